@@ -18,7 +18,7 @@ from typing import Any
 
 from roseinfer.bench.report import header, table
 from roseinfer.core.config.engine import ModelConfig
-from roseinfer.engine.shelf import Shelf
+from roseinfer.engine.guided.grammar_cache import GrammarCache
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.grammar.build import built, proved
 from roseinfer.grammar.constraint import Choice, Constraint, GrammarText, JsonSchema, Regex
@@ -96,7 +96,7 @@ def resident_bytes() -> int:
 def measure(kind: str, outputs: int, tokens: int, pipe: Connection) -> None:
     tokenizer = load_tokenizer(ModelConfig(model="tiny"))
     vocabulary = GrammarTokens.of(tokenizer, tokenizer.vocab_size, [tokenizer.eos_token_id or 0])
-    shelf = Shelf(lambda: vocabulary)
+    shelf = GrammarCache(lambda: vocabulary)
     shelf.tokens.result()
     proved(built(JsonSchema(schema={"type": "object"}), {}), vocabulary)  # what the library needs once
     heap_before, resident_before = heap_bytes() or 0, resident_bytes()

@@ -26,6 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import RoseinferError
@@ -34,7 +35,6 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.own_process import ProcessTransport
-from roseinfer.engine.routed import RoutedEngine
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.text.output import Event
 from roseinfer.text.tokenizer import Tokenizer

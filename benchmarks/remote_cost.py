@@ -24,15 +24,16 @@ from statistics import median
 
 from benchmarks.routed_overhead import cpu_s
 from roseinfer.bench.report import header, host, percentile, table, write_json
+from roseinfer.cluster.addresses import EngineAddresses
+from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.start import routed_engine
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, PricedConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.crew import EngineCrew
-from roseinfer.engine.live import Inflight
-from roseinfer.engine.places import EnginePlaces
-from roseinfer.engine.routed import RoutedEngine
-from roseinfer.engine.start import load_tokenizer, routed_engine
+from roseinfer.engine.live import InflightLimit
+from roseinfer.engine.start import load_tokenizer
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
 
@@ -45,7 +46,7 @@ MODULE = "roseinfer.engine.process"
 
 
 @dataclass
-class Way:
+class Connector:
     """`processes`: those of the engines."""
 
     engine: RoutedEngine
@@ -74,16 +75,16 @@ def children(process: int) -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def by_sockets(config: EngineConfig) -> AsyncIterator[Way]:
+async def by_sockets(config: EngineConfig) -> AsyncIterator[Connector]:
     replicas = ReplicasConfig(replicas=ENGINES)
     crew = EngineCrew(config, replicas, stall_s=60.0)
     try:
         await crew.launch()
         await crew.connect()
-        engine = await routed_engine(crew.places, load_tokenizer(config.model), replicas, Inflight(None))
+        engine = await routed_engine(crew.places, load_tokenizer(config.model), replicas, InflightLimit(None))
         try:
             mine = Path("/proc/self").resolve().name
-            yield Way(engine, children(int(mine)))
+            yield Connector(engine, children(int(mine)))
         finally:
             await engine.close()
     finally:
@@ -104,21 +105,21 @@ def keeper(cost: Path, secret: Path) -> Iterator[tuple[int, str]]:
 
 
 @contextlib.asynccontextmanager
-async def by_ports(config: EngineConfig, cost: Path, folder: Path) -> AsyncIterator[Way]:
+async def by_ports(config: EngineConfig, cost: Path, folder: Path) -> AsyncIterator[Connector]:
     secret = folder / f"{cost.stem}.secret"
     secret.touch(0o600)
     secret.write_text(SECRET)
     with contextlib.ExitStack() as stack:
         kept = [stack.enter_context(keeper(cost, secret)) for _ in range(ENGINES)]
-        places = EnginePlaces([address for _, address in kept], None, SECRET.encode())
-        engine = await routed_engine(places, load_tokenizer(config.model), ReplicasConfig(), Inflight(None))
+        places = EngineAddresses([address for _, address in kept], None, SECRET.encode())
+        engine = await routed_engine(places, load_tokenizer(config.model), ReplicasConfig(), InflightLimit(None))
         try:
-            yield Way(engine, [child for process, _ in kept for child in children(process)])
+            yield Connector(engine, [child for process, _ in kept for child in children(process)])
         finally:
             await engine.close()
 
 
-async def ask(way: Way, number: int, tokens: int) -> None:
+async def ask(way: Connector, number: int, tokens: int) -> None:
     """A prompt that nobody has sent before."""
     prompt = [number % 1000 + 10, number // 1000 + 10] * (PROMPT // 2)
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=number)
@@ -126,7 +127,7 @@ async def ask(way: Way, number: int, tokens: int) -> None:
         pass
 
 
-async def one_by_one(ways: dict[str, Way], rounds: int) -> None:
+async def one_by_one(ways: dict[str, Connector], rounds: int) -> None:
     for number in range(rounds + WARM_UP):
         for way in ways.values():
             began_s = time.perf_counter()
@@ -135,7 +136,7 @@ async def one_by_one(ways: dict[str, Way], rounds: int) -> None:
                 way.note("one token ms", 1e3 * (time.perf_counter() - began_s - SHORT_S))
 
 
-async def at_once(ways: dict[str, Way], streams: int, tokens: int, passes: int) -> None:
+async def at_once(ways: dict[str, Connector], streams: int, tokens: int, passes: int) -> None:
     for turn in range(passes + 1):
         for way in ways.values():
             ours_s, engines_s = time.process_time(), way.engines_s()

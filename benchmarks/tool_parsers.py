@@ -20,7 +20,7 @@ from roseinfer.core.outputs import RequestOutput
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.output import SequenceText
-from roseinfer.engine.parsed import ParsedText
+from roseinfer.engine.parsed import ParsedSequenceText
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.server.formats.answers import EventEncoder
 from roseinfer.server.formats.chat import ChatWriter
@@ -49,7 +49,7 @@ MakeParser = Callable[[], OutputParser]
 
 def chunks(tokenizer: Tokenizer, outputs: Sequence[RequestOutput], parser: MakeParser | None) -> list[SequenceChunk]:
     params = SamplingParams()
-    text = SequenceText(0, params, tokenizer) if parser is None else ParsedText(0, params, tokenizer, parser())
+    text = SequenceText(0, params, tokenizer) if parser is None else ParsedSequenceText(0, params, tokenizer, parser())
     return [chunk for output in outputs if (chunk := text.take(output, 0.0)) is not None]
 
 

@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "priced": {"core", "sched", "text", "models"},
     "ranks": {"core", "cpu_settings", "parallel", "runner"},
     "engine": {"core", "kv", "sched", "router", "text", "grammar", "hub", "cpu_settings", "runner", "ranks", "priced"},
+    "cluster": {"core", "kv", "router", "text", "hub", "engine"},
     "sim": {"core", "kv", "sched", "router", "priced", "engine"},
     "calibration": {"core", "sched", "priced", "engine", "sim"},
     "predictor": {"core"},
@@ -40,11 +41,11 @@ MAY_IMPORT = {
     "attention": {"core", "kernels", "parallel", "quant"},
     "models": {"core", "gguf", "attention", "layers", "parallel", "quant"},
     "runner": {"core", "kernels", "parallel", "attention", "models"},
-    "server": {"core", "text", "grammar", "engine", "predictor"},
+    "server": {"core", "text", "grammar", "engine", "cluster", "predictor"},
     "bench": {"core", "engine", "hub", "text", "models", "server"},
     "terminal": {"core"},
-    "doctor": {"core", "hub", "text", "models", "kernels", "engine", "deploy"},
-    "deploy": {"core", "router", "engine", "hub", "text", "server"},
+    "doctor": {"core", "hub", "text", "models", "kernels", "engine", "cluster", "deploy"},
+    "deploy": {"core", "router", "engine", "cluster", "hub", "text", "server"},
     "commands": {
         "core",
         "sched",
@@ -54,6 +55,7 @@ MAY_IMPORT = {
         "text",
         "priced",
         "engine",
+        "cluster",
         "server",
         "bench",
         "sim",
@@ -107,31 +109,29 @@ RESERVED = {
     "roseinfer.kv": lambda importer: (
         _part(importer) in ("kv", "sched", "sim")
         # The latter for the keys of prompts, which it computes where requests are received.
-        or importer in ("roseinfer.engine.process", "roseinfer.engine.journey", "roseinfer.engine.kv_events")
+        or importer in ("roseinfer.engine.process", "roseinfer.cluster.routing", "roseinfer.engine.kv_events")
     ),
     "roseinfer.engine.process": lambda importer: _part(importer) == "engine",
     "roseinfer.attention": lambda importer: _part(importer) in ("attention", "models", "runner"),
 }
-# These see the engine from outside: its interface, its clients, what is done to requests before it gets them, what
-# starts it, and how messages are framed.
+# These see the engine and the cluster from outside: their interfaces, their clients, and what starts them.
 OUTSIDE = {"server", "bench", "commands", "__init__"}
-SEEN = (
-    "api",
-    "client",
-    "crew",
-    "directory",
-    "follow",
-    "frames",
-    "live",
-    "llm",
-    "places",
-    "prepare",
-    "prospects",
-    "remote",
-    "routed",
-    "start",
-)
-OUTSIDE_SEES = tuple(f"roseinfer.engine.{module}" for module in SEEN)
+SEEN = {
+    "engine": ("api", "client", "frames", "live", "llm", "prepare", "start"),
+    "cluster": (
+        "addresses",
+        "crew",
+        "directory",
+        "directory_sync",
+        "forecast",
+        "remote",
+        "routed",
+        "start",
+    ),
+}
+# Modules of the engine that move to the cluster, and what they stand on in it until then.
+MOVING = {"board", "crew", "life", "member", "remote", "silence"}
+BETWEEN = {"roseinfer.engine.board", "roseinfer.engine.remote.door", "roseinfer.engine.remote.sealed"}
 # The command line would otherwise load torch only to print its help, and the server what only an extra brings.
 LAZY_ONLY = (
     "roseinfer.engine.process",
@@ -153,7 +153,8 @@ class Import:
 
 def _part(module: str) -> str:
     """The package, or the module beside the packages, that a module of ours belongs to."""
-    return [*module.split("."), "__init__"][1]
+    part, *rest = [*module.split("."), "__init__"][1:]
+    return "cluster" if part == "engine" and rest and rest[0] in MOVING and module not in BETWEEN else part
 
 
 def _module(path: Path) -> str:
@@ -211,6 +212,8 @@ def _objections(part: str, found: Import) -> Iterator[str]:
             yield f"{library} is imported only inside the function that needs it"
         return
     target = _part(found.target)
+    if found.importer in BETWEEN:
+        part = "cluster"
     if target not in (part, "__init__") and target not in MAY_IMPORT[part]:
         yield f"{part} may import {sorted(MAY_IMPORT[part])}"
     if part == target == "server":
@@ -218,8 +221,8 @@ def _objections(part: str, found: Import) -> Iterator[str]:
     for module, allowed in RESERVED.items():
         if _within(found.target, module) and not allowed(found.importer):
             yield "it is reserved"
-    if part in OUTSIDE and target == "engine" and not any(_within(found.target, seen) for seen in OUTSIDE_SEES):
-        yield f"{part} sees of the engine only {OUTSIDE_SEES}"
+    if part in OUTSIDE and target in SEEN and [*found.target.split("."), "", ""][2] not in SEEN[target]:
+        yield f"{part} sees of {target} only {SEEN[target]}"
     runs = part == "runner" or found.importer == "roseinfer.ranks.build"
     if found.at_top and not runs and any(_within(found.target, module) for module in LAZY_ONLY):
         yield "only inside the function that needs it"
@@ -280,6 +283,8 @@ def test_imports_of(module):
         ("roseinfer.engine.process", "from roseinfer.runner.build import build_runner"),
         ("roseinfer.engine.client", "from roseinfer.kv.manager import KvManager"),
         ("roseinfer.server.app", "from roseinfer.engine import core"),
+        ("roseinfer.server.app", "from roseinfer.cluster import dispatch"),
+        ("roseinfer.engine.core", "from roseinfer.cluster.status import EngineStatus"),
         ("roseinfer.server.app", "from roseinfer.engine.process import main"),
         ("roseinfer.server.app", "from roseinfer.runner.seats import Seats"),
         ("roseinfer.server.app", "import torch.nn as nn"),

@@ -38,8 +38,8 @@ def _keep(engine: EngineConfig, config: KeeperConfig) -> None:
     import asyncio
     import logging
 
+    from roseinfer.cluster.remote.address import HostPort
     from roseinfer.core import logs
-    from roseinfer.engine.remote.address import HostPort
     from roseinfer.engine.remote.secret import SecretFile
     from roseinfer.hub import model_folder
 

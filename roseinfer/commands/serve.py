@@ -53,7 +53,7 @@ def _check_owner(replicas: ReplicasConfig, given: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for options of engines that are not ours, for what does not lead to these, and for a secret
     that nobody asks for.
     """
-    from roseinfer.engine.start import remote_places
+    from roseinfer.cluster.start import remote_places
 
     if not replicas.engine_list:
         if replicas.secret_file is not None:

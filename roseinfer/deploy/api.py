@@ -16,18 +16,18 @@ from uuid import uuid4
 import uvicorn.protocols.http.auto
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from roseinfer.cluster.directory import DynamicDirectory, EngineEntry
+from roseinfer.cluster.directory_sync import start_from_directory
+from roseinfer.cluster.endpoint import Connector
+from roseinfer.cluster.remote.address import HostPort
+from roseinfer.cluster.remote.engines import RemoteEngines
+from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.core.slo import Cause
 from roseinfer.deploy.directory import directory
 from roseinfer.deploy.plan import Plan
 from roseinfer.deploy.register import TELL_S, Engine, Fared
-from roseinfer.engine.directory import Entry, ToldDirectory
-from roseinfer.engine.follow import follow_directory
-from roseinfer.engine.live import Inflight
-from roseinfer.engine.remote.address import HostPort
-from roseinfer.engine.remote.engines import RemoteEngines
+from roseinfer.engine.live import InflightLimit
 from roseinfer.engine.remote.secret import Secret
-from roseinfer.engine.routed import RoutedEngine
-from roseinfer.engine.slot import Way
 from roseinfer.hub import tokenizer_folder
 from roseinfer.server.app import build_app, server_parts
 from roseinfer.server.hosting import LAST_WORDS_S, configure_logging, settle_garbage_collector, with_texts
@@ -58,7 +58,7 @@ class ApiReplica:
         self._parts = server_parts(plan.server, plan.engine.model.model)
         # Serve makes uvicorn's server itself, and uvicorn looks its connections' class up here when that starts.
         uvicorn.protocols.http.auto.AutoHTTPProtocol = limited_protocol(self._parts.service.limits)
-        self._told = ToldDirectory()
+        self._told = DynamicDirectory()
         self._engine: RoutedEngine | None = None
         self._remote: RemoteEngines
         self._secrets: dict[str, Secret] = {}
@@ -81,12 +81,12 @@ class ApiReplica:
         folder = await asyncio.to_thread(tokenizer_folder, plan.engine.model)
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder, chat_template)
         self._remote = RemoteEngines(NO_SECRET, quiet_s=replicas.engine_timeout, lost_s=plan.server.stall_timeout)
-        starting = follow_directory(
+        starting = start_from_directory(
             self._told,
             self._way,
             tokenizer,
             router=plan.router,
-            inflight=Inflight(plan.engine.scheduler.max_inflight_requests),
+            inflight=InflightLimit(plan.engine.scheduler.max_inflight_requests),
             prefix=f"{self._process}-",
             processes=plan.deploy.api_replicas,
             patience_s=replicas.drain_timeout,
@@ -96,7 +96,7 @@ class ApiReplica:
         self._parts.service.warm_up()
         settle_garbage_collector()
 
-    def _way(self, entry: Entry, number: int) -> Way:
+    def _way(self, entry: EngineEntry, number: int) -> Connector:
         return self._remote.way(number, HostPort.parse(entry.address, "directory"), self._secrets[entry.incarnation])
 
     async def _follow(self) -> None:
@@ -176,5 +176,5 @@ def fared_of(numbers: Numbers) -> Fared:
     return Fared(sum(outcomes.values()), refused, outcomes.get("met", 0.0))
 
 
-def _entry(engine: Engine) -> Entry:
-    return Entry(engine.address, engine.incarnation, engine.number, engine.retiring)
+def _entry(engine: Engine) -> EngineEntry:
+    return EngineEntry(engine.address, engine.incarnation, engine.number, engine.retiring)

@@ -6,13 +6,13 @@ import logging
 import os
 from collections.abc import Callable
 
+from roseinfer.cluster.remote.address import HostPort
 from roseinfer.core import logs
 from roseinfer.core.errors import EngineDeadError, ResourceError
 from roseinfer.deploy.directory import directory
 from roseinfer.deploy.plan import EVERYWHERE, Plan
 from roseinfer.deploy.register import TELL_S, Fared
 from roseinfer.deploy.scaling import PROMISED, REFUSED, USED
-from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.remote.secret import Secret
 from roseinfer.engine.remote.tcp import AddressTakenError

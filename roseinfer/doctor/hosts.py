@@ -8,6 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from roseinfer.cluster.endpoints import misfit
+from roseinfer.cluster.remote.address import HostPort
+from roseinfer.cluster.remote.messages import KeeperMessage, StatusUpdate
 from roseinfer.core.errors import RoseinferError
 from roseinfer.deploy.cluster import RAY, knock, require_ray
 from roseinfer.doctor.config import DoctorConfig
@@ -15,12 +18,9 @@ from roseinfer.doctor.facts import Hosts, Peer, RayCluster
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.frames import FrameError
 from roseinfer.engine.remote import tcp
-from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.handshake import Purpose
-from roseinfer.engine.remote.messages import KeeperMessage, Tidings
 from roseinfer.engine.remote.sealed import SealedFrames
 from roseinfer.engine.remote.secret import Secret, read_secret
-from roseinfer.engine.slots import misfit
 
 TIDINGS_S = 5.0  # which an engine's keeper may take for its first word
 _CHUNK_BYTES = 2**16
@@ -76,21 +76,21 @@ async def _ask(address: str, secret: Secret) -> tuple[Peer, EngineInfo | None]:
         connected = await tcp.connect(HostPort.parse(address, "engines"), secret, Purpose.FOLLOW)
         with connected.socket:
             async with asyncio.timeout(TIDINGS_S):
-                tidings = await _tidings(connected)
+                update = await _status_update(connected)
     except TimeoutError as error:
         return Peer(address, error=str(error) or f"it says nothing within {TIDINGS_S:g} s"), None
     except OSError as error:
         return Peer(address, error=tcp.reason(error)), None
     except (RoseinferError, FrameError, msgspec.MsgspecError) as error:
         return Peer(address, error=str(error)), None
-    report, away_ms = tidings.report, 1000 * connected.round_trip_s
+    report, away_ms = update.report, 1000 * connected.round_trip_s
     found = f"{report.state.value}, {away_ms:.1f} ms there and back"
     if report.info is not None:
         found += f", {report.info.model} ({report.info.dtype}) on {report.info.device}"
     return Peer(address, found, up=report.health.alive), report.info
 
 
-async def _tidings(connected: tcp.Connected) -> Tidings:
+async def _status_update(connected: tcp.Connected) -> StatusUpdate:
     """The first word of an engine's keeper."""
     frames, loop = SealedFrames(connected.greeted.keys), asyncio.get_running_loop()
     while data := await loop.sock_recv(connected.socket, _CHUNK_BYTES):

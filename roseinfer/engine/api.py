@@ -133,7 +133,7 @@ class EngineState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Visitors:
+class PortStats:
     """Of the port of an engine that others reach from other hosts. `clients`: processes that follow it just now;
     `refused`: connections that were not let in, ever.
     """
@@ -148,7 +148,7 @@ class EngineReport:
 
     `restarts`: how often it was started again, as far as the reporter knows, `deaths` of these because it had ended or
     hung. `stats` go on counting over restarts as far as the reporter has seen them. `info`: of the newest start.
-    `visitors`: None: no other host reaches it. `promise`: its newest, as a router is told; None: there is none.
+    `port_stats`: None: no other host reaches it. `promise`: its newest, as a router is told; None: there is none.
     """
 
     engine: int
@@ -158,7 +158,7 @@ class EngineReport:
     restarts: int = 0
     deaths: int = 0
     info: EngineInfo | None = None
-    visitors: Visitors | None = None
+    port_stats: PortStats | None = None
     promise: Promise | None = None
 
 

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 IDLE_S = 1.0
 
 
-class AuditDuty:
+class IdleAudit:
     """Audits a scheduler's seats, queues and KV blocks, once after each time that the engine worked and then idled for
     `IDLE_S`. What disagrees is logged and counted; the engine goes on.
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.errors import ResourceError
 from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineState
-from roseinfer.engine.standing import Standing
 
 _STATES = tuple(EngineState)
 
@@ -68,7 +68,7 @@ class Board:
         self._words = memoryview(memory).cast("q")
         # Engine -> the first of the two words of its row.
         self._word = {engine: (_LINE + engine * _ROW) // _WORD for engine in range(engines)}
-        self._newest = [(0, Standing())] * engines  # words, and what they say
+        self._newest = [(0, EngineStatus())] * engines  # words, and what they say
 
     @classmethod
     def create(cls, path: Path, engines: int) -> "Board":
@@ -145,17 +145,17 @@ class Board:
         self._words[word] = number
 
     # --- standings ----------------------------------------------------------------------------------------------
-    def set_standing(self, engine: int, standing: Standing) -> None:
+    def set_standing(self, engine: int, standing: EngineStatus) -> None:
         """From the owner."""
         word = 2 * (standing.number * len(_STATES) + _STATES.index(standing.state)) + standing.final
         self._words[self._word[engine] + 1] = word
 
-    def standing(self, engine: int) -> Standing:
+    def standing(self, engine: int) -> EngineStatus:
         word = self._words[self._word[engine] + 1]
         seen, standing = self._newest[engine]
         if word != seen:
             number, state = divmod(word // 2, len(_STATES))
-            standing = Standing(_STATES[state], number, bool(word % 2))
+            standing = EngineStatus(_STATES[state], number, bool(word % 2))
             self._newest[engine] = (word, standing)
         return standing
 

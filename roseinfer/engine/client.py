@@ -28,17 +28,17 @@ from roseinfer.engine.api import (
     Sink,
     StepRecord,
 )
-from roseinfer.engine.live import Inflight, LiveRequest, LiveRequests
-from roseinfer.engine.mailbox import Mailbox, MailboxStream
-from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Outputs, Rejected, Said
+from roseinfer.engine.live import InflightLimit, LiveRequest, LiveRequests
+from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Invalid, Outputs, PriorOutput
 from roseinfer.engine.output import SequenceText
+from roseinfer.engine.stream import ChunkBuffer, ChunkStream
 from roseinfer.engine.transport import Transport
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 
-class EngineWatch:
+class EngineMonitor:
     """Brings an engine up through its transport and follows how it does. Belongs to one event loop."""
 
     def __init__(self, transport: Transport, clock: Clock | None = None) -> None:
@@ -107,7 +107,7 @@ class EngineWatch:
             self._death = reason
 
 
-class Heir(Protocol):
+class FailoverHandler(Protocol):
     """Looks after requests that an engine does not bring to their end. Called from the event loop."""
 
     def lost(self, engine: "AsyncEngine", requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
@@ -129,18 +129,18 @@ class Heir(Protocol):
         ...
 
 
-class AsyncEngine(EngineWatch):
+class AsyncEngine(EngineMonitor):
     """See `engine.api.Engine`. Made by `AsyncEngine.start`; all methods belong to the event loop it was started in.
 
-    `requests` may be shared with other engines; then `heir` is who moves them.
+    `requests` may be shared with other engines; then `failover` is who moves them.
     """
 
     several = False
 
-    def __init__(self, transport: Transport, requests: LiveRequests, heir: Heir | None = None) -> None:
+    def __init__(self, transport: Transport, requests: LiveRequests, failover: FailoverHandler | None = None) -> None:
         super().__init__(transport, requests.clock)
         self._requests = requests
-        self._heir = heir
+        self._failover = failover
         self._suspects: Collection[str] = ()
         self._sequences: dict[str, tuple[LiveRequest, SequenceText]] = {}
 
@@ -152,7 +152,7 @@ class AsyncEngine(EngineWatch):
         clock: Clock | None = None,
         max_inflight_requests: int | None = None,
         *,
-        inflight: Inflight | None = None,
+        inflight: InflightLimit | None = None,
         prefix: str = "",
     ) -> "AsyncEngine":
         """Bring an engine up. Raises what kept it from starting.
@@ -160,14 +160,14 @@ class AsyncEngine(EngineWatch):
         With `max_inflight_requests`, `generate` raises `TooManyInflightError` while so many have not ended; `inflight`
         may be given instead. `prefix`: what tells requests from those of other clients of the engine.
         """
-        inflight = inflight or Inflight(max_inflight_requests)
+        inflight = inflight or InflightLimit(max_inflight_requests)
         engine = cls(transport, LiveRequests(tokenizer, clock, inflight, prefix))
         await engine.connect()
         return engine
 
-    def generate(self, request: GenerateRequest) -> MailboxStream:
-        mailbox = Mailbox(request.n)
-        return MailboxStream(mailbox, self.submit(request, mailbox))
+    def generate(self, request: GenerateRequest) -> ChunkStream:
+        mailbox = ChunkBuffer(request.n)
+        return ChunkStream(mailbox, self.submit(request, mailbox))
 
     def submit(self, request: GenerateRequest, sink: Sink) -> LiveRequest:
         if self._closed:
@@ -218,8 +218,8 @@ class AsyncEngine(EngineWatch):
 
     def cancel(self, live: LiveRequest) -> None:
         """What `LiveRequest.cancel` does here."""
-        if self._heir is not None:
-            self._heir.cancelled(live)
+        if self._failover is not None:
+            self._failover.cancelled(live)
         self.withdraw(live)
 
     def _forget(self, live: LiveRequest) -> list[str]:
@@ -254,7 +254,7 @@ class AsyncEngine(EngineWatch):
         super()._handle(message)
         if isinstance(message, Outputs):
             self._deliver(message.outputs, message.now_s, self._clock.now() - message.now_s)
-        elif isinstance(message, Rejected):
+        elif isinstance(message, Invalid):
             self._reject(message)
 
     def _failed(self, message: Failed) -> None:
@@ -266,7 +266,7 @@ class AsyncEngine(EngineWatch):
 
         The engine sent them at `now_s`; `shift_s` makes times of our clock out of its own.
         """
-        sequences, heir = self._sequences, self._heir
+        sequences, failover = self._sequences, self._failover
         aborts: list[str] = []
         for output in outputs:
             found = sequences.get(output.request_id)
@@ -278,8 +278,8 @@ class AsyncEngine(EngineWatch):
                 if shown is None:
                     continue
                 output = shown
-            if output.started is not None and heir is not None and text.index == 0:
-                heir.started(live, output.started.cached_tokens)
+            if output.started is not None and failover is not None and text.index == 0:
+                failover.started(live, output.started.cached_tokens)
             try:
                 chunk = text.take(output, now_s, shift_s)
             except Exception as error:  # the tokenizer's, which is the model's: it must not end every client
@@ -305,9 +305,9 @@ class AsyncEngine(EngineWatch):
             del self._sequences[output.request_id]
             self._fail(live, request_failure(end.error or "the request failed"))
             return None
-        if self._heir is None or end.rejection is None:
+        if self._failover is None or end.rejection is None:
             return output
-        rejection = self._heir.refused(live, end.rejection)
+        rejection = self._failover.refused(live, end.rejection)
         return None if rejection is None else output._replace(end=end._replace(rejection=rejection))
 
     def _end_sequence(self, sequence: str, live: LiveRequest) -> None:
@@ -321,7 +321,7 @@ class AsyncEngine(EngineWatch):
         self.withdraw(live)
         live.fail(error)
 
-    def _reject(self, message: Rejected) -> None:
+    def _reject(self, message: Invalid) -> None:
         live = next((live for live, _ in self._sequences.values() if live.wire_id == message.request_id), None)
         if live is None:
             return
@@ -335,16 +335,16 @@ class AsyncEngine(EngineWatch):
             return
         super()._on_death(reason)
         lost = self._release()
-        if self._heir is not None:
-            self._heir.lost(self, lost, reason, self._suspects)
+        if self._failover is not None:
+            self._failover.lost(self, lost, reason, self._suspects)
             return
         for live in lost:
             live.fail(EngineDeadError(reason))
 
 
-def _outputs_of(live: LiveRequest) -> list[Said | None]:
+def _outputs_of(live: LiveRequest) -> list[PriorOutput | None]:
     """What engines have said of each of its samples; None: it has ended."""
-    return [None if text.ended else Said(text.ids, text.ttft_s) for text in live.texts]
+    return [None if text.ended else PriorOutput(text.ids, text.ttft_s) for text in live.texts]
 
 
 _EARLY_ENDS = (FinishReason.ERROR, FinishReason.REJECTED)

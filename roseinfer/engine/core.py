@@ -15,14 +15,14 @@ from roseinfer.core.request import Request, sequence_id
 from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import SamplingParams, Seeds, wrap_int64
 from roseinfer.core.slo import Cause
-from roseinfer.engine import held as held_requests
-from roseinfer.engine.guides import Blueprint, GuidedSequences, GuideEnd, Guides
-from roseinfer.engine.held import HeldRequest
-from roseinfer.engine.messages import Add, Said
+from roseinfer.engine.guided import compiling as held_requests
+from roseinfer.engine.guided.compiling import CompilingRequest
+from roseinfer.engine.guided.guides import GuidedSequences, GuideEnd, GuideFactory, PendingGuide
+from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.sched.scheduler import Scheduler
 
 # How long to wait before asking an engine again that has work but holds all of it back, in seconds.
-HELD_BACK_S = 0.002
+IDLE_TURN_WAIT_S = 0.002
 
 
 class _InFlight(NamedTuple):
@@ -37,7 +37,7 @@ class _InFlight(NamedTuple):
 Refused = tuple[Add, InvalidRequestError]
 
 
-def times_of(new: Add, now_s: float) -> tuple[float, float | None]:
+def arrival_and_deadline(new: Add, now_s: float) -> tuple[float, float | None]:
     """When a request arrived and when it has to end, on the engine's clock, which says `now_s`."""
     sent_s = _sent_s(new, now_s)
     arrival_s = sent_s - new.age_s if new.meta.arrival_s is None else new.meta.arrival_s
@@ -62,7 +62,7 @@ class Core(Protocol):
     def busy(self) -> bool: ...
 
     @property
-    def held_back(self) -> bool: ...
+    def idle_turn(self) -> bool: ...
 
     def launch(self) -> list[RequestOutput]: ...
 
@@ -74,7 +74,7 @@ class Core(Protocol):
 
     def suspects(self) -> list[str]: ...
 
-    def take_refused(self) -> list[Refused]: ...
+    def take_invalid(self) -> list[Refused]: ...
 
     def stats(self) -> SchedulerStats: ...
 
@@ -108,7 +108,7 @@ class EngineCore:
         eos_ids: tuple[int, ...] = (),
         vocab_size: int,
         seed: int = 0,
-        guides: Guides | None = None,
+        guides: GuideFactory | None = None,
         observer: StepObserver | None = None,
         step_end: StepEnd | None = None,
     ) -> None:
@@ -130,7 +130,7 @@ class EngineCore:
         self._in_flight: deque[_InFlight] = deque()
         self._ended: list[RequestOutput] = []
         self._guided = GuidedSequences(guides, vocab_size)
-        self._held: list[HeldRequest] = []
+        self._held: list[CompilingRequest] = []
         self._fresh: list[Add] = []  # came since the last plan
         self._refused: list[Refused] = []
         self._held_back = self._planned = False
@@ -138,7 +138,7 @@ class EngineCore:
     def add(self, new: Add) -> None:
         """Queue the sequences of a request: no model work. Raises `InvalidRequestError`, and then none is queued.
 
-        While a request's grammars are being compiled nobody else knows of it; `take_refused` has it if that fails.
+        While a request's grammars are being compiled nobody else knows of it; `take_invalid` has it if that fails.
         """
         self._fresh.append(new)
         try:
@@ -161,9 +161,9 @@ class EngineCore:
         if blueprint is None or blueprint.ready:
             self._queue(requests, blueprint)
         else:
-            self._hold(HeldRequest(new, requests, blueprint, self._clock.now()))
+            self._hold(CompilingRequest(new, requests, blueprint, self._clock.now()))
 
-    def _queue(self, requests: list[Request], blueprint: Blueprint | None) -> None:
+    def _queue(self, requests: list[Request], blueprint: PendingGuide | None) -> None:
         """Hand sequences to the scheduler, all or none."""
         queued: list[Request] = []
         try:
@@ -182,7 +182,7 @@ class EngineCore:
         """Tell the guides of sequences that go on here what was said elsewhere."""
         self._ended += self._end(self._guided.repeat((r.request_id, r.tokens[r.prompt_len :]) for r in requests))
 
-    def _hold(self, held: HeldRequest) -> None:
+    def _hold(self, held: CompilingRequest) -> None:
         """Keep a request until its guides can be made."""
         for request in held.requests:
             self.scheduler.check_fits(request)
@@ -202,7 +202,7 @@ class EngineCore:
     def _make_requests(self, new: Add) -> list[Request]:
         """Those of its samples that have not ended."""
         now_s = self._clock.now()
-        arrival_s, deadline_s = times_of(new, now_s)
+        arrival_s, deadline_s = arrival_and_deadline(new, now_s)
         waited = {Cause.TRANSIT: new.age_s}
         if new.moved or new.outputs is not None:
             waited = {Cause.ENGINE: max(0.0, _sent_s(new, now_s) - arrival_s)}
@@ -224,7 +224,7 @@ class EngineCore:
             made.append(request)
         return made
 
-    def _outputs_of(self, new: Add) -> list[Said | None]:
+    def _outputs_of(self, new: Add) -> list[PriorOutput | None]:
         """What was said of each sample elsewhere; empty for a new request."""
         if new.outputs is None:
             return []
@@ -266,10 +266,10 @@ class EngineCore:
         return bool(self._in_flight or self._ended or self._held or self.scheduler.has_work)
 
     @property
-    def held_back(self) -> bool:
+    def idle_turn(self) -> bool:
         """Whether the last `step` planned, completed and reported nothing although the engine is busy.
 
-        Asking again at once would be a busy loop: whoever steps the engine waits `HELD_BACK_S` or for news first.
+        Asking again at once would be a busy loop: whoever steps the engine waits `IDLE_TURN_WAIT_S` or for news first.
         """
         return self._held_back and self.busy
 
@@ -320,7 +320,7 @@ class EngineCore:
         if self._in_flight and not (self._planned and len(self._in_flight) < self.depth):
             outputs += self._commit_oldest()
         if self._held_back and self._held:
-            self._guided.wait(HELD_BACK_S)
+            self._guided.wait(IDLE_TURN_WAIT_S)
             self._held_back = False
         if self._step_end is not None:
             self._step_end.flush()
@@ -358,7 +358,7 @@ class EngineCore:
                 self._refused.append((held.new, error))
         return held_requests.expire(self._held, self._clock.now())
 
-    def take_refused(self) -> list[Refused]:
+    def take_invalid(self) -> list[Refused]:
         """Requests that ended as wrong since the last call, all sequences of each. Nothing else is said of them."""
         refused, self._refused = self._refused, []
         return refused

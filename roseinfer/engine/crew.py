@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from roseinfer.cluster.addresses import EngineAddresses
+from roseinfer.cluster.devices import EngineSpec, check_memory, engine_specs, for_restart
+from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
@@ -16,14 +19,11 @@ from roseinfer.core.errors import EngineClosedError, EngineDeadError
 from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState, StepRecord
 from roseinfer.engine.board import Board
-from roseinfer.engine.devices import EngineSpec, check_memory, engine_specs, for_restart
 from roseinfer.engine.life import Process
 from roseinfer.engine.member import Cost, Member
 from roseinfer.engine.own_process import Place, ProcessTransport
-from roseinfer.engine.places import EnginePlaces
 from roseinfer.engine.private import private_folder, remove_folder
 from roseinfer.engine.silence import INTERVAL_S
-from roseinfer.engine.standing import Standing
 from roseinfer.hub import model_folder
 
 log = logging.getLogger(__name__)
@@ -115,14 +115,14 @@ class EngineCrew:
         )
 
     @property
-    def places(self) -> EnginePlaces:
-        return EnginePlaces(list(map(str, self.addresses)), str(self.board_path))
+    def places(self) -> EngineAddresses:
+        return EngineAddresses(list(map(str, self.addresses)), str(self.board_path))
 
     def reports(self) -> list[EngineReport]:
         """How each engine does. Counts go on over restarts."""
         return [member.report() for member in self._members]
 
-    def standing(self, engine: int) -> Standing:
+    def standing(self, engine: int) -> EngineStatus:
         """What clients of an engine read of it, beside its promise."""
         return self._board.standing(engine)
 

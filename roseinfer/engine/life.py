@@ -4,7 +4,7 @@ import asyncio
 from typing import Protocol
 
 from roseinfer.core.clock import Clock
-from roseinfer.engine.client import EngineWatch
+from roseinfer.engine.client import EngineMonitor
 from roseinfer.engine.messages import ClientMessage, EngineMessage
 from roseinfer.engine.silence import Vitals, vitals
 from roseinfer.engine.transport import OnDeath, OnMessage, Transport
@@ -27,7 +27,7 @@ class Process(Transport, Protocol):
     def stacks(self) -> str: ...
 
 
-class Life(EngineWatch):
+class Life(EngineMonitor):
     """`signs`: messages from it. `stacks_asked`, `stacks_told`: of a silent one, once."""
 
     def __init__(self, process: Process, clock: Clock) -> None:

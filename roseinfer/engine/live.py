@@ -12,14 +12,19 @@ from roseinfer.core.errors import EngineClosedError, InvalidRequestError, Rosein
 from roseinfer.core.request import check_context, sequence_id
 from roseinfer.core.sampling import Seeds
 from roseinfer.engine.api import EngineInfo, GenerateRequest, Route, Sink
-from roseinfer.engine.journey import Journey
 from roseinfer.engine.output import SequenceText
-from roseinfer.engine.parsed import ParsedText
+from roseinfer.engine.parsed import ParsedSequenceText
 from roseinfer.engine.prepare import prepare
 from roseinfer.text.tokenizer import Tokenizer
 
 
-class Home(Protocol):
+class Routing(Protocol):
+    """Routing state of a request, where there are several engines."""
+
+    route: Route
+
+
+class EngineHandle(Protocol):
     """The way to an engine that a request may be in."""
 
     def withdraw(self, live: "LiveRequest") -> None:
@@ -36,10 +41,10 @@ class LiveRequest:
 
     `request`: as engines get it, and get it again. `seed`: with which it is sampled if it names none. `keys`: of its
     prompt's full blocks, if they are known. `texts`: its samples, with what they have put out. `engine`: where it is;
-    None = nowhere. `wire_id`: what that engine calls it. `journey`: set where there are several engines.
+    None = nowhere. `wire_id`: what that engine calls it. `routing`: set where there are several engines.
     """
 
-    __slots__ = ("_requests", "engine", "journey", "keys", "left", "request", "seed", "sink", "texts", "wire_id")
+    __slots__ = ("_requests", "engine", "keys", "left", "request", "routing", "seed", "sink", "texts", "wire_id")
 
     def __init__(
         self, requests: "LiveRequests", request: GenerateRequest, texts: list[SequenceText], sink: Sink
@@ -49,11 +54,11 @@ class LiveRequest:
         self.texts = texts
         self.sink = sink
         self.left = len(texts)
-        self.engine: Home | None = None
+        self.engine: EngineHandle | None = None
         self.wire_id = ""
         self.seed: int | None = None
         self.keys = b""
-        self.journey: Journey | None = None
+        self.routing: Routing | None = None
 
     @property
     def request_id(self) -> str:
@@ -67,7 +72,7 @@ class LiveRequest:
     @property
     def route(self) -> Route | None:
         """See `Submission`."""
-        return None if self.journey is None else self.journey.route
+        return None if self.routing is None else self.routing.route
 
     def sequence_id(self, text: SequenceText) -> str:
         """What the engine calls one of the samples."""
@@ -85,7 +90,7 @@ class LiveRequest:
         self.sink.fail(error)
 
 
-class Inflight:
+class InflightLimit:
     """How many requests may be in the engine at a time, and how many are. `limit` None = any number.
 
     Who shares the limit with others puts a class in its place that knows of theirs.
@@ -112,7 +117,7 @@ class LiveRequests:
     clients of an engine.
     """
 
-    def __init__(self, tokenizer: Tokenizer, clock: Clock | None, inflight: Inflight, prefix: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, clock: Clock | None, inflight: InflightLimit, prefix: str) -> None:
         self.clock = clock or MonotonicClock()
         self._tokenizer = tokenizer
         self._inflight = inflight
@@ -165,7 +170,7 @@ class LiveRequests:
     def _text(self, request: GenerateRequest, index: int) -> SequenceText:
         if request.parser is None:
             return SequenceText(index, request.params, self._tokenizer)
-        return ParsedText(index, request.params, self._tokenizer, request.parser())
+        return ParsedSequenceText(index, request.params, self._tokenizer, request.parser())
 
     def wire_id(self) -> str:
         """An engine knows a request by an id that is used once: a cancelled one, or one that has gone elsewhere, may

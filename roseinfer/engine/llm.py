@@ -37,7 +37,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo
 from roseinfer.core.why import Why
 from roseinfer.engine.api import SequenceChunk
-from roseinfer.engine.core import HELD_BACK_S
+from roseinfer.engine.core import IDLE_TURN_WAIT_S
 from roseinfer.engine.messages import Add
 from roseinfer.engine.output import SequenceText
 from roseinfer.engine.prepare import prepare
@@ -257,7 +257,7 @@ class LLM:
         """Step the engine until every sequence has ended; `texts` keeps those that have not."""
         while texts:
             outputs = self._turn()
-            for _, error in self.core.take_refused():
+            for _, error in self.core.take_invalid():
                 raise error
             now_s = self._clock.now()
             taken = (self._take(texts, output, now_s) for output in outputs)
@@ -274,8 +274,8 @@ class LLM:
         except BaseException:
             self._broken = True
             raise
-        if self.core.held_back:
-            time.sleep(HELD_BACK_S)
+        if self.core.idle_turn:
+            time.sleep(IDLE_TURN_WAIT_S)
         return outputs
 
     def _take(
@@ -306,7 +306,7 @@ class LLM:
         """Let the engine report what nobody waits for: ends of aborted requests, steps still in flight."""
         while self.core.busy and not self._broken and not self._closed:
             self._turn()
-            self.core.take_refused()
+            self.core.take_invalid()
 
 
 class _Job:

@@ -12,21 +12,21 @@ from roseinfer.core.outputs import RequestOutput, SchedulerStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import sequence_id
 from roseinfer.engine.api import StepRecord
-from roseinfer.engine.audit import AuditDuty
-from roseinfer.engine.core import HELD_BACK_S, Core
+from roseinfer.engine.audit import IdleAudit
+from roseinfer.engine.core import IDLE_TURN_WAIT_S, Core
 from roseinfer.engine.messages import (
     OWNER,
     Abort,
     Add,
     ClientMessage,
+    Disconnected,
     Drain,
     EngineMessage,
     Failed,
     Heartbeat,
-    Left,
+    Invalid,
     Outputs,
     Received,
-    Rejected,
     Shutdown,
     Undrain,
 )
@@ -71,7 +71,7 @@ class EngineLoop:
         outbox: Outbox,
         clock: Clock,
         garbage: IdleGarbageCollector | None = None,
-        audit: AuditDuty | None = None,
+        audit: IdleAudit | None = None,
         publish: Callable[[Promise], None] | None = None,
     ) -> None:
         self._core = core
@@ -131,7 +131,7 @@ class EngineLoop:
     def _step(self, now_s: float) -> None:
         """One turn of the core, which begins at `now_s`."""
         outputs = self._core.launch()
-        for new, error in self._core.take_refused():
+        for new, error in self._core.take_invalid():
             self._refuse(new, error)
         if outputs:
             self._send(outputs, self._core.stats())
@@ -202,16 +202,16 @@ class EngineLoop:
             if self._audit is not None and self._audit.under_way:
                 return 0.0
             return max(0.0, self._last_beat_s + HEARTBEAT_S - self._clock.now())
-        return HELD_BACK_S if self._core.held_back else 0.0
+        return IDLE_TURN_WAIT_S if self._core.idle_turn else 0.0
 
-    def _handle(self, client: int, message: ClientMessage | Rejected | Left) -> None:
+    def _handle(self, client: int, message: ClientMessage | Invalid | Disconnected) -> None:
         if isinstance(message, Add):
             self._add(client, message)
         elif isinstance(message, Abort):
             self._core.abort(message.sequence_ids)
-        elif isinstance(message, Rejected):
+        elif isinstance(message, Invalid):
             self._outbox.send(client, message)
-        elif isinstance(message, Left):
+        elif isinstance(message, Disconnected):
             self._leave(client)
         elif client == OWNER:
             self._obey(message)
@@ -229,7 +229,7 @@ class EngineLoop:
         try:
             self._core.add(message)
         except InvalidRequestError as error:
-            self._outbox.send(client, Rejected(message.request_id, error.message, error.param, error.code))
+            self._outbox.send(client, Invalid(message.request_id, error.message, error.param, error.code))
             return
         for index in range(message.n):
             if message.outputs is None or message.outputs[index] is not None:
@@ -240,7 +240,7 @@ class EngineLoop:
         owners = [self._owners.pop(sequence_id(new.request_id, index), None) for index in range(new.n)]
         client = next((owner for owner in owners if owner is not None), None)
         if client is not None:  # None: it has left
-            self._outbox.send(client, Rejected(new.request_id, error.message, error.param, error.code))
+            self._outbox.send(client, Invalid(new.request_id, error.message, error.param, error.code))
 
     def _leave(self, client: int) -> None:
         """Nobody reads what the client asked for any more. An engine without its owner has no purpose."""

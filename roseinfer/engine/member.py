@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Protocol
 
+from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import EngineDeadError, ResourceError, RoseinferError
 from roseinfer.core.outputs import SchedulerStats, continued
@@ -17,7 +18,6 @@ from roseinfer.engine.board import Board
 from roseinfer.engine.life import Life, Process, closed, vitals_of
 from roseinfer.engine.messages import Drain
 from roseinfer.engine.silence import INTERVAL_S, Listening, Silence
-from roseinfer.engine.standing import Standing
 
 log = logging.getLogger("roseinfer.engine.crew")
 
@@ -309,7 +309,7 @@ class Member:
 
     def _say(self, phase: EngineState) -> None:
         self._phase = phase
-        self._board.set_standing(self.index, Standing(self.state, self.number, self._final))
+        self._board.set_standing(self.index, EngineStatus(self.state, self.number, self._final))
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

@@ -13,7 +13,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineInfo, StepRecord
 
 
-class Said(NamedTuple):
+class PriorOutput(NamedTuple):
     """What a sample has put out in another engine, and how many seconds after its arrival the first of it came."""
 
     token_ids: list[int]
@@ -45,7 +45,7 @@ class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
     left_s: float | None = None
     sent_s: float | None = None
     keys: bytes = b""
-    outputs: list[Said | None] | None = None
+    outputs: list[PriorOutput | None] | None = None
     moved: bool = False
 
 
@@ -89,7 +89,7 @@ class Outputs(msgspec.Struct, tag="outputs", array_like=True, gc=False):
     steps: list[StepRecord] = []
 
 
-class Rejected(msgspec.Struct, tag="rejected", array_like=True, gc=False):
+class Invalid(msgspec.Struct, tag="rejected", array_like=True, gc=False):
     """The engine refused a request; the fields are those of `InvalidRequestError`."""
 
     request_id: str
@@ -115,7 +115,7 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, gc=False):
     suspects: list[str] = []
 
 
-class Promised(msgspec.Struct, tag="promised", array_like=True, gc=False):
+class PromiseUpdate(msgspec.Struct, tag="promised", array_like=True, gc=False):
     """To clients on other hosts, which cannot read the board: the promise as of `age_s` seconds before this was sent.
     Its `at_s` is on a clock that means nothing to them.
     """
@@ -125,7 +125,7 @@ class Promised(msgspec.Struct, tag="promised", array_like=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Disconnected:
     """Noticed rather than sent: a client has closed its connection, or ended."""
 
 
@@ -133,6 +133,6 @@ class Left:
 OWNER = 0
 
 ClientMessage = Add | Abort | Drain | Undrain | Shutdown
-EngineMessage = Ready | StartFailed | Outputs | Rejected | Heartbeat | Failed | Promised
+EngineMessage = Ready | StartFailed | Outputs | Invalid | Heartbeat | Failed | PromiseUpdate
 # (client, message): a request that cannot be read comes as the answer to it.
-Received = tuple[int, ClientMessage | Rejected | Left]
+Received = tuple[int, ClientMessage | Invalid | Disconnected]

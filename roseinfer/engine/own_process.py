@@ -19,7 +19,7 @@ from roseinfer.core.stacks import ask_stacks, read_stacks
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.messages import ClientMessage, Shutdown
 from roseinfer.engine.private import private_folder, remove_folder
-from roseinfer.engine.transport import Link, OnDeath, OnMessage, connect
+from roseinfer.engine.transport import EngineConnection, OnDeath, OnMessage, connect
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class ProcessTransport:
         self._place = place or Place(private=private_folder())
         self.address = self._place.address
         self._process: asyncio.subprocess.Process | None = None
-        self._link: Link | None = None
+        self._link: EngineConnection | None = None
         self._watch: asyncio.Task[None] | None = None
         self._closing = self._killed = False
 
@@ -146,7 +146,7 @@ class ProcessTransport:
             process.stdin.write(msgspec.json.encode(boot) + b"\n")
         return process
 
-    async def _await_end(self, process: asyncio.subprocess.Process, link: Link) -> None:
+    async def _await_end(self, process: asyncio.subprocess.Process, link: EngineConnection) -> None:
         code = await process.wait()
         # What it said before it died may still be on its way through the socket.
         with contextlib.suppress(TimeoutError):

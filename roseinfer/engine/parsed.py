@@ -11,7 +11,7 @@ from roseinfer.text.stop import StopMatcher
 from roseinfer.text.tokenizer import Tokenizer
 
 
-class ParsedText(SequenceText):
+class ParsedSequenceText(SequenceText):
     """Chunks with events. The parser gets the output token by token, with the special tokens that it wants to see
     whatever `skip_special_tokens` says: that is about what is shown.
 

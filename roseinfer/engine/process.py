@@ -28,15 +28,15 @@ from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.core.stacks import stacks_path, tell_stacks
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.audit import AuditDuty
+from roseinfer.engine.audit import IdleAudit
 from roseinfer.engine.board import Board
 from roseinfer.engine.core import Core, EngineCore
+from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.kv_events import KvEventsPublisher
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
 from roseinfer.engine.own_process import EngineBoot
 from roseinfer.engine.record import Recorder, RecordingCore
-from roseinfer.engine.shelf import GrammarGuides
 from roseinfer.engine.sockets import ClientSockets
 from roseinfer.engine.starting import LoggedStages
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
@@ -236,7 +236,7 @@ def _observed(runner: Runner, observer: StepObserver) -> Runner:
     return ObservedRunner(runner, observer)
 
 
-def _guides(config: EngineConfig, vocab_size: int, eos_ids: tuple[int, ...]) -> GrammarGuides:
+def _guides(config: EngineConfig, vocab_size: int, eos_ids: tuple[int, ...]) -> GrammarGuideFactory:
     """Reads the tokenizer while the engine is already at work; without one, requests for a grammar are refused."""
 
     def tokens() -> GrammarTokens:
@@ -245,7 +245,7 @@ def _guides(config: EngineConfig, vocab_size: int, eos_ids: tuple[int, ...]) -> 
         except UnsupportedModelError as error:
             raise UnsupportedTokenizerError(str(error)) from error
 
-    return GrammarGuides(tokens, vocab_size)
+    return GrammarGuideFactory(tokens, vocab_size)
 
 
 def _tracer(config: EngineConfig, device: str) -> StepObserver | None:
@@ -298,7 +298,7 @@ def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
     clock = MonotonicClock()
     garbage = IdleGarbageCollector(clock)
     clients.greet(Ready(info))
-    audit = AuditDuty(core.scheduler, clock) if boot.config.scheduler.idle_checks else None
+    audit = IdleAudit(core.scheduler, clock) if boot.config.scheduler.idle_checks else None
     return 0 if EngineLoop(core, clients, clients, clock, garbage, audit, _publisher(boot, board, clients)).run() else 1
 
 

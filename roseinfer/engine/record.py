@@ -34,7 +34,7 @@ from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import PassThrough, Runner
-from roseinfer.engine.core import EngineCore, Refused, times_of
+from roseinfer.engine.core import EngineCore, Refused, arrival_and_deadline
 from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler
 
@@ -187,7 +187,7 @@ class RecordingCore:
         recorder.write({"setup": setup})
 
     def add(self, new: Add) -> None:
-        arrival_s, deadline_s = times_of(new, self._read.now())
+        arrival_s, deadline_s = arrival_and_deadline(new, self._read.now())
         new.meta, new.left_s = replace(new.meta, arrival_s=arrival_s, deadline_s=deadline_s), None
         self._core.add(new)
         line = {"request": new.request_id, "step": self._turn, "prompt_ids": new.prompt_ids, "params": new.params}
@@ -204,8 +204,8 @@ class RecordingCore:
         return self._core.busy
 
     @property
-    def held_back(self) -> bool:
-        return self._core.held_back
+    def idle_turn(self) -> bool:
+        return self._core.idle_turn
 
     def step(self) -> list[RequestOutput]:
         return self.launch() + self.settle()
@@ -239,8 +239,8 @@ class RecordingCore:
     def suspects(self) -> list[str]:
         return self._core.suspects()
 
-    def take_refused(self) -> list[Refused]:
-        return self._core.take_refused()
+    def take_invalid(self) -> list[Refused]:
+        return self._core.take_invalid()
 
     def stats(self) -> SchedulerStats:
         return self._core.stats()

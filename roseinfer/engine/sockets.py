@@ -10,7 +10,16 @@ import msgspec
 
 from roseinfer.core.promise import Promise
 from roseinfer.engine.frames import HEADER_BYTES, FrameError, PlainFrames
-from roseinfer.engine.messages import OWNER, Add, ClientMessage, EngineMessage, Left, Promised, Received, Rejected
+from roseinfer.engine.messages import (
+    OWNER,
+    Add,
+    ClientMessage,
+    Disconnected,
+    EngineMessage,
+    Invalid,
+    PromiseUpdate,
+    Received,
+)
 from roseinfer.engine.remote.door import take_peers
 from roseinfer.engine.remote.sealed import SealedFrames
 
@@ -79,7 +88,7 @@ class ClientSockets:
             if event & (select.POLLIN | _BROKEN):
                 self._read(client, received)
         if self._gone:
-            received += [(number, Left()) for number in self._gone]
+            received += [(number, Disconnected()) for number in self._gone]
             self._gone.clear()
         return received
 
@@ -177,14 +186,14 @@ class ClientSockets:
             elif len(data) < READ_BYTES:
                 return
 
-    def _message(self, client: _Client, data: bytes) -> ClientMessage | Rejected:
+    def _message(self, client: _Client, data: bytes) -> ClientMessage | Invalid:
         try:
             message = self._decode(data)
         except msgspec.ValidationError as error:
             kind, name, *_ = msgspec.msgpack.decode(data)
             if kind != "add" or not isinstance(name, str):
                 raise
-            return Rejected(name, f"the request cannot be read: {error}", None, None)
+            return Invalid(name, f"the request cannot be read: {error}", None, None)
         if client.sealed is not None and isinstance(message, Add):
             message.sent_s = None  # on another host's clock
         return message
@@ -227,5 +236,5 @@ class ClientSockets:
             return len(data)  # it is gone, as the next reading finds out
 
 
-def _as_of(promise: Promise, now_s: float) -> Promised:
-    return Promised(promise, max(0.0, now_s - promise.at_s))
+def _as_of(promise: Promise, now_s: float) -> PromiseUpdate:
+    return PromiseUpdate(promise, max(0.0, now_s - promise.at_s))

@@ -38,7 +38,7 @@ class Transport(Protocol):
         ...
 
 
-class Link(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """The connection to an engine: `ready` is its first word, `lost` its end. `up`: that word was a good one.
 
     `frames`: how messages are cut. `most_unsent`: bytes that may wait to be sent before the engine counts as gone.
@@ -105,14 +105,14 @@ class Link(asyncio.Protocol):
             self._transport.close()
 
 
-class LinkTransport:
+class ConnectionTransport:
     """An engine that another process owns; who inherits it says how to reach that."""
 
     def __init__(self) -> None:
-        self._link: Link | None = None
+        self._link: EngineConnection | None = None
         self._watch: asyncio.Task[None] | None = None
 
-    async def open(self, on_message: OnMessage, on_death: OnDeath) -> Link:
+    async def open(self, on_message: OnMessage, on_death: OnDeath) -> EngineConnection:
         """Raises `OSError` if nothing is there."""
         raise NotImplementedError
 
@@ -124,7 +124,7 @@ class LinkTransport:
         self._watch = asyncio.create_task(self._await_end(self._link))
         return await self._link.ready
 
-    async def _await_end(self, link: Link) -> None:
+    async def _await_end(self, link: EngineConnection) -> None:
         await link.lost.wait()
         link.die("the connection to the engine was lost")
 
@@ -140,21 +140,21 @@ class LinkTransport:
             self._link.close()
 
 
-class SocketTransport(LinkTransport):
+class UnixSocketTransport(ConnectionTransport):
     """An engine of this machine. `address`: the path of its socket."""
 
     def __init__(self, address: Path) -> None:
         super().__init__()
         self._address = address
 
-    async def open(self, on_message: OnMessage, on_death: OnDeath) -> Link:
+    async def open(self, on_message: OnMessage, on_death: OnDeath) -> EngineConnection:
         return await connect(self._address, on_message, on_death)
 
 
-async def connect(address: Path, on_message: OnMessage, on_death: OnDeath) -> Link:
+async def connect(address: Path, on_message: OnMessage, on_death: OnDeath) -> EngineConnection:
     """The connection to an engine of this machine, whose socket is at `address`. Raises `OSError` if none is there."""
     loop = asyncio.get_running_loop()
-    _, link = await loop.create_unix_connection(lambda: Link(on_message, on_death), os.fspath(address))
+    _, link = await loop.create_unix_connection(lambda: EngineConnection(on_message, on_death), os.fspath(address))
     return link
 
 

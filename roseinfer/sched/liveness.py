@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from roseinfer.core.request import Request
 
 # Calls of `plan` in a row, with nothing in flight, in which a policy may let none of those that run compute. The loop
-# of the engine waits 2 ms before each (`HELD_BACK_S`), so a policy that waits for a moment on purpose has some 30 ms.
+# of the engine waits 2 ms before each (`IDLE_TURN_WAIT_S`): a policy that waits for a moment on purpose has some 30 ms.
 HELD_BACK_TURNS = 16
 
 log = logging.getLogger(__name__)

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from roseinfer.cluster.start import Crew, engine_crew, routed_engine, router_record
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import Engine
-from roseinfer.engine.live import Inflight
-from roseinfer.engine.start import Crew, engine_crew, routed_engine, router_record
+from roseinfer.engine.live import InflightLimit
 from roseinfer.server.app import server_parts
 from roseinfer.server.hosting import (
     LAST_WORDS_S,
@@ -50,7 +50,7 @@ async def serve_model(
     """
     configure_logging(config)
     crew = engine_crew(engine, replicas, config.stall_timeout)
-    inflight = Inflight(engine.scheduler.max_inflight_requests)
+    inflight = InflightLimit(engine.scheduler.max_inflight_requests)
 
     async def start(tokenizer: Tokenizer) -> Engine:
         await crew.launch()

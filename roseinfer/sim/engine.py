@@ -9,7 +9,7 @@ from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import RequestOutput
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import sequence_id
-from roseinfer.engine.core import HELD_BACK_S, EngineCore
+from roseinfer.engine.core import IDLE_TURN_WAIT_S, EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
@@ -129,7 +129,7 @@ class SimulatedEngine:
         if not self.core.busy:
             return inf
         # The engine's loop waits so long, or for the next request.
-        return self.clock.now() + (HELD_BACK_S if self.core.held_back and not self._news else 0.0)
+        return self.clock.now() + (IDLE_TURN_WAIT_S if self.core.idle_turn and not self._news else 0.0)
 
     def wake(self, at_s: float) -> None:
         """Let time pass until then, if it is not there yet."""
@@ -156,7 +156,7 @@ class SimulatedEngine:
         for good.
         """
         outputs = self.core.settle()
-        self._idle_turns = self._idle_turns + 1 if self.core.held_back else 0
+        self._idle_turns = self._idle_turns + 1 if self.core.idle_turn else 0
         if self._idle_turns > STUCK_TURNS:
             raise StuckError(self._stuck())
         self.watch.look()

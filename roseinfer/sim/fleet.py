@@ -12,7 +12,7 @@ from time import perf_counter
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import End, FinishReason, RequestOutput
 from roseinfer.core.promise import Promise
-from roseinfer.engine.messages import Add, Said
+from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.kv.blocks import block_keys
 from roseinfer.priced.machine import Machine
 from roseinfer.router.base import Ask, Placement
@@ -247,7 +247,7 @@ class Fleet:
         said, life = len(call.life.token_s), call.life
         add = add_of(call.arrival, call.name, self._machine.max_model_len)
         add.keys = b"".join(call.keys)
-        add.outputs = [Said([TOKEN] * said, life.ttft_s)] if said else None
+        add.outputs = [PriorOutput([TOKEN] * said, life.ttft_s)] if said else None
         return add
 
     def _forget(self, call: Call) -> None:

@@ -17,7 +17,7 @@ from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.messages import Add, Said
+from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.engine.record import NO_TOKEN
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.estimates import Estimates
@@ -194,7 +194,7 @@ def _add(line: dict[str, Any]) -> Add:
         params[pairs] = tuple(tuple(entry) for entry in params.get(pairs, ()))
     name, prompt_ids, n, slo = (line.pop(key) for key in ("request", "prompt_ids", "n", "slo"))
     outputs = line.pop("outputs", None)
-    said = None if outputs is None else [Said(*sample) if sample else None for sample in outputs]
+    said = None if outputs is None else [PriorOutput(*sample) if sample else None for sample in outputs]
     meta = RequestMeta(slo=Slo(**slo) if slo else None, **line)
     return Add(name, prompt_ids, SamplingParams(**params), n, meta, outputs=said)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from roseinfer.cluster.directory import DynamicDirectory
 from roseinfer.core.clock import ManualClock
 from roseinfer.deploy import api
 from roseinfer.deploy.register import SETTLE_S, Register
-from roseinfer.engine.directory import ToldDirectory
 
 
 def method(call: Callable[..., Any]) -> SimpleNamespace:
@@ -47,7 +47,7 @@ def test_a_directory_that_was_started_again_hears_which_numbers_are_taken(old: b
     for number in range(3):
         before.tell(f"a:{number}", str(number).encode(), None, False)
     directories = [Directory(before, 1), Directory(after, 2, old=old)]
-    told = ToldDirectory()
+    told = DynamicDirectory()
 
     async def directory() -> Directory:
         return directories[0] if directories[0].answers >= 0 else directories[1]

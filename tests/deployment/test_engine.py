@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
+from roseinfer.cluster.remote.address import HostPort
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.deploy.engine import launched
 from roseinfer.engine.remote import tcp
-from roseinfer.engine.remote.address import HostPort
 
 HOST = "127.0.0.1"
 

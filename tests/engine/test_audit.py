@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.engine.audit import IDLE_S, AuditDuty
+from roseinfer.engine.audit import IDLE_S, IdleAudit
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import OWNER, Heartbeat, Shutdown
@@ -22,7 +22,7 @@ def core() -> EngineCore:
     return make_core(num_blocks=BLOCKS, block_size=4, max_num_batched_tokens=256)
 
 
-def audited(core: EngineCore, clock: ManualClock) -> tuple[AuditDuty, list[int]]:
+def audited(core: EngineCore, clock: ManualClock) -> tuple[IdleAudit, list[int]]:
     """A duty of a core, and the number of pieces of each audit that was begun."""
     pieces: list[int] = []
     audit = core.scheduler.audit
@@ -34,7 +34,7 @@ def audited(core: EngineCore, clock: ManualClock) -> tuple[AuditDuty, list[int]]
             yield piece
 
     core.scheduler.audit = counted
-    return AuditDuty(core.scheduler, clock), pieces
+    return IdleAudit(core.scheduler, clock), pieces
 
 
 def finish(core: EngineCore) -> None:
@@ -86,7 +86,7 @@ def test_work_ends_an_audit(core: EngineCore) -> None:
 @pytest.mark.parametrize("broken", ["a lost block", "a lost seat", "a wrong key"])
 def test_what_disagrees_is_logged_and_counted(core: EngineCore, broken: str, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
-    duty = AuditDuty(core.scheduler, clock)
+    duty = IdleAudit(core.scheduler, clock)
     add_to(core, "a", [1] * 100)
     run_dry(core)
     duty.busy()

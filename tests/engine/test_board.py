@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.errors import ResourceError
 from roseinfer.core.promise import DUE_S, Promise
 from roseinfer.engine import board as module
 from roseinfer.engine.api import EngineState
 from roseinfer.engine.board import Board
-from roseinfer.engine.standing import Standing
 from tests.helpers.promises import whole
 
 floats = st.floats(allow_nan=False)
@@ -36,7 +36,7 @@ promises = st.fixed_dictionaries(FIELDS).map(lambda fields: Promise(**fields))
 
 def test_there_is_nothing_before_the_first_promise_and_after_it_is_cleared(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "board", 2)
-    assert board.read(0) is None and board.standing(1) == Standing(EngineState.STARTING, 0)
+    assert board.read(0) is None and board.standing(1) == EngineStatus(EngineState.STARTING, 0)
     board.publish(0, whole(1))
     board.clear(0)
     assert board.read(0) is None and board.read(1) is None
@@ -65,9 +65,9 @@ def test_what_the_owner_says_is_read_by_others(tmp_path: Path) -> None:
     board, other = Board.create(tmp_path / "board", 2), Board.open(tmp_path / "board")
     for state in EngineState:
         for final in (False, True):
-            board.set_standing(1, Standing(state, 2**40, final))
-            assert other.standing(1) == Standing(state, 2**40, final)
-    assert other.standing(0) == Standing() and other.read(1) is None
+            board.set_standing(1, EngineStatus(state, 2**40, final))
+            assert other.standing(1) == EngineStatus(state, 2**40, final)
+    assert other.standing(0) == EngineStatus() and other.read(1) is None
     board.close()
     other.close()
 

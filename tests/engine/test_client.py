@@ -28,8 +28,8 @@ from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.guides import Guides
-from roseinfer.engine.own_thread import ThreadTransport
+from roseinfer.engine.guided.guides import GuideFactory
+from roseinfer.engine.thread_transport import ThreadTransport
 from tests.helpers.engines import EOS, make_core
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.guides import ArithmeticGuides, obeys
@@ -77,7 +77,7 @@ def info() -> EngineInfo:
 
 @asynccontextmanager
 async def engine(
-    runner: FakeRunner, depth: int = 1, max_inflight: int | None = None, guides: Guides | None = None
+    runner: FakeRunner, depth: int = 1, max_inflight: int | None = None, guides: GuideFactory | None = None
 ) -> AsyncIterator[tuple[AsyncEngine, Callable[[], int]]]:
     """An engine, and a function that counts the requests alive in its scheduler."""
     core = make_core(

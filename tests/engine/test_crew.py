@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from roseinfer.cluster.devices import EngineSpec
+from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.engine import EngineConfig, ProfileConfig
 from roseinfer.core.config.replicas import ReplicasConfig
@@ -29,11 +31,9 @@ from roseinfer.engine import member as module
 from roseinfer.engine.api import EngineInfo, EngineState, StepRecord
 from roseinfer.engine.board import Board
 from roseinfer.engine.crew import EngineCrew
-from roseinfer.engine.devices import EngineSpec
 from roseinfer.engine.messages import ClientMessage, Drain, Failed, Heartbeat
 from roseinfer.engine.own_process import Place
 from roseinfer.engine.silence import Vitals
-from roseinfer.engine.standing import Standing
 from roseinfer.engine.transport import OnDeath, OnMessage
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
@@ -150,7 +150,7 @@ class Scene:
     def states(self) -> list[EngineState]:
         return [report.state for report in self.crew.reports()]
 
-    def standing(self, engine: int = 0) -> Standing:
+    def standing(self, engine: int = 0) -> EngineStatus:
         board = Board.open(self.crew.board_path)
         try:
             return board.standing(engine)
@@ -164,7 +164,7 @@ class Scene:
 
     async def ready(self, number: int, engine: int = 0) -> FakeProcess:
         """The process of that number, once it is up."""
-        await self.until(lambda: self.standing(engine) == Standing(EngineState.READY, number))
+        await self.until(lambda: self.standing(engine) == EngineStatus(EngineState.READY, number))
         return self.now(engine)
 
 
@@ -299,7 +299,7 @@ def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
         scene.now().step(steps=3)
         scene.up = False
         scene.now().die()
-        await scene.until(lambda: scene.standing() == Standing(EngineState.STARTING, 2))
+        await scene.until(lambda: scene.standing() == EngineStatus(EngineState.STARTING, 2))
         first, second = scene.made[0], scene.now()
         assert [process.record for process in scene.made] == ["run.0", "run.1", "run.0.2"], "no record is lost"
         assert first.closed and not first.killed and second.place.address == first.place.address
@@ -326,7 +326,7 @@ def test_the_state_changes_before_the_end_of_a_process_is_waited_for() -> None:
         await scene.start()
         ending = scene.now().slowly()
         scene.now().die()
-        await scene.until(lambda: scene.standing() == Standing(EngineState.DEAD, 1))
+        await scene.until(lambda: scene.standing() == EngineStatus(EngineState.DEAD, 1))
         assert len(scene.made) == 1, "no other is started as long as the old one has not ended"
         ending.set()
         await scene.ready(2)
@@ -352,7 +352,7 @@ def test_pauses_grow_and_after_five_deaths_in_a_minute_it_is_given_up(
         for number in range(1, 6):
             (await scene.ready(number)).die(f"crash {number}")
         await scene.until(lambda: scene.standing().final)
-        assert scene.standing() == Standing(EngineState.DEAD, 5, True)
+        assert scene.standing() == EngineStatus(EngineState.DEAD, 5, True)
         said = [record.getMessage() for record in caplog.records]
         assert said == [f"engine 0: crash {n}. It is started again in {s} s" for n, s in enumerate(PAUSES, 1)] + [
             "engine 0: crash 5. It is given up: 5 deaths in a minute"
@@ -541,7 +541,7 @@ def test_one_that_is_silent_is_quiet_then_killed_and_started_again(monkeypatch: 
     async def act(scene: Scene) -> None:
         await scene.start()
         await scene.until(lambda: scene.states == [EngineState.QUIET])
-        assert scene.standing() == Standing(EngineState.QUIET, 1)
+        assert scene.standing() == EngineStatus(EngineState.QUIET, 1)
         scene.now().beat()
         await scene.until(lambda: scene.states == [EngineState.READY])
         scene.now().step(step_s=0.0)
@@ -665,7 +665,7 @@ def test_a_rolling_restart_replaces_one_after_the_other_when_its_requests_have_e
         joined = asyncio.create_task(scene.crew.roll())
         await scene.until(lambda: scene.now(0).sent == [Drain()])
         assert scene.states == [EngineState.DRAINING, EngineState.READY]
-        assert scene.standing() == Standing(EngineState.DRAINING, 1)
+        assert scene.standing() == EngineStatus(EngineState.DRAINING, 1)
         for running, waiting in ((2, 0), (0, 1)):
             scene.now(0).step(running=running, waiting=waiting, draining=True)
             await asyncio.sleep(0.01)

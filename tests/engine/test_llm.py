@@ -20,9 +20,9 @@ from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Slo
-from roseinfer.engine.core import HELD_BACK_S
+from roseinfer.engine.core import IDLE_TURN_WAIT_S
 from roseinfer.engine.llm import LLM
-from roseinfer.engine.messages import Add, Said
+from roseinfer.engine.messages import Add, PriorOutput
 from tests.helpers.engines import make_core
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
@@ -136,10 +136,10 @@ def test_an_engine_that_holds_back_is_not_asked_in_a_busy_loop(monkeypatch: pyte
         "roseinfer.engine.process.build_engine", lambda *args: (core, SimpleNamespace(max_model_len=64))
     )
     monkeypatch.setattr("roseinfer.engine.llm.time.sleep", slept.append)
-    with LLM("tiny") as held_back:
-        (completion,) = held_back.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))
+    with LLM("tiny") as idle_turn:
+        (completion,) = idle_turn.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))
     assert len(completion.samples[0].token_ids) == 4
-    assert slept == [HELD_BACK_S] * held_back_turns
+    assert slept == [IDLE_TURN_WAIT_S] * held_back_turns
 
 
 def test_output_that_cannot_become_text_ends_its_sequence_alone(
@@ -258,7 +258,7 @@ def test_outputs_that_another_engine_began_go_on_the_same(
     (whole,) = llm.generate("def main(", params, guide=guide)
     (sample,) = whole.samples
     for cut in (1, len(sample.token_ids) // 2, len(sample.token_ids) - 1):
-        said = Said(sample.token_ids[:cut], 0.5)
+        said = PriorOutput(sample.token_ids[:cut], 0.5)
         llm.core.add(Add(f"on {cut}", whole.prompt_ids, params, guide=guide, outputs=[said]))
         more: list[RequestOutput] = []
         while llm.core.busy:

@@ -15,22 +15,22 @@ from roseinfer.core.promise import Promise
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
-from roseinfer.engine.core import HELD_BACK_S, EngineCore
+from roseinfer.engine.core import IDLE_TURN_WAIT_S, EngineCore
 from roseinfer.engine.loop import HEARTBEAT_S, PROMISE_S, EngineLoop
 from roseinfer.engine.messages import (
     OWNER,
     Abort,
     Add,
     ClientMessage,
+    Disconnected,
     Drain,
     EngineMessage,
     Failed,
     Heartbeat,
-    Left,
+    Invalid,
     Outputs,
+    PriorOutput,
     Received,
-    Rejected,
-    Said,
     Shutdown,
     Undrain,
 )
@@ -87,7 +87,7 @@ def add(name: str, tokens: int = 6, n: int = 1) -> Add:
 
 
 def play(
-    *batches: list[tuple[int, ClientMessage | Left]], core: EngineCore | None = None, turn_s: float = 0.001
+    *batches: list[tuple[int, ClientMessage | Disconnected]], core: EngineCore | None = None, turn_s: float = 0.001
 ) -> Script:
     core = core or make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     clock = ManualClock()
@@ -226,19 +226,19 @@ def test_an_engine_that_holds_back_is_not_asked_in_a_busy_loop(monkeypatch: pyte
     monkeypatch.setattr(Script, "receive", lambda script, wait: (waits.append(wait), receive(script, wait))[1])
     script = play([(1, add("a"))], core=core)
     assert script.tokens(1) == {"a:0": 6}
-    assert waits[1:6] == [HELD_BACK_S] * 4 + [0.0], "the first wait is for work"
+    assert waits[1:6] == [IDLE_TURN_WAIT_S] * 4 + [0.0], "the first wait is for work"
 
 
 def test_what_a_client_asked_for_ends_when_it_leaves() -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
-    script = play([(1, add("a", 50, n=2)), (2, add("b", 10))], [], [], [(1, Left())], core=core)
+    script = play([(1, add("a", 50, n=2)), (2, add("b", 10))], [], [], [(1, Disconnected())], core=core)
     assert 0 < script.tokens(1)["a:0"] < 10
     assert script.tokens(2) == {"b:0": 10}
     assert core.scheduler.num_live == 0
 
 
 def test_the_engine_ends_with_its_owner() -> None:
-    script = play([(1, add("a", 50))], [], [(OWNER, Left())], [(1, add("b"))])
+    script = play([(1, add("a", 50))], [], [(OWNER, Disconnected())], [(1, add("b"))])
     assert script.turn == 3
     assert core_closed(script)
 
@@ -267,10 +267,10 @@ def test_only_the_owner_may_shut_it_down() -> None:
 
 
 def test_refusals_and_aborts_reach_who_asked() -> None:
-    unreadable = Rejected("x", "the request cannot be read", None, None)
+    unreadable = Invalid("x", "the request cannot be read", None, None)
     same_id, abort = add("a"), Abort(["b:0"])
     script = play([(1, add("a")), (2, same_id), (2, add("b", 50)), (2, unreadable)], [], [], [(2, abort)])
-    rejected = [(client, m.request_id) for _, client, m in script.sent if isinstance(m, Rejected)]
+    rejected = [(client, m.request_id) for _, client, m in script.sent if isinstance(m, Invalid)]
     assert rejected == [(2, "a"), (2, "x")]
     assert script.tokens(1) == {"a:0": 6}, "who had the id first keeps it"
     ends = [o.end.reason for m in script.outputs(2) for o in m.outputs if o.end is not None]
@@ -512,7 +512,7 @@ def test_the_loop_collects_garbage_when_idle(own_collector: object) -> None:
 def test_the_loop_forgets_a_request_that_goes_on_here_when_its_last_samples_end() -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     going_on = add("a", 6, n=3)
-    going_on.outputs = [None, Said([7, 8], 0.5), Said([], 0.0)]
+    going_on.outputs = [None, PriorOutput([7, 8], 0.5), PriorOutput([], 0.0)]
     clock = ManualClock()
     script = Script(core, clock, [(1, going_on), (2, add("b"))])
     loop = EngineLoop(core, script, script, clock)

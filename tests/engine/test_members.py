@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.errors import EngineClosedError, EngineDeadError, EngineUnavailableError
 from roseinfer.engine.api import EngineHealth, EngineState
 from roseinfer.engine.messages import Abort
-from roseinfer.engine.standing import Standing
 from tests.helpers.model_engine import INFO
 from tests.helpers.routed_fleet import Fleet, with_fleet
 
@@ -169,7 +169,7 @@ def test_with_one_engine_that_stays_there_is_nothing_to_choose() -> None:
 async def test_that_all_are_given_up_is_not_the_end(fleet: Fleet) -> None:
     """Others may come: who waits is not told never to."""
     fleet.die(0)
-    fleet.board.set_standing(0, Standing(EngineState.DEAD, 1, final=True))
+    fleet.board.set_standing(0, EngineStatus(EngineState.DEAD, 1, final=True))
     fleet.routed.look()
     assert fleet.routed.reports()[0].health.final and not fleet.routed.health().final
 

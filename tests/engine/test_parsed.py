@@ -12,9 +12,9 @@ from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
-from roseinfer.engine.live import Inflight, LiveRequests
+from roseinfer.engine.live import InflightLimit, LiveRequests
 from roseinfer.engine.output import merge
-from roseinfer.engine.parsed import ParsedText
+from roseinfer.engine.parsed import ParsedSequenceText
 from roseinfer.text.output import CallArguments, CallEnd, CallStart, OutputParser, Reasoning, Text, joined
 from roseinfer.text.tools.formats.hermes import Hermes
 from tests.helpers.parsers import BracketParser
@@ -41,7 +41,7 @@ def outputs(tokens: list[int], cuts: list[int], end: End) -> list[RequestOutput]
 
 def said(steps: list[RequestOutput], params: SamplingParams, parser: OutputParser | None = None) -> SequenceChunk:
     """All chunks until the sequence ends, as one, with its events joined."""
-    text, whole = ParsedText(0, params, TOKENIZER, parser or BracketParser()), None
+    text, whole = ParsedSequenceText(0, params, TOKENIZER, parser or BracketParser()), None
     for output in steps:
         chunk = text.take(output, 5.0)
         assert chunk is not None
@@ -141,7 +141,7 @@ class Nobody:
 
 def test_an_output_that_nobody_reads_on_leaves_no_cycle() -> None:
     request = GenerateRequest(request_id="1", prompt_ids=[1], params=SamplingParams(), parser=Hermes(TOKENIZER).parser)
-    requests = LiveRequests(TOKENIZER, ManualClock(), Inflight(), "a")
+    requests = LiveRequests(TOKENIZER, ManualClock(), InflightLimit(), "a")
     live = requests.make(request, Nobody(), INFO)
     requests.add(live)
     live.texts[0].take(RequestOutput("a:0", tuple(b"Hi <tool_call>"), started=Started(3, 1.0, 2.0, 3.0)), 5.0)

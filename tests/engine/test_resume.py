@@ -13,8 +13,8 @@ from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.guides import GuidedSequences
-from roseinfer.engine.messages import Add, Said
+from roseinfer.engine.guided.guides import GuidedSequences
+from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.blocks import block_keys
 from roseinfer.sim.replay import read_recording, replay
@@ -81,7 +81,7 @@ def test_it_goes_on_as_if_nothing_had_happened(name: str, kind: str) -> None:
     whole = run(engine(), asked(name))["a:0"]
     assert len(whole.tokens) > 8
     for cut in cuts(min(len(whole.tokens), 24)):
-        said = Said(whole.tokens[:cut], 0.25)
+        said = PriorOutput(whole.tokens[:cut], 0.25)
         core = engine(**ENGINES[kind])
         rest = run(core, asked(name, outputs=[said]), beside=4 if kind == "preempted" else 0)["a:0"]
         assert said.token_ids + rest.tokens == whole.tokens, f"interrupted behind {cut} tokens"
@@ -94,7 +94,7 @@ def test_it_goes_on_as_if_nothing_had_happened(name: str, kind: str) -> None:
 def test_some_are_preempted_once_more() -> None:
     """Else the engine with few blocks shows nothing."""
     core = engine(**ENGINES["preempted"])
-    run(core, asked("plain", outputs=[Said([1, 2, 3], 0.0)]), beside=4)
+    run(core, asked("plain", outputs=[PriorOutput([1, 2, 3], 0.0)]), beside=4)
     assert core.scheduler.stats().preemptions
 
 
@@ -105,11 +105,11 @@ def test_each_sample_goes_on_where_it_was(name: str, kind: str) -> None:
     whole = run(engine(), asked(name, 4))
     rng = random.Random(kind)
     for _ in range(12):
-        said: list[Said | None] = []
+        said: list[PriorOutput | None] = []
         for index in range(4):
             tokens = whole[f"a:{index}"].tokens
             ended = rng.random() < 0.3
-            said.append(None if ended else Said(tokens[: rng.randrange(len(tokens))], 0.5))
+            said.append(None if ended else PriorOutput(tokens[: rng.randrange(len(tokens))], 0.5))
         if not any(said):
             continue
         rest = run(engine(**ENGINES[kind]), asked(name, 4, outputs=said))
@@ -123,7 +123,7 @@ def test_each_sample_goes_on_where_it_was(name: str, kind: str) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_what_is_counted_is_what_was_computed_here(depth: int) -> None:
     core = engine(depth=depth)
-    run(core, asked("plain", outputs=[Said(list(range(10, 16)), 0.0)]))
+    run(core, asked("plain", outputs=[PriorOutput(list(range(10, 16)), 0.0)]))
     stats = core.scheduler.stats()
     assert (stats.prompt_tokens, stats.generation_tokens) == (0, OUTPUTS - 6), "its prompt was counted where it began"
     first = submitted(core)[0]
@@ -136,7 +136,7 @@ def test_what_is_counted_is_what_was_computed_here(depth: int) -> None:
 def test_outputs_share_what_the_cache_holds_of_them() -> None:
     core = engine()
     whole = run(core, asked("plain"))["a:0"]
-    run(core, asked("plain", outputs=[Said(whole.tokens[:10], 0.0)]))
+    run(core, asked("plain", outputs=[PriorOutput(whole.tokens[:10], 0.0)]))
     resumed = submitted(core)[-(OUTPUTS - 10) :][0]
     assert (resumed.rows[0].start, resumed.rows[0].count) == (19, 1), "five blocks are there from the first time"
 
@@ -149,7 +149,7 @@ def test_it_waits_for_nobody_who_is_new_and_is_not_turned_away(policy: str) -> N
     for number in range(3):
         add(core, f"new{number}", [1, 2, 3], max_tokens=4, ignore_eos=True)
     hopeless = RequestMeta(slo=Slo(ttft_s=1e-6, tpot_s=10.0))
-    core.add(asked("plain", n=2, meta=hopeless, age_s=9.0, outputs=[Said([4, 5], 0.1), Said([], 0.0)]))
+    core.add(asked("plain", n=2, meta=hopeless, age_s=9.0, outputs=[PriorOutput([4, 5], 0.1), PriorOutput([], 0.0)]))
     said: dict[str, Collected] = {}
     order = []
     while core.busy:
@@ -168,7 +168,7 @@ def test_its_token_deadlines_go_on() -> None:
     core = engine(scheduling_policy="slack")
     core._clock.advance(100.0)
     slo = RequestMeta(slo=Slo(ttft_s=1.0, tpot_s=0.5))
-    core.add(asked("plain", meta=slo, age_s=3.0, outputs=[Said([4, 5, 6], 0.5)]))
+    core.add(asked("plain", meta=slo, age_s=3.0, outputs=[PriorOutput([4, 5, 6], 0.5)]))
     state = core.scheduler.policy.state
     track = state.ledger.waiting["a:0"]
     pace_s = 0.5 * (1 - state.margins.of(0.5))
@@ -184,19 +184,19 @@ def test_what_cannot_go_on_is_refused_and_nothing_else_ends() -> None:
     wrong = [
         [],
         [None],
-        [Said(plain, 0.0), None],
-        [Said([4, 50], 0.0)],
-        [Said([-1], 0.0)],
-        [Said(list(range(OUTPUTS)), 0.0)],
+        [PriorOutput(plain, 0.0), None],
+        [PriorOutput([4, 50], 0.0)],
+        [PriorOutput([-1], 0.0)],
+        [PriorOutput(list(range(OUTPUTS)), 0.0)],
     ]
     for outputs in wrong:
         with pytest.raises(InvalidRequestError) as caught:
             core.add(asked("plain", outputs=outputs))
         assert caught.value.param == "outputs"
     with pytest.raises(InvalidRequestError):
-        core.add(asked("eos", outputs=[Said([4, 3], 0.0)]))
+        core.add(asked("eos", outputs=[PriorOutput([4, 3], 0.0)]))
     assert not core.suspects(), "what was refused is no suspect"
-    core.add(asked("plain", outputs=[Said(plain, 0.0)]))
+    core.add(asked("plain", outputs=[PriorOutput(plain, 0.0)]))
     assert len(run_dry(core)["a:0"].tokens) == OUTPUTS - 2
 
 
@@ -204,14 +204,14 @@ def test_outputs_that_a_guide_forbids_end_that_sample_alone() -> None:
     core = engine()
     good = run(engine(), asked("grammar"))["a:0"].tokens
     for outputs in ([1, 1], [*good[:3], good[3] + 1]):
-        said = run(core, asked("grammar", n=2, outputs=[Said(outputs, 0.0), Said([], 0.0)]))
+        said = run(core, asked("grammar", n=2, outputs=[PriorOutput(outputs, 0.0), PriorOutput([], 0.0)]))
         assert (said["a:0"].reason, said["a:1"].reason) == (FinishReason.ERROR, FinishReason.STOP)
 
 
 def test_outputs_that_complete_a_guide_end_it() -> None:
     """The engine died between the last token and the word that it was the last."""
     whole = run(engine(), asked("grammar"))["a:0"]
-    rest = run(engine(), asked("grammar", outputs=[Said(whole.tokens, 0.0)]))["a:0"]
+    rest = run(engine(), asked("grammar", outputs=[PriorOutput(whole.tokens, 0.0)]))["a:0"]
     assert (rest.tokens, rest.reason) == ([], FinishReason.STOP)
 
 
@@ -221,7 +221,7 @@ def test_a_recorded_resume_replays(tmp_path: Path) -> None:
     core = RecordingCore(
         Recorder(file), inner.scheduler, inner._runner, inner._clock, depth=1, eos_ids=(3,), vocab_size=50
     )
-    core.add(asked("plain", n=3, age_s=2.0, outputs=[Said([4, 5, 6], 0.5), None, Said([], 0.0)]))
+    core.add(asked("plain", n=3, age_s=2.0, outputs=[PriorOutput([4, 5, 6], 0.5), None, PriorOutput([], 0.0)]))
     while core.busy:
         core.step()
     core.close()
@@ -324,7 +324,7 @@ def test_an_output_whose_grammar_compiles_first_goes_on() -> None:
     assert len(whole.tokens) == 8 and whole.reason is FinishReason.STOP
     for cut in (1, 4, 7):
         core = make_core(vocab_size=VOCAB, guides=grammar_guides())
-        new = Add("a", PROMPT, params, 2, guide=spec, outputs=[Said(whole.tokens[:cut], 0.0), None])
+        new = Add("a", PROMPT, params, 2, guide=spec, outputs=[PriorOutput(whole.tokens[:cut], 0.0), None])
         rest = run(core, new)
         assert whole.tokens[:cut] + rest["a:0"].tokens == whole.tokens and set(rest) == {"a:0"}
         core.close()

@@ -14,7 +14,17 @@ from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine import sockets
 from roseinfer.engine.frames import FrameReader, frame
-from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Left, Received, Rejected, Shutdown
+from roseinfer.engine.messages import (
+    Abort,
+    Add,
+    Disconnected,
+    EngineMessage,
+    Failed,
+    Heartbeat,
+    Invalid,
+    Received,
+    Shutdown,
+)
 from roseinfer.engine.sockets import ClientSockets
 
 PATIENCE_S = 10.0
@@ -112,7 +122,7 @@ def test_a_client_that_leaves_is_reported_once_and_sent_nothing_more(place: Plac
     leaving.close()
     received = place.receive(2)
     assert [who for who, _ in received] == [1, 1]
-    assert received[0][1] == Abort(["last words"]) and isinstance(received[1][1], Left)
+    assert received[0][1] == Abort(["last words"]) and isinstance(received[1][1], Disconnected)
     place.clients.send(1, beat(1))
     place.clients.broadcast(beat(2))
     assert staying.read().stats.step == 2
@@ -142,7 +152,7 @@ def test_a_client_that_never_reads_is_given_up(place: Place, monkeypatch: pytest
     place.clients.receive(0.05)
     for _ in range(30):
         place.clients.send(0, Failed("x" * 100_000))
-    assert place.receive(1) == [(0, Left())]
+    assert place.receive(1) == [(0, Disconnected())]
 
 
 def test_last_words_are_said_before_the_end(place: Place) -> None:
@@ -166,5 +176,5 @@ def test_a_request_that_cannot_be_read_comes_as_the_answer_to_it(place: Place) -
     bad, read, unread = [message for _, message in place.receive(3)]
     assert read == good
     for rejected, name in ((bad, "bad"), (unread, "worse")):
-        assert isinstance(rejected, Rejected)
+        assert isinstance(rejected, Invalid)
         assert rejected.request_id == name and "Expected `int`" in rejected.message

@@ -14,7 +14,7 @@ from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.engine.start import load_tokenizer
-from roseinfer.engine.transport import SocketTransport
+from roseinfer.engine.transport import UnixSocketTransport
 from tests.helpers.hanging_engine import HangingTransport
 from tests.server.real_server import priced
 
@@ -30,7 +30,7 @@ def test_the_step_that_hangs_is_named_in_the_log(tmp_path: Path, caplog: pytest.
         await crew.launch()
         await crew.connect()
         tokenizer = load_tokenizer(config.model)
-        client = await AsyncEngine.start(SocketTransport(crew.addresses[0]), tokenizer)
+        client = await AsyncEngine.start(UnixSocketTransport(crew.addresses[0]), tokenizer)
         try:
             params = SamplingParams(max_tokens=3)
             client.generate(GenerateRequest(request_id="a", prompt_ids=[40, 41], params=params))

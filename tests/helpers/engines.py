@@ -7,7 +7,7 @@ from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.guides import Guides
+from roseinfer.engine.guided.guides import GuideFactory
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost.online_fit import CostModel
@@ -33,7 +33,7 @@ def make_core(
     vocab_size: int = 50,
     drafter: Drafter | None = None,
     engine: type[EngineCore] = EngineCore,
-    guides: Guides | None = None,
+    guides: GuideFactory | None = None,
     num_host_blocks: int = 0,
     offloading: Offloading | None = None,
     **scheduler: object,
@@ -73,7 +73,7 @@ def add(
     guide: str | None = None,
     **params: object,
 ) -> None:
-    """`guide`: a grammar that the core's `Guides` know."""
+    """`guide`: a grammar that the core's `GuideFactory` know."""
     sampling = SamplingParams(**{"max_tokens": 8, **params})
     spec = None if guide is None else GuideSpec(grammar=guide)
     core.add(Add(request_id, prompt, sampling, n, RequestMeta(cache_salt=salt), spec))

@@ -1,4 +1,4 @@
-"""Guides whose rules are arithmetic, so that a test can say afterwards whether an output obeys."""
+"""GuideFactory whose rules are arithmetic, so that a test can say afterwards whether an output obeys."""
 
 import math
 from array import array
@@ -8,7 +8,7 @@ from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import GuideStats
 from roseinfer.core.plan import TokenMasks
-from roseinfer.engine.guides import MaskSource
+from roseinfer.engine.guided.guides import MaskSource
 
 
 class Arithmetic:
@@ -61,7 +61,7 @@ class Arithmetic:
 
 
 class ArithmeticBlueprint:
-    """Guides at the start of an output. `ready`: as its test says."""
+    """GuideFactory at the start of an output. `ready`: as its test says."""
 
     def __init__(self, rule: str, guides: "ArithmeticGuides", ready: bool = True) -> None:
         self.ready = ready

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from roseinfer.engine.remote.address import HostPort
+from roseinfer.cluster.remote.address import HostPort
 
 _PIECE_BYTES = 2**16
 

@@ -5,15 +5,16 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from roseinfer.cluster.addresses import EngineAddresses
+from roseinfer.cluster.remote.address import HostPort
+from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.start import routed_engine
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, PricedConfig, SchedulerConfig
 from roseinfer.core.config.replicas import ReplicasConfig
-from roseinfer.engine.live import Inflight
-from roseinfer.engine.places import EnginePlaces
-from roseinfer.engine.remote.address import HostPort
+from roseinfer.engine.live import InflightLimit
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.remote.secret import Secret
-from roseinfer.engine.routed import RoutedEngine
-from roseinfer.engine.start import load_tokenizer, routed_engine
+from roseinfer.engine.start import load_tokenizer
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
 
@@ -65,8 +66,8 @@ async def client(
     tokenizer = load_tokenizer((config or tiny_config()).model)
     replicas = ReplicasConfig(engine_timeout=engine_timeout)
     file = "" if secret_file is None else str(secret_file)
-    places = EnginePlaces(list(map(str, addresses)), None, SECRET.value, stall_s, file)
-    engine = await routed_engine(places, tokenizer, replicas, Inflight(None))
+    places = EngineAddresses(list(map(str, addresses)), None, SECRET.value, stall_s, file)
+    engine = await routed_engine(places, tokenizer, replicas, InflightLimit(None))
     try:
         yield engine
     finally:

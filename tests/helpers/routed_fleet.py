@@ -5,6 +5,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from roseinfer.cluster.endpoint import Connector
+from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason
@@ -13,10 +16,7 @@ from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.board import Board
-from roseinfer.engine.live import Inflight, LiveRequest, LiveRequests
-from roseinfer.engine.routed import RoutedEngine
-from roseinfer.engine.slot import Way
-from roseinfer.engine.standing import Standing
+from roseinfer.engine.live import InflightLimit, LiveRequest, LiveRequests
 from tests.helpers.model_engine import INFO, ModelEngine, Sample, expected_ids
 from tests.helpers.tokenizers import byte_tokenizer
 
@@ -25,7 +25,7 @@ MOST_ENGINES = 64
 
 
 class NoBoard:
-    """A `PromiseReader` of engines that promise nothing."""
+    """A `StatusReader` of engines that promise nothing."""
 
     def written(self, engine: int) -> int:
         return 0
@@ -33,8 +33,8 @@ class NoBoard:
     def read(self, engine: int) -> Promise | None:
         return None
 
-    def standing(self, engine: int) -> Standing:
-        return Standing(EngineState.READY, 1)
+    def standing(self, engine: int) -> EngineStatus:
+        return EngineStatus(EngineState.READY, 1)
 
     def close(self) -> None: ...
 
@@ -43,14 +43,14 @@ NO_BOARD = NoBoard()
 
 
 class Cables:
-    """A `PromiseReader` of a board of which some rows come from hosts that are cut off."""
+    """A `StatusReader` of a board of which some rows come from hosts that are cut off."""
 
     def __init__(self, board: Board, cut_off: set[int]) -> None:
         self.written, self.read, self.close = board.written, board.read, board.close
         self._board = board
         self._cut_off = cut_off
 
-    def standing(self, engine: int) -> Standing:
+    def standing(self, engine: int) -> EngineStatus:
         return self._board.standing(engine)._replace(cut_off=engine in self._cut_off)
 
 
@@ -127,7 +127,7 @@ class Fleet:
         self.clock = ManualClock(100.0)
         self.board = Board.create(folder / "board", MOST_ENGINES if changing else engines)
         self.models = [ModelEngine(clock=self.clock) for _ in range(engines)]
-        self.inflight = Inflight()
+        self.inflight = InflightLimit()
         self.requests = LiveRequests(byte_tokenizer(), self.clock, self.inflight, "w")
         self.observed = Observed()
         self.cut_off: set[int] = set()
@@ -140,8 +140,8 @@ class Fleet:
         for number in range(engines):
             self.stand(number, EngineState.READY, 1)
 
-    def _way(self, number: int) -> Way:
-        return Way(lambda: self.models[number], Cables(self.board, self.cut_off))
+    def _way(self, number: int) -> Connector:
+        return Connector(lambda: self.models[number], Cables(self.board, self.cut_off))
 
     @property
     def engines(self) -> list[int]:
@@ -159,7 +159,7 @@ class Fleet:
     def stand(self, number: int, state: EngineState, process: int | None = None) -> None:
         """What the owner says."""
         process = self.board.standing(number).number if process is None else process
-        self.board.set_standing(number, Standing(state, process))
+        self.board.set_standing(number, EngineStatus(state, process))
 
     def promise(self, number: int, **given: object) -> None:
         """What the engine says."""
@@ -220,10 +220,10 @@ class Fleet:
     def requests_to(self, number: int, asked: "Asked") -> None:
         """Put a request into an engine, as a drain might."""
         dispatcher, live = self.routed._dispatcher, asked.live
-        assert live.engine is not None and live.journey is not None and dispatcher is not None
+        assert live.engine is not None and live.routing is not None and dispatcher is not None
         live.engine.withdraw(live)
         but = [other for other in self.engines if other != number]
-        placement = dispatcher._placer.place(live.journey.placement.ask, self.clock.now(), but)
+        placement = dispatcher._placer.place(live.routing.placement.ask, self.clock.now(), but)
         assert placement is not None
         dispatcher._move(live, placement, "drain")
 

@@ -6,7 +6,7 @@ from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.plan import StepLimits
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import Core, EngineCore
-from roseinfer.engine.shelf import GrammarGuides
+from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.grammar.library import GrammarTokens
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.registry import entry_of, make_policy, scheduler_config
@@ -50,7 +50,7 @@ def scripted_engine(tokenizer: Tokenizer, script: Script) -> tuple[Core, EngineI
     config = scheduler_config(max_num_seqs=8, max_num_batched_tokens=1024)
     limits = StepLimits.of(config, CONTEXT)
     scheduler = Scheduler(config, KvManager(BLOCKS, BLOCK_SIZE), make_policy(config), CONTEXT, limits)
-    guides = GrammarGuides(lambda: GrammarTokens.of(tokenizer, vocab_size, (eos,)), vocab_size)
+    guides = GrammarGuideFactory(lambda: GrammarTokens.of(tokenizer, vocab_size, (eos,)), vocab_size)
     core = EngineCore(
         scheduler, runner, MonotonicClock(), depth=1, eos_ids=(eos,), vocab_size=vocab_size, guides=guides
     )

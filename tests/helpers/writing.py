@@ -6,8 +6,8 @@ from concurrent.futures import Future
 
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.plan import TokenMasks
-from roseinfer.engine.constraints import Vocabulary, grammars_of, make_guide
-from roseinfer.engine.shelf import GrammarGuides
+from roseinfer.engine.guided.constraints import Vocabulary, grammars_of, make_guide
+from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.grammar.library import GrammarTokens, compile_grammar
 from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
@@ -29,8 +29,8 @@ TOKENIZER = marked_tokenizer()
 TOKENS = GrammarTokens.of(TOKENIZER, VOCAB, (EOS_ID,))
 
 
-def grammar_guides() -> GrammarGuides:
-    return GrammarGuides(lambda: TOKENS, VOCAB)
+def grammar_guides() -> GrammarGuideFactory:
+    return GrammarGuideFactory(lambda: TOKENS, VOCAB)
 
 
 def text_of(token_ids: Iterable[int]) -> str:

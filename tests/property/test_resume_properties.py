@@ -11,7 +11,7 @@ from roseinfer.core.request import RequestMeta, sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.messages import Add, Said
+from roseinfer.engine.messages import Add, PriorOutput
 from tests.helpers.engines import Collected, gather, make_core, run_dry
 from tests.helpers.guides import ArithmeticGuides
 
@@ -57,7 +57,7 @@ def moved(new: Add, said: dict[str, Collected]) -> Add | None:
     samples = [said.get(sequence_id(new.request_id, index)) for index in range(new.n)]
     if not any(sample and (sample.tokens or sample.end) for sample in samples):
         return new
-    outputs = [None if s and s.end else Said(list(s.tokens) if s else [], 0.1) for s in samples]
+    outputs = [None if s and s.end else PriorOutput(list(s.tokens) if s else [], 0.1) for s in samples]
     if not any(outputs):
         return None
     return Add(new.request_id, new.prompt_ids, new.params, new.n, new.meta, new.guide, outputs=outputs)

@@ -193,8 +193,8 @@ class Story:
             spent = not drained and (self.losses[name] >= 3 or (named and self.blamed[name] >= 1))
             nowhere = not (others or (shelter and one.live.begun))
             if alone or spent or nowhere:
-                homeless = EngineDeadError if one.live.begun and not drained else EngineUnavailableError
-                expected = EngineLostError if alone or spent else homeless
+                lost_request_error = EngineDeadError if one.live.begun and not drained else EngineUnavailableError
+                expected = EngineLostError if alone or spent else lost_request_error
                 assert [type(error) for error in one.reader.errors] == [expected]
             else:
                 assert not one.ended and fleet.where(one) != number, "it goes on"

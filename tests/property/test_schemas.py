@@ -15,8 +15,8 @@ from roseinfer.core.guide import GuideSpec, Thinking
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.messages import Add
-from roseinfer.engine.shelf import GrammarGuides
 from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.json_schema import schema_text
 from roseinfer.grammar.lark import serialised
@@ -72,7 +72,7 @@ LIST = {
     "required": ["v", "next"],
     "additionalProperties": False,
 }
-GUIDES = GrammarGuides(lambda: TOKENS, VOCAB)
+GUIDES = GrammarGuideFactory(lambda: TOKENS, VOCAB)
 
 
 def grammar_of(schema: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.core.why import Foreseen, Why
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.messages import Add, Said
+from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.sched.events import Event
 from roseinfer.sched.policies.common.planned import PlannedDecision
 from roseinfer.sched.policy import Decision, Refusal, View
@@ -188,7 +188,7 @@ def test_what_passed_in_another_engine() -> None:
     params = SamplingParams(max_tokens=3, ignore_eos=True)
     core.add(Add("again", [1, 2], params, age_s=5.0, moved=True))
     core.add(Add("plain", [1, 2], params, age_s=5.0))
-    core.add(Add("resumed", [1, 2], params, 2, age_s=7.0, outputs=[Said([4], 1.0), None]))
+    core.add(Add("resumed", [1, 2], params, 2, age_s=7.0, outputs=[PriorOutput([4], 1.0), None]))
     whys = run(core)
     assert dict(whys["resumed"].waited) == {Cause.ENGINE: 7.0, Cause.SEATS: 2.0}
     assert dict(whys["again"].waited) == {Cause.ENGINE: 5.0, Cause.SEATS: 4.0}

@@ -24,7 +24,7 @@ from roseinfer.engine.api import (
     Sink,
     StepRecord,
 )
-from roseinfer.engine.parsed import ParsedText
+from roseinfer.engine.parsed import ParsedSequenceText
 from roseinfer.text.tokenizer import Tokenizer
 
 INFO = EngineInfo(
@@ -161,7 +161,7 @@ class FakeEngine:
         ids = self.tokenizer.encode(reply, add_special_tokens=False)
         reason = FinishReason.STOP if len(ids) <= request.params.max_tokens else FinishReason.LENGTH
         ids = ids[: request.params.max_tokens]
-        text = ParsedText(index, request.params, self.tokenizer, request.parser())
+        text = ParsedSequenceText(index, request.params, self.tokenizer, request.parser())
         started = Started(0, *TIMES[:3])
         for i, token in enumerate(ids):
             end = End(reason, TIMES, preemptions=1) if i == len(ids) - 1 else None

@@ -4,7 +4,7 @@ from typing import Any
 
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.client import AsyncEngine
-from roseinfer.engine.own_thread import ThreadTransport
+from roseinfer.engine.thread_transport import ThreadTransport
 from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.scripted import Script, ScriptedRunner, scripted_engine
 from tests.server.live import LiveServer

@@ -5,14 +5,14 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from roseinfer.cluster.addresses import EngineAddresses
+from roseinfer.cluster.remote.address import HostPort
+from roseinfer.cluster.remote.engines import RemoteEngines
+from roseinfer.cluster.remote.rolling_restart import rolling_restart
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState, StepRecord
-from roseinfer.engine.places import EnginePlaces
 from roseinfer.engine.private import private_folder, remove_folder
-from roseinfer.engine.remote.address import HostPort
-from roseinfer.engine.remote.engines import RemoteEngines
 from roseinfer.engine.remote.handshake import HandshakeError
-from roseinfer.engine.remote.renewal import renew_all
 from roseinfer.engine.remote.secret import SecretFile
 
 log = logging.getLogger("roseinfer.engine.remote")
@@ -60,9 +60,9 @@ class RemoteCrew:
             raise HandshakeError(f"the engine at {self.addresses[0]} cannot be reached: {known[0]}", known[0].verdict)
 
     @property
-    def places(self) -> EnginePlaces:
+    def places(self) -> EngineAddresses:
         secret = self._secret
-        return EnginePlaces(list(map(str, self.addresses)), None, secret.now().value, self._lost_s, str(secret.path))
+        return EngineAddresses(list(map(str, self.addresses)), None, secret.now().value, self._lost_s, str(secret.path))
 
     def reports(self) -> list[EngineReport]:
         return [self._report(number) for number in range(len(self.addresses))]
@@ -86,11 +86,11 @@ class RemoteCrew:
             listener(number, step)
 
     async def roll(self) -> None:
-        """Have their keepers restart all engines, one after the other, see `renew_all`. A call while this is under way
-        waits for its end.
+        """Have their keepers restart all engines, one after the other, see `rolling_restart`. A call while this is
+        under way waits for its end.
         """
         if self._rolling is None or self._rolling.done():
-            work = renew_all(self.addresses, self._engines, self._secret, lost_s=self._lost_s)
+            work = rolling_restart(self.addresses, self._engines, self._secret, lost_s=self._lost_s)
             self._rolling = asyncio.create_task(work)
         else:
             log.info("a rolling restart is under way already")

@@ -7,8 +7,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from roseinfer.cluster.remote.address import HostPort
 from roseinfer.engine.remote import tcp
-from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.handshake import Greeted, HandshakeError, receive
 from roseinfer.engine.remote.secret import SecretSource
 

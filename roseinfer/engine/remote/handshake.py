@@ -18,8 +18,8 @@ from enum import IntEnum
 from hashlib import sha256
 from typing import NamedTuple
 
+from roseinfer.cluster.remote.schema import schema
 from roseinfer.core.errors import EngineDeadError
-from roseinfer.engine.remote.schema import schema
 from roseinfer.engine.remote.sealed import Keys
 from roseinfer.engine.remote.secret import Secret
 
@@ -56,7 +56,7 @@ class HandshakeError(EngineDeadError):
 
 
 class Greeted(NamedTuple):
-    """A connection that is good. `number`: of the engine's process, see `Standing`."""
+    """A connection that is good. `number`: of the engine's process, see `EngineStatus`."""
 
     keys: Keys
     purpose: Purpose

@@ -10,22 +10,22 @@ from typing import cast
 
 import msgspec
 
+from roseinfer.cluster.remote.address import HostPort
+from roseinfer.cluster.remote.messages import StatusUpdate
+from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.promise import Promise
-from roseinfer.engine.api import EngineInfo, EngineReport, EngineState, StepRecord, Visitors
+from roseinfer.engine.api import EngineInfo, EngineReport, EngineState, PortStats, StepRecord
 from roseinfer.engine.crew import EngineCrew, Make
 from roseinfer.engine.life import Process
 from roseinfer.engine.own_process import Place, ProcessTransport
-from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.door import door, pass_on
 from roseinfer.engine.remote.gate import Gate
 from roseinfer.engine.remote.handshake import Greeted, Purpose
-from roseinfer.engine.remote.messages import Tidings
 from roseinfer.engine.remote.sealed import SealedFrames
 from roseinfer.engine.remote.secret import SecretSource
-from roseinfer.engine.standing import Standing
 
 log = logging.getLogger("roseinfer.engine.remote")
 
@@ -70,7 +70,7 @@ class EngineKeeper:
         self._followers: set[_Follower] = set()
         self._steps: list[StepRecord] = []
         self._telling: asyncio.Task[None] | None = None
-        self._told = Standing()
+        self._told = EngineStatus()
         self._up = asyncio.Event()
         self._renewing: asyncio.Task[None] | None = None
         self._draining = False
@@ -107,7 +107,7 @@ class EngineKeeper:
         return info
 
     def report(self) -> EngineReport:
-        return replace(self._crew.reports()[0], visitors=Visitors(len(self._followers), self._gate.refused))
+        return replace(self._crew.reports()[0], port_stats=PortStats(len(self._followers), self._gate.refused))
 
     def promise(self) -> Promise | None:
         """What the engine has promised last; None: nothing."""
@@ -155,7 +155,7 @@ class EngineKeeper:
 
     def _admit(self, connection: socket.socket, greeted: Greeted) -> bool:
         if greeted.purpose is Purpose.FOLLOW:
-            self._followers.add(_Follower(connection, greeted, self._followers, self._tidings([])))
+            self._followers.add(_Follower(connection, greeted, self._followers, self._status_update([])))
             return True
         if greeted.purpose is Purpose.RENEW:
             if not self._draining:
@@ -186,10 +186,10 @@ class EngineKeeper:
         if self._followers:
             self._steps.append(step)
 
-    def _tidings(self, steps: list[StepRecord]) -> Tidings:
+    def _status_update(self, steps: list[StepRecord]) -> StatusUpdate:
         # Promises are the engine's to tell, as of an age: their times here are of this host's clock.
         report = replace(self.report(), promise=None)
-        return Tidings(self._crew.standing(0), report, steps, self._clock.now())
+        return StatusUpdate(self._crew.standing(0), report, steps, self._clock.now())
 
     async def _tell(self) -> None:
         looks = 0
@@ -202,7 +202,7 @@ class EngineKeeper:
             looks, self._told = 0, standing
             steps, self._steps = self._steps, []
             if self._followers:
-                message = msgspec.msgpack.encode(self._tidings(steps))
+                message = msgspec.msgpack.encode(self._status_update(steps))
                 for follower in list(self._followers):
                     follower.tell(message)
 
@@ -211,7 +211,7 @@ class _Follower(asyncio.Protocol):
     """Somebody who wants to know how the engine does, and has nothing to say."""
 
     def __init__(
-        self, connection: socket.socket, greeted: Greeted, followers: "set[_Follower]", first: Tidings
+        self, connection: socket.socket, greeted: Greeted, followers: "set[_Follower]", first: StatusUpdate
     ) -> None:
         self._frames = SealedFrames(greeted.keys)
         self._followers = followers

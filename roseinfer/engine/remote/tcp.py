@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
+from roseinfer.cluster.remote.address import HostPort
 from roseinfer.core.errors import ConfigError
-from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.handshake import Greeted, Purpose, introduce
 from roseinfer.engine.remote.secret import Secret
 

@@ -4,14 +4,14 @@ import asyncio
 import socket
 from typing import Protocol
 
+from roseinfer.cluster.remote.address import HostPort
 from roseinfer.core.promise import Promise
-from roseinfer.engine.messages import EngineMessage, Promised
+from roseinfer.engine.messages import EngineMessage, PromiseUpdate
 from roseinfer.engine.remote import tcp
-from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.handshake import Greeted, HandshakeError, Purpose
 from roseinfer.engine.remote.sealed import SealedFrames
 from roseinfer.engine.remote.secret import SecretSource
-from roseinfer.engine.transport import Link, LinkTransport, OnDeath, OnMessage
+from roseinfer.engine.transport import ConnectionTransport, EngineConnection, OnDeath, OnMessage
 
 # What waits to be sent to an engine that does not read.
 MAX_UNSENT_BYTES = 2**28
@@ -23,7 +23,7 @@ class Listener(Protocol):
     """Who is told of what comes by the connection, beside answers."""
 
     def connected(self, transport: "TcpTransport", number: int) -> None:
-        """It leads to the engine's process of that number, see `Standing`."""
+        """It leads to the engine's process of that number, see `EngineStatus`."""
         ...
 
     def promised(self, promise: Promise, age_s: float) -> None: ...
@@ -31,7 +31,7 @@ class Listener(Protocol):
     def refused(self, error: HandshakeError) -> None: ...
 
 
-class TcpTransport(LinkTransport):
+class TcpTransport(ConnectionTransport):
     """An engine that a keeper at `address` owns. `listener` is told what is no answer."""
 
     def __init__(self, address: HostPort, secret: SecretSource, listener: Listener) -> None:
@@ -40,7 +40,7 @@ class TcpTransport(LinkTransport):
         self._secret = secret
         self._listener = listener
 
-    async def open(self, on_message: OnMessage, on_death: OnDeath) -> Link:
+    async def open(self, on_message: OnMessage, on_death: OnDeath) -> EngineConnection:
         try:
             connection, greeted, round_trip_s = await tcp.connect(self._where, self._secret.now(), Purpose.ENGINE)
         except HandshakeError as error:
@@ -56,8 +56,8 @@ class TcpTransport(LinkTransport):
 
     async def _link_over(
         self, connection: socket.socket, greeted: Greeted, on_message: OnMessage, on_death: OnDeath
-    ) -> Link:
-        link = Link(on_message, on_death, SealedFrames(greeted.keys), MAX_UNSENT_BYTES)
+    ) -> EngineConnection:
+        link = EngineConnection(on_message, on_death, SealedFrames(greeted.keys), MAX_UNSENT_BYTES)
         await asyncio.get_running_loop().create_connection(lambda: link, sock=connection)
         return link
 
@@ -68,7 +68,7 @@ class TcpTransport(LinkTransport):
         older_s = min(round_trip_s, MAX_ROUND_TRIP_S)
 
         def take(message: EngineMessage) -> None:
-            if isinstance(message, Promised):
+            if isinstance(message, PromiseUpdate):
                 self._listener.promised(message.promise, message.age_s + older_s)
             else:
                 on_message(message)

@@ -7,10 +7,10 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
+from roseinfer.cluster.addresses import EngineAddresses
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.frames import FrameReader, frame
-from roseinfer.engine.places import EnginePlaces
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.request.slo_classes import SloClasses
 
@@ -27,7 +27,7 @@ class WorkerBoot(msgspec.Struct):
     slo_classes: SloClasses
     model_name: str
     tokenizer: str
-    engines: EnginePlaces
+    engines: EngineAddresses
     record: str | None
     response_file: str | None
     max_inflight: int | None

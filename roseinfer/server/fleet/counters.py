@@ -4,7 +4,7 @@ import mmap
 import os
 from enum import IntEnum
 
-from roseinfer.engine.live import Inflight
+from roseinfer.engine.live import InflightLimit
 from roseinfer.server.request.lifecycle import Occupancy
 
 _COUNT_BYTES = 8
@@ -77,7 +77,7 @@ class SharedOccupancy(Occupancy):
         return self._counters.total(Count.PROMPTS)
 
 
-class SharedInflight(Inflight):
+class SharedInflight(InflightLimit):
     """The limit on requests in the engine, over all workers."""
 
     def __init__(self, limit: int | None, counters: SharedCounters, worker: int) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from roseinfer.cluster.start import engine_crew, router_record
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.start import engine_crew, router_record
 from roseinfer.server.console.looking import tell_of_machine
 from roseinfer.server.console.steps import MAX_STEPS
 from roseinfer.server.fleet.acceptor import Acceptor

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import uvicorn
 
+from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.start import routed_engine
 from roseinfer.core.errors import RoseinferError
-from roseinfer.engine.routed import RoutedEngine
-from roseinfer.engine.start import routed_engine
 from roseinfer.server.app import server_parts
 from roseinfer.server.fleet.control import (
     Answers,

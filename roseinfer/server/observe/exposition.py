@@ -9,9 +9,9 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
+from roseinfer.cluster.forecast import forecasts
 from roseinfer.core.outputs import GuideStats, OffloadStats, PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState
-from roseinfer.engine.prospects import prospects
 from roseinfer.server.observe.metrics import LABELS
 from roseinfer.server.observe.tallies import Numbers, Tallies, total
 
@@ -107,11 +107,11 @@ def _life(report: EngineReport, up: bool, breakers: Sequence[int]) -> Iterator[_
     yield _counter("roseinfer:engine_restarts", help, report.restarts)
     help = "Times that the engine ended by itself, or was killed because it hung"
     yield _counter("roseinfer:engine_deaths", help, report.deaths)
-    if report.visitors is not None:
+    if report.port_stats is not None:
         help = "Processes that follow the engine from this host or others"
-        yield _gauge("roseinfer:engine_clients", help, report.visitors.clients)
+        yield _gauge("roseinfer:engine_clients", help, report.port_stats.clients)
         help = "Connections to the engine's port that were refused: wrong secret, version or words, or too slow"
-        yield _counter("roseinfer:engine_refused_peers", help, report.visitors.refused)
+        yield _counter("roseinfer:engine_refused_peers", help, report.port_stats.refused)
     help = "API processes that send the engine nothing for now because it failed them"
     yield _gauge("roseinfer:router_breakers_open", help, breakers.count(report.engine))
 
@@ -188,7 +188,7 @@ def _objectives(policy: PolicyStats) -> Iterator[_Sample]:
 
 def _prospects(report: EngineReport) -> Iterator[_Sample]:
     """What a request without objectives could expect that came now."""
-    for prospect in prospects([report], monotonic(), TOLD_PROMPT_TOKENS):
+    for prospect in forecasts([report], monotonic(), TOLD_PROMPT_TOKENS):
         help = "Expected time to first token of a prompt of so many tokens, none of which is in the prefix cache"
         length = str(TOLD_PROMPT_TOKENS)
         yield _gauge("roseinfer:predicted_ttft_seconds", help, prospect.ttft_s, prompt_tokens=length)

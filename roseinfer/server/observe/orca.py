@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from roseinfer.cluster.forecast import forecasts
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineInfo, EngineReport
-from roseinfer.engine.prospects import prospects
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.observe.exposition import TOLD_PROMPT_TOKENS, UP
 
@@ -96,7 +96,7 @@ def named_metrics(reports: Sequence[EngineReport], now_s: float) -> dict[str, fl
     busy = [one.policy.utilisation for one in stats if one.policy is not None and one.policy.utilisation is not None]
     if busy:
         named["slo_utilisation"] = sum(busy) / len(busy)
-    best = prospects(up, now_s, TOLD_PROMPT_TOKENS)
+    best = forecasts(up, now_s, TOLD_PROMPT_TOKENS)
     if best:
         named["predicted_ttft_ms_1k"] = 1000 * best[0].ttft_s
     return named

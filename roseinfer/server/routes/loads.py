@@ -8,10 +8,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from roseinfer.cluster.forecast import Forecast, forecasts
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineInfo, EngineReport
-from roseinfer.engine.prospects import Prospect, prospects
 from roseinfer.server.answer_shapes import EngineLoads, PromiseAnswer
 from roseinfer.server.documents import docs
 from roseinfer.server.http.body import JsonResponse
@@ -49,7 +49,7 @@ def add(app: FastAPI, service: Service) -> None:
             raise bad_request("prompt_tokens is required: the length of the prompt", "prompt_tokens")
         slo = Slo(_seconds(asked, "ttft_ms"), _seconds(asked, "tpot_ms"), _seconds(asked, "e2e_ms"))
         reports = backend.engine.reports()
-        found = prospects(reports, service.clock.now(), prompt, slo, output_tokens=output or 0, samples=n or 1)
+        found = forecasts(reports, service.clock.now(), prompt, slo, output_tokens=output or 0, samples=n or 1)
         return JsonResponse(_answer(prompt, found))
 
     described = docs(EngineLoads, 400, 401, 503)
@@ -127,7 +127,7 @@ def _seconds(asked: Mapping[str, str], name: str) -> float | None:
     return positive(name, asked[name]) / 1000 if name in asked else None
 
 
-def _answer(prompt_tokens: int, found: list[Prospect]) -> dict[str, Any]:
+def _answer(prompt_tokens: int, found: list[Forecast]) -> dict[str, Any]:
     best = found[0] if found else None
     return {
         "prompt_tokens": prompt_tokens,
@@ -146,7 +146,7 @@ def _answer(prompt_tokens: int, found: list[Prospect]) -> dict[str, Any]:
     }
 
 
-def _ms(prospect: Prospect) -> float:
+def _ms(prospect: Forecast) -> float:
     return round(1000 * prospect.ttft_s, 3)
 
 

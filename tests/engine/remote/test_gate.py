@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from roseinfer.cluster.remote.address import HostPort
 from roseinfer.core.errors import ConfigError
 from roseinfer.engine.remote import gate as module
 from roseinfer.engine.remote import tcp
-from roseinfer.engine.remote.address import HostPort
 from roseinfer.engine.remote.gate import Gate, Refusals
 from roseinfer.engine.remote.handshake import Greeted, HandshakeError, Purpose
 from roseinfer.engine.remote.secret import Secret

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from roseinfer.cluster.remote import schema
 from roseinfer.engine.remote import handshake as module
-from roseinfer.engine.remote import schema
 from roseinfer.engine.remote.handshake import Greeted, HandshakeError, Purpose, Verdict, introduce, receive
 from roseinfer.engine.remote.secret import Secret
 

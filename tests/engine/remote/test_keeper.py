@@ -8,15 +8,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from roseinfer.cluster.devices import EngineSpec, engine_specs
+from roseinfer.cluster.remote.address import HostPort
+from roseinfer.cluster.remote.engines import RemoteEngines
+from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine import crew
 from roseinfer.engine.api import EngineState, GenerateRequest
-from roseinfer.engine.devices import EngineSpec, engine_specs
-from roseinfer.engine.remote.address import HostPort
-from roseinfer.engine.remote.engines import RemoteEngines
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.remote.secret import Secret, SecretFile
-from roseinfer.engine.routed import RoutedEngine
 from tests.helpers.in_loop import PATIENCE_S, run, until
 from tests.helpers.remote import LOOPBACK, SECRET, client, keeper, priced_config
 
@@ -94,7 +94,7 @@ def test_who_comes_while_the_keeper_looks_for_devices_waits_and_is_told(tmp_path
         found.set()
         await launching
         await until(lambda: engines.standing(0).number == 1)
-        assert kept.report().visitors.refused == 0
+        assert kept.report().port_stats.refused == 0
         engines.close()
         await kept.close()
 
@@ -120,7 +120,7 @@ def test_another_secret_in_the_file_is_asked_for_of_who_connects_then(tmp_path: 
             write(theirs, value=b"quite another secret")
             assert await answer(engine, ask("b")) == before
             os.kill(pid(kept), signal.SIGKILL)
-            await until(lambda: kept.report().visitors.refused > 0)
+            await until(lambda: kept.report().port_stats.refused > 0)
             write(ours, value=b"quite another secret")
             await until(lambda: engine.health().alive)
             assert await answer(engine, ask("c")) == before

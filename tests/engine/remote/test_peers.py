@@ -17,13 +17,13 @@ from roseinfer.engine.messages import (
     OWNER,
     Abort,
     Add,
+    Disconnected,
     Drain,
     EngineMessage,
     Heartbeat,
-    Left,
-    Promised,
+    Invalid,
+    PromiseUpdate,
     Received,
-    Rejected,
     Shutdown,
 )
 from roseinfer.engine.remote.door import door, pass_on
@@ -115,7 +115,7 @@ def test_peers_are_served_like_clients_of_this_host_but_never_own_the_engine(pla
     place.clients.send(first, BEAT)
     assert peer.read() == BEAT
     peer.socket.close()
-    assert place.receive(1) == [(first, Left())]
+    assert place.receive(1) == [(first, Disconnected())]
 
 
 def test_whoever_was_passed_on_before_the_owner_was_accepted_is_no_owner(place: Place) -> None:
@@ -138,7 +138,7 @@ def test_peers_are_told_promises_with_their_age_and_not_too_often(place: Place) 
     began_s = time.monotonic()
     place.clients.publish(Promise(began_s - 2.0, step_s=0.5, running=3))
     promised = peer.read()
-    assert isinstance(promised, Promised) and promised.promise.running == 3
+    assert isinstance(promised, PromiseUpdate) and promised.promise.running == 3
     assert 2.0 <= promised.age_s <= 2.0 + time.monotonic() - began_s
     for step in range(100):
         place.clients.publish(Promise(time.monotonic(), step_s=1e-4, steps=step))
@@ -146,7 +146,7 @@ def test_peers_are_told_promises_with_their_age_and_not_too_often(place: Place) 
     told = [promised]
     while told[-1].promise.steps < 100:
         message = peer.read()
-        assert isinstance(message, Promised)
+        assert isinstance(message, PromiseUpdate)
         told.append(message)
     assert len(told) < 60, "steps that are over in no time are not told one by one"
     with pytest.raises(BlockingIOError):
@@ -159,7 +159,7 @@ def test_a_peer_that_comes_late_is_told_the_newest_promise_at_once(place: Place)
     peer = place.peer()
     assert peer.read() == BEAT
     promised = peer.read()
-    assert isinstance(promised, Promised) and promised.promise.steps == 7 and promised.age_s >= 5.0
+    assert isinstance(promised, PromiseUpdate) and promised.promise.steps == 7 and promised.age_s >= 5.0
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -172,7 +172,7 @@ def test_bytes_that_are_no_message_end_that_peer_alone(
     bad.socket.shutdown(socket.SHUT_WR)
     good.send(Abort(["x"]))
     received = place.receive(2)
-    assert sorted(type(message).__name__ for _, message in received) == ["Abort", "Left"]
+    assert sorted(type(message).__name__ for _, message in received) == ["Abort", "Disconnected"]
     assert bad.cut
     assert len(caplog.messages) <= 1
     place.clients.broadcast(BEAT)
@@ -192,7 +192,7 @@ def test_bytes_that_are_no_message_end_that_peer_alone(
 def test_a_sealed_frame_that_is_no_message_ends_that_peer_alone(place: Place, body: bytes) -> None:
     good, bad = place.peer(), place.peer()
     bad.socket.sendall(bad.frames.wrap(body))
-    assert [message for _, message in place.receive(1)] == [Left()]
+    assert [message for _, message in place.receive(1)] == [Disconnected()]
     assert bad.cut
     good.send(Drain())
     assert [message for _, message in place.receive(1)] == [Drain()]
@@ -202,7 +202,7 @@ def test_a_request_that_cannot_be_read_is_refused_and_the_peer_stays(place: Plac
     peer = place.peer()
     peer.send(["add", "r", "no list", {}])
     [(number, rejected)] = place.receive(1)
-    assert isinstance(rejected, Rejected) and rejected.request_id == "r"
+    assert isinstance(rejected, Invalid) and rejected.request_id == "r"
     place.clients.send(number, rejected)
     assert peer.read() == rejected
 
@@ -210,7 +210,7 @@ def test_a_request_that_cannot_be_read_is_refused_and_the_peer_stays(place: Plac
 def test_a_huge_frame_is_not_waited_for(place: Place) -> None:
     peer = place.peer()
     peer.socket.sendall((2**32 - 1).to_bytes(4, "little"))
-    assert [message for _, message in place.receive(1)] == [Left()]
+    assert [message for _, message in place.receive(1)] == [Disconnected()]
     assert peer.cut
 
 
@@ -218,8 +218,8 @@ def test_a_message_that_is_too_long_for_a_peer_ends_that_peer_alone(place: Place
     good, other = place.peer(), place.peer()
     good.send(Drain())
     [(number, _)] = place.receive(1)
-    place.clients.send(number + 1, Rejected("r", "x" * MAX_FRAME_BYTES, None, None))
-    assert place.receive(1) == [(number + 1, Left())] and other.cut
+    place.clients.send(number + 1, Invalid("r", "x" * MAX_FRAME_BYTES, None, None))
+    assert place.receive(1) == [(number + 1, Disconnected())] and other.cut
     place.clients.broadcast(BEAT)
     assert good.read() == BEAT
 
@@ -227,7 +227,7 @@ def test_a_message_that_is_too_long_for_a_peer_ends_that_peer_alone(place: Place
 def test_a_peer_without_keys_is_let_go_at_its_first_word(place: Place) -> None:
     peer = place.peer()
     peer.socket.sendall(frame(msgspec.msgpack.encode(Abort(["x"]))))
-    assert [message for _, message in place.receive(1)] == [Left()]
+    assert [message for _, message in place.receive(1)] == [Disconnected()]
 
 
 def test_a_door_that_nobody_looks_at_fills_and_says_so() -> None:

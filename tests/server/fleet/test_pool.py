@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from roseinfer.cluster.addresses import EngineAddresses
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
-from roseinfer.engine.places import EnginePlaces
 from roseinfer.server.fleet import pool as module
 from roseinfer.server.fleet.control import Drain, FromManager, FromWorker, Serving, Stop, WorkerBoot
 from roseinfer.server.fleet.heartbeat import Silence
@@ -152,7 +152,7 @@ def boot(index: int, number: int, control: int, connections: int) -> WorkerBoot:
         model_name="none",
         tokenizer="none",
         replicas=ReplicasConfig(),
-        engines=EnginePlaces(["none"], "none"),
+        engines=EngineAddresses(["none"], "none"),
         record=None,
         response_file=None,
         max_inflight=None,

@@ -11,7 +11,7 @@ from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTime
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.output import merge
-from roseinfer.engine.parsed import ParsedText
+from roseinfer.engine.parsed import ParsedSequenceText
 from roseinfer.server.formats.chat import ChatFormat
 from roseinfer.server.request.job import Job, Prompt, StreamChoices, Usage
 from tests.helpers.parsers import BracketParser
@@ -26,7 +26,7 @@ USAGE = Usage(3, 9, 0, 4)
 def chunks(said: str, end: FinishReason = FinishReason.STOP, **params: Any) -> list[SequenceChunk]:
     """A token each; the last one is EOS if it ends with `stop`."""
     tokens = [*said.encode()] + ([EOS_ID] if end is FinishReason.STOP else [])
-    text, found = ParsedText(0, SamplingParams(**params), TOKENIZER, BracketParser()), []
+    text, found = ParsedSequenceText(0, SamplingParams(**params), TOKENIZER, BracketParser()), []
     for i, token in enumerate(tokens):
         last = i == len(tokens) - 1
         ended = End(end, TIMES, stop_token=EOS_ID if token == EOS_ID else None) if last else None

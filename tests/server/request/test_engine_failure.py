@@ -8,7 +8,7 @@ import pytest
 
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.engine.client import AsyncEngine
-from roseinfer.engine.own_thread import ThreadTransport
+from roseinfer.engine.thread_transport import ThreadTransport
 from tests.helpers.engines import make_core
 from tests.helpers.fake_runner import FakeRunner
 from tests.server.live import PATIENCE_S, LiveServer, http_post, read_all

@@ -1,0 +1,324 @@
+"""Which of several engines a request goes to, and where it goes on if that one refuses it, drains, hangs or dies."""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from math import inf
+
+from roseinfer.cluster.endpoint import Endpoint
+from roseinfer.cluster.endpoints import Endpoints, lost_request_error
+from roseinfer.cluster.routing import RoutingState, new_ask, prompt_block_keys, resumed_ask
+from roseinfer.core.clock import Clock
+from roseinfer.core.errors import EngineDeadError, EngineLostError, InvalidRequestError
+from roseinfer.core.slo import Cause, Rejection
+from roseinfer.engine.api import RoutingObserver
+from roseinfer.engine.live import LiveRequest, LiveRequests
+from roseinfer.router.base import Ask, Outlook, Placement
+from roseinfer.router.breaker import Outcome
+from roseinfer.router.placer import Placer
+
+log = logging.getLogger(__name__)
+
+# A request that comes so soon after another one is placed by what was seen for that: promises change once a step.
+LOOK_AGAIN_S = 0.001
+# How many engines may be lost under a request that may be to blame for it, and under one that is not.
+MOST_BLAMED = 1
+MOST_LOSSES = 3
+
+
+class NullRoutingObserver:
+    """A `RoutingObserver` that looks away."""
+
+    def placed(self, engine: int, reason: str) -> None: ...
+
+    def retried(self, engine: int) -> None: ...
+
+    def placed_again(self, engine: int, cause: str) -> None: ...
+
+    def resumed(self, engine: int, cause: str) -> None: ...
+
+    def breaker(self, engine: int, open: bool) -> None: ...
+
+    def came(self, engine: int) -> None: ...
+
+    def left(self, engine: int) -> None: ...
+
+
+class Dispatcher:
+    """`keyed`: whether the router looks at the keys of prompts, in blocks of `block_size` tokens.
+
+    Whatever happens to a request happens between two calls: none is ever on its way, so it can be cancelled at any
+    time, and an engine that is lost has it or has it not.
+    """
+
+    def __init__(
+        self,
+        slots: Endpoints,
+        placer: Placer,
+        requests: LiveRequests,
+        *,
+        keyed: bool,
+        block_size: int,
+    ) -> None:
+        self._observer: RoutingObserver = NullRoutingObserver()
+        self._slots = slots
+        self._placer = placer
+        self._requests = requests
+        self._clock: Clock = requests.clock
+        self._keyed = keyed
+        self._block_size = block_size
+        self._open_breakers: set[int] = set()
+        self._quiet: set[int] = set()
+        self._looked_s = -inf
+
+    # --- new requests -------------------------------------------------------------------------------------------
+    def place(self, live: LiveRequest) -> Endpoint | None:
+        """Where a new request is to be sent; None: no engine takes requests."""
+        if self._keyed:
+            live.keys = prompt_block_keys(live.request, self._block_size)
+        now_s = self._clock.now()
+        ask = self._ask(live, now_s)
+        if now_s >= self._looked_s + LOOK_AGAIN_S:
+            self.look()
+        placement = self._placer.place(ask, now_s)
+        if placement is None:
+            return None
+        live.routing = RoutingState.to(placement)
+        self._observer.placed(placement.engine, placement.reason)
+        return self._slots[placement.engine]
+
+    def _ask(self, live: LiveRequest, now_s: float) -> Ask:
+        ask = new_ask(live.request, live.keys, self._block_size, now_s)
+        if not live.begun:
+            return ask
+        return resumed_ask(ask, max(len(text.ids) for text in live.texts if not text.ended), live.left)
+
+    def started(self, live: LiveRequest, cached_tokens: int) -> None:
+        """See `FailoverHandler`."""
+        if isinstance(live.routing, RoutingState):
+            placement = live.routing.placement
+            self._placer.started(placement, cached_tokens)
+            self._placer.report(placement.engine, Outcome.ANSWERED, self._clock.now())
+
+    def cancelled(self, live: LiveRequest) -> None:
+        """See `FailoverHandler`."""
+        if not live.begun:
+            self._placer.ended_unstarted(_routing(live).placement)
+
+    def observe(self, observer: RoutingObserver) -> None:
+        """Tell it, from now on, what becomes of requests; first who is there."""
+        self._observer = observer
+        for slot in self._slots:
+            observer.came(slot.number)
+
+    # --- engines that come and go -------------------------------------------------------------------------------
+    def came(self, number: int) -> None:
+        """There is one more, which has yet to be reached."""
+        self._placer.add(number)
+        self._placer.set_up(number, False)
+        self._observer.came(number)
+
+    def left(self, number: int) -> None:
+        """It is gone for good, and no request was in it."""
+        self._placer.drop(number)
+        self._quiet.discard(number)
+        self._open_breakers.discard(number)
+        self._observer.left(number)
+
+    # --- what engines say ---------------------------------------------------------------------------------------
+    def risen(self, slot: Endpoint, another: bool) -> None:
+        """An engine can be reached, `another` process than before or the same."""
+        if another:
+            self._placer.forget(slot.number)
+        self.look()
+
+    def look(self) -> None:
+        """Tell the router what the engines have said since it was told last."""
+        self._looked_s = self._clock.now()
+        for slot in self._slots:
+            promise = slot.look()
+            if promise is not None:
+                self._placer.update(slot.number, promise)
+            self._placer.set_up(slot.number, slot.takes)
+
+    def tend(self) -> None:
+        """Now and then: requests leave engines that drain or hang."""
+        self.look()
+        for slot in self._slots:
+            if slot.engine is not None and slot.quiet:
+                self._empty(slot, "quiet", partial(_has_lost_enough, blamed=not slot.cut_off))
+            elif slot.engine is not None and slot.draining:
+                self._empty(slot, "drain", _nobody if slot.spent else _has_begun)
+        self._note_faults()
+        self._note_breakers()
+
+    def _note_faults(self) -> None:
+        """That an engine hangs is one fault, however long it does."""
+        quiet = {slot.number for slot in self._slots if slot.engine is not None and slot.quiet}
+        for number in quiet - self._quiet:
+            self._placer.report(number, Outcome.FAULT, self._clock.now())
+        self._quiet = quiet
+
+    def _note_breakers(self) -> None:
+        is_open = {slot.number for slot in self._slots if self._placer.breaker_open(slot.number)}
+        for number in is_open ^ self._open_breakers:
+            self._observer.breaker(number, number in is_open)
+        self._open_breakers = is_open
+
+    # --- requests that leave an engine --------------------------------------------------------------------------
+    def _empty(self, slot: Endpoint, cause: str, stays: Callable[[LiveRequest], bool]) -> None:
+        """Move the requests of an engine elsewhere, as long as there is one that takes them."""
+        engine = slot.engine
+        assert engine is not None
+        for live in _in_turn([live for live in self._requests.all() if live.engine is engine and not stays(live)]):
+            if live.engine is not engine:  # it was cancelled when another one was moved
+                continue
+            now_s = self._clock.now()
+            placement = self._placer.place(self._ask(live, now_s), now_s, (slot.number,))
+            if placement is None:
+                return
+            if cause == "quiet":  # what stays is what may hang the next one as well
+                _routing(live).lose(blamed=not slot.cut_off)
+            engine.withdraw(live)
+            self._move(live, placement, cause)
+
+    def lost(self, slot: Endpoint, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
+        """See `FailoverHandler`; `slot` knows it already."""
+        drained = slot.draining  # as it was: its owner may have said meanwhile that it is gone
+        self.look()
+        drained = (drained or slot.draining) and not suspects
+        if not drained:
+            self._placer.report(slot.number, Outcome.FAULT, self._clock.now())
+        for live in _in_turn(requests):
+            if live not in self._requests:  # it was cancelled when another one failed
+                continue
+            try:
+                blamed = live.wire_id in suspects if suspects else not slot.cut_off
+                self._survive(live, reason, "drain" if drained else "death", blamed=blamed, alone=len(suspects) == 1)
+            except Exception:  # ours: it must not take the others along
+                log.exception("request %s could not go on elsewhere", live.request_id)
+                if live in self._requests:
+                    live.fail(EngineDeadError(reason))
+
+    def _survive(self, live: LiveRequest, reason: str, cause: str, *, blamed: bool, alone: bool) -> None:
+        """An engine was lost under a request: it goes on elsewhere, unless it may be what ends engines. `blamed`: it
+        may be to blame for this one, `alone`: nobody else.
+        """
+        if cause == "death":
+            if blamed and alone:
+                live.fail(EngineLostError(f"the engine failed when it computed this request: {reason}"))
+                return
+            if _has_lost_enough(live, blamed=blamed):
+                live.fail(EngineLostError(f"one engine after the other was lost under this request: {reason}"))
+                return
+            _routing(live).lose(blamed=blamed)
+        now_s = self._clock.now()
+        ask = self._ask(live, now_s)
+        placement = self._placer.place(ask, now_s)
+        if placement is None and live.begun:  # of others it can be said that they may be sent again
+            placement = self._shelter(ask)
+        if placement is None:
+            live.fail(lost_request_error(live, self._slots, reason, on_purpose=cause == "drain"))
+        else:
+            self._move(live, placement, cause)
+
+    def _shelter(self, ask: Ask) -> Placement | None:
+        """Where a request goes on if no engine takes any: one that drains, has failed often or gives no sign of life is
+        better than none. The router has not placed it there: it has no number.
+        """
+        there = [slot for slot in self._slots if slot.there]
+        if not there:
+            return None
+        number = min(there, key=lambda slot: (slot.quiet, slot.stats().running)).number
+        return Placement(0, number, "only", Outlook(number), ask)
+
+    def _move(self, live: LiveRequest, placement: Placement, cause: str) -> None:
+        """Send a request that is in no engine on to one, or end it: nobody else would."""
+        try:
+            self._send_on(live, placement, cause)
+        except InvalidRequestError as error:
+            live.fail(error)
+        except Exception:  # ours
+            log.exception("request %s could not go on elsewhere", live.request_id)
+            live.fail(EngineDeadError(f"the request could not go on elsewhere ({cause})"))
+
+    def _send_on(self, live: LiveRequest, placement: Placement, cause: str) -> None:
+        routing = _routing(live)
+        left = routing.placement
+        if live.begun:
+            self._observer.resumed(left.engine, cause)
+        else:
+            self._placer.ended_unstarted(left)
+            if cause == "refused":
+                self._observer.retried(left.engine)
+            else:
+                self._observer.placed_again(left.engine, cause)
+        routing.go_on(placement, begun=live.begun, refused=cause == "refused")
+        engine = self._slots[placement.engine].engine
+        assert engine is not None, "the router knows who is there"
+        engine.adopt(live)
+
+    # --- refusals -----------------------------------------------------------------------------------------------
+    def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
+        """See `FailoverHandler`. Retry once, before the first token, on an engine that can still meet the SLO."""
+        routing = _routing(live)
+        if live.begun:
+            return rejection
+        self.look()
+        now_s = self._clock.now()
+        ask = self._ask(live, now_s)
+        here = routing.placement.engine
+        self._placer.report(here, Outcome.NEUTRAL, now_s)
+        placement = None if routing.route.retries else self._placer.keeper(ask, now_s, (here,))
+        if placement is None:
+            self._placer.ended_unstarted(routing.placement)
+            return self._of_all(live, ask, rejection, now_s)
+        routing.refusal = rejection
+        assert live.engine is not None
+        live.engine.withdraw(live)
+        self._move(live, placement, "refused")
+        return None
+
+    def _of_all(self, live: LiveRequest, ask: Ask, rejection: Rejection, now_s: float) -> Rejection:
+        """An engine's refusal as that of all of them: hopeless only if none could keep the objective when idle, and
+        what could have been kept by the better of those that were asked.
+        """
+        meta = live.request.meta
+        best_s = self._placer.best_ttft_s(ask, now_s)
+        if best_s > 0:  # 0: nobody says
+            age_s = 0.0 if meta.arrival_s is None else now_s - meta.arrival_s
+            rejection = rejection._replace(predicted_ttft_s=min(rejection.predicted_ttft_s, age_s + best_s))
+        if rejection.hopeless and self._placer.idle_keeps(self._ask(live, meta.arrival_s or 0.0)):
+            rejection = rejection._replace(cause=Cause.OTHER)
+        first = _routing(live).refusal
+        if first is not None and first.reason == rejection.reason:
+            known = [each.attainable_s for each in (first, rejection) if each.attainable_s is not None]
+            rejection = rejection._replace(attainable_s=min(known, default=None))
+        return rejection
+
+
+def _routing(live: LiveRequest) -> RoutingState:
+    assert isinstance(live.routing, RoutingState), "set by `place`"
+    return live.routing
+
+
+def _in_turn(requests: Sequence[LiveRequest]) -> list[LiveRequest]:
+    """As the next engine is to get requests, the oldest of which comes first: it puts each that has begun before all
+    that wait there, and the others behind them.
+    """
+    waiting, begun = [[live for live in requests if live.begun is which] for which in (False, True)]
+    return [*waiting, *reversed(begun)]
+
+
+def _has_lost_enough(live: LiveRequest, *, blamed: bool) -> bool:
+    """Whether the next engine shall not have it, now that one more is lost: `blamed`: it may be to blame."""
+    routing = _routing(live)
+    return routing.losses >= MOST_LOSSES or (blamed and routing.blamed >= MOST_BLAMED)
+
+
+def _has_begun(live: LiveRequest) -> bool:
+    return live.begun
+
+
+def _nobody(live: LiveRequest) -> bool:
+    return False

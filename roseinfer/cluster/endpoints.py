@@ -1,0 +1,110 @@
+"""The places of all engines that a process sends requests to, which come and go, and what is true of all of them."""
+
+from collections.abc import Iterator
+
+from roseinfer.cluster.endpoint import SHORTEST_ABSENCE_S, Endpoint
+from roseinfer.core.clock import Clock
+from roseinfer.core.errors import EngineDeadError, EngineUnavailableError, RoseinferError
+from roseinfer.core.outputs import SchedulerStats, added, continued
+from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport
+from roseinfer.engine.live import LiveRequest
+
+
+class Endpoints:
+    """In the order in which they came. A number is given once: what is heard or counted of an engine that is gone can
+    never be taken for another's.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._slots: dict[int, Endpoint] = {}
+        self._used: set[int] = set()
+        self._gone = SchedulerStats()  # what those have counted that are gone
+        self._clock = clock
+        self._empty_since_s = clock.now()
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._slots.values())
+
+    def __getitem__(self, number: int) -> Endpoint:
+        return self._slots[number]
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._slots
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def number(self, wanted: int | None = None) -> int:
+        """One for an engine that comes: the wanted one unless that has been given before, else the next."""
+        if wanted is None or wanted in self._used:
+            wanted = max(self._used, default=-1) + 1
+        self._used.add(wanted)
+        return wanted
+
+    def add(self, slot: Endpoint) -> None:
+        self._slots[slot.number] = slot
+
+    def drop(self, slot: Endpoint) -> None:
+        """It is gone for good. What it has counted stays counted."""
+        del self._slots[slot.number]
+        self._gone = continued(self._gone, slot.stats()._replace(running=0, waiting=0, blocks_used=0, blocks_total=0))
+        self._empty_since_s = self._clock.now()
+
+    # --- of all of them -----------------------------------------------------------------------------------------
+    def health(self) -> EngineHealth:
+        """That of the liveliest engine."""
+        nobody = EngineHealth(False, self._clock.now() - self._empty_since_s, "there is no engine")
+        return min([slot.health() for slot in self], key=_weakness, default=nobody)
+
+    def stats(self) -> SchedulerStats:
+        """The sum over all engines, those that are gone too."""
+        now = added([slot.stats() for slot in self]) if self._slots else SchedulerStats()
+        return now if self._gone == _NOTHING else continued(self._gone, now)
+
+    def reports(self) -> list[EngineReport]:
+        """As of the last `look` of each."""
+        return [slot.report() for slot in self]
+
+
+_NOTHING = SchedulerStats()
+
+
+def _weakness(health: EngineHealth) -> tuple[bool, bool, float]:
+    return not health.alive, health.final, health.heartbeat_age_s
+
+
+# What engines have in common that go on with each other's requests.
+_ALIKE = ("model_type", "vocab_size", "block_size", "eos_token_ids", "dtype", "weights", "kv_cache", "prefix_caching")
+
+
+def misfit(ours: EngineInfo, info: EngineInfo) -> str | None:
+    """Why an engine cannot go on with requests of the others, of which `ours` is the first; None: it can.
+
+    The same model may lie in another folder on another host: of its name the last part counts.
+    """
+    for name, wanted, found in (
+        ("model", _last_part(ours.model), _last_part(info.model)),
+        *((name, getattr(ours, name), getattr(info, name)) for name in _ALIKE),
+    ):
+        if wanted != found:
+            return f"its {name} is {found}, that of the others {wanted}"
+    if info.max_model_len < ours.max_model_len:
+        return f"its max_model_len is {info.max_model_len}, that of the others {ours.max_model_len}"
+    return None
+
+
+def _last_part(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2]
+
+
+def unavailable_error(slots: Endpoints) -> EngineUnavailableError:
+    """None of them takes requests."""
+    wait_s = min([slot.absence_s() for slot in slots], default=SHORTEST_ABSENCE_S)
+    return EngineUnavailableError("no engine takes requests just now", wait_s)
+
+
+def lost_request_error(live: LiveRequest, slots: Endpoints, reason: str, *, on_purpose: bool = False) -> RoseinferError:
+    """What ends a request whose engine was lost for this reason, with no other to go to. `on_purpose`: the engine was
+    to be restarted.
+    """
+    return EngineDeadError(reason) if live.begun and not on_purpose else unavailable_error(slots)

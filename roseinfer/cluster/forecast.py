@@ -1,0 +1,59 @@
+"""What engines could promise to a request now, by their newest promises: for who asks before sending one."""
+
+from collections.abc import Iterable
+from math import inf
+from typing import NamedTuple
+
+from roseinfer.core.slo import Slo
+from roseinfer.engine.api import EngineReport, EngineState
+from roseinfer.router.base import Ask
+from roseinfer.router.view import EngineView
+
+NO_SLO = Slo()
+
+
+class Forecast(NamedTuple):
+    """Of one engine, as a router sees it. `ttft_s`: expected, of a prompt of which nothing is in the prefix cache;
+    `utilisation`: of the engine with the request, 1 = full; `keeps`: whether the objectives would be kept, None where
+    there are none.
+    """
+
+    engine: int
+    ttft_s: float
+    utilisation: float
+    keeps: bool | None
+
+
+def forecasts(
+    reports: Iterable[EngineReport],
+    now_s: float,
+    prompt_tokens: int,
+    slo: Slo = NO_SLO,
+    *,
+    output_tokens: int = 0,
+    samples: int = 1,
+) -> list[Forecast]:
+    """Of the engines that take requests and whose scheduling policy knows what steps cost, the best one first: those
+    that would keep the objectives before others, and then by time to first token.
+
+    `output_tokens`: expected; 0 = as many as others have. `samples`: outputs of the prompt.
+    """
+    ask = Ask(prompt_tokens, output_tokens=output_tokens, samples=samples)
+    if not slo.empty:
+        left = [inf if seconds is None else seconds for seconds in (slo.ttft_s, slo.tpot_s, slo.e2e_s)]
+        ask = ask._replace(ttft_left_s=left[0], tpot_s=left[1], end_left_s=left[2])
+    found = [prospect for report in reports if (prospect := _prospect(report, ask, now_s)) is not None]
+    return sorted(found, key=lambda one: (one.keeps is False, one.ttft_s, one.engine))
+
+
+def _prospect(report: EngineReport, ask: Ask, now_s: float) -> Forecast | None:
+    promise = report.promise
+    if promise is None or promise.draining or report.state is not EngineState.READY:
+        return None
+    view = EngineView(report.engine, promise.blocks, share=1, delay_s=0.0)
+    view.update(promise)
+    if not view.priced:
+        return None
+    outlook = view.outlook(ask, now_s, cached_tokens=0)
+    keeps = outlook.keeps if ask.promised else None
+    return Forecast(report.engine, outlook.ttft_s, outlook.utilisation, keeps)

@@ -1,0 +1,1 @@
+"""Engines on other hosts: their connections, their status, and rolling restarts."""

@@ -1,0 +1,392 @@
+"""One or several engines as one: a request goes to the engine that can best keep its objectives, and on if that dies.
+
+All of it that its reader has seen is in this process. So it survives an engine: without an output it starts again
+elsewhere, with the same seed and age; otherwise another engine computes its tokens again and goes on behind them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from roseinfer.cluster.dispatch import Dispatcher
+from roseinfer.cluster.endpoint import Connector, Endpoint
+from roseinfer.cluster.endpoints import Endpoints, lost_request_error, misfit, unavailable_error
+from roseinfer.core.clock import Clock, MonotonicClock
+from roseinfer.core.config.replicas import DEFAULT_ROUTER
+from roseinfer.core.errors import EngineClosedError, RoseinferError
+from roseinfer.core.outputs import SchedulerStats
+from roseinfer.core.slo import Rejection
+from roseinfer.engine.api import (
+    EngineHealth,
+    EngineInfo,
+    EngineReport,
+    GenerateRequest,
+    RoutingObserver,
+    Sink,
+    StepRecord,
+)
+from roseinfer.engine.board import Board
+from roseinfer.engine.client import AsyncEngine
+from roseinfer.engine.live import InflightLimit, LiveRequest, LiveRequests
+from roseinfer.engine.stream import ChunkBuffer, ChunkStream
+from roseinfer.engine.transport import Transport, UnixSocketTransport
+from roseinfer.router.placer import Placer
+from roseinfer.router.record import RecordingPlacer
+from roseinfer.router.registry import KEYED
+from roseinfer.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+# How often it is looked whether an engine drains or is quiet, and how long a start waits for those that are not first.
+LOOK_S = 0.1
+OTHERS_S = 0.5
+# About how long a request takes until an engine has read it, in seconds.
+DELAY_S = 0.0005
+
+
+class RoutedEngine:
+    """See `engine.api.Engine`. Made by `RoutedEngine.start`, or `start_from_directory` where engines come and go;
+    all methods belong to the event loop it was started in.
+
+    The `FailoverHandler` of its engines. With a single fixed engine every request goes there.
+    """
+
+    def __init__(
+        self,
+        ways: Sequence[Connector],
+        requests: LiveRequests,
+        *,
+        changing: bool = False,
+        router: str = DEFAULT_ROUTER,
+        processes: int = 1,
+        record: Path | None = None,
+        seed: int | None = None,
+        closing: Callable[[], None] | None = None,
+    ) -> None:
+        """`ways`: to the engines that are there at first. `changing`: others may come, which somebody else has set up,
+        so it is seen to that they fit. `closing`: called last when it is closed.
+        """
+        self.info: EngineInfo
+        self.several = changing or len(ways) > 1
+        self._changing = changing
+        self._requests = requests
+        self._clock = requests.clock
+        self._slots = Endpoints(self._clock)
+        self._router = router
+        self._processes = processes
+        self._record = record
+        self._placer: Placer | None = None  # with several engines
+        self._observer: RoutingObserver | None = None
+        self._seed = seed
+        self._dispatcher: Dispatcher | None = None  # with several engines, once one is up
+        self._keepers: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._first_up: asyncio.Future[None] | None = None  # once it is open
+        self._closing = closing
+        self._closed = False
+        for way in ways:
+            self._place(self._slots.number(), way)
+
+    @classmethod
+    async def start(
+        cls,
+        addresses: Sequence[Path],
+        board_path: Path,
+        tokenizer: Tokenizer,
+        *,
+        router: str = DEFAULT_ROUTER,
+        inflight: InflightLimit | None = None,
+        prefix: str = "",
+        processes: int = 1,
+        record: Path | None = None,
+        clock: Clock | None = None,
+    ) -> "RoutedEngine":
+        """Connect to engines that somebody else owns. Returns once one is up, however long that takes; it is for the
+        owner to say that none will be. Raises `ResourceError` if the board cannot be read, and `ConfigError` if
+        `record`, where the router's decisions go, cannot be written.
+
+        `inflight` limits the requests in all of them together; `prefix` tells our requests from those of other
+        processes, of which there are `processes` with this one.
+        """
+        requests = LiveRequests(tokenizer, clock or MonotonicClock(), inflight or InflightLimit(), prefix)
+        board = Board.open(board_path)
+        ways = [Connector(partial(UnixSocketTransport, address), board) for address in addresses]
+        engine = cls(ways, requests, router=router, processes=processes, record=record, closing=board.close)
+        await engine.open()
+        return engine
+
+    async def open(self) -> None:
+        """Returns once an engine is up; the others are waited for a moment only. If that fails, all is closed."""
+        try:
+            await self._open()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _open(self) -> None:
+        self._first_up = asyncio.get_running_loop().create_future()
+        for slot in self._slots:
+            self._look_after(slot)
+        self.keep(self._watch())
+        await self._first_up
+        ups = [asyncio.create_task(_set(slot.up)) for slot in self._slots]
+        try:
+            await asyncio.wait(ups, timeout=OTHERS_S)
+        finally:
+            for up in ups:
+                up.cancel()
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have it run beside until `close`. What ends it is logged."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if self._first_up is not None and not self._first_up.done():
+            self._first_up.set_exception(error)
+            return
+        known = isinstance(error, RoseinferError)
+        log.error("engines are not looked after any more: %s", error, exc_info=None if known else error)
+
+    # --- engines come and go ------------------------------------------------------------------------------------
+    def add(self, make_connector: Callable[[int], Connector], number: int | None = None) -> int:
+        """There is one more. Returns its number: the given one if no engine has ever had it, else the next that none
+        has; `make_connector` makes the way to the engine of that number, and may raise.
+
+        Raises `EngineClosedError`.
+        """
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        number = self._slots.number(number)
+        slot = self._place(number, make_connector(number))
+        if self._dispatcher is not None:
+            self._dispatcher.came(number)
+        if self._first_up is not None:
+            self._look_after(slot)
+        return number
+
+    def _place(self, number: int, way: Connector) -> Endpoint:
+        slot = Endpoint(number, way, self._connection, self._clock, self._misfit)
+        self._slots.add(slot)
+        return slot
+
+    def _connection(self, transport: Transport) -> AsyncEngine:
+        return AsyncEngine(transport, self._requests, self)
+
+    def retire(self, number: int, patience_s: float) -> None:
+        """It gets no more requests: those that wait there go elsewhere at once, those that run may end there for
+        `patience_s` seconds and then go on elsewhere, if anybody takes them. Then it is forgotten.
+
+        Does nothing if it is gone already.
+        """
+        if self.knows(number):
+            self._slots[number].retire(patience_s)
+
+    def set_listed(self, number: int, listed: bool) -> None:
+        """Whether it is still named to us. One that is not is forgotten as soon as it cannot be reached."""
+        self._slots[number].listed = listed
+
+    def knows(self, number: int) -> bool:
+        """Whether there is an engine of this number, and it has not been forgotten."""
+        return number in self._slots
+
+    def _misfit(self, info: EngineInfo) -> str | None:
+        return misfit(self.info, info) if self._changing and self._dispatcher is not None else None
+
+    def _look_after(self, slot: Endpoint) -> None:
+        task = self._keepers[slot.number] = asyncio.create_task(slot.keep(self._on_up))
+        task.add_done_callback(self._on_done)
+
+    def _forget_the_gone(self) -> None:
+        for slot in list(self._slots):
+            if slot.engine is None:
+                over = slot.retires or not slot.listed
+            else:
+                over = slot.retires and not self._has_requests(slot.engine)
+            if over:
+                self._forget(slot)
+
+    def _has_requests(self, engine: AsyncEngine) -> bool:
+        return any(live.engine is engine for live in self._requests.all())
+
+    def _forget(self, slot: Endpoint) -> None:
+        log.info("engine %d is gone for good", slot.number)
+        self._slots.drop(slot)
+        if self._dispatcher is not None:
+            self._dispatcher.left(slot.number)
+        self.keep(_ended(self._keepers.pop(slot.number, None), slot))
+
+    # --- requests -----------------------------------------------------------------------------------------------
+    def generate(self, request: GenerateRequest) -> ChunkStream:
+        mailbox = ChunkBuffer(request.n)
+        return ChunkStream(mailbox, self.submit(request, mailbox))
+
+    def submit(self, request: GenerateRequest, sink: Sink) -> LiveRequest:
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        live = self._requests.make(request, sink, self.info)
+        slot = self._only() if self._dispatcher is None else self._dispatcher.place(live)
+        if slot is None:
+            raise unavailable_error(self._slots)
+        assert slot.engine is not None
+        slot.engine.adopt(live)
+        self._requests.add(live)
+        return live
+
+    def _only(self) -> Endpoint | None:
+        slot = self._slots[0]
+        # One that is quiet may come back, and there is no other.
+        return slot if slot.there and not slot.draining else None
+
+    # --- engines ------------------------------------------------------------------------------------------------
+    def _on_up(self, slot: Endpoint, another: bool) -> None:
+        assert slot.info is not None
+        if self._dispatcher is None:
+            self.info = slot.info
+            if self.several:
+                self._dispatcher = self._dispatcher_for(slot.info)
+            if self._first_up is not None and not self._first_up.done():
+                self._first_up.set_result(None)
+        if self._dispatcher is None:
+            slot.look()
+        else:
+            self._dispatcher.risen(slot, another)
+
+    def _dispatcher_for(self, info: EngineInfo) -> Dispatcher:
+        make = Placer if self._record is None else partial(RecordingPlacer, self._record)
+        placer = make(
+            self._router,
+            [slot.number for slot in self._slots],
+            share=self._processes,
+            blocks=info.num_blocks,
+            delay_s=DELAY_S,
+            seed=self._seed,
+        )
+        self._placer = placer
+        keyed = self._router in KEYED and info.prefix_caching
+        dispatcher = Dispatcher(self._slots, placer, self._requests, keyed=keyed, block_size=info.block_size)
+        if self._observer is not None:
+            dispatcher.observe(self._observer)
+        return dispatcher
+
+    async def _watch(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                self.look()
+            except Exception:
+                log.exception("the engines could not be looked at")
+
+    def look(self) -> None:
+        """What is done every `LOOK_S` seconds."""
+        if self._dispatcher is None:
+            self._read_promises()
+        else:
+            self._dispatcher.tend()
+        self._forget_the_gone()
+
+    def _read_promises(self) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.look()  # each promise is found new once, and the router must not miss it
+            return
+        for slot in self._slots:
+            slot.look()
+
+    # --- FailoverHandler ----------------------------------------------------------------------------------------
+    def lost(self, engine: AsyncEngine, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
+        slot = next((slot for slot in self._slots if slot.engine is engine), None)
+        if slot is None:  # it was not up yet
+            return
+        slot.lose(reason)
+        level = logging.INFO if slot.draining else logging.WARNING
+        log.log(level, "engine %d is gone with %d requests: %s", slot.number, len(requests), reason)
+        if self._dispatcher is not None:
+            self._dispatcher.lost(slot, requests, reason, suspects)
+            return
+        on_purpose = slot.draining and not suspects
+        for live in requests:
+            if live in self._requests:
+                live.fail(lost_request_error(live, self._slots, reason, on_purpose=on_purpose))
+
+    def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
+        return rejection if self._dispatcher is None else self._dispatcher.refused(live, rejection)
+
+    def cancelled(self, live: LiveRequest) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.cancelled(live)
+
+    def started(self, live: LiveRequest, cached_tokens: int) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.started(live, cached_tokens)
+
+    # --- reports ------------------------------------------------------------------------------------------------
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    def health(self) -> EngineHealth:
+        """That of the liveliest engine. Where others may come, it is never final that none is there."""
+        health = self._slots.health()
+        return replace(health, final=False) if self._changing else health
+
+    def stats(self) -> SchedulerStats:
+        """The sum over all engines, those that are gone too."""
+        return self._slots.stats()
+
+    def reports(self) -> list[EngineReport]:
+        if not self._closed:
+            self._read_promises()
+        return self._slots.reports()
+
+    def on_step(self, listener: Callable[[StepRecord], None]) -> None:
+        """The engines are somebody else's, who is told of steps."""
+
+    def on_routing(self, observer: RoutingObserver) -> None:
+        self._observer = observer
+        if self._dispatcher is not None:
+            self._dispatcher.observe(observer)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for live in self._requests.all():
+            if live in self._requests:
+                if live.engine is not None:
+                    live.engine.withdraw(live)
+                live.fail(EngineClosedError("the engine was closed"))
+        tasks = [*self._tasks, *self._keepers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for slot in self._slots:
+            await slot.close()
+        if isinstance(self._placer, RecordingPlacer):
+            self._placer.close()
+        if self._closing is not None:
+            self._closing()
+
+
+async def _ended(keeper: "asyncio.Task[None] | None", slot: Endpoint) -> None:
+    """Let go of an engine."""
+    try:
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+    finally:
+        await slot.close()
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()

@@ -1,0 +1,1 @@
+"""Constrained outputs: guides, their grammars, and the masks of a step."""

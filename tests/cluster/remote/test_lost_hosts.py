@@ -1,0 +1,269 @@
+"""Two hosts with an engine each, the clocks of one an hour ahead, behind networks that are cut, reset and go down.
+
+Whatever happens, each stream says what it would have said, once, or ends with a clear error; and nothing is held then.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.kill_engines import Stream, ended
+from roseinfer.cluster.directory import DynamicDirectory, EngineEntry
+from roseinfer.cluster.directory_sync import start_from_directory
+from roseinfer.cluster.endpoint import Connector
+from roseinfer.cluster.remote.address import HostPort
+from roseinfer.cluster.remote.engines import RemoteEngines
+from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.core.errors import EngineDeadError, EngineUnavailableError
+from roseinfer.core.request import RequestMeta
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Slo
+from roseinfer.engine.api import EngineState, GenerateRequest
+from roseinfer.engine.own_process import ProcessTransport
+from roseinfer.engine.remote.keeper import EngineKeeper
+from roseinfer.engine.start import load_tokenizer
+from tests.helpers.distant_engine import AHEAD_S
+from tests.helpers.in_loop import until
+from tests.helpers.network import Wire, wire
+from tests.helpers.remote import LOOPBACK, SECRET, client, priced_config, tiny_config
+
+PATIENCE_S = 60.0
+# Apart enough for what happens after the one to be seen before the other, on a machine of any speed.
+QUIET_S, LOST_S = 1.0, 4.0
+
+
+class DistantTransport(ProcessTransport):
+    module = "tests.helpers.distant_engine"
+
+
+class Hosts:
+    """Of each the keeper, the network before it and the pid of its engine; and their client."""
+
+    def __init__(self, keepers: list[EngineKeeper], wires: list[Wire], engine: RoutedEngine) -> None:
+        self.keepers = keepers
+        self.wires = wires
+        self.engine = engine
+
+    def state(self, number: int) -> EngineState:
+        return self.engine.reports()[number].state
+
+    def start(self, count: int, tokens: int) -> list[Stream]:
+        streams = [Stream(ask(f"r{number}", number, tokens)) for number in range(count)]
+        for stream in streams:
+            self.engine.submit(stream.request, stream)
+        return streams
+
+    def number_in(self, number: int) -> int:
+        client = self.engine._slots[number].engine
+        return sum(live.engine is client for live in self.engine._requests.all())
+
+    async def until_up(self) -> None:
+        """Each takes requests, and what it can promise is known here: without that the router sends it none."""
+
+        def up(number: int) -> bool:
+            known = self.engine._slots[number]._reader.read(number) is not None
+            return known and self.state(number) is EngineState.READY
+
+        await until(lambda: up(0) and up(1))
+
+    async def until_empty(self) -> None:
+        """No engine has a request or holds a block, as its own host sees it."""
+
+        def empty() -> bool:
+            stats = [keeper.report().stats for keeper in self.keepers]
+            return not any(each.running or each.waiting or each.blocks_used for each in stats)
+
+        await until(empty)
+        assert self.engine.num_live == 0
+
+
+def ask(name: str, number: int, tokens: int, **meta: Any) -> GenerateRequest:
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=number, temperature=1.0)
+    prompt = [5 + number, *range(5, 45)]
+    return GenerateRequest(request_id=name, prompt_ids=prompt, params=params, meta=RequestMeta(**meta))
+
+
+async def hosts(stack: AsyncExitStack, folder: Path) -> Hosts:
+    keepers, wires = [], []
+    for make in (DistantTransport, ProcessTransport):
+        keeper = EngineKeeper(priced_config(folder), LOOPBACK, SECRET, make=make)
+        stack.push_async_callback(keeper.close)
+        keepers.append(keeper)
+        wires.append(await stack.enter_async_context(wire(await keeper.launch())))
+    addresses = [each.address for each in wires]
+    engine = await stack.enter_async_context(client(*addresses, engine_timeout=QUIET_S, stall_s=LOST_S))
+    return Hosts(keepers, wires, engine)
+
+
+Work = Callable[[Hosts], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Work], None]]:
+    """Runs work with the hosts, in the event loop that they belong to."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        made = runner.run(hosts(stack, tmp_path_factory.mktemp("hosts")))
+
+        async def bounded(work: Work) -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                await made.until_up()
+                await work(made)
+                await made.until_empty()
+
+        yield lambda work: runner.run(bounded(work))
+        runner.run(stack.aclose())
+
+
+async def check_whole(hosts: Hosts, streams: list[Stream]) -> None:
+    """All said what they say when nothing happens."""
+    again = [Stream(replace(stream.request, request_id=f"again-{stream.request.request_id}")) for stream in streams]
+    for stream in again:
+        hosts.engine.submit(stream.request, stream)
+    await ended(again)
+    for stream, wanted in zip(streams, again, strict=True):
+        assert stream.error is None and wanted.error is None
+        assert stream.same(wanted) and stream.tokens == stream.request.params.max_tokens
+
+
+async def begun(streams: list[Stream]) -> None:
+    await until(lambda: all(stream.tokens >= 5 for stream in streams))
+
+
+def test_what_is_behind_a_cut_network_goes_on_elsewhere(run: Callable[[Work], None]) -> None:
+    """And what still comes from there when the network is back is dropped, and the engine used again."""
+
+    async def work(hosts: Hosts) -> None:
+        streams = hosts.start(8, 100)
+        await begun(streams)
+        assert hosts.number_in(0)
+        hosts.wires[0].cut()
+        await until(lambda: hosts.state(0) is not EngineState.READY)
+        await until(lambda: hosts.number_in(0) == 0)
+        assert hosts.engine._slots[0].cut_off and not hosts.engine._slots[1].cut_off
+        hosts.wires[0].mend()
+        await ended(streams)
+        await check_whole(hosts, streams)
+        await hosts.until_up()
+        assert hosts.keepers[0].report().restarts == 0
+
+    run(work)
+
+
+def test_a_connection_is_given_up_when_nothing_comes_for_long(run: Callable[[Work], None]) -> None:
+    """Though the engine hears us all the time."""
+
+    async def work(hosts: Hosts) -> None:
+        streams = hosts.start(8, 100)
+        await begun(streams)
+        connections = hosts.wires[0].connections
+        hosts.wires[0].cut(there=False)
+        await ended(streams)
+        await until(lambda: hosts.engine._slots[0].engine is None)
+        hosts.wires[0].mend()
+        await hosts.until_up()
+        assert hosts.wires[0].connections > connections
+        await check_whole(hosts, streams)
+
+    run(work)
+
+
+def test_a_host_that_goes_down_takes_no_stream_along(run: Callable[[Work], None]) -> None:
+    """Its engine ends, its connections do, and nobody listens there for a while."""
+
+    async def work(hosts: Hosts) -> None:
+        streams = hosts.start(8, 200)
+        await begun(streams)
+        os.kill(_engine(hosts.keepers[0]), signal.SIGKILL)
+        await hosts.wires[0].close()
+        await ended(streams)
+        await check_whole(hosts, streams)
+        assert hosts.state(0) is EngineState.DEAD
+        await hosts.wires[0].open()
+
+    run(work)
+
+
+def test_with_all_hosts_gone_streams_end_with_a_clear_error(run: Callable[[Work], None]) -> None:
+    async def work(hosts: Hosts) -> None:
+        streams = hosts.start(4, 500)
+        await begun(streams)
+        for each in hosts.wires:
+            await each.close()
+        await ended(streams)
+        assert {type(stream.error) for stream in streams} == {EngineDeadError}
+        with pytest.raises(EngineUnavailableError):
+            hosts.start(1, 5)
+        for each in hosts.wires:
+            await each.open()
+        await hosts.until_up()
+
+    run(work)
+
+
+def test_a_clock_an_hour_ahead_changes_nothing(run: Callable[[Work], None]) -> None:
+    """Objectives, deadlines, predictions and the times that are told are those of the client's clock."""
+
+    async def work(hosts: Hosts) -> None:
+        promises = [slot._reader for slot in hosts.engine._slots]
+        await until(lambda: all(reader.read(number) is not None for number, reader in enumerate(promises)))
+        now_s = asyncio.get_running_loop().time()
+        for number, reader in enumerate(promises):
+            promise = reader.read(number)
+            assert promise is not None and now_s - 60 < promise.at_s <= now_s + 0.1
+        slo = Slo(ttft_s=1.0, tpot_s=0.1, e2e_s=5.0)
+        request = ask("timed", 3, 20, slo=slo, arrival_s=now_s, deadline_s=now_s + 30.0)
+        async with client(hosts.wires[0].address) as alone:  # with the distant one
+            chunks = [chunk async for chunk in alone.generate(request)]
+        times = chunks[-1].times
+        assert times is not None and chunks[-1].rejection is None and chunks[-1].num_output_tokens == 20
+        assert now_s <= times.arrival_s + 0.01 < times.first_token_s <= times.finished_s < now_s + AHEAD_S / 2
+        why = chunks[0].why
+        assert why is not None and all(0 <= seconds < 60 for _, seconds in why.waited)
+
+    run(work)
+
+
+def test_engines_come_and_go_as_a_directory_says(run: Callable[[Work], None]) -> None:
+    """A client that begins with one engine, is told of the other, and then that the first one retires."""
+
+    async def work(hosts: Hosts) -> None:
+        first, other = [
+            EngineEntry(str(each.address), incarnation="1", number=7 + n) for n, each in enumerate(hosts.wires)
+        ]
+        directory, engines = DynamicDirectory([first]), RemoteEngines(SECRET, quiet_s=QUIET_S, lost_s=LOST_S)
+        tokenizer = load_tokenizer(tiny_config().model)
+
+        def way(entry: EngineEntry, number: int) -> Connector:
+            return engines.way(number, HostPort.parse(entry.address, "engines"))
+
+        engine = await start_from_directory(directory, way, tokenizer, prefix="told-", patience_s=0.2)
+        streams = [Stream(ask(f"r{number}", number, 250)) for number in range(4)]
+        for stream in streams:
+            engine.submit(stream.request, stream)
+        await begun(streams)
+        directory.tell([first, other])
+        await until(lambda: [report.state for report in engine.reports()] == [EngineState.READY] * 2)
+        directory.tell([first._replace(retiring=True), other])
+        await until(lambda: [report.engine for report in engine.reports()] == [8])
+        await ended(streams)
+        assert engine.num_live == 0
+        await engine.close()
+        engines.close()
+        await check_whole(hosts, streams)
+
+    run(work)
+
+
+def _engine(keeper: EngineKeeper) -> int:
+    """The pid of its process."""
+    life = keeper._crew._members[0]._life
+    assert life is not None and life.process.pid is not None
+    return life.process.pid

@@ -1,0 +1,278 @@
+"""Which engine gets what of the machine, and what is refused before any is started."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roseinfer.cluster import devices
+from roseinfer.cluster.devices import EngineSpec, check_memory, engine_specs
+from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.engine.llm import make_engine_config
+
+H200 = "NVIDIA H200"
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> "Machine":
+    return Machine(monkeypatch)
+
+
+class Machine:
+    """One with the GPUs and cores that a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        self.gpus: list[str] = []
+        self._patch = monkeypatch
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(devices, "DRIVERS", ("/",))
+        monkeypatch.setattr(devices, "gpu_names", self._names)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+
+    def _names(self) -> list[str]:
+        self.asked += 1
+        return self.gpus
+
+    def visible(self, names: str) -> None:
+        self._patch.setenv("CUDA_VISIBLE_DEVICES", names)
+
+
+def config(**given: Any) -> EngineConfig:
+    return make_engine_config(**given)
+
+
+def specs(replicas: ReplicasConfig, **given: Any) -> list[EngineSpec]:
+    return engine_specs(config(**given), replicas)
+
+
+def environments(replicas: ReplicasConfig, **given: Any) -> list[dict[str, str]]:
+    return [dict(spec.environment) for spec in specs(replicas, **given)]
+
+
+def test_one_engine_is_left_as_it_is_and_nobody_asks_for_gpus(machine: Machine) -> None:
+    machine.gpus = [H200] * 2
+    given = config(record="run.jsonl", device="auto")
+    assert engine_specs(given, ReplicasConfig()) == [EngineSpec(given)]
+    assert machine.asked == 0
+
+
+def test_each_engine_gets_a_gpu(machine: Machine) -> None:
+    machine.gpus = [H200, H200, "NVIDIA A2"]
+    found = specs(ReplicasConfig(replicas=3))
+    assert [dict(spec.environment) for spec in found] == [{"CUDA_VISIBLE_DEVICES": str(i)} for i in range(3)]
+    assert [spec.kind for spec in found] == [H200, H200, "NVIDIA A2"]
+    assert all(spec.config.model.device == "cuda" for spec in found), "none comes up on the CPU instead"
+    assert environments(ReplicasConfig(devices="2, 0")) == [
+        {"CUDA_VISIBLE_DEVICES": "2"},
+        {"CUDA_VISIBLE_DEVICES": "0"},
+    ]
+    assert environments(ReplicasConfig(devices="1")) == [{"CUDA_VISIBLE_DEVICES": "1"}]
+
+
+def test_an_engine_of_several_gpus_gets_them_all(machine: Machine) -> None:
+    machine.gpus = [H200] * 4
+    found = specs(ReplicasConfig(replicas=2), tensor_parallel_size=2)
+    assert [dict(spec.environment) for spec in found] == [{"CUDA_VISIBLE_DEVICES": gpus} for gpus in ("0,1", "2,3")]
+    assert {spec.kind for spec in found} == {f"{H200} + {H200}"}
+    chosen = environments(ReplicasConfig(devices="3+0,1+2"), tensor_parallel_size=2)
+    assert chosen == [{"CUDA_VISIBLE_DEVICES": "3,0"}, {"CUDA_VISIBLE_DEVICES": "1,2"}]
+    with pytest.raises(ConfigError, match="replicas is 3, but there are 4 GPUs, and each engine takes 2"):
+        specs(ReplicasConfig(replicas=3), tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"gives each engine 2 GPUs, joined by \+"):
+        specs(ReplicasConfig(devices="0,1"), tensor_parallel_size=2)
+
+
+def test_the_gpus_that_somebody_chose_for_the_server_are_those_there_are(machine: Machine) -> None:
+    machine.gpus = [H200, H200]
+    machine.visible("GPU-a1b2,5")
+    assert environments(ReplicasConfig(devices="1,0")) == [
+        {"CUDA_VISIBLE_DEVICES": "5"},
+        {"CUDA_VISIBLE_DEVICES": "GPU-a1b2"},
+    ]
+
+
+def test_on_a_cpu_the_cores_are_divided(machine: Machine) -> None:
+    machine.gpus = [H200] * 3
+    assert [spec.config.model.threads for spec in specs(ReplicasConfig(replicas=3), device="cpu")] == [2, 2, 2]
+    machine.gpus = []
+    assert [spec.config.model.threads for spec in specs(ReplicasConfig(replicas=16))] == [1] * 16
+    assert [spec.config.model.threads for spec in specs(ReplicasConfig(replicas=2), tensor_parallel_size=2)] == [2, 2]
+    found = specs(ReplicasConfig(replicas=2), threads=5)
+    assert [(spec.config.model.threads, spec.environment, spec.kind) for spec in found] == [(5, {}, "cpu")] * 2
+    assert [spec.config.engines for spec in found] == [2, 2], "and so is the memory of caches"
+
+
+def test_priced_engines_need_no_device_and_differ_as_they_were_told(machine: Machine) -> None:
+    found = specs(ReplicasConfig(replicas=2), device="priced", cost="cost.json", slow="1,1.5")
+    assert [spec.config.priced.slow_list for spec in found] == [(1.0,), (1.5,)]
+    assert found[0].kind != found[1].kind, "what one learns is not true of the other"
+    assert machine.asked == 0
+    with pytest.raises(ConfigError, match="2 factors were given for 3 engines"):
+        specs(ReplicasConfig(replicas=3), device="priced", cost="cost.json", slow="1,1.5")
+
+
+def test_each_engine_records_into_files_of_its_own() -> None:
+    found = specs(ReplicasConfig(replicas=2), record="run.jsonl", profile="traces")
+    assert [spec.config.profile.record for spec in found] == ["run.jsonl.0", "run.jsonl.1"]
+    assert [spec.config.profile.profile for spec in found] == ["traces/0", "traces/1"]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "device", "gpus", "said"),
+    [
+        (ReplicasConfig(replicas=3), "auto", 2, "replicas is 3, but there are 2 GPUs, and each engine takes one"),
+        (ReplicasConfig(replicas=2), "cuda", 1, "replicas is 2, but there is 1 GPU, and each engine takes one"),
+        (ReplicasConfig(replicas=2), "cuda", 0, "device is cuda, but PyTorch finds no CUDA GPU"),
+        (ReplicasConfig(devices="0,2"), "auto", 2, "devices is 0,2, but there are 2 GPUs, numbered from 0"),
+        (ReplicasConfig(devices="0+1"), "auto", 2, "devices is 0+1, but tensor_parallel_size gives each engine 1 GPU"),
+        (ReplicasConfig(devices="0"), "auto", 0, "devices is 0, but no GPU is found"),
+        (ReplicasConfig(devices="0,1"), "cpu", 2, "devices names GPUs, but device is cpu"),
+        (ReplicasConfig(devices="0,1"), "priced", 2, "devices names GPUs, but device is priced"),
+    ],
+)
+def test_what_the_machine_does_not_have_is_said(
+    machine: Machine, replicas: ReplicasConfig, device: str, gpus: int, said: str
+) -> None:
+    machine.gpus = [H200] * gpus
+    given = config()
+    given = replace(given, model=replace(given.model, device=device))
+    with pytest.raises(ConfigError) as raised:
+        engine_specs(given, replicas)
+    assert str(raised.value) == said
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+GB = 10**9
+SAID = "replicas is 2, but each engine takes {} GB of memory at least, and {} GB are available"
+
+
+def weights(file: Path, dtype: str = "F32", numbers: int = GB // 2) -> None:
+    """What a file with so many weights begins with; nobody reads the rest."""
+    held = {"F32": 4, "BF16": 2}[dtype] * numbers
+    layer = {"dtype": dtype, "shape": [numbers // 10, 10], "data_offsets": [0, held]}
+    header = json.dumps({"__metadata__": {"format": "pt"}, "layer": layer}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "each"),
+    [
+        ("BF16", {}, 2),
+        ("BF16", {"dtype": "bfloat16"}, 1),
+        ("F32", {"dtype": "bfloat16"}, 1),
+        ("F32", {}, 2),
+        ("F32", {"kv_cache_memory_bytes": 3 * GB}, 5),
+        ("F32", {"load_format": "dummy", "kv_cache_memory_bytes": GB}, 1),
+        ("F32", {"tensor_parallel_size": 2, "kv_cache_memory_bytes": GB}, 4 + devices.CPU_BYTES / GB),
+    ],
+)
+def test_too_many_engines_for_the_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: str, given: dict[str, Any], each: float
+) -> None:
+    weights(tmp_path / "model.safetensors", stored)
+    # Many checkpoints hold other numbers than that says, and the same weights again for other programs.
+    (tmp_path / "config.json").write_text('{"torch_dtype": "float16"}')
+    weights(tmp_path / "consolidated.safetensors", stored)
+    engines = specs(ReplicasConfig(replicas=2), device="cpu", **given)
+    needed = 2 * (each * GB + devices.CPU_BYTES)
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: int(needed))
+    check_memory(engines, tmp_path)
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: int(needed) - 1)
+    with pytest.raises(ConfigError) as raised:
+        check_memory(engines, tmp_path)
+    assert str(raised.value) == SAID.format(f"{each + 0.15:.3g}", f"{needed / GB:.3g}")
+    check_memory(engines[:1], tmp_path)
+
+
+def test_weights_in_several_files_count_once_each(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("a.safetensors", "b.safetensors"):
+        weights(tmp_path / name)
+    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 8 * GB)
+    with pytest.raises(ConfigError, match=r"takes 4\.15 GB"):
+        check_memory(specs(ReplicasConfig(replicas=2), device="cpu"), tmp_path)
+
+
+@pytest.mark.parametrize("broken", [b"", b"\xff" * 20, b"\x02\0\0\0\0\0\0\0[]", b'\x09\0\0\0\0\0\0\0{"a": {}}'])
+def test_broken_weights_are_for_the_engine_to_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: bytes
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(broken)
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: GB)
+    check_memory(specs(ReplicasConfig(replicas=2), device="cpu"), tmp_path)
+
+
+def test_priced_engines_hold_no_weights_but_take_memory_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    weights(tmp_path / "model.safetensors")
+    engines = specs(ReplicasConfig(replicas=2), device="priced", cost="cost.json")
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 2 * devices.PRICED_BYTES)
+    check_memory(engines, tmp_path)
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 2 * devices.PRICED_BYTES - 1)
+    with pytest.raises(ConfigError, match="each engine takes"):
+        check_memory(engines, tmp_path)
+
+
+def test_on_gpus_the_machines_memory_is_not_what_counts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine.gpus = [H200] * 2
+    (tmp_path / "model.safetensors").write_bytes(bytes(10))
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 1)
+    check_memory(specs(ReplicasConfig(replicas=2)), tmp_path)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu", "priced"])
+def test_what_several_engines_keep_in_host_memory_has_to_fit_beside_each_other(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str
+) -> None:
+    machine.gpus = [H200] * 2
+    (tmp_path / "model.safetensors").write_bytes(bytes(10))
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 100 * 2**30)
+    more = {"cost": "cost.json"} if device == "priced" else {}
+    for size, fits in ((49, True), (51, device == "priced")):
+        engines = specs(ReplicasConfig(replicas=2), device=device, kv_offloading_size=size, **more)
+        with contextlib.nullcontext() if fits else pytest.raises(ConfigError, match="replicas is 2, but each"):
+            check_memory(engines, tmp_path)
+
+
+# --- asking -------------------------------------------------------------------------------------------------------
+gpu_names = devices.gpu_names
+
+
+@pytest.mark.parametrize(
+    ("code", "names"), [("print('A\\nB')", ["A", "B"]), ("print()", []), ("pass", [])], ids=["two", "none", "silent"]
+)
+def test_a_process_says_which_gpus_there_are(monkeypatch: pytest.MonkeyPatch, code: str, names: list[str]) -> None:
+    monkeypatch.setattr(devices, "ASK", code)
+    assert gpu_names() == names
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("raise OSError('no driver')", "which GPUs there are: OSError: no driver"), ("import os; os._exit(3)", "code 3")],
+)
+def test_a_machine_that_cannot_say_it_is_an_error_of_one_line(
+    monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    monkeypatch.setattr(devices, "ASK", code)
+    with pytest.raises(ResourceError, match=said) as raised:
+        gpu_names()
+    assert "\n" not in str(raised.value)
+
+
+def test_what_it_is_asked_is_right_as_far_as_this_machine_can_tell(tmp_path: Path) -> None:
+    """Against a stand-in for torch: importing the real one takes seconds."""
+    fake = "class cuda:\n    device_count = lambda: 2\n    get_device_name = 'GPU {}'.format\n"
+    (tmp_path / "torch.py").write_text(fake)
+    done = subprocess.run([sys.executable, "-c", devices.ASK], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout == "GPU 0\nGPU 1\n"

@@ -1,0 +1,823 @@
+"""Several engines as one, transition by transition: placed, refused, lost, hung, drained, started again."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from roseinfer.cluster.routing import new_ask, prompt_block_keys
+from roseinfer.core.errors import (
+    ConfigError,
+    EngineClosedError,
+    EngineDeadError,
+    EngineLostError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    RoseinferError,
+    TooManyInflightError,
+)
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.request import RequestMeta
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.slo import Cause, Slo
+from roseinfer.engine.api import EngineState, GenerateRequest
+from roseinfer.engine.messages import Abort
+from roseinfer.kv.blocks import block_keys
+from roseinfer.router.base import Ask
+from roseinfer.router.record import RecordingPlacer
+from roseinfer.sim.placements import replay_placements
+from tests.helpers.routed_fleet import Fleet, with_fleet
+
+COST_S = (0.01, 1e-4, 1e-4, 0.0)  # of a step, a prompt token, a row, a token of context
+ASK = Ask(100, ttft_left_s=1.0)
+HURRIED = RequestMeta(slo=Slo(ttft_s=1.0))
+
+
+def fleet_test(engines: int = 2, router: str = "round-robin") -> Callable[..., Callable[[], None]]:
+    def decorate(work: Callable[[Fleet], Awaitable[None]]) -> Callable[[], None]:
+        def test() -> None:
+            asyncio.run(with_fleet(work, engines, router))
+
+        return test
+
+    return decorate
+
+
+@fleet_test()
+async def test_requests_are_spread_and_each_keeps_to_its_engine(fleet: Fleet) -> None:
+    asked = [fleet.submit(n=1 + i % 2) for i in range(6)]
+    assert [fleet.where(one) for one in asked] == [0, 1] * 3
+    assert fleet.routed.num_live == fleet.inflight.own == 6
+    assert fleet.observed.said == [("placed", 0), ("placed", 1)] * 3
+    fleet.finish()
+    for one in asked:
+        one.check_whole()
+
+
+@fleet_test(router="pace")
+async def test_keys_are_computed_once_and_the_same_prefix_goes_to_the_same_engine(fleet: Fleet) -> None:
+    for number in fleet.engines:
+        fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
+    prompt = list(range(1, 142))
+    first = fleet.submit(prompt=prompt)
+    where = fleet.where(first)
+    assert where is not None
+    keys = b"".join(block_keys(prompt, 4, ""))
+    assert fleet.models[where].adds[0].keys == keys and len(keys) == 35 * 32
+    fleet.finish()
+    for _ in range(5):
+        fleet.clock.advance(1.0)
+        assert fleet.where(fleet.submit(prompt=[*prompt[:140], 99])) == where
+
+
+@fleet_test(engines=1)
+async def test_one_engine_needs_no_router(fleet: Fleet) -> None:
+    asked = fleet.submit()
+    assert fleet.routed._dispatcher is None and asked.live.route is None and not fleet.models[0].adds[0].keys
+    refused = fleet.submit()
+    sample = fleet.samples(refused)[0]
+    fleet.models[0].refuse(sample, 2.5, Cause.IDLE)
+    rejection = refused.reader.chunks[-1].rejection
+    assert rejection is not None and (rejection.predicted_ttft_s, rejection.cause) == (2.5, Cause.IDLE)
+    fleet.finish()
+    asked.check_whole()
+
+
+@fleet_test(engines=1)
+async def test_with_one_engine_streams_end_with_it_and_the_next_one_serves(fleet: Fleet) -> None:
+    asked = fleet.submit()
+    fleet.models[0].step()
+    fleet.die(0)
+    assert [type(error) for error in asked.reader.errors] == [EngineDeadError]
+    assert not fleet.routed.health().alive
+    with pytest.raises(EngineUnavailableError) as raised:
+        fleet.submit()
+    assert raised.value.retry_s >= 1
+    assert [report.state for report in fleet.routed.reports()] == [EngineState.DEAD]
+    await fleet.restart(0)
+    again = fleet.submit()
+    fleet.finish()
+    again.check_whole()
+    report = fleet.routed.reports()[0]
+    assert (report.state, report.restarts, fleet.routed.health().alive) == (EngineState.READY, 1, True)
+
+
+@fleet_test(engines=1)
+async def test_a_single_engine_that_drains_is_given_nothing_and_one_that_is_quiet_keeps_what_it_has(
+    fleet: Fleet,
+) -> None:
+    asked = fleet.submit()
+    fleet.freeze(0)
+    fleet.routed.look()
+    more = fleet.submit()
+    fleet.thaw(0)
+    fleet.stand(0, EngineState.DRAINING)
+    fleet.routed.look()
+    with pytest.raises(EngineUnavailableError):
+        fleet.submit()
+    fleet.finish()
+    asked.check_whole()
+    more.check_whole()
+
+
+@fleet_test()
+async def test_what_had_no_output_is_placed_again_with_its_seed_and_age(fleet: Fleet) -> None:
+    asked = fleet.submit(n=2, seed=None, meta=HURRIED)
+    fleet.clock.advance(0.25)
+    fleet.die(0)
+    before, after = fleet.models[0].adds[0], fleet.models[1].adds[0]
+    assert before.seed == after.seed is not None
+    assert (before.age_s, after.age_s) == (0.0, 0.25) and after.outputs is None
+    assert (before.moved, after.moved) == (False, True)
+    assert fleet.observed.said == [("placed", 0), ("placed again", 0, "death")]
+    fleet.finish()
+    asked.check_whole()
+
+
+@fleet_test()
+async def test_what_had_begun_goes_on_where_it_was(fleet: Fleet) -> None:
+    asked = fleet.submit(n=3, max_tokens=6)
+    first = fleet.models[0]
+    first.step(2, lambda sample: sample.index < 2)
+    first.step(4, lambda sample: sample.index == 0)
+    fleet.die(0)
+    outputs = fleet.models[1].adds[0].outputs
+    assert outputs is not None and [None if said is None else len(said.token_ids) for said in outputs] == [None, 2, 0]
+    assert fleet.observed.said[1:] == [("resumed", 0, "death")]
+    fleet.finish()
+    asked.check_whole()
+
+
+@fleet_test()
+async def test_stop_strings_are_found_across_the_seam(fleet: Fleet) -> None:
+    ids = fleet.submit(max_tokens=12, seed=3, prompt=[1, 2, 3])
+    text = bytes(ids.expected()).decode()
+    asked = fleet.submit(max_tokens=12, seed=3, prompt=[1, 2, 3], stop=(text[4:8],))
+    where = fleet.where(asked)
+    assert where is not None
+    fleet.models[where].step(6)
+    assert "".join(chunk.text for chunk in asked.reader.chunks) == text[:4], "the rest may begin a stop string"
+    fleet.die(where)
+    fleet.models[1 - where].step(2)
+    assert "".join(chunk.text for chunk in asked.reader.chunks) == text[:4]
+    assert asked.reader.ends == [FinishReason.STOP] and not fleet.samples(asked)
+
+
+@fleet_test(engines=3)
+async def test_a_second_loss_ends_a_request(fleet: Fleet) -> None:
+    asked = fleet.submit()
+    fleet.models[0].step()
+    fleet.die(0)
+    fleet.die(fleet.where(asked))
+    assert [type(error) for error in asked.reader.errors] == [EngineLostError]
+    asked.check_part()
+    assert not fleet.models[2].adds, "it may be what ends engines"
+
+
+@fleet_test()
+async def test_without_another_engine_streams_end_with_the_last(fleet: Fleet) -> None:
+    fleet.die(0)
+    begun = fleet.submit()
+    fleet.models[1].step()
+    waits = fleet.submit()
+    fleet.die(1)
+    assert [type(error) for error in begun.reader.errors] == [EngineDeadError]
+    assert [type(error) for error in waits.reader.errors] == [EngineUnavailableError], "it can be sent again"
+    with pytest.raises(EngineUnavailableError):
+        fleet.submit()
+    await fleet.restart(0)
+    again = fleet.submit()
+    fleet.finish()
+    again.check_whole()
+
+
+@pytest.mark.parametrize("state", [EngineState.DRAINING, EngineState.QUIET])
+def test_rather_than_end_requests_go_on_where_none_are_sent(state: EngineState) -> None:
+    """One engine is about to be restarted, or gives no sign of life, when the other one dies."""
+
+    @fleet_test()
+    async def work(fleet: Fleet) -> None:
+        asked = [fleet.submit() for _ in range(4)]
+        begun = fleet.samples(asked[1])[0].name
+        fleet.models[1].step(only=lambda sample: sample.name == begun)
+        fleet.stand(0, state)
+        fleet.die(1)
+        assert [fleet.where(one) for one in asked] == [0, 0, 0, None]
+        assert [type(error) for error in asked.pop().reader.errors] == [EngineUnavailableError], "it can be sent again"
+        fleet.finish()
+        for one in asked:
+            one.check_whole()
+
+    work()
+
+
+@fleet_test()
+async def test_two_engines_that_die_at_once(fleet: Fleet) -> None:
+    asked = [fleet.submit() for _ in range(4)]
+    fleet.models[1].dead = True  # and nobody has noticed yet
+    fleet.die(0)
+    assert {fleet.where(one) for one in asked} == {1}
+    fleet.models[1].dead = False
+    fleet.die(1)
+    errors = [type(one.reader.errors[0]) for one in asked]
+    assert errors == [EngineLostError, EngineUnavailableError] * 2
+
+
+@fleet_test(engines=3)
+async def test_a_request_that_a_failure_names_alone_ends_alone(fleet: Fleet) -> None:
+    asked = [fleet.submit(n=2) for _ in range(9)]
+    here = [one for one in asked if fleet.where(one) == 0]
+    fleet.models[0].fail(*fleet.samples(here[1]))
+    assert [type(error) for error in here[1].reader.errors] == [EngineLostError]
+    assert "planted failure" in str(here[1].reader.errors[0])
+    fleet.finish()
+    for one in asked:
+        if one is not here[1]:
+            one.check_whole()
+
+
+@fleet_test(engines=4)
+async def test_of_several_suspects_each_gets_one_more_engine_and_the_others_three(fleet: Fleet) -> None:
+    asked = [fleet.submit() for _ in range(12)]
+    here = [one for one in asked if fleet.where(one) == 0]
+    bystander, suspects = here[0], here[1:]
+    fleet.models[0].fail(*(sample for one in suspects for sample in fleet.samples(one)))
+    assert not any(one.reader.errors for one in here)
+    await fleet.restart(0)
+    for one in suspects:
+        where = fleet.where(one)
+        assert where is not None
+        if fleet.where(bystander) != where:
+            fleet.requests_to(where, bystander)
+        others = [other for other in asked if fleet.where(other) == where and other is not bystander]
+        fleet.models[where].fail(*(sample for other in others for sample in fleet.samples(other)))
+        assert [type(error) for error in one.reader.errors] == [EngineLostError]
+        await fleet.restart(where)
+    assert not bystander.reader.errors
+    fleet.finish()
+    bystander.check_whole()
+
+
+@fleet_test()
+async def test_a_connection_that_breaks_is_made_again_and_the_engine_is_told_what_it_missed(fleet: Fleet) -> None:
+    asked = fleet.submit()
+    fleet.models[0].step()
+    await fleet.reconnect(0)
+    assert fleet.where(asked) == 1
+    more = [fleet.submit() for _ in range(4)]
+    assert {fleet.where(one) for one in more} == {0, 1}
+    fleet.finish()
+    for one in [asked, *more]:
+        one.check_whole()
+
+
+@fleet_test()
+async def test_from_a_frozen_engine_all_go_and_its_late_tokens_are_dropped(fleet: Fleet) -> None:
+    asked = [fleet.submit() for _ in range(4)]
+    for model in fleet.models:
+        model.step(2, lambda sample: sample.add.prompt_ids[0] < 2)
+    fleet.freeze(0)
+    fleet.models[0].step(2)  # on its way when it froze
+    fleet.routed.look()
+    assert {fleet.where(one) for one in asked} == {1}
+    assert [report.state for report in fleet.routed.reports()] == [EngineState.QUIET, EngineState.READY]
+    assert fleet.where(fleet.submit()) == 1
+    before = [one.reader.ids() for one in asked]
+    fleet.thaw(0)
+    assert [one.reader.ids() for one in asked] == before
+    assert not fleet.models[0].samples, "it has been told that they are gone"
+    fleet.routed.look()
+    assert {fleet.where(fleet.submit()) for _ in range(2)} == {0, 1}
+    fleet.finish()
+    for one in asked:
+        one.check_whole()
+    assert ("resumed", 0, "quiet") in fleet.observed.said and ("placed again", 0, "quiet") in fleet.observed.said
+
+
+@fleet_test()
+async def test_a_request_that_hangs_one_engine_after_the_other_stays_with_the_second(fleet: Fleet) -> None:
+    asked = fleet.submit()
+    fleet.freeze(0)
+    fleet.routed.look()
+    assert fleet.where(asked) == 1
+    fleet.thaw(0)
+    fleet.freeze(1)
+    fleet.routed.look()
+    assert fleet.where(asked) == 1
+    fleet.die(1)
+    assert [type(error) for error in asked.reader.errors] == [EngineLostError]
+
+
+@fleet_test()
+async def test_with_all_engines_frozen_requests_wait_where_they_are(fleet: Fleet) -> None:
+    asked = [fleet.submit() for _ in range(2)]
+    fleet.freeze(0)
+    fleet.freeze(1)
+    fleet.routed.look()
+    assert [fleet.where(one) for one in asked] == [0, 1]
+    with pytest.raises(EngineUnavailableError):
+        fleet.submit()
+    fleet.thaw(0)
+    fleet.routed.look()
+    assert {fleet.where(one) for one in asked} == {0}
+    fleet.thaw(1)
+    fleet.finish()
+    for one in asked:
+        one.check_whole()
+
+
+@fleet_test()
+async def test_from_an_engine_that_drains_what_waits_goes_and_what_has_begun_stays(fleet: Fleet) -> None:
+    begun, _, waits = (fleet.submit() for _ in range(3))
+    fleet.models[0].step(1, lambda sample: sample.name.startswith(begun.live.wire_id + ":"))
+    fleet.promise(0, draining=True)
+    fleet.routed.look()
+    assert [fleet.where(begun), fleet.where(waits)] == [0, 1]
+    assert fleet.where(fleet.submit()) == fleet.where(fleet.submit()) == 1
+    assert fleet.routed.reports()[0].state is EngineState.DRAINING
+    fleet.stand(0, EngineState.DRAINING)
+    fleet.die(0)
+    assert fleet.where(begun) == 1
+    await fleet.restart(0)
+    fleet.die(1)
+    assert fleet.where(begun) == 0, "the end of a drain is no loss"
+    fleet.finish()
+    begun.check_whole()
+    said = fleet.observed.said
+    assert ("placed again", 0, "drain") in said and ("resumed", 0, "drain") in said
+    ways = [one.live.route for one in (begun, waits)]
+    # What has begun has lost both engines under it; what waited was sent on, and had nothing when that one died.
+    assert [(way.engine, way.placed_again, way.resumes) for way in ways] == [(0, 0, 2), (0, 2, 0)]
+
+
+@fleet_test()
+async def test_when_all_engines_drain_requests_stay(fleet: Fleet) -> None:
+    asked = [fleet.submit() for _ in range(2)]
+    for number in fleet.engines:
+        fleet.stand(number, EngineState.DRAINING)
+    fleet.routed.look()
+    assert [fleet.where(one) for one in asked] == [0, 1]
+    with pytest.raises(EngineUnavailableError):
+        fleet.submit()
+    fleet.finish()
+    for one in asked:
+        one.check_whole()
+
+
+@fleet_test()
+async def test_a_refusal_is_hidden_where_another_engine_still_keeps_the_objective(fleet: Fleet) -> None:
+    for number in fleet.engines:
+        fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
+    asked = fleet.submit(n=2, meta=HURRIED)
+    fleet.models[0].refuse(fleet.samples(asked)[0])
+    assert fleet.where(asked) == 1 and not asked.reader.chunks
+    assert fleet.observed.said == [("placed", 0), ("retried", 0)]
+    assert asked.live.route is not None and (asked.live.route.engine, asked.live.route.retries) == (1, 1)
+    fleet.models[1].refuse(fleet.samples(asked)[0], 9.0)
+    assert [chunk.finish_reason for chunk in asked.reader.chunks] == [FinishReason.REJECTED], "once"
+    asked.live.cancel()  # as the server does: its other sample has no use
+
+
+@pytest.mark.parametrize("said", [(3.0, 4.0, 3.0), (4.0, 3.0, 3.0), (None, 4.0, 4.0), (3.0, None, 3.0), (None,) * 3])
+def test_what_could_have_been_kept_is_the_best_of_the_engines_that_were_asked(said: tuple[float | None, ...]) -> None:
+    @fleet_test()
+    async def scenario(fleet: Fleet) -> None:
+        for number in fleet.engines:
+            fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
+        asked = fleet.submit(meta=HURRIED)
+        for number in fleet.engines:
+            fleet.models[number].refuse(fleet.samples(asked)[0], attainable_s=said[number])
+        rejection = asked.reader.chunks[-1].rejection
+        assert rejection is not None and rejection.attainable_s == said[2]
+
+    scenario()
+
+
+@fleet_test()
+async def test_a_refusal_that_stands_says_what_the_fleet_could_do(fleet: Fleet) -> None:
+    busy = {"cost_s": COST_S, "waiting_tokens": (0,) * 7 + (40_000,), "waiting": 9, "best_effort": 0}
+    fleet.promise(0, **{**busy, "fill_tokens": 60_000})
+    fleet.promise(1, **{**busy, "fill_tokens": 30_000})
+    asked = fleet.submit(meta=HURRIED)
+    fleet.clock.advance(0.5)
+    fleet.models[0].refuse(fleet.samples(asked)[0], 60.0, Cause.IDLE)
+    rejection = asked.reader.chunks[-1].rejection
+    assert rejection is not None
+    assert 3.0 < rejection.predicted_ttft_s < 10.0, "with its age, in the better of the two"
+    assert not rejection.hopeless, "either would keep it if it were idle"
+    fleet.clock.advance(0.5)
+    far = RequestMeta(slo=Slo(ttft_s=1e-4))
+    asked = fleet.submit(meta=far)
+    where = fleet.where(asked)
+    assert where is not None
+    fleet.models[where].refuse(fleet.samples(asked)[0], 60.0, Cause.IDLE)
+    rejection = asked.reader.chunks[-1].rejection
+    assert rejection is not None and rejection.hopeless
+
+
+@fleet_test()
+async def test_what_goes_on_elsewhere_asks_for_the_samples_that_have_not_ended(fleet: Fleet) -> None:
+    asked = fleet.submit(n=3)
+    live = asked.live
+    assert live.routing is not None and live.routing.placement.ask.samples == 3
+    for _ in range(3):
+        fleet.models[0].step()
+    for _ in range(3):
+        fleet.models[0].step(only=lambda sample: sample.name.endswith(":1"))
+    assert len(asked.reader.ends) == 1
+    fleet.die(0)
+    ask = live.routing.placement.ask
+    assert (ask.samples, ask.prompt_tokens) == (2, 5 + 3)
+    fleet.finish()
+
+
+@pytest.mark.parametrize("end", ["die", "freeze"])
+def test_what_goes_on_elsewhere_keeps_its_order(end: str) -> None:
+    """An engine puts what has begun before all that waits there, so the oldest of these comes last."""
+
+    @fleet_test()
+    async def work(fleet: Fleet) -> None:
+        asked = [fleet.submit() for _ in range(12)][::2]
+        begun = {fleet.samples(one)[0].name for one in asked[:3]}
+        fleet.models[0].step(only=lambda sample: sample.name in begun)
+        sent = len(fleet.models[1].adds)
+        getattr(fleet, end)(0)
+        fleet.routed.look()
+        got = [add.prompt_ids for add in fleet.models[1].adds[sent:]]
+        assert got == [one.request.prompt_ids for one in [*asked[3:], *reversed(asked[:3])]]
+        if end == "freeze":
+            fleet.thaw(0)
+        fleet.finish()
+
+    work()
+
+
+@fleet_test()
+async def test_one_that_cannot_be_moved_from_an_engine_that_hangs_ends(fleet: Fleet) -> None:
+    asked = [fleet.submit() for _ in range(4)]
+    observed, times = fleet.observed.placed_again, iter(range(3))
+
+    def fails_once(engine: int, cause: str) -> None:
+        if next(times) == 0:
+            raise LookupError("planted")
+        observed(engine, cause)
+
+    fleet.observed.placed_again = fails_once  # type: ignore[method-assign]
+    fleet.freeze(0)
+    fleet.routed.look()
+    fleet.thaw(0)
+    fleet.finish()
+    assert [[type(error) for error in one.reader.errors] for one in asked] == [[EngineDeadError], [], [], []]
+
+
+@fleet_test(router="pace")
+async def test_whatever_looks_at_an_engine_the_router_hears_of_its_promise(fleet: Fleet) -> None:
+    for number in fleet.engines:
+        fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
+    fleet.routed.reports()
+    dispatcher = fleet.routed._dispatcher
+    assert dispatcher is not None
+    assert all(dispatcher._placer.outlook(number, ASK, 100.0).ttft_s for number in fleet.engines)
+    fleet.die(0)
+    fleet.replace(0)
+    fleet.promise(0, cost_s=COST_S, free_seats=8, free_blocks=64)
+    fleet.routed.look()  # before there is a way to it
+    await fleet.reach(0)
+    assert dispatcher._placer.outlook(0, ASK, 100.0).ttft_s, "it has said so before"
+
+
+@fleet_test()
+async def test_whether_a_request_was_hopeless_is_asked_without_what_it_has_waited(fleet: Fleet) -> None:
+    for number in fleet.engines:
+        fleet.promise(number, cost_s=COST_S, fill_tokens=60_000)
+    asked = fleet.submit(meta=RequestMeta(slo=Slo(e2e_s=10.0), predicted_len=6))
+    fleet.clock.advance(9.99)
+    fleet.models[0].refuse(fleet.samples(asked)[0], 60.0, Cause.IDLE)
+    rejection = asked.reader.chunks[-1].rejection
+    assert rejection is not None and not rejection.hopeless
+
+
+@fleet_test()
+async def test_what_nobody_can_price_is_as_hopeless_as_its_engine_says(fleet: Fleet) -> None:
+    asked = fleet.submit(meta=HURRIED)
+    fleet.models[0].refuse(fleet.samples(asked)[0], 60.0, Cause.IDLE)
+    rejection = asked.reader.chunks[-1].rejection
+    assert rejection is not None and rejection.hopeless
+
+
+@fleet_test()
+async def test_a_request_that_moves_can_be_cancelled(fleet: Fleet) -> None:
+    asked = [fleet.submit(n=2) for _ in range(2)]
+    fleet.models[0].step()
+    fleet.freeze(0)
+    fleet.routed.look()
+    for one in asked:
+        one.live.cancel()
+        one.live.cancel()
+        assert [type(error) for error in one.reader.errors] == [EngineClosedError]
+    fleet.thaw(0)
+
+
+@fleet_test()
+async def test_one_reader_may_cancel_another_request_when_its_own_fails(fleet: Fleet) -> None:
+    first, second = fleet.submit(), fleet.submit()
+    fleet.die(1)
+    third = fleet.submit()
+    fail = first.reader.fail
+
+    def fail_all(error):
+        fail(error)
+        third.live.cancel()
+
+    first.reader.fail = fail_all  # type: ignore[method-assign]
+    fleet.die(0)
+    assert [type(one.reader.errors[0]) for one in (first, second, third)] == [
+        EngineUnavailableError,
+        EngineLostError,
+        EngineClosedError,
+    ]
+
+
+@fleet_test()
+async def test_what_is_cancelled_when_another_fails_goes_nowhere(fleet: Fleet) -> None:
+    poisoned, _, beside = (fleet.submit() for _ in range(3))
+    fail = poisoned.reader.fail
+
+    def fail_both(error: RoseinferError) -> None:
+        fail(error)
+        beside.live.cancel()
+
+    poisoned.reader.fail = fail_both  # type: ignore[method-assign]
+    fleet.models[0].fail(*fleet.samples(poisoned))
+    assert [type(error) for error in beside.reader.errors] == [EngineClosedError]
+    assert len(fleet.models[1].adds) == 1, "that of the one between them"
+
+
+@fleet_test()
+async def test_an_engine_that_dies_as_soon_as_it_is_up_is_not_there(fleet: Fleet) -> None:
+    fleet.die(0)
+    fleet.replace(0)
+    fleet.models[0].dies_at_once = True
+    await fleet.reach(0)
+    assert not fleet.routed._slots[0].takes
+    fleet.clock.advance(1.0)
+    assert {fleet.where(fleet.submit()) for _ in range(3)} == {1}
+
+
+@fleet_test()
+async def test_an_engine_that_was_frozen_for_long_is_used_again_at_once(fleet: Fleet) -> None:
+    fleet.freeze(0)
+    for _ in range(50):
+        fleet.clock.advance(0.2)
+        fleet.routed.look()
+    fleet.thaw(0)
+    fleet.clock.advance(0.2)
+    assert {fleet.where(fleet.submit()) for _ in range(2)} == {0, 1}
+    assert not [said for said in fleet.observed.said if said[0] == "breaker"]
+
+
+@fleet_test()
+async def test_what_is_wrong_with_a_request_is_said_at_once_and_costs_nothing(fleet: Fleet) -> None:
+    fleet.inflight.limit = 1
+    for wrong in ([2**70], [1.5], ["1"]):
+        with pytest.raises(InvalidRequestError, match="cannot be sent"):
+            fleet.submit(prompt=wrong)
+    assert fleet.routed.num_live == 0
+    fleet.submit()
+    with pytest.raises(TooManyInflightError):
+        fleet.submit()
+    fleet.die(0)
+    with pytest.raises(TooManyInflightError):
+        fleet.submit()
+
+
+@fleet_test(engines=3)
+async def test_health_and_stats_are_those_of_all(fleet: Fleet) -> None:
+    fleet.clock.advance(5.0)
+    fleet.models[1].beat()
+    fleet.clock.advance(1.0)
+    assert fleet.routed.health().alive and fleet.routed.health().heartbeat_age_s == 1.0
+    fleet.die(1)
+    fleet.die(0)
+    assert fleet.routed.health().alive and fleet.routed.health().heartbeat_age_s == 6.0
+    fleet.die(2)
+    health = fleet.routed.health()
+    assert (health.alive, health.error) == (False, "planted death")
+    assert [report.engine for report in fleet.routed.reports()] == [0, 1, 2]
+
+
+@fleet_test(engines=2)
+async def test_counts_go_on_over_restarts_and_what_a_dead_engine_had_does_not(fleet: Fleet) -> None:
+    for model in fleet.models:
+        model.beat(steps_done=5, running=2)
+    fleet.die(0)
+    assert (fleet.routed.stats().steps_done, fleet.routed.stats().running) == (10, 2)
+    await fleet.restart(0)
+    fleet.models[0].beat(steps_done=3, running=1)
+    assert (fleet.routed.stats().steps_done, fleet.routed.stats().running) == (13, 3)
+    await fleet.reconnect(0)
+    fleet.models[0].beat(steps_done=4)
+    assert fleet.routed.stats().steps_done == 14, "it is the same process"
+    assert [report.restarts for report in fleet.routed.reports()] == [1, 0]
+
+
+@fleet_test(engines=1)
+async def test_what_a_restart_on_purpose_cuts_short_may_come_again(fleet: Fleet) -> None:
+    """It is no request's fault, and another process is on its way."""
+    asked = fleet.submit()
+    fleet.models[0].step()
+    fleet.stand(0, EngineState.DRAINING)
+    fleet.routed.look()
+    fleet.die(0)
+    assert [type(error) for error in asked.reader.errors] == [EngineUnavailableError]
+
+
+@fleet_test(engines=1)
+async def test_an_engine_that_is_about_to_be_restarted_is_back_after_all_of_its_start(fleet: Fleet) -> None:
+    fleet.routed._slots[0].info = replace(fleet.routed.info, startup_s={"engine": 40.0})
+    fleet.clock.advance(1000.0)
+    fleet.stand(0, EngineState.DRAINING)
+    fleet.routed.look()
+    for passed_s, wait_s in ((0.0, 40.0), (5.0, 40.0)):
+        fleet.clock.advance(passed_s)
+        with pytest.raises(EngineUnavailableError) as raised:
+            fleet.submit()
+        assert raised.value.retry_s == wait_s
+    fleet.die(0)
+    fleet.clock.advance(15.0)
+    with pytest.raises(EngineUnavailableError) as raised:
+        fleet.submit()
+    assert raised.value.retry_s == 25.0
+
+
+@fleet_test(engines=2)
+async def test_restarts_are_those_of_the_engine_also_for_who_came_later(fleet: Fleet) -> None:
+    fleet.stand(1, EngineState.READY, 4)
+    assert [report.restarts for report in fleet.routed.reports()] == [0, 3]
+
+
+@fleet_test(engines=3)
+async def test_an_engine_that_its_owner_knows_to_be_dead_gets_nothing(fleet: Fleet) -> None:
+    fleet.stand(0, EngineState.DEAD)
+    fleet.clock.advance(1.0)
+    assert {fleet.where(fleet.submit()) for _ in range(4)} == {1, 2}
+    fleet.clock.advance(1.0)
+    fleet.stand(0, EngineState.READY)
+    assert {fleet.where(fleet.submit()) for _ in range(3)} == {0, 1, 2}
+
+
+@fleet_test()
+async def test_one_that_cannot_be_moved_does_not_take_the_others_along(fleet: Fleet) -> None:
+    asked = [fleet.submit() for _ in range(6)]
+    observed, times = fleet.observed.placed_again, iter(range(3))
+
+    def fails_once(engine: int, cause: str) -> None:
+        if next(times) == 1:
+            raise LookupError("planted")
+        observed(engine, cause)
+
+    fleet.observed.placed_again = fails_once  # type: ignore[method-assign]
+    fleet.die(0)
+    assert [type(error) for one in asked for error in one.reader.errors] == [EngineDeadError]
+    fleet.finish()
+    assert sum(one.reader.ends == [FinishReason.LENGTH] for one in asked) == 5
+
+
+def test_what_a_router_is_asked() -> None:
+    def ask(predicted: int | None = None, **objectives: float) -> tuple[float, float, float]:
+        meta = RequestMeta(arrival_s=10.0, slo=Slo(**objectives), predicted_len=predicted)
+        request = GenerateRequest(request_id="a", prompt_ids=[1] * 9, params=SamplingParams(), meta=meta)
+        found = new_ask(request, prompt_block_keys(request, 4), 4, 10.5)
+        assert (found.prompt_tokens, found.block_size, len(found.keys)) == (9, 4, 2)
+        assert found.output_tokens == (predicted or 0)
+        return found.ttft_left_s, found.tpot_s, found.end_left_s
+
+    assert ask() == (inf, inf, inf)
+    assert ask(ttft_s=2.0, tpot_s=0.1) == (1.5, 0.1, inf)
+    assert ask(100, ttft_s=2.0, e2e_s=8.5) == (1.5, inf, 8.0)
+    assert ask(10, e2e_s=0.25) == (inf, inf, -0.25)
+
+
+def test_closing_ends_what_is_open_and_refuses_what_comes() -> None:
+    async def work(fleet: Fleet) -> None:
+        asked = [fleet.submit() for _ in range(3)]
+        await fleet.routed.close()
+        assert [type(one.reader.errors[0]) for one in asked] == [EngineClosedError] * 3
+        with pytest.raises(EngineClosedError):
+            fleet.submit()
+        assert not fleet.routed.health().alive and len(fleet.routed.reports()) == 2
+
+    asyncio.run(with_fleet(work))
+
+
+def test_it_connects_by_itself_and_again_after_a_loss() -> None:
+    async def work(fleet: Fleet) -> None:
+        fleet.models[0].dead = True
+        await fleet.routed.open()
+        assert [slot.takes for slot in fleet.routed._slots] == [False, True]
+        fleet.replace(0)
+        fleet.die(1)
+        async with asyncio.timeout(20):
+            while not fleet.routed._slots[0].takes:
+                await asyncio.sleep(0.01)
+        asked = fleet.submit()
+        assert fleet.where(asked) == 0
+        fleet.stand(0, EngineState.DRAINING)
+        fleet.replace(1)
+        async with asyncio.timeout(20):
+            while fleet.where(asked) != 1:
+                await asyncio.sleep(0.01)
+        assert isinstance(fleet.models[0].heard[-1], Abort)
+
+    asyncio.run(with_fleet(work, reached=False))
+
+
+def test_what_the_router_decides_can_be_recorded(tmp_path: Path) -> None:
+    async def main() -> None:
+        fleet = Fleet(tmp_path, 2, "pace", record=tmp_path / "record")
+        await fleet.reach()
+        fleet.promise(0, cost_s=COST_S)
+        fleet.clock.advance(1.0)
+        where = fleet.where(fleet.submit(prompt=[1] * 9, meta=HURRIED))
+        for state in (EngineState.READY, EngineState.QUIET, EngineState.QUIET):
+            fleet.stand(1, state)
+            fleet.routed.look()
+        dispatcher = fleet.routed._dispatcher
+        await fleet.routed.close()
+        assert dispatcher is not None and isinstance(dispatcher._placer, RecordingPlacer)
+        dispatcher._placer.close()
+        lines = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
+        placed = [line for line in lines if "place" in line]
+        assert [line["place"][0] for line in placed] == [where] and len(placed[0]["ask"][1]) == 2
+        assert any(line.get("update") == 0 for line in lines)
+        ups = [line["is"] for line in lines if line.get("up") == 1]
+        assert ups == [False, True, False], "what is as it was is not said again"
+
+    asyncio.run(main())
+
+
+def test_what_a_router_decides_of_engines_that_come_and_go_can_be_replayed(tmp_path: Path) -> None:
+    async def main() -> None:
+        fleet = Fleet(tmp_path, 2, "pace", record=tmp_path / "record", changing=True)
+        await fleet.reach()
+        for number in range(6):
+            fleet.submit()
+            fleet.promise(fleet.add(), cost_s=COST_S)
+            await fleet.reach(fleet.engines[-1])
+            fleet.routed.retire(number, 0.0)
+            fleet.routed.look()
+            fleet.clock.advance(0.1)
+        await fleet.routed.close()
+
+    asyncio.run(main())
+    found = replay_placements(tmp_path / "record")
+    assert found.same == len(found.recorded) >= 6 and len({where[0] for where in found.recorded if where}) > 2
+
+
+def test_a_recording_that_cannot_be_written_keeps_it_from_starting(tmp_path: Path) -> None:
+    async def main() -> None:
+        fleet = Fleet(tmp_path, 2, record=tmp_path / "missing" / "file")
+        with pytest.raises(ConfigError, match="record"):
+            await fleet.routed.open()
+        await fleet.routed.close()
+
+    asyncio.run(main())
+
+
+@fleet_test(engines=6)
+async def test_for_a_host_that_is_cut_off_no_request_is_to_blame(fleet: Fleet) -> None:
+    """So one under which two were cut off goes on when an engine dies, and ends only when another one does."""
+    asked = fleet.submit()
+    for number in (0, 1):
+        assert fleet.where(asked) == number
+        fleet.models[number].step()
+        fleet.freeze(number, cut_off=True)
+        fleet.routed.look()
+    assert fleet.where(asked) == 2
+    fleet.models[2].step()
+    fleet.die(2)
+    assert fleet.where(asked) == 3
+    fleet.models[3].step()
+    fleet.die(3)
+    assert [type(error) for error in asked.reader.errors] == [EngineLostError]
+    for number in (0, 1):
+        fleet.thaw(number)
+
+
+@fleet_test(engines=6)
+async def test_a_request_under_which_three_hosts_were_cut_off_stays_with_the_fourth(fleet: Fleet) -> None:
+    asked = fleet.submit(max_tokens=9)
+    for number in range(4):
+        assert fleet.where(asked) == number
+        fleet.models[number].step()
+        fleet.freeze(number, cut_off=True)
+        fleet.routed.look()
+    assert fleet.where(asked) == 3 and not asked.ended
+    for number in range(4):
+        fleet.thaw(number)
+    fleet.finish()
+    asked.check_whole()

@@ -1,0 +1,154 @@
+"""Two real engines in processes of their own: frozen, and ended by a request, under others of all kinds."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from benchmarks.kill_engines import LiveFleet, Stream, ended, live_fleet, make_requests
+from roseinfer.core.errors import EngineLostError
+from roseinfer.core.guide import GuideSpec
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.api import EngineState, GenerateRequest
+from roseinfer.engine.client import AsyncEngine
+from roseinfer.engine.transport import UnixSocketTransport
+from roseinfer.text.output import CallStart, Reasoning, Text
+from roseinfer.text.reasoning import Reasoner
+from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.tools.base import Tool, grammar
+from roseinfer.text.tools.registry import tool_format
+from tests.helpers.fragile_engine import POISON, FragileTransport
+from tests.helpers.in_loop import until
+
+Work = Callable[[LiveFleet], Coroutine[Any, Any, None]]
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 60}}, "required": ["city"]}
+SCHEMA = json.dumps({**CITY, "additionalProperties": False})
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[[Work], None]]:
+    """Runs work with the fleet, in the event loop that it belongs to."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        fleet = runner.run(stack.enter_async_context(live_fleet(2, make=FragileTransport)))
+
+        async def bounded(work: Work) -> None:
+            async with asyncio.timeout(100):
+                await fleet.until_up()
+                await work(fleet)
+                await fleet.until_empty()
+                assert fleet.engine.num_live == 0
+
+        yield lambda work: runner.run(bounded(work))
+        runner.run(stack.aclose())
+
+
+def constrained(tokenizer: Tokenizer) -> list[GenerateRequest]:
+    """A document by a schema, tool calls, both behind thinking that a budget ends, with and without a stop string."""
+    calls = tool_format("hermes", tokenizer)
+    tools = [Tool("weather", CITY, strict=True)]
+    called = calls.rules(tools, 2, lambda schema, strict: SCHEMA)
+    reasoner = Reasoner("<think>", "</think>", tokenizer)
+    thinking = reasoner.thinking(True, 20, tokenizer.encode(" enough</think>", add_special_tokens=False))
+    read, think = partial(calls.parser, tools), lambda: reasoner.parser(True, calls.parser(tools), bare=True)
+    guides = {
+        "document": (GuideSpec(grammar=f"start: %json {SCHEMA}"), None),
+        "calls": (GuideSpec(grammar=grammar(called)), read),
+        "perhaps": (GuideSpec(triggers=calls.triggers(tools, 2, lambda schema, strict: SCHEMA)), read),
+        "thought": (GuideSpec(grammar=grammar(called, after_thinking=True), thinking=thinking), think),
+        "thought document": (GuideSpec(grammar=f"start: %json {SCHEMA}", thinking=thinking), think),
+    }
+    requests = []
+    for number, (name, (guide, parser)) in enumerate(guides.items()):
+        for stop in ((), ("e",)):
+            params = SamplingParams(max_tokens=60, temperature=1.0, seed=number, stop=stop)
+            prompt = tokenizer.encode(f"# {name}\ndef weather(")
+            name_of = f"{name}-{len(stop)}"
+            requests.append(
+                GenerateRequest(request_id=name_of, prompt_ids=prompt, params=params, guide=guide, parser=parser)
+            )
+    return requests
+
+
+def again(streams: list[Stream], name: str) -> list[GenerateRequest]:
+    return [replace(stream.request, request_id=f"{name}-{stream.request.request_id}") for stream in streams]
+
+
+def check_same(streams: list[Stream], expected: list[Stream]) -> None:
+    for stream, wanted in zip(streams, expected, strict=True):
+        assert stream.error is None, stream.request.request_id
+        assert stream.same(wanted), stream.request.request_id
+
+
+def begun(streams: list[Stream]) -> int:
+    """Of how many requests every choice has begun: each takes its own seat."""
+    return sum(len(stream.ids) == stream.request.n and all(stream.ids.values()) for stream in streams)
+
+
+def test_two_engines_say_what_one_says(run: Callable[[Work], None]) -> None:
+    async def work(fleet: LiveFleet) -> None:
+        rng = random.Random(1)
+        requests = make_requests(fleet.tokenizer, 200, rng, max_tokens=4)
+        one = await AsyncEngine.start(UnixSocketTransport(fleet.crew.addresses[0]), fleet.tokenizer, prefix="one-")
+        alone = [Stream(request) for request in requests]
+        for stream in alone:
+            one.submit(stream.request, stream)
+        await ended(alone)
+        await one.close()
+        before = [report.stats.steps_done for report in fleet.engine.reports()]
+        check_same(await fleet.run(requests), alone)
+        await fleet.until_empty()
+        after = [report.stats.steps_done for report in fleet.engine.reports()]
+        assert all(late > early for early, late in zip(before, after, strict=True)), "both have worked"
+
+    run(work)
+
+
+def test_from_a_frozen_engine_requests_go_on_elsewhere(run: Callable[[Work], None]) -> None:
+    async def work(fleet: LiveFleet) -> None:
+        requests = make_requests(fleet.tokenizer, 16, random.Random(5), max_tokens=40)
+        expected = await fleet.run(requests)
+        frozen = fleet.pids[0]
+        streams = fleet.start(again(expected, "frozen"))
+        await until(lambda: begun(streams) >= 10)
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            await ended(streams)
+            assert EngineState.QUIET in [report.state for report in fleet.engine.reports()]
+            others = await fleet.run(again(expected, "meanwhile"))
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        check_same(streams, expected)
+        check_same(others, expected)
+        await fleet.until_up()
+        assert [report.deaths for report in fleet.crew.reports()] == [0, 0]
+
+    run(work)
+
+
+def test_a_request_that_ends_an_engine_ends_alone(run: Callable[[Work], None]) -> None:
+    async def work(fleet: LiveFleet) -> None:
+        requests = make_requests(fleet.tokenizer, 14, random.Random(3), max_tokens=60)
+        expected = await fleet.run([*constrained(fleet.tokenizer), *requests])
+        said = [event for stream in expected for event in stream.events]
+        assert {CallStart, Reasoning, Text} <= {type(event) for event in said}
+        streams = fleet.start(again(expected, "beside"))
+        await until(lambda: begun(streams) == len(streams))
+        (poisoned,) = fleet.start(
+            [GenerateRequest(request_id="poison", prompt_ids=[POISON, 40, 41], params=SamplingParams(max_tokens=9))]
+        )
+        await ended([*streams, poisoned])
+        assert isinstance(poisoned.error, EngineLostError) and "planted poison" in str(poisoned.error)
+        check_same(streams, expected)
+        await until(lambda: any(report.deaths for report in fleet.crew.reports()))
+        assert sum(report.deaths for report in fleet.crew.reports()) == 1
+
+    run(work)
