@@ -1,11 +1,11 @@
-"""How many requests could be good at most, whatever the policy: the clairvoyant bounds of `roseinfer.sim.bound`.
+"""How many requests could be good at most, whatever the policy: the clairvoyant bounds of `benchmarks.research.bound`.
 
     python -m benchmarks.slo_bound [--loads .7,1,1.5,2,3 | --rates 7,11,15] [--requests 2000] [--seeds 3]
     python -m benchmarks.slo_bound --random-loads 20 --seed 1 [--traces DIR]
 
 The first prints the bounds for a setup (`roseinfer simulate --setup`) with Poisson arrivals, at multiples of its
 capacity, which is the rate at which 99% could be good for ever, or at rates; means over the seeds. The second does so
-for loads of `roseinfer simulate --random-loads`. In shares of the requests with objectives:
+for loads of `benchmarks.research.grid`. In shares of the requests with objectives:
 
 for ever        with all known, if requests arrived at this rate for ever
 bound           with all known, of these arrivals; what could beat it the module says
@@ -18,10 +18,10 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 
+from benchmarks.research.bound import blind_bound, capacity, fluid_bound, static_bound
+from benchmarks.research.random_loads import TraceNeededError, draw_load
 from roseinfer.priced.machine import Machine
-from roseinfer.sim.bound import blind_bound, capacity, fluid_bound, static_bound
 from roseinfer.sim.config import positive_numbers
-from roseinfer.sim.random_loads import TraceNeededError, draw_load
 from roseinfer.sim.setups import SETUPS
 from roseinfer.sim.workload import Arrival, poisson
 

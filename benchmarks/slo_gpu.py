@@ -142,7 +142,7 @@ LOADS = {
         },
         model="qwen3-30b-a3b-fp8",
     ),
-    # A tenth long prompts, at half of the capacity by the bound (`roseinfer.sim.bound`), which a test computes.
+    # A tenth long prompts, at half of the capacity by the bound (`benchmarks.research.bound`), which a test computes.
     "long": Load(
         classes=(
             ("short", 0.9, 0.5, 0.008, {"in_min": 32, "in_len": 1024}),

@@ -1,7 +1,6 @@
 """roseinfer simulate: what a scheduling policy would do to a workload, in a moment and without a model."""
 
 import json
-import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -16,7 +15,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.progress import stage
 from roseinfer.options import Group, OptionParser, OptionSet
 from roseinfer.sched.registry import contenders, scheduler_config
-from roseinfer.sim.config import CONSTANTS, CostConfig, RandomLoadsConfig, SweepConfig, WorkloadConfig
+from roseinfer.sim.config import CONSTANTS, CostConfig, SweepConfig, WorkloadConfig
 from roseinfer.sim.fleet_config import FleetConfig
 
 NAME = "simulate"
@@ -28,18 +27,18 @@ OPTIONS = OptionSet(
     Group(WorkloadConfig, "workload"),
     Group(SweepConfig, "comparison", help={"policies": f"compare {', '.join(contenders())}; {KNOWING}"}),
     Group(FleetConfig, "several engines"),
-    Group(RandomLoadsConfig, "random loads"),
     Group(CostConfig, "cost model and cache (without a setup)"),
     SCHEDULER,
     Group(POLICY.kind, POLICY.title, skip=OTHERWISE),
     removed={
+        **dict.fromkeys(
+            ("random_loads", "traces", "cache"), "use `python -m benchmarks.research.grid`, with the same options"
+        ),
         "roles": "the experiment with prefill and decode apart has ended (docs/research/prefill-and-decode-apart.md)",
         "move_us": "it belonged to --roles (docs/research/prefill-and-decode-apart.md)",
     },
 )
 PERCENTILES = (50, 95, 99)
-# What goes with random loads, beside options of the scheduler and of policies.
-OF_RANDOM_LOADS = frozenset({"random_loads", "traces", "cache", "policies", "jobs", "seed", "json"})
 # With one of these runs are compared, be they of one policy.
 OF_COMPARISON = frozenset(each.name for each in fields(SweepConfig))
 # What names one policy where none are compared.
@@ -73,14 +72,11 @@ def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     workload, sweep = OPTIONS.build(WorkloadConfig, given), OPTIONS.build(SweepConfig, given)
     cost = OPTIONS.build(CostConfig, given)
-    random_loads = OPTIONS.build(RandomLoadsConfig, given)
     fleet = OPTIONS.build(FleetConfig, given)
     fleet.check_needed(given)
     if cost.cost is not None and given.keys() & set(CONSTANTS):
         raise ConfigError(f"cost: the file holds {min(given.keys() & set(CONSTANTS))} already")
-    if random_loads.random_loads is not None:
-        result = run_random_loads(random_loads, workload.seed, sweep, given)
-    elif workload.replay is not None:
+    if workload.replay is not None:
         if fleet.active:
             raise ConfigError("replicas does not go with replay: the recording says how many engines there were")
         result = run_replay(workload.replay)
@@ -144,81 +140,6 @@ def describe(simulation: Any) -> dict[str, float | int]:
     for name, values in measures.items():
         summary |= {f"{name} ms p{p}": percentile(values, p) * 1e3 for p in PERCENTILES}
     return summary
-
-
-# --- random loads -----------------------------------------------------------------------------------------------
-def run_random_loads(
-    options: RandomLoadsConfig, seed: int, sweep: SweepConfig, given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The grid's table, and how far it is while it takes long."""
-    from roseinfer.sim.grid import POLICIES, Grid, check_grid, run_grid
-
-    chosen = scheduler_options(given)
-    wrong = sorted((given.keys() - OF_RANDOM_LOADS - chosen.keys()) | chosen.keys() & set(NAMING))
-    if wrong:
-        raise ConfigError(f"{wrong[0]} does not go with random_loads, which has its own (policies: who is compared)")
-    assert options.random_loads is not None
-    grid = Grid(
-        seed=seed,
-        count=options.random_loads,
-        traces=options.traces,
-        policies=sweep.policy_list or POLICIES,
-        given=chosen,
-        cache=options.cache,
-        jobs=sweep.jobs or os.cpu_count() or 1,
-    )
-    check_grid(grid)
-    result = run_grid(grid)
-    print_grid(result)
-    return result
-
-
-def print_grid(result: Mapping[str, Any]) -> None:
-    """Worst first; then what holds of all, and the late by kind."""
-    from roseinfer.bench.report import table
-
-    judged, *_ = result["policies"]
-    rows = [
-        {
-            "load": entry["number"],
-            judged: f"{entry['adherence']:.3f}",
-            "best other": f"{entry['best_other']:.3f}",
-            "who": entry["who"],
-            "ratio": f"{entry['ratio']:.3f}",
-            "goodput": f"{entry['goodput_ratio']:.3f}",
-            "late": f"{entry['late']:.1%}",
-            "of bound": f"{entry['of_bound']:.3f}",
-            "requests": entry["requests"],
-            "kinds": "+".join(entry["kinds"]),
-        }
-        for entry in result["loads"]
-    ]
-    head, *lines = table(rows).splitlines()
-    print(head)
-    for line, entry in zip(lines, result["loads"], strict=False):
-        print(f"{line}  {entry['description']}")
-    for name, title in (("ratio", "adherence"), ("goodput_ratio", "goodput")):
-        found = result["summary"][name]
-        if found["even"] is not None:
-            told = f"worst {found['worst']:.3f}, median {found['median']:.3f}"
-            print(f"{title}: at least .99 of the best other's on {found['even']:.1%} of {len(rows)} loads; {told}")
-    if result["left_out"]:
-        print(f"left out: {len(result['left_out'])} loads that need a trace (--traces DIR)")
-    print(f"late among the served of {judged}, pooled over loads of a kind:")
-    print(table(_late_rows(result["late"])))
-
-
-def _late_rows(pools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A kind a row, a group of classes a column; in brackets what too few were served of."""
-    kinds = dict.fromkeys(pool["kind"] for pool in pools)
-    groups = sorted(
-        {pool["of"] for pool in pools}, key=lambda group: (group != "all", group.startswith("class "), group)
-    )
-    rows: dict[str, dict[str, Any]] = {kind: {"kind": kind, **dict.fromkeys(groups)} for kind in kinds}
-    for pool in pools:
-        share = f"{pool['share']:.2%}"
-        rows[pool["kind"]][pool["of"]] = share if pool["enough"] else f"({share})"
-    return list(rows.values())
 
 
 # --- policies against loads -------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from math import isfinite
-from pathlib import Path
 
 from roseinfer.core.config.engine import check_block_size
 from roseinfer.core.config.option import check_positive, option, positive_numbers
@@ -120,27 +119,6 @@ class SweepConfig:
     @property
     def policy_list(self) -> list[str]:
         return [name.strip() for name in (self.policies or "").split(",") if name.strip()]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RandomLoadsConfig:
-    """Policies judged on loads that are drawn at random."""
-
-    random_loads: int | None = option(
-        None, "instead, draw so many loads (seed: which), and compare the first of the policies with the others"
-    )
-    traces: str | None = option(
-        None, "where the Azure traces are; without, loads that need one are left out", metavar="DIR"
-    )
-    cache: str | None = option(None, "keep results there, and take what has not changed from there", metavar="DIR")
-
-    def __post_init__(self) -> None:
-        check_positive(self, "random_loads")
-        for name in ("traces", "cache"):
-            if getattr(self, name) is not None and self.random_loads is None:
-                raise ConfigError(f"{name} needs random_loads")
-        if self.traces is not None and not Path(self.traces).is_dir():
-            raise ConfigError(f"traces: there is no directory {self.traces}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,11 @@ from statistics import fmean
 import pytest
 
 from benchmarks import slo_gpu
+from benchmarks.research.bound import capacity
 from roseinfer.bench.slo_classes import read_classes
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sim.bound import capacity
 from roseinfer.sim.laws import Uniform
 from roseinfer.sim.workload import TrafficClass, Workload
 

@@ -249,12 +249,22 @@ def test_blocks_of_a_mooncake_trace_are_followed(tmp_path: Path) -> None:
         (["--autoscale", "3-2"], "autoscale must be LEAST-MOST"),
         (["--autoscale", "1-2", "--slow", "1,2"], "autoscale does not go with --slow"),
         (["--replicas", "2", "--replay", "x"], "replicas does not go with --replay"),
-        (["--replicas", "2", "--random-loads", "1"], "replicas does not go with --random-loads"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_by_name(
     args: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = [] if "--random-loads" in args or "--replay" in args else ["--setup", "scorpio-8b", "--rates", "5"]
+    base = [] if "--replay" in args else ["--setup", "scorpio-8b", "--rates", "5"]
     assert cli.main(["simulate", *base, *args]) != 0
     assert named.replace("--", "") in capsys.readouterr().err.replace("--", "")
+
+
+@pytest.mark.parametrize(
+    ("flag", "instead"),
+    [("--random-loads", "python -m benchmarks.research.grid"), ("--roles", "docs/research/"), ("--move-us", "--roles")],
+)
+def test_removed_options_name_their_successor(flag: str, instead: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["simulate", flag, "1"])
+    shown = capsys.readouterr().err
+    assert f"{flag} was removed: " in shown and instead in shown

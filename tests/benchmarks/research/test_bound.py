@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.research.bound import blind_bound, capacity, fluid_bound, limits, static_bound
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine, Stalls
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import scheduler_config
-from roseinfer.sim.bound import blind_bound, capacity, fluid_bound, limits, static_bound
 from roseinfer.sim.setups import SETUPS
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import Arrival, poisson

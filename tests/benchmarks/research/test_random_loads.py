@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.research.choices import Choices, describe, draw_choices, kinds_of, space
+from benchmarks.research.random_loads import RandomLoad, TraceNeededError, draw_load, floors
 from roseinfer.core.errors import ConfigError
-from roseinfer.sim.choices import Choices, describe, draw_choices, kinds_of, space
-from roseinfer.sim.random_loads import RandomLoad, TraceNeededError, draw_load, floors
 
 DRAWS = 600
 

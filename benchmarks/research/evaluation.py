@@ -10,12 +10,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.research.bound import fluid_bound
+from benchmarks.research.cache import Cache, digest_of, policy_digest
+from benchmarks.research.choices import space
+from benchmarks.research.random_loads import COMMON, RandomLoad, TraceNeededError, capacity_of, draw_load
 from roseinfer.core.progress import report
 from roseinfer.priced.machine import Machine
-from roseinfer.sim.bound import fluid_bound
-from roseinfer.sim.cache import Cache, digest_of, policy_digest
-from roseinfer.sim.choices import space
-from roseinfer.sim.random_loads import COMMON, RandomLoad, TraceNeededError, capacity_of, draw_load
+from roseinfer.sim import simulator
 from roseinfer.sim.simulator import Lifetime, Simulation
 from roseinfer.sim.sweep import Sweep, check_given, contender, settings_of, simulate_as
 from roseinfer.sim.workers import processes
@@ -155,7 +156,7 @@ def _kept_number(grid: Grid, key: list[Any], make: Callable[[], float]) -> float
     """From the cache, as long as nothing has changed in the simulation."""
     if grid.cache is None:
         return make()
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    sources = [file for module in (__file__, simulator.__file__) for file in sorted(Path(module).parent.glob("*.py"))]
     return float(Cache(grid.cache).get([*key, digest_of(sources)], lambda: {"value": make()})["value"])
 
 

@@ -1,4 +1,4 @@
-"""Loads drawn at random: requests and a machine, made from what `roseinfer.sim.choices` draws."""
+"""Loads drawn at random: requests and a machine, made from what `benchmarks.research.choices` draws."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.research.bound import capacity
+from benchmarks.research.choices import OBJECTIVES, Choice, Choices, describe, draw_choices, kinds_of, space
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine, Stalls
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sim.bound import capacity
-from roseinfer.sim.choices import OBJECTIVES, Choice, Choices, describe, draw_choices, kinds_of, space
 from roseinfer.sim.hints import Exact, Liars, Noisy, Scaled, Shuffled
 from roseinfer.sim.laws import Bimodal, Empirical, Fixed, Law, LogNormal, Pareto, Uniform
 from roseinfer.sim.processes import Gamma, OnOff, Process, Replayed, Steps

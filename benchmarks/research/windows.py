@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, floor, inf, sqrt
 from operator import mul
 
-from roseinfer.sim.demands import Demand
+from benchmarks.research.demands import Demand
 
 _GOLDEN = (sqrt(5) - 1) / 2
 _GAP, _PATIENCE, _KEPT = 0.2, 15, 0.6

@@ -35,7 +35,7 @@ class Choices:
 @cache
 def space() -> Mapping[str, Any]:
     """The lists, as the file has them."""
-    return tomllib.loads(files("roseinfer.sim").joinpath("random_loads.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(files("benchmarks.research").joinpath("random_loads.toml").read_text(encoding="utf-8"))
 
 
 def draw_choices(seed: int, number: int) -> Choices:

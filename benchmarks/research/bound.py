@@ -50,10 +50,10 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import exp, inf, pi, sqrt
 
+from benchmarks.research.demands import Demand, demand, levels, promised
+from benchmarks.research.windows import Windows
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sim.demands import Demand, demand, levels, promised
-from roseinfer.sim.windows import Windows
 from roseinfer.sim.workload import Arrival
 
 _SAMPLE = 1000  # requests that a mix is judged by
