@@ -46,7 +46,9 @@ def policy_digest(name: str, *, with_shared: bool) -> str:
 
 
 def _scheduling() -> list[Path]:
-    return sorted(Path(sched.__path__[0]).glob("*.py"))
+    root = Path(sched.__path__[0])
+    own = root / "policies"
+    return sorted(file for file in root.rglob("*.py") if own not in file.parents or own / "common" in file.parents)
 
 
 def digest_of(files: Iterable[str | Path] = (), text: Iterable[str] = ()) -> str:

@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from roseinfer.core.option import check_positive, option
-
 from benchmarks.research.evaluation import POLICIES, Grid, check_grid, run_grid
 from roseinfer.bench.report import table
 from roseinfer.cli import run_alone
 from roseinfer.commands import Command
 from roseinfer.commands.groups import POLICY, SCHEDULER, scheduler_options
 from roseinfer.commands.simulate import NAMING, OTHERWISE
+from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
 from roseinfer.options import Group, OptionParser, OptionSet
 
