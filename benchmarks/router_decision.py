@@ -17,7 +17,7 @@ from time import process_time
 
 from roseinfer.bench.report import header
 from roseinfer.core.promise import DUE_S, Promise
-from roseinfer.router.base import Ask
+from roseinfer.router.base import RoutingRequest
 from roseinfer.router.placer import Placer
 from roseinfer.router.registry import ROUTERS
 
@@ -47,9 +47,9 @@ def promise(rng: Random, at_s: float) -> Promise:
     )
 
 
-def ask(rng: Random, prompt: int, keys: list[int]) -> Ask:
+def ask(rng: Random, prompt: int, keys: list[int]) -> RoutingRequest:
     ttft_s, tpot_s = rng.choice(CLASSES)
-    return Ask(prompt, keys, BLOCK, 200.0, ttft_s, tpot_s)
+    return RoutingRequest(prompt, keys, BLOCK, 200.0, ttft_s, tpot_s)
 
 
 class Fleet:
@@ -68,7 +68,7 @@ class Fleet:
             self.placer.update(engine, news_of)
         return (process_time() - began) / self.engines
 
-    def decide(self, asks: list[Ask]) -> tuple[float, float]:
+    def decide(self, asks: list[RoutingRequest]) -> tuple[float, float]:
         """Microseconds of a decision and of taking a promise."""
         spent, published = 0.0, 0.0
         for first in range(0, len(asks), EVERY):
@@ -82,24 +82,26 @@ class Fleet:
         return 1e6 * spent / len(asks), 1e6 * published * EVERY / len(asks)
 
 
-def no_keys(fleet: Fleet, count: int, prompt: int) -> list[Ask]:
+def no_keys(fleet: Fleet, count: int, prompt: int) -> list[RoutingRequest]:
     return [ask(fleet.rng, prompt, []) for _ in range(count)]
 
 
-def new(fleet: Fleet, count: int, prompt: int) -> list[Ask]:
+def new(fleet: Fleet, count: int, prompt: int) -> list[RoutingRequest]:
     rng = fleet.rng
     return [ask(rng, prompt, [rng.getrandbits(64) for _ in range(prompt // BLOCK)]) for _ in range(count)]
 
 
-def held_by(holders: int) -> Callable[[Fleet, int, int], list[Ask]]:
+def held_by(holders: int) -> Callable[[Fleet, int, int], list[RoutingRequest]]:
     """Half of each prompt is one of 20 prefixes, each of which so many engines hold."""
 
-    def make(fleet: Fleet, count: int, prompt: int) -> list[Ask]:
+    def make(fleet: Fleet, count: int, prompt: int) -> list[RoutingRequest]:
         rng, blocks = fleet.rng, prompt // BLOCK
         prefixes = [[rng.getrandbits(64) for _ in range(blocks // 2)] for _ in range(20)]
         for prefix in prefixes:
             for engine in rng.sample(range(fleet.engines), min(holders, fleet.engines)):
-                fleet.placer.place(Ask(prompt, prefix), 0.0, [e for e in range(fleet.engines) if e != engine])
+                fleet.placer.place(
+                    RoutingRequest(prompt, prefix), 0.0, [e for e in range(fleet.engines) if e != engine]
+                )
         asks = []
         for _ in range(count):
             own = [rng.getrandbits(64) for _ in range(blocks - blocks // 2)]
@@ -118,7 +120,9 @@ CASES = (
 )
 
 
-def measure(routing: str, engines: int, make: Callable[[Fleet, int, int], list[Ask]], args: argparse.Namespace) -> str:
+def measure(
+    routing: str, engines: int, make: Callable[[Fleet, int, int], list[RoutingRequest]], args: argparse.Namespace
+) -> str:
     figures = []
     for repeat in range(args.repeats):
         fleet = Fleet(routing, engines, repeat)

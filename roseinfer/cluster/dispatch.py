@@ -13,8 +13,8 @@ from roseinfer.core.errors import EngineDeadError, EngineLostError, InvalidReque
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.engine.api import RoutingObserver
 from roseinfer.engine.live import LiveRequest, LiveRequests
-from roseinfer.router.base import Ask, Outlook, Placement
-from roseinfer.router.breaker import Outcome
+from roseinfer.router.base import EngineForecast, Placement, RoutingRequest
+from roseinfer.router.breaker import AttemptOutcome
 from roseinfer.router.placer import Placer
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Dispatcher:
         self._observer.placed(placement.engine, placement.reason)
         return self._slots[placement.engine]
 
-    def _ask(self, live: LiveRequest, now_s: float) -> Ask:
+    def _ask(self, live: LiveRequest, now_s: float) -> RoutingRequest:
         ask = new_ask(live.request, live.keys, self._block_size, now_s)
         if not live.begun:
             return ask
@@ -97,13 +97,13 @@ class Dispatcher:
         """See `FailoverHandler`."""
         if isinstance(live.routing, RoutingState):
             placement = live.routing.placement
-            self._placer.started(placement, cached_tokens)
-            self._placer.report(placement.engine, Outcome.ANSWERED, self._clock.now())
+            self._placer.on_first_token(placement, cached_tokens)
+            self._placer.report(placement.engine, AttemptOutcome.ANSWERED, self._clock.now())
 
     def cancelled(self, live: LiveRequest) -> None:
         """See `FailoverHandler`."""
         if not live.begun:
-            self._placer.ended_unstarted(_routing(live).placement)
+            self._placer.on_unprefilled(_routing(live).placement)
 
     def observe(self, observer: RoutingObserver) -> None:
         """Tell it, from now on, what becomes of requests; first who is there."""
@@ -115,12 +115,12 @@ class Dispatcher:
     def came(self, number: int) -> None:
         """There is one more, which has yet to be reached."""
         self._placer.add(number)
-        self._placer.set_up(number, False)
+        self._placer.set_available(number, False)
         self._observer.came(number)
 
     def left(self, number: int) -> None:
         """It is gone for good, and no request was in it."""
-        self._placer.drop(number)
+        self._placer.remove(number)
         self._quiet.discard(number)
         self._open_breakers.discard(number)
         self._observer.left(number)
@@ -129,7 +129,7 @@ class Dispatcher:
     def risen(self, slot: Endpoint, another: bool) -> None:
         """An engine can be reached, `another` process than before or the same."""
         if another:
-            self._placer.forget(slot.number)
+            self._placer.reset(slot.number)
         self.look()
 
     def look(self) -> None:
@@ -139,7 +139,7 @@ class Dispatcher:
             promise = slot.look()
             if promise is not None:
                 self._placer.update(slot.number, promise)
-            self._placer.set_up(slot.number, slot.takes)
+            self._placer.set_available(slot.number, slot.takes)
 
     def tend(self) -> None:
         """Now and then: requests leave engines that drain or hang."""
@@ -156,11 +156,11 @@ class Dispatcher:
         """That an engine hangs is one fault, however long it does."""
         quiet = {slot.number for slot in self._slots if slot.engine is not None and slot.quiet}
         for number in quiet - self._quiet:
-            self._placer.report(number, Outcome.FAULT, self._clock.now())
+            self._placer.report(number, AttemptOutcome.FAULT, self._clock.now())
         self._quiet = quiet
 
     def _note_breakers(self) -> None:
-        is_open = {slot.number for slot in self._slots if self._placer.breaker_open(slot.number)}
+        is_open = {slot.number for slot in self._slots if self._placer.is_breaker_open(slot.number)}
         for number in is_open ^ self._open_breakers:
             self._observer.breaker(number, number in is_open)
         self._open_breakers = is_open
@@ -188,7 +188,7 @@ class Dispatcher:
         self.look()
         drained = (drained or slot.draining) and not suspects
         if not drained:
-            self._placer.report(slot.number, Outcome.FAULT, self._clock.now())
+            self._placer.report(slot.number, AttemptOutcome.FAULT, self._clock.now())
         for live in _in_turn(requests):
             if live not in self._requests:  # it was cancelled when another one failed
                 continue
@@ -222,7 +222,7 @@ class Dispatcher:
         else:
             self._move(live, placement, cause)
 
-    def _shelter(self, ask: Ask) -> Placement | None:
+    def _shelter(self, ask: RoutingRequest) -> Placement | None:
         """Where a request goes on if no engine takes any: one that drains, has failed often or gives no sign of life is
         better than none. The router has not placed it there: it has no number.
         """
@@ -230,7 +230,7 @@ class Dispatcher:
         if not there:
             return None
         number = min(there, key=lambda slot: (slot.quiet, slot.stats().running)).number
-        return Placement(0, number, "only", Outlook(number), ask)
+        return Placement(0, number, "only", EngineForecast(number), ask)
 
     def _move(self, live: LiveRequest, placement: Placement, cause: str) -> None:
         """Send a request that is in no engine on to one, or end it: nobody else would."""
@@ -248,7 +248,7 @@ class Dispatcher:
         if live.begun:
             self._observer.resumed(left.engine, cause)
         else:
-            self._placer.ended_unstarted(left)
+            self._placer.on_unprefilled(left)
             if cause == "refused":
                 self._observer.retried(left.engine)
             else:
@@ -268,10 +268,10 @@ class Dispatcher:
         now_s = self._clock.now()
         ask = self._ask(live, now_s)
         here = routing.placement.engine
-        self._placer.report(here, Outcome.NEUTRAL, now_s)
-        placement = None if routing.route.retries else self._placer.keeper(ask, now_s, (here,))
+        self._placer.report(here, AttemptOutcome.NEUTRAL, now_s)
+        placement = None if routing.route.retries else self._placer.place_retry(ask, now_s, (here,))
         if placement is None:
-            self._placer.ended_unstarted(routing.placement)
+            self._placer.on_unprefilled(routing.placement)
             return self._of_all(live, ask, rejection, now_s)
         routing.refusal = rejection
         assert live.engine is not None
@@ -279,7 +279,7 @@ class Dispatcher:
         self._move(live, placement, "refused")
         return None
 
-    def _of_all(self, live: LiveRequest, ask: Ask, rejection: Rejection, now_s: float) -> Rejection:
+    def _of_all(self, live: LiveRequest, ask: RoutingRequest, rejection: Rejection, now_s: float) -> Rejection:
         """An engine's refusal as that of all of them: hopeless only if none could keep the objective when idle, and
         what could have been kept by the better of those that were asked.
         """
@@ -288,7 +288,7 @@ class Dispatcher:
         if best_s > 0:  # 0: nobody says
             age_s = 0.0 if meta.arrival_s is None else now_s - meta.arrival_s
             rejection = rejection._replace(predicted_ttft_s=min(rejection.predicted_ttft_s, age_s + best_s))
-        if rejection.hopeless and self._placer.idle_keeps(self._ask(live, meta.arrival_s or 0.0)):
+        if rejection.hopeless and self._placer.attainable_when_idle(self._ask(live, meta.arrival_s or 0.0)):
             rejection = rejection._replace(cause=Cause.OTHER)
         first = _routing(live).refusal
         if first is not None and first.reason == rejection.reason:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineReport, EngineState
-from roseinfer.router.base import Ask
+from roseinfer.router.base import RoutingRequest
 from roseinfer.router.view import EngineView
 
 NO_SLO = Slo()
@@ -38,7 +38,7 @@ def forecasts(
 
     `output_tokens`: expected; 0 = as many as others have. `samples`: outputs of the prompt.
     """
-    ask = Ask(prompt_tokens, output_tokens=output_tokens, samples=samples)
+    ask = RoutingRequest(prompt_tokens, output_tokens=output_tokens, samples=samples)
     if not slo.empty:
         left = [inf if seconds is None else seconds for seconds in (slo.ttft_s, slo.tpot_s, slo.e2e_s)]
         ask = ask._replace(ttft_left_s=left[0], tpot_s=left[1], end_left_s=left[2])
@@ -46,7 +46,7 @@ def forecasts(
     return sorted(found, key=lambda one: (one.keeps is False, one.ttft_s, one.engine))
 
 
-def _prospect(report: EngineReport, ask: Ask, now_s: float) -> Forecast | None:
+def _prospect(report: EngineReport, ask: RoutingRequest, now_s: float) -> Forecast | None:
     promise = report.promise
     if promise is None or promise.draining or report.state is not EngineState.READY:
         return None
@@ -54,6 +54,6 @@ def _prospect(report: EngineReport, ask: Ask, now_s: float) -> Forecast | None:
     view.update(promise)
     if not view.priced:
         return None
-    outlook = view.outlook(ask, now_s, cached_tokens=0)
-    keeps = outlook.keeps if ask.promised else None
+    outlook = view.forecast(ask, now_s, cached_tokens=0)
+    keeps = outlook.meets_objectives if ask.has_objectives else None
     return Forecast(report.engine, outlook.ttft_s, outlook.utilisation, keeps)

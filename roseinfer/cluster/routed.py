@@ -36,7 +36,7 @@ from roseinfer.engine.stream import ChunkBuffer, ChunkStream
 from roseinfer.engine.transport import Transport, UnixSocketTransport
 from roseinfer.router.placer import Placer
 from roseinfer.router.record import RecordingPlacer
-from roseinfer.router.registry import KEYED
+from roseinfer.router.registry import PREFIX_AWARE
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -272,7 +272,7 @@ class RoutedEngine:
             seed=self._seed,
         )
         self._placer = placer
-        keyed = self._router in KEYED and info.prefix_caching
+        keyed = self._router in PREFIX_AWARE and info.prefix_caching
         dispatcher = Dispatcher(self._slots, placer, self._requests, keyed=keyed, block_size=info.block_size)
         if self._observer is not None:
             dispatcher.observe(self._observer)

@@ -7,7 +7,7 @@ from math import inf
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import GenerateRequest, Route
 from roseinfer.kv.blocks import KEY_BYTES, block_keys
-from roseinfer.router.base import Ask, Placement
+from roseinfer.router.base import Placement, RoutingRequest
 
 _WORD_BYTES = 8
 
@@ -57,7 +57,7 @@ def prompt_block_keys(request: GenerateRequest, block_size: int) -> bytes:
         return b""
 
 
-def new_ask(request: GenerateRequest, keys: bytes, block_size: int, now_s: float) -> Ask:
+def new_ask(request: GenerateRequest, keys: bytes, block_size: int, now_s: float) -> RoutingRequest:
     """For one that no engine has put anything out of. `now_s`: on the clock of its arrival."""
     meta = request.meta
     ttft_s = tpot_s = end_s = inf
@@ -67,20 +67,20 @@ def new_ask(request: GenerateRequest, keys: bytes, block_size: int, now_s: float
         end_s = _or_inf(meta.slo.e2e_s) - age_s
     words = array("Q", keys)[:: KEY_BYTES // _WORD_BYTES].tolist()
     length = meta.predicted_len or 0
-    return Ask(len(request.prompt_ids), words, block_size, length, ttft_s, tpot_s, end_s, request.n)
+    return RoutingRequest(len(request.prompt_ids), words, block_size, length, ttft_s, tpot_s, end_s, request.n)
 
 
 def _or_inf(objective_s: float | None) -> float:
     return inf if objective_s is None else objective_s
 
 
-def resumed_ask(ask: Ask, said: int, samples: int) -> Ask:
+def resumed_ask(ask: RoutingRequest, said: int, samples: int) -> RoutingRequest:
     """For one of which `said` tokens are out already, and so many samples have not ended: these tokens are to be
     computed as well, and the next one is due now if anything was promised.
     """
     return ask._replace(
         prompt_tokens=ask.prompt_tokens + said,
         output_tokens=max(0.0, ask.output_tokens - said),
-        ttft_left_s=0.0 if ask.promised else inf,
+        ttft_left_s=0.0 if ask.has_objectives else inf,
         samples=samples,
     )

@@ -17,7 +17,7 @@ from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.remote.secret import Secret
 from roseinfer.engine.remote.tcp import AddressTakenError
 from roseinfer.hub import model_folder
-from roseinfer.router.fleet_size import fullness
+from roseinfer.router.fleet_size import engine_load
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class EngineReplica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """See `roseinfer.deploy.scaling`. Of requests only if the directory can be asked."""
         promise = None if self._keeper is None else self._keeper.promise()
-        stats = {USED: 0.0 if promise is None else fullness(promise)}
+        stats = {USED: 0.0 if promise is None else engine_load(promise)}
         with contextlib.suppress(Exception):  # it is being started again
             async with asyncio.timeout(ASK_S):
                 fared = Fared(*await (await directory()).fared.remote())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
-from roseinfer.router.fleet_size import Seen, SizeRule, fleet_size, refusing
+from roseinfer.router.fleet_size import FleetSizeRule, FleetState, fleet_size, too_many_rejections
 
 POLICY = "roseinfer.deploy.scaling:FleetSize"
 WINDOW_S = 60.0  # which is looked at
@@ -60,13 +60,13 @@ class FleetSize:
     def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
         """The number of engines there should be, and the state for the next call."""
         least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-        rule = SizeRule(least, most, window_s=WINDOW_S, patience_s=self._patience_s)
+        rule = FleetSizeRule(least, most, window_s=WINDOW_S, patience_s=self._patience_s)
         state = State(**{name: value for name, value in context.policy_state.items() if name in State.__slots__})
         size, state = wanted(rule, context, state)
         return size, {name: getattr(state, name) for name in State.__slots__}
 
 
-def wanted(rule: SizeRule, context: Context, state: State) -> tuple[int, State]:
+def wanted(rule: FleetSizeRule, context: Context, state: State) -> tuple[int, State]:
     """How many engines there should be. Nothing changes while nothing has been heard since there were as many."""
     now_s = context.current_time or 0.0
     running = min(context.current_num_replicas, context.target_num_replicas)
@@ -77,7 +77,9 @@ def wanted(rule: SizeRule, context: Context, state: State) -> tuple[int, State]:
     if not running or not used:
         return context.target_num_replicas, State(running, grown_s, None)
     promised, refused = (_growth(_since(metrics.get(name, {}), since_s, now_s)) for name in (PROMISED, REFUSED))
-    seen = Seen(now_s, running, context.target_num_replicas - running, fmean(used), refusing(rule, promised, refused))
+    seen = FleetState(
+        now_s, running, context.target_num_replicas - running, fmean(used), too_many_rejections(rule, promised, refused)
+    )
     size, calm_s = fleet_size(rule, seen, state.calm_s)
     if size < context.target_num_replicas:
         calm_s = None  # one at a time

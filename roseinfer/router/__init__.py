@@ -1,1 +1,1 @@
-"""Which of several engines a request goes to. Standard library only: servers and the simulator use the same."""
+"""Routing of requests to one of several engines. Standard library only: servers and the simulator share it."""

@@ -1,4 +1,4 @@
-"""What a router is asked, what it answers, and what a way of choosing is."""
+"""Types of the router: the request it places, the forecast of an engine, the placement and the policy protocol."""
 
 from collections.abc import Callable, Sequence
 from math import inf
@@ -7,19 +7,18 @@ from typing import NamedTuple, Protocol
 
 from roseinfer.core.promise import Promise
 
-# The utilisation up to which an engine is believed to keep what it promises: it holds back a part of its time for
-# requests that are more urgent or cheaper, and is not sure of the rest.
-ROOM = 0.85
-SHORTEST_S = 1e-6  # beyond which an objective is as good as at it
+# Utilisation up to which a forecast is trusted: an engine reserves time for more urgent or cheaper requests.
+MAX_TRUSTED_SHARE = 0.85
+MIN_TPOT_S = 1e-6  # lower bound on objectives, which are divisors
 
 
-class Ask(NamedTuple):
-    """What a router is told of a request.
+class RoutingRequest(NamedTuple):
+    """Request as the router sees it.
 
-    `prompt_tokens`; `keys`: of the prompt's full KV blocks, chained, 8 bytes each as an integer, the first block first;
-    `block_size`: tokens of such a block. `output_tokens`: expected; 0 = unknown. `ttft_left_s`: how much is left of its
-    TTFT objective, `tpot_s`: its TPOT objective, `end_left_s`: how much is left of the one for the whole request; inf =
-    none. `samples`: outputs that are wanted of the prompt, each as long and as fast as that.
+    `keys`: of the prompt's full KV blocks in order, chained, each an 8-byte integer; `block_size`: tokens per block.
+    `output_tokens`: expected length, 0 if unknown. `ttft_left_s` and `end_left_s`: time left until the deadlines of the
+    first token and of the whole request; `tpot_s`: the TPOT objective; inf = no objective. `samples`: outputs per
+    prompt; each has the expected length and the TPOT objective.
     """
 
     prompt_tokens: int
@@ -32,55 +31,54 @@ class Ask(NamedTuple):
     samples: int = 1
 
     @property
-    def promised(self) -> bool:
-        """Whether it has objectives."""
+    def has_objectives(self) -> bool:
         return self.ttft_left_s < inf or self.tpot_s < inf or self.end_left_s < inf
 
-    def needs(self, output_tokens: float) -> tuple[float, float]:
-        """Seconds to its first token, and between two, that all of its objectives ask for, if its output has so many.
+    def required_latency(self, output_tokens: float) -> tuple[float, float]:
+        """Return the TTFT and TPOT, in seconds, that meet all objectives with an output of `output_tokens`.
 
-        Of the time for the whole request a tenth is the prompt's, and outputs may be half as long again.
+        A tenth of the time for the whole request is reserved for the prompt, and half of the output length for a wrong
+        estimate.
         """
         left_s, tpot_s = self.ttft_left_s, self.tpot_s
         if self.end_left_s < inf:
             left_s = min(left_s, 0.1 * self.end_left_s)
             tpot_s = min(tpot_s, 0.9 * self.end_left_s / max(1.0, 1.5 * output_tokens))
-        return left_s, max(tpot_s, SHORTEST_S)
+        return left_s, max(tpot_s, MIN_TPOT_S)
 
 
-class Outlook(NamedTuple):
-    """What an engine is expected to do for a request. `late_s`: beyond its TTFT objective; `utilisation`: of the
-    engine's time with it, or of its KV blocks if that is more, 1 = full; `extra`: the part of the time that the others
-    there pay because it needs a faster pace than they do. `cached_tokens` of its prompt are thought to be there.
+class EngineForecast(NamedTuple):
+    """Expected service of one request by one engine.
+
+    `late_s`: expected TTFT beyond its deadline. `utilisation`: with the request, of the engine's time, KV blocks or
+    seats, whichever is highest; 1 = full. `pace_cost`: share of the engine's time that its other requests pay because
+    this one needs a shorter TPOT. `cached_tokens`: prompt tokens expected in the engine's prefix cache.
     """
 
     engine: int
     ttft_s: float = 0.0
     late_s: float = 0.0
     utilisation: float = 0.0
-    extra: float = 0.0
+    pace_cost: float = 0.0
     cached_tokens: int = 0
 
     @property
-    def keeps(self) -> bool:
-        """Whether its objectives would be kept."""
-        return self.late_s <= 0 and self.utilisation <= ROOM
+    def meets_objectives(self) -> bool:
+        return self.late_s <= 0 and self.utilisation <= MAX_TRUSTED_SHARE
 
 
 class Placement(NamedTuple):
-    """Where a request goes. `number`: this placement's, among those of the process. `reason`: why, in a word for
-    metrics and logs. `ask`: for what.
-    """
+    """Decision of the router. `number`: unique in the process. `reason`: one word for metrics and logs."""
 
     number: int
     engine: int
     reason: str
-    outlook: Outlook
-    ask: Ask
+    forecast: EngineForecast
+    request: RoutingRequest
 
 
 class Candidate(Protocol):
-    """An engine that takes requests, as a way of choosing sees it. `promise` is None before its first."""
+    """Engine that accepts requests. `promise` is None until the first one arrives."""
 
     @property
     def engine(self) -> int: ...
@@ -90,40 +88,38 @@ class Candidate(Protocol):
 
     @property
     def priced(self) -> bool:
-        """Whether its promise says what steps cost there; without that an outlook says nothing."""
+        """True if the promise includes step costs. Without costs a forecast means nothing."""
         ...
 
     @property
     def load(self) -> tuple[int, int]:
-        """Requests that wait and that run there, with what this process has placed since the promise."""
+        """Waiting and running requests, including those placed by this process since the promise."""
         ...
 
     @property
     def best_effort(self) -> int:
-        """Of those that wait, how many were promised nothing."""
+        """Number of waiting requests without objectives."""
         ...
 
     @property
     def utilisation(self) -> float:
-        """Of the engine's time, or of its KV blocks if that is more, by what it has now; 1 = full."""
+        """Current utilisation of the engine's time, KV blocks or seats, whichever is highest; 1 = full."""
         ...
 
-    def outlook(self, ask: Ask, now_s: float, cached_tokens: int) -> Outlook: ...
+    def forecast(self, request: RoutingRequest, now_s: float, cached_tokens: int) -> EngineForecast: ...
 
-    def held_tokens(self, ask: Ask, guess: int = 0) -> int:
-        """How many of its prompt tokens are thought to be in the prefix cache. `guess`: as many as another engine has,
-        which is where to look first.
-        """
-        ...
-
-
-class Routing(Protocol):
-    """A way of choosing: one file each, registered by name."""
-
-    def choose(self, ask: Ask, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
-        """One of the candidates (there is at least one), and why."""
+    def cached_tokens(self, request: RoutingRequest, guess: int = 0) -> int:
+        """Return how many prompt tokens the prefix cache is expected to hold. The search starts at `guess`."""
         ...
 
 
-# How one is made, with a generator for what is left to chance.
-MakeRouting = Callable[[Random], Routing]
+class RoutingPolicy(Protocol):
+    """Way to choose an engine. Each policy has a file and a name in the registry."""
+
+    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
+        """Return one of the candidates (at least one is given) and the reason."""
+        ...
+
+
+# The generator makes random choices.
+RoutingPolicyFactory = Callable[[Random], RoutingPolicy]

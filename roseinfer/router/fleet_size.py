@@ -1,72 +1,76 @@
-"""When there should be more engines, or fewer: by how full those that run are, and by what was turned away."""
+"""Autoscaling rule: the number of engines, from their load and the rejected requests."""
 
 from dataclasses import dataclass
 from math import ceil, floor
 
 from roseinfer.core.promise import Promise
 
-ENOUGH = 20  # requests in the window, below which a share of refusals says nothing
-LEAST_ROOM = 0.13  # of a second, which an engine is taken to have for work at any pace
+MIN_REQUESTS_COUNT = 20  # with objectives in the window; fewer are too few to judge the rejected share
+MIN_CAPACITY_SHARE = 0.13  # of its time, which an engine always has for work
 
 
 @dataclass(frozen=True, slots=True)
-class SizeRule:
-    """How many engines there should be, between `least` and `most`.
+class FleetSizeRule:
+    """Bounds and thresholds of the number of engines.
 
-    Over the last `window_s` seconds: more if refusals that an idle engine would have kept exceed `refused` of the
-    requests with objectives, or their mean `fullness` exceeds `high`: as many as bring it to `aim`. One fewer if that
-    of the others would stay below `low` for `patience_s` seconds.
+    Scale up if, over the last `window_s` seconds, the rejected requests that an idle engine could have served exceed
+    `max_rejected_share` of those with objectives, or the mean `engine_load` exceeds `high_load`; the new size brings
+    the load to `target_load`. Remove one engine if the load of the rest would stay below `low_load` for `patience_s`
+    seconds.
     """
 
-    least: int
-    most: int
+    min_engines: int
+    max_engines: int
     window_s: float = 60.0
-    refused: float = 0.01
-    high: float = 0.85
-    aim: float = 0.75
-    low: float = 0.65
+    max_rejected_share: float = 0.01
+    high_load: float = 0.85
+    target_load: float = 0.75
+    low_load: float = 0.65
     patience_s: float = 600.0
 
 
-def fullness(promise: Promise) -> float:
-    """What an engine is asked for, of what it can do at the pace that its tightest request needs; 1 = full.
+def engine_load(promise: Promise) -> float:
+    """Return the demand on an engine over its capacity at its tightest TPOT objective; 1 = full.
 
-    The constant cost of steps is not part of either: it is the same for one request as for a hundred, so a fleet twice
-    as large pays it twice.
+    The constant cost of steps is part of neither. It does not depend on the number of requests, so a larger fleet would
+    only pay it more often.
     """
     pace = promise.constant_s / promise.smallest_s
-    return (promise.busy + promise.weights + promise.arriving) / max(LEAST_ROOM, promise.keep - pace)
+    return (promise.busy + promise.weights + promise.arriving) / max(MIN_CAPACITY_SHARE, promise.keep - pace)
 
 
-def refusing(rule: SizeRule, promised: float, refused: float) -> bool:
-    """Whether too many were turned away: of `promised` requests with objectives, `refused`, in the window."""
-    return promised >= ENOUGH and refused > rule.refused * promised
+def too_many_rejections(rule: FleetSizeRule, with_objectives: float, rejected: float) -> bool:
+    """Return True if the share of rejected requests in the window exceeds the rule's limit."""
+    return with_objectives >= MIN_REQUESTS_COUNT and rejected > rule.max_rejected_share * with_objectives
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A fleet at `at_s` seconds: `running` engines, mean `used` of them over the window, more that are `coming`;
-    whether it is `refusing`.
+class FleetState:
+    """State of a fleet at `at_s`: engines `running` and `starting`, their mean `load` over the window, and whether
+    there were `too_many_rejections`.
     """
 
     at_s: float
     running: int
-    coming: int
-    used: float
-    refusing: bool
+    starting: int
+    load: float
+    too_many_rejections: bool
 
 
-def fleet_size(rule: SizeRule, seen: Seen, calm_s: float | None) -> tuple[int, float | None]:
-    """How many engines there should be, those that are coming included, and since when fewer would do (None: they
-    would not). `calm_s`: the latter, as the call before returned it.
+def fleet_size(rule: FleetSizeRule, fleet: FleetState, low_since_s: float | None) -> tuple[int, float | None]:
+    """Return the wanted number of engines, including starting ones, and since when fewer would do.
+
+    The second value is None if fewer would not do; pass it as `low_since_s` to the next call.
     """
-    size = seen.running + seen.coming
-    if seen.used > rule.high or seen.refusing:
-        more = ceil(seen.running * seen.used / rule.aim)
-        if seen.refusing and not seen.coming:
-            more = max(more, size + 1)
-        return min(rule.most, max(size, more)), None
-    if seen.coming or size <= rule.least or seen.used * seen.running >= rule.low * (seen.running - 1):
+    size = fleet.running + fleet.starting
+    if fleet.load > rule.high_load or fleet.too_many_rejections:
+        wanted = ceil(fleet.running * fleet.load / rule.target_load)
+        if fleet.too_many_rejections and not fleet.starting:
+            wanted = max(wanted, size + 1)
+        return min(rule.max_engines, max(size, wanted)), None
+    load_sum = fleet.load * fleet.running
+    if fleet.starting or size <= rule.min_engines or load_sum >= rule.low_load * (fleet.running - 1):
         return size, None
-    calm_s = seen.at_s if calm_s is None else calm_s
-    return (size - 1 if floor(seen.at_s - calm_s) >= rule.patience_s else size), calm_s
+    low_since_s = fleet.at_s if low_since_s is None else low_since_s
+    is_due = floor(fleet.at_s - low_since_s) >= rule.patience_s
+    return (size - 1 if is_due else size), low_since_s

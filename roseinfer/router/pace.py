@@ -1,67 +1,70 @@
-"""The engine that can promise the most: requests of a tight pace keep together, and prefixes are followed."""
+"""Routing policy "pace": groups requests by TPOT objective and prefers engines that have the prefix."""
 
 from collections.abc import Sequence
 from math import inf
 from random import Random
 
-from roseinfer.router.base import ROOM, Ask, Candidate
-from roseinfer.router.least import Least
+from roseinfer.router.base import MAX_TRUSTED_SHARE, Candidate, RoutingRequest
+from roseinfer.router.least import LeastLoaded
 
-LONG_PREFIX = 128  # tokens in an engine's cache, from which on it is worth going there
-FULL = 0.75  # mean utilisation of the engines, from which on nobody looks for room
-UNEVEN, UNEVEN_SHARE = 32, 1.1  # more requests than on the least loaded, which requests without objectives avoid
+MIN_PREFIX_TOKENS = 128  # cached tokens that make an engine preferred
+FULL_SHARE = 0.75  # mean utilisation from which the fleet counts as full
+# Requests without objectives go to an engine with the prefix unless it has this many more than the least loaded one.
+MAX_IMBALANCE_COUNT, MAX_IMBALANCE_SHARE = 32, 1.1
 
 Score = tuple[bool, float, float]
 
 
-class Pace:
-    """Least of (objectives broken, how late and how much too full, what its pace costs the others there + utilisation).
+class PaceRouting:
+    """Minimise (objectives missed, lateness and overload, cost to other requests + utilisation).
 
-    What a step costs whatever it holds is paid as often as the request of the tightest pace on an engine asks for, so
-    tight requests go where others are, as long as they fit, and then to where they cost the least. When the fleet is
-    full they stay together even so: spread over all engines they would make all pay.
+    An engine pays the constant cost of a step as often as its tightest TPOT objective requires. So tight requests go
+    where others are while they fit, then where they cost the least. A full fleet keeps them together too: spread
+    over all engines they would slow down every request.
 
-    Engines that hold a long prefix come first: another one is chosen only if none of them can keep the objectives, that
-    one can, and the fleet is not full. A request without objectives goes where the fewest such wait. Engines whose
-    policy knows no costs are chosen by their load.
+    Engines with a long cached prefix come first. Another engine is chosen only if none of them meets the objectives,
+    that one does, and the fleet is not full. A request without objectives goes where the fewest such requests wait.
+    Engines whose policy publishes no costs are chosen by load.
     """
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
-        self._least = Least(rng)
+        self._by_load = LeastLoaded(rng)
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
+    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
         priced = [candidate for candidate in candidates if candidate.priced]
         if not priced:
-            return self._least.choose(ask, candidates, now_s)
-        cached = _cached(ask, priced)
-        holders = [i for i, tokens in enumerate(cached) if tokens >= LONG_PREFIX]
-        if not ask.promised:
-            near = [priced[i] for i in holders]
-            return (self._calmest(near), "prefix") if near and _even(near, priced) else (self._calmest(priced), "rest")
-        full = sum([candidate.utilisation for candidate in priced]) >= FULL * len(priced)
+            return self._by_load.choose(request, candidates, now_s)
+        cached = _cached_tokens(request, priced)
+        holders = [i for i, tokens in enumerate(cached) if tokens >= MIN_PREFIX_TOKENS]
+        with_prefix = [priced[i] for i in holders]
+        if not request.has_objectives:
+            if with_prefix and _is_balanced(with_prefix, priced):
+                return self._least_busy(with_prefix), "prefix"
+            return self._least_busy(priced), "rest"
+        full = sum([candidate.utilisation for candidate in priced]) >= FULL_SHARE * len(priced)
         if not holders or len(holders) == len(priced):
-            return self._best(ask, priced, cached, full, now_s)[0], "prefix" if holders else "pace"
-        near, there = [priced[i] for i in holders], [cached[i] for i in holders]
-        chosen, score = self._best(ask, near, there, full, now_s)
+            return self._best(request, priced, cached, full, now_s)[0], "prefix" if holders else "pace"
+        chosen, score = self._best(request, with_prefix, [cached[i] for i in holders], full, now_s)
         if score[0] and not full:
-            other, other_score = self._best(ask, priced, cached, full, now_s)
+            other, other_score = self._best(request, priced, cached, full, now_s)
             if not other_score[0]:
                 return other, "promise"
         return chosen, "prefix"
 
     def _best(
-        self, ask: Ask, candidates: Sequence[Candidate], cached: Sequence[int], full: bool, now_s: float
+        self, request: RoutingRequest, candidates: Sequence[Candidate], cached: Sequence[int], full: bool, now_s: float
     ) -> tuple[Candidate, Score]:
-        """The one with the least score, and that; of equal ones any. `full`: the fleet is, so that nobody is looked for
-        who has room.
+        """Return the candidate with the lowest score, and the score; break ties at random.
+
+        A `full` fleet may use all of an engine, since no engine with spare capacity is left.
         """
         best, least, equal = candidates[0], (True, inf, inf), 0
-        room = 1.0 if full else ROOM
+        limit = 1.0 if full else MAX_TRUSTED_SHARE
         for candidate, tokens in zip(candidates, cached, strict=True):
-            _, _, late_s, utilisation, extra, _ = candidate.outlook(ask, now_s, tokens)
+            _, _, late_s, utilisation, pace_cost, _ = candidate.forecast(request, now_s, tokens)
             over = utilisation - 1 if utilisation > 1 else 0.0
-            score = (late_s > 0 or utilisation > room, late_s + over, extra + utilisation)
+            score = (late_s > 0 or utilisation > limit, late_s + over, pace_cost + utilisation)
             if score < least:
                 best, least, equal = candidate, score, 1
             elif score == least:
@@ -70,23 +73,22 @@ class Pace:
                     best = candidate
         return best, least
 
-    def _calmest(self, candidates: Sequence[Candidate]) -> Candidate:
+    def _least_busy(self, candidates: Sequence[Candidate]) -> Candidate:
         rng = self._rng.random
         return min(candidates, key=lambda one: (one.best_effort, one.utilisation, sum(one.load), rng()))
 
 
-def _cached(ask: Ask, candidates: Sequence[Candidate]) -> Sequence[int]:
-    """Tokens of its prompt that each is thought to hold."""
-    if not ask.keys:
+def _cached_tokens(request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[int]:
+    if not request.keys:
         return [0] * len(candidates)
     cached, tokens = [], 0
     for candidate in candidates:
-        tokens = candidate.held_tokens(ask, tokens)
+        tokens = candidate.cached_tokens(request, tokens)
         cached.append(tokens)
     return cached
 
 
-def _even(holders: Sequence[Candidate], candidates: Sequence[Candidate]) -> bool:
-    """Whether the holders have not far more to do than others."""
-    near, least = min([sum(one.load) for one in holders]), min([sum(one.load) for one in candidates])
-    return near <= least + UNEVEN or near <= UNEVEN_SHARE * least
+def _is_balanced(holders: Sequence[Candidate], candidates: Sequence[Candidate]) -> bool:
+    """Return True if the least loaded holder has at most slightly more requests than the least loaded candidate."""
+    held, least = min([sum(one.load) for one in holders]), min([sum(one.load) for one in candidates])
+    return held <= least + MAX_IMBALANCE_COUNT or held <= MAX_IMBALANCE_SHARE * least

@@ -1,6 +1,6 @@
-"""What a process was told of engines and where it sent requests, written down, so that its decisions can be replayed.
+"""Recording of a `Placer`'s calls and decisions to a file, for replay.
 
-One JSON object a line, in the order of the calls:
+One JSON object per line, in the order of the calls:
 
     {"setup": {"routing", "engines", "share", "blocks", "delay_s", "seed"}}                                     first
     {"update": engine, "promise": [...]}     {"up": engine, "is": bool}     {"forget": engine}
@@ -8,7 +8,7 @@ One JSON object a line, in the order of the calls:
     {"report": engine, "outcome", "at_s"}    {"started": number, "cached_tokens"}    {"unstarted": number}
     {"place" or "keeper": [engine, reason] or null, "at_s", "ask": [...], "but": [engine, ...]}
 
-`number`: of the placement, the first is 1. Times are of the promises' clock.
+`number`: of the placement, starting at 1. "keeper" is `Placer.place_retry`. Times are on the promises' clock.
 """
 
 import json
@@ -22,9 +22,9 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.promise import Promise
-from roseinfer.router.base import Ask, Placement
-from roseinfer.router.breaker import Outcome
-from roseinfer.router.placer import BLOCKS, Placer
+from roseinfer.router.base import Placement, RoutingRequest
+from roseinfer.router.breaker import AttemptOutcome
+from roseinfer.router.placer import DEFAULT_BLOCKS, Placer
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,9 @@ FLUSH_EVERY_S = 1.0
 
 
 class RecordingPlacer(Placer):
-    """A `Placer` that writes its calls to a file, which is emptied first and which nobody else may read.
+    """`Placer` that writes its calls to a file. The file is truncated, and readable by its owner only.
 
-    Raises `ConfigError` if that cannot be written; a disk that is full later ends the recording only.
+    Raise `ConfigError` if the file cannot be opened. A later write error only ends the recording.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class RecordingPlacer(Placer):
         engines: Iterable[int],
         *,
         share: int = 1,
-        blocks: int = BLOCKS,
+        blocks: int = DEFAULT_BLOCKS,
         delay_s: float = 0.0,
         seed: int | None = None,
     ) -> None:
         numbers = list(engines)
         seed = random.SystemRandom().getrandbits(32) if seed is None else seed
         super().__init__(routing, (), share=share, blocks=blocks, delay_s=delay_s, seed=seed)
-        for number in numbers:  # as told with the setup
+        for number in numbers:  # the setup record names them
             super().add(number)
-        self._up: dict[int, bool] = {}  # as written
+        self._available: dict[int, bool] = {}  # as recorded
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         except OSError as error:
-            raise ConfigError(f"record: {path} cannot be written: {error.strerror}") from error
+            raise ConfigError(f"record: cannot write '{path}': {error.strerror}") from error
         self._file = os.fdopen(descriptor, "w", encoding="utf-8")
         self._flushed_s = -inf
         setup = {"routing": routing, "engines": numbers, "share": share, "blocks": blocks}
@@ -67,63 +67,65 @@ class RecordingPlacer(Placer):
         super().add(engine)
         self._write({"add": engine})
 
-    def drop(self, engine: int) -> None:
-        super().drop(engine)
-        self._up.pop(engine, None)
+    def remove(self, engine: int) -> None:
+        super().remove(engine)
+        self._available.pop(engine, None)
         self._write({"drop": engine})
 
     def update(self, engine: int, promise: Promise) -> None:
         super().update(engine, promise)
         self._write({"update": engine, "promise": promise})
 
-    def set_up(self, engine: int, up: bool) -> None:
-        super().set_up(engine, up)
-        if self._up.get(engine) is not up:  # it is said again and again
-            self._up[engine] = up
-            self._write({"up": engine, "is": up})
+    def set_available(self, engine: int, available: bool) -> None:
+        super().set_available(engine, available)
+        if self._available.get(engine) is not available:  # callers repeat it with every look at the engine
+            self._available[engine] = available
+            self._write({"up": engine, "is": available})
 
-    def forget(self, engine: int) -> None:
-        super().forget(engine)
+    def reset(self, engine: int) -> None:
+        super().reset(engine)
         self._write({"forget": engine})
 
-    def report(self, engine: int, outcome: Outcome, now_s: float) -> None:
+    def report(self, engine: int, outcome: AttemptOutcome, now_s: float) -> None:
         super().report(engine, outcome, now_s)
         self._write({"report": engine, "outcome": outcome.value, "at_s": now_s})
 
-    def place(self, ask: Ask, now_s: float, but: Container[int] = ()) -> Placement | None:
-        return self._placed("place", super().place(ask, now_s, but), ask, now_s, but)
+    def place(self, request: RoutingRequest, now_s: float, excluded: Container[int] = ()) -> Placement | None:
+        return self._record("place", super().place(request, now_s, excluded), request, now_s, excluded)
 
-    def keeper(self, ask: Ask, now_s: float, but: Container[int] = ()) -> Placement | None:
-        return self._placed("keeper", super().keeper(ask, now_s, but), ask, now_s, but)
+    def place_retry(self, request: RoutingRequest, now_s: float, excluded: Container[int] = ()) -> Placement | None:
+        return self._record("keeper", super().place_retry(request, now_s, excluded), request, now_s, excluded)
 
-    def started(self, placement: Placement, cached_tokens: int) -> None:
-        super().started(placement, cached_tokens)
+    def on_first_token(self, placement: Placement, cached_tokens: int) -> None:
+        super().on_first_token(placement, cached_tokens)
         self._write({"started": placement.number, "cached_tokens": cached_tokens})
 
-    def ended_unstarted(self, placement: Placement) -> None:
-        super().ended_unstarted(placement)
+    def on_unprefilled(self, placement: Placement) -> None:
+        super().on_unprefilled(placement)
         self._write({"unstarted": placement.number})
 
     def close(self) -> None:
-        """Nothing is written any more; placing goes on."""
+        """Stop recording. Placement still works."""
         try:
             self._file.close()
         except OSError as error:
-            log.error("the end of the recording is lost: %s", error)
+            log.error("cannot write the end of the router recording: %s", error)
 
-    def _placed(
-        self, how: str, placement: Placement | None, ask: Ask, now_s: float, but: Container[int]
+    def _record(
+        self, call: str, placement: Placement | None, request: RoutingRequest, now_s: float, excluded: Container[int]
     ) -> Placement | None:
-        where = None if placement is None else [placement.engine, placement.reason]
-        left_out = [engine for engine in self._views if engine in but]
-        self._write({how: where, "at_s": now_s, "ask": ask._replace(keys=list(ask.keys)), "but": left_out})
+        decision = None if placement is None else [placement.engine, placement.reason]
+        excluded_engines = [engine for engine in self._views if engine in excluded]
+        self._write(
+            {call: decision, "at_s": now_s, "ask": request._replace(keys=list(request.keys)), "but": excluded_engines}
+        )
         if now_s >= self._flushed_s + FLUSH_EVERY_S:
             self._flushed_s = now_s
             self._flush()
         return placement
 
     def _flush(self) -> None:
-        """Out of this process, which may be killed."""
+        """Write buffered records to the file, so that a killed process loses at most a second of them."""
         try:
             if not self._file.closed:
                 self._file.flush()
@@ -131,7 +133,7 @@ class RecordingPlacer(Placer):
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        log.error("recording ends here: %s", error)
+        log.error("the router recording ends: %s", error)
         self.close()
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -1,19 +1,19 @@
-"""One engine after the other."""
+"""Routing policy "round-robin"."""
 
 from collections.abc import Sequence
 from random import Random
 
-from roseinfer.router.base import Ask, Candidate
+from roseinfer.router.base import Candidate, RoutingRequest
 
 
 class RoundRobin:
-    """Looks at nothing. Each process begins at a random engine."""
+    """Take engines in turn. Each process starts at a random engine."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._last: int | None = None
 
-    def choose(self, ask: Ask, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
+    def choose(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> tuple[Candidate, str]:
         last = self._last
         if last is None:
             chosen = self._rng.choice(candidates)

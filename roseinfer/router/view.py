@@ -1,4 +1,4 @@
-"""What one process knows of one engine: its last promise, what was sent there since, and what its cache may hold."""
+"""State of one engine as one process knows it: its last promise, requests sent since, and its likely cache."""
 
 from bisect import bisect_left
 from collections import deque
@@ -7,22 +7,25 @@ from math import inf
 from typing import NamedTuple
 
 from roseinfer.core.promise import DUE_S, Promise
-from roseinfer.router.base import SHORTEST_S, Ask, Outlook
+from roseinfer.router.base import MIN_TPOT_S, EngineForecast, RoutingRequest
 from roseinfer.router.breaker import Breaker
-from roseinfer.router.prefixes import HeldPrefixes
+from roseinfer.router.prefixes import CachedPrefixes
 
-LEAST_PROMPT_SHARE = 0.13  # of the machine, which prompts get whatever else it does
-LEAST_KEEP = 0.05
-STAYS = 0.5  # of the tokens that are expected, those that are there at once: requests end while others grow
-PROMPT_SHARE, RECENT_S = 0.35, 10.0  # what engines take for the share of prompts at most, and over which time
-MOST_SENT = 1024  # that are kept apart: an engine from which nothing is heard must not fill the memory
-UNHEARD = Promise(at_s=0.0)
+MIN_PROMPT_SHARE = 0.13  # of the engine's time, which prompts always get
+MIN_USABLE_SHARE = 0.05
+RESIDENT_SHARE = (
+    0.5  # of the expected output tokens that are in the KV cache at one time: requests end while others grow
+)
+MAX_PROMPT_SHARE, PROMPT_WINDOW_S = 0.35, 10.0  # engines' upper bound on `arriving`, and its averaging time
+MAX_SENT_COUNT = 1024  # entries; later ones are merged, so that a silent engine does not fill the memory
+_NO_PROMISE = Promise(at_s=0.0)
 
 
-class Sent(NamedTuple):
-    """What was sent at `at_s`: so many requests by all processes (each sample is one), `tokens` of prompts that are due
-    at `due_s`, and what they weigh. `best_effort`: how many of them were promised nothing. `blocks`: of the KV cache
-    that they will take.
+class SentRequests(NamedTuple):
+    """Requests sent at `at_s` that the last promise does not include; each sample counts as one request.
+
+    `tokens`: uncached prompt tokens, due at `due_s`. `weight`: share of the engine's time that their TPOT objectives
+    need. `best_effort`: requests without objectives. `blocks`: KV blocks they will use.
     """
 
     at_s: float
@@ -34,8 +37,8 @@ class Sent(NamedTuple):
     best_effort: int
     blocks: float
 
-    def with_one(self, other: "Sent") -> "Sent":
-        return Sent(
+    def merged(self, other: "SentRequests") -> "SentRequests":
+        return SentRequests(
             other.at_s,
             self.requests + other.requests,
             self.tokens + other.tokens,
@@ -48,28 +51,29 @@ class Sent(NamedTuple):
 
 
 class EngineView:
-    """One engine, as a `Candidate`. What does not depend on a request is computed when a promise comes, and kept up
-    with what is sent.
+    """State of one engine; a `Candidate`.
 
-    `blocks`: of its KV cache. `share`: how many processes send requests there as this one does; each sees only its own,
-    and takes it that the others send as much. `delay_s`: how long a request takes to the engine. `takes`: whether it is
-    there, and takes requests.
+    Values that do not depend on a request are computed once per promise and updated with each request sent.
+
+    `blocks`: of its KV cache. `share`: number of processes that send requests to it; each sees only its own requests
+    and assumes that the others send as many. `delay_s`: time until the engine has read a request.
     """
 
     __slots__ = (
         "_arriving",
+        "_available",
         "_base",
         "_block_share",
         "_blocks",
         "_busy",
         "_context_s",
+        "_current_pace",
         "_delay_s",
         "_ends_s",
         "_from_s",
         "_held",
         "_keep",
         "_needed",
-        "_others",
         "_outputs",
         "_queues",
         "_row_s",
@@ -81,8 +85,8 @@ class EngineView:
         "_smallest_s",
         "_step_s",
         "_token_s",
-        "_up",
         "_waiting",
+        "accepts_requests",
         "best_effort",
         "breaker",
         "engine",
@@ -90,100 +94,98 @@ class EngineView:
         "prefixes",
         "priced",
         "promise",
-        "takes",
         "utilisation",
     )
 
     def __init__(self, engine: int, blocks: int, share: int, delay_s: float) -> None:
         self.engine = engine
         self._blocks, self._share, self._delay_s = blocks, share, delay_s
-        self._up = True
-        self.forget()
+        self._available = True
+        self.reset()
 
-    def forget(self) -> None:
-        """Another one takes its place, of which nothing is known."""
+    def reset(self) -> None:
+        """Forget everything but availability: the engine was restarted."""
         self.promise: Promise | None = None
-        self.prefixes = HeldPrefixes(self._blocks)
+        self.prefixes = CachedPrefixes(self._blocks)
         self.breaker = Breaker()
-        self._sent: deque[Sent] = deque()
-        self._recount(UNHEARD)
-        self.takes = self._up
+        self._sent: deque[SentRequests] = deque()
+        self._recount(_NO_PROMISE)
+        self.accepts_requests = self._available
 
-    # --- what happens -------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------
     def update(self, promise: Promise) -> None:
-        """The engine's newest promise: it counts what was sent before it was made."""
+        """Store the newest promise. It includes the requests that the engine had read by then."""
         self.promise = promise
-        sent, heard_s = self._sent, promise.at_s - self._delay_s
-        while sent and sent[0].at_s <= heard_s:
+        sent, read_s = self._sent, promise.at_s - self._delay_s
+        while sent and sent[0].at_s <= read_s:
             sent.popleft()
         self._recount(promise)
-        self.takes = self._up and not promise.draining
+        self.accepts_requests = self._available and not promise.draining
 
-    def set_up(self, up: bool) -> None:
-        """Whether the engine is there."""
-        self._up = up
-        self.takes = up and not (self.promise is not None and self.promise.draining)
+    def set_available(self, available: bool) -> None:
+        self._available = available
+        self.accepts_requests = available and not (self.promise is not None and self.promise.draining)
 
-    def send(self, ask: Ask, cached_tokens: int, now_s: float) -> None:
-        """A request goes there."""
+    def on_sent(self, request: RoutingRequest, cached_tokens: int, now_s: float) -> None:
         share = self._share
-        outputs = ask.output_tokens or self._outputs
-        left_s, tpot_s = ask.needs(outputs)
-        tpot_s = max(tpot_s, self._step_s)  # nobody gets a faster pace: who asks for it is refused
-        weight = (self._row_s + self._context_s * (ask.prompt_tokens + outputs / 2)) / tpot_s
-        tokens = share * max(0, ask.prompt_tokens - cached_tokens)
-        rows, outputs = share * ask.samples, outputs * ask.samples
-        best_effort = 0 if ask.promised else rows
-        blocks = (tokens + share * STAYS * outputs) / ask.block_size
-        one = Sent(now_s, rows, tokens, now_s + left_s, rows * weight, tpot_s, best_effort, blocks)
+        outputs = request.output_tokens or self._outputs
+        left_s, tpot_s = request.required_latency(outputs)
+        tpot_s = max(tpot_s, self._step_s)  # the engine rejects a shorter one
+        weight = (self._row_s + self._context_s * (request.prompt_tokens + outputs / 2)) / tpot_s
+        tokens = share * max(0, request.prompt_tokens - cached_tokens)
+        rows, outputs = share * request.samples, outputs * request.samples
+        best_effort = 0 if request.has_objectives else rows
+        blocks = (tokens + share * RESIDENT_SHARE * outputs) / request.block_size
+        one = SentRequests(now_s, rows, tokens, now_s + left_s, rows * weight, tpot_s, best_effort, blocks)
         sent = self._sent
-        if len(sent) >= MOST_SENT:
-            sent[-1] = sent[-1].with_one(one)
+        if len(sent) >= MAX_SENT_COUNT:
+            sent[-1] = sent[-1].merged(one)
         else:
             sent.append(one)
         self._count(one)
-        self._sum_up()
-        if ask.keys:
-            held = cached_tokens // ask.block_size
-            others = share * (outputs / ask.block_size) + (share - 1) * (len(ask.keys) - held)
-            self.prefixes.use(ask.keys, others)
-        self.breaker.sent(now_s)
+        self._update_totals()
+        if request.keys:
+            cached_blocks = cached_tokens // request.block_size
+            other_blocks = share * (outputs / request.block_size) + (share - 1) * (len(request.keys) - cached_blocks)
+            self.prefixes.use(request.keys, other_blocks)
+        self.breaker.on_sent(now_s)
 
-    def started(self, ask: Ask, thought: int, cached_tokens: int) -> None:
-        """A request's first token came: `cached_tokens` of its prompt were there, and not `thought`."""
-        if ask.keys:
-            self.prefixes.taken(self._share * (thought - cached_tokens) / ask.block_size)
+    def on_first_token(self, request: RoutingRequest, expected: int, cached_tokens: int) -> None:
+        """Correct the model of the cache: `cached_tokens` of the prompt were cached instead of `expected`."""
+        if request.keys:
+            self.prefixes.add_other_blocks(self._share * (expected - cached_tokens) / request.block_size)
 
-    def unstarted(self, ask: Ask, thought: int) -> None:
-        """A request ended before its prompt was computed: what it would have brought is not there."""
-        if ask.keys:
-            self.prefixes.drop(ask.keys[thought // ask.block_size :])
+    def on_unprefilled(self, request: RoutingRequest, expected: int) -> None:
+        """Remove the blocks of a request that ended before its prompt was computed."""
+        if request.keys:
+            self.prefixes.remove(request.keys[expected // request.block_size :])
 
     def _recount(self, promise: Promise) -> None:
         _, self._token_s, self._row_s, self._context_s = promise.cost_s
         self._step_s = promise.constant_s
         self.priced = promise.cost_s[0] > 0
         self._from_s, self._ends_s = promise.at_s, promise.at_s + promise.step_s
-        self._keep = max(promise.keep, LEAST_KEEP)
+        self._keep = max(promise.keep, MIN_USABLE_SHARE)
         self._smallest_s, self._busy = promise.smallest_s, promise.busy
         self._base = promise.busy + promise.weights
         self._arriving = promise.arriving
         self._queues = list(accumulate(promise.waiting_tokens, initial=promise.fill_tokens))[1:]
         self._outputs = promise.output_tokens
         self._block_share = 1 / promise.blocks if promise.blocks else 0.0
-        self._held = (promise.blocks - promise.free_blocks + STAYS * promise.growth_blocks) * self._block_share
+        self._held = (promise.blocks - promise.free_blocks + RESIDENT_SHARE * promise.growth_blocks) * self._block_share
         self._waiting, self._running = promise.waiting, promise.running
         self._seat_share = 1 / (promise.running + promise.free_seats) if promise.free_seats or promise.running else 0.0
         self.best_effort = promise.best_effort
         for one in self._sent:
             self._count(one)
-        self._sum_up()
+        self._update_totals()
 
-    def _count(self, sent: Sent) -> None:
-        """What the promise does not know of yet."""
+    def _count(self, sent: SentRequests) -> None:
+        """Add requests that the promise does not include."""
         self._base += sent.weight
-        # As the engine will count it: otherwise one that has published looks fuller than one that has not.
-        self._arriving = max(self._arriving, min(PROMPT_SHARE, self._arriving + sent.tokens * self._token_s / RECENT_S))
+        # Count like the engine; otherwise an engine that has published would look busier than one that has not.
+        arriving = self._arriving + sent.tokens * self._token_s / PROMPT_WINDOW_S
+        self._arriving = max(self._arriving, min(MAX_PROMPT_SHARE, arriving))
         self._held += sent.blocks * self._block_share
         self._waiting += sent.requests
         self.best_effort += sent.best_effort
@@ -193,52 +195,55 @@ class EngineView:
         for bucket in range(bisect_left(DUE_S, sent.due_s - self._from_s), len(queues)):
             queues[bucket] += sent.tokens
 
-    def _sum_up(self) -> None:
+    def _update_totals(self) -> None:
         self.load = self._waiting, self._running
-        self._others = self._step_s / self._smallest_s
+        self._current_pace = self._step_s / self._smallest_s
         self._needed = self._base + self._arriving
         self._seated = (self._running + self._waiting) * self._seat_share
-        self.utilisation = max((self._others + self._needed) / self._keep, self._held, self._seated)
+        self.utilisation = max((self._current_pace + self._needed) / self._keep, self._held, self._seated)
 
-    # --- what it looks like -------------------------------------------------------------------------------------
-    def held_tokens(self, ask: Ask, guess: int = 0) -> int:
-        keys, size = ask.keys, ask.block_size
-        return self.prefixes.held(keys, guess // size) * size if keys else 0
+    # --- forecasts ----------------------------------------------------------------------------------------------
+    def cached_tokens(self, request: RoutingRequest, guess: int = 0) -> int:
+        keys, size = request.keys, request.block_size
+        return self.prefixes.cached_blocks(keys, guess // size) * size if keys else 0
 
-    def outlook(self, ask: Ask, now_s: float, cached_tokens: int) -> Outlook:
-        """With S the smallest TPOT objective there, its own included, and c what a step costs whatever it holds:
+    def forecast(self, request: RoutingRequest, now_s: float, cached_tokens: int) -> EngineForecast:
+        """Forecast with S = the smallest TPOT objective including the request's, and c = the constant cost of a step:
 
-        TTFT = what is left of the step + (prompt tokens that fill or are due before it + its own) / rate + c,
-        rate = max(keep - c / S - busy, .13) / seconds a prompt token,
-        utilisation = (c / S + what all others and itself need) / keep, or of its KV blocks or seats if that is more.
+        TTFT = rest of the current step + (prompt tokens in prefill or due earlier + its own) / rate + c,
+        rate = max(keep - c / S - busy, MIN_PROMPT_SHARE) / seconds per prompt token,
+        utilisation = (c / S + demand of all requests including this one) / keep, or that of KV blocks or seats if
+        higher.
         """
-        prompt, _, block_size, outputs, left_s, tpot_s, end_s, samples = ask
+        prompt, _, block_size, outputs, left_s, tpot_s, end_s, samples = request
         outputs = outputs or self._outputs
-        step_s, others = self._step_s, self._others
-        if end_s < inf or tpot_s < SHORTEST_S:
-            left_s, tpot_s = ask.needs(outputs)
-        constant = step_s / tpot_s if tpot_s < self._smallest_s else others
+        step_s, current_pace = self._step_s, self._current_pace
+        if end_s < inf or tpot_s < MIN_TPOT_S:
+            left_s, tpot_s = request.required_latency(outputs)
+        constant = step_s / tpot_s if tpot_s < self._smallest_s else current_pace
         share = self._keep - constant - self._busy
-        if share < LEAST_PROMPT_SHARE:
-            share = LEAST_PROMPT_SHARE
+        if share < MIN_PROMPT_SHARE:
+            share = MIN_PROMPT_SHARE
         ahead = self._queues[bisect_left(DUE_S, now_s - self._from_s + left_s)]
         ttft_s = step_s + (ahead + prompt - cached_tokens) * self._token_s / share
         if self._ends_s > now_s:
             ttft_s += self._ends_s - now_s
         weight = samples * (self._row_s + self._context_s * (prompt + outputs / 2)) / tpot_s
         utilisation = (constant + self._needed + weight) / self._keep
-        held = self._held + (prompt - cached_tokens + STAYS * samples * outputs) / block_size * self._block_share
+        held = (
+            self._held + (prompt - cached_tokens + RESIDENT_SHARE * samples * outputs) / block_size * self._block_share
+        )
         if held > utilisation:
             utilisation = held
         seats = self._seated + samples * self._seat_share
         if seats > utilisation:
             utilisation = seats
         late_s = ttft_s - left_s if ttft_s > left_s else 0.0
-        extra = constant - others if others else 0.0  # else nobody is there to pay for its pace
-        return Outlook(self.engine, ttft_s, late_s, utilisation, extra, cached_tokens)
+        pace_cost = constant - current_pace if current_pace else 0.0  # without other requests none pays for its pace
+        return EngineForecast(self.engine, ttft_s, late_s, utilisation, pace_cost, cached_tokens)
 
-    def idle_keeps(self, ask: Ask) -> bool:
-        """Whether it could keep the request's objectives if it had nothing else to do."""
-        left_s, tpot_s = ask.needs(ask.output_tokens or self._outputs)
-        step_s = self._step_s + ask.samples * (self._row_s + self._context_s * ask.prompt_tokens)
-        return self._step_s + self._token_s * ask.prompt_tokens <= left_s and step_s <= tpot_s
+    def attainable_when_idle(self, request: RoutingRequest) -> bool:
+        """Return True if the engine would meet the objectives if it were idle."""
+        left_s, tpot_s = request.required_latency(request.output_tokens or self._outputs)
+        step_s = self._step_s + request.samples * (self._row_s + self._context_s * request.prompt_tokens)
+        return self._step_s + self._token_s * request.prompt_tokens <= left_s and step_s <= tpot_s

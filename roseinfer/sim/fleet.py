@@ -15,9 +15,9 @@ from roseinfer.core.promise import Promise
 from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.kv.blocks import block_keys
 from roseinfer.priced.machine import Machine
-from roseinfer.router.base import Ask, Placement
+from roseinfer.router.base import Placement, RoutingRequest
 from roseinfer.router.placer import Placer
-from roseinfer.router.registry import KEYED
+from roseinfer.router.registry import PREFIX_AWARE
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sim.engine import SimulatedEngine
 from roseinfer.sim.fleet_plan import EngineTotals, FleetPlan, FleetRun
@@ -113,7 +113,7 @@ class Fleet:
                 slot.asked_s = 0.0
                 self._start(slot)
             else:
-                self.placer.set_up(slot.number, False)
+                self.placer.set_available(slot.number, False)
         for kill in self.plan.kills:
             self.at(kill.at_s, partial(self._die, self.slots[kill.engine]))
         while self._turn():
@@ -186,7 +186,7 @@ class Fleet:
         if token_ids:
             call.life.token_s.append(self.now_s)
         if started is not None and call.placement is not None:
-            self.placer.started(call.placement, started.cached_tokens)
+            self.placer.on_first_token(call.placement, started.cached_tokens)
         if end is not None:
             self._end(call, end)
 
@@ -198,17 +198,17 @@ class Fleet:
 
     def _keys(self, arrival: Arrival) -> list[bytes]:
         """Of the prompt's full blocks, if anybody looks at them."""
-        if self.plan.router not in KEYED or not self._machine.prefix_caching:
+        if self.plan.router not in PREFIX_AWARE or not self._machine.prefix_caching:
             return []
         return block_keys(arrival.prompt_ids, self._machine.block_size)
 
-    def ask(self, call: Call) -> Ask:
+    def ask(self, call: Call) -> RoutingRequest:
         """What is left of it now."""
         slo = call.arrival.slo
         ttft_s = slo.ttft_s if slo is not None else None
         tpot_s = slo.tpot_s if slo is not None else None
         e2e_s = slo.e2e_s if slo is not None else None
-        return Ask(
+        return RoutingRequest(
             len(call.arrival.prompt_ids) + len(call.life.token_s),
             [int.from_bytes(key[:8], "little") for key in call.keys],
             self._machine.block_size,
@@ -262,7 +262,7 @@ class Fleet:
     def _end(self, call: Call, end: End) -> None:
         unstarted = not call.life.token_s
         if unstarted and call.placement is not None:
-            self.placer.ended_unstarted(call.placement)
+            self.placer.on_unprefilled(call.placement)
         if unstarted and end.reason is FinishReason.REJECTED and self._retry(call):
             return
         self._forget(call)
@@ -273,7 +273,7 @@ class Fleet:
         """Once, if another engine's promise still holds a request that was turned away."""
         if call.retried or call.engine is None:
             return False
-        placement = self.placer.keeper(self.ask(call), self.now_s, {call.engine})
+        placement = self.placer.place_retry(self.ask(call), self.now_s, {call.engine})
         if placement is None:
             return False
         call.retried = True
@@ -293,7 +293,7 @@ class Fleet:
             seed=seed,
             start_s=self.now_s,
         )
-        self.placer.set_up(slot.number, True)
+        self.placer.set_available(slot.number, True)
         self._publish(slot)
 
     def _die(self, slot: Slot) -> None:
@@ -315,8 +315,8 @@ class Fleet:
         assert slot.engine is not None
         add_up(slot.engine, slot.totals)
         slot.engine, slot.pending, slot.draining = None, [], False
-        self.placer.set_up(slot.number, False)
-        self.placer.forget(slot.number)
+        self.placer.set_available(slot.number, False)
+        self.placer.reset(slot.number)
 
     def _rescue(self, call: Call) -> None:
         """Of a request whose engine died: before its first token it is placed again, after it it goes on elsewhere, but

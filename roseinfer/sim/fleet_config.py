@@ -60,7 +60,7 @@ class FleetConfig:
         plans = []
         for router in self._routers():
             if scaling is not None:
-                plans.append(FleetPlan(scaling.least, router, kills=kills, start_s=self.start_s, scaling=scaling))
+                plans.append(FleetPlan(scaling.min_engines, router, kills=kills, start_s=self.start_s, scaling=scaling))
             plans += [FleetPlan(size, router, slow, kills, self.start_s) for size in sizes]
         return plans
 
@@ -74,7 +74,7 @@ class FleetConfig:
     def _sizes(self, scaling: Scaling | None) -> list[int]:
         if self.replicas is None:
             assert scaling is not None
-            return list(range(scaling.least, scaling.most + 1))
+            return list(range(scaling.min_engines, scaling.max_engines + 1))
         return _counts("replicas", self.replicas.split(","))
 
     def _scaling(self, target: float) -> Scaling | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roseinfer.priced.machine import Machine
-from roseinfer.router.fleet_size import SizeRule
+from roseinfer.router.fleet_size import FleetSizeRule
 from roseinfer.sim.simulator import Simulation
 
 
@@ -18,7 +18,7 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling(SizeRule):
+class Scaling(FleetSizeRule):
     """One engine fewer only if a simulation of the requests of the last `recent_s` keeps `target` of them with one
     fewer.
     """
@@ -45,12 +45,12 @@ class FleetPlan:
     @property
     def most(self) -> int:
         """Engines that there may be at a time."""
-        return self.scaling.most if self.scaling else self.replicas
+        return self.scaling.max_engines if self.scaling else self.replicas
 
     @property
     def size(self) -> str:
         """To be shown: how many engines, or between what bounds."""
-        return f"{self.scaling.least}-{self.scaling.most}" if self.scaling else str(self.replicas)
+        return f"{self.scaling.min_engines}-{self.scaling.max_engines}" if self.scaling else str(self.replicas)
 
     def machine(self, engine: int, machine: Machine) -> Machine:
         """That engine's."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.promise import Promise
-from roseinfer.router.base import Ask, Placement
-from roseinfer.router.breaker import Outcome
+from roseinfer.router.base import Placement, RoutingRequest
+from roseinfer.router.breaker import AttemptOutcome
 from roseinfer.router.placer import Placer
 
 Where = tuple[int, str] | None  # engine and reason; None: nobody took it
@@ -66,26 +66,27 @@ class _Replay:
             self.found.promises.setdefault(line["update"], []).append(promise)
             placer.update(line["update"], promise)
         elif "up" in line:
-            placer.set_up(line["up"], line["is"])
+            placer.set_available(line["up"], line["is"])
         elif "forget" in line:
-            placer.forget(line["forget"])
+            placer.reset(line["forget"])
         elif "add" in line:
             placer.add(line["add"])
         elif "drop" in line:
-            placer.drop(line["drop"])
+            placer.remove(line["drop"])
         elif "report" in line:
-            placer.report(line["report"], Outcome(line["outcome"]), line["at_s"])
+            placer.report(line["report"], AttemptOutcome(line["outcome"]), line["at_s"])
         elif "started" in line:
             if line["started"] in self._placements:  # else the replay has parted from the run
-                placer.started(self._placements[line["started"]], line["cached_tokens"])
+                placer.on_first_token(self._placements[line["started"]], line["cached_tokens"])
         elif "unstarted" in line:
             if line["unstarted"] in self._placements:
-                placer.ended_unstarted(self._placements[line["unstarted"]])
+                placer.on_unprefilled(self._placements[line["unstarted"]])
         else:
             self._place("place" if "place" in line else "keeper", line)
 
     def _place(self, how: str, line: dict[str, Any]) -> None:
-        again = getattr(self._placer, how)(Ask(*line["ask"]), line["at_s"], line["but"])
+        place = self._placer.place if how == "place" else self._placer.place_retry
+        again = place(RoutingRequest(*line["ask"]), line["at_s"], line["but"])
         was = line[how]
         self.found.recorded.append(None if was is None else (was[0], was[1]))
         self.found.replayed.append(None if again is None else (again.engine, again.reason))

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from roseinfer.core.outputs import End, FinishReason
 from roseinfer.core.request import sequence_id
-from roseinfer.router.fleet_size import fullness
+from roseinfer.router.fleet_size import engine_load
 from roseinfer.sim.fleet import Call, Fleet, Slot
 from roseinfer.sim.fleet_plan import FleetPlan, FleetRun
 from roseinfer.sim.report import adherence
@@ -54,7 +54,7 @@ class ScaledFleet(Fleet):
         coming = [slot for slot in self.slots if slot.engine is None and slot.asked_s is not None]
         if not running:
             return
-        self._scaler.look(self.now_s, fmean(fullness(slot.promise) for slot in running))
+        self._scaler.look(self.now_s, fmean(engine_load(slot.promise) for slot in running))
         size = len(running) + len(coming)
         wanted = self._scaler.wanted(self.now_s, len(running), len(coming))
         if wanted > size:

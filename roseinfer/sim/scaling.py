@@ -3,7 +3,7 @@
 from collections import deque
 from statistics import fmean
 
-from roseinfer.router.fleet_size import Seen, fleet_size, refusing
+from roseinfer.router.fleet_size import FleetState, fleet_size, too_many_rejections
 from roseinfer.sim.fleet_plan import Scaling
 
 TICK_S = 5.0  # between two looks
@@ -28,7 +28,7 @@ class Scaler:
         self._refused.append(at_s)
 
     def look(self, at_s: float, used: float) -> None:
-        """`used`: the mean `fullness` of the engines that run."""
+        """`used`: the mean `engine_load` of the engines that run."""
         self._used.append((at_s, used))
         since_s = at_s - self._plan.window_s
         while self._used[0][0] < since_s:
@@ -44,8 +44,10 @@ class Scaler:
 
     def wanted(self, at_s: float, running: int, coming: int) -> int:
         """How many engines there should be, those that are `coming` included; asked behind `look`."""
-        too_many = refusing(self._plan, len(self._promised), len(self._refused))
-        size, self._calm_s = fleet_size(self._plan, Seen(at_s, running, coming, self.used, too_many), self._calm_s)
+        too_many = too_many_rejections(self._plan, len(self._promised), len(self._refused))
+        size, self._calm_s = fleet_size(
+            self._plan, FleetState(at_s, running, coming, self.used, too_many), self._calm_s
+        )
         return size
 
     def grown(self) -> None:

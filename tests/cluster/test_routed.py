@@ -27,13 +27,13 @@ from roseinfer.core.slo import Cause, Slo
 from roseinfer.engine.api import EngineState, GenerateRequest
 from roseinfer.engine.messages import Abort
 from roseinfer.kv.blocks import block_keys
-from roseinfer.router.base import Ask
+from roseinfer.router.base import RoutingRequest
 from roseinfer.router.record import RecordingPlacer
 from roseinfer.sim.placements import replay_placements
 from tests.helpers.routed_fleet import Fleet, with_fleet
 
 COST_S = (0.01, 1e-4, 1e-4, 0.0)  # of a step, a prompt token, a row, a token of context
-ASK = Ask(100, ttft_left_s=1.0)
+ASK = RoutingRequest(100, ttft_left_s=1.0)
 HURRIED = RequestMeta(slo=Slo(ttft_s=1.0))
 
 
@@ -423,14 +423,14 @@ async def test_a_refusal_that_stands_says_what_the_fleet_could_do(fleet: Fleet) 
 async def test_what_goes_on_elsewhere_asks_for_the_samples_that_have_not_ended(fleet: Fleet) -> None:
     asked = fleet.submit(n=3)
     live = asked.live
-    assert live.routing is not None and live.routing.placement.ask.samples == 3
+    assert live.routing is not None and live.routing.placement.request.samples == 3
     for _ in range(3):
         fleet.models[0].step()
     for _ in range(3):
         fleet.models[0].step(only=lambda sample: sample.name.endswith(":1"))
     assert len(asked.reader.ends) == 1
     fleet.die(0)
-    ask = live.routing.placement.ask
+    ask = live.routing.placement.request
     assert (ask.samples, ask.prompt_tokens) == (2, 5 + 3)
     fleet.finish()
 
@@ -481,13 +481,13 @@ async def test_whatever_looks_at_an_engine_the_router_hears_of_its_promise(fleet
     fleet.routed.reports()
     dispatcher = fleet.routed._dispatcher
     assert dispatcher is not None
-    assert all(dispatcher._placer.outlook(number, ASK, 100.0).ttft_s for number in fleet.engines)
+    assert all(dispatcher._placer.forecast(number, ASK, 100.0).ttft_s for number in fleet.engines)
     fleet.die(0)
     fleet.replace(0)
     fleet.promise(0, cost_s=COST_S, free_seats=8, free_blocks=64)
     fleet.routed.look()  # before there is a way to it
     await fleet.reach(0)
-    assert dispatcher._placer.outlook(0, ASK, 100.0).ttft_s, "it has said so before"
+    assert dispatcher._placer.forecast(0, ASK, 100.0).ttft_s, "it has said so before"
 
 
 @fleet_test()

@@ -223,7 +223,7 @@ class Fleet:
         assert live.engine is not None and live.routing is not None and dispatcher is not None
         live.engine.withdraw(live)
         but = [other for other in self.engines if other != number]
-        placement = dispatcher._placer.place(live.routing.placement.ask, self.clock.now(), but)
+        placement = dispatcher._placer.place(live.routing.placement.request, self.clock.now(), but)
         assert placement is not None
         dispatcher._move(live, placement, "drain")
 

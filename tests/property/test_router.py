@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from roseinfer.core.promise import DUE_S, Promise
-from roseinfer.router.base import Ask, Placement
-from roseinfer.router.breaker import Outcome
+from roseinfer.router.base import Placement, RoutingRequest
+from roseinfer.router.breaker import AttemptOutcome
 from roseinfer.router.placer import Placer
 from roseinfer.router.registry import ROUTERS
 from roseinfer.router.view import EngineView
@@ -28,7 +28,7 @@ def keys_of(prefix: int, own: int, tokens: int) -> list[int]:
 
 
 ASKS = st.builds(
-    lambda tokens, prefix, own, keyed, output, ttft_s, tpot_s: Ask(
+    lambda tokens, prefix, own, keyed, output, ttft_s, tpot_s: RoutingRequest(
         tokens, keys_of(prefix, own, tokens) if keyed else (), 16, output, ttft_s, tpot_s
     ),
     st.integers(1, 400),
@@ -46,7 +46,7 @@ class Known:
     """What a process should know of one engine."""
 
     promise: Promise | None = None
-    sent: list[tuple[float, Ask, int]] = field(default_factory=list)
+    sent: list[tuple[float, RoutingRequest, int]] = field(default_factory=list)
     up: bool = True
 
     @property
@@ -84,48 +84,48 @@ class Books(RuleBasedStateMachine):
         self.now_s += seconds
 
     @rule(ask=ASKS, but=st.lists(ENGINES, max_size=3))
-    def place(self, ask: Ask, but: Sequence[int]) -> None:
+    def place(self, ask: RoutingRequest, but: Sequence[int]) -> None:
         self._see(self.placer.place(ask, self.now_s, but), ask, but, must=True)
 
     @rule(ask=ASKS, but=st.lists(ENGINES, max_size=3))
-    def retry(self, ask: Ask, but: Sequence[int]) -> None:
-        found = self.placer.keeper(ask, self.now_s, but)
-        assert found is None or found.outlook.keeps
+    def retry(self, ask: RoutingRequest, but: Sequence[int]) -> None:
+        found = self.placer.place_retry(ask, self.now_s, but)
+        assert found is None or found.forecast.meets_objectives
         self._see(found, ask, but, must=False)
 
-    def _see(self, found: Placement | None, ask: Ask, but: Sequence[int], *, must: bool) -> None:
+    def _see(self, found: Placement | None, ask: RoutingRequest, but: Sequence[int], *, must: bool) -> None:
         possible = [e for e, known in enumerate(self.known) if known.takes and e not in but]
         if found is None:
-            assert not must or all(self.placer.breaker_open(engine) for engine in possible)
+            assert not must or all(self.placer.is_breaker_open(engine) for engine in possible)
             return
-        assert found.engine in possible and found.ask is ask
+        assert found.engine in possible and found.request is ask
         self.placed += 1
         assert found.number == self.placed
-        assert 0 <= found.outlook.cached_tokens <= ask.prompt_tokens
-        self.known[found.engine].sent.append((self.now_s, ask, found.outlook.cached_tokens))
+        assert 0 <= found.forecast.cached_tokens <= ask.prompt_tokens
+        self.known[found.engine].sent.append((self.now_s, ask, found.forecast.cached_tokens))
         self.open.append(found)
 
     @precondition(lambda self: self.open)
-    @rule(which=st.integers(0, 1000), cached=st.integers(0, 400), outcome=st.sampled_from([*Outcome, None]))
-    def end(self, which: int, cached: int, outcome: Outcome | None) -> None:
+    @rule(which=st.integers(0, 1000), cached=st.integers(0, 400), outcome=st.sampled_from([*AttemptOutcome, None]))
+    def end(self, which: int, cached: int, outcome: AttemptOutcome | None) -> None:
         """`None`: it has its first token; the others: how it ended without one."""
         placement = self.open.pop(which % len(self.open))
         if outcome is None:
-            self.placer.started(placement, min(cached, placement.ask.prompt_tokens))
+            self.placer.on_first_token(placement, min(cached, placement.request.prompt_tokens))
         else:
-            self.placer.ended_unstarted(placement)
-        self.placer.report(placement.engine, outcome or Outcome.ANSWERED, self.now_s)
+            self.placer.on_unprefilled(placement)
+        self.placer.report(placement.engine, outcome or AttemptOutcome.ANSWERED, self.now_s)
 
     @rule(engine=ENGINES, up=st.booleans())
     def up(self, engine: int, up: bool) -> None:
-        self.placer.set_up(engine, up)
+        self.placer.set_available(engine, up)
         self.known[engine].up = up
 
     @rule(engine=ENGINES)
     def forget(self, engine: int) -> None:
-        self.placer.forget(engine)
+        self.placer.reset(engine)
         self.known[engine] = Known(up=self.known[engine].up)
-        assert not self.placer.breaker_open(engine)
+        assert not self.placer.is_breaker_open(engine)
 
     @invariant()
     def books_are_right(self) -> None:
@@ -137,12 +137,12 @@ class Books(RuleBasedStateMachine):
             if known.promise is not None:
                 fresh.update(known.promise)
             for at_s, ask, cached in known.sent:
-                fresh.send(ask, cached, at_s)
+                fresh.on_sent(ask, cached, at_s)
             assert view.load == fresh.load and view.best_effort == fresh.best_effort
             assert view.utilisation == pytest.approx(fresh.utilisation)
             for left_s in (0.01, 0.3, float("inf")):
-                ask = Ask(100, ttft_left_s=left_s, tpot_s=0.04)
-                seen, right = view.outlook(ask, self.now_s, 0), fresh.outlook(ask, self.now_s, 0)
+                ask = RoutingRequest(100, ttft_left_s=left_s, tpot_s=0.04)
+                seen, right = view.forecast(ask, self.now_s, 0), fresh.forecast(ask, self.now_s, 0)
                 assert seen == pytest.approx(right)
 
     @invariant()

@@ -1,4 +1,4 @@
-"""Hand-made promises."""
+"""Hand-made promises for tests of the router."""
 
 from typing import Any
 
@@ -9,6 +9,6 @@ COST = (0.010, 1e-4, 1e-4, 1e-6)
 
 
 def promise(at_s: float = 10.0, *, waiting_tokens: dict[int, int] | None = None, **fields: Any) -> Promise:
-    """Of an idle engine, but for `fields`. `waiting_tokens`: by bucket."""
+    """Return the promise of an idle engine, changed by `fields`. `waiting_tokens`: by bucket."""
     waiting = tuple((waiting_tokens or {}).get(bucket, 0) for bucket in range(len(DUE_S)))
     return Promise(at_s, waiting_tokens=waiting, **{"cost_s": COST, "free_seats": 1000} | fields)

@@ -1,4 +1,4 @@
-"""The engine that can promise the most, on hand-made promises."""
+"""Routing policy "pace", on hand-made promises."""
 
 from collections import Counter
 from random import Random
@@ -6,22 +6,24 @@ from random import Random
 import pytest
 
 from roseinfer.core.promise import Promise
-from roseinfer.router.base import Ask, Placement
+from roseinfer.router.base import Placement, RoutingRequest
 from roseinfer.router.placer import Placer
 from tests.router.promises import COST, promise
 
-TIGHT = Ask(100, output_tokens=200, ttft_left_s=1.0, tpot_s=0.02)
+TIGHT = RoutingRequest(100, output_tokens=200, ttft_left_s=1.0, tpot_s=0.02)
 LOOSE = TIGHT._replace(tpot_s=0.05)
 PATIENT = TIGHT._replace(tpot_s=0.2)
 PREFIX = [Random(5).getrandbits(64) for _ in range(64)]
 
 
-def place(ask: Ask, *promises: Promise, seed: int = 0, holders: tuple[int, ...] = (), now_s: float = 10.0) -> Placement:
-    """Where one request goes. `holders` have seen a prompt like it."""
+def place(
+    ask: RoutingRequest, *promises: Promise, seed: int = 0, holders: tuple[int, ...] = (), now_s: float = 10.0
+) -> Placement:
+    """Place one request. `holders` have cached its prefix."""
     placer = Placer("pace", range(len(promises)), seed=seed)
     for engine in holders:
         others = [other for other in range(len(promises)) if other != engine]
-        assert placer.place(Ask(1024, PREFIX), 0.0, others) is not None
+        assert placer.place(RoutingRequest(1024, PREFIX), 0.0, others) is not None
     for engine, published in enumerate(promises):
         placer.update(engine, published)
     found = placer.place(ask, now_s)
@@ -34,55 +36,55 @@ def busy(smallest_s: float, share: float, **fields: float) -> Promise:
 
 
 # --- pace -------------------------------------------------------------------------------------------------------
-def test_a_tight_pace_goes_where_it_is_paid_already() -> None:
-    """On the loose engine all others would have to pay .3 more of the machine for steps."""
+def test_a_tight_request_goes_to_an_engine_with_a_tight_pace() -> None:
+    """On the loose engine, steps would cost all other requests .3 more of the engine's time."""
     assert place(TIGHT, busy(0.05, 0.2), busy(0.02, 0.3)).engine == 1
     assert place(TIGHT, busy(0.02, 0.3), busy(0.05, 0.2)).engine == 0
 
 
-def test_a_loose_pace_stays_away_from_steps_it_does_not_need() -> None:
+def test_a_loose_request_avoids_a_tight_pace() -> None:
     assert place(LOOSE, busy(0.02, 0.2), busy(0.05, 0.2)).engine == 1
 
 
-def test_either_side_flows_over() -> None:
-    """A tight one leaves the tight engine once that is full, and so does a loose one."""
+def test_a_full_engine_overflows_to_the_other() -> None:
+    """Tight and loose requests leave their engine once it is full."""
     assert place(TIGHT, busy(0.02, 0.52), busy(0.05, 0.1)).engine == 1
     assert place(LOOSE, busy(0.02, 0.1), busy(0.05, 0.82)).engine == 0
 
 
-def test_on_an_engine_without_objectives_nobody_else_pays_for_a_pace() -> None:
-    """It costs the fleet as much as it does the engine: a busy one of the same pace is left for it in time."""
+def test_requests_without_objectives_pay_for_no_pace() -> None:
+    """A pace costs an engine without objectives nothing more, so a busy engine of the same pace is left in time."""
     assert place(TIGHT, promise(), busy(0.02, 0.2)).engine == 0
     assert place(TIGHT, busy(0.05, 0.1), promise(busy=0.1)).engine == 1
     assert place(TIGHT, promise(busy=0.1), busy(0.02, 0.05)).engine == 1
 
 
 def test_in_a_full_fleet_tight_paces_stay_together() -> None:
-    """With room elsewhere a tight one goes there, and makes it an engine of a tight pace; else it does not."""
+    """A tight request goes to another engine only if the fleet has spare capacity."""
     assert place(TIGHT, busy(0.02, 0.37), busy(0.05, 0.2)).engine == 1
     assert place(TIGHT, busy(0.02, 0.37), busy(0.05, 0.5)).engine == 0
 
 
-def test_who_can_keep_the_objectives_comes_before_all() -> None:
+def test_an_engine_that_meets_the_objectives_comes_first() -> None:
     late = busy(0.02, 0.1, fill_tokens=9000)
     assert place(TIGHT, late, busy(0.05, 0.4)).engine == 1
 
 
-def test_if_nobody_can_the_one_that_breaks_least() -> None:
-    """It is placed all the same: estimates err."""
+def test_if_none_meets_the_objectives_the_least_late_engine() -> None:
+    """The request is placed in any case, since estimates err."""
     queues = [busy(0.02, 0.3, fill_tokens=tokens) for tokens in (9000, 7000, 8000)]
     found = place(TIGHT, *queues)
-    assert found.engine == 1 and not found.outlook.keeps and found.outlook.late_s > 0
+    assert found.engine == 1 and not found.forecast.meets_objectives and found.forecast.late_s > 0
     assert place(TIGHT, *[busy(0.02, share) for share in (1.5, 1.7, 1.4)]).engine == 2
 
 
-def test_late_and_full_are_added() -> None:
+def test_lateness_and_overload_are_added() -> None:
     slightly_late, far_too_full = busy(0.02, 0.3, fill_tokens=2000), busy(0.02, 2.0)
     assert place(TIGHT, slightly_late, far_too_full).engine == 0
 
 
-def test_a_slower_machine_is_chosen_less() -> None:
-    """By its own constants: what fits the fast one does not fit here."""
+def test_a_slower_engine_is_chosen_less() -> None:
+    """Each engine is judged by its own costs: a request that fits the fast one does not fit here."""
     slow = tuple(1.5 * seconds for seconds in COST)
     ask = TIGHT._replace(tpot_s=0.03)
     assert place(ask, promise(cost_s=slow), promise()).engine == 1
@@ -97,22 +99,22 @@ def test_a_slower_machine_is_chosen_less() -> None:
     assert counts[1] > counts[0]
 
 
-def test_equal_ones_are_drawn() -> None:
-    """Processes that see the same rows must not all choose the same engine."""
+def test_ties_are_broken_at_random() -> None:
+    """Processes with the same view must not all choose the same engine."""
     counts = Counter(place(TIGHT, *[promise()] * 4, seed=seed).engine for seed in range(400))
     assert len(counts) == 4 and min(counts.values()) > 60
 
 
 # --- requests without objectives --------------------------------------------------------------------------------
-def test_without_objectives_where_the_fewest_such_wait() -> None:
-    calm = Ask(100)
+def test_best_effort_goes_where_the_fewest_best_effort_requests_wait() -> None:
+    calm = RoutingRequest(100)
     assert place(calm, promise(best_effort=3), busy(0.02, 0.4, best_effort=1)).engine == 1
     assert place(calm, busy(0.02, 0.4), busy(0.02, 0.2)).engine == 1
     assert place(calm, promise(running=5), promise(running=2)).engine == 1, "all the same but for who runs there"
 
 
-def test_without_objectives_a_holder_unless_it_has_far_more_to_do() -> None:
-    ask = Ask(1040, PREFIX)
+def test_best_effort_follows_its_prefix_unless_that_engine_is_far_busier() -> None:
+    ask = RoutingRequest(1040, PREFIX)
     found = place(ask, promise(running=30, best_effort=2), promise(), holders=(0,))
     assert found.engine == 0 and found.reason == "prefix"
     found = place(ask, promise(running=60), promise(), holders=(0,))
@@ -121,24 +123,24 @@ def test_without_objectives_a_holder_unless_it_has_far_more_to_do() -> None:
 
 
 # --- prefixes ---------------------------------------------------------------------------------------------------
-HELD = Ask(1040, PREFIX, output_tokens=200, ttft_left_s=1.0, tpot_s=0.05)
+HELD = RoutingRequest(1040, PREFIX, output_tokens=200, ttft_left_s=1.0, tpot_s=0.05)
 
 
-def test_a_holder_comes_first() -> None:
+def test_an_engine_with_the_prefix_comes_first() -> None:
     found = place(HELD, promise(), busy(0.02, 0.3), promise(), holders=(1,))
     assert found.engine == 1 and found.reason == "prefix"
-    assert found.outlook.cached_tokens == 1024
+    assert found.forecast.cached_tokens == 1024
 
 
-def test_of_several_holders_the_best_by_pace() -> None:
+def test_several_engines_with_the_prefix_are_compared_by_pace() -> None:
     assert place(HELD, busy(0.05, 0.6), promise(), busy(0.05, 0.3), holders=(0, 2)).engine == 2
 
 
-def test_a_holder_that_breaks_the_objectives_is_left_if_another_keeps_them() -> None:
+def test_an_engine_with_the_prefix_that_is_late_is_left_for_one_in_time() -> None:
     found = place(HELD, busy(0.02, 0.45), busy(0.05, 0.1), holders=(0,))
     assert found.engine == 1 and found.reason == "promise"
     late = promise(fill_tokens=20_000)
-    assert place(HELD, late, late, holders=(0,)).engine == 0, "nobody keeps them"
+    assert place(HELD, late, late, holders=(0,)).engine == 0, "neither meets them"
 
 
 def test_a_full_fleet_computes_no_prefix_twice() -> None:
@@ -146,24 +148,24 @@ def test_a_full_fleet_computes_no_prefix_twice() -> None:
     assert found.engine == 0 and found.reason == "prefix"
 
 
-def test_a_short_prefix_is_nothing_to_go_for() -> None:
-    ask = Ask(1040, [*PREFIX[:4], *range(60)], ttft_left_s=1.0, tpot_s=0.05)
+def test_a_short_prefix_does_not_matter() -> None:
+    ask = RoutingRequest(1040, [*PREFIX[:4], *range(60)], ttft_left_s=1.0, tpot_s=0.05)
     assert place(ask, busy(0.05, 0.5), promise(smallest_s=0.05), holders=(0,)).engine == 1
 
 
-def test_what_is_cached_counts_in_the_outlook_wherever_it_goes() -> None:
+def test_cached_tokens_count_in_every_forecast() -> None:
     ask = HELD._replace(keys=PREFIX[:4], prompt_tokens=64)
-    assert place(ask, promise(), busy(0.02, 0.2), holders=(0,)).outlook.cached_tokens == 64
+    assert place(ask, promise(), busy(0.02, 0.2), holders=(0,)).forecast.cached_tokens == 64
 
 
 # --- engines that say little ------------------------------------------------------------------------------------
-def test_engines_whose_policy_knows_no_costs_are_chosen_by_load() -> None:
+def test_engines_without_costs_are_chosen_by_load() -> None:
     unpriced = (0.0, 0.0, 0.0, 0.0)
     found = place(TIGHT, *[promise(cost_s=unpriced, running=running) for running in (5, 2, 7)])
     assert found.engine == 1 and found.reason == "load"
 
 
-def test_an_engine_that_has_said_nothing_yet_is_not_preferred() -> None:
+def test_an_engine_without_a_promise_is_not_preferred() -> None:
     placer = Placer("pace", range(3), seed=0)
     placer.update(1, busy(0.02, 0.9))
     found = placer.place(TIGHT, 10.0)
@@ -171,4 +173,4 @@ def test_an_engine_that_has_said_nothing_yet_is_not_preferred() -> None:
 
 
 def test_no_prompt_is_too_short() -> None:
-    assert place(Ask(0, ttft_left_s=1.0), promise(), promise()).outlook.ttft_s == pytest.approx(0.010)
+    assert place(RoutingRequest(0, ttft_left_s=1.0), promise(), promise()).forecast.ttft_s == pytest.approx(0.010)

@@ -10,7 +10,7 @@ import pytest
 from roseinfer import cli
 from roseinfer.core.promise import Promise
 from roseinfer.core.slo import Slo
-from roseinfer.router.fleet_size import fullness
+from roseinfer.router.fleet_size import engine_load
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.config import CostConfig
 from roseinfer.sim.fleet_plan import FleetPlan, FleetRun, Scaling
@@ -72,9 +72,9 @@ def test_fullness_does_not_count_what_steps_cost_anyway() -> None:
     told = Promise(
         0.0, cost_s=(0.02, 1e-4, 1e-4, 0.0), keep=1.0, smallest_s=0.04, busy=0.05, weights=0.02, arriving=0.03
     )
-    assert fullness(told) == pytest.approx(0.2)
-    assert fullness(told._replace(smallest_s=inf)) == pytest.approx(0.1)
-    assert fullness(told._replace(smallest_s=0.01)) == pytest.approx(0.1 / 0.13)
+    assert engine_load(told) == pytest.approx(0.2)
+    assert engine_load(told._replace(smallest_s=inf)) == pytest.approx(0.1)
+    assert engine_load(told._replace(smallest_s=0.01)) == pytest.approx(0.1 / 0.13)
 
 
 def test_one_fewer_after_a_while_in_which_the_others_had_been_enough() -> None:

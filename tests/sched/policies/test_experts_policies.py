@@ -11,7 +11,7 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.promise import Promise
 from roseinfer.priced.machine import Machine
-from roseinfer.router.base import Ask
+from roseinfer.router.base import RoutingRequest
 from roseinfer.router.view import EngineView
 from roseinfer.sched.cost.offline_fit import Sample, fit_cost
 from roseinfer.sched.cost.online_fit import CostModel
@@ -243,6 +243,6 @@ def test_a_router_is_told_what_steps_cost_with_the_experts_that_they_read_now() 
     views = [EngineView(0, 1000, 1, 0.0) for _ in range(2)]
     for view, promise in zip(views, (found, found._replace(experts=0.0)), strict=True):
         view.update(promise)
-    ask = Ask(100, output_tokens=10, ttft_left_s=1.0, tpot_s=0.020)
-    full, bare = (view.outlook(ask, 0.0, 0).utilisation for view in views)
+    ask = RoutingRequest(100, output_tokens=10, ttft_left_s=1.0, tpot_s=0.020)
+    full, bare = (view.forecast(ask, 0.0, 0).utilisation for view in views)
     assert full - bare == pytest.approx(EXPERTS.read(8) * COST.expert_s / 0.020 / found.keep)
