@@ -1,6 +1,6 @@
 """Products in plain PyTorch and by oneDNN; on a CPU the layout of a weight decides the speed.
 
-`PackedMatmul` keeps the weight in oneDNN's blocked layout only. benchmarks/cpu_gemm.py measures it against the others.
+`PackedMatmul` keeps the weight in oneDNN's blocked layout only. docs/research/2026-11-kernels.md compares layouts.
 """
 
 import math
@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm
 
-# Rows that the packed layout is tuned for. One layout serves all: benchmarks/cpu_gemm.py finds it within a few per
-# cent of the best one from 1 to 512 rows, where layouts tuned for 1 row lose up to half of the speed at 8 and 32.
+# Rows that the packed layout is tuned for. One layout serves all: it is within a few percent of the
+# best one from 1 to 512 rows, where layouts tuned for 1 row lose up to half of the speed at 8 and 32.
 TUNED_ROWS = 32
 # A matrix that fits the cache gains nothing from packing, and the packed call costs some microseconds more.
 MIN_PACKED_ELEMENTS = 1 << 17

@@ -1,10 +1,10 @@
 """Products of int8 codes on a CPU: activations rounded by row (token), weights by output channel.
 
 Sums are exact integers, so a row's result does not depend on the rows beside it. Two libraries do it that come with
-PyTorch's builds for x86, each with a layout of its own for weights (benchmarks/cpu_gemm.py measures both). FBGEMM,
-which also rounds the activations, is faster for few rows, oneDNN for more: on an EPYC 9005 oneDNN takes 1.2 times as
-long for one row of GPT-2's layers, .8 for 32 and for hundreds, and for the output head .7 from 16 on. It needs
-instructions for such sums (VNNI), without which it is slower than in floats. Where it is fast and memory allows,
+PyTorch's builds for x86, each with a layout of its own for weights (docs/research/2026-11-kernels.md compares them).
+FBGEMM, which also rounds the activations, is faster for few rows, oneDNN for more: on an EPYC 9005 oneDNN takes 1.2
+times as long for one row of GPT-2's layers, .8 for 32 and for hundreds, and for the output head .7 from 16 on. It
+needs instructions for such sums (VNNI), without which it is slower than in floats. Where it is fast and memory allows,
 weights are kept for both.
 """
 

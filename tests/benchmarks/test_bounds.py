@@ -5,6 +5,7 @@ import pytest
 from benchmarks import bounds, gpu_rows
 from benchmarks.model_cost import ModelCost, Work
 from roseinfer.bench.arrivals import Planned, draw
+from roseinfer.core.experts import ExpertChoice
 
 # 1 byte of K/V a token, 100 bytes of weights; attention costs nothing.
 COST = ModelCost(layer_weights=90, head_weights=10, weight_itemsize=1, kv_token_bytes=1, attention_width=0)
@@ -142,3 +143,10 @@ def test_command(capsys, monkeypatch, tmp_path):
     printed = capsys.readouterr().out
     assert "gpt2: 0.25 GB" in printed and "gpt2 hol" in printed and "seq1" not in printed
     assert '"kernels"' in file.read_text()
+
+
+def test_experts_are_counted():
+    cost = bounds.model_cost("qwen3-30b-a3b")
+    assert cost.experts == ExpertChoice(128, 8)
+    for tokens, gigabytes in ((1, 6.08), (8, 25.8), (64, 59.5), (256, 60.4)):
+        assert cost.counted(tokens, 1, 0, 0).weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.005)

@@ -18,7 +18,7 @@ from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.plan import StepPlan
 from roseinfer.hub import model_folder
 from roseinfer.models.config import read_model_spec
-from tests.benchmarks.test_experts_read import SMALL as MIXTURE
+from tests.helpers.mixture import MIXTURE
 
 SMALL = ["tiny", "--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "4"]
 BREAKDOWN = [*SMALL, "--peak-bandwidth", "10", "--peak-tflops", "0.5", "--input-len", "20"]

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kill_engines import LiveFleet, Stream, ended, live_fleet, make_requests
 from roseinfer.core.errors import EngineLostError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.sampling import SamplingParams
@@ -27,6 +26,7 @@ from roseinfer.text.tools.base import Tool, grammar
 from roseinfer.text.tools.registry import tool_format
 from tests.helpers.fragile_engine import POISON, FragileTransport
 from tests.helpers.in_loop import until
+from tests.helpers.live_fleet import LiveFleet, Stream, ended, live_fleet, make_requests
 
 Work = Callable[[LiveFleet], Coroutine[Any, Any, None]]
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 60}}, "required": ["city"]}

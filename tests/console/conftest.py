@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.browser import chromium, launched
+from tests.console.browser import chromium, launched
 from tests.server.real_server import RealServer
 
 # Steps so long that what a busy machine adds hardly counts.

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kill_engines import Stream, ended
 from roseinfer.cluster.directory import DynamicDirectory, EngineEntry
 from roseinfer.cluster.directory_sync import start_from_directory
 from roseinfer.cluster.endpoint import Connector
@@ -31,6 +30,7 @@ from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.start import load_tokenizer
 from tests.helpers.distant_engine import AHEAD_S
 from tests.helpers.in_loop import until
+from tests.helpers.live_fleet import Stream, ended
 from tests.helpers.network import Wire, wire
 from tests.helpers.remote import LOOPBACK, SECRET, client, priced_config, tiny_config
 

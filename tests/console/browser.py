@@ -7,7 +7,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
-    "--no-sandbox",  # root has none
+    "--no-sandbox",  # root cannot use it
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -18,13 +18,13 @@ FLAGS = (
 
 
 def chromium() -> str | None:
-    """The first browser on the path that will do."""
+    """Return the path of a Chromium, or None."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @contextmanager
 def launched(executable: str) -> Iterator[Any]:
-    """Playwright's browser object. `executable`: from `chromium`."""
+    """Yield Playwright's browser object for the `executable` that `chromium` found."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

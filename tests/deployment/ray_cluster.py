@@ -1,4 +1,4 @@
-"""A Ray cluster of one small node, with a deployment of priced engines on it; nothing of either is left afterwards."""
+"""A Ray cluster of one small node with a deployment of priced engines; all its processes end with the context."""
 
 import contextlib
 import json
@@ -12,26 +12,25 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from benchmarks.faults.server import until
 from benchmarks.gpu_server import free_port
 
-PATIENCE_S = 90.0
+DEPLOY_TIMEOUT_S = 90.0
 CPUS, OBJECT_STORE_BYTES = 4, 80 * 2**20
-# What processes call themselves.
+# Names of processes on their command lines.
 ENGINE_ACTOR, API_ACTOR = "ray::ServeReplica:roseinfer:Engine", "ray::ServeReplica:roseinfer:Api"
 HAPROXY_ACTOR, HAPROXY = "ray::HAProxyManager", "bin/haproxy -db"
 DIRECTORY, ENGINE = "ray::DirectoryActor", "roseinfer.engine.process"
 
 
 class RayCluster:
-    """Use as a context manager. `deploy` runs the command on it; `url` is then where the deployment answers.
+    """Context manager. `deploy` runs the command on the cluster; the deployment then answers at `url`.
 
-    `step_s`: what a step takes an engine, whatever is in it.
+    Each step of an engine takes 20 ms, whatever its rows.
     """
 
-    def __init__(self, step_s: float = 0.02, cost: dict[str, Any] | None = None) -> None:
+    def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         self.folder = Path(self._temporary.name)
         token = self.folder / "token"
@@ -46,7 +45,7 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ADDRESS": f"127.0.0.1:{gcs}",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(_root()), os.environ.get("PYTHONPATH")])),
-            # Those of another cluster on this machine stay its own.
+            # Free ports, so that another cluster on this machine does not collide.
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
@@ -56,9 +55,9 @@ class RayCluster:
         self._start += [f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-dashboard=false"]
         self._start += [f"--temp-dir={self.folder / 'ray'}", "--disable-usage-stats"]
         self._start += [f"--ray-client-server-port={free_port()}", f"--dashboard-agent-listen-port={free_port()}"]
-        numbers = {"step_s": step_s, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}
+        cost = {"step_s": 0.02, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}
         self.cost = self.folder / "cost.json"
-        self.cost.write_text(json.dumps({"cost": cost or numbers}))
+        self.cost.write_text(json.dumps({"cost": cost}))
         self._log = (self.folder / "ray.log").open("w+")
         self.head: subprocess.Popen[str]
 
@@ -77,7 +76,7 @@ class RayCluster:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """All that has come of the head's process, those first that would start others."""
+        """Kill all descendants of the head's process; processes that start others first."""
         ours = self.processes()
         starters = [pid for name in ("gcs_server", "raylet", HAPROXY_ACTOR) for pid in self.processes(name)]
         for pid in [*starters, *ours]:
@@ -91,18 +90,14 @@ class RayCluster:
     def log(self) -> str:
         return (self.folder / "ray.log").read_text(errors="replace")
 
-    def deploy(self, *options: str, patience_s: float = PATIENCE_S) -> "subprocess.CompletedProcess[str]":
-        """`roseinfer deploy` with these options."""
-        command = [sys.executable, "-m", "roseinfer.cli", "deploy", *options]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=patience_s)
+    def deploy(self, *options: str) -> "subprocess.CompletedProcess[str]":
+        """Run `roseinfer deploy` with priced engines on `url` and these options."""
+        given = ("--device", "priced", "--cost", str(self.cost), "--port", str(self.port), *options)
+        command = [sys.executable, "-m", "roseinfer.cli", "deploy", *given]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=DEPLOY_TIMEOUT_S)
 
-    def options(self, *more: str) -> tuple[str, ...]:
-        """Of a deployment of priced engines on `url`."""
-        return ("--device", "priced", "--cost", str(self.cost), "--port", str(self.port), *more)
-
-    # --- what runs ----------------------------------------------------------------------------------------------
     def processes(self, name: str = "") -> list[int]:
-        """Those that the head has started, and theirs, whose command line begins with or holds `name`."""
+        """Return the head's descendants whose command line contains `name`."""
         parents = dict(_parents())
         found = []
         for pid in parents:
@@ -113,9 +108,8 @@ class RayCluster:
                 found.append(pid)
         return sorted(found)
 
-    # --- what it answers ----------------------------------------------------------------------------------------
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body; status 0: no answer."""
+        """Return status and body; status 0 if there is no answer."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=10) as answer:
                 return answer.status, answer.read().decode()
@@ -125,7 +119,7 @@ class RayCluster:
             return 0, ""
 
     def ready(self, engines: int = 1) -> bool:
-        """Whether so many engines take requests, as far as an API process knows."""
+        """True if this many engines are ready, according to an API process."""
         status, body = self.get("/ready")
         if status != 200:
             return False
@@ -133,7 +127,7 @@ class RayCluster:
 
 
 def _root() -> Path:
-    return Path(__file__).resolve().parent.parent
+    return Path(__file__).resolve().parent.parent.parent
 
 
 def _parents() -> Iterator[tuple[int, int]]:

@@ -1,0 +1,51 @@
+"""Dummy weights: routers choose each expert about as often, also for tokens of one prompt."""
+
+import json
+import random
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+
+from roseinfer.core.experts import ExpertChoice
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.engine.llm import make_engine_config
+from roseinfer.engine.messages import Add
+from roseinfer.engine.process import build_engine
+from roseinfer.layers.experts import RoutedExperts
+from roseinfer.quant.each_expert import route
+from tests.helpers.mixture import MIXTURE
+
+STEPS = 6
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16])
+def test_dummy_routers_spread(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    config = make_engine_config(
+        model=str(tmp_path), load_format="dummy", device="cpu", threads=1, overlap=False, num_kv_blocks=192
+    )
+    core, info = build_engine(config, tmp_path)
+    assert info.experts == ExpertChoice(16, 2)
+    draw, params = random.Random(0), SamplingParams(max_tokens=STEPS + 1, temperature=0.0, ignore_eos=True)
+    for number in range(rows):
+        core.add(Add(f"r{number}", [draw.randrange(10, info.vocab_size) for _ in range(32)], params))
+    while any(request.num_outputs == 0 for request in core.scheduler.roster.requests.values()):
+        core.step()
+    read: dict[RoutedExperts, list[int]] = {}
+    call = RoutedExperts.__call__
+
+    def counted(self: RoutedExperts, x: torch.Tensor) -> torch.Tensor:
+        router = self._experts._router.to(torch.float32)  # type: ignore[attr-defined]
+        ids, _ = route(self._norm(x), router, self._shape.top_k, renormalise=self._shape.renormalise)
+        read.setdefault(self, []).append(int(ids.unique().numel()))
+        return call(self, x)
+
+    monkeypatch.setattr(RoutedExperts, "__call__", counted)
+    while core.busy:
+        core.step()
+    core.close()
+    assert len(read) == 2 and all(len(steps) == STEPS for steps in read.values())
+    mean, expected = fmean(fmean(steps) for steps in read.values()), info.experts.read(rows)
+    assert 0.95 * expected <= mean <= 1.25 * expected
