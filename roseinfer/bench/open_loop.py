@@ -23,7 +23,7 @@ from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.bench.exchange import Clock, Exchange, exchange
 from roseinfer.bench.requests import RequestShape, authorization, fixed_work
 from roseinfer.core.errors import ConfigError, RoseinferError
-from roseinfer.core.interrupts import kept_from_children
+from roseinfer.core.interrupts import sigint_blocked
 
 START_DELAY_S = 0.1
 LIST_PATIENCE_S = 30.0
@@ -196,7 +196,7 @@ def _processes(
         for share in shares:
             ours, theirs = context.Pipe()
             process = context.Process(target=_worker, args=(theirs, config, model, share, shape))
-            with kept_from_children():
+            with sigint_blocked():
                 process.start()
             theirs.close()  # or nobody would notice its end
             processes.append(process)

@@ -198,7 +198,7 @@ def _numbers_in(file: Path) -> float:
 def _own(config: EngineConfig, index: int, count: int) -> EngineConfig:
     """With its own speed, if it is priced, and files of its own for what it records."""
     profile = _own_files(config.profile, index) if count > 1 else config.profile
-    return replace(config.of_engine(index, count), profile=profile)
+    return replace(config.for_engine(index, count), profile=profile)
 
 
 def _own_files(profile: ProfileConfig, index: int) -> ProfileConfig:

@@ -14,7 +14,7 @@ class MonotonicClock:
     now = staticmethod(time.monotonic)  # no call of ours in between: it is asked some ten times a step
 
 
-class Advancing(Clock, Protocol):
+class AdvancingClock(Clock, Protocol):
     """A clock with which one can wait."""
 
     def advance(self, seconds: float) -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def kept_from_children() -> Iterator[None]:
+def sigint_blocked() -> Iterator[None]:
     """Processes that are started within have SIGINT blocked from their first moment; whoever starts them ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -20,7 +20,7 @@ def configure(*, as_json: bool, level: str | None = None, engine: int | None = N
     logging.basicConfig(handlers=[handler], level=level)
 
 
-def json_is_on() -> bool:
+def logs_json() -> bool:
     """Whether this process logs JSON, and those that it starts should too."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 

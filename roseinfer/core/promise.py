@@ -16,7 +16,7 @@ class Promise(NamedTuple):
     Cost, in seconds and with the present speed of the machine: `cost_s` of any step, per prompt token, per decoding
     row, per context token of such a row. All 0: the policy fits no cost model.
 
-    `keep`: the share of TPOT objectives that is planned with (1 - margin). `smallest_s`: the smallest TPOT objective of
+    `usable_share`: the share of TPOT objectives that is planned with (1 - margin). `smallest_s`: the smallest TPOT objective of
     those that decode or fill; inf = none. `busy`: seconds of the machine a second that the objectives of decoding rows
     ask for, the sum of (per row + per context token * L) / TPOT; `weights`: the same of those that fill or wait.
     `arriving`: the share of the machine that prompts have taken lately.
@@ -36,7 +36,7 @@ class Promise(NamedTuple):
     step_s: float = 0.0
     steps: int = 0
     cost_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    keep: float = 1.0
+    usable_share: float = 1.0
     smallest_s: float = inf
     busy: float = 0.0
     weights: float = 0.0

@@ -73,7 +73,7 @@ def sequence_id(request_id: str, index: int) -> str:
     return f"{request_id}:{index}"
 
 
-def request_of(sequence: str) -> str:
+def request_id_of(sequence: str) -> str:
     """Return the id of the request that `sequence_id` made this name for."""
     return sequence.rpartition(":")[0]
 
@@ -198,9 +198,9 @@ class Request:
         return len(self.tokens) - self.prompt_len
 
     @property
-    def unscored(self) -> bool:
-        """Whether log probabilities of prompt tokens are still owed, if they were asked for."""
-        return self.prompt_scored < self.prompt_len - 1
+    def needs_prompt_logprobs(self) -> bool:
+        """True if log probabilities of prompt tokens were requested and not all of them are reported yet."""
+        return self.params.prompt_logprobs is not None and self.prompt_scored < self.prompt_len - 1
 
     @property
     def remaining(self) -> int:
@@ -209,7 +209,7 @@ class Request:
         return 0 if ahead >= self.max_len else ahead - self.planned
 
     @property
-    def begun(self) -> bool:
+    def has_run(self) -> bool:
         """Whether it has run before, here or elsewhere: it waits to go on, and can be turned away no more."""
         return self.preemptions > 0 or self.resumed
 

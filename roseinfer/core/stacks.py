@@ -24,7 +24,7 @@ def rank_stacks_path(private: Path, index: int, rank: int, pid: int) -> Path:
     return private / f"stacks{index}.{rank}.{pid}"
 
 
-def tell_stacks(path: Path) -> None:
+def enable_stack_dumps(path: Path) -> None:
     """From now on this process writes its stacks to `path` when it gets the signal."""
     if SIGNAL is None:
         return
@@ -32,9 +32,10 @@ def tell_stacks(path: Path) -> None:
     faulthandler.register(SIGNAL, file=descriptor, all_threads=True)
 
 
-def ask_stacks(private: Path, index: int, pid: int) -> None:
-    """Of the engine whose process is `pid`, and of its other ranks. Only if it has called `tell_stacks`: any other
-    process is ended by the signal.
+def request_stack_dumps(private: Path, index: int, pid: int) -> None:
+    """Ask an engine's process `pid` and its other ranks to write their stacks.
+
+    The process must have called `enable_stack_dumps`: the signal ends any other process.
     """
     _signal(pid)
     _ask_ranks(private, index, pid)

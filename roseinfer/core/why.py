@@ -5,7 +5,7 @@ from typing import NamedTuple
 from roseinfer.core.slo import Cause
 
 
-class Foreseen(NamedTuple):
+class Forecast(NamedTuple):
     """What a policy expected of a request before it started, in seconds from its arrival to the first token and per
     token behind it; None: the policy expects nothing.
     """
@@ -24,7 +24,7 @@ class Why(NamedTuple):
     """
 
     waited: tuple[tuple[Cause, float], ...] = ()
-    foreseen: Foreseen = Foreseen()
+    forecast: Forecast = Forecast()
     chunks: int = 0
     steps: int = 0
     sat_out: int = 0

@@ -20,7 +20,7 @@ class Process(Transport, Protocol):
 
     def kill(self) -> None: ...
 
-    def ask_stacks(self) -> None:
+    def request_stack_dumps(self) -> None:
         """Have it write where its threads are, which `stacks` returns a little later."""
         ...
 

@@ -226,7 +226,7 @@ class Member:
                 log.error("engine %d: where its threads were when it gave no sign of life:\n%s", self.index, where)
         elif silence.quiet and not stopped:
             life.stacks_asked = True
-            life.process.ask_stacks()
+            life.process.request_stack_dumps()
 
     def _look_at_start(self, life: Life, *, stopped: bool) -> None:
         self._stopped_looks = self._stopped_looks + 1 if stopped else 0

@@ -15,7 +15,7 @@ import msgspec
 
 from roseinfer.core import logs
 from roseinfer.core.config.engine import EngineConfig
-from roseinfer.core.stacks import ask_stacks, read_stacks
+from roseinfer.core.stacks import read_stacks, request_stack_dumps
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.messages import ClientMessage, Shutdown
 from roseinfer.engine.private import private_folder, remove_folder
@@ -125,7 +125,7 @@ class ProcessTransport:
             str(place.private),
             listener.fileno(),
             logging.getLevelName(logging.getLogger("roseinfer").getEffectiveLevel()),
-            logs.json_is_on(),
+            logs.logs_json(),
             place.index,
             None if place.board is None else str(place.board),
             place.cost_s,
@@ -164,10 +164,10 @@ class ProcessTransport:
         assert self._link is not None, "start comes first"
         self._link.send(message)
 
-    def ask_stacks(self) -> None:
+    def request_stack_dumps(self) -> None:
         """Have an engine that is up write where its threads are, for `stacks` to read."""
         if self._process is not None and self._process.returncode is None:
-            ask_stacks(self._place.private, self._place.index, self._process.pid)
+            request_stack_dumps(self._place.private, self._place.index, self._process.pid)
 
     def stacks(self) -> str:
         return read_stacks(self._place.private, self._place.index)

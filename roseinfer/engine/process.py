@@ -25,7 +25,7 @@ from roseinfer.core.observer import StepObserver
 from roseinfer.core.progress import listening
 from roseinfer.core.promise import Promise
 from roseinfer.core.runner import Runner, RunnerFacts
-from roseinfer.core.stacks import stacks_path, tell_stacks
+from roseinfer.core.stacks import enable_stack_dumps, stacks_path
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.audit import IdleAudit
@@ -46,7 +46,7 @@ from roseinfer.priced.build import build_priced
 from roseinfer.ranks.others import Home, OtherRanks
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.offload import Offloading
+from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import entry_of, make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.text.tokenizer import Tokenizer
@@ -136,7 +136,7 @@ def _build_core(
         make_policy(config.scheduler, estimates),
         facts.max_model_len,
         facts.limits,
-        offloading=Offloading.beside(options, estimates, facts.load_s, facts.store_s),
+        offloading=OffloadCosts.beside(options, estimates, facts.load_s, facts.store_s),
     )
     # The recording of a run has no place for what a guide said.
     guides = None if recorder is not None else _guides(config, facts.vocab_size, facts.eos_token_ids)
@@ -266,7 +266,7 @@ def main() -> int:
     logs.configure(as_json=boot.log_json, engine=engine)
     logging.getLogger("roseinfer").setLevel(boot.log_level)  # other libraries' loggers stay as they are
     watch = (sys.stdin.fileno(), Path(boot.private))
-    tell_stacks(stacks_path(Path(boot.private), boot.index))
+    enable_stack_dumps(stacks_path(Path(boot.private), boot.index))
     threading.Thread(target=_exit_with_owner, args=watch, name="owner-watch", daemon=True).start()
     door = None if boot.door is None else socket.socket(fileno=boot.door)
     clients = ClientSockets(socket.socket(fileno=boot.listener), door)

@@ -108,7 +108,7 @@ def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """What a cached block holds: `tokens` that follow the prefix whose key is `parent`. `salted`: only requests with
     the same cache salt find it.
     """
@@ -122,9 +122,9 @@ class Entry(NamedTuple):
 class IndexListener(Protocol):
     """Is told of the full entries that an index gains and loses."""
 
-    def inserted(self, entry: Entry) -> None: ...
+    def inserted(self, entry: IndexEntry) -> None: ...
 
-    def forgotten(self, entry: Entry) -> None: ...
+    def forgotten(self, entry: IndexEntry) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Lookup:
     known: int
     first: int
     hit: PrefixHit
-    last: Entry | None
+    last: IndexEntry | None
     next_key: bytes | None
     holes: int
 
@@ -187,7 +187,7 @@ class Chain:
         if len(self.keys) < blocks:
             self.keys = other.keys[:blocks]
 
-    def entry(self, tokens: Sequence[int], index: int) -> Entry:
+    def entry(self, tokens: Sequence[int], index: int) -> IndexEntry:
         """The entry of block `index`; `tokens` are the sequence's and reach to the block's end, or stop within it."""
         keys = self.keys
         while len(keys) < index:
@@ -196,11 +196,11 @@ class Chain:
         held = self._held(tokens, index)
         full = len(held) == self._block_size
         if full and index < len(keys):
-            return Entry(keys[index], parent, held, self.salted)
+            return IndexEntry(keys[index], parent, held, self.salted)
         key = self._key(parent, held)
         if full:
             keys.append(key)
-        return Entry(key, parent, held, self.salted)
+        return IndexEntry(key, parent, held, self.salted)
 
     def _parent(self, index: int) -> bytes:
         return self.keys[index - 1] if index else self.root
@@ -229,8 +229,8 @@ class PrefixIndex:
         # Entries that went although others follow them. As a rule a chain's tail goes first; but two sequences may have
         # computed the same block at the same time, and then what follows may outlive the copy that is known.
         self._holes = 0
-        self._full: list[Entry | None] = [None] * num_blocks
-        self._partial: list[Entry | None] = [None] * num_blocks
+        self._full: list[IndexEntry | None] = [None] * num_blocks
+        self._partial: list[IndexEntry | None] = [None] * num_blocks
 
     def __len__(self) -> int:
         """Entries."""
@@ -243,7 +243,7 @@ class PrefixIndex:
         """Whether the block may still be matched."""
         return self._full[block] is not None or self._partial[block] is not None
 
-    def full(self, block: int) -> Entry | None:
+    def full(self, block: int) -> IndexEntry | None:
         """What the block holds if that is whole."""
         return self._full[block]
 
@@ -264,7 +264,7 @@ class PrefixIndex:
             return before
         size, known = self._block_size, len(tokens)
         blocks: list[int] = []
-        last: Entry | None = None
+        last: IndexEntry | None = None
         for index in range(first, -(-known // size)):
             entry = chain.entry(tokens, index)
             partial = len(entry.tokens) < size
@@ -289,13 +289,13 @@ class PrefixIndex:
         held = self._partial if lookup.hit.partial else self._full
         return held[lookup.hit.blocks[-1]] is lookup.last
 
-    def _find(self, entry: Entry, held: list[Entry | None]) -> int | None:
+    def _find(self, entry: IndexEntry, held: list[IndexEntry | None]) -> int | None:
         block = self._blocks.get(entry.key)
         if block is None or held[block] != entry:
             return None
         return block
 
-    def insert(self, block: int, entry: Entry) -> None:
+    def insert(self, block: int, entry: IndexEntry) -> None:
         """Remember that `block` holds `entry`; the first block with an entry keeps it."""
         held = self._full if len(entry.tokens) == self._block_size else self._partial
         if held[block] is None and entry.key not in self._blocks:

@@ -6,7 +6,7 @@ nobody who does not know the salt could find the block.
 
 from typing import NamedTuple
 
-from roseinfer.kv.blocks import Digest, Entry, IndexListener, root_key, sha256
+from roseinfer.kv.blocks import Digest, IndexEntry, IndexListener, root_key, sha256
 
 GPU = "GPU"  # the KV cache, wherever the engine runs
 CPU = "CPU"  # blocks in host memory
@@ -53,11 +53,11 @@ class _Listener:
     def __init__(self, medium: str, root: bytes, events: list[KvEvent]) -> None:
         self._medium, self._root, self._events = medium, root, events
 
-    def inserted(self, entry: Entry) -> None:
+    def inserted(self, entry: IndexEntry) -> None:
         if not entry.salted:
             parent = None if entry.parent == self._root else entry.parent
             self._events.append(BlockStored(entry.key, parent, entry.tokens, self._medium))
 
-    def forgotten(self, entry: Entry) -> None:
+    def forgotten(self, entry: IndexEntry) -> None:
         if not entry.salted:
             self._events.append(BlockRemoved(entry.key, self._medium))

@@ -1,14 +1,14 @@
 """A second pool of blocks, in host memory, behind the same keys; and what is on its way between it and the KV blocks.
 
 Only full blocks are kept there. A copy under way holds a reference on both sides, whatever becomes of the sequences
-that wanted it: neither side is anybody else's before the copy is done. Each insertion into an index has an `Entry` of
-its own, because a look-up knows by identity whether what it found has stayed.
+that wanted it: neither side is anybody else's before the copy is done. Each insertion into an index has an
+`IndexEntry` of its own, because a look-up knows by identity whether what it found has stayed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from roseinfer.core.plan import HostCopy
-from roseinfer.kv.blocks import BlockPool, Chain, Digest, Entry, IndexListener, Lookup, PrefixIndex
+from roseinfer.kv.blocks import BlockPool, Chain, Digest, IndexEntry, IndexListener, Lookup, PrefixIndex
 
 
 class HostCache:
@@ -32,8 +32,8 @@ class HostCache:
         self._index = PrefixIndex(num_blocks, block_size, digest, listener)
         self._pool = BlockPool(num_blocks, self._index.forget)
         # What copies under way will leave, by the block that they write; None if it must not be matched.
-        self._storing: dict[int, tuple[int, Entry | None]] = {}
-        self._loading: dict[int, tuple[int, Entry | None]] = {}
+        self._storing: dict[int, tuple[int, IndexEntry | None]] = {}
+        self._loading: dict[int, tuple[int, IndexEntry | None]] = {}
         self._storing_keys: set[bytes] = set()
         self._rescued: set[int] = set()  # KV blocks being stored before others get them
         self._rescued_at = 0  # so many KV blocks were given away then
@@ -58,7 +58,7 @@ class HostCache:
         keys = self._loading_keys
         return bool(keys) and any(self._entry(host).key in keys for host in hosts)
 
-    def _entry(self, host: int) -> Entry:
+    def _entry(self, host: int) -> IndexEntry:
         entry = self._index.full(host)
         assert entry is not None, f"host block {host} holds nothing"
         return entry
@@ -69,7 +69,7 @@ class HostCache:
         entry = self._kv_index.full(block)
         return entry is not None and entry.key not in self._storing_keys and self._index.where(entry.key) is None
 
-    def held(self, block: int) -> Entry | None:
+    def held(self, block: int) -> IndexEntry | None:
         """What a KV block holds if that is whole, as an object that no other content will be."""
         return self._kv_index.full(block)
 
@@ -127,7 +127,7 @@ class HostCache:
             self._kv_pool.release((block,), _no if rescued else self._kv_index.holds)
             if entry is not None:
                 self._storing_keys.discard(entry.key)
-                self._index.insert(host, Entry(*entry))
+                self._index.insert(host, IndexEntry(*entry))
             self._pool.release((host,), self._index.holds)
 
     # --- from the host ------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class HostCache:
         """These loads are done: their KV blocks can be matched from now on."""
         for block, entry in self._end_loads(copies):
             if entry is not None:
-                self._kv_index.insert(block, Entry(*entry))
+                self._kv_index.insert(block, IndexEntry(*entry))
             self._kv_pool.release((block,), self._kv_index.holds)
 
     def drop(self, copies: Sequence[HostCopy]) -> None:
@@ -156,7 +156,7 @@ class HostCache:
         for block, _ in self._end_loads(copies):
             self._kv_pool.release((block,), self._kv_index.holds)
 
-    def _end_loads(self, copies: Sequence[HostCopy]) -> Iterator[tuple[int, Entry | None]]:
+    def _end_loads(self, copies: Sequence[HostCopy]) -> Iterator[tuple[int, IndexEntry | None]]:
         for block, host in reversed(copies):
             _, entry = self._loading.pop(block)
             if entry is not None:

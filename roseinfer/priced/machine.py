@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, NamedTuple
 
-from roseinfer.core.clock import Advancing
+from roseinfer.core.clock import AdvancingClock
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import PassThrough, Runner
 from roseinfer.sched.cost.params import CostParams, work_of
@@ -76,7 +76,7 @@ class PricedRunner(PassThrough):
     """
 
     def __init__(
-        self, inner: Runner, machine: Machine, clock: Advancing, seed: int = 0, *, limits: StepLimits | None = None
+        self, inner: Runner, machine: Machine, clock: AdvancingClock, seed: int = 0, *, limits: StepLimits | None = None
     ) -> None:
         super().__init__(inner)
         self._machine = machine

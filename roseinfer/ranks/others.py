@@ -160,7 +160,7 @@ class OtherRanks:
                 status=rank.voice,
                 parent=os.getpid(),
                 log_level=logging.getLogger("roseinfer").getEffectiveLevel(),
-                log_json=logs.json_is_on(),
+                log_json=logs.logs_json(),
                 engine=home.index if home is not None and home.several else None,
                 stacks=stacks,
             )

@@ -20,7 +20,7 @@ from roseinfer.core.errors import EngineDeadError, RoseinferError
 from roseinfer.core.garbage import IdleGarbageCollector
 from roseinfer.core.plan import TokenMasks
 from roseinfer.core.runner import Runner
-from roseinfer.core.stacks import tell_stacks
+from roseinfer.core.stacks import enable_stack_dumps
 from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.ranks.boot import RankBoot, RankSays, last_words
 from roseinfer.ranks.calls import Call, CallReader, Sampled
@@ -52,7 +52,7 @@ def main() -> int:
     logs.configure(as_json=boot.log_json, engine=boot.engine, rank=boot.rank)
     logging.getLogger("roseinfer").setLevel(boot.log_level)
     if boot.stacks is not None:
-        tell_stacks(Path(boot.stacks))
+        enable_stack_dumps(Path(boot.stacks))
     threading.Thread(target=_exit_with_parent, args=(sys.stdin.fileno(),), name="parent-watch", daemon=True).start()
     try:
         _serve(boot)

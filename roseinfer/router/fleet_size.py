@@ -36,7 +36,7 @@ def engine_load(promise: Promise) -> float:
     only pay it more often.
     """
     pace = promise.constant_s / promise.smallest_s
-    return (promise.busy + promise.weights + promise.arriving) / max(MIN_CAPACITY_SHARE, promise.keep - pace)
+    return (promise.busy + promise.weights + promise.arriving) / max(MIN_CAPACITY_SHARE, promise.usable_share - pace)
 
 
 def too_many_rejections(rule: FleetSizeRule, with_objectives: float, rejected: float) -> bool:

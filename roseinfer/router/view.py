@@ -165,7 +165,7 @@ class EngineView:
         self._step_s = promise.constant_s
         self.priced = promise.cost_s[0] > 0
         self._from_s, self._ends_s = promise.at_s, promise.at_s + promise.step_s
-        self._keep = max(promise.keep, MIN_USABLE_SHARE)
+        self._keep = max(promise.usable_share, MIN_USABLE_SHARE)
         self._smallest_s, self._busy = promise.smallest_s, promise.busy
         self._base = promise.busy + promise.weights
         self._arriving = promise.arriving

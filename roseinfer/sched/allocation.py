@@ -2,18 +2,18 @@
 
 from roseinfer.core.request import Request, Status
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.plan_builder import StepDraft
+from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import Decision
 from roseinfer.sched.roster import Roster
 
 
-class Growing:
+class RowAllocator:
     """Of one scheduler."""
 
     def __init__(self, kv: KvManager, roster: Roster) -> None:
         self._kv, self._roster = kv, roster
 
-    def grow(self, draft: StepDraft, decision: Decision, short: list[tuple[Request, int]]) -> None:
+    def grow(self, draft: PlanBuilder, decision: Decision, short: list[tuple[Request, int]]) -> None:
         """Rows (a request and its tokens) that need new blocks or a copy-on-write: all at once if the pool has them,
         else one by one.
         """
@@ -27,7 +27,7 @@ class Growing:
             if request.status is Status.RUNNING:
                 self._grow_or_preempt(draft, decision, request, count)
 
-    def _grow_or_preempt(self, draft: StepDraft, decision: Decision, request: Request, count: int) -> None:
+    def _grow_or_preempt(self, draft: PlanBuilder, decision: Decision, request: Request, count: int) -> None:
         running, offload = self._roster.running, self._roster.offload
         while True:
             upto = request.planned + count
@@ -51,7 +51,7 @@ class Growing:
         stored = 0 if offload is None else offload.blocks_coming
         return stored + sum(len(self._kv.table(r.request_id)) for r in leaving)
 
-    def preempt(self, draft: StepDraft, victim: Request) -> bool:
+    def preempt(self, draft: PlanBuilder, victim: Request) -> bool:
         """Send a running request back to the head of the queue, without its row. False: it does not run."""
         if self._roster.running.get(victim.request_id) is not victim:
             self._roster.fault("took blocks from a request that does not run")

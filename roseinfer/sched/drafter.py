@@ -5,7 +5,7 @@ from typing import Protocol
 
 from roseinfer.core.request import Request
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.plan_builder import StepDraft
+from roseinfer.sched.plan_builder import PlanBuilder
 
 
 class Drafter(Protocol):
@@ -23,7 +23,7 @@ class Drafter(Protocol):
         ...
 
 
-def add_drafts(drafter: Drafter, step: StepDraft, running: Iterable[Request], kv: KvManager, reserve: int) -> None:
+def add_drafts(drafter: Drafter, step: PlanBuilder, running: Iterable[Request], kv: KvManager, reserve: int) -> None:
     """Fill with drafts what a planned step has left of its token budget: nobody waits, sits out or yields for them.
 
     A request with a guide gets none: a guide knows what may follow what was said, not what may follow a draft.
@@ -41,7 +41,7 @@ def add_drafts(drafter: Drafter, step: StepDraft, running: Iterable[Request], kv
         _verify(step, request, drafts, kv, reserve)
 
 
-def _verify(step: StepDraft, request: Request, drafts: tuple[int, ...], kv: KvManager, reserve: int) -> None:
+def _verify(step: PlanBuilder, request: Request, drafts: tuple[int, ...], kv: KvManager, reserve: int) -> None:
     """Let the request's row verify as many drafts as fit into its blocks and those that are to spare."""
     growth, upto = None, request.planned + len(drafts)
     if upto > request.capacity:

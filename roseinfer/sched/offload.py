@@ -18,13 +18,13 @@ from math import inf
 from roseinfer.core.outputs import OffloadStats
 from roseinfer.core.plan import HostCopy, StepPlan, StepResult
 from roseinfer.core.request import Request
-from roseinfer.kv.blocks import Entry, PrefixHit
+from roseinfer.kv.blocks import IndexEntry, PrefixHit
 from roseinfer.kv.host import HostCache
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates
-from roseinfer.sched.plan_builder import StepDraft
+from roseinfer.sched.plan_builder import PlanBuilder
 
 IDLE_S = 0.01  # of copies in a step without rows: who comes meanwhile waits for its end
 _NEARLY = 1.1
@@ -33,7 +33,7 @@ _GAIN = 0.25  # of a step's copies, as far as their speed is followed
 
 
 @dataclass(frozen=True, slots=True)
-class Offloading:
+class OffloadCosts:
     """What is weighed against each other. `cost`: what steps cost; `learns`: nobody else tells it of them. `load_s`,
     `store_s`: seconds for a block, to begin with.
     """
@@ -44,13 +44,13 @@ class Offloading:
     store_s: float = 0.0
 
     @classmethod
-    def beside(cls, options: object, known: Estimates, load_s: float, store_s: float) -> "Offloading":
+    def beside(cls, options: object, known: Estimates, load_s: float, store_s: float) -> "OffloadCosts":
         """Beside a policy with these options, which tells `known` of steps if it predicts what they take."""
         return cls(known.cost, not isinstance(options, CostOptions), load_s, store_s)
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class PrefixLoad:
     """What one request waits for. `planned` of its copies are in plans, `done` of those are there."""
 
     request: Request
@@ -59,7 +59,7 @@ class Load:
     done: int = 0
 
 
-class Offload:
+class KvOffload:
     """Of one scheduler. `load_s`, `store_s`: seconds for a block, as lately.
 
     `hold(request)` is called when a request begins to wait for its load, and when it waits for that no longer;
@@ -70,19 +70,19 @@ class Offload:
         self,
         kv: KvManager,
         host: HostCache,
-        offloading: Offloading,
+        offloading: OffloadCosts,
         hold: Callable[[Request], None],
     ) -> None:
         self.load_s, self.store_s = offloading.load_s, offloading.store_s
         self._kv, self._host = kv, host
         self._cost, self._learns = offloading.cost, offloading.learns
         self._hold = hold
-        self._queue: deque[Load] = deque()  # not all of them planned
+        self._queue: deque[PrefixLoad] = deque()  # not all of them planned
         self._queued = 0  # blocks of these that are in no plan
-        self._loads: dict[str, Load] = {}
-        self._carried: dict[int, list[tuple[Load, int]]] = {}  # by step: what its loads are of
+        self._loads: dict[str, PrefixLoad] = {}
+        self._carried: dict[int, list[tuple[PrefixLoad, int]]] = {}  # by step: what its loads are of
         self._landed: dict[str, int] = {}  # they hold so many loaded tokens until they start
-        self._reused: dict[int, Entry] = {}  # KV blocks that are worth a copy, and what they held then
+        self._reused: dict[int, IndexEntry] = {}  # KV blocks that are worth a copy, and what they held then
         self._begun: list[HostCopy] = []  # stores that the next plan has to have
         self._step_s = 0.0  # of the newest step with rows
         self._loaded = self._stored = self._queries = self._hits = 0
@@ -127,7 +127,7 @@ class Offload:
     def begin(self, request: Request, hosts: Sequence[int]) -> None:
         """Let a request that holds nothing but its hit wait for what these host blocks hold. There are KV blocks."""
         known, held = len(request.tokens), len(self._kv.table(request.request_id)) * self._kv.block_size
-        load = Load(request, self._kv.load(request.request_id, hosts))
+        load = PrefixLoad(request, self._kv.load(request.request_id, hosts))
         self._loads[request.request_id] = load
         self._queue.append(load)
         self._queued += len(load.copies)
@@ -239,7 +239,7 @@ class Offload:
         """KV blocks that are free, but for the stores under way (an upper bound)."""
         return self._host.num_storing
 
-    def fill(self, draft: StepDraft) -> None:
+    def fill(self, draft: PlanBuilder) -> None:
         """Give a step its copies."""
         ahead = 2 * self._kv.blocks_for(draft.budget)
         at_risk = len(draft) > 0 and self._host.rescue_due(ahead)
@@ -297,7 +297,7 @@ class Offload:
             for load, count in self._carried.pop(plan.step):
                 self._land(load, count)
 
-    def _land(self, load: Load, count: int) -> None:
+    def _land(self, load: PrefixLoad, count: int) -> None:
         load.done += count
         request = load.request
         if load.done == len(load.copies) and self._loads.get(request.request_id) is load:

@@ -7,7 +7,7 @@ from roseinfer.core.request import Request
 from roseinfer.kv.manager import Growth, KvManager
 
 
-class StepDraft:
+class PlanBuilder:
     """`budget`: tokens that the step may hold, `tokens_left`: what remains of it. `loads`, `stores`: as in the plan."""
 
     def __init__(self, step: int, token_budget: int, kv: KvManager) -> None:
@@ -49,7 +49,7 @@ class StepDraft:
         end = start + count
         sample = end == len(request.tokens) + request.pending
         logits = 1 if sample else 0
-        if request.params.prompt_logprobs is not None and start < request.prompt_len - 1 and request.unscored:
+        if start < request.prompt_len - 1 and request.needs_prompt_logprobs:
             logits = count
         table_from, new_blocks = (growth.table_from, growth.new_blocks) if growth else (0, ())
         seat = request.seat

@@ -19,7 +19,7 @@ from roseinfer.core.outputs import PolicyStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Rejection
-from roseinfer.core.why import Foreseen
+from roseinfer.core.why import Forecast
 from roseinfer.sched.events import Event
 
 
@@ -29,14 +29,14 @@ class Verdict(Enum):
     STOP = "stop"  # nobody else this step
 
 
-class Refusal(NamedTuple):
+class RejectedRequest(NamedTuple):
     """A waiting request that is turned away, with all samples of the same request that wait."""
 
     request: Request
     rejection: Rejection
 
 
-def at_once(request: Request) -> float:
+def no_load_s(request: Request) -> float:
     """Nothing is loaded for a request."""
     return 0.0
 
@@ -66,12 +66,12 @@ class View(NamedTuple):
     members: Callable[[Request], Sequence[Request]]
     uncached: Callable[[Request], int]
     can_start: Callable[[Request], bool]
-    load_s: Callable[[Request], float] = at_once
+    load_s: Callable[[Request], float] = no_load_s
 
 
 def rejectable(request: Request) -> bool:
     """Whether a waiting request may be turned away: it never ran, and does not share the prompt of one that did."""
-    return not request.begun and request.fork_of is None and request.num_outputs == 0
+    return not request.has_run and request.fork_of is None and request.num_outputs == 0
 
 
 class Decision(Protocol):
@@ -79,7 +79,7 @@ class Decision(Protocol):
     twice) are ignored and counted as `policy_faults`.
     """
 
-    def rejections(self) -> Iterable[Refusal]:
+    def rejections(self) -> Iterable[RejectedRequest]:
         """Who of the waiting is turned away, whatever else the step does: only requests that are `rejectable`."""
         ...
 
@@ -107,7 +107,7 @@ class Decision(Protocol):
 
 
 @cache
-def follows(kind: type[Decision], protocol: type) -> bool:
+def implements(kind: type[Decision], protocol: type) -> bool:
     """Whether decisions of this kind follow one of the protocols below. To look takes microseconds, and a step asks."""
     return issubclass(kind, protocol)
 
@@ -122,10 +122,10 @@ class Budgeting(Protocol):
 
 
 @runtime_checkable
-class Yielding(Protocol):
+class Preempting(Protocol):
     """A decision that makes room for requests that wait."""
 
-    def yields(self) -> Iterable[Request]:
+    def preemptions(self) -> Iterable[Request]:
         """Running requests that give up their KV blocks and wait again, before anything is planned: none that compute
         in this step. Nobody starts in a step in which somebody yields.
         """
@@ -138,7 +138,7 @@ class Explaining(Protocol):
     sees itself: that seats, blocks or prompt tokens have run out.
     """
 
-    def waits(self) -> Iterable[tuple[Request, Cause]]:
+    def wait_causes(self) -> Iterable[tuple[Request, Cause]]:
         """Waiting requests and what each now waits for, asked behind admission in every step in which somebody waits.
         It need name only those of whom it says something new: the others wait for what was last named or, if nothing
         was, for what `line` names. What it says of sample 0 holds for the samples that wait for that; what it says of
@@ -146,7 +146,7 @@ class Explaining(Protocol):
         """
         ...
 
-    def line(self) -> Cause:
+    def default_cause(self) -> Cause:
         """What those wait for of whom it has said nothing: in most policies, whatever the first of the queue lacks. Not
         asked in a step in which the scheduler has no room for one whom the policy would have started, or in which
         somebody had to yield: the line waits for that.
@@ -154,12 +154,12 @@ class Explaining(Protocol):
         ...
 
 
-class Unconditional:
+class FallbackDecision:
     """The decision of a scheduler without a policy: all go on and start, in order, as far as there is room; the
     youngest yields.
     """
 
-    def rejections(self) -> Iterable[Refusal]:
+    def rejections(self) -> Iterable[RejectedRequest]:
         return ()
 
     def select(self, running: Sequence[Request]) -> Iterable[Request]:
@@ -194,10 +194,10 @@ class Reporting(Protocol):
 
 
 @runtime_checkable
-class Foreseeing(Protocol):
+class Forecasting(Protocol):
     """A policy that expects something of a request."""
 
-    def foreseen(self, request: Request) -> Foreseen:
+    def forecast(self, request: Request) -> Forecast:
         """What it expected of a waiting request when it first looked at it, if it has. Asked once, before the policy
         hears that it starts, or that it has ended without a start.
         """

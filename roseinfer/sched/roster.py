@@ -6,10 +6,10 @@ from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.events import Admitted, Ended, Queued
 from roseinfer.sched.liveness import Liveness
-from roseinfer.sched.offload import Offload, Offloading
+from roseinfer.sched.offload import KvOffload, OffloadCosts
 from roseinfer.sched.policy import Decision, Policy, rejectable
 from roseinfer.sched.queue import Expiries, WaitingQueue
-from roseinfer.sched.waits import Waits
+from roseinfer.sched.waits import WaitTimes
 
 
 class Roster:
@@ -20,7 +20,7 @@ class Roster:
     next plan has to name.
     """
 
-    def __init__(self, seats: int, kv: KvManager, policy: Policy, offloading: Offloading | None) -> None:
+    def __init__(self, seats: int, kv: KvManager, policy: Policy, offloading: OffloadCosts | None) -> None:
         """offloading: what copies cost, if the KV cache has blocks in host memory."""
         self.policy = policy
         self.step = self.steps_done = 0
@@ -34,10 +34,10 @@ class Roster:
         self.preemptions = 0
         self.expiries = Expiries(self.requests)
         self.liveness = Liveness(seats)
-        self.waits = Waits(policy, self.waiting, self.liveness)
-        self.offload: Offload | None = None
+        self.waits = WaitTimes(policy, self.waiting, self.liveness)
+        self.offload: KvOffload | None = None
         if kv.host is not None:
-            self.offload = Offload(kv, kv.host, offloading or Offloading(), self._recheck)
+            self.offload = KvOffload(kv, kv.host, offloading or OffloadCosts(), self._recheck)
         self._kv = kv
         self._ended: list[RequestOutput] = []
 
@@ -64,7 +64,7 @@ class Roster:
 
     # --- from place to place ------------------------------------------------------------------------------------
     def add(self, request: Request, since_s: float) -> None:
-        """Queue a request whose id is new. `since_s`: as `Waits.add` has it."""
+        """Queue a request whose id is new. `since_s`: as `WaitTimes.add` has it."""
         self.requests[request.request_id] = request
         if request.guided:
             self.guided.add(request.request_id)
@@ -144,7 +144,7 @@ class Roster:
             request.restart()
 
     # --- ends that a plan decides -------------------------------------------------------------------------------
-    def turn_away(self, decision: Decision, now_s: float) -> bool:
+    def reject(self, decision: Decision, now_s: float) -> bool:
         """Reject requests, and with each the samples that wait for it to compute their prompt. False: none."""
         any_went = False
         for request, rejection in tuple(decision.rejections()):

@@ -17,22 +17,22 @@ from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Cause
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.allocation import Growing
+from roseinfer.sched.allocation import RowAllocator
 from roseinfer.sched.drafter import Drafter, add_drafts
 from roseinfer.sched.events import StepDone
-from roseinfer.sched.offload import Offloading, rows_seconds
-from roseinfer.sched.plan_builder import StepDraft
+from roseinfer.sched.offload import OffloadCosts, rows_seconds
+from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import (
     Budgeting,
     Decision,
+    FallbackDecision,
     Policy,
+    Preempting,
     Promising,
     Reporting,
-    Unconditional,
     View,
-    Yielding,
-    at_once,
-    follows,
+    implements,
+    no_load_s,
 )
 from roseinfer.sched.roster import Roster
 from roseinfer.sched.seating import Seating, chunk
@@ -50,7 +50,7 @@ class Scheduler:
         max_model_len: int,
         limits: StepLimits,
         drafter: Drafter | None = None,
-        offloading: Offloading | None = None,
+        offloading: OffloadCosts | None = None,
     ) -> None:
         """offloading: what copies cost, if the KV cache has blocks in host memory."""
         self.config = config
@@ -62,7 +62,7 @@ class Scheduler:
         self.drafter = drafter
         self.roster = Roster(config.seats, kv, policy, offloading)
         self.seating = Seating(config, kv, self.roster)
-        self._growing = Growing(kv, self.roster)
+        self._allocator = RowAllocator(kv, self.roster)
         self.waiting = self.roster.waiting
         self.running = self.roster.running
         self.offload = self.roster.offload
@@ -135,20 +135,20 @@ class Scheduler:
         roster, seating = self.roster, self.seating
         self._waits.begin(now_s)
         roster.expire(now_s)
-        seating.look_again()
+        seating.invalidate_ready()
         running = tuple(self.running.values())
         decision = self.policy.begin(self._view(now_s, running))
-        if roster.turn_away(decision, now_s):
-            seating.look_again()
-        draft = StepDraft(roster.step, self._budget(decision), self.kv)
+        if roster.reject(decision, now_s):
+            seating.invalidate_ready()
+        draft = PlanBuilder(roster.step, self._budget(decision), self.kv)
         preemptions = roster.preemptions
-        if follows(type(decision), Yielding):
-            for request in tuple(cast(Yielding, decision).yields()):
-                self._growing.preempt(draft, request)
+        if implements(type(decision), Preempting):
+            for request in tuple(cast(Preempting, decision).preemptions()):
+                self._allocator.preempt(draft, request)
             if roster.preemptions > preemptions:
                 running = tuple(self.running.values())
         thrashing = self._liveness.thrashing and bool(running)
-        self._continue_running(draft, Unconditional() if thrashing else decision, running)
+        self._continue_running(draft, FallbackDecision() if thrashing else decision, running)
         lacking: Cause | None = Cause.BLOCKS
         # After a preemption nobody starts: the blocks are for those that lacked some.
         if roster.preemptions == preemptions and not thrashing:
@@ -173,7 +173,7 @@ class Scheduler:
 
     def _budget(self, decision: Decision) -> int:
         """Tokens of the step."""
-        if follows(type(decision), Budgeting):
+        if implements(type(decision), Budgeting):
             return min(cast(Budgeting, decision).token_budget(), self.limits.max_tokens)
         return self.config.max_num_batched_tokens
 
@@ -192,12 +192,12 @@ class Scheduler:
             self.waiting.members,
             self.seating.uncached,
             self.waiting.leads,
-            at_once if self.offload is None else self.seating.load_s,
+            no_load_s if self.offload is None else self.seating.load_s,
         )
 
-    def _go_on_regardless(self, draft: StepDraft, now_s: float) -> None:
+    def _go_on_regardless(self, draft: PlanBuilder, now_s: float) -> None:
         """Nothing is in flight, and the policy lets nobody do anything: see `sched/policy.py` for the rule."""
-        decision = Unconditional()
+        decision = FallbackDecision()
         if self.running:
             if self._liveness.may_hold_back():
                 return
@@ -208,7 +208,7 @@ class Scheduler:
         if len(draft):
             self._liveness.stalled(self.policy, "lets nobody do anything; the engine goes on without it")
 
-    def _continue_running(self, draft: StepDraft, decision: Decision, running: tuple[Request, ...]) -> None:
+    def _continue_running(self, draft: PlanBuilder, decision: Decision, running: tuple[Request, ...]) -> None:
         short: list[tuple[Request, int]] = []
         promised = 0
         for request in self._liveness.rows(self.policy, decision.select(running), running):
@@ -234,7 +234,7 @@ class Scheduler:
                 short.append((request, count))
                 promised += count
         if short:
-            self._growing.grow(draft, decision, short)
+            self._allocator.grow(draft, decision, short)
 
     def _chunk(self, decision: Decision, request: Request, left: int, room: int) -> int:
         """How much of a prompt to compute: all that is left if prompts are not chunked, room or not."""

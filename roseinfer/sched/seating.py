@@ -8,7 +8,7 @@ from roseinfer.core.plan import Admission
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
 from roseinfer.kv.manager import KvManager, PrefixHit
-from roseinfer.sched.plan_builder import StepDraft
+from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import Decision, Verdict
 from roseinfer.sched.roster import Roster
 
@@ -40,7 +40,7 @@ class Seating:
         self._ready: list[Request] | None = None  # this step's snapshot of who could start, once somebody asked
 
     # --- who could start ----------------------------------------------------------------------------------------
-    def look_again(self) -> None:
+    def invalidate_ready(self) -> None:
         """Others wait than did when `ready` was asked."""
         self._ready = None
 
@@ -56,14 +56,14 @@ class Seating:
         on_call = 0 if self._roster.offload is None else self._roster.offload.blocks_on_call
         return max(0, self._kv.num_free + on_call - (self.reserve if self._roster.running else 0))
 
-    def exhausted(self, draft: StepDraft) -> Cause | None:
+    def exhausted(self, draft: PlanBuilder) -> Cause | None:
         """What the step has no more of, so that nobody else can start in it."""
         if not self._roster.free_seats:
             return Cause.SEATS
         return Cause.BUDGET if draft.tokens_left <= 0 else None
 
     # --- starting -----------------------------------------------------------------------------------------------
-    def admit(self, draft: StepDraft, decision: Decision, now_s: float) -> None:
+    def admit(self, draft: PlanBuilder, decision: Decision, now_s: float) -> None:
         """Start whom the policy lets start, as far as there is room."""
         roster = self._roster
         self.lacking = self.exhausted(draft)
@@ -78,7 +78,7 @@ class Seating:
         for request in started:
             roster.run(request, now_s)
 
-    def _start_entry(self, draft: StepDraft, decision: Decision, lead: Request, started: list[Request]) -> bool:
+    def _start_entry(self, draft: PlanBuilder, decision: Decision, lead: Request, started: list[Request]) -> bool:
         """Start a waiting request and its samples that could start with it, as far as the policy admits them.
 
         False if nobody else can start in this step.
@@ -98,19 +98,19 @@ class Seating:
             started.append(request)
         return True
 
-    def start_alone(self, draft: StepDraft, decision: Decision, request: Request, now_s: float) -> None:
+    def start_alone(self, draft: PlanBuilder, decision: Decision, request: Request, now_s: float) -> None:
         """Start a waiting request in a step that holds nothing else, if there is room."""
         if self._start(draft, decision, request, False) is Start.NOW:
             self._roster.run(request, now_s)
 
-    def _start(self, draft: StepDraft, decision: Decision, request: Request, others_started: bool) -> Start:
+    def _start(self, draft: PlanBuilder, decision: Decision, request: Request, others_started: bool) -> Start:
         """Seat a waiting request and plan its first row, or have what it needs loaded first. If there is no room for
         that nothing is taken.
         """
         request_id, known, offload = request.request_id, len(request.tokens), self._roster.offload
         loaded = offload.take_back(request) if offload is not None else 0
         cached = self._attach_cached(request)
-        hosts = self.hosts_behind(request, cached) if offload is not None and not loaded else ()
+        hosts = self.host_blocks_after(request, cached) if offload is not None and not loaded else ()
         start = min(cached, known - 1)
         count = 0 if hosts else self._first_chunk(draft, decision, request, known - start, others_started)
         if not (hosts or count):
@@ -133,7 +133,7 @@ class Seating:
 
     def _attach_cached(self, request: Request) -> int:
         """Give the request what the cache holds of its tokens; returns how many tokens that is."""
-        if request.params.prompt_logprobs is not None and request.unscored:
+        if request.needs_prompt_logprobs:
             return 0  # every prompt position has to be computed for its logits
         parent = self._roster.requests.get(request.fork_of) if request.fork_of else None
         # Not from a parent that ended: it may have failed, and then its blocks are not to be trusted.
@@ -147,7 +147,7 @@ class Seating:
         return hit.tokens
 
     def _first_chunk(
-        self, draft: StepDraft, decision: Decision, request: Request, left: int, others_started: bool
+        self, draft: PlanBuilder, decision: Decision, request: Request, left: int, others_started: bool
     ) -> int:
         """Tokens of a waiting request's first row, 0 if it has to wait.
 
@@ -159,7 +159,7 @@ class Seating:
         alone = left > self._config.max_num_batched_tokens and not others_started
         return left if fits or alone else 0
 
-    def _has_room(self, draft: StepDraft, request_id: str, known: int) -> bool:
+    def _has_room(self, draft: PlanBuilder, request_id: str, known: int) -> bool:
         """Whether a request that has attached its hit finds blocks for all that is known of it."""
         offload, others = self._roster.offload, self._roster.running or len(draft)
         wanted = self._kv.growth_cost(request_id, known) + (self.reserve if others else 0)
@@ -168,7 +168,7 @@ class Seating:
                 return False
         return True
 
-    def _seat(self, draft: StepDraft, request: Request, start: int, cached: int, count: int) -> None:
+    def _seat(self, draft: PlanBuilder, request: Request, start: int, cached: int, count: int) -> None:
         """Give a request a seat and its first row, of `count` tokens from `start` on."""
         request_id = request.request_id
         table = self._kv.table(request_id)
@@ -197,7 +197,7 @@ class Seating:
     def uncached(self, request: Request) -> int:
         """Tokens that a waiting request would compute before it can sample: at least the last one."""
         known = len(request.tokens)
-        if request.params.prompt_logprobs is not None and request.unscored:
+        if request.needs_prompt_logprobs:
             return known
         parent = None if request.num_outputs else request.fork_of
         if parent is not None and (parent in self._roster.running or self._roster.awaits_parent(request)):
@@ -213,17 +213,17 @@ class Seating:
         offload = self._roster.offload
         assert offload is not None
         known = len(request.tokens)
-        if request.fork_of is not None or (request.params.prompt_logprobs is not None and request.unscored):
+        if request.fork_of is not None or request.needs_prompt_logprobs:
             return 0.0
         hit = self._kv.match(request.request_id, request.tokens)
         blocks = len(offload.behind(request, hit, *self._business())) if hit.tokens < known else 0
         return offload.seconds(blocks, *self._business()) if blocks else 0.0
 
-    def hosts_behind(self, request: Request, cached: int) -> tuple[int, ...]:
+    def host_blocks_after(self, request: Request, cached: int) -> tuple[int, ...]:
         """The host blocks that are to be loaded behind what the request has attached. There is host memory."""
         offload = self._roster.offload
         assert offload is not None
-        if not cached and request.params.prompt_logprobs is not None and request.unscored:
+        if not cached and request.needs_prompt_logprobs:
             return ()
         hit = self._kv.match(request.request_id, request.tokens)
         # A fork of a running sample holds all of the prompt, be it in the index or not.

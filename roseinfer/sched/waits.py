@@ -10,9 +10,9 @@ from typing import cast
 
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
-from roseinfer.core.why import Foreseen, Why
+from roseinfer.core.why import Forecast, Why
 from roseinfer.sched.liveness import Liveness
-from roseinfer.sched.policy import Decision, Explaining, Foreseeing, Policy, follows
+from roseinfer.sched.policy import Decision, Explaining, Forecasting, Policy, implements
 from roseinfer.sched.queue import WaitingQueue
 
 _CAUSES = tuple(Cause)
@@ -22,7 +22,7 @@ _TRANSIT, _STEP, _BLOCKS, _LOAD, _PARENT = (
     _NUMBER[cause] for cause in (Cause.TRANSIT, Cause.STEP, Cause.BLOCKS, Cause.LOAD, Cause.PARENT)
 )
 _MECHANISM = (_LOAD, _PARENT)  # policies have no say in these
-NOTHING = Foreseen()
+NOTHING = Forecast()
 _seconds = itemgetter(1)
 
 
@@ -32,7 +32,7 @@ class _Account:
     it was told last, None if that is no longer true.
     """
 
-    __slots__ = ("cause", "foreseen", "joined", "rows", "seated", "since_s", "steps", "told", "waited")
+    __slots__ = ("cause", "forecast", "joined", "rows", "seated", "since_s", "steps", "told", "waited")
 
     def __init__(self, request: Request) -> None:
         self.waited: dict[int, float] = {}
@@ -45,10 +45,10 @@ class _Account:
         self.joined: list[float] | None = None
         self.seated: int | None = None
         self.steps = self.rows = 0
-        self.foreseen: Foreseen | None = None
+        self.forecast: Forecast | None = None
 
 
-class Waits:
+class WaitTimes:
     """Of one scheduler's requests, from `add` to `ended`. Times are those of its plans, in seconds.
 
     Until the first plan that could have started it a request waits for the step to end that ran when it was sent, or is
@@ -58,7 +58,7 @@ class Waits:
 
     def __init__(self, policy: Policy, queue: WaitingQueue, liveness: Liveness) -> None:
         self._policy = policy
-        self._foreseeing = policy if isinstance(policy, Foreseeing) else None
+        self._forecasting = policy if isinstance(policy, Forecasting) else None
         self._queue = queue
         self._liveness = liveness
         self._accounts: dict[str, _Account] = {}
@@ -93,8 +93,8 @@ class Waits:
         account = self._accounts[request.request_id]
         self._settle(account, self._now_s)
         account.seated = step
-        if account.foreseen is None and self._foreseeing is not None:
-            self._foresee(request, account, self._foreseeing)
+        if account.forecast is None and self._forecasting is not None:
+            self._forecast(request, account, self._forecasting)
         if request.fork_of is None:
             others = self._queue.behind(request)
             for other in others:
@@ -131,7 +131,7 @@ class Waits:
             if account is not None and account.seated is None and account.cause not in _MECHANISM:
                 self._join(account)
         self._set_line(lacking or exhausted or Cause.OTHER)
-        if follows(type(decision), Explaining):
+        if implements(type(decision), Explaining):
             try:
                 self._ask(cast(Explaining, decision), lacking)
             except Exception as error:  # the policy's: nobody's output depends on it
@@ -140,8 +140,8 @@ class Waits:
     def _ask(self, decision: Explaining, lacking: Cause | None) -> None:
         """Who does not wait is left out: the mechanism may have started it although the policy said no."""
         if lacking is None:
-            self._set_line(decision.line())
-        for request, cause in decision.waits():
+            self._set_line(decision.default_cause())
+        for request, cause in decision.wait_causes():
             account = self._accounts.get(request.request_id)
             if account is None or account.seated is not None or account.cause in _MECHANISM:
                 continue
@@ -211,14 +211,14 @@ class Waits:
         account = self._accounts.pop(request.request_id)
         if account.seated is None:
             self._settle(account, now_s)
-            if account.foreseen is None and self._foreseeing is not None:
-                self._foresee(request, account, self._foreseeing)
+            if account.forecast is None and self._forecasting is not None:
+                self._forecast(request, account, self._forecasting)
         return _say(request, account, steps)
 
-    def _foresee(self, request: Request, account: _Account, policy: Foreseeing) -> None:
-        account.foreseen = NOTHING
+    def _forecast(self, request: Request, account: _Account, policy: Forecasting) -> None:
+        account.forecast = NOTHING
         try:
-            account.foreseen = Foreseen(*policy.foreseen(request))
+            account.forecast = Forecast(*policy.forecast(request))
         except Exception as error:  # as above
             self._fault("what it foresaw", error)
 
@@ -243,4 +243,4 @@ def _say(request: Request, account: _Account, steps: int) -> Why:
         if len(waited) > 1:
             waited.sort(key=_seconds, reverse=True)
         account.told = tuple(waited)
-    return Why(account.told, account.foreseen or NOTHING, request.chunks, planned, planned - rows)
+    return Why(account.told, account.forecast or NOTHING, request.chunks, planned, planned - rows)

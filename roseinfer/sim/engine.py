@@ -16,7 +16,7 @@ from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.events import Event
-from roseinfer.sched.offload import Offloading
+from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.policy import Decision, Policy, Promising, View
 from roseinfer.sched.registry import make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
@@ -106,7 +106,7 @@ class SimulatedEngine:
             num_host_blocks=machine.num_host_blocks,
         )
         belief = machine.belief
-        copies = Offloading.beside(options_of(scheduler), self.estimates, belief.load_s, belief.store_s)
+        copies = OffloadCosts.beside(options_of(scheduler), self.estimates, belief.load_s, belief.store_s)
         self.core = EngineCore(
             Scheduler(scheduler, kv, self.policy, machine.max_model_len, limits, offloading=copies),
             self.runner,

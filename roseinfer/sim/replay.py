@@ -21,7 +21,7 @@ from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.engine.record import NO_TOKEN
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.offload import Offloading
+from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import make_policy, options_of, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 
@@ -297,7 +297,7 @@ def replay(
     options = options_of(scheduler)
     estimates = estimates or Estimates.of(options, experts=setup.experts)
     policy = make_policy(scheduler, estimates)
-    copies = Offloading.beside(options, estimates, setup.load_s, setup.store_s)
+    copies = OffloadCosts.beside(options, estimates, setup.load_s, setup.store_s)
     core = EngineCore(
         Scheduler(scheduler, kv, policy, setup.max_model_len, limits, offloading=copies),
         runner,

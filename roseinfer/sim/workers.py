@@ -6,7 +6,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from roseinfer.core.interrupts import kept_from_children
+from roseinfer.core.interrupts import sigint_blocked
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def processes(count: int) -> Iterator[ProcessPoolExecutor]:
 class _Pool(ProcessPoolExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
         """Processes that it starts have SIGINT blocked from the beginning, where they are forked."""
-        with kept_from_children():
+        with sigint_blocked():
             return super().submit(fn, *args, **more)
 
 

@@ -47,7 +47,7 @@ def said(monkeypatch: pytest.MonkeyPatch, **how: Any) -> list[str]:
 
 def test_each_line_is_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [json.loads(line) for line in said(monkeypatch, as_json=True, engine=1)]
-    assert logs.json_is_on()
+    assert logs.logs_json()
     assert [line["message"] for line in lines] == ["two\nlines of text", "request ended", "it failed"]
     assert all(line["logger"] == "roseinfer.x" and line["engine"] == 1 for line in lines)
     assert (lines[1]["request"], lines[1]["e2e_ms"]) == ('a "name"', 1.5)
@@ -58,7 +58,7 @@ def test_each_line_is_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_text_is_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = said(monkeypatch, as_json=False)
     assert lines[0].endswith("INFO roseinfer.x: two") and lines[2].endswith("INFO roseinfer.x: request=...")
-    assert not logs.json_is_on()
+    assert not logs.logs_json()
 
 
 def test_an_engine_of_several_says_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

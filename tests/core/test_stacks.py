@@ -13,8 +13,8 @@ from roseinfer.core import stacks
 CHILD = """
 import os, sys
 from pathlib import Path
-from roseinfer.core.stacks import rank_stacks_path, tell_stacks
-tell_stacks(rank_stacks_path(Path(sys.argv[1]), 3, 1, os.getpid()))
+from roseinfer.core.stacks import rank_stacks_path, enable_stack_dumps
+enable_stack_dumps(rank_stacks_path(Path(sys.argv[1]), 3, 1, os.getpid()))
 def waits_there():
     print(flush=True)
     sys.stdin.read()

@@ -100,7 +100,7 @@ class FakeProcess:
         self.killed = True
         self.die("it was killed")
 
-    def ask_stacks(self) -> None:
+    def request_stack_dumps(self) -> None:
         self.asked += 1
 
     def stacks(self) -> str:

@@ -176,7 +176,7 @@ def test_a_topic_names_the_model_as_requests_do():
         (("--served-model-name", "a", "--kv-events-topic", "kv@pod@x"), "kv@pod@x"),
     ):
         given = serve.OPTIONS.read(parser.parse_args(["--model", "some/model", *events, *more]))
-        config = engine_config(serve.OPTIONS, given).of_engine(1, 2)
+        config = engine_config(serve.OPTIONS, given).for_engine(1, 2)
         assert config.kv_events.topic(config.model.model) == topic
 
 
@@ -215,9 +215,9 @@ def test_options_that_lead_nowhere_are_refused():
 
 def test_engines_of_one_server_have_ports_of_their_own():
     config = make_engine_config(kv_events_endpoint="tcp://[::1]:5557", kv_events_replay_endpoint="tcp://127.0.0.1:5559")
-    second = config.of_engine(1, 2).kv_events
+    second = config.for_engine(1, 2).kv_events
     assert (second.endpoint, second.replay_endpoint, second.rank) == ("tcp://[::1]:5558", "tcp://127.0.0.1:5560", 1)
     with pytest.raises(ConfigError, match="3 engines take 3 ports"):
-        config.of_engine(0, 3)
+        config.for_engine(0, 3)
     with pytest.raises(ConfigError, match="must be tcp"):
-        make_engine_config(kv_events_endpoint="tcp://127.0.0.1:65535").of_engine(1, 2)
+        make_engine_config(kv_events_endpoint="tcp://127.0.0.1:65535").for_engine(1, 2)

@@ -13,13 +13,13 @@ from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.drafter import Drafter
-from roseinfer.sched.offload import Offloading
+from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from tests.helpers.fake_runner import FakeRunner
 
 EOS = 3
-ALWAYS = Offloading(CostModel(CostParams(token_s=1.0), fit=False), learns=False)
+ALWAYS = OffloadCosts(CostModel(CostParams(token_s=1.0), fit=False), learns=False)
 
 
 def make_core(
@@ -35,7 +35,7 @@ def make_core(
     engine: type[EngineCore] = EngineCore,
     guides: GuideFactory | None = None,
     num_host_blocks: int = 0,
-    offloading: Offloading | None = None,
+    offloading: OffloadCosts | None = None,
     **scheduler: object,
 ) -> EngineCore:
     """With blocks in host memory, whatever is there is loaded, unless `offloading` says what it costs."""

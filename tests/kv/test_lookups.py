@@ -4,7 +4,7 @@ import pytest
 
 from roseinfer.core.request import Request
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.kv.blocks import Chain, Entry
+from roseinfer.kv.blocks import Chain, IndexEntry
 from roseinfer.kv.manager import KvManager
 from tests.helpers.engines import add, gather, make_core
 
@@ -18,7 +18,7 @@ class Counts:
         self.entries = self.digests = 0
         entry = Chain.entry
 
-        def counted(chain: Chain, tokens: list[int], index: int) -> Entry:
+        def counted(chain: Chain, tokens: list[int], index: int) -> IndexEntry:
             self.entries += 1
             return entry(chain, tokens, index)
 

@@ -149,10 +149,10 @@ def test_other_devices_are_not_priced(given: dict[str, object]) -> None:
 
 def test_each_of_several_engines_has_its_factor(cost: str) -> None:
     config = config_of(cost, slow="1,1.5")
-    assert [config.of_engine(engine, 2).priced.slow_list for engine in (0, 1)] == [(1.0,), (1.5,)]
-    assert config_of(cost).of_engine(1, 2).priced == config_of(cost).priced
+    assert [config.for_engine(engine, 2).priced.slow_list for engine in (0, 1)] == [(1.0,), (1.5,)]
+    assert config_of(cost).for_engine(1, 2).priced == config_of(cost).priced
     with pytest.raises(ConfigError, match="slow: 2 factors were given for 3 engines"):
-        config.of_engine(0, 3)
+        config.for_engine(0, 3)
 
 
 def test_log_probabilities_are_refused(cost: str) -> None:

@@ -5,11 +5,11 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roseinfer.kv.blocks import Entry, PrefixIndex, root_key
+from roseinfer.kv.blocks import IndexEntry, PrefixIndex, root_key
 from roseinfer.kv.events import CPU, GPU, BlockStored, KvEvents
 from tests.property.test_kv_host import Driver
 
-Held = dict[tuple[bytes, str], Entry]
+Held = dict[tuple[bytes, str], IndexEntry]
 
 
 def apply(held: Held, events: KvEvents) -> None:
@@ -17,7 +17,7 @@ def apply(held: Held, events: KvEvents) -> None:
         if isinstance(event, BlockStored):
             assert (event.key, event.medium) not in held
             parent = root_key("") if event.parent is None else event.parent
-            held[event.key, event.medium] = Entry(event.key, parent, event.tokens)
+            held[event.key, event.medium] = IndexEntry(event.key, parent, event.tokens)
         else:
             del held[event.key, event.medium]
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sched.offload import Offloading
+from roseinfer.sched.offload import OffloadCosts
 from tests.property.test_engine import assert_same, fits, make_jobs, policies, run, run_at_ease
 
 EXPENSIVE = CostParams(token_s=1.0)
 
 
-def offloading(copy_s: float) -> Offloading:
+def offloading(copy_s: float) -> OffloadCosts:
     """Loads always pay; a step without prompts has time for 5 ms of copies."""
-    return Offloading(CostModel(EXPENSIVE, fit=False), False, copy_s, copy_s)
+    return OffloadCosts(CostModel(EXPENSIVE, fit=False), False, copy_s, copy_s)
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
@@ -57,5 +57,5 @@ def test_who_is_loaded_and_not_let_start_holds_up_nobody() -> None:
     jobs = make_jobs(random.Random(90593), count=10, longest=20)
     options = {"scheduling_policy": "qoserve", "max_num_seqs": 1, "max_num_batched_tokens": 8, "reserve": 1}
     sizes = {"num_blocks": 27, "block_size": 1, "num_host_blocks": 58}
-    got = run(jobs, fail_on_token=7, depth=1, offloading=Offloading(), **sizes, **options)
+    got = run(jobs, fail_on_token=7, depth=1, offloading=OffloadCosts(), **sizes, **options)
     assert_same(run_at_ease(jobs, 7), got)

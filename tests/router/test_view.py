@@ -75,7 +75,7 @@ def test_prompts_get_a_minimum_share_of_a_full_engine() -> None:
 
 
 def test_the_engine_s_margin_is_not_available() -> None:
-    full = promise(keep=0.8, busy=0.3, weights=0.1, arriving=0.2)
+    full = promise(usable_share=0.8, busy=0.3, weights=0.1, arriving=0.2)
     found = view(full).forecast(RoutingRequest(100, ttft_left_s=1.0), 10.0, 0)
     assert found.utilisation == pytest.approx(0.6 / 0.8)
     assert found.ttft_s == pytest.approx(0.010 + 0.010 / 0.5)

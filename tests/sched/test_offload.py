@@ -9,7 +9,7 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, Work, work_of
 from roseinfer.sched.events import StepDone
-from roseinfer.sched.offload import Offloading
+from roseinfer.sched.offload import OffloadCosts
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import FakeRunner
 
@@ -31,8 +31,8 @@ def engine(**options: object) -> EngineCore:
     )
 
 
-def priced(load_s: float, store_s: float = 0.0) -> Offloading:
-    return Offloading(CostModel(FIXED, fit=False), False, load_s, store_s)
+def priced(load_s: float, store_s: float = 0.0) -> OffloadCosts:
+    return OffloadCosts(CostModel(FIXED, fit=False), False, load_s, store_s)
 
 
 def run(core: EngineCore, name: str, prompt: list[int], **params: object) -> Collected:
@@ -229,7 +229,7 @@ def test_a_request_whose_load_is_taken_back_waits_as_before() -> None:
     core.scheduler.offload.load_s = 0.0
     add(core, "c", PROMPT, max_tokens=3, ignore_eos=True, seed=1)
     (request,) = core.scheduler.waiting
-    hosts = core.scheduler.seating.hosts_behind(request, 0)
+    hosts = core.scheduler.seating.host_blocks_after(request, 0)
     core.scheduler.offload.begin(request, hosts)
     assert not core.scheduler.waiting.ready()
     assert core.scheduler.offload.reclaim(loads=True)
@@ -270,7 +270,7 @@ class Noted(CostModel):
 def test_copies_are_not_taken_for_rows(copies_first: bool) -> None:
     """Nor is it told of steps that copies beside the rows made as long as they were."""
     cost, seen = Noted(), []
-    core = engine(runner=Timed(0.003, copies_first=copies_first), offloading=Offloading(cost, True, 1e-6, 1e-6))
+    core = engine(runner=Timed(0.003, copies_first=copies_first), offloading=OffloadCosts(cost, True, 1e-6, 1e-6))
     core.scheduler.policy.observe = seen.append
     keep(core, PROMPT)
     run(core, "c", PROMPT)

@@ -20,7 +20,7 @@ from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.events import Ended
 from roseinfer.sched.lengths.estimators import OracleLengths
-from roseinfer.sched.policies.common.ledger import Batch, Track
+from roseinfer.sched.policies.common.ledger import TpotBatch, Track
 from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
@@ -119,7 +119,7 @@ def test_who_has_no_token_deadline_leaves_a_step_unlimited() -> None:
 
 def test_sums_over_a_batch_stay_true_while_requests_come_and_go() -> None:
     rng = random.Random(0)
-    batch, inside = Batch(lambda tpot_s: 0.02), []
+    batch, inside = TpotBatch(lambda tpot_s: 0.02), []
     for number in range(2000):
         if inside and rng.random() < (0.45 if number < 1500 else 1.0):
             batch.remove(inside.pop(rng.randrange(len(inside))))

@@ -77,7 +77,7 @@ def test_a_policy_without_objectives_promises_counts_alone() -> None:
 def test_an_idle_slack_engine_says_what_steps_cost() -> None:
     found = Engine().promise()
     assert found.cost_s == (0.010, 0.001, 0.001, 1e-5)
-    assert (found.keep, found.smallest_s, found.busy, found.weights, found.step_s) == (1.0, inf, 0.0, 0.0, 0.0)
+    assert (found.usable_share, found.smallest_s, found.busy, found.weights, found.step_s) == (1.0, inf, 0.0, 0.0, 0.0)
     assert found.free_seats == 4
 
 
@@ -110,7 +110,7 @@ def test_requests_that_run_are_what_their_objectives_ask_for() -> None:
     assert found.weights == pytest.approx((0.001 + 1e-5 * 350) / 0.1)
     request = next(r for r in engine.scheduler.running.values() if r.prompt_len == 300)
     assert found.fill_tokens == request.remaining > 0
-    assert 0 < found.arriving <= 0.35 and found.keep == pytest.approx(0.98)
+    assert 0 < found.arriving <= 0.35 and found.usable_share == pytest.approx(0.98)
     left = [100 - r.num_outputs for r in engine.scheduler.running.values()]
     assert found.growth_blocks == pytest.approx((sum(left) + request.remaining) / 16, abs=1.0)
     assert found.blocks == 1000

@@ -12,7 +12,7 @@ from roseinfer.core.slo import Rejection
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.events import Event
 from roseinfer.sched.policies.fifo import FifoPolicy
-from roseinfer.sched.policy import Decision, Refusal, Unconditional, Verdict, View
+from roseinfer.sched.policy import Decision, FallbackDecision, RejectedRequest, Verdict, View
 from roseinfer.sched.prefill import PrefillOptions
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 
@@ -32,7 +32,7 @@ class Asked:
         """Learns nothing."""
 
 
-class Answers(Unconditional):
+class Answers(FallbackDecision):
     """A decision some of whose answers are given."""
 
     def __init__(
@@ -44,8 +44,8 @@ class Answers(Unconditional):
     ) -> None:
         self._rows, self._starts, self._refused, self._victim = rows, starts, refused, victim
 
-    def rejections(self) -> Iterable[Refusal]:
-        return (Refusal(request, TOO_LATE) for request in self._refused)
+    def rejections(self) -> Iterable[RejectedRequest]:
+        return (RejectedRequest(request, TOO_LATE) for request in self._refused)
 
     def select(self, running: Sequence[Request]) -> Iterable[Request]:
         return running if self._rows is None else self._rows
@@ -73,12 +73,12 @@ def stranger(name: str = "nobody") -> Request:
 
 # --- what goes out ----------------------------------------------------------------------------------------------
 def test_a_policy_that_walks_the_queue_lazily_and_turns_some_away_is_fine() -> None:
-    class Shedding(Unconditional):
+    class Shedding(FallbackDecision):
         def __init__(self, view: View) -> None:
             self._view = view
 
-        def rejections(self) -> Iterable[Refusal]:
-            return (Refusal(request, TOO_LATE) for request in self._view.waiting() if len(request.tokens) > 4)
+        def rejections(self) -> Iterable[RejectedRequest]:
+            return (RejectedRequest(request, TOO_LATE) for request in self._view.waiting() if len(request.tokens) > 4)
 
     core = decided_by(Shedding)
     for i in range(6):
@@ -95,7 +95,7 @@ def test_what_a_policy_is_shown_does_not_change_under_its_hands() -> None:
     def decide(view: View) -> Decision:
         running, waiting = view.running, view.waiting()
         seen.append((running, [r.request_id for r in running], waiting, [r.request_id for r in waiting]))
-        return Unconditional()
+        return FallbackDecision()
 
     core = decided_by(decide, max_num_seqs=2)
     for name in "abcd":
@@ -178,7 +178,7 @@ def test_who_has_begun_is_not_turned_away() -> None:
     assert [done[f"waits:{i}"].reason for i in range(2)] == [FinishReason.REJECTED] * 2
     # The row, the stranger, the sample whose prompt is computed, then the same again and the one that has just ended.
     assert faults(core) == 5
-    core.scheduler.policy = Asked(lambda view: Unconditional())
+    core.scheduler.policy = Asked(lambda view: FallbackDecision())
     run_dry(core, done)
     assert [len(done[f"runs:{i}"].tokens) for i in range(2)] == [4, 4]
 
@@ -230,7 +230,7 @@ def test_a_rejection_is_told_also_if_no_seat_and_no_token_is_left() -> None:
 def test_fifo_admits_nobody_behind_one_that_has_to_wait() -> None:
     """`STOP` ends the step's admission also between samples of one request."""
 
-    class Two(Unconditional):
+    class Two(FallbackDecision):
         def __init__(self) -> None:
             self._left = 2
 

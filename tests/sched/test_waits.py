@@ -9,12 +9,12 @@ from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Rejection, Slo
-from roseinfer.core.why import Foreseen, Why
+from roseinfer.core.why import Forecast, Why
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.sched.events import Event
 from roseinfer.sched.policies.common.planned import PlannedDecision
-from roseinfer.sched.policy import Decision, Refusal, View
+from roseinfer.sched.policy import Decision, RejectedRequest, View
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 from tests.helpers.guides import ArithmeticBlueprint, ArithmeticGuides
 
@@ -98,7 +98,7 @@ def test_it_is_said_with_the_first_token_and_with_the_end() -> None:
     assert whys == [
         Why((), chunks=1, steps=1),
         Why((), chunks=1, steps=3),
-        *[Why(waited, Foreseen(), 1, n) for n in (1, 2)],
+        *[Why(waited, Forecast(), 1, n) for n in (1, 2)],
     ]
 
 
@@ -248,7 +248,7 @@ class Scripted:
     def begin(self, view: View) -> Decision:
         waiting = list(view.waiting())
         starts = [] if view.running or not waiting else [waiting[-1]]
-        refusals = [Refusal(r, Rejection("ttft", 9.0)) for r in waiting if r.request_id in self.refuse]
+        refusals = [RejectedRequest(r, Rejection("ttft", 9.0)) for r in waiting if r.request_id in self.refuse]
         chunks = {request.request_id: 100 for request in [*view.running, *starts]}
         named = self._explain(view)
         explained = [(r, named[r.request_id]) for r in waiting if r.request_id in named]
@@ -257,9 +257,9 @@ class Scripted:
     def observe(self, event: Event) -> None:
         pass
 
-    def foreseen(self, request: Request) -> Foreseen:
+    def forecast(self, request: Request) -> Forecast:
         self.asked.append(request.request_id)
-        return Foreseen(len(self.asked) * 1.0)
+        return Forecast(len(self.asked) * 1.0)
 
 
 class ScriptedDecision(PlannedDecision):
@@ -267,10 +267,10 @@ class ScriptedDecision(PlannedDecision):
         super().__init__(rows, chunks, starts, refusals)
         self._explained, self._line = explained, line
 
-    def waits(self) -> Iterable[tuple[Request, Cause]]:
+    def wait_causes(self) -> Iterable[tuple[Request, Cause]]:
         return self._explained
 
-    def line(self) -> Cause:
+    def default_cause(self) -> Cause:
         return self._line
 
 
@@ -312,15 +312,15 @@ def test_what_a_policy_foresaw_is_asked_once() -> None:
     while core.busy:
         turn(core, done)
     assert sorted(policy.asked) == ["a:0", "b:0", "c:0"]
-    assert sorted(why_of(each).foreseen.ttft_s for each in done.values()) == [1.0, 2.0, 3.0]
+    assert sorted(why_of(each).forecast.ttft_s for each in done.values()) == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("broken", ["waits", "line", "foreseen"])
+@pytest.mark.parametrize("broken", ["wait_causes", "default_cause", "forecast"])
 def test_a_policy_that_cannot_explain_itself_stops_nothing(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Any:
         raise KeyError("no such thing")
 
-    monkeypatch.setattr(Scripted if broken == "foreseen" else ScriptedDecision, broken, fail)
+    monkeypatch.setattr(Scripted if broken == "forecast" else ScriptedDecision, broken, fail)
     core = scripted(Scripted(lambda view: {}))
     fill(core, "a", 2, 2)
     fill(core, "b", 2, 2)

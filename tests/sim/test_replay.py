@@ -20,7 +20,7 @@ from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.offload import Offloading
+from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.machine import END, ExpectedRunner
@@ -65,7 +65,7 @@ def record(
         num_host_blocks=machine.num_host_blocks,
     )
     known = estimates()
-    copies = Offloading.beside(options_of(scheduler), known, machine.cost.load_s, machine.cost.store_s)
+    copies = OffloadCosts.beside(options_of(scheduler), known, machine.cost.load_s, machine.cost.store_s)
     policy = make_policy(scheduler, known)
     core = RecordingCore(
         Recorder(path),

@@ -202,7 +202,7 @@ class PricedConfig:
         """A factor for each engine; empty if none were given."""
         return positive_numbers("slow", self.slow)
 
-    def of_engine(self, engine: int, engines: int) -> "PricedConfig":
+    def for_engine(self, engine: int, engines: int) -> "PricedConfig":
         """What the engine of this number is to be given. Raises `ConfigError` unless there are as many factors."""
         factors = self.slow_list
         if not factors:
@@ -231,11 +231,11 @@ class EngineConfig:
         if self.kv_events.kv_events_endpoint is not None and not self.cache.enable_prefix_caching:
             raise ConfigError("kv_events_endpoint needs enable_prefix_caching: without it no block is found again")
 
-    def of_engine(self, engine: int, engines: int) -> "EngineConfig":
+    def for_engine(self, engine: int, engines: int) -> "EngineConfig":
         """Of the engine of this number, counted from 0. Raises `ConfigError` if what differs between them is not said
         of all.
         """
-        priced, kv_events = self.priced.of_engine(engine, engines), self.kv_events.of_engine(engine, engines)
+        priced, kv_events = self.priced.for_engine(engine, engines), self.kv_events.for_engine(engine, engines)
         return replace(self, priced=priced, kv_events=kv_events, engines=engines)
 
 

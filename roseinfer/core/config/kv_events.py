@@ -51,7 +51,7 @@ class KvEventsConfig:
             return self.kv_events_topic
         return f"kv@{self.endpoint.removeprefix('tcp://')}@{self.served_name or model}"
 
-    def of_engine(self, engine: int, engines: int) -> "KvEventsConfig":
+    def for_engine(self, engine: int, engines: int) -> "KvEventsConfig":
         """Of the engine of this number. Raises `ConfigError` if ports of `engines` engines are the same."""
         ports = [_zmq_port(each) for each in (self.kv_events_endpoint, self.kv_events_replay_endpoint) if each]
         if len(ports) == 2 and abs(ports[0] - ports[1]) < engines:

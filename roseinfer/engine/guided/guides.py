@@ -15,7 +15,7 @@ from roseinfer.core.errors import CONSTRAINT_TOO_SLOW, NO_TOKEN_ALLOWED, Invalid
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import GuideStats, RequestOutput
 from roseinfer.core.plan import StepPlan, TokenMasks
-from roseinfer.core.request import request_of
+from roseinfer.core.request import request_id_of
 from roseinfer.engine.guided.mask_budget import FREE_ROW_S, SHORT_CALL_S, HostClock, MaskBudget, Timer
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class GuidedSequences:
                 continue
             if end is not None:
                 del live[name]
-            elif token_ids and not (too_slow and request_of(name) in too_slow):
+            elif token_ids and not (too_slow and request_id_of(name) in too_slow):
                 try:
                     if guide.advance(token_ids):
                         ends.append(GuideEnd(name))
@@ -198,7 +198,7 @@ class GuidedSequences:
                     ends.append(_failed(name, error))
                 now_s = wall_s()
                 if now_s - last_s > SHORT_CALL_S:
-                    too_slow.update(self._budget.charge(request_of(name), min(now_s - last_s, timer.lap_s())))
+                    too_slow.update(self._budget.charge(request_id_of(name), min(now_s - last_s, timer.lap_s())))
                 last_s = now_s
         self._advanced_s += last_s - began_s
         return ends + self._end_slow(too_slow)
@@ -209,7 +209,7 @@ class GuidedSequences:
         too_slow: set[str] = set()
         for name, token_ids in said:
             guide = self.live.get(name)
-            if guide is None or request_of(name) in too_slow:
+            if guide is None or request_id_of(name) in too_slow:
                 continue
             try:
                 if self._repeat(name, guide, token_ids, too_slow):
@@ -235,8 +235,8 @@ class GuidedSequences:
                 return True
             took_s = timer.lap_s()
             if took_s > SHORT_CALL_S:
-                too_slow.update(self._budget.charge(request_of(name), took_s))
-                if request_of(name) in too_slow:
+                too_slow.update(self._budget.charge(request_id_of(name), took_s))
+                if request_id_of(name) in too_slow:
                     return False
         return False
 
@@ -298,7 +298,7 @@ class GuidedSequences:
             name, guide = asking[at]
             if not source.halted and not guide.edits:
                 continue
-            if too_slow and request_of(name) in too_slow:
+            if too_slow and request_id_of(name) in too_slow:
                 continue
             try:
                 if source.failed:
@@ -328,7 +328,7 @@ class GuidedSequences:
         """`_compute` from source `at` on, one request after the other, each charged with what its masks took."""
         assert self.guides is not None
         too_slow: set[str] = set()
-        owners = [request_of(name) for name, _ in asking]
+        owners = [request_id_of(name) for name, _ in asking]
         timer = Timer(self._clock)
         while at < len(sources):
             owner, stop = owners[at], at + 1
@@ -348,8 +348,8 @@ class GuidedSequences:
         """End all sequences of these requests."""
         if not request_ids:
             return []
-        names = [name for name in self.live if request_of(name) in request_ids]
-        ended = sorted({request_of(name) for name in names})
+        names = [name for name in self.live if request_id_of(name) in request_ids]
+        ended = sorted({request_id_of(name) for name in names})
         self._too_slow += len(ended)
         log.warning("requests %s ended: their constraints take too much time", ", ".join(ended))
         return [GuideEnd(name, _TOO_SLOW) for name in names]

@@ -3,8 +3,8 @@
     seconds = rho * (c0 + cp * Np + ca * X + cd * Nd + ck * K + cb * B + ce * R)
 
 Recursive least squares learn the shape; `rho` follows the present speed, a change by more than noise within 4 steps
-(`Speed`). Steps that verify drafts are not learnt from: such a row is neither a prompt chunk nor a decode, and the
-constants of these would drift to explain it.
+(`SpeedTracker`). Steps that verify drafts are not learnt from: such a row is neither a prompt chunk nor a decode, and
+the constants of these would drift to explain it.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import median
 
 from roseinfer.sched.cost.params import CostParams, Work
-from roseinfer.sched.cost.speed import Speed, Stalls, StallStats
+from roseinfer.sched.cost.speed import SpeedTracker, StallDetector, StallStats
 
 # What one unit of each feature is scaled by, so that those of a busy step are about 1. Experts: by their number.
 _SCALES = (1.0, 512.0, 131_072.0, 64.0, 32_768.0, 16_384.0)
@@ -41,8 +41,8 @@ class CostModel:
             self.params = replace(start, token_s=_LEAST_TOKEN_S)
         self.errors: deque[float] = deque(maxlen=256)  # relative, signed, before each update
         self._fit = fit
-        self._speed = Speed()
-        self._stalls = Stalls()
+        self._speed = SpeedTracker()
+        self._stalls = StallDetector()
         experts = start.experts
         self._scales = _SCALES if experts is None else (*_SCALES, float(experts.count))
         self._weights = [value * scale for value, scale in zip(start.values(), self._scales, strict=True)]

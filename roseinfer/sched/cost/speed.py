@@ -23,7 +23,7 @@ _SHARE_GAIN = 1 / 64
 _SETTLED = 50  # steps, before which a model that has just begun to learn is wrong more often than a machine stalls
 
 
-class Speed:
+class SpeedTracker:
     """`rho`: seconds that steps take per second of the fitted shape. `level` is what jumped of it: the shape is fitted
     to seconds / level, so that a machine that is slow for a while does not bend it.
 
@@ -72,7 +72,7 @@ class StallStats:
     longest_s: float = 0.0
 
 
-class Stalls:
+class StallDetector:
     """Steps that took far longer than they should have, while those around them did not."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from roseinfer.core.request import Request, Status
-from roseinfer.sched.lengths.predictions import Pair, Record, Records, middle_of
+from roseinfer.sched.lengths.predictions import LengthPair, SourceRecord, SourceRecords, middle_of
 
 SIZE = 4000
 _START = [16 + round(i * (1023 - 16) / 31) for i in range(32)]
@@ -127,7 +127,7 @@ class CalibratedLengths:
 
     def __init__(self, otherwise: EcdfLengths) -> None:
         self._otherwise = otherwise
-        self._records = Records()
+        self._records = SourceRecords()
         self._live: dict[str, Request] = {}  # those that were asked for, and may have ended otherwise
         self._tidy_at = _LEAST_TIDY
         self._ended = 0
@@ -176,7 +176,7 @@ class CalibratedLengths:
         """Whether enough requests of its source have ended to tell what its prediction is worth."""
         return self._records.known(request.hinted, request.tenant)
 
-    def _record(self, request: Request) -> Record:
+    def _record(self, request: Request) -> SourceRecord:
         return self._records.of(request.hinted, request.tenant)
 
     def _beyond(self, request: Request, outputs: int) -> float:
@@ -202,7 +202,7 @@ class CalibratedLengths:
     def _see_running(self) -> None:
         self._tidy()
         running = [one for one in self._live.values() if one.num_outputs]
-        self._records.see_running([(one.hinted, one.tenant, Pair(said(one), one.num_outputs)) for one in running])
+        self._records.see_running([(one.hinted, one.tenant, LengthPair(said(one), one.num_outputs)) for one in running])
 
 
 def said(request: Request) -> float:

@@ -21,26 +21,26 @@ _CLEARLY = 2.0  # times the variance that chance gives
 _LEAST_SHARE = 0.05  # of those alike that have ended, before one that runs says anything
 
 
-class Pair(NamedTuple):
+class LengthPair(NamedTuple):
     """Output tokens."""
 
     predicted: float
     actual: float
 
 
-class Moments:
+class WeightedMoments:
     """Weighted sums of pairs, each with the weight `share` * predicted: what long requests take is what counts, and
     under overload those that end are mostly short.
     """
 
     __slots__ = ("w", "ww", "x", "xx", "xy", "y", "yy")
 
-    def __init__(self, pairs: Iterable[tuple[Pair, float]] = ()) -> None:
+    def __init__(self, pairs: Iterable[tuple[LengthPair, float]] = ()) -> None:
         self.w = self.ww = self.x = self.y = self.xx = self.xy = self.yy = 0.0
         for pair, share in pairs:
             self.add(pair, share)
 
-    def add(self, pair: Pair, share: float) -> None:
+    def add(self, pair: LengthPair, share: float) -> None:
         x, y = pair
         w = share * x
         self.w += w
@@ -51,15 +51,15 @@ class Moments:
         self.xy += w * x * y
         self.yy += w * y * y
 
-    def with_at_most_as_many(self, other: "Moments") -> "Moments":
+    def with_at_most_as_many(self, other: "WeightedMoments") -> "WeightedMoments":
         """Both, `other` scaled down to the weight that this has."""
-        share, found = min(1.0, self.w / other.w) if other.w > 0 else 0.0, Moments()
+        share, found = min(1.0, self.w / other.w) if other.w > 0 else 0.0, WeightedMoments()
         for name in self.__slots__:
             setattr(found, name, getattr(self, name) + share * getattr(other, name))
         return found
 
 
-class Record:
+class SourceRecord:
     """Of one source: the last 256 pairs.
 
     Expected is mean + slope * (predicted - mean prediction): weighted least squares, with a normal prior (ridge) around
@@ -71,12 +71,12 @@ class Record:
     Short outputs end first, so those that have ended are too short. Requests that run make up for it (`see_running`).
     """
 
-    def __init__(self, parent: "Record | None" = None) -> None:
+    def __init__(self, parent: "SourceRecord | None" = None) -> None:
         self._parent = parent
-        self._newest: deque[Pair] = deque()
-        self._sorted: list[Pair] = []
-        self._ended = Moments()
-        self._outlived = Moments()
+        self._newest: deque[LengthPair] = deque()
+        self._sorted: list[LengthPair] = []
+        self._ended = WeightedMoments()
+        self._outlived = WeightedMoments()
         self._tables: dict[int, tuple[int, float, list[float]]] = {}  # bucket -> as of, shift, residuals
         self._centre = self._mean = self._spread = 0.0
         self._short = 0.0  # how much shorter than expected those that have ended are
@@ -88,7 +88,7 @@ class Record:
 
     def add(self, predicted: float, actual: float) -> None:
         """A request ended by itself."""
-        pair = Pair(predicted, actual)
+        pair = LengthPair(predicted, actual)
         self._newest.append(pair)
         self._ended.add(pair, 1.0)
         insort(self._sorted, pair)
@@ -98,15 +98,15 @@ class Record:
             del self._sorted[bisect_left(self._sorted, oldest)]
         self.seen += 1
         if self.seen % SIZE == 0:  # so that rounding errors do not add up
-            self._ended = Moments((pair, 1.0) for pair in self._newest)
+            self._ended = WeightedMoments((pair, 1.0) for pair in self._newest)
         self._fit()
 
-    def see_running(self, running: Iterable[Pair]) -> None:
+    def see_running(self, running: Iterable[LengthPair]) -> None:
         """All requests of this source that run: what was predicted, and how many tokens they have so far. They count
         until they are seen again, ended or not.
         """
         if self._sorted:
-            self._outlived = Moments(self._stand_for(running))
+            self._outlived = WeightedMoments(self._stand_for(running))
             self._fit()
 
     def expected(self, predicted: float) -> float:
@@ -143,14 +143,14 @@ class Record:
         self._spread = sqrt(variance)
         self._short = sum([self._line(said) - actual for said, actual in self._sorted]) / len(self._sorted)
 
-    def _stand_for(self, running: Iterable[Pair]) -> Iterable[tuple[Pair, float]]:
+    def _stand_for(self, running: Iterable[LengthPair]) -> Iterable[tuple[LengthPair, float]]:
         """What requests that run stand for, with shares: in the mean as if they and those like them had all ended."""
         for predicted, so_far in running:
             mean = max(1.0, self._line(predicted))
             spread = max(self._spread * sqrt(mean / max(1.0, self._mean)), 0.01 * mean)
             length, share = censored(so_far, mean, spread)
             if share > _LEAST_SHARE:
-                yield Pair(predicted, length), share
+                yield LengthPair(predicted, length), share
 
     # --- around it ----------------------------------------------------------------------------------------------
     def _table(self, predicted: float) -> tuple[float, list[float]]:
@@ -176,7 +176,7 @@ class Record:
         length = max(1.0, self._line(predicted))
         return shift, sorted([*found, *[length * share for share in _RESIDUALS]])
 
-    def _nearest(self, predicted: float) -> Sequence[Pair]:
+    def _nearest(self, predicted: float) -> Sequence[LengthPair]:
         pairs = self._sorted
         wanted = max(KNOWN, round(_NEAREST_SHARE * len(pairs)))
         if len(pairs) <= wanted:
@@ -190,17 +190,17 @@ class Record:
         return pairs[low:high]
 
 
-class Records:
+class SourceRecords:
     """One record for the server's predictor and one for each of the last tenants that hinted. What is believed of a
     tenant that is not known yet is what others proved worth when they were new.
     """
 
     def __init__(self) -> None:
-        self._server = Record()
-        self._newcomers = Record()
-        self._tenants: dict[str, Record] = {}  # the last that ended a request comes last
+        self._server = SourceRecord()
+        self._newcomers = SourceRecord()
+        self._tenants: dict[str, SourceRecord] = {}  # the last that ended a request comes last
 
-    def of(self, hinted: bool, tenant: str) -> Record:
+    def of(self, hinted: bool, tenant: str) -> SourceRecord:
         return self._tenants.get(tenant, self._newcomers) if hinted else self._server
 
     def known(self, hinted: bool, tenant: str) -> bool:
@@ -215,7 +215,7 @@ class Records:
             return
         record = self._tenants.pop(tenant, None)
         if record is None:
-            record = Record(self._newcomers)
+            record = SourceRecord(self._newcomers)
             if len(self._tenants) >= TENANTS:
                 del self._tenants[self._least()]
         self._tenants[tenant] = record
@@ -223,9 +223,11 @@ class Records:
             self._newcomers.add(predicted, actual)
         record.add(predicted, actual)
 
-    def see_running(self, running: Iterable[tuple[bool, str, Pair]]) -> None:
+    def see_running(self, running: Iterable[tuple[bool, str, LengthPair]]) -> None:
         """All requests that run: hinted, tenant, and what was predicted and is there."""
-        by_record: dict[Record, list[Pair]] = {record: [] for record in (self._server, *self._tenants.values())}
+        by_record: dict[SourceRecord, list[LengthPair]] = {
+            record: [] for record in (self._server, *self._tenants.values())
+        }
         for hinted, tenant, pair in running:
             by_record.setdefault(self.of(hinted, tenant), []).append(pair)
         for record, pairs in by_record.items():

@@ -10,8 +10,8 @@ from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.events import Ended, Event
-from roseinfer.sched.policies.common.rotation import Rotation
-from roseinfer.sched.policy import Decision, Refusal, Verdict, View
+from roseinfer.sched.policies.common.rotation import DecodeRotation
+from roseinfer.sched.policy import Decision, RejectedRequest, Verdict, View
 from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
 from roseinfer.sched.registry import register
 
@@ -25,11 +25,11 @@ class FifoPolicy:
         config: SchedulerConfig,
         options: PrefillOptions,
         known: Estimates | None = None,
-        rotation: Rotation | None = None,
+        rotation: DecodeRotation | None = None,
     ) -> None:
         self._config = config
         self._options = options
-        self._rotation = rotation or Rotation(options)
+        self._rotation = rotation or DecodeRotation(options)
 
     def begin(self, view: View) -> Decision:
         return FifoDecision(self._config, self._options, self._rotation, view)
@@ -42,7 +42,7 @@ class FifoPolicy:
 class FifoDecision:
     """One step. Other policies keep its answers but for the order of admission."""
 
-    def __init__(self, config: SchedulerConfig, options: PrefillOptions, rotation: Rotation, view: View) -> None:
+    def __init__(self, config: SchedulerConfig, options: PrefillOptions, rotation: DecodeRotation, view: View) -> None:
         self.budget = PrefillBudget(config, options, view)
         self._chunk_limit = options.long_prefill_token_threshold
         self._rotation = rotation
@@ -51,7 +51,7 @@ class FifoDecision:
     def token_budget(self) -> int:
         return self._view.token_budget
 
-    def rejections(self) -> Iterable[Refusal]:
+    def rejections(self) -> Iterable[RejectedRequest]:
         return ()
 
     def select(self, running: Sequence[Request]) -> Iterable[Request]:
@@ -73,8 +73,8 @@ class FifoDecision:
     def admit(self, request: Request) -> Verdict:
         return Verdict.ADMIT if self.budget.start(request) else Verdict.STOP
 
-    def waits(self) -> Iterable[tuple[Request, Cause]]:
+    def wait_causes(self) -> Iterable[tuple[Request, Cause]]:
         return ()  # all for what the first of them lacks
 
-    def line(self) -> Cause:
+    def default_cause(self) -> Cause:
         return self.budget.lacks

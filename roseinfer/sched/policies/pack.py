@@ -17,7 +17,7 @@ from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.events import Admitted, Ended, Event
-from roseinfer.sched.policies.common.rotation import Rotation
+from roseinfer.sched.policies.common.rotation import DecodeRotation
 from roseinfer.sched.policies.fifo import FifoDecision
 from roseinfer.sched.policy import Decision, View
 from roseinfer.sched.prefill import PrefillOptions, check_not_negative
@@ -43,7 +43,7 @@ class PackPolicy:
     def __init__(self, config: SchedulerConfig, options: PackOptions, known: Estimates | None = None) -> None:
         self._config = config
         self._options = options
-        self._rotation = Rotation(options)
+        self._rotation = DecodeRotation(options)
         self._steps = 0  # in which somebody waited, since the last that had to admit in order of arrival and did
         self._forced = False
         self.overdue = False  # the last choice was for one that has waited its turn, whatever else would have fitted
@@ -103,7 +103,7 @@ class PackPolicy:
 
 class PackDecision(FifoDecision):
     def __init__(
-        self, config: SchedulerConfig, options: PackOptions, rotation: Rotation, view: View, policy: PackPolicy
+        self, config: SchedulerConfig, options: PackOptions, rotation: DecodeRotation, view: View, policy: PackPolicy
     ) -> None:
         super().__init__(config, options, rotation, view)
         self._policy = policy
@@ -111,5 +111,5 @@ class PackDecision(FifoDecision):
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
         return [] if self.budget.closed else self._policy.choose(self, waiting)
 
-    def line(self) -> Cause:
-        return Cause.QUEUE if self._policy.overdue and not self.budget.closed else super().line()
+    def default_cause(self) -> Cause:
+        return Cause.QUEUE if self._policy.overdue and not self.budget.closed else super().default_cause()

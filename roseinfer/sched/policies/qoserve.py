@@ -20,8 +20,8 @@ from roseinfer.sched.cost.params import Work, work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.events import Ended, Event, Queued, StepDone
 from roseinfer.sched.policies.common.ledger import (
-    Batch,
-    Ledger,
+    RequestStages,
+    TpotBatch,
     Track,
     e2e_deadline_s,
     e2e_pace_s,
@@ -49,9 +49,9 @@ class QoServePolicy:
     def __init__(self, config: SchedulerConfig, options: QoServeOptions, known: Estimates) -> None:
         self._cost = known.cost
         self._lengths = known.lengths
-        self._ledger = Ledger()
+        self._ledger = RequestStages()
         self._paced: dict[str, float] = {}  # request -> tokens behind which its pace to the deadline is set anew
-        self._batch = Batch(lambda tpot_s: MARGIN)
+        self._batch = TpotBatch(lambda tpot_s: MARGIN)
         self._unseen: list[Track] = []  # decode, and their first token is still on its way
         self._seats = config.max_running
         self._budget_s = inf

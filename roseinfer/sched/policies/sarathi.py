@@ -11,7 +11,7 @@ from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.request import Request
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.events import Ended, Event
-from roseinfer.sched.policies.common.rotation import Rotation
+from roseinfer.sched.policies.common.rotation import DecodeRotation
 from roseinfer.sched.policies.fifo import FifoDecision
 from roseinfer.sched.policy import Decision, Verdict, View
 from roseinfer.sched.prefill import PrefillOptions
@@ -36,7 +36,7 @@ class SarathiPolicy:
     def __init__(self, config: SchedulerConfig, options: SarathiOptions, known: Estimates | None = None) -> None:
         self._config = config
         self._options = options
-        self._rotation = Rotation(options)
+        self._rotation = DecodeRotation(options)
 
     def begin(self, view: View) -> Decision:
         return SarathiDecision(self._config, self._options, self._rotation, view)
@@ -49,7 +49,7 @@ class SarathiPolicy:
 class SarathiDecision(FifoDecision):
     """FIFO, but prompt tokens stop when the step holds `sarathi_token_budget` tokens."""
 
-    def __init__(self, config: SchedulerConfig, options: SarathiOptions, rotation: Rotation, view: View) -> None:
+    def __init__(self, config: SchedulerConfig, options: SarathiOptions, rotation: DecodeRotation, view: View) -> None:
         super().__init__(config, options, rotation, view)
         self._left = options.sarathi_token_budget - len(view.running)
 

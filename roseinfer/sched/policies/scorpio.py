@@ -25,9 +25,9 @@ from roseinfer.core.slo import Cause, Rejection
 from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
 from roseinfer.sched.events import Ended, Event, Queued, StepDone
-from roseinfer.sched.policies.common.ledger import SHORTEST_S, Ledger, Track, latest_first_token_s
-from roseinfer.sched.policies.common.planned import ExplainedDecision, Named
-from roseinfer.sched.policy import Decision, Refusal, View, rejectable
+from roseinfer.sched.policies.common.ledger import MIN_OBJECTIVE_S, RequestStages, Track, latest_first_token_s
+from roseinfer.sched.policies.common.planned import CauseUpdates, ExplainedDecision
+from roseinfer.sched.policy import Decision, RejectedRequest, View, rejectable
 from roseinfer.sched.registry import register
 
 EARNED = 1 - 1e-9  # ten additions of 0.1 stay below 1
@@ -109,10 +109,10 @@ class ScorpioPolicy:
         self._seats = config.max_running
         self._cost = known.cost
         self._lengths = known.lengths
-        self._ledger = Ledger()
+        self._ledger = RequestStages()
         self._admitted = 0
         self._batch = VirtualBatch()
-        self._named = Named()
+        self._named = CauseUpdates()
 
     def stats(self) -> PolicyStats:
         live, cost = self._ledger.decoding or self._ledger.filling, self._cost
@@ -121,7 +121,7 @@ class ScorpioPolicy:
 
     def observe(self, event: Event) -> None:
         track = self._ledger.observe(event)
-        if track is not None and isinstance(event, Queued) and not track.request.begun:
+        if track is not None and isinstance(event, Queued) and not track.request.has_run:
             self._bound_whole(track)
         elif isinstance(event, StepDone):
             self._cost.observe(work_of(event.plan.rows), event.duration_s)
@@ -159,10 +159,10 @@ class ScorpioPolicy:
         request = track.request
         due_s = latest_first_token_s(request, self._lengths.total(request), self._cost.params)
         track.due_s = min(track.due_s, due_s)
-        track.ttft_s = min(track.ttft_s, max(SHORTEST_S, due_s - request.arrival_s))
+        track.ttft_s = min(track.ttft_s, max(MIN_OBJECTIVE_S, due_s - request.arrival_s))
 
     # --- TTFT guard ---------------------------------------------------------------------------------------------
-    def _guard_ttft(self, view: View) -> tuple[list[Refusal], list[Track]]:
+    def _guard_ttft(self, view: View) -> tuple[list[RejectedRequest], list[Track]]:
         """Least deadline first; a lower bound of the wait, since running decodes are ignored."""
         rejections, kept, ahead_s = [], [], 0.0
         ready = [self._ledger.waiting[each.request_id] for lead in view.waiting() for each in view.members(lead)]
@@ -173,13 +173,15 @@ class ScorpioPolicy:
                 waited = view.now_s - track.request.arrival_s
                 cause = _stands_against(track, view, own_s)
                 rejection = Rejection(track.first_objective, waited + first_s, cause)
-                rejections.append(Refusal(track.request, rejection))
+                rejections.append(RejectedRequest(track.request, rejection))
             else:
                 ahead_s += own_s
                 kept.append(track)
         return rejections, kept
 
-    def _with_attainable(self, refusal: Refusal, view: View, admitted: list[Track], batch: VirtualBatch) -> Refusal:
+    def _with_attainable(
+        self, refusal: RejectedRequest, view: View, admitted: list[Track], batch: VirtualBatch
+    ) -> RejectedRequest:
         """With the least deadline that it could have kept: behind all of the queue, which starts in this step. If some
         of that cannot start, or it could not start with them, nobody knows when it will.
         """
@@ -201,7 +203,7 @@ class ScorpioPolicy:
             slo = request.slo
             assert slo is not None and slo.e2e_s is not None
             first_s += slo.e2e_s - (track.due_s - request.arrival_s)
-        return Refusal(request, rejection._replace(attainable_s=first_s))
+        return RejectedRequest(request, rejection._replace(attainable_s=first_s))
 
     def _prefill_s(self, track: Track, tokens: int) -> float:
         """Of the last `tokens` that are known."""

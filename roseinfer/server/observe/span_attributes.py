@@ -99,8 +99,8 @@ def _waits(samples: Sequence[SampleRecord]) -> Attributes:
         return {}
     why = max(whys, key=lambda why: sum(seconds for _, seconds in why.waited))
     waits: dict[str, Value | None] = {f"roseinfer.wait.{cause}_ms": _ms(seconds) for cause, seconds in why.waited}
-    waits["roseinfer.predicted.ttft_ms"] = _ms(why.foreseen.ttft_s)
-    waits["roseinfer.predicted.tpot_ms"] = _ms(why.foreseen.tpot_s)
+    waits["roseinfer.predicted.ttft_ms"] = _ms(why.forecast.ttft_s)
+    waits["roseinfer.predicted.tpot_ms"] = _ms(why.forecast.tpot_s)
     return _known(waits)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.slo import Cause, Rejection, Slo
-from roseinfer.core.why import Foreseen
+from roseinfer.core.why import Forecast
 from roseinfer.server.observe.losses import waits_before_seat
 from roseinfer.server.observe.records import RequestRecord
 from roseinfer.server.observe.verdict import verdict
@@ -87,9 +87,9 @@ def _phase(phase: str, cause: Cause | None, from_s: float, to_s: float) -> dict[
 
 def _predicted(record: RequestRecord) -> dict[str, float | None]:
     """By the policy when it first looked at the request, or when it refused it."""
-    foreseen = Foreseen() if record.told.why is None else record.told.why.foreseen
-    ttft_s = foreseen.ttft_s if record.rejection is None else record.rejection.predicted_ttft_s
-    return {"ttft_ms": ms(ttft_s), "tpot_ms": ms(foreseen.tpot_s)}
+    forecast = Forecast() if record.told.why is None else record.told.why.forecast
+    ttft_s = forecast.ttft_s if record.rejection is None else record.rejection.predicted_ttft_s
+    return {"ttft_ms": ms(ttft_s), "tpot_ms": ms(forecast.tpot_s)}
 
 
 def _seen(record: RequestRecord) -> dict[str, float | None]:

@@ -155,14 +155,14 @@ def _because(record: RequestRecord, name: str, seconds: float, objective: str) -
         return f"It lost its engine {_times(record.way.resumes)} after its first token, and went on in another."
     if name != SLOW_STEPS:
         return f"It waited {_ms(seconds)} {_WAITED[Cause(name)]}."
-    foreseen = None if why is None else why.foreseen
+    forecast = None if why is None else why.forecast
     if objective == "ttft":
-        expected = None if foreseen is None else foreseen.ttft_s
+        expected = None if forecast is None else forecast.ttft_s
         chunks = "" if why is None or why.chunks < 2 else f" in {why.chunks} parts"
         computed = f"{record.prompt_tokens - record.cached_tokens} tokens of its prompt"
         text = f"Computing {computed}{chunks} took {_ms(seconds)}"
     else:
-        expected = None if foreseen is None else foreseen.tpot_s if objective == "tpot" else None
+        expected = None if forecast is None else forecast.tpot_s if objective == "tpot" else None
         text = _ran(why) + (f", {_ms(told.tpot_s)} a token" if told.tokens > 1 else "")
     return f"{text}." if expected is None else f"{text}; {_ms(expected)} {_UNTIL[objective]} was expected."
 

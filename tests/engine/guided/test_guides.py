@@ -12,7 +12,7 @@ from roseinfer.core.errors import CONSTRAINT_TOO_SLOW, InvalidRequestError
 from roseinfer.core.guide import GuideSpec, Trigger
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepLimits
-from roseinfer.core.request import RequestMeta, request_of
+from roseinfer.core.request import RequestMeta, request_id_of
 from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
@@ -268,7 +268,7 @@ class CostlyGuides(GrammarGuideFactory):
             super().fill([source], words[at * line : (at + 1) * line])
             name = self.names[id(source)]
             cost_s = self.cost_s(name)
-            self.computed[request_of(name)] += 1
+            self.computed[request_id_of(name)] += 1
             self.clock.run(cost_s)
             self.clock.stand_still(self.stall_s())
             self.step_s += cost_s
@@ -307,7 +307,7 @@ class CostlyRun:
         assert_empty(core)
 
     def reasons(self, request_id: str) -> set[FinishReason]:
-        return {done.reason for name, done in self.done.items() if request_of(name) == request_id}
+        return {done.reason for name, done in self.done.items() if request_id_of(name) == request_id}
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -10,7 +10,7 @@ import pytest
 from roseinfer.core.request import Request, RequestMeta, Status
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.sched.lengths.estimators import CalibratedLengths, EcdfLengths, make_lengths
-from roseinfer.sched.lengths.predictions import KNOWN, SIZE, TENANTS, Pair, Record, Records, censored
+from roseinfer.sched.lengths.predictions import KNOWN, SIZE, TENANTS, LengthPair, SourceRecord, SourceRecords, censored
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate
@@ -158,18 +158,20 @@ def test_a_request_that_runs_makes_up_for_those_that_ended_sooner(so_far: float)
     assert (sum(ended) + running * length) / (len(ended) + running) == pytest.approx(300, rel=0.03)
 
 
-def at_work(said: Sequence[int], actual: Sequence[int], tokens: int) -> Iterator[tuple[list[Pair], list[Pair]]]:
+def at_work(
+    said: Sequence[int], actual: Sequence[int], tokens: int
+) -> Iterator[tuple[list[LengthPair], list[LengthPair]]]:
     """All start at once; those that ended at each token, and those that run."""
     for t in range(1, tokens):
         pairs = list(zip(said, actual, strict=True))
-        yield [Pair(x, y) for x, y in pairs if y == t], [Pair(x, t) for x, y in pairs if y > t]
+        yield [LengthPair(x, y) for x, y in pairs if y == t], [LengthPair(x, t) for x, y in pairs if y > t]
 
 
 def test_the_first_that_end_are_the_short_ones_which_those_that_run_correct() -> None:
     """After as many tokens as half of the outputs have: those that ended are less than half as long as all."""
     actual = lengths_of(400)
     said = random.Random(1).sample(actual, len(actual))
-    naive, record = Record(), Record()
+    naive, record = SourceRecord(), SourceRecord()
     for ended, running in at_work(said, actual, 300):
         for pair in ended:
             naive.add(*pair)
@@ -182,19 +184,19 @@ def test_the_first_that_end_are_the_short_ones_which_those_that_run_correct() ->
 
 def test_requests_that_cannot_have_ended_yet_confirm_nothing() -> None:
     """All hints are ten times too high; most requests have just begun."""
-    record = Record()
+    record = SourceRecord()
     for n in lengths_of(40):
         record.add(10 * n, n)
-        record.see_running([Pair(10 * m, 0.05 * m) for m in lengths_of(200, 1)])
+        record.see_running([LengthPair(10 * m, 0.05 * m) for m in lengths_of(200, 1)])
     assert record.expected(3000) == pytest.approx(300, rel=0.3)
 
 
 def test_sources_are_told_apart() -> None:
-    records = Records()
+    records = SourceRecords()
     for n in lengths_of(60):
         records.add(False, "", n, n)
         records.add(True, "", 10 * n, n)
-        records.see_running([(True, "", Pair(3000, 10)), (False, "", Pair(300, 10))])
+        records.see_running([(True, "", LengthPair(3000, 10)), (False, "", LengthPair(300, 10))])
     assert records.of(False, "").expected(300) == pytest.approx(300, rel=0.01)
     assert records.of(False, "a").expected(300) == pytest.approx(300, rel=0.01), "one predictor for all tenants"
     assert records.of(True, "").expected(3000) == pytest.approx(300, rel=0.15)

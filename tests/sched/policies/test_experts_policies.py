@@ -18,7 +18,7 @@ from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, Work, pairs
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.estimators import OracleLengths
-from roseinfer.sched.policies.common.bursts import FIXED_SHARE, LONGEST_STEP_S, QUIET_S, Bursts
+from roseinfer.sched.policies.common.bursts import FIXED_SHARE, LONGEST_STEP_S, QUIET_S, BurstBudget
 from roseinfer.sched.policies.scorpio import ScorpioOptions, ScorpioPolicy
 from roseinfer.sched.policies.slack.capacity import Demand, Offer, PriceLimit
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy, Tuning
@@ -225,7 +225,7 @@ def test_a_burst_pays_for_longer_steps_where_each_reads_all_experts() -> None:
         config = scheduler_config(max_num_batched_tokens=512, slack_burst_tokens=60_000)
         model = CostModel(cost, fit=False)
         model.steps = 100
-        bursts, made = Bursts(config, SlackOptions(), model), state(cost, budget=512, free_blocks=100_000)
+        bursts, made = BurstBudget(config, SlackOptions(), model), state(cost, budget=512, free_blocks=100_000)
         made.now_s = QUIET_S
         for number in range(40):
             made.wait(str(number), 2000)
@@ -245,4 +245,4 @@ def test_a_router_is_told_what_steps_cost_with_the_experts_that_they_read_now() 
         view.update(promise)
     ask = RoutingRequest(100, output_tokens=10, ttft_left_s=1.0, tpot_s=0.020)
     full, bare = (view.forecast(ask, 0.0, 0).utilisation for view in views)
-    assert full - bare == pytest.approx(EXPERTS.read(8) * COST.expert_s / 0.020 / found.keep)
+    assert full - bare == pytest.approx(EXPERTS.read(8) * COST.expert_s / 0.020 / found.usable_share)

@@ -13,7 +13,7 @@ from roseinfer.core.errors import EngineDeadError
 from roseinfer.core.outputs import RequestTimes
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause
-from roseinfer.core.why import Foreseen, Why
+from roseinfer.core.why import Forecast, Why
 from roseinfer.engine.api import GenerateRequest, Route
 from roseinfer.server.formats.request_document import RequestList, RequestState
 from roseinfer.server.http.errors import ApiError
@@ -25,7 +25,7 @@ from tests.server.live import PATIENCE_S, LiveServer, http_post
 Serve = Callable[..., LiveServer]
 BODY = {"prompt": "a secret", "max_tokens": 5}
 PROMPT = Prompt(ids=[1, 2, 3], params=SamplingParams(max_tokens=5))
-WHY = Why(((Cause.SEATS, 0.25),), Foreseen(0.5, 0.1), chunks=1, steps=5, sat_out=0)
+WHY = Why(((Cause.SEATS, 0.25),), Forecast(0.5, 0.1), chunks=1, steps=5, sat_out=0)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from roseinfer.core.outputs import RequestTimes
 from roseinfer.core.slo import Cause, Rejection
-from roseinfer.core.why import Foreseen, Why
+from roseinfer.core.why import Forecast, Why
 from roseinfer.engine.api import Route
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, Wait, rejected
@@ -26,7 +26,7 @@ from roseinfer.server.observe import traces as module
 from tests.server.collector import Collector
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-WHY = Why(((Cause.SEATS, 0.2), (Cause.STEP, 0.05)), Foreseen(0.4, 0.03), chunks=2, steps=9, sat_out=1)
+WHY = Why(((Cause.SEATS, 0.2), (Cause.STEP, 0.05)), Forecast(0.4, 0.03), chunks=2, steps=9, sat_out=1)
 
 
 class Traced:

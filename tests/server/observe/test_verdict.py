@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from roseinfer.core.slo import Cause, Rejection, Slo
-from roseinfer.core.why import Foreseen, Why
+from roseinfer.core.why import Forecast, Why
 from roseinfer.server.formats.request_document import RequestState
 from roseinfer.server.observe.records import RequestRecord, Told, Way
 from roseinfer.server.observe.telling import record_json, timeline
@@ -117,7 +117,7 @@ def test_a_refusal_for_another_objective_does_not_tell_of_the_first_token() -> N
         ),
         (told(0.01, 0.7, 1.0, why=waited(chunks=3)), Outcome.MISSED_TTFT, "slow_steps", "in 3 parts"),
         (
-            told(0.01, 0.7, 1.0, why=waited(foreseen=Foreseen(0.3))),
+            told(0.01, 0.7, 1.0, why=waited(forecast=Forecast(0.3))),
             Outcome.MISSED_TTFT,
             "slow_steps",
             "300 ms until its first token was expected",
@@ -142,7 +142,7 @@ def test_a_refusal_for_another_objective_does_not_tell_of_the_first_token() -> N
         ),
         (told(0.0, 0.1, 1.1), Outcome.MISSED_TPOT, "slow_steps", "100 ms a token"),
         (
-            told(0.0, 0.1, 1.1, why=waited(foreseen=Foreseen(0.3, 0.04))),
+            told(0.0, 0.1, 1.1, why=waited(forecast=Forecast(0.3, 0.04))),
             Outcome.MISSED_TPOT,
             "slow_steps",
             "40 ms a token was expected",

@@ -49,7 +49,7 @@ class BurstOptions:
         check_positive(self, "slack_burst_tokens")
 
 
-class Bursts:
+class BurstBudget:
     """How many tokens each step may have, up to `SchedulerConfig.largest_step`."""
 
     def __init__(self, config: SchedulerConfig, options: PrefillOptions, cost: CostModel) -> None:
@@ -59,7 +59,7 @@ class Bursts:
         self._owed_s = -inf
 
     @classmethod
-    def of(cls, config: SchedulerConfig, options: PrefillOptions, cost: CostModel) -> "Bursts | None":
+    def of(cls, config: SchedulerConfig, options: PrefillOptions, cost: CostModel) -> "BurstBudget | None":
         """None if no step is to be longer than others."""
         return cls(config, options, cost) if config.largest_step > config.max_num_batched_tokens else None
 

@@ -5,12 +5,12 @@ from math import inf
 
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
-from roseinfer.core.why import Foreseen
+from roseinfer.core.why import Forecast
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.events import Admitted, Ended, Event, Queued
 
 # Beyond these an objective is as good as at them, and what policies compute from it would be 0, inf or NaN.
-SHORTEST_S, LONGEST_S = 1e-6, 1e9
+MIN_OBJECTIVE_S, MAX_OBJECTIVE_S = 1e-6, 1e9
 
 
 class Track:
@@ -19,7 +19,7 @@ class Track:
     `anchor_s + pace_s * known tokens` is when the next token is due, once the first is there: `first token +
     pace * outputs`. `end_s`: when the last token is due, inf where nothing was promised for the whole request.
     `owed`: whether something was promised that can still be kept or broken. `waits_for`: what made it wait when the
-    policy last looked, None before. `foreseen`: what was expected of it when the policy first looked, None before.
+    policy last looked, None before. `forecast`: what was expected of it when the policy first looked, None before.
     `uncached`: prompt tokens to compute, as of when somebody asked first; -1 before. The other fields belong to the
     policy.
     """
@@ -33,7 +33,7 @@ class Track:
         "entry",
         "excess",
         "floor_s",
-        "foreseen",
+        "forecast",
         "idle_s",
         "idle_step",
         "key",
@@ -69,9 +69,10 @@ class Track:
         self.doomed = False
         self.idle_s = 0.0
         self.idle_step = -2
-        self.entry = self.uncached = -1
+        self.entry: int | None = None
+        self.uncached: int | None = None
         self.waits_for: Cause | None = None
-        self.foreseen: Foreseen | None = None
+        self.forecast: Forecast | None = None
         self.excess = self.key = self.length = self.price_s = self.weight = self.work_s = 0.0
 
     @property
@@ -90,6 +91,12 @@ class Track:
     def outputs(self) -> int:
         return len(self.tokens) - self.request.prompt_len
 
+    def count_uncached(self, uncached: Callable[[Request], int]) -> int:
+        """Return the prompt tokens left to compute, as of the first call."""
+        if self.uncached is None:
+            self.uncached = uncached(self.request)
+        return self.uncached
+
     def set_pace(self, margin: float, from_s: float, from_tokens: int) -> None:
         """From a time on, at which it had so many tokens, bring its token deadlines forward by a share `margin` of the
         objective.
@@ -99,7 +106,7 @@ class Track:
         self.anchor_s = from_s - from_tokens * self.pace_s
 
 
-class Ledger:
+class RequestStages:
     """Every live request in one of three stages. `filling`: it runs, and its prompt is not all planned yet."""
 
     def __init__(self) -> None:
@@ -143,14 +150,14 @@ class Ledger:
 
 
 def _sane(objective_s: float | None) -> float:
-    return inf if objective_s is None else max(SHORTEST_S, min(objective_s, LONGEST_S))
+    return inf if objective_s is None else max(MIN_OBJECTIVE_S, min(objective_s, MAX_OBJECTIVE_S))
 
 
 def is_filled(request: Request) -> bool:
     return request.planned >= request.prompt_len and request.remaining <= 1
 
 
-class Batch:
+class TpotBatch:
     """Decoding requests that have a TPOT objective, as columns: when is each one's next token due?
 
     `margin_of(tpot_s)`: the share of that objective by which token deadlines are brought forward.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
-from roseinfer.sched.policy import Refusal, Verdict
+from roseinfer.sched.policy import RejectedRequest, Verdict
 
 
 class PlannedDecision:
@@ -18,7 +18,7 @@ class PlannedDecision:
         rows: Iterable[Request],
         chunks: Mapping[str, int],
         starts: Sequence[Request] = (),
-        rejections: Sequence[Refusal] = (),
+        rejections: Sequence[RejectedRequest] = (),
         victim_key: Callable[[Request], float] | None = None,
         yields: Sequence[Request] = (),
     ) -> None:
@@ -29,10 +29,10 @@ class PlannedDecision:
         self._victim_key = victim_key
         self._yields = yields
 
-    def rejections(self) -> Iterable[Refusal]:
+    def rejections(self) -> Iterable[RejectedRequest]:
         return self._rejections
 
-    def yields(self) -> Iterable[Request]:
+    def preemptions(self) -> Iterable[Request]:
         return self._yields
 
     def select(self, running: Sequence[Request]) -> Iterable[Request]:
@@ -61,14 +61,14 @@ class ExplainedDecision(PlannedDecision):
         """`news`: who waits for something else than before, and for what. `line`: what the others wait for."""
         self._news, self._line = news, line
 
-    def waits(self) -> Iterable[tuple[Request, Cause]]:
+    def wait_causes(self) -> Iterable[tuple[Request, Cause]]:
         return self._news
 
-    def line(self) -> Cause:
+    def default_cause(self) -> Cause:
         return self._line
 
 
-class Named:
+class CauseUpdates:
     """Requests for which a policy has named a cause that is not the line's. Each is named again as long as it waits,
     with the line's if it has none of its own any more: few, since others are not told apart.
     """

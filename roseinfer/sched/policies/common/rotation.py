@@ -9,7 +9,7 @@ from roseinfer.sched.policy import View
 from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
 
 
-class Rotation:
+class DecodeRotation:
     """At most `max_batch_size` requests decode in one step, those that waited longest first.
 
     Without `decode_first` prompts get a step's tokens before decoding requests do; one request decodes all the same,
@@ -50,7 +50,7 @@ class Rotation:
 LONGEST_WAIT_S = 0.25  # between two tokens of a row that gives way, whatever the share
 
 
-class GiveWay(Rotation):
+class BurstRotation(DecodeRotation):
     """A rotation in which decoding rows get at most a `share` of the time while more prompts wait than a step holds: in
     a burst first tokens come sooner.
 

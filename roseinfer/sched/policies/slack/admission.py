@@ -6,14 +6,14 @@ from math import inf
 
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Rejection
-from roseinfer.core.why import Foreseen
+from roseinfer.core.why import Forecast
 from roseinfer.sched.lengths.estimators import peak_tokens
 from roseinfer.sched.policies.common.ledger import Track
 from roseinfer.sched.policies.slack.attainable import Chances
 from roseinfer.sched.policies.slack.backlog import Entry, first_of
 from roseinfer.sched.policies.slack.capacity import MOST_CONSTANT, PRICED
 from roseinfer.sched.policies.slack.state import SlackState
-from roseinfer.sched.policy import Refusal, Verdict, View, rejectable
+from roseinfer.sched.policy import RejectedRequest, Verdict, View, rejectable
 
 LEAST_PREFILL_SHARE = 0.13  # of the machine, for judging whether a prompt can be in time
 ROOMY_FOR_PATIENT = 0.9
@@ -28,7 +28,7 @@ class SlackAdmission:
 
     def __init__(self, state: SlackState, view: View, now_s: float) -> None:
         self.admitted: list[tuple[Track, int]] = []
-        self.rejections: dict[str, Refusal] = {}
+        self.rejections: dict[str, RejectedRequest] = {}
         self.yields: list[Request] = []
         self.line: Cause | None = None
         self._limit = 1.0  # of those that are looked at
@@ -85,18 +85,18 @@ class SlackAdmission:
         )
         for name, (request, rejection) in self.rejections.items():
             track = self._state.ledger.waiting[name]
-            if track.uncached < 0:
-                track.uncached = self._view.uncached(request)
+            track.count_uncached(self._view.uncached)
             cause = self._too_late_for(track) if rejection.cause is Cause.OTHER else rejection.cause
             least_s = chances.least_s(track, rejection.reason, self._view.load_s(request))
-            self.rejections[name] = Refusal(request, rejection._replace(cause=cause, attainable_s=least_s))
+            self.rejections[name] = RejectedRequest(request, rejection._replace(cause=cause, attainable_s=least_s))
 
     def _reject(self, track: Track, reason: str, wait_s: float) -> None:
         cause = Cause.IDLE if self._state.misses_alone(track) else track.waits_for or Cause.OTHER
         predicted_s = self._now_s - track.request.arrival_s + wait_s
         if self._state.worth(track):
             self._state.price.decided(refused=True)
-        self.rejections[track.request.request_id] = Refusal(track.request, Rejection(reason, predicted_s, cause))
+        rejection = Rejection(reason, predicted_s, cause)
+        self.rejections[track.request.request_id] = RejectedRequest(track.request, rejection)
 
     def _hold(self, track: Track, cause: Cause, verdict: Verdict = Verdict.SKIP) -> Verdict:
         """It waits: for those that run if they would keep it from starting as well, since these have what it lacks; and
@@ -123,7 +123,7 @@ class SlackAdmission:
     def _fits(self, track: Track) -> bool:
         """Whether there is time for its tokens beside those that run."""
         smallest_s = min(self._smallest_s, track.tpot_s)
-        if smallest_s == inf or track.request.begun or not (self._view.running or self.admitted):
+        if smallest_s == inf or track.request.has_run or not (self._view.running or self.admitted):
             return True
         return self._demand.fits(self._limit, self._state.keep(smallest_s), self._params, track.weight)
 
@@ -138,15 +138,13 @@ class SlackAdmission:
         """What the prompts that have started take and are due no later than this one's."""
         return sum([seconds for due_s, seconds in self._line if due_s <= track.due_s])
 
-    def _foresee(self, track: Track) -> Foreseen:
+    def _forecast(self, track: Track) -> Forecast:
         """What is expected of one that is looked at for the first time: of its first token, if it starts now."""
         p, waited_s = self._params, self._now_s - track.request.arrival_s + self._view.load_s(track.request)
         ahead_s = self._ahead_s(track)
-        if track.uncached < 0:
-            track.uncached = self._view.uncached(track.request)
-        own_s = self._own_s(track, track.uncached)
+        own_s = self._own_s(track, track.count_uncached(self._view.uncached))
         pace_s = max(self._state.alone_s(track), min(track.tpot_s, self._state.recent_step_s))
-        return Foreseen(waited_s + (ahead_s + own_s) / self._prefill_time(1.0) + p.step_s, pace_s)
+        return Forecast(waited_s + (ahead_s + own_s) / self._prefill_time(1.0) + p.step_s, pace_s)
 
     @property
     def _full_s(self) -> float:
@@ -176,9 +174,9 @@ class SlackAdmission:
             if track.request.request_id in self.rejections:
                 continue
             state = self._state
-            self._is_new = track.foreseen is None
+            self._is_new = track.forecast is None
             if self._is_new:
-                track.foreseen = self._foresee(track)
+                track.forecast = self._forecast(track)
             if state.unattainable(track) and rejectable(track.request):
                 reason = "tpot" if track.tpot_s < state.alone_s(track) else "e2e"
                 self._reject(track, reason, state.prefill_s(len(track.tokens)))
@@ -292,7 +290,7 @@ class SlackAdmission:
             return self.line or Cause.QUEUE
         left_s = track.due_s - self._now_s - ends_s
         ahead_s = self._ahead_s(track)
-        own_s = self._own_s(track, track.uncached)
+        own_s = self._own_s(track, track.count_uncached(self._view.uncached))
         if not self._fits(track):
             return Cause.UTILISATION
         if own_s <= self._prefill_time(left_s):
@@ -313,11 +311,11 @@ class SlackAdmission:
         yielding = [] if room else self._could_yield(track)
         if not room and not yielding:
             # Who needs fewer may pass, except one that has begun already.
-            return self._hold(track, Cause.BLOCKS, Verdict.STOP if track.request.begun else Verdict.SKIP)
+            return self._hold(track, Cause.BLOCKS, Verdict.STOP if track.request.has_run else Verdict.SKIP)
         own_s = self._own_s(track, prompt)
         demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
         idle = not self._view.running and not self.admitted
-        if smallest_s < inf and not track.request.begun and not idle:
+        if smallest_s < inf and not track.request.has_run and not idle:
             keep, p = state.keep(smallest_s), self._params
             share = keep - self._overhead(smallest_s)
             spare = SPARE_FOR_HASTY if state.price.load else 0.0

@@ -34,6 +34,7 @@ class Chances(NamedTuple):
         """
         if not self.has_place(track):
             return None
+        assert track.uncached is not None
         start = len(track.tokens) - track.uncached
         prefill_s = self.state.cost.params.prefill_s(start, track.uncached, self.state.beside)
         first_s = load_s + self._first_s(track, prefill_s)

@@ -30,8 +30,8 @@ class Backlog:
         entries = self.affordable if worth else self.parked
         if not track.owed:
             entries = self.rest
-        track.entry = next(self._order)
-        insort(entries, (track.key, track.entry, track))
+        number = track.entry = next(self._order)
+        insort(entries, (track.key, number, track))
 
     def tidy(self) -> None:
         """Drop the entries that nobody meets while another policy decides; costs next to nothing per request."""

@@ -11,8 +11,8 @@ ahead of schedule are slack that later steps may spend. From it follow, in each 
    enough, requests that are well ahead sit out this step.
 
 Costs come from a model that is fitted all the time, lengths from an estimator. Requests without objectives never count
-in 3 and take what is left over, but age, so that none starves. Without any objectives the plans are those of fifo, but
-for the rows that give way to a queue of prompts (`GiveWay`), and for longer steps in a burst of them (`Bursts`).
+in 3 and take what is left over, but age, so that none starves. Without any objectives the plans are those of fifo,
+with `BurstRotation` and `BurstBudget` for a queue of prompts.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
-from roseinfer.core.why import Foreseen
+from roseinfer.core.why import Forecast
 from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.events import Admitted, Event, Queued, StepDone
-from roseinfer.sched.policies.common.bursts import Bursts
-from roseinfer.sched.policies.common.rotation import GiveWay
+from roseinfer.sched.policies.common.bursts import BurstBudget
+from roseinfer.sched.policies.common.rotation import BurstRotation
 from roseinfer.sched.policies.fifo import FifoPolicy
 from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.policies.slack.promise import Promises
@@ -47,10 +47,10 @@ class SlackPolicy:
     ) -> None:
         self.state = SlackState(config, options, known, tuning or Tuning())
         self._promises = Promises(self.state)
-        rows = GiveWay(options, known.cost, options.slack_decode_share)
+        rows = BurstRotation(options, known.cost, options.slack_decode_share)
         self._fifo = FifoPolicy(config, options, rotation=rows)
         self._fifo_planned = False
-        self._bursts = Bursts.of(config, options, known.cost)
+        self._bursts = BurstBudget.of(config, options, known.cost)
         self._done, self._done_s = -1, 0.0
         self._planned, self._seconds = -1, 0.0
         self._limit_s = inf
@@ -101,9 +101,9 @@ class SlackPolicy:
         self._ends_s = now_s + step.seconds
         return decision
 
-    def foreseen(self, request: Request) -> Foreseen:
+    def forecast(self, request: Request) -> Forecast:
         track = self.state.ledger.waiting.get(request.request_id)
-        return (track and track.foreseen) or Foreseen()
+        return (track and track.forecast) or Forecast()
 
     def promise(self, counts: Promise, block_size: int, uncached: Callable[[Request], int]) -> Promise:
         return self._promises.make(counts, block_size, uncached, self._ends_s)

@@ -38,11 +38,12 @@ class Promises:
             if not track.owed:
                 best_effort += 1
                 continue
-            if track.uncached < 0:
-                track.uncached = uncached(track.request)
+            tokens = track.uncached
+            if tokens is None:
+                tokens = track.uncached = uncached(track.request)
             weights += track.weight
-            growth += track.uncached + track.length
-            waiting[bisect_left(DUE_S, track.due_s - at_s)] += track.uncached
+            growth += tokens + track.length
+            waiting[bisect_left(DUE_S, track.due_s - at_s)] += tokens
         step_s = max(0.0, ends_s - at_s) if state.promised else state.recent_step_s
         return Promise(
             at_s,

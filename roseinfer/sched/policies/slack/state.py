@@ -11,7 +11,7 @@ from roseinfer.sched.cost.params import Work
 from roseinfer.sched.cost.speed import STALL_FACTOR
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.events import Ended
-from roseinfer.sched.policies.common.ledger import Batch, Ledger, Track
+from roseinfer.sched.policies.common.ledger import RequestStages, TpotBatch, Track
 from roseinfer.sched.policies.common.tenants import TenantShares
 from roseinfer.sched.policies.slack.backlog import Backlog
 from roseinfer.sched.policies.slack.capacity import PRICED, Demand, Margins, Offer, PriceLimit
@@ -44,9 +44,9 @@ class SlackState:
         self.seats = config.max_running
         self.cost = known.cost
         self.lengths = known.lengths
-        self.ledger = Ledger()
+        self.ledger = RequestStages()
         self.margins = Margins()
-        self.batch = Batch(self.margins.of)
+        self.batch = TpotBatch(self.margins.of)
         self.leftover: dict[str, Track] = {}
         self.demand = Demand.of([], [], [], 0.05)
         self.backlog = Backlog()
@@ -95,7 +95,7 @@ class SlackState:
         if track.tpot_s < inf:  # else nothing is promised for the rest
             track.work_s += decode_s
         track.weight = (p.row_s + p.context_s * (len(track.tokens) + track.length / 2)) / track.tpot_s
-        if request.begun and track.anchor_s < inf and track.owed:  # it is owed its next token, no sooner
+        if request.has_run and track.anchor_s < inf and track.owed:  # it is owed its next token, no sooner
             track.due_s = track.anchor_s + track.pace_s * len(track.tokens)
             self.preempted[request.request_id] = track
         track.key = request.arrival_s + min(track.ttft_s, self.tuning.ageing_s, 0.1 * (track.end_s - request.arrival_s))
@@ -107,22 +107,22 @@ class SlackState:
             weight = self.tuning.cost_weight * (1 - self.options.slack_fairness)
             track.key += weight * (prefill_s + scarce * decode_s)
         track.price_s = self._price_s(request, track.work_s, excess)
-        if track.owed and not request.begun:
+        if track.owed and not request.has_run:
             tokens = track.length if track.tpot_s < inf else 0.0
             self.price.offer(
                 Offer(request.arrival_s, track.work_s, track.price_s, track.tpot_s, track.patient, tokens, expert_s)
             )
         track.work_s *= 1 + excess
-        if request.begun and track.owed and track.due_s < inf:
+        if request.has_run and track.owed and track.due_s < inf:
             track.key = track.due_s - prefill_s
-        self.backlog.add(track, not track.owed or request.begun or self.worth(track))
+        self.backlog.add(track, not track.owed or request.has_run or self.worth(track))
         if track.ttft_s < inf:
             self.backlog.watch(track, track.due_s - p.prefill_s(0, len(track.tokens)) - p.step_s)
 
     def admitted(self, track: Track, now_s: float) -> None:
         """It has its first row, which is planned: `to_fill_s` is what comes behind that."""
         self.preempted.pop(track.request.request_id, None)
-        if track.owed and not track.request.begun:
+        if track.owed and not track.request.has_run:
             self.price.decided(refused=False)
         fill_s = self.to_fill_s(track)
         self.demand = self.demand_with(self.demand, track, fill_s, now_s)

@@ -8,15 +8,15 @@ from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.sched.events import Queued
-from roseinfer.sched.policy import Decision, Yielding
+from roseinfer.sched.policy import Decision, Preempting
 from tests.helpers.engines import Collected, gather, make_core, run_dry
 from tests.sched.policies.slack.test_slack import state
 from tests.sched.queues import State
 
 
-def yields(decision: Decision) -> list[str]:
-    assert isinstance(decision, Yielding)
-    return [request.request_id for request in decision.yields()]
+def preemptions(decision: Decision) -> list[str]:
+    assert isinstance(decision, Preempting)
+    return [request.request_id for request in decision.preemptions()]
 
 
 def preempt(made: State, request: Request) -> None:
@@ -41,7 +41,7 @@ def test_best_effort_gives_its_blocks_to_a_first_token_that_is_due() -> None:
     held(made, "paced", 160, tpot_s=0.050)
     made.wait("due", 100, ttft_s=1.0, tpot_s=0.050)
     decision = made.begin()
-    assert (yields(decision), made.admitted(decision)) == (["free"], {}), "it starts once the blocks are there"
+    assert (preemptions(decision), made.admitted(decision)) == (["free"], {}), "it starts once the blocks are there"
     assert "free" not in made.decode(decision)
 
 
@@ -50,14 +50,14 @@ def test_the_last_that_began_yields_and_no_more_of_them_than_it_takes() -> None:
     for name in ("first", "second", "third"):
         held(made, name, 160)
     made.wait("due", 100, ttft_s=1.0)
-    assert yields(made.begin()) == ["third"]
+    assert preemptions(made.begin()) == ["third"]
 
 
 def test_nobody_yields_if_that_is_not_enough() -> None:
     made = state(free_blocks=0)
     held(made, "free", 160)
     made.wait("due", 500, ttft_s=1.0)
-    assert yields(made.begin()) == []
+    assert preemptions(made.begin()) == []
 
 
 @pytest.mark.parametrize(("begun", "started"), [(False, ["small"]), (True, [])])
@@ -80,7 +80,7 @@ def test_nobody_yields_to_best_effort() -> None:
     held(made, "paced", 160, tpot_s=0.050)
     made.wait("also free", 100)
     made.now_s = 60.0
-    assert yields(made.begin()) == []
+    assert preemptions(made.begin()) == []
 
 
 def test_nobody_yields_to_a_request_that_could_not_start_all_the_same() -> None:
@@ -90,7 +90,7 @@ def test_nobody_yields_to_a_request_that_could_not_start_all_the_same() -> None:
     for i in range(40):
         held(made, f"{i}", 10, tpot_s=0.050)
     made.wait("due", 100, ttft_s=9.0, tpot_s=0.050)
-    assert yields(made.begin()) == []
+    assert preemptions(made.begin()) == []
 
 
 def test_nobody_yields_twice() -> None:
@@ -102,7 +102,7 @@ def test_nobody_yields_twice() -> None:
     free.planned = free.computed = len(free.tokens) - 1
     held(made, "paced", 10, tpot_s=0.050)
     made.wait("due", 100, ttft_s=1.0, tpot_s=0.050)
-    assert yields(made.begin()) == []
+    assert preemptions(made.begin()) == []
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -17,7 +17,7 @@ from roseinfer.sched.events import Ended, Queued
 from roseinfer.sched.lengths.estimators import OracleLengths
 from roseinfer.sched.policies.slack.capacity import PriceLimit
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy
-from roseinfer.sched.policy import Explaining, Foreseeing
+from roseinfer.sched.policy import Explaining, Forecasting
 from tests.sched.queues import State
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request.
@@ -161,7 +161,7 @@ def said(made: State) -> tuple[dict[str, Cause], Cause]:
     """What the next plan says of those that wait: by name, and of the others."""
     decision = made.begin()
     assert isinstance(decision, Explaining)
-    return {request.request_id: cause for request, cause in decision.waits()}, decision.line()
+    return {request.request_id: cause for request, cause in decision.wait_causes()}, decision.default_cause()
 
 
 @pytest.mark.parametrize("limits", [{"seats": 0}, {"free_blocks": 0}])
@@ -242,21 +242,21 @@ def test_what_was_expected_of_it_when_it_came() -> None:
     made.start(made.wait("first", 1000, ttft_s=1.5))
     second = made.wait("second", 500, ttft_s=9.0, tpot_s=0.050)
     policy = made.policy
-    assert isinstance(policy, Foreseeing) and policy.foreseen(second) == (None, None)
+    assert isinstance(policy, Forecasting) and policy.forecast(second) == (None, None)
     made.begin()
-    foreseen = policy.foreseen(second)
-    assert foreseen.ttft_s == pytest.approx(1.5, rel=0.05) and foreseen.tpot_s == pytest.approx(0.011)
+    forecast = policy.forecast(second)
+    assert forecast.ttft_s == pytest.approx(1.5, rel=0.05) and forecast.tpot_s == pytest.approx(0.011)
     made.now_s = 1.0
     made.begin()
-    assert policy.foreseen(second) == foreseen
+    assert policy.forecast(second) == forecast
 
 
 def test_no_pace_is_expected_that_a_step_of_its_own_does_not_keep() -> None:
     made = state()
-    assert isinstance(made.policy, Foreseeing)
+    assert isinstance(made.policy, Forecasting)
     hasty = made.wait("hasty", tpot_s=0.001)
     made.begin()
-    assert made.policy.foreseen(hasty).tpot_s == pytest.approx(0.011)
+    assert made.policy.forecast(hasty).tpot_s == pytest.approx(0.011)
 
 
 # --- what could have been kept --------------------------------------------------------------------------------------
