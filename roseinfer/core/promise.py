@@ -1,35 +1,34 @@
-"""What an engine says of itself in every step, so that a router can tell what it could still promise to a request."""
+"""Capacity report that an engine publishes at every step, from which a router estimates what the engine can promise."""
 
 from math import inf
 from typing import NamedTuple
 
-# Upper bounds of the buckets of `Promise.waiting_tokens`: seconds from `at_s` until a first token is due.
+# Upper bounds of the buckets of `Promise.waiting_tokens`: seconds from `at_s` to the deadline of the first token.
 DUE_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, inf)
 
 
 class Promise(NamedTuple):
-    """An engine's state as of the step that begins at `at_s`, published before that step runs.
+    """State of an engine as of the step that begins at `at_s`, published before that step runs.
 
-    `at_s`: when the step began, on the monotonic clock of the engine's machine; an idle engine publishes too. `step_s`:
-    how long the step is expected to take, 0 = idle or unknown. `steps`: how many were begun, ever.
+    `at_s`: when the step began, on the monotonic clock of the engine's machine. Idle engines publish too. `step_s`:
+    expected duration of the step, 0 = idle or unknown. `steps`: number of steps begun since the engine started.
 
-    Cost, in seconds and with the present speed of the machine: `cost_s` of any step, per prompt token, per decoding
-    row, per context token of such a row. All 0: the policy fits no cost model.
+    `cost_s`: seconds per step, per prompt token, per decoding row, and per context token of such a row, at the present
+    speed of the machine. All are 0 if the policy fits no cost model.
 
-    `usable_share`: the share of TPOT objectives that is planned with (1 - margin). `smallest_s`: the smallest TPOT objective of
-    those that decode or fill; inf = none. `busy`: seconds of the machine a second that the objectives of decoding rows
-    ask for, the sum of (per row + per context token * L) / TPOT; `weights`: the same of those that fill or wait.
-    `arriving`: the share of the machine that prompts have taken lately.
+    `usable_share`: share of each TPOT objective that the policy plans with (1 - margin). `smallest_s`: smallest TPOT
+    objective of the running requests, inf = none. `busy`: machine seconds per second that the objectives of decoding
+    rows need, the sum of (per row + per context token * L) / TPOT. `weights`: the same for requests that prefill or
+    wait. `arriving`: recent share of the machine's time taken by prompts.
 
-    `fill_tokens`: prompt tokens left of the requests that run. `waiting_tokens`: uncached prompt tokens of those that
-    wait, by when they are due (`DUE_S`); those without a TTFT objective are in the last. `output_tokens`: what an
-    output is expected to have if nobody has guessed; 0 = unknown.
+    `fill_tokens`: prompt tokens left of running requests. `waiting_tokens`: uncached prompt tokens of waiting requests
+    by deadline (buckets `DUE_S`); requests without a TTFT objective are in the last bucket. `output_tokens`: expected
+    length of an output that has no prediction, 0 = unknown.
 
-    `running`, `waiting`, `best_effort`: requests; the last are those of the waiting ones that were promised nothing.
-    `free_seats`, `free_blocks`: what is free; `growth_blocks`: what the requests that are there are expected to take
-    yet, those that wait included; `blocks`: of the KV cache in all, 0 = unknown.
-    `draining`: it takes no more requests.
-    `expert_s`: seconds per expert that a step reads, `experts`: how many of them one reads at present; 0 = it has none.
+    `running`, `waiting`, `best_effort`: numbers of requests; `best_effort` counts waiting requests without objectives.
+    `growth_blocks`: blocks that all present requests, waiting ones included, are expected to take yet. `blocks`: size
+    of the KV cache, 0 = unknown. `draining`: the engine accepts no new requests.
+    `expert_s`: seconds per expert that a step reads. `experts`: experts that a step reads at present, 0 = none.
     """
 
     at_s: float
@@ -57,5 +56,5 @@ class Promise(NamedTuple):
 
     @property
     def constant_s(self) -> float:
-        """What a step costs at present, whatever it holds."""
+        """Return the constant cost of a step at present, experts included."""
         return self.cost_s[0] + self.expert_s * self.experts
