@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from roseinfer.server.http.connection import EXTENSION, Wire
+from roseinfer.server.http.connection import EXTENSION, ClientConnection
 from roseinfer.server.http.errors import ApiError, unavailable
 from roseinfer.server.request.lifecycle import Guard, Lifecycle
 from roseinfer.server.request.receivers import EventStream
@@ -70,10 +70,11 @@ class _Feed(Response):
         self._hello = hello
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire: Wire = scope["extensions"].pop(EXTENSION)  # it knows the scope: what is left must not be a cycle
+        # A connection refers to the scope: leaving it there would make a reference cycle.
+        wire: ClientConnection = scope["extensions"].pop(EXTENSION)
         events, guard = EventStream(send, wire, _FILLER), Guard()
         self._open[guard] = None
-        wire.watch(lambda: guard.interrupt(ClientDisconnect()))
+        wire.on_disconnect(lambda: guard.interrupt(ClientDisconnect()))
         try:
             with guard:
                 await self._write(events)
@@ -85,7 +86,7 @@ class _Feed(Response):
             else:  # the server does not wait for somebody who takes nothing of what is old by now
                 wire.abort()
         finally:
-            wire.watch(None)
+            wire.on_disconnect(None)
             del self._open[guard]
 
     async def _write(self, events: EventStream) -> None:

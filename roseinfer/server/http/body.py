@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from roseinfer.server.http.connection import EXTENSION, Wire
+from roseinfer.server.http.connection import EXTENSION, ClientConnection
 from roseinfer.server.http.errors import (
     OPENAI,
     ApiError,
@@ -75,8 +75,8 @@ class BodyReaders:
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > limits.max_body_bytes:
             raise body_too_large(limits.max_body_bytes)
-        wire: Wire = scope["extensions"][EXTENSION]
-        if wire.arrived:  # as most bodies are by now: nothing to wait for
+        wire: ClientConnection = scope["extensions"][EXTENSION]
+        if wire.body_complete:  # as most bodies are by now: nothing to wait for
             data = await _read_body(receive, limits.max_body_bytes, _unbounded)
         else:
             data = await self._read_slowly(receive, limits)

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from roseinfer.core.errors import TooManyInflightError
 from roseinfer.server.http.auth import key_digest
 from roseinfer.server.http.body import JsonResponse
-from roseinfer.server.http.connection import EXTENSION, Wire
+from roseinfer.server.http.connection import EXTENSION, ClientConnection
 from roseinfer.server.http.errors import ApiError, Dialect, as_api_error, deadline_exceeded, too_many_inflight
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.middleware import check_request_id
@@ -94,7 +94,7 @@ class JobRun(Protocol):
 
 
 # How the jobs of an API run: the usual way is `Run`.
-Runs = Callable[[Call, AnswerFormat, Job, Wire, Ticket], JobRun]
+Runs = Callable[[Call, AnswerFormat, Job, ClientConnection, Ticket], JobRun]
 
 
 class Inference:
@@ -131,20 +131,23 @@ class Inference:
             except (ClientDisconnect, ApiError) as error:
                 backend.observer.ended_early(scope["state"]["request_id"], error)
                 raise
-            wire: Wire = scope["extensions"].pop(EXTENSION)  # it knows the scope: what is left must not be a cycle
-            await self._runs(call, self._format, job, wire, ticket).answer(scope, receive, send)
+            # A connection refers to the scope: leaving it there would make a reference cycle.
+            connection: ClientConnection = scope["extensions"].pop(EXTENSION)
+            await self._runs(call, self._format, job, connection, ticket).answer(scope, receive, send)
 
 
 class Run:
     """One job on the engine."""
 
-    def __init__(self, call: Call, answer_format: AnswerFormat, job: Job, wire: Wire, place: Ticket) -> None:
+    def __init__(
+        self, call: Call, answer_format: AnswerFormat, job: Job, connection: ClientConnection, place: Ticket
+    ) -> None:
         self._service = service = call.service
         self._backend = backend = call.backend
         self._state = call.state
         self._format = answer_format
         self._job = job
-        self._wire = wire
+        self._connection = connection
         self._place = place
         self._guard = Guard()
         self._refusable = job.promised and backend.info.policy.sheds
@@ -186,7 +189,7 @@ class Run:
 
     async def _answer_stream(self, send: Send) -> None:
         encoder = self._format.events(self._job, self._backend.tokenizer, self._generation.account.usage)
-        events = EventStream(send, self._wire, encoder.filler)
+        events = EventStream(send, self._connection, encoder.filler)
         # The log probabilities of a long prompt are much to write down, here too.
         heavy = self._job.echo and self._job.logprobs is not None
         interval_s = self._service.config.sse_keep_alive_interval
@@ -237,7 +240,7 @@ class Run:
         cause: BaseException | None = None
         clock, observer = self._service.clock, self._backend.observer
         observer.started(self._job, self._generation.account, self._state, clock.now())
-        self._wire.watch(self._on_gone)
+        self._connection.on_disconnect(self._on_gone)
         lifecycle = self._service.lifecycle
         try:
             lifecycle.begin(self._guard)
@@ -256,7 +259,7 @@ class Run:
             raise
         finally:
             lifecycle.end(self._guard)
-            self._wire.watch(None)
+            self._connection.on_disconnect(None)
             self._generation.cancel()
             observer.ended(self._job, self._generation.account, clock.now(), cause)
             if self._backend.lengths is not None:

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 
 from roseinfer.core.clock import Clock
-from roseinfer.server.http.connection import Wire
+from roseinfer.server.http.connection import ClientConnection
 from roseinfer.server.http.errors import deadline_exceeded
 from roseinfer.server.request.lifecycle import Guard, Lifecycle
 
@@ -16,7 +16,7 @@ class Planning(Guard):
     stops. Raises the cause: `ClientDisconnect`, or `ApiError` 504 or 503.
     """
 
-    def __init__(self, lifecycle: Lifecycle, wire: Wire, clock: Clock) -> None:
+    def __init__(self, lifecycle: Lifecycle, wire: ClientConnection, clock: Clock) -> None:
         super().__init__()
         self._lifecycle = lifecycle
         self._wire = wire
@@ -25,7 +25,7 @@ class Planning(Guard):
 
     def __enter__(self) -> None:
         self._lifecycle.begin(self)
-        self._wire.watch(self._on_gone)
+        self._wire.on_disconnect(self._on_gone)
         try:
             super().__enter__()
         except Exception:
@@ -38,7 +38,7 @@ class Planning(Guard):
 
     def _leave(self) -> None:
         self._lifecycle.end(self)
-        self._wire.watch(None)
+        self._wire.on_disconnect(None)
         if self._timer is not None:
             self._timer.cancel()
 

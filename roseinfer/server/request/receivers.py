@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from starlette.types import Send
 
 from roseinfer.engine.api import SequenceChunk
-from roseinfer.server.http.connection import Wire
+from roseinfer.server.http.connection import ClientConnection
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.generation import Receiver
 from roseinfer.server.request.job import Usage
@@ -103,7 +103,7 @@ class EventStream:
     stand between two writes.
     """
 
-    def __init__(self, send: Send, wire: Wire, filler: bytes) -> None:
+    def __init__(self, send: Send, wire: ClientConnection, filler: bytes) -> None:
         self._send = send
         self._wire = wire
         self._filler = filler
@@ -120,7 +120,7 @@ class EventStream:
     @property
     def open(self) -> bool:
         """Whether `write_now` may be called: the head is out, and the client keeps up."""
-        return self.started and not self._wire.paused
+        return self.started and not self._wire.write_paused
 
     def write_now(self, data: bytes) -> None:
         self._wire.write(data)
@@ -133,7 +133,7 @@ class EventStream:
         """Last words, if the client takes anything, and no end: the server cuts a response that its application left
         unfinished.
         """
-        if not self._wire.paused:
+        if not self._wire.write_paused:
             await self.write(data)
 
 

@@ -14,7 +14,7 @@ from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import Engine, EngineInfo, EngineReport, EngineState
 from roseinfer.server.http.body import BodyReaders
-from roseinfer.server.http.connection import EXTENSION, Wire
+from roseinfer.server.http.connection import EXTENSION, ClientConnection
 from roseinfer.server.http.errors import MAX_RETRY_S, ApiError, model_not_found, unavailable
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.request.generation import Observer
@@ -198,8 +198,8 @@ class Service:
         Raises what `admit` raises, before a byte is read and when all is there, and what `BodyReaders` raise.
         """
         backend = self.admit()
-        wire: Wire = scope["extensions"][EXTENSION]
-        arrived = wire.arrived  # then nothing is waited for, and nothing can change meanwhile
+        wire: ClientConnection = scope["extensions"][EXTENSION]
+        arrived = wire.body_complete  # then nothing is waited for, and nothing can change meanwhile
         body = await self.bodies.read_json(scope, receive, self.limits)
         return backend if arrived else self.admit(), body
 

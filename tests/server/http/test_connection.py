@@ -1,9 +1,10 @@
-"""Writes that belong together go out as one, in order, and none is lost."""
+"""Write buffer and client connection, on a scripted transport."""
 
 import asyncio
 from typing import Any
 
-from roseinfer.server.http.connection import MIN_PROGRESS_BYTES, Wire, WriteBuffer
+from roseinfer.server.http.connection import ClientConnection
+from roseinfer.server.http.write_buffer import MIN_PROGRESS_BYTES, WriteBuffer
 
 
 class Transport(asyncio.Transport):
@@ -35,7 +36,7 @@ class Flow:
 
 
 class Cycle:
-    """As much of uvicorn's request cycle as a wire looks at."""
+    """Parts of uvicorn's request cycle that `ClientConnection` reads."""
 
     def __init__(self) -> None:
         self.flow = Flow()
@@ -78,20 +79,20 @@ def test_nothing_is_lost_when_it_closes() -> None:
     asyncio.run(main())
 
 
-def test_a_wire_writes_chunks_and_knows_when_its_client_has_left() -> None:
+def test_a_client_connection_writes_chunks_and_reports_a_disconnect() -> None:
     async def main() -> None:
         transport, cycle, left = Transport(), Cycle(), list[str]()
         made: Any = cycle
-        wire = Wire(WriteBuffer(transport, asyncio.get_running_loop(), 30.0), made)
-        wire.write(b"x" * 17)
+        connection = ClientConnection(WriteBuffer(transport, asyncio.get_running_loop(), 30.0), made)
+        connection.write(b"x" * 17)
         assert transport.written == [b"11\r\n" + b"x" * 17 + b"\r\n"]
-        wire.watch(lambda: left.append("first"))
-        wire.watch(None)
-        wire.watch(lambda: left.append("second"))
-        wire.lost()
-        wire.write(b"into the void")
+        connection.on_disconnect(lambda: left.append("first"))
+        connection.on_disconnect(None)
+        connection.on_disconnect(lambda: left.append("second"))
+        connection.mark_lost()
+        connection.write(b"into the void")
         assert left == ["second"] and len(transport.written) == 1
-        wire.watch(lambda: left.append("too late"))
+        connection.on_disconnect(lambda: left.append("too late"))
         assert left == ["second", "too late"]
 
     asyncio.run(main())

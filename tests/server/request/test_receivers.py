@@ -328,21 +328,21 @@ class Connection:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
-        self.paused = False
+        self.write_paused = False
         self._room = asyncio.Event()
 
     def write(self, data: bytes) -> None:
-        assert not self.paused
+        assert not self.write_paused
         self.sent.append(data)
 
     async def send(self, message: Any) -> None:
-        if self.paused:
+        if self.write_paused:
             await self._room.wait()
         if data := message.get("body", b""):
             self.sent.append(data)
 
     def go_on(self) -> None:
-        self.paused = False
+        self.write_paused = False
         self._room.set()
 
 
@@ -387,7 +387,7 @@ def test_tokens_are_written_as_they_come_and_gather_while_the_client_is_slow(tok
         answer.put(0, token("b"))
         answer.put(0, token("c"))
         assert texts(connection.sent) == ["a", "b", "c"], "without the task"
-        connection.paused = True
+        connection.write_paused = True
         for text in "def":
             answer.put(0, token(text))
             await settle()

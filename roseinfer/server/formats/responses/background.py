@@ -9,7 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 from roseinfer.server.formats.responses.answer import CANCELLED, ResponseWriter
 from roseinfer.server.formats.responses.history import Keeper
 from roseinfer.server.http.body import JsonResponse
-from roseinfer.server.http.connection import Wire
+from roseinfer.server.http.connection import ClientConnection
 from roseinfer.server.http.errors import ApiError, as_api_error
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST
 from roseinfer.server.request.inference import AnswerFormat, Call, JobRun, Run
@@ -29,10 +29,12 @@ class BackgroundRuns:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def __call__(self, call: Call, answer_format: AnswerFormat, job: Job, wire: Wire, place: Ticket) -> JobRun:
+    def __call__(
+        self, call: Call, answer_format: AnswerFormat, job: Job, connection: ClientConnection, place: Ticket
+    ) -> JobRun:
         if not job.about.get("background"):
-            return Run(call, answer_format, job, wire, place)
-        return _BackgroundAnswer(call, answer_format, job, wire, place, self._tasks)
+            return Run(call, answer_format, job, connection, place)
+        return _BackgroundAnswer(call, answer_format, job, connection, place, self._tasks)
 
 
 class _BackgroundAnswer:
@@ -41,14 +43,14 @@ class _BackgroundAnswer:
         call: Call,
         answer_format: AnswerFormat,
         job: Job,
-        wire: Wire,
+        connection: ClientConnection,
         place: Ticket,
         tasks: "set[asyncio.Task[None]]",
     ) -> None:
         self._call = call
         self._format = answer_format
         self._job = job
-        self._wire = wire
+        self._connection = connection
         self._place = place
         self._tasks = tasks
 
@@ -74,11 +76,11 @@ class _BackgroundAnswer:
     async def _work(self, running: RunningResponse, scope: Scope, receive: Receive, send: Send) -> None:
         streamed = self._job.stream is not None
         job = replace(self._job, keep=running.keep, stream=self._job.stream or _UNREAD)
-        wire = _Unwatched(self._wire if streamed else None)
+        connection = _Unwatched(self._connection if streamed else None)
         with self._call.service.lifecycle.ticket() as place:
             self._place.release()  # the connection would hold it for as long as its client reads
             place.grow(len(job.prompts))
-            run = Run(self._call, self._format, job, wire, place)
+            run = Run(self._call, self._format, job, connection, place)
             running.on_cancel(lambda: run.interrupt(_cancelled()))
             try:
                 await run.answer(scope, receive, send)
@@ -94,24 +96,24 @@ class _BackgroundAnswer:
                 running.fail("server_error", "The server ended while this response ran")
 
 
-class _Unwatched(Wire):
-    """Connection of a client that may leave. `wire` None: the client has its answer already."""
+class _Unwatched(ClientConnection):
+    """Connection of a client that may leave. `connection` None: the client has its answer already."""
 
-    __slots__ = ("_wire",)
+    __slots__ = ("_connection",)
 
-    def __init__(self, wire: Wire | None) -> None:
-        self._wire = wire
+    def __init__(self, connection: ClientConnection | None) -> None:
+        self._connection = connection
         self.filler = b""
 
     @property
-    def paused(self) -> bool:
-        return self._wire is not None and self._wire.paused
+    def write_paused(self) -> bool:
+        return self._connection is not None and self._connection.write_paused
 
     def write(self, data: bytes) -> None:
-        if self._wire is not None:
-            self._wire.write(data)
+        if self._connection is not None:
+            self._connection.write(data)
 
-    def watch(self, on_gone: object) -> None:
+    def on_disconnect(self, callback: object) -> None:
         """Ignore the end of the connection."""
 
 
