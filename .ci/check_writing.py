@@ -48,11 +48,11 @@ def main() -> int:
     for path in _sources():
         tree = ast.parse(path.read_text())
         if path.parts[0] == "roseinfer":
-            for name, line in _public_classes(tree):
+            for name, line in public_classes(tree):
                 classes[name].append(f"{path}:{line}")
         if str(path).startswith(pending):
             continue
-        problems += [f"{path}:{line}: {text}" for line, text in _docstring_starts(tree)]
+        problems += [f"{path}:{line}: {text}" for line, text in docstring_starts(tree)]
         if str(path).startswith(CONSTANTS_IN):
             problems += [f"{path}:{line}: {text}" for line, text in _constants(tree)]
     for name, places in sorted(classes.items()):
@@ -73,13 +73,13 @@ def _sources() -> Iterator[Path]:
         yield from sorted(Path(root).rglob("*.py"))
 
 
-def _public_classes(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def public_classes(tree: ast.Module) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node.name, node.lineno
 
 
-def _docstring_starts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def docstring_starts(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue

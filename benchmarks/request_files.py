@@ -1,11 +1,12 @@
-"""How many of our files and functions one request runs through: what a reader has to hold in the head.
+"""Count the files, functions and function lines of roseinfer that one chat request runs.
 
-    python benchmarks/request_files.py [--functions] [--files]
+    python -m benchmarks.request_files [--functions] [--files]
 
-The real application behind uvicorn on a real socket, the real engine in a thread of the same process (so that one
-profiler sees both), the embedded model on the CPU. Counted is what runs while one streamed chat request with a latency
-objective is answered, in every thread; imports and the start are not. Prints the files and functions of each package,
-then `total files N functions M`. A function is a code object: a comprehension or a lambda is one more.
+The real application runs in uvicorn on a real socket, the real engine in a thread of the same process, so that one
+profiler sees both, and the embedded model on the CPU. Counted is what runs in any thread while one streamed chat
+request with a latency objective is answered; imports and the start do not count. Prints a line for each package, then
+`total files N functions M lines L`. A function is a code object: a comprehension or a lambda is one more. Lines are
+those of all these functions, without docstrings and comments (`benchmarks.code_size.function_lines`).
 """
 
 import argparse
@@ -20,42 +21,44 @@ from types import CodeType, FrameType
 from typing import Any
 
 import roseinfer
+from benchmarks.code_size import function_lines, package_of
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.start import load_tokenizer, start_engine
 from roseinfer.server.app import server_parts
 from roseinfer.server.hosting import Server, listen, new_event_loop, uvicorn_config
 
-PACKAGE = str(Path(roseinfer.__file__).parent) + "/"
-PATIENCE_S = 120.0
+PACKAGE = Path(roseinfer.__file__).parent
+PREFIX = f"{PACKAGE}/"
+TIMEOUT_S = 120.0
 
 
-class Seen:
-    """Which of our code objects ran while `on` was set, in threads that were started after `install`."""
+class Profile:
+    """Code objects that ran while `on` was set, in threads that were started after `install`."""
 
     def __init__(self) -> None:
         self.on = False
         self._codes: set[CodeType] = set()
 
     def install(self) -> None:
-        threading.setprofile(self._note)
+        threading.setprofile(self._add)
 
-    def _note(self, frame: FrameType, event: str, argument: Any) -> None:
+    def _add(self, frame: FrameType, event: str, argument: Any) -> None:
         if self.on and event == "call":
             self._codes.add(frame.f_code)
 
     def functions(self) -> dict[str, set[str]]:
-        """Function names of each file, as its path in the package."""
+        """Return "first line:qualified name" of the functions by file, as its path in the package."""
         found: dict[str, set[str]] = defaultdict(set)
         for code in self._codes:
-            if code.co_filename.startswith(PACKAGE) and code.co_name != "<module>":
-                path = code.co_filename.removeprefix(PACKAGE)
+            if code.co_filename.startswith(PREFIX) and code.co_name != "<module>":
+                path = code.co_filename.removeprefix(PREFIX)
                 found[path].add(f"{code.co_firstlineno}:{code.co_qualname}")
         return found
 
 
-class Hosted:
-    """The server and its engine in a thread, on a free port of the loopback."""
+class HostedServer:
+    """Server and engine in a thread, on a free port of the loopback."""
 
     def __init__(self) -> None:
         config = ServerConfig(port=0)
@@ -90,9 +93,9 @@ class Hosted:
         await serving
         await engine.close()
 
-    def __enter__(self) -> "Hosted":
+    def __enter__(self) -> "HostedServer":
         self._thread.start()
-        if not self._up.wait(PATIENCE_S) or self._failure is not None:
+        if not self._up.wait(TIMEOUT_S) or self._failure is not None:
             raise SystemExit(f"the server did not start: {self._failure!r}")
         return self
 
@@ -102,12 +105,12 @@ class Hosted:
 
 
 def ask(port: int, text: str) -> str:
-    """The events of one streamed chat answer. The client is no code of ours, so that it is not counted."""
+    """Return the events of one streamed chat answer. The client uses sockets only, so that nothing of it counts."""
     messages = [{"role": "user", "content": text}]
     fields = {"messages": messages, "max_tokens": 6, "temperature": 0.0, "ignore_eos": True, "stream": True}
     body = json.dumps(fields | {"slo": {"ttft_ms": 5000, "tpot_ms": 500}}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
         parts = []
         while part := connection.recv(65536):
@@ -116,30 +119,32 @@ def ask(port: int, text: str) -> str:
 
 
 def measure() -> dict[str, set[str]]:
-    """What one request runs. Raises `SystemExit` if it is not answered properly."""
-    seen = Seen()
-    seen.install()
-    with Hosted() as hosted:
-        seen.on = True
+    """Return the functions that one request runs. Raise SystemExit if its answer is not complete."""
+    profile = Profile()
+    profile.install()
+    with HostedServer() as hosted:
+        profile.on = True
         answer = ask(hosted.port, "class Stack:\n    def push(self, item):")
-        seen.on = False
+        profile.on = False
     if not answer.startswith("HTTP/1.1 200") or answer.count('"content"') < 6 or "data: [DONE]" not in answer:
-        raise SystemExit(f"no proper answer:\n{answer}")
-    return seen.functions()
+        raise SystemExit(f"the answer is not complete:\n{answer}")
+    return profile.functions()
 
 
 def show(found: dict[str, set[str]], functions: bool, files: bool) -> None:
     packages: dict[str, list[str]] = defaultdict(list)
     for path in sorted(found):
-        packages[path.split("/")[0] if "/" in path else "."].append(path)
+        packages[package_of(path)].append(path)
+    lines = function_lines(PACKAGE, found)
     for package, paths in packages.items():
         count = sum(len(found[path]) for path in paths)
-        print(f"{package:<12} files {len(paths):>3} functions {count:>4}")
+        print(f"{package:<12} files {len(paths):>3} functions {count:>4} lines {lines[package]:>5}")
         for path in paths if files or functions else ():
             print(f"    {path:<44} {len(found[path]):>3}")
             for name in sorted(found[path], key=lambda name: int(name.split(":")[0])) if functions else ():
                 print(f"        {name}")
-    print(f"total files {len(found)} functions {sum(map(len, found.values()))}")
+    functions_run = sum(map(len, found.values()))
+    print(f"total files {len(found)} functions {functions_run} lines {sum(lines.values())}")
 
 
 def main() -> None:

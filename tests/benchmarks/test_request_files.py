@@ -14,7 +14,7 @@ def test_one_chat_request_runs_few_files() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
-    found = re.fullmatch(r"total files (\d+) functions (\d+)", last)
+    found = re.fullmatch(r"total files (\d+) functions (\d+) lines \d+", last)
     assert found is not None, last
     listed = [line for line in lines if line.startswith("    ")]
     assert len(listed) == int(found[1]) and int(found[2]) > int(found[1])
