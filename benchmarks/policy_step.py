@@ -29,7 +29,7 @@ from roseinfer.sched.events import Event
 from roseinfer.sched.policy import Decision, Policy, View
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, ExpectedRunner
+from roseinfer.sim.engine import END, FixedLengthRunner
 
 TPOT_S, STEP_S = 0.020, 0.005
 
@@ -78,7 +78,7 @@ def main() -> None:
     policy = PerStep(make_policy(config, Estimates(cost=CostModel(machine.cost))))
     kv = KvManager(4 * args.running * 64, 16, prefix_caching=False)
     clock = ManualClock()
-    outputs = ExpectedRunner()
+    outputs = FixedLengthRunner()
     runner = PricedRunner(outputs, machine, clock)
     limits = StepLimits.of(config, 8192)
     depth = 2 if args.overlap else 1

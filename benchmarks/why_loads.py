@@ -10,9 +10,9 @@ from typing import Any
 
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
-from roseinfer.sim.hints import Noisy
-from roseinfer.sim.laws import Fixed, LogNormal
-from roseinfer.sim.processes import Gamma, OnOff
+from roseinfer.sim.arrival_processes import Gamma, OnOff
+from roseinfer.sim.length_distributions import Fixed, LogNormal
+from roseinfer.sim.length_hints import NoisyHints
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.workload import Arrival, TrafficClass, Workload
 
@@ -51,7 +51,7 @@ def _load(name: str, rate: float, *classes: TrafficClass, process: Any = None, *
         else:
             scheduler[key] = value
     context = machine.max_model_len
-    workload = Workload(classes, rate, process or Gamma(), Noisy(195.0), context)
+    workload = Workload(classes, rate, process or Gamma(), NoisyHints(195.0), context)
     return Load(name, workload, machine, scheduler)
 
 

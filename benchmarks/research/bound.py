@@ -87,7 +87,7 @@ def static_bound(requests: Sequence[Arrival], machine: Machine, rate: float) -> 
     than it runs holds no pace, as it may wait until others hold it, but its decoding is still done at its level. Raises
     `ValueError` if no request has objectives.
     """
-    return Mix(requests, machine).bound(rate)
+    return SteadyMix(requests, machine).bound(rate)
 
 
 def capacity(requests: Sequence[Arrival], machine: Machine, target: float = 0.99) -> float:
@@ -95,7 +95,7 @@ def capacity(requests: Sequence[Arrival], machine: Machine, target: float = 0.99
 
     Raises `ValueError` if no request has objectives, or if none could be good.
     """
-    mix = Mix(requests, machine)
+    mix = SteadyMix(requests, machine)
     wanted = target * mix.possible
     if wanted <= 0:
         raise ValueError("no request could be good even on an idle machine")
@@ -108,7 +108,7 @@ def capacity(requests: Sequence[Arrival], machine: Machine, target: float = 0.99
     return low
 
 
-class Mix:
+class SteadyMix:
     """A sample of requests, by level, for static bounds at any rate. `possible`: the bound on an idle machine."""
 
     def __init__(self, requests: Sequence[Arrival], machine: Machine) -> None:

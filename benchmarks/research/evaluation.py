@@ -17,9 +17,9 @@ from benchmarks.research.random_loads import COMMON, RandomLoad, TraceNeededErro
 from roseinfer.core.progress import report
 from roseinfer.priced.machine import Machine
 from roseinfer.sim import simulator
-from roseinfer.sim.simulator import Lifetime, Simulation
-from roseinfer.sim.sweep import Sweep, check_given, contender, settings_of, simulate_as
-from roseinfer.sim.workers import processes
+from roseinfer.sim.simulator import Lifetime, SimulationResult
+from roseinfer.sim.sweep import PolicySweep, check_given, contender, settings_of, simulate_as
+from roseinfer.sim.worker_pool import worker_pool
 from roseinfer.sim.workload import Arrival
 
 POLICIES = ("slack", "qoserve", "fifo", "sarathi", "scorpio", "scorpio-tuned")
@@ -52,7 +52,7 @@ def check_grid(grid: Grid) -> None:
         contender(name)
     entry = next(iter(space()["machines"].values()))
     common = {name: entry[name] for name in COMMON}
-    check_given(Sweep(Machine(), [], grid.policies, common, dict(grid.given)))
+    check_given(PolicySweep(Machine(), [], grid.policies, common, dict(grid.given)))
 
 
 def run_grid(grid: Grid) -> dict[str, Any]:
@@ -83,16 +83,16 @@ def run_grid(grid: Grid) -> dict[str, Any]:
 def _run_all(grid: Grid) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """As they come to their end."""
     if grid.jobs == 1:
-        yield from ((number, judge(grid, number)) for number in range(grid.count))
+        yield from ((number, evaluate_load(grid, number)) for number in range(grid.count))
         return
-    with processes(grid.jobs) as pool:
-        running = {pool.submit(judge, grid, number): number for number in range(grid.count)}
+    with worker_pool(grid.jobs) as pool:
+        running = {pool.submit(evaluate_load, grid, number): number for number in range(grid.count)}
         for future in as_completed(running):
             yield running[future], future.result()
 
 
 # --- one load ---------------------------------------------------------------------------------------------------
-def judge(grid: Grid, number: int) -> dict[str, Any] | None:
+def evaluate_load(grid: Grid, number: int) -> dict[str, Any] | None:
     """What the policies make of a load; None if it needs a trace that is not there."""
 
     def measure(sample: Sequence[Arrival], machine: Machine) -> float:
@@ -109,7 +109,7 @@ def judge(grid: Grid, number: int) -> dict[str, Any] | None:
 
 def run_policy(grid: Grid, load: RandomLoad, name: str) -> list[dict[str, Any]]:
     """The outcome of each of its settings."""
-    sweep = Sweep(load.machine, [], [name], load.scheduler, {**GIVEN, **grid.given})
+    sweep = PolicySweep(load.machine, [], [name], load.scheduler, {**GIVEN, **grid.given})
     known = contender(name)[1] or "predictor"
     judged = {setting["scheduling_policy"] for setting in contender(grid.policies[0])[0]}
     return [
@@ -174,7 +174,7 @@ def requests_digest(arrivals: Sequence[Arrival], machine: Machine) -> str:
     return digest_of(text=parts)
 
 
-def outcome_of(run: Simulation) -> dict[str, Any]:
+def outcome_of(run: SimulationResult) -> dict[str, Any]:
     """Requests that were promised something, in all, by class and by tenant; best effort is only counted.
 
     `served`: finished; `late`: of these, without what was promised; `good`: with it.
@@ -262,7 +262,7 @@ def summary_of(ratios: Sequence[float]) -> dict[str, float | None]:
 
 def pooled_late(judged: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The late among the served of the judged policy, by kind of load: by number of the class (1, 2, ...), by what
-    classes are promised, and of all. `enough`: whether enough were served to judge it.
+    classes are promised, and of all. `enough`: whether enough were served to evaluate_load it.
 
     A load of several kinds counts in each. Class 1 of one load has nothing to do with class 1 of another: numbers
     split what is pooled into random parts, objectives into those that are alike.

@@ -13,13 +13,13 @@ from benchmarks.research.bound import capacity
 from benchmarks.research.choices import OBJECTIVES, Choice, Choices, describe, draw_choices, kinds_of, space
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
-from roseinfer.priced.machine import Machine, Stalls
+from roseinfer.priced.machine import Machine, PeriodicStalls
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sim.hints import Exact, Liars, Noisy, Scaled, Shuffled
-from roseinfer.sim.laws import Bimodal, Empirical, Fixed, Law, LogNormal, Pareto, Uniform
-from roseinfer.sim.processes import Gamma, OnOff, Process, Replayed, Steps
-from roseinfer.sim.traces import Traced, read_trace
-from roseinfer.sim.workload import Arrival, Hints, TrafficClass, Workload
+from roseinfer.sim.arrival_processes import ArrivalProcess, Gamma, OnOff, Replayed, Steps
+from roseinfer.sim.length_distributions import Bimodal, Empirical, Fixed, LengthDistribution, LogNormal, Pareto, Uniform
+from roseinfer.sim.length_hints import ExactHints, MisleadingHints, NoisyHints, ScaledHints, ShuffledHints
+from roseinfer.sim.traces import TraceRequest, read_trace
+from roseinfer.sim.workload import Arrival, LengthHints, TrafficClass, Workload
 
 SAMPLE = 2000  # requests that capacity is taken from, and lengths of a class whose 99th percentile sets its floors
 CAPACITY_TARGET = 0.99
@@ -110,7 +110,7 @@ def draw_load(
     )
 
 
-def _records(choices: Choices, traces: str | Path | None) -> dict[str, list[Traced]]:
+def _records(choices: Choices, traces: str | Path | None) -> dict[str, list[TraceRequest]]:
     found = {}
     for name in sorted(choices.trace_files):
         if traces is None or not (Path(traces) / name).is_file():
@@ -145,7 +145,7 @@ def _machine(choices: Choices) -> Machine:
         num_kv_blocks=entry["num_kv_blocks"],
         block_size=entry["block_size"],
         prefix_caching=False,
-        stalls=Stalls(stalls["every_s"], stalls["lasts_s"]) if stalls["lasts_s"] else None,
+        stalls=PeriodicStalls(stalls["every_s"], stalls["lasts_s"]) if stalls["lasts_s"] else None,
         slowdown=((0.0, slowdown["factor"]),) if slowdown["factor"] != 1.0 and slowdown["at"] == 0.0 else (),
     )
 
@@ -165,7 +165,7 @@ def _fitted(machine: Machine, choices: Choices, arrivals: Sequence[Arrival]) -> 
 
 # --- classes ----------------------------------------------------------------------------------------------------
 def _classes(
-    choices: Choices, machine: Machine, records: Mapping[str, list[Traced]], rng: random.Random
+    choices: Choices, machine: Machine, records: Mapping[str, list[TraceRequest]], rng: random.Random
 ) -> list[TrafficClass]:
     found = []
     for number, chosen in enumerate(choices.of_classes, start=1):
@@ -213,7 +213,7 @@ def _percentile(values: Sequence[int]) -> int:
     return sorted(values)[ceil(0.99 * len(values)) - 1]
 
 
-def _law(entry: Choice, records: Mapping[str, list[Traced]]) -> Law:
+def _law(entry: Choice, records: Mapping[str, list[TraceRequest]]) -> LengthDistribution:
     if entry["law"] == "trace":
         lines = records[entry["file"]]
         return Empirical([line.prompt_len if entry["column"] == "prompt" else line.output_len for line in lines])
@@ -225,11 +225,13 @@ def _law(entry: Choice, records: Mapping[str, list[Traced]]) -> Law:
         "bimodal": Bimodal,
     }
     rest = {name: value for name, value in entry.items() if name != "law"}
-    law: Law = kinds[entry["law"]](**{n: tuple(v) if isinstance(v, list) else v for n, v in rest.items()})
+    law: LengthDistribution = kinds[entry["law"]](
+        **{n: tuple(v) if isinstance(v, list) else v for n, v in rest.items()}
+    )
     return law
 
 
-def _process(entry: Choice, records: Mapping[str, list[Traced]]) -> Process:
+def _process(entry: Choice, records: Mapping[str, list[TraceRequest]]) -> ArrivalProcess:
     if entry["process"] == "gamma":
         return Gamma(entry["cv"])
     if entry["process"] == "onoff":
@@ -241,15 +243,17 @@ def _process(entry: Choice, records: Mapping[str, list[Traced]]) -> Process:
     return Gamma()
 
 
-def _hints(entry: Choice) -> Hints | None:
+def _hints(entry: Choice) -> LengthHints | None:
     if entry["kind"] == "exact":
-        return Exact()
+        return ExactHints()
     if entry["kind"] == "noisy":
-        return Noisy(entry["rmse"])
+        return NoisyHints(entry["rmse"])
     if entry["kind"] == "factor":
-        return Scaled(entry["factor"])
+        return ScaledHints(entry["factor"])
     if entry["kind"] == "shuffled":
-        return Shuffled()
+        return ShuffledHints()
     if entry["kind"] == "liars":
-        return Liars(entry["share"], entry["factor"], entry["rmse"], LIARS if entry["tenant"] == "own" else None)
+        return MisleadingHints(
+            entry["share"], entry["factor"], entry["rmse"], LIARS if entry["tenant"] == "own" else None
+        )
     return None

@@ -7,7 +7,7 @@ from roseinfer.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class CalibrationGrid:
     """Decoding requests, their context in tokens, prompt tokens beside them; `repeats` steps of each kind.
 
     `prefixes`: tokens that come before such a prompt and are in the cache, beside requests with the shortest contexts.
@@ -21,8 +21,8 @@ class Grid:
 
 
 # What takes seconds with the embedded model on two cores, and less than a minute with 8B parameters on a large GPU.
-CPU_GRID = Grid(rows=(1, 2, 4, 8, 16), contexts=(32, 128, 512), prompts=(16, 64, 256), prefixes=(1024,))
-GPU_GRID = Grid(
+CPU_GRID = CalibrationGrid(rows=(1, 2, 4, 8, 16), contexts=(32, 128, 512), prompts=(16, 64, 256), prefixes=(1024,))
+GPU_GRID = CalibrationGrid(
     rows=(1, 8, 32, 128, 256), contexts=(64, 512, 2048), prompts=(32, 128, 512, 2048), prefixes=(8192, 28_672)
 )
 
@@ -45,9 +45,9 @@ class CalibrateConfig:
         check_positive(self, "repeats")
         self.grid(CPU_GRID)
 
-    def grid(self, default: Grid) -> Grid:
+    def grid(self, default: CalibrationGrid) -> CalibrationGrid:
         """What was given, the rest from `default`. Raises `ConfigError`."""
-        return Grid(
+        return CalibrationGrid(
             rows=_numbers("decode_rows", self.decode_rows) or default.rows,
             contexts=_numbers("context_lens", self.context_lens) or default.contexts,
             prompts=_numbers("prompt_lens", self.prompt_lens) or default.prompts,

@@ -5,7 +5,7 @@ from typing import Any
 
 from roseinfer.calibration.config import CPU_GRID, GPU_GRID, CalibrateConfig
 from roseinfer.calibration.recorded import recorded_samples
-from roseinfer.calibration.sweep import Bounds, Sweep
+from roseinfer.calibration.sweep import CalibrationSweep, EngineLimits
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.llm import LLM
@@ -76,7 +76,7 @@ def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[Sample]
     options |= asdict(engine.priced)
     with LLM(**options) as llm:
         info = llm.info
-        bounds = Bounds(info.max_model_len, info.num_blocks * info.block_size, info.max_num_seqs, info.vocab_size)
+        bounds = EngineLimits(info.max_model_len, info.num_blocks * info.block_size, info.max_num_seqs, info.vocab_size)
         grid = config.grid(CPU_GRID if info.device == "cpu" else GPU_GRID)
-        samples = Sweep(llm.core, bounds, grid, engine.model.seed).run()
+        samples = CalibrationSweep(llm.core, bounds, grid, engine.model.seed).run()
     return samples, info

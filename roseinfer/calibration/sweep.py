@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from roseinfer.calibration.config import Grid
+from roseinfer.calibration.config import CalibrationGrid
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.progress import stage
 from roseinfer.core.request import sequence_id
@@ -33,7 +33,7 @@ class CalibrationError(RoseinferError):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class EngineLimits:
     """Of the engine: context and cache in tokens, seats, vocabulary."""
 
     max_model_len: int
@@ -42,7 +42,7 @@ class Bounds:
     vocab_size: int
 
 
-class Watch:
+class SampleRecorder:
     """A policy that another one decides for; keeps what steps cost while `on`."""
 
     def __init__(self, policy: Policy) -> None:
@@ -60,12 +60,12 @@ class Watch:
 
 
 @dataclass(slots=True)
-class Sweep:
+class CalibrationSweep:
     """`core` must be idle. Its policy should start whoever fits, as `fifo` does."""
 
     core: Core
-    bounds: Bounds
-    grid: Grid
+    bounds: EngineLimits
+    grid: CalibrationGrid
     seed: int = 0
     _names: "itertools.count[int]" = field(default_factory=itertools.count)
     _rng: random.Random = field(init=False)
@@ -83,7 +83,7 @@ class Sweep:
             raise CalibrationError("no step of the grid fits the engine's seats, context and KV cache")
         scheduler = self.core.scheduler
         policy = scheduler.policy
-        scheduler.policy = watch = Watch(policy)
+        scheduler.policy = watch = SampleRecorder(policy)
         try:
             self._cell(watch, *sorted(fitting)[len(fitting) // 2])
             watch.samples.clear()
@@ -111,7 +111,7 @@ class Sweep:
             and wanted <= KV_SHARE * self.bounds.kv_tokens
         )
 
-    def _cell(self, watch: Watch, rows: int, context: int) -> None:
+    def _cell(self, watch: SampleRecorder, rows: int, context: int) -> None:
         prompts = [self._prompt(context) for _ in range(max(1, rows))]
         decoding = [self._add(ids, self._most(context)) for ids in prompts[:rows]]
         self._await_first_tokens(set(decoding))
@@ -128,7 +128,7 @@ class Sweep:
         while self.core.busy:
             self.core.step()
 
-    def _repeat(self, watch: Watch, act: Callable[[], object]) -> None:
+    def _repeat(self, watch: SampleRecorder, act: Callable[[], object]) -> None:
         """Once without notice: the first step of a kind also pays for what is kept for the next ones."""
         act()
         watch.on = True

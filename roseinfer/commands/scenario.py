@@ -7,11 +7,11 @@ from typing import Any
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
-from roseinfer.sim.arrivals import AtRate
+from roseinfer.sim.arrivals import OptionArrivals
 from roseinfer.sim.config import CostConfig, WorkloadConfig
 from roseinfer.sim.setups import SETUPS
-from roseinfer.sim.sweep import Load
-from roseinfer.sim.workload_file import FileLoad, read_workload
+from roseinfer.sim.sweep import LoadPoint
+from roseinfer.sim.workload_file import FileArrivals, read_workload
 
 # Options that say what a workload's file says.
 SETTLED = (
@@ -43,7 +43,7 @@ class Scenario:
 
     machine: Machine
     classes: Sequence[Slo]
-    at_rate: Callable[[float | None], Load]
+    at_rate: Callable[[float | None], LoadPoint]
     rates: Sequence[float | None] = ()
     common: Mapping[str, Any] = field(default_factory=dict)
 
@@ -69,8 +69,8 @@ def _of_options(workload: WorkloadConfig, cost: CostConfig) -> Scenario:
         machine = replace(machine, cost=cost.params)
     classes = slo_classes(workload) or (setup.mix.classes if setup else ())
 
-    def at_rate(rate: float | None) -> Load:
-        return Load(rate, AtRate(workload, setup, rate, classes))
+    def at_rate(rate: float | None) -> LoadPoint:
+        return LoadPoint(rate, OptionArrivals(workload, setup, rate, classes))
 
     traced = workload.workload == "trace"
     rates = [None] if traced else [workload.request_rate] if workload.request_rate else []
@@ -84,8 +84,8 @@ def _of_file(path: str, workload: WorkloadConfig, given: Mapping[str, Any]) -> S
     found = read_workload(path)
     count = workload.num_requests if "num_requests" in given else found.requests or workload.num_requests
 
-    def at_rate(rate: float | None) -> Load:
-        return Load(rate, FileLoad(replace(found.workload, rate=rate or 0.0), count, workload.seed))
+    def at_rate(rate: float | None) -> LoadPoint:
+        return LoadPoint(rate, FileArrivals(replace(found.workload, rate=rate or 0.0), count, workload.seed))
 
     rate = workload.request_rate or found.workload.rate
     return Scenario(found.machine, found.classes, at_rate, [rate] if rate else [], found.scheduler)

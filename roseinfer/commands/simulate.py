@@ -155,7 +155,7 @@ def run_comparison(
     """
     from roseinfer.commands.scenario import scenario_of
     from roseinfer.sim.plot import check_plot, plot_sweep
-    from roseinfer.sim.sweep import Sweep, check_given, contender, run_sweep
+    from roseinfer.sim.sweep import PolicySweep, check_given, contender, run_sweep
 
     scheduler = scheduler_options(given)
     chosen = {name: value for name, value in scheduler.items() if name not in NAMING}
@@ -169,7 +169,7 @@ def run_comparison(
     machine = scenario.machine
     if options.slowdown != 1.0:
         machine = machine.misjudged(options.slowdown)
-    sweep = Sweep(
+    sweep = PolicySweep(
         machine=machine,
         loads=_loads(scenario, options),
         policies=names,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.predictor.recorded import Recording, is_recorded
+from roseinfer.predictor.recorded import RecordedOutputs, is_recorded
 
 MOST_BAD = 0.1  # of the rows: more are no slips
 LEAST_ROWS = 50
@@ -19,7 +19,7 @@ class BadRowError(ValueError):
 
 
 @dataclass(slots=True)
-class Rows:
+class TrainingRows:
     """`prompts` as token ids, `lengths` in tokens and whether `max_tokens` `cut` them, row by row.
 
     `bad`: what was left out and why, by line; `left_out`: outputs of a recorded run that say nothing, by reason.
@@ -55,12 +55,12 @@ class Rows:
         return found
 
 
-def read_rows(path: str, encode: Callable[[str], list[int]], vocab_size: int | None = None) -> Rows:
+def read_rows(path: str, encode: Callable[[str], list[int]], vocab_size: int | None = None) -> TrainingRows:
     """Rows that say nothing are left out. Raises `ConfigError` if they are many, or too few are left.
 
     `encode` turns a prompt that is text into token ids; ids from `vocab_size` on are none of its.
     """
-    found, recording = Rows(), Recording()
+    found, recording = TrainingRows(), RecordedOutputs()
     try:
         with Path(path).open(encoding="utf-8") as lines:
             for number, text in enumerate(lines, 1):
@@ -74,7 +74,7 @@ def read_rows(path: str, encode: Callable[[str], list[int]], vocab_size: int | N
     return found
 
 
-def _check(path: str, found: Rows) -> None:
+def _check(path: str, found: TrainingRows) -> None:
     if len(found.bad) > MOST_BAD * (len(found) + len(found.bad)):
         raise ConfigError(f"{path}: {found.complaint()}; of {len(found) + len(found.bad)}, that is too many")
     whole = len(found) - sum(found.cut)
@@ -84,8 +84,8 @@ def _check(path: str, found: Rows) -> None:
 
 
 def _take(
-    found: Rows,
-    recording: Recording,
+    found: TrainingRows,
+    recording: RecordedOutputs,
     text: str,
     where: str,
     encode: Callable[[str], list[int]],
@@ -117,7 +117,7 @@ def _object(text: str) -> dict[str, Any]:
     return row
 
 
-def _recorded(recording: Recording, row: dict[str, Any]) -> tuple[list[int], int, bool]:
+def _recorded(recording: RecordedOutputs, row: dict[str, Any]) -> tuple[list[int], int, bool]:
     """Length 0: nothing has ended."""
     try:
         ended = recording.take(row)

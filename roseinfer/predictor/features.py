@@ -32,24 +32,24 @@ class FeatureSpec:
     tail_grams: int = 3
 
 
-class Bags(NamedTuple):
+class FeatureBags(NamedTuple):
     """Prompt i has the features `ids[offsets[i] : offsets[i + 1]]`, each with a weight."""
 
     ids: Ids
     weights: Weights
     offsets: Ids
 
-    def select(self, rows: Ids) -> "Bags":
+    def select(self, rows: Ids) -> "FeatureBags":
         counts = np.diff(self.offsets)[rows]
         offsets = np.concatenate([[0], np.cumsum(counts)])
         index = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], counts)
-        return Bags(self.ids[index], self.weights[index], offsets)
+        return FeatureBags(self.ids[index], self.weights[index], offsets)
 
 
-def bags_of(prompts: Sequence[Sequence[int]], spec: FeatureSpec) -> Bags:
+def bags_of(prompts: Sequence[Sequence[int]], spec: FeatureSpec) -> FeatureBags:
     parts = [_features(prompt, spec) for prompt in prompts]
     offsets = np.concatenate([[0], np.cumsum([len(ids) for ids, _ in parts])]).astype(np.int64)
-    return Bags(np.concatenate([ids for ids, _ in parts]), np.concatenate([w for _, w in parts]), offsets)
+    return FeatureBags(np.concatenate([ids for ids, _ in parts]), np.concatenate([w for _, w in parts]), offsets)
 
 
 def _features(prompt: Sequence[int], spec: FeatureSpec) -> tuple[Ids, Weights]:

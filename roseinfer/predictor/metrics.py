@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PredictionMetrics:
     """Kendall's tau-b; shares in the right bucket and at most one and two beside it; root mean square error, tokens.
 
     `rmse_constant`: of always saying the mean.
@@ -22,11 +22,11 @@ class Figures:
     rmse_constant: float
 
 
-def judge(predicted: ArrayLike, true: ArrayLike, width: float, buckets: int) -> Figures:
+def judge(predicted: ArrayLike, true: ArrayLike, width: float, buckets: int) -> PredictionMetrics:
     """Both [n] in tokens."""
     guess, truth = np.asarray(predicted, dtype=np.float64), np.asarray(true, dtype=np.float64)
     off = np.abs(bucket_of(guess, width, buckets) - bucket_of(truth, width, buckets))
-    return Figures(
+    return PredictionMetrics(
         rows=len(truth),
         tau=kendall_tau(guess, truth),
         exact=float(np.mean(off == 0)),

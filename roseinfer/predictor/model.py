@@ -19,7 +19,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PredictorSettings:
     """`width`: tokens of a bucket. `tokenizer`: of the prompts it learnt from; others' token ids mean nothing to it.
 
     `vocabulary`: `fingerprint` of that tokenizer's; older files do not say.
@@ -34,7 +34,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class PredictorWeights:
     """`table` [features, hidden], `bias` [hidden], `out` [buckets, hidden], `out_bias` [buckets]."""
 
     table: Floats
@@ -43,10 +43,10 @@ class Weights:
     out_bias: Floats
 
 
-class Predictor:
+class LengthPredictor:
     """Immutable, so any number of threads may ask it."""
 
-    def __init__(self, settings: Settings, weights: Weights) -> None:
+    def __init__(self, settings: PredictorSettings, weights: PredictorWeights) -> None:
         self.settings = settings
         self.weights = weights
         self._middles = (np.arange(settings.buckets) + 0.5) * settings.width
@@ -79,7 +79,9 @@ class Predictor:
 
     def save(self, path: str) -> None:
         """Raises `ConfigError` if the file cannot be written."""
-        tensors = {name: np.ascontiguousarray(getattr(self.weights, name)) for name in Weights.__dataclass_fields__}
+        tensors = {
+            name: np.ascontiguousarray(getattr(self.weights, name)) for name in PredictorWeights.__dataclass_fields__
+        }
         metadata = {"format": FORMAT, "settings": json.dumps(asdict(self.settings))}
         try:
             save_file(tensors, path, metadata)
@@ -87,7 +89,7 @@ class Predictor:
             raise ConfigError(f"cannot write {path}: {error}") from error
 
     @classmethod
-    def load(cls, path: str) -> "Predictor":
+    def load(cls, path: str) -> "LengthPredictor":
         """Raises `ConfigError` for a file that holds no predictor."""
         if not Path(path).is_file():
             raise ConfigError(f"there is no file {path}")
@@ -96,18 +98,20 @@ class Predictor:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != FORMAT:
                     raise ConfigError(f"{path} is no length predictor of this version")
-                weights = Weights(**{name: file.get_tensor(name) for name in Weights.__dataclass_fields__})
+                weights = PredictorWeights(
+                    **{name: file.get_tensor(name) for name in PredictorWeights.__dataclass_fields__}
+                )
             found = json.loads(metadata["settings"])
-            settings = Settings(**{**found, "features": FeatureSpec(**found["features"])})
+            settings = PredictorSettings(**{**found, "features": FeatureSpec(**found["features"])})
         except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise ConfigError(f"{path} is no length predictor: {error}") from error
         _check(path, settings, weights)
         return cls(settings, weights)
 
 
-def _check(path: str, settings: Settings, weights: Weights) -> None:
+def _check(path: str, settings: PredictorSettings, weights: PredictorWeights) -> None:
     hidden = len(weights.bias)
     shapes = [(settings.features.table, hidden), (hidden,), (settings.buckets, hidden), (settings.buckets,)]
-    found = [getattr(weights, name).shape for name in Weights.__dataclass_fields__]
+    found = [getattr(weights, name).shape for name in PredictorWeights.__dataclass_fields__]
     if found != shapes or settings.readout not in READOUTS:
         raise ConfigError(f"{path} is no length predictor: its parts do not fit each other")

@@ -17,7 +17,7 @@ def is_recorded(line: dict[str, Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FinishedOutput:
     """An output and its prompt. `cut`: it would have gone on."""
 
     prompt: list[int]
@@ -32,14 +32,14 @@ class _Open:
     left: int
 
 
-class Recording:
+class RecordedOutputs:
     """`take` line by line. `left_out`: outputs by the reason why they say nothing."""
 
     def __init__(self) -> None:
         self.left_out: Counter[str] = Counter()
         self._open: dict[str, _Open] = {}
 
-    def take(self, line: dict[str, Any]) -> Ended | None:
+    def take(self, line: dict[str, Any]) -> FinishedOutput | None:
         """What ended with this line, if it says something. Raises KeyError, TypeError or ValueError for a wrong one."""
         if "request" in line:
             params = line["params"]
@@ -53,7 +53,7 @@ class Recording:
         self.left_out["unfinished"] += sum(entry.left for entry in self._open.values())
         self._open.clear()
 
-    def _ended(self, line: dict[str, Any]) -> Ended | None:
+    def _ended(self, line: dict[str, Any]) -> FinishedOutput | None:
         name, reason, tokens = line["end"].rpartition(":")[0], line["reason"], int(line["tokens"])
         entry = self._open[name]
         entry.left -= 1
@@ -62,6 +62,6 @@ class Recording:
         if entry.endless:
             reason = "ignore_eos"
         if reason in ("stop", "length") and tokens > 0 and entry.prompt:
-            return Ended(entry.prompt, tokens, reason == "length")
+            return FinishedOutput(entry.prompt, tokens, reason == "length")
         self.left_out[reason] += 1
         return None

@@ -19,10 +19,10 @@ from torch.nn.functional import embedding_bag
 
 from roseinfer.core.progress import stage
 from roseinfer.predictor.config import READOUTS, TrainConfig
-from roseinfer.predictor.data import Rows
-from roseinfer.predictor.features import Bags, bags_of
-from roseinfer.predictor.metrics import Figures, bucket_of, judge
-from roseinfer.predictor.model import Predictor, Settings, Weights
+from roseinfer.predictor.data import TrainingRows
+from roseinfer.predictor.features import FeatureBags, bags_of
+from roseinfer.predictor.metrics import PredictionMetrics, bucket_of, judge
+from roseinfer.predictor.model import LengthPredictor, PredictorSettings, PredictorWeights
 
 HIDDEN = 32
 BATCH = 32
@@ -34,11 +34,11 @@ BELL = 1.5  # standard deviation of the target, in buckets
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingResult:
     """`figures` by read-out, on the rows that were held out; `train_rows` were learnt from."""
 
-    predictor: Predictor
-    figures: dict[str, Figures]
+    predictor: LengthPredictor
+    figures: dict[str, PredictionMetrics]
     train_rows: int
     best_epoch: int
 
@@ -46,7 +46,7 @@ class Trained:
 class _Outputs(NamedTuple):
     """`targets` [rows, buckets]: a bell, or for a row that was cut 1 for the buckets that are possible."""
 
-    bags: Bags
+    bags: FeatureBags
     lengths: NDArray[np.float64]
     cut: NDArray[np.bool_]
     targets: Tensor
@@ -59,22 +59,22 @@ class _Layers(NamedTuple):
     out_bias: Tensor
 
 
-def train(rows: Rows, config: TrainConfig, vocabulary: str = "") -> Trained:
+def train(rows: TrainingRows, config: TrainConfig, vocabulary: str = "") -> TrainingResult:
     """Equal rows, options and thread counts give equal weights. `vocabulary`: fingerprint of the tokenizer's."""
     width = max(1, ceil((config.longest or max(rows.lengths)) / 100))
-    settings = Settings(width=width, readout=config.readout, tokenizer=config.model, vocabulary=vocabulary)
+    settings = PredictorSettings(width=width, readout=config.readout, tokenizer=config.model, vocabulary=vocabulary)
     order = np.random.default_rng(config.seed).permutation(len(rows))
     parts = np.split(order, [len(rows) * 6 // 10, len(rows) * 8 // 10])
     outputs = _outputs(rows, settings)
     with stage("training, epoch") as step:
         weights, best = _learn(outputs, parts[0], parts[1], settings, config, step)
-    predictor = Predictor(settings, weights)
+    predictor = LengthPredictor(settings, weights)
     held_out = parts[2][~outputs.cut[parts[2]]]
     figures = _figures(predictor, [rows.prompts[i] for i in held_out], outputs.lengths[held_out])
-    return Trained(predictor, figures, len(parts[0]), best)
+    return TrainingResult(predictor, figures, len(parts[0]), best)
 
 
-def _outputs(rows: Rows, settings: Settings) -> "_Outputs":
+def _outputs(rows: TrainingRows, settings: PredictorSettings) -> "_Outputs":
     lengths, cut = np.asarray(rows.lengths, dtype=np.float64), np.asarray(rows.cut, dtype=bool)
     buckets = bucket_of(lengths, settings.width, settings.buckets)
     bells, cut_rows = _bells(buckets, settings.buckets), torch.from_numpy(cut)
@@ -83,11 +83,13 @@ def _outputs(rows: Rows, settings: Settings) -> "_Outputs":
     return _Outputs(bags_of(rows.prompts, settings.features), lengths, cut, targets)
 
 
-def _figures(predictor: Predictor, prompts: Sequence[list[int]], true: NDArray[np.float64]) -> dict[str, Figures]:
+def _figures(
+    predictor: LengthPredictor, prompts: Sequence[list[int]], true: NDArray[np.float64]
+) -> dict[str, PredictionMetrics]:
     found = {}
     for readout in READOUTS:
         settings = replace(predictor.settings, readout=readout)
-        said = Predictor(settings, predictor.weights).predict_batch(prompts)
+        said = LengthPredictor(settings, predictor.weights).predict_batch(prompts)
         found[readout] = judge(said, true, settings.width, settings.buckets)
     return found
 
@@ -96,10 +98,10 @@ def _learn(
     outputs: _Outputs,
     learnt: NDArray[np.int64],
     chosen_by: NDArray[np.int64],
-    settings: Settings,
+    settings: PredictorSettings,
     config: TrainConfig,
     step: Callable[[int, int], None],
-) -> tuple[Weights, int]:
+) -> tuple[PredictorWeights, int]:
     generator = torch.Generator().manual_seed(config.seed)
     whole = learnt[~outputs.cut[learnt]]
     layers = _start(settings, outputs.targets[whole].mean(dim=0), generator)
@@ -129,7 +131,7 @@ def _loss(logits: Tensor, outputs: _Outputs, rows: NDArray[np.int64]) -> Tensor:
     return torch.where(torch.from_numpy(outputs.cut[rows]), possible, -(targets * logs).sum(dim=1)).mean()
 
 
-def _error(layers: _Layers, outputs: _Outputs, rows: NDArray[np.int64], settings: Settings) -> float:
+def _error(layers: _Layers, outputs: _Outputs, rows: NDArray[np.int64], settings: PredictorSettings) -> float:
     """Root mean square, tokens. A row that was cut is taken for as long as the prediction has it beyond the cut."""
     middles = (torch.arange(settings.buckets) + 0.5) * settings.width
     with torch.no_grad():
@@ -146,7 +148,7 @@ def _bells(buckets: NDArray[np.int64], count: int) -> Tensor:
     return (-0.5 * distance**2).softmax(dim=1)
 
 
-def _start(settings: Settings, shares: Tensor, generator: torch.Generator) -> _Layers:
+def _start(settings: PredictorSettings, shares: Tensor, generator: torch.Generator) -> _Layers:
     """Begins with saying how frequent each bucket is."""
     table = 0.1 * torch.randn(settings.features.table, HIDDEN, generator=generator)
     out = torch.randn(settings.buckets, HIDDEN, generator=generator) / HIDDEN**0.5
@@ -154,7 +156,7 @@ def _start(settings: Settings, shares: Tensor, generator: torch.Generator) -> _L
     return _Layers(*(layer.requires_grad_() for layer in layers))
 
 
-def _logits(layers: _Layers, bags: Bags, dropout: torch.Generator | None = None) -> Tensor:
+def _logits(layers: _Layers, bags: FeatureBags, dropout: torch.Generator | None = None) -> Tensor:
     """[bags, buckets]."""
     weights = torch.from_numpy(bags.weights)
     if dropout is not None:
@@ -164,5 +166,5 @@ def _logits(layers: _Layers, bags: Bags, dropout: torch.Generator | None = None)
     return (summed + layers.bias).relu() @ layers.out.T + layers.out_bias
 
 
-def _as_weights(layers: _Layers) -> Weights:
-    return Weights(*(layer.detach().numpy().copy() for layer in layers))
+def _as_weights(layers: _Layers) -> PredictorWeights:
+    return PredictorWeights(*(layer.detach().numpy().copy() for layer in layers))

@@ -12,7 +12,7 @@ from roseinfer.sched.cost.params import CostParams, work_of
 
 
 @dataclass(frozen=True, slots=True)
-class Stalls:
+class PeriodicStalls:
     """The machine stands still for `lasts_s` once in every `every_s`, the first time at a random moment of the first
     period. A step that runs meanwhile takes so much longer, and one that would begin waits.
     """
@@ -38,7 +38,7 @@ class Machine:
     block_size: int = 16
     prefix_caching: bool = True
     believed: CostParams | None = None
-    stalls: Stalls | None = None
+    stalls: PeriodicStalls | None = None
     slowdown: tuple[tuple[float, float], ...] = ()
 
     def misjudged(self, factor: float) -> "Machine":
@@ -110,7 +110,7 @@ class PricedRunner(PassThrough):
         loads_s, stores_s = cost.load_s * len(plan.loads), cost.store_s * len(plan.stores)
         return PricedHandle(self.inner.submit(plan), duration_s, self._free_s, loads_s, stores_s)
 
-    def _stalled_s(self, stalls: Stalls, start_s: float, duration_s: float) -> float:
+    def _stalled_s(self, stalls: PeriodicStalls, start_s: float, duration_s: float) -> float:
         """How much longer a step takes for the stalls that it meets; also for one that it finds going on."""
         lost_s = 0.0
         while self._stall_s < start_s + duration_s + lost_s:

@@ -8,8 +8,8 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.sim.config import WorkloadConfig
 from roseinfer.sim.setups import Setup
-from roseinfer.sim.traces import Traced, read_trace
-from roseinfer.sim.workload import VOCAB, Arrival, Mix, UniformLaw, bursts, gamma, poisson
+from roseinfer.sim.traces import TraceRequest, read_trace
+from roseinfer.sim.workload import VOCAB, Arrival, RequestMix, UniformLengths, bursts, gamma, poisson
 
 
 def make_arrivals(workload: WorkloadConfig, setup: Setup | None = None, classes: Sequence[Slo] = ()) -> list[Arrival]:
@@ -22,7 +22,7 @@ def make_arrivals(workload: WorkloadConfig, setup: Setup | None = None, classes:
 
 
 @dataclass(frozen=True, slots=True)
-class AtRate:
+class OptionArrivals:
     """`make_arrivals` by seed, at a rate; travels to other processes."""
 
     workload: WorkloadConfig
@@ -37,14 +37,14 @@ class AtRate:
         return make_arrivals(changed, self.setup, self.classes)
 
 
-def _mix(workload: WorkloadConfig, setup: Setup | None, classes: tuple[Slo, ...]) -> Mix:
+def _mix(workload: WorkloadConfig, setup: Setup | None, classes: tuple[Slo, ...]) -> RequestMix:
     """The setup's, or uniform lengths, with what the options ask for. Tenants are named 1, 2, ..."""
     w = workload
     if setup is not None:
         mix = setup.mix
     else:
-        law = UniformLaw(w.input_len_min, w.input_len, w.output_len_min, w.output_len)
-        mix = Mix(law, predictor_rmse=None, distinct=True)
+        law = UniformLengths(w.input_len_min, w.input_len, w.output_len_min, w.output_len)
+        mix = RequestMix(law, predictor_rmse=None, distinct=True)
     mix = replace(mix, classes=classes or mix.classes, predictor_rmse=w.predictor_rmse or mix.predictor_rmse)
     shares = w.class_share_list
     if shares and len(shares) != len(mix.classes):
@@ -57,7 +57,7 @@ def _mix(workload: WorkloadConfig, setup: Setup | None, classes: tuple[Slo, ...]
     return mix
 
 
-def _trace(workload: WorkloadConfig) -> list[Traced]:
+def _trace(workload: WorkloadConfig) -> list[TraceRequest]:
     if workload.trace is None:
         return []
     lines = read_trace(workload.trace, seconds=workload.trace_seconds, speed=workload.trace_speed)
@@ -75,7 +75,9 @@ def _times(workload: WorkloadConfig) -> list[float]:
     return poisson(rate, count, seed)
 
 
-def _with_trace_lengths(traced: Sequence[Traced], seed: int, mix: Mix, context: int | None) -> list[Arrival]:
+def _with_trace_lengths(
+    traced: Sequence[TraceRequest], seed: int, mix: RequestMix, context: int | None
+) -> list[Arrival]:
     """Requests longer than the machine's context are left out."""
     rng = random.Random(f"trace {seed}")
     arrivals = []

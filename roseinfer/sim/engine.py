@@ -7,8 +7,9 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import RequestOutput
-from roseinfer.core.plan import StepLimits
+from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks, new_row_result
 from roseinfer.core.request import sequence_id
+from roseinfer.core.runner import Capabilities
 from roseinfer.engine.core import IDLE_TURN_WAIT_S, EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
@@ -20,9 +21,9 @@ from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.policy import Decision, Policy, Promising, View
 from roseinfer.sched.registry import make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, ExpectedRunner
 from roseinfer.sim.workload import VOCAB
 
+TOKEN, END = 1, 2
 # Turns in a row in which nothing is planned, nor in flight, though requests are there. The scheduler goes on without a
 # policy that holds all of them back long before (`sched/liveness.py`); whoever gets here would never end.
 STUCK_TURNS = 1000
@@ -30,6 +31,42 @@ STUCK_TURNS = 1000
 
 class StuckError(RoseinferError):
     """The simulated scheduler plans nothing any more, although requests wait or run."""
+
+
+class FixedLengthRunner:
+    """Computes nothing, at once: a request ends when its output has the length that `expect` announced."""
+
+    capabilities = Capabilities()
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+
+    def expect(self, sequence_id: str, prompt_len: int, output_len: int) -> None:
+        """Position `prompt_len + output_len - 2` samples the request's last token."""
+        self._last[sequence_id] = prompt_len + output_len - 2
+
+    def submit(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def mask_space(self, lines: int) -> memoryview:
+        raise NotImplementedError("there are no masks")
+
+    def sample(self, handle: StepPlan, masks: TokenMasks | None = None) -> None:
+        """Nothing to draw."""
+
+    def collect(self, handle: StepPlan) -> StepResult:
+        last, going, ending = self._last, (TOKEN,), (END,)
+        rows = []
+        for name, _, start, count, _, sample, _, _, _, _ in handle.rows:
+            if not sample:
+                tokens: tuple[int, ...] = ()
+            else:
+                tokens = ending if start + count > last[name] else going
+            rows.append(new_row_result((name, tokens, None, None, None)))
+        return StepResult(handle.step, rows)
+
+    def close(self) -> None:
+        """Holds nothing."""
 
 
 class TimedPolicy:
@@ -53,7 +90,7 @@ class TimedPolicy:
         self.seconds += perf_counter() - start
 
 
-class Watch:
+class StepMonitor:
     """What is looked at after each step, apart from the requests."""
 
     def __init__(self, kv: KvManager, cost: CostModel) -> None:
@@ -97,7 +134,7 @@ class SimulatedEngine:
         self.policy = TimedPolicy(make_policy(scheduler, self.estimates))
         self._config = scheduler
         limits = StepLimits.of(scheduler, machine.max_model_len)
-        self._expected = ExpectedRunner()
+        self._expected = FixedLengthRunner()
         self.runner = PricedRunner(self._expected, machine, self.clock, seed, limits=limits)
         kv = KvManager(
             machine.num_kv_blocks,
@@ -115,7 +152,7 @@ class SimulatedEngine:
             eos_ids=(END,),
             vocab_size=VOCAB,
         )
-        self.watch = Watch(kv, self.estimates.cost)
+        self.watch = StepMonitor(kv, self.estimates.cost)
         self._idle_turns = 0
         self._news = False
 

@@ -19,10 +19,9 @@ from roseinfer.router.base import Placement, RoutingRequest
 from roseinfer.router.placer import Placer
 from roseinfer.router.registry import PREFIX_AWARE
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sim.engine import SimulatedEngine
+from roseinfer.sim.engine import TOKEN, SimulatedEngine
 from roseinfer.sim.fleet_plan import EngineTotals, FleetPlan, FleetRun
-from roseinfer.sim.machine import TOKEN
-from roseinfer.sim.simulator import Lifetime, Simulation, add_of, lifetimes
+from roseinfer.sim.simulator import Lifetime, SimulationResult, add_of, lifetimes
 from roseinfer.sim.workload import Arrival
 
 # What comes first of what happens at the same moment: tokens leave, then things happen to engines, then requests
@@ -34,7 +33,7 @@ NOTHING_SAID = Promise(0.0)
 
 
 @dataclass(slots=True)
-class Call:
+class FleetRequest:
     """A request on its way through the fleet. `name`: what the engine that has it now calls it."""
 
     number: int
@@ -50,7 +49,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Slot:
+class EngineReplica:
     """An engine's place: `engine` is None while nobody is there. `pending`: what the step that runs will bring.
     `promise`: its last one.
     """
@@ -74,7 +73,7 @@ class Slot:
         return self.engine.next_s, STEP
 
 
-class Fleet:
+class SimulatedFleet:
     """One run. `estimates(seed)`: what an engine's policy knows when it starts, for a generator of that seed."""
 
     def __init__(
@@ -88,8 +87,8 @@ class Fleet:
     ) -> None:
         self.plan = plan
         self.now_s = 0.0
-        self.calls: dict[str, Call] = {}  # live ones, by name
-        self.slots = [Slot(number) for number in range(plan.most)]
+        self.calls: dict[str, FleetRequest] = {}  # live ones, by name
+        self.slots = [EngineReplica(number) for number in range(plan.most)]
         self.placer = Placer(plan.router, range(plan.most), blocks=machine.num_kv_blocks, seed=seed)
         self._arrivals = arrivals
         self._lives = lifetimes(arrivals)
@@ -103,7 +102,7 @@ class Fleet:
         self._order = count()
         self._reasons: Counter[str] = Counter()
         self._engine_of: list[int | None] = [None] * len(arrivals)
-        nothing = Simulation(self._lives, 0.0, 0.0, 0, 0)
+        nothing = SimulationResult(self._lives, 0.0, 0.0, 0, 0)
         self.record = FleetRun(nothing, [slot.totals for slot in self.slots], self._engine_of, self._reasons)
 
     def run(self) -> FleetRun:
@@ -123,7 +122,7 @@ class Fleet:
     def at(self, at_s: float, happens: Callable[[], None]) -> None:
         heappush(self._happening, (at_s, next(self._order), happens))
 
-    def calls_of(self, slot: Slot) -> list[Call]:
+    def calls_of(self, slot: EngineReplica) -> list[FleetRequest]:
         """The requests that are there."""
         return [call for call in self.calls.values() if call.engine == slot.number]
 
@@ -150,7 +149,7 @@ class Fleet:
             self._step(slot)
         return True
 
-    def _step(self, slot: Slot) -> None:
+    def _step(self, slot: EngineReplica) -> None:
         """One turn of an engine: what its plan decides is known at once, what the step brings when it is over.
 
         The promise is as of before the step's end, or the router would know what has not happened yet.
@@ -164,7 +163,7 @@ class Fleet:
         slot.pending = engine.settle()
         self._elapsed_s = max(self._elapsed_s, engine.clock.now())
 
-    def _deliver(self, slot: Slot) -> None:
+    def _deliver(self, slot: EngineReplica) -> None:
         outputs, slot.pending = slot.pending, []
         for output in outputs:
             self._note(slot, output)
@@ -172,13 +171,13 @@ class Fleet:
         if not slot.engine.busy:
             self._publish(slot)
 
-    def _publish(self, slot: Slot) -> None:
+    def _publish(self, slot: EngineReplica) -> None:
         assert slot.engine is not None
         promise = slot.engine.core.promise(self.now_s)
         slot.promise = promise._replace(draining=True) if slot.draining else promise
         self.placer.update(slot.number, slot.promise)
 
-    def _note(self, slot: Slot, output: RequestOutput) -> None:
+    def _note(self, slot: EngineReplica, output: RequestOutput) -> None:
         name, token_ids, _, _, started, end = output
         call = self.calls.get(name.rpartition(":")[0])
         if call is None:
@@ -194,7 +193,7 @@ class Fleet:
     def _arrive(self) -> None:
         number, self._number = self._number, self._number + 1
         arrival = self._arrivals[number]
-        self._place(Call(number, arrival, self._lives[number], self._keys(arrival)))
+        self._place(FleetRequest(number, arrival, self._lives[number], self._keys(arrival)))
 
     def _keys(self, arrival: Arrival) -> list[bytes]:
         """Of the prompt's full blocks, if anybody looks at them."""
@@ -202,7 +201,7 @@ class Fleet:
             return []
         return block_keys(arrival.prompt_ids, self._machine.block_size)
 
-    def ask(self, call: Call) -> RoutingRequest:
+    def ask(self, call: FleetRequest) -> RoutingRequest:
         """What is left of it now."""
         slo = call.arrival.slo
         ttft_s = slo.ttft_s if slo is not None else None
@@ -218,7 +217,7 @@ class Fleet:
             inf if e2e_s is None else e2e_s - (self.now_s - call.life.arrival_s),
         )
 
-    def _place(self, call: Call) -> None:
+    def _place(self, call: FleetRequest) -> None:
         begin = perf_counter()
         placement = self.placer.place(self.ask(call), self.now_s)
         self.record.router_s += perf_counter() - begin
@@ -228,7 +227,7 @@ class Fleet:
         else:
             self._send(call, placement)
 
-    def _send(self, call: Call, placement: Placement) -> None:
+    def _send(self, call: FleetRequest, placement: Placement) -> None:
         slot = self.slots[placement.engine]
         assert slot.engine is not None, "the router chooses among those that are up"
         self._reasons[placement.reason] += 1
@@ -242,7 +241,7 @@ class Fleet:
         slot.engine.wake(self.now_s)
         slot.engine.add(self._add_of(call), call.arrival.output_len)
 
-    def _add_of(self, call: Call) -> Add:
+    def _add_of(self, call: FleetRequest) -> Add:
         """What the engine that has it now is told of it; what was put out elsewhere is `TOKEN` by `TOKEN`."""
         said, life = len(call.life.token_s), call.life
         add = add_of(call.arrival, call.name, self._machine.max_model_len)
@@ -250,16 +249,16 @@ class Fleet:
         add.outputs = [PriorOutput([TOKEN] * said, life.ttft_s)] if said else None
         return add
 
-    def _forget(self, call: Call) -> None:
+    def _forget(self, call: FleetRequest) -> None:
         """It is nowhere."""
         self.calls.pop(call.name, None)
         call.engine = None
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: FleetRequest) -> None:
         self._forget(call)
         call.life.reason = FinishReason.ERROR
 
-    def _end(self, call: Call, end: End) -> None:
+    def _end(self, call: FleetRequest, end: End) -> None:
         unstarted = not call.life.token_s
         if unstarted and call.placement is not None:
             self.placer.on_unprefilled(call.placement)
@@ -269,7 +268,7 @@ class Fleet:
         call.life.reason, call.life.rejection = end.reason, end.rejection
         call.life.waited = end.why.waited if end.why is not None else ()
 
-    def _retry(self, call: Call) -> bool:
+    def _retry(self, call: FleetRequest) -> bool:
         """Once, if another engine's promise still holds a request that was turned away."""
         if call.retried or call.engine is None:
             return False
@@ -282,7 +281,7 @@ class Fleet:
         return True
 
     # --- engines ------------------------------------------------------------------------------------------------
-    def _start(self, slot: Slot) -> None:
+    def _start(self, slot: EngineReplica) -> None:
         """It serves from now on."""
         seed = self._seed + 1_000_003 * slot.number + 7919 * slot.lives
         slot.lives += 1
@@ -296,7 +295,7 @@ class Fleet:
         self.placer.set_available(slot.number, True)
         self._publish(slot)
 
-    def _die(self, slot: Slot) -> None:
+    def _die(self, slot: EngineReplica) -> None:
         """What its step would have brought is lost, and its requests go elsewhere; after a while it is back."""
         if slot.engine is None:
             return
@@ -311,14 +310,14 @@ class Fleet:
         for call in lost:
             self._rescue(call)
 
-    def _stop(self, slot: Slot) -> None:
+    def _stop(self, slot: EngineReplica) -> None:
         assert slot.engine is not None
         add_up(slot.engine, slot.totals)
         slot.engine, slot.pending, slot.draining = None, [], False
         self.placer.set_available(slot.number, False)
         self.placer.reset(slot.number)
 
-    def _rescue(self, call: Call) -> None:
+    def _rescue(self, call: FleetRequest) -> None:
         """Of a request whose engine died: before its first token it is placed again, after it it goes on elsewhere, but
         only once: it may be why engines die.
         """
@@ -341,7 +340,7 @@ class Fleet:
             if slot.asked_s is not None:
                 slot.totals.served_s += self._elapsed_s - slot.asked_s
         run, totals = self.record, self.record.engines
-        run.simulation = Simulation(
+        run.simulation = SimulationResult(
             self._lives,
             self._elapsed_s,
             sum(each.busy_s for each in totals),
@@ -365,5 +364,5 @@ def add_up(engine: SimulatedEngine, totals: EngineTotals) -> None:
     totals.prefix_hits += stats.prefix_hits
 
 
-def _next(slot: Slot) -> tuple[float, int]:
+def _next(slot: EngineReplica) -> tuple[float, int]:
     return slot.next

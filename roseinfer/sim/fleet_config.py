@@ -9,7 +9,7 @@ from roseinfer.core.config.option import option
 from roseinfer.core.errors import ConfigError
 from roseinfer.router.registry import ROUTERS
 from roseinfer.sim.config import positive_numbers
-from roseinfer.sim.fleet_plan import FleetPlan, Kill, Scaling
+from roseinfer.sim.fleet_plan import AutoscalePlan, FleetPlan, Kill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,19 +71,19 @@ class FleetConfig:
                 raise ConfigError(f"router: {name!r} is none of {', '.join(ROUTERS)}")
         return list(dict.fromkeys(names))
 
-    def _sizes(self, scaling: Scaling | None) -> list[int]:
+    def _sizes(self, scaling: AutoscalePlan | None) -> list[int]:
         if self.replicas is None:
             assert scaling is not None
             return list(range(scaling.min_engines, scaling.max_engines + 1))
         return _counts("replicas", self.replicas.split(","))
 
-    def _scaling(self, target: float) -> Scaling | None:
+    def _scaling(self, target: float) -> AutoscalePlan | None:
         if self.autoscale is None:
             return None
         bounds = _counts("autoscale", self.autoscale.split("-"))
         if len(bounds) != 2 or bounds[0] > bounds[1]:
             raise ConfigError(f"autoscale must be LEAST-MOST, such as 2-6, got {self.autoscale}")
-        return Scaling(bounds[0], bounds[1], target=target, patience_s=self.autoscale_patience_s)
+        return AutoscalePlan(bounds[0], bounds[1], target=target, patience_s=self.autoscale_patience_s)
 
     def _slow(self, sizes: list[int]) -> tuple[float, ...]:
         factors = positive_numbers("slow", self.slow)

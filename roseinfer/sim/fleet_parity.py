@@ -13,8 +13,8 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.promise import Promise
 from roseinfer.engine.core import EngineCore
 from roseinfer.sim.parity import Parity, compare
-from roseinfer.sim.placements import Placements, replay_placements
-from roseinfer.sim.replay import Recording, Replay, read_recording, replay
+from roseinfer.sim.replay import EngineRecording, Replay, read_recording, replay
+from roseinfer.sim.router_replay import RouterReplay, replay_placements
 
 FIRST_WITHIN_S = 1.0  # before its first plan an engine has made the promise that goes with it
 
@@ -26,7 +26,7 @@ class FleetParity:
     """
 
     engines: dict[str, Parity]
-    routers: list[Placements]
+    routers: list[RouterReplay]
     promises: int
     promises_same: int
 
@@ -102,7 +102,7 @@ class PromiseChecks:
                 continue
             self._by_steps[promise.steps].add(promise._replace(draining=False))
 
-    def replay(self, recording: Recording) -> Replay:
+    def replay(self, recording: EngineRecording) -> Replay:
         turns = recording.turns
 
         def launched(number: int, core: EngineCore) -> None:

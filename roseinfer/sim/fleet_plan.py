@@ -6,7 +6,7 @@ from typing import Any
 
 from roseinfer.priced.machine import Machine
 from roseinfer.router.fleet_size import FleetSizeRule
-from roseinfer.sim.simulator import Simulation
+from roseinfer.sim.simulator import SimulationResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling(FleetSizeRule):
+class AutoscalePlan(FleetSizeRule):
     """One engine fewer only if a simulation of the requests of the last `recent_s` keeps `target` of them with one
     fewer.
     """
@@ -40,7 +40,7 @@ class FleetPlan:
     slow: tuple[float, ...] = ()
     kills: tuple[Kill, ...] = ()
     start_s: float = 40.0
-    scaling: Scaling | None = None
+    scaling: AutoscalePlan | None = None
 
     @property
     def most(self) -> int:
@@ -87,7 +87,7 @@ class FleetRun:
     their first token. `sizes`: (at_s, engines) of a fleet that is scaled. `router_s`: real seconds of the router's own.
     """
 
-    simulation: Simulation
+    simulation: SimulationResult
     engines: list[EngineTotals]
     engine_of: list[int | None]
     reasons: Mapping[str, int] = field(default_factory=dict)

@@ -5,12 +5,12 @@ from typing import Any
 
 from roseinfer.sim.fleet_plan import FleetRun
 from roseinfer.sim.report import adherence, summarise
-from roseinfer.sim.simulator import Lifetime, Simulation
+from roseinfer.sim.simulator import Lifetime, SimulationResult
 
 WINDOW_S = 10.0
 
 
-def summarise_fleet(run: FleetRun, target: float, replay: Simulation | None = None) -> dict[str, Any]:
+def summarise_fleet(run: FleetRun, target: float, replay: SimulationResult | None = None) -> dict[str, Any]:
     """As `summarise`, and under `fleet` what is of engines and router.
 
     `good_retries`: of those refused once, how many kept their objectives elsewhere. `replica_s`: seconds that engines

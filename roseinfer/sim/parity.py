@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from roseinfer.sim.replay import Recording, Replay, read_recording, replay
+from roseinfer.sim.replay import EngineRecording, Replay, read_recording, replay
 
 SAME_WITHIN = 0.05
 
@@ -53,7 +53,7 @@ def parity_of(path: str) -> Parity:
     return compare(recording, replay(recording))
 
 
-def compare(recording: Recording, again: Replay) -> Parity:
+def compare(recording: EngineRecording, again: Replay) -> Parity:
     planned = zip(recording.plans, recording.copies, strict=True)
     pairs = list(zip(planned, zip(again.plans, again.copies, strict=True), strict=True))
     same = next((turn for turn, (run, replayed) in enumerate(pairs) if run != replayed), len(pairs))

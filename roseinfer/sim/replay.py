@@ -30,7 +30,7 @@ HostCopies = tuple[list[HostCopy], list[HostCopy]]  # loads and stores of a plan
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class RecordedConfig:
     """What the run's scheduler was made with. `depth`: steps in flight. `load_s`, `store_s`: what it was told that a
     block takes from and to host memory. `experts`: of its model.
     """
@@ -89,10 +89,10 @@ class RecordedEnd:
 
 
 @dataclass(slots=True)
-class Recording:
+class EngineRecording:
     """`before[n]`: what came before turn n. `outputs[sequence][i]`: its i-th output token."""
 
-    setup: Setup
+    setup: RecordedConfig
     before: dict[int, list[Add | Aborted]] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     outputs: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ def tpot(ttft_s: float | None, latency_s: float, tokens: int) -> float | None:
 
 
 # --- the file ---------------------------------------------------------------------------------------------------
-def read_recording(path: str) -> Recording:
+def read_recording(path: str) -> EngineRecording:
     """Raises `ConfigError` if the file is none that `Recorder` wrote."""
     try:
         lines = _lines(path)
@@ -136,16 +136,16 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
                 yield json.loads(text)
 
 
-def _setup(given: dict[str, Any]) -> Setup:
+def _setup(given: dict[str, Any]) -> RecordedConfig:
     scheduler = scheduler_config(**given.pop("scheduler"))
     if "experts" in given:
         given["experts"] = ExpertChoice(**given["experts"])
-    return Setup(scheduler=scheduler, eos_token_ids=tuple(given.pop("eos_token_ids")), **given)
+    return RecordedConfig(scheduler=scheduler, eos_token_ids=tuple(given.pop("eos_token_ids")), **given)
 
 
 class _Reader:
-    def __init__(self, setup: Setup) -> None:
-        self.found = Recording(setup)
+    def __init__(self, setup: RecordedConfig) -> None:
+        self.found = EngineRecording(setup)
         self._open: list[Rows] = []  # planned, and not ended yet
         self._prompts: dict[str, int] = {}
 
@@ -234,7 +234,7 @@ class RecordedRunner:
     # A recording has no log probabilities, and requests that asked for them.
     capabilities = Capabilities(logprobs=True)
 
-    def __init__(self, recording: Recording, clock: ReplayClock) -> None:
+    def __init__(self, recording: EngineRecording, clock: ReplayClock) -> None:
         self.submitted: StepPlan | None = None
         self.turn = recording.turns[0] if recording.turns else None
         self._clock = clock
@@ -273,7 +273,7 @@ class RecordedRunner:
 
 
 def replay(
-    recording: Recording,
+    recording: EngineRecording,
     scheduler: SchedulerConfig | None = None,
     *,
     estimates: Estimates | None = None,

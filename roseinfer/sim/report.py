@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from roseinfer.core.slo import Cause
-from roseinfer.sim.simulator import Lifetime, Simulation
+from roseinfer.sim.simulator import Lifetime, SimulationResult
 
 PERCENTILES = (50, 95, 99)
 TENTHS = 10
@@ -40,7 +40,7 @@ def adherence(lives: Sequence[Lifetime]) -> float | None:
     return sum(life.good for life in promised) / len(promised) if promised else None
 
 
-def summarise(run: Simulation, replay: Simulation | None = None) -> dict[str, Any]:
+def summarise(run: SimulationResult, replay: SimulationResult | None = None) -> dict[str, Any]:
     """One run. Goodput over the time to the last token (`goodput_req_s`) and over that of the arrivals (`_window_`).
 
     Shares, and what is good, are of the requests with objectives; `best_effort` is of those without. `requests`,
@@ -134,7 +134,7 @@ def _waited(lives: Sequence[Lifetime]) -> dict[str, float]:
     return found
 
 
-def _false_rejected(lives: Sequence[Lifetime], replay: Simulation | None) -> float | None:
+def _false_rejected(lives: Sequence[Lifetime], replay: SimulationResult | None) -> float | None:
     if replay is None:
         return None
     pairs = zip(lives, replay.lifetimes, strict=True)

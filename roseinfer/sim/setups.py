@@ -7,7 +7,7 @@ from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sim.workload import LengthLaw, Mix
+from roseinfer.sim.workload import LogNormalLengths, RequestMix
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Setup:
 
     name: str
     machine: Machine
-    mix: Mix
+    mix: RequestMix
     scheduler: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -26,7 +26,7 @@ def slo_classes(*pairs: tuple[float, float]) -> tuple[Slo, ...]:
 
 
 # Prompts and outputs of chats, as both setups have them.
-_CHATS = LengthLaw(70, 1.35, 260, 0.85, prompt_min=4, prompt_max=1024, context=2048)
+_CHATS = LogNormalLengths(70, 1.35, 260, 0.85, prompt_min=4, prompt_max=1024, context=2048)
 
 # An A100 with an 8B model in eager mode: fitted so that the curves published for SCORPIO come out (its 8B ShareGPT
 # figures); prompts of at most 1024 tokens, 20,000 KV blocks, no memory pressure.
@@ -40,7 +40,7 @@ SCORPIO_8B = Setup(
         block_size=16,
         prefix_caching=False,
     ),
-    mix=Mix(
+    mix=RequestMix(
         lengths=_CHATS,
         classes=slo_classes((0.5, 30), (2, 30), (3, 30), (0.5, 50), (1, 50), (7.5, 50)),
     ),
@@ -69,7 +69,7 @@ MOE_30B = Setup(
         block_size=16,
         prefix_caching=False,
     ),
-    mix=Mix(
+    mix=RequestMix(
         lengths=_CHATS,
         classes=slo_classes((0.13, 5), (0.53, 5), (0.8, 5), (0.13, 12), (0.27, 12), (2.0, 12)),
     ),

@@ -68,7 +68,7 @@ class Lifetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Simulation:
+class SimulationResult:
     """`elapsed_s` simulated seconds, in `busy_s` of which a step ran. `policy_s`: real seconds of the policy's own.
 
     `kv_peak`: the largest share of the KV blocks held behind a step. `cost_errors`: for each step that a policy's cost
@@ -102,7 +102,7 @@ def simulate(
     *,
     estimates: Estimates | None = None,
     seed: int = 0,
-) -> Simulation:
+) -> SimulationResult:
     """`arrivals` are sorted by time. Raises `RequestTooLongError` if a request could never run, and `StuckError` if
     the policy stops the engine for good.
     """
@@ -117,7 +117,7 @@ def simulate(
             number += 1
         _note(engine.step(), lives, engine.clock.now())
     stats = engine.core.stats()
-    return Simulation(
+    return SimulationResult(
         lives,
         engine.clock.now(),
         engine.runner.busy_s,

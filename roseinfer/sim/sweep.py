@@ -14,12 +14,12 @@ from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.estimators import CalibratedLengths, EcdfLengths, OracleLengths
 from roseinfer.sched.registry import contenders, entry_of, option_names, scheduler_config, users_of
+from roseinfer.sim.autoscaling import simulate_fleet
 from roseinfer.sim.fleet_plan import FleetPlan, FleetRun
 from roseinfer.sim.fleet_report import summarise_fleet, with_all_reasons
-from roseinfer.sim.fleets import simulate_fleet
 from roseinfer.sim.report import mean_of, summarise
-from roseinfer.sim.simulator import Simulation, simulate
-from roseinfer.sim.workers import processes
+from roseinfer.sim.simulator import SimulationResult, simulate
+from roseinfer.sim.worker_pool import worker_pool
 from roseinfer.sim.workload import Arrival
 
 # A contender's name may end in what it knows of output lengths instead of what the others do.
@@ -27,7 +27,7 @@ KNOWLEDGE = ("oracle", "none")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulationJob:
     """One run."""
 
     arrivals: Callable[[int], Sequence[Arrival]]
@@ -41,7 +41,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadPoint:
     """`rate`: arrivals a second, None for a trace. `arrivals(seed)` must be the same for every policy."""
 
     rate: float | None
@@ -49,14 +49,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class PolicySweep:
     """`common`: scheduler options of all contenders, which their settings beat; `given` ones beat these, each for the
     policies that have it. `fleets`: None = one engine, without a router. `target`: the share of good requests that a
     fleet is to keep.
     """
 
     machine: Machine
-    loads: Sequence[Load]
+    loads: Sequence[LoadPoint]
     policies: Sequence[str]
     common: Mapping[str, Any] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ def contender(name: str) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
     return registered[name], None
 
 
-def settings_of(sweep: Sweep, name: str) -> list[dict[str, Any]]:
+def settings_of(sweep: PolicySweep, name: str) -> list[dict[str, Any]]:
     """All scheduler options of each setting of a contender; settings that are the same count once."""
     found: list[dict[str, Any]] = []
     for setting in contender(name)[0]:
@@ -92,7 +92,7 @@ def settings_of(sweep: Sweep, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def check_given(sweep: Sweep) -> None:
+def check_given(sweep: PolicySweep) -> None:
     """Raise `ConfigError` for a given option that no contender has, and for one that is wrong."""
     policies = {setting["scheduling_policy"] for name in sweep.policies for setting in contender(name)[0]}
     for option in sorted(sweep.given.keys() & option_names()):
@@ -103,7 +103,7 @@ def check_given(sweep: Sweep) -> None:
             scheduler_config(**options)
 
 
-def run_sweep(sweep: Sweep) -> list[dict[str, Any]]:
+def run_sweep(sweep: PolicySweep) -> list[dict[str, Any]]:
     """One point per load, fleet and policy, the best setting of each policy there by adherence.
 
     If nobody has objectives the setting counts under which most finish.
@@ -114,18 +114,18 @@ def run_sweep(sweep: Sweep) -> list[dict[str, Any]]:
     return [_best(sweep, load, fleet, name, found) for load, fleet, name in points]
 
 
-def _jobs(sweep: Sweep, load: Load, fleet: FleetPlan | None, name: str) -> list[Job]:
+def _jobs(sweep: PolicySweep, load: LoadPoint, fleet: FleetPlan | None, name: str) -> list[SimulationJob]:
     """Of a point: by setting, then by seed."""
     lengths = contender(name)[1] or sweep.lengths
     return [
-        Job(load.arrivals, sweep.machine, options, lengths, seed, sweep.false_rejects, fleet, sweep.target)
+        SimulationJob(load.arrivals, sweep.machine, options, lengths, seed, sweep.false_rejects, fleet, sweep.target)
         for options in settings_of(sweep, name)
         for seed in range(sweep.seeds)
     ]
 
 
 def _best(
-    sweep: Sweep, load: Load, fleet: FleetPlan | None, name: str, summaries: Iterator[dict[str, Any]]
+    sweep: PolicySweep, load: LoadPoint, fleet: FleetPlan | None, name: str, summaries: Iterator[dict[str, Any]]
 ) -> dict[str, Any]:
     """`summaries`: those of the point's jobs come next."""
     settings = settings_of(sweep, name)
@@ -152,12 +152,12 @@ def _own(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {option: value for option, value in options.items() if option in named}
 
 
-def run_jobs(jobs: Sequence[Job], workers: int | None = None) -> list[dict[str, Any]]:
+def run_jobs(jobs: Sequence[SimulationJob], workers: int | None = None) -> list[dict[str, Any]]:
     """Summaries in the order of the jobs, in as many processes as there are cores."""
     workers = min(len(jobs), workers or os.cpu_count() or 1)
     if workers <= 1:
         return _counted(map(run_job, jobs), len(jobs))
-    with processes(workers) as pool:
+    with worker_pool(workers) as pool:
         return _counted(pool.map(run_job, jobs), len(jobs))
 
 
@@ -171,7 +171,7 @@ def _counted(found: Iterable[dict[str, Any]], total: int) -> list[dict[str, Any]
     return summaries
 
 
-def run_job(job: Job) -> dict[str, Any]:
+def run_job(job: SimulationJob) -> dict[str, Any]:
     arrivals = job.arrivals(job.seed)
     if job.fleet is not None:
         run = _simulate_fleet(job, job.fleet, arrivals, job.lengths)
@@ -181,27 +181,27 @@ def run_job(job: Job) -> dict[str, Any]:
     return summarise(alone, _simulate(job, arrivals, "oracle") if job.false_rejects else None)
 
 
-def _simulate(job: Job, arrivals: Sequence[Arrival], lengths: str) -> Simulation:
+def _simulate(job: SimulationJob, arrivals: Sequence[Arrival], lengths: str) -> SimulationResult:
     return simulate_as(arrivals, job.machine, job.options, lengths, job.seed)
 
 
-def _simulate_fleet(job: Job, plan: FleetPlan, arrivals: Sequence[Arrival], lengths: str) -> FleetRun:
+def _simulate_fleet(job: SimulationJob, plan: FleetPlan, arrivals: Sequence[Arrival], lengths: str) -> FleetRun:
     told = [_told(arrival, lengths) for arrival in arrivals]
-    knowledge = Knowledge(job.machine, lengths)
+    knowledge = EstimatesFactory(job.machine, lengths)
     return simulate_fleet(told, scheduler_config(**job.options), job.machine, plan, knowledge, job.seed)
 
 
 def simulate_as(
     arrivals: Sequence[Arrival], machine: Machine, options: Mapping[str, Any], lengths: str, seed: int
-) -> Simulation:
+) -> SimulationResult:
     """One run of a policy with these options that knows so much of `lengths`: "predictor", "oracle" or "none"."""
     told = [_told(arrival, lengths) for arrival in arrivals]
-    estimates = Knowledge(machine, lengths)(seed)
+    estimates = EstimatesFactory(machine, lengths)(seed)
     return simulate(told, scheduler_config(**options), machine, estimates=estimates, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
-class Knowledge:
+class EstimatesFactory:
     """What a policy knows when its engine starts: what the machine is believed to cost, and so much of `lengths`."""
 
     machine: Machine
@@ -220,7 +220,7 @@ def _told(arrival: Arrival, lengths: str) -> Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class CapacityResult:
     """`rate` requests a second meet the target; `tight` is the class that misses most just above it. `adherence` is
     None, and `rate` 0, if the target is not met at any rate."""
 
@@ -232,8 +232,8 @@ class Capacity:
 
 
 def find_capacity(
-    sweep: Sweep, name: str, at_rate: Callable[[float], Load], target: float, *, steps: int = 7
-) -> Capacity:
+    sweep: PolicySweep, name: str, at_rate: Callable[[float], LoadPoint], target: float, *, steps: int = 7
+) -> CapacityResult:
     """Bisection between a rate that is met and one that is not, to within 1%. Raises `ConfigError` if every rate is
     met, or nobody has objectives."""
 
@@ -261,7 +261,7 @@ def find_capacity(
             high, worst = middle, found
     kept = {name: entry["adherence"] for name, entry in worst["classes"].items()}
     misses = {name: 1 - share for name, share in kept.items() if share is not None}
-    return Capacity(name, low, best["adherence"] if best else None, max(misses, key=misses.__getitem__), misses)
+    return CapacityResult(name, low, best["adherence"] if best else None, max(misses, key=misses.__getitem__), misses)
 
 
 def describe(classes: Sequence[Slo], name: str) -> str:

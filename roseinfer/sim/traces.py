@@ -16,7 +16,7 @@ MOONCAKE_STEP_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TraceRequest:
     """One line of a trace; `at_s` counts from the first. `blocks`: ids of the prompt's blocks of 512 tokens."""
 
     at_s: float
@@ -35,7 +35,7 @@ class Traced:
         return (ids + [1] * (self.prompt_len - len(ids)))[: self.prompt_len]
 
 
-def read_trace(path: str, *, seconds: float | None = None, speed: float = 1.0) -> list[Traced]:
+def read_trace(path: str, *, seconds: float | None = None, speed: float = 1.0) -> list[TraceRequest]:
     """The first `seconds` of a trace (of its own time), played `speed` times as fast. Raises `ConfigError`."""
     file = Path(path)
     if not file.is_file():
@@ -52,19 +52,19 @@ def read_trace(path: str, *, seconds: float | None = None, speed: float = 1.0) -
     for line in lines:
         at_s = line.at_s - first
         if seconds is None or at_s < seconds:
-            found.append(Traced(at_s / speed, line.prompt_len, line.output_len, line.blocks))
+            found.append(TraceRequest(at_s / speed, line.prompt_len, line.output_len, line.blocks))
     return found
 
 
-def _azure(file: Path) -> Iterator[Traced]:
+def _azure(file: Path) -> Iterator[TraceRequest]:
     """TIMESTAMP has 7 fractional digits; datetime keeps 6."""
     with file.open(newline="") as lines:
         for row in csv.DictReader(lines):
             at = datetime.fromisoformat(row["TIMESTAMP"][:26])
-            yield Traced(at.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+            yield TraceRequest(at.timestamp(), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 
-def _json_lines(file: Path) -> Iterator[Traced]:
+def _json_lines(file: Path) -> Iterator[TraceRequest]:
     """A recorded run has requests and, later, their ends, and its last line may be cut; all else is Mooncake's."""
     text = file.read_text()
     lines = text.splitlines()
@@ -74,18 +74,18 @@ def _json_lines(file: Path) -> Iterator[Traced]:
     return _recorded(rows) if any("request" in row for row in rows) else _mooncake(rows)
 
 
-def _mooncake(rows: list[dict[str, Any]]) -> Iterator[Traced]:
+def _mooncake(rows: list[dict[str, Any]]) -> Iterator[TraceRequest]:
     """Times are ms in steps of 3 s, spread here with a fixed seed."""
     rng = random.Random(0)
     for row in rows:
         at_s = row["timestamp"] / 1e3 + rng.random() * MOONCAKE_STEP_S
-        yield Traced(at_s, int(row["input_length"]), int(row["output_length"]), tuple(row.get("hash_ids", ())))
+        yield TraceRequest(at_s, int(row["input_length"]), int(row["output_length"]), tuple(row.get("hash_ids", ())))
 
 
-def _recorded(rows: list[dict[str, Any]]) -> Iterator[Traced]:
+def _recorded(rows: list[dict[str, Any]]) -> Iterator[TraceRequest]:
     """The first sample of each request that came to its end."""
     tokens = {row["end"]: row["tokens"] for row in rows if "end" in row}
     for row in rows:
         outputs = tokens.get(f"{row['request']}:0") if "request" in row else None
         if outputs:
-            yield Traced(row["arrival_s"], len(row["prompt_ids"]), outputs)
+            yield TraceRequest(row["arrival_s"], len(row["prompt_ids"]), outputs)

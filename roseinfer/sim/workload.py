@@ -10,8 +10,8 @@ from typing import Protocol
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
-from roseinfer.sim.laws import Law
-from roseinfer.sim.processes import Gamma, Process
+from roseinfer.sim.arrival_processes import ArrivalProcess, Gamma
+from roseinfer.sim.length_distributions import LengthDistribution
 
 VOCAB = 32_000
 MOST_DRAWS = 10_000  # of one request's lengths
@@ -34,7 +34,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class LengthLaw:
+class LogNormalLengths:
     """Log-normal prompts and outputs, drawn again until both are within the bounds (tokens)."""
 
     prompt_median: float
@@ -54,7 +54,7 @@ class LengthLaw:
 
 
 @dataclass(frozen=True, slots=True)
-class UniformLaw:
+class UniformLengths:
     """Prompts and outputs uniform between the bounds (tokens)."""
 
     prompt_min: int
@@ -67,14 +67,14 @@ class UniformLaw:
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class RequestMix:
     """What requests are like: lengths, classes and tenants drawn uniformly (or by weights).
 
     No classes: nothing is promised. `predictor_rmse`: error of the predicted lengths in tokens; None = there are none.
     `distinct`: no two prompts begin alike; else all do, for machines without a prefix cache.
     """
 
-    lengths: LengthLaw | UniformLaw
+    lengths: LogNormalLengths | UniformLengths
     classes: tuple[Slo, ...] = ()
     weights: tuple[float, ...] = ()
     predictor_rmse: float | None = 195.0
@@ -145,7 +145,7 @@ def bursts(rate: float, count: int, seed: int, *, factor: float = 4.0, period_s:
 
 
 # --- traffic of several kinds -----------------------------------------------------------------------------------
-class Hints(Protocol):
+class LengthHints(Protocol):
     """What is said of output lengths before they are known."""
 
     def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
@@ -154,7 +154,7 @@ class Hints(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Prefixes:
+class SharedPrefixes:
     """A `share` of a class's prompts begins with one of `number` texts of so many `tokens`: they are in front of the
     prompt, or a part of it, and a shorter prompt is all of it. The k-th of them is as likely as 1 / k^zipf. Classes
     that name the same `pool` share their texts; otherwise each has its own.
@@ -201,15 +201,15 @@ class TrafficClass:
     """
 
     name: str
-    prompts: Law
-    outputs: Law
+    prompts: LengthDistribution
+    outputs: LengthDistribution
     slo: Slo | None = None
     share: float = 1.0
-    process: Process | None = None
+    process: ArrivalProcess | None = None
     tenant: str = ""
     priority: int = 0
-    hints: Hints | None = None
-    prefixes: Prefixes | None = None
+    hints: LengthHints | None = None
+    prefixes: SharedPrefixes | None = None
 
     @property
     def in_front(self) -> int:
@@ -239,8 +239,8 @@ class Workload:
 
     classes: Sequence[TrafficClass]
     rate: float
-    process: Process = field(default_factory=Gamma)
-    hints: Hints | None = None
+    process: ArrivalProcess = field(default_factory=Gamma)
+    hints: LengthHints | None = None
     context: int | None = None
     distinct: bool = False
 
@@ -270,7 +270,7 @@ class Workload:
             placed += [(at_s, rng.choices(common, shares)[0]) for at_s in times]
         return sorted(placed, key=lambda item: item[0])
 
-    def _times(self, process: Process | None, part: float, count: int, rng: random.Random) -> list[float]:
+    def _times(self, process: ArrivalProcess | None, part: float, count: int, rng: random.Random) -> list[float]:
         wanted = round(part * count)
         if not self.rate or process is None or not wanted:
             return [0.0] * wanted
@@ -287,9 +287,9 @@ class Workload:
         shared = of.prefixes.draw(of.name, length, rng)
         return shared + _marked(rng, length if of.prefixes.in_front else length - len(shared))
 
-    def _hinting(self, classes: Sequence[TrafficClass]) -> list[tuple[Hints, list[int]]]:
+    def _hinting(self, classes: Sequence[TrafficClass]) -> list[tuple[LengthHints, list[int]]]:
         """Hints, and the places of the requests that they are for."""
-        found: dict[int, tuple[Hints, list[int]]] = {}
+        found: dict[int, tuple[LengthHints, list[int]]] = {}
         for place, of in enumerate(classes):
             hints = of.hints or self.hints
             if hints is not None:

@@ -10,15 +10,15 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
-from roseinfer.priced.machine import Machine, Stalls
+from roseinfer.priced.machine import Machine, PeriodicStalls
+from roseinfer.sim.arrival_processes import ArrivalProcess, Gamma, OnOff, Replayed, Steps
 from roseinfer.sim.config import CONSTANTS, CostConfig
-from roseinfer.sim.hints import Absent, Exact, Liars, Noisy, Scaled, Shuffled
-from roseinfer.sim.laws import Bimodal, Empirical, Fixed, Law, LogNormal, Pareto, Uniform
-from roseinfer.sim.processes import Gamma, OnOff, Process, Replayed, Steps
+from roseinfer.sim.length_distributions import Bimodal, Empirical, Fixed, LengthDistribution, LogNormal, Pareto, Uniform
+from roseinfer.sim.length_hints import ExactHints, MisleadingHints, NoHints, NoisyHints, ScaledHints, ShuffledHints
 from roseinfer.sim.setups import SETUPS
-from roseinfer.sim.table import Table, is_number
-from roseinfer.sim.traces import Traced, read_trace
-from roseinfer.sim.workload import Arrival, Hints, Prefixes, TrafficClass, Workload
+from roseinfer.sim.toml_table import TomlTable, is_number
+from roseinfer.sim.traces import TraceRequest, read_trace
+from roseinfer.sim.workload import Arrival, LengthHints, SharedPrefixes, TrafficClass, Workload
 
 SEATS = ("max_num_seqs", "max_num_batched_tokens")
 LIKELY = 0.01  # least share of a law that is within its bounds: what is outside is drawn again
@@ -47,7 +47,7 @@ class WorkloadFile:
 
 
 @dataclass(frozen=True, slots=True)
-class FileLoad:
+class FileArrivals:
     """The requests of a seed, `count` of them at a rate; travels to other processes."""
 
     workload: Workload
@@ -66,7 +66,7 @@ def read_workload(path: str) -> WorkloadFile:
         raise ConfigError(f"workload: {path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"workload: {path} is not TOML: {error}") from None
-    root = Table(path, "", content)
+    root = TomlTable(path, "", content)
     machine, scheduler = _machine(root.table("machine", {}))
     of_classes = root.table("classes")
     if not of_classes.names:
@@ -86,7 +86,7 @@ def read_workload(path: str) -> WorkloadFile:
 
 
 # --- the machine ------------------------------------------------------------------------------------------------
-def _machine(table: Table) -> tuple[Machine, dict[str, Any]]:
+def _machine(table: TomlTable) -> tuple[Machine, dict[str, Any]]:
     """And the scheduler's options that it has."""
     setup = SETUPS[table.choice("setup", tuple(SETUPS))] if "setup" in table.names else None
     cost_file = table.file("cost") if "cost" in table.names else None
@@ -105,7 +105,7 @@ def _machine(table: Table) -> tuple[Machine, dict[str, Any]]:
     return replace(machine, stalls=stalls, slowdown=slowdown), {**common, **scheduler}
 
 
-def _cost_config(table: Table, given: Mapping[str, Any], cost_file: str | None) -> CostConfig:
+def _cost_config(table: TomlTable, given: Mapping[str, Any], cost_file: str | None) -> CostConfig:
     defaults = CostConfig()
     for name, value in given.items():
         kind = type(getattr(defaults, name))
@@ -134,15 +134,15 @@ def _over(machine: Machine, config: CostConfig, given: Mapping[str, Any], cost_f
     return replace(machine, **changed)
 
 
-def _stalls(table: Table) -> Stalls:
+def _stalls(table: TomlTable) -> PeriodicStalls:
     every_s, lasts_s = table.positive("every_s"), table.positive("lasts_s")
     if lasts_s >= every_s:
         table.fail("lasts_s", f"must be below every_s, {every_s:g}, got {lasts_s:g}")
     table.end()
-    return Stalls(every_s, lasts_s)
+    return PeriodicStalls(every_s, lasts_s)
 
 
-def _slowdown(table: Table) -> tuple[tuple[float, float], ...]:
+def _slowdown(table: TomlTable) -> tuple[tuple[float, float], ...]:
     """(at_s, factor), in order."""
     content = table.take("slowdown", [])
     if not isinstance(content, list):
@@ -158,7 +158,7 @@ def _slowdown(table: Table) -> tuple[tuple[float, float], ...]:
 
 
 # --- classes ----------------------------------------------------------------------------------------------------
-def _class(table: Table, name: str) -> TrafficClass:
+def _class(table: TomlTable, name: str) -> TrafficClass:
     found = TrafficClass(
         name,
         _law(table.table("prompts")),
@@ -175,7 +175,7 @@ def _class(table: Table, name: str) -> TrafficClass:
     return found
 
 
-def _slo(table: Table, name: str) -> Slo:
+def _slo(table: TomlTable, name: str) -> Slo:
     """Without objectives it promises nothing, but says whose requests these are."""
     limits = {key: table.positive(key, None) for key in _OBJECTIVES}
     return Slo(
@@ -184,15 +184,15 @@ def _slo(table: Table, name: str) -> Slo:
     )
 
 
-def _priority(table: Table) -> int:
+def _priority(table: TomlTable) -> int:
     value = table.take("priority", 0)
     if type(value) is not int:
         table.fail("priority", f"must be a whole number, got {value!r}")
     return value
 
 
-def _prefixes(table: Table) -> Prefixes:
-    found = Prefixes(
+def _prefixes(table: TomlTable) -> SharedPrefixes:
+    found = SharedPrefixes(
         table.count("tokens"),
         table.positive("share", 1.0, most=1.0),
         table.count("number", 1),
@@ -207,20 +207,20 @@ def _prefixes(table: Table) -> Prefixes:
 
 
 # --- laws, processes, hints -------------------------------------------------------------------------------------
-def _law(table: Table) -> Law:
+def _law(table: TomlTable) -> LengthDistribution:
     found = _LAWS[table.choice("law", tuple(_LAWS))](table)
     table.end()
     return found
 
 
-def _uniform(table: Table) -> Uniform:
+def _uniform(table: TomlTable) -> Uniform:
     low, high = table.count("low"), table.count("high")
     if high < low:
         table.fail("high", f"must not be below low, {low}, got {high}")
     return Uniform(low, high)
 
 
-def _log_normal(table: Table) -> LogNormal:
+def _log_normal(table: TomlTable) -> LogNormal:
     found = LogNormal(
         table.positive("median"), table.number("sigma"), table.count("low", 1), table.positive("high", inf)
     )
@@ -228,27 +228,27 @@ def _log_normal(table: Table) -> LogNormal:
     return found
 
 
-def _pareto(table: Table) -> Pareto:
+def _pareto(table: TomlTable) -> Pareto:
     found = Pareto(table.number("least", least=1.0), table.positive("alpha"), table.positive("high", inf))
     _check_likely(table, found, f"high, {found.high:g}")
     return found
 
 
-def _check_likely(table: Table, law: LogNormal | Pareto, bounds: str) -> None:
+def _check_likely(table: TomlTable, law: LogNormal | Pareto, bounds: str) -> None:
     if law.likely() < LIKELY:
         table.fail("", f"fewer than {LIKELY:.0%} of the lengths would be within {bounds}")
 
 
-def _bimodal(table: Table) -> Bimodal:
+def _bimodal(table: TomlTable) -> Bimodal:
     return Bimodal(table.span("low"), table.span("high"), table.number("share_high", most=1.0))
 
 
-def _empirical(table: Table) -> Empirical:
+def _empirical(table: TomlTable) -> Empirical:
     column, lines = table.choice("column", ("prompt", "output")), _traced(table)
     return Empirical([line.prompt_len if column == "prompt" else line.output_len for line in lines])
 
 
-_LAWS: Mapping[str, Callable[[Table], Law]] = {
+_LAWS: Mapping[str, Callable[[TomlTable], LengthDistribution]] = {
     "fixed": lambda table: Fixed(table.count("value")),
     "uniform": _uniform,
     "lognormal": _log_normal,
@@ -258,20 +258,20 @@ _LAWS: Mapping[str, Callable[[Table], Law]] = {
 }
 
 
-def _process(table: Table) -> Process:
+def _process(table: TomlTable) -> ArrivalProcess:
     found = _PROCESSES[table.choice("process", tuple(_PROCESSES))](table)
     table.end()
     return found
 
 
-def _steps(table: Table) -> Steps:
+def _steps(table: TomlTable) -> Steps:
     factors = table.take("factors")
     if not isinstance(factors, list) or not factors or not all(is_number(part) and part > 0 for part in factors):
         table.fail("factors", f"must be a list of positive numbers, got {factors!r}")
     return Steps(tuple(map(float, factors)))
 
 
-_PROCESSES: Mapping[str, Callable[[Table], Process]] = {
+_PROCESSES: Mapping[str, Callable[[TomlTable], ArrivalProcess]] = {
     "poisson": lambda table: Gamma(),
     "gamma": lambda table: Gamma(table.positive("cv")),
     "onoff": lambda table: OnOff(table.positive("on_s"), table.number("off_s")),
@@ -280,28 +280,28 @@ _PROCESSES: Mapping[str, Callable[[Table], Process]] = {
 }
 
 
-def _hints(table: Table) -> Hints:
+def _hints(table: TomlTable) -> LengthHints:
     found = _HINTS[table.choice("kind", tuple(_HINTS))](table)
     table.end()
     return found
 
 
-def _liars(table: Table) -> Liars:
+def _liars(table: TomlTable) -> MisleadingHints:
     share, factor = table.number("share", most=1.0), table.positive("factor")
-    return Liars(share, factor, table.positive("rmse"), table.text("tenant", None))
+    return MisleadingHints(share, factor, table.positive("rmse"), table.text("tenant", None))
 
 
-_HINTS: Mapping[str, Callable[[Table], Hints]] = {
-    "absent": lambda table: Absent(),
-    "exact": lambda table: Exact(),
-    "noisy": lambda table: Noisy(table.positive("rmse")),
-    "factor": lambda table: Scaled(table.positive("factor")),
-    "shuffled": lambda table: Shuffled(),
+_HINTS: Mapping[str, Callable[[TomlTable], LengthHints]] = {
+    "absent": lambda table: NoHints(),
+    "exact": lambda table: ExactHints(),
+    "noisy": lambda table: NoisyHints(table.positive("rmse")),
+    "factor": lambda table: ScaledHints(table.positive("factor")),
+    "shuffled": lambda table: ShuffledHints(),
     "liars": _liars,
 }
 
 
-def _traced(table: Table) -> list[Traced]:
+def _traced(table: TomlTable) -> list[TraceRequest]:
     path = table.file("file")
     try:
         return _read(path)

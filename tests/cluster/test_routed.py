@@ -29,7 +29,7 @@ from roseinfer.engine.messages import Abort
 from roseinfer.kv.blocks import block_keys
 from roseinfer.router.base import RoutingRequest
 from roseinfer.router.record import RecordingPlacer
-from roseinfer.sim.placements import replay_placements
+from roseinfer.sim.router_replay import replay_placements
 from tests.helpers.routed_fleet import Fleet, with_fleet
 
 COST_S = (0.01, 1e-4, 1e-4, 0.0)  # of a step, a prompt token, a row, a token of context

@@ -13,7 +13,7 @@ from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.runner.observed import ObservedRunner
 from roseinfer.runner.threaded import ThreadedRunner
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sim.machine import ExpectedRunner
+from roseinfer.sim.engine import FixedLengthRunner
 from roseinfer.sim.replay import RecordedRunner
 
 
@@ -85,6 +85,6 @@ def test_a_wrapper_hands_on_all_calls_with_all_they_carry(wrapper):
     assert told.calls == [("submit", plan), ("sample", "handle", masks), ("collect", "handle"), ("close",)]
 
 
-@pytest.mark.parametrize("runner", [ExpectedRunner, RecordedRunner])
+@pytest.mark.parametrize("runner", [FixedLengthRunner, RecordedRunner])
 def test_runners_that_compute_nothing_neither_verify_nor_mask(runner):
     assert not runner.capabilities.drafts and not runner.capabilities.masks

@@ -16,19 +16,19 @@ from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.predictor.config import TrainConfig
-from roseinfer.predictor.data import Rows
+from roseinfer.predictor.data import TrainingRows
 from roseinfer.predictor.features import FeatureSpec, bags_of
-from roseinfer.predictor.model import Predictor, Settings
-from roseinfer.predictor.train import Trained, train
+from roseinfer.predictor.model import LengthPredictor, PredictorSettings
+from roseinfer.predictor.train import TrainingResult, train
 from roseinfer.predictor.vocabulary import fingerprint
 
 CONFIG = TrainConfig(seed=1)
 KINDS = {7: 40, 8: 200, 9: 600}  # first token -> output length
 
 
-def planted(count: int, seed: int = 0, *, related: bool = True) -> Rows:
+def planted(count: int, seed: int = 0, *, related: bool = True) -> TrainingRows:
     """The first token says how long the answer is, give or take 10%, and the last one may double it."""
-    rng, rows = random.Random(seed), Rows()
+    rng, rows = random.Random(seed), TrainingRows()
     for _ in range(count):
         kind, last = rng.choice(list(KINDS)), rng.choice([20, 21])
         middle = [rng.randrange(100, 400) for _ in range(rng.randrange(5, 60))]
@@ -38,7 +38,7 @@ def planted(count: int, seed: int = 0, *, related: bool = True) -> Rows:
 
 
 @pytest.fixture(scope="module")
-def trained() -> Trained:
+def trained() -> TrainingResult:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -47,7 +47,7 @@ def trained() -> Trained:
         torch.set_num_threads(threads)
 
 
-def test_it_learns_a_planted_relation(trained: Trained) -> None:
+def test_it_learns_a_planted_relation(trained: TrainingResult) -> None:
     figures = trained.figures["mean"]
     assert figures.rows == 400 and trained.train_rows == 1200
     assert figures.tau > 0.75 and figures.rmse < 0.35 * figures.rmse_constant
@@ -65,7 +65,7 @@ def test_it_does_not_see_a_relation_that_is_not_there() -> None:
     assert abs(figures.tau) < 0.2 and figures.rmse == pytest.approx(figures.rmse_constant, rel=0.15)
 
 
-def test_a_batch_says_what_single_prompts_say(trained: Trained) -> None:
+def test_a_batch_says_what_single_prompts_say(trained: TrainingResult) -> None:
     prompts = planted(50, seed=9).prompts
     batch = trained.predictor.predict_batch(prompts)
     assert batch == [trained.predictor.predict(prompt) for prompt in prompts]
@@ -75,24 +75,24 @@ def test_a_batch_says_what_single_prompts_say(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("prompt", [[0], [2**31 - 1], list(range(5000)), [3] * 40])
-def test_prompts_of_any_kind(prompt: list[int], trained: Trained) -> None:
+def test_prompts_of_any_kind(prompt: list[int], trained: TrainingResult) -> None:
     assert 1 <= trained.predictor.predict(prompt) <= 100 * trained.predictor.settings.width
     shares = trained.predictor.probabilities([prompt])
     assert shares.shape == (1, 100) and shares.sum() == pytest.approx(1, abs=1e-5)
 
 
-def test_an_empty_prompt_is_an_error(trained: Trained) -> None:
+def test_an_empty_prompt_is_an_error(trained: TrainingResult) -> None:
     with pytest.raises(ValueError, match="empty"):
         trained.predictor.predict_batch([[1], []])
 
 
-def test_the_modes_of_reading(trained: Trained) -> None:
+def test_the_modes_of_reading(trained: TrainingResult) -> None:
     settings, weights = trained.predictor.settings, trained.predictor.weights
     shares = np.zeros((1, 100), dtype=np.float32)
     shares[0, [10, 50]] = 0.6, 0.4
     middle = (np.arange(100) + 0.5) * settings.width
-    assert Predictor(replace(settings, readout="mode"), weights).lengths(shares)[0] == middle[10]
-    found = Predictor(settings, weights).lengths(shares)[0]
+    assert LengthPredictor(replace(settings, readout="mode"), weights).lengths(shares)[0] == middle[10]
+    found = LengthPredictor(settings, weights).lengths(shares)[0]
     assert found == pytest.approx(0.6 * middle[10] + 0.4 * middle[50])
 
 
@@ -118,16 +118,16 @@ def test_selected_bags_are_those_of_the_prompts() -> None:
 
 
 # --- the file -----------------------------------------------------------------------------------------------------
-def test_file_round_trip(trained: Trained, tmp_path) -> None:
+def test_file_round_trip(trained: TrainingResult, tmp_path) -> None:
     file = str(tmp_path / "predictor.safetensors")
     trained.predictor.save(file)
-    loaded = Predictor.load(file)
+    loaded = LengthPredictor.load(file)
     assert loaded.settings == trained.predictor.settings
     prompts = planted(20, seed=3).prompts
     assert loaded.predict_batch(prompts) == trained.predictor.predict_batch(prompts)
 
 
-def test_a_file_from_before_vocabularies_were_noted(trained: Trained, tmp_path) -> None:
+def test_a_file_from_before_vocabularies_were_noted(trained: TrainingResult, tmp_path) -> None:
     file = tmp_path / "predictor"
     trained.predictor.save(str(file))
     with safe_open(file, framework="np") as opened:
@@ -135,26 +135,26 @@ def test_a_file_from_before_vocabularies_were_noted(trained: Trained, tmp_path) 
     settings = json.loads(metadata["settings"])
     del settings["vocabulary"]
     save_file(load_file(file), file, {**metadata, "settings": json.dumps(settings)})
-    loaded = Predictor.load(str(file))
+    loaded = LengthPredictor.load(str(file))
     assert loaded.settings.vocabulary == "" and loaded.predict([7, 20]) == trained.predictor.predict([7, 20])
 
 
-def test_files_that_hold_no_predictor(trained: Trained, tmp_path) -> None:
+def test_files_that_hold_no_predictor(trained: TrainingResult, tmp_path) -> None:
     with pytest.raises(ConfigError, match="no file"):
-        Predictor.load(str(tmp_path / "nowhere"))
+        LengthPredictor.load(str(tmp_path / "nowhere"))
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ConfigError, match="no length predictor"):
-        Predictor.load(str(tmp_path / "text"))
+        LengthPredictor.load(str(tmp_path / "text"))
     good = tmp_path / "good"
     trained.predictor.save(str(good))
     tensors = load_file(good)
     save_file(tensors, tmp_path / "other")
     with pytest.raises(ConfigError, match="no length predictor of this version"):
-        Predictor.load(str(tmp_path / "other"))
+        LengthPredictor.load(str(tmp_path / "other"))
     cut = replace(trained.predictor.weights, bias=trained.predictor.weights.bias[:-1])
-    Predictor(trained.predictor.settings, cut).save(str(tmp_path / "cut"))
+    LengthPredictor(trained.predictor.settings, cut).save(str(tmp_path / "cut"))
     with pytest.raises(ConfigError, match="do not fit"):
-        Predictor.load(str(tmp_path / "cut"))
+        LengthPredictor.load(str(tmp_path / "cut"))
     with pytest.raises(ConfigError, match="cannot write"):
         trained.predictor.save(str(tmp_path / "no" / "folder"))
 
@@ -170,9 +170,9 @@ def test_the_command(capsys, tmp_path) -> None:
     assert cli.main(["train-predictor", str(data), *options]) == 0
     printed = capsys.readouterr().out
     assert "1 rows left out: line 301: no JSON" in printed and "tau" in printed and "rmse" in printed
-    predictor = Predictor.load(str(out))
+    predictor = LengthPredictor.load(str(out))
     vocabulary = fingerprint(load_tokenizer(ModelConfig()).backend.get_vocab(with_added_tokens=True))
-    assert predictor.settings == Settings(width=10, tokenizer="tiny", vocabulary=vocabulary)
+    assert predictor.settings == PredictorSettings(width=10, tokenizer="tiny", vocabulary=vocabulary)
     assert predictor.predict([7, 500, 20]) > 0
     assert json.loads(figures.read_text())["figures"]["mean"]["rows"] == 61
 

@@ -12,8 +12,8 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM
 from roseinfer.predictor.config import TrainConfig
-from roseinfer.predictor.data import LEAST_ROWS, Rows, read_rows
-from roseinfer.predictor.model import Predictor
+from roseinfer.predictor.data import LEAST_ROWS, TrainingRows, read_rows
+from roseinfer.predictor.model import LengthPredictor
 from roseinfer.predictor.train import train
 
 SETUP: dict[str, Any] = {"setup": {"vocab_size": 4096}}
@@ -33,7 +33,7 @@ def many(count: int = LEAST_ROWS) -> list[dict[str, Any]]:
     return [line for pair in lines for line in pair]
 
 
-def read(tmp_path: Path, *lines: Any, **options: Any) -> Rows:
+def read(tmp_path: Path, *lines: Any, **options: Any) -> TrainingRows:
     file = tmp_path / "run.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return read_rows(str(file), lambda text: [ord(letter) for letter in text], **options)
@@ -113,7 +113,7 @@ def test_token_ids_of_another_vocabulary(tmp_path) -> None:
 
 def test_cut_outputs_are_learnt_as_longer_than_that() -> None:
     """All prompts are alike; half the outputs of 90 were cut at 20. Left out or believed, they would draw it down."""
-    rows = Rows()
+    rows = TrainingRows()
     for i in range(600):
         long = i % 3 > 0
         cut = long and i % 2 == 0
@@ -141,4 +141,4 @@ def test_the_command_learns_from_what_an_engine_recorded(tmp_path, capsys) -> No
     assert sorted(rows.lengths) == sorted(len(completion.samples[0].token_ids) for completion in done)
     assert cli.main(["train-predictor", str(recording), "--out", str(out), "--epochs", "1"]) == 0
     assert f"{sum(rows.cut)} of 90 outputs were cut" in capsys.readouterr().out
-    assert Predictor.load(str(out)).predict([5, 6, 7]) <= 12
+    assert LengthPredictor.load(str(out)).predict([5, 6, 7]) <= 12

@@ -24,7 +24,7 @@ from roseinfer.sched.policies.common.ledger import TpotBatch, Track
 from roseinfer.sched.policies.slack.capacity import Margins
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, ExpectedRunner
+from roseinfer.sim.engine import END, FixedLengthRunner
 from tests.sched.queues import State
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request, 10 us a context token.
@@ -174,9 +174,9 @@ def test_qoserve_shows_its_budget_and_late_prompts() -> None:
 
 
 # --- through the engine -----------------------------------------------------------------------------------------
-def engine(policy: str, depth: int = 1) -> tuple[EngineCore, ExpectedRunner]:
+def engine(policy: str, depth: int = 1) -> tuple[EngineCore, FixedLengthRunner]:
     clock = ManualClock()
-    outputs = ExpectedRunner()
+    outputs = FixedLengthRunner()
     config = SchedulerConfig(scheduling_policy=policy, max_num_seqs=8, max_num_batched_tokens=64)
     made = make_policy(config, Estimates(CostModel(COST, fit=False), OracleLengths()))
     scheduler = Scheduler(config, KvManager(256, 16, prefix_caching=False), made, 1024, StepLimits.of(config, 1024))
@@ -184,7 +184,7 @@ def engine(policy: str, depth: int = 1) -> tuple[EngineCore, ExpectedRunner]:
     return EngineCore(scheduler, runner, clock, depth=depth, eos_ids=(END,), vocab_size=10), outputs
 
 
-def steps(core: EngineCore, runner: ExpectedRunner, slo: Slo | None) -> list[SchedulerStats]:
+def steps(core: EngineCore, runner: FixedLengthRunner, slo: Slo | None) -> list[SchedulerStats]:
     """The snapshots after each turn that completed a step, for three requests of several lengths."""
     for number, (prompt, output) in enumerate(((100, 10), (30, 5), (10, 20))):
         meta = RequestMeta(slo=slo, predicted_len=output)

@@ -20,7 +20,7 @@ from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.estimators import EcdfLengths, OracleLengths, make_lengths
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, ExpectedRunner
+from roseinfer.sim.engine import END, FixedLengthRunner
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request, 10 us a context token.
 COST = CostParams(step_s=0.010, token_s=0.001, pair_s=0.0, row_s=0.001, context_s=1e-5)
@@ -33,7 +33,7 @@ class Engine:
         config = scheduler_config(scheduling_policy=policy, max_num_seqs=4, max_num_batched_tokens=64)
         machine = Machine(COST, max_model_len=2000, num_kv_blocks=blocks)
         self.clock = ManualClock()
-        self.outputs = ExpectedRunner()
+        self.outputs = FixedLengthRunner()
         limits = StepLimits.of(config, machine.max_model_len)
         made = make_policy(config, Estimates(CostModel(COST, fit=False), OracleLengths()))
         self.scheduler = Scheduler(config, KvManager(blocks, 16), made, machine.max_model_len, limits)

@@ -17,21 +17,21 @@ from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
 from roseinfer.router.registry import ROUTERS
 from roseinfer.sched.registry import scheduler_config
-from roseinfer.sim.arrivals import AtRate
+from roseinfer.sim.arrivals import OptionArrivals
+from roseinfer.sim.autoscaling import simulate_fleet
 from roseinfer.sim.config import WorkloadConfig
 from roseinfer.sim.fleet_plan import FleetPlan, FleetRun, Kill
-from roseinfer.sim.fleets import simulate_fleet
 from roseinfer.sim.report import adherence
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate
-from roseinfer.sim.sweep import Knowledge
+from roseinfer.sim.sweep import EstimatesFactory
 from roseinfer.sim.workload import Arrival
 
 MACHINE = SCORPIO_8B.machine
 
 
 def arrivals(count: int, rate: float, seed: int = 0) -> list[Arrival]:
-    return list(AtRate(WorkloadConfig(num_requests=count), SCORPIO_8B, rate)(seed))
+    return list(OptionArrivals(WorkloadConfig(num_requests=count), SCORPIO_8B, rate)(seed))
 
 
 def short_arrivals(rng: random.Random) -> list[Arrival]:
@@ -55,14 +55,16 @@ def run(
     machine: Machine = MACHINE,
     **options: object,
 ) -> FleetRun:
-    return simulate_fleet(requests, config(policy, **options), machine, plan, Knowledge(machine, "predictor"), seed)
+    return simulate_fleet(
+        requests, config(policy, **options), machine, plan, EstimatesFactory(machine, "predictor"), seed
+    )
 
 
 @pytest.mark.parametrize(("policy", "overlap"), [("slack", False), ("scorpio", True), ("fifo", False)])
 def test_one_engine_behind_a_router_does_what_it_does_alone(policy: str, overlap: bool) -> None:
     requests = arrivals(40, 14.0)
     alone = simulate(
-        requests, config(policy, overlap=overlap), MACHINE, estimates=Knowledge(MACHINE, "predictor")(3), seed=3
+        requests, config(policy, overlap=overlap), MACHINE, estimates=EstimatesFactory(MACHINE, "predictor")(3), seed=3
     )
     found = run(requests, FleetPlan(1, "pace"), policy, seed=3, overlap=overlap)
     fleet, (engine,) = found.simulation, found.engines

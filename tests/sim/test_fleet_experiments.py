@@ -12,42 +12,41 @@ from roseinfer.core.promise import Promise
 from roseinfer.core.slo import Slo
 from roseinfer.router.fleet_size import engine_load
 from roseinfer.sched.registry import scheduler_config
+from roseinfer.sim.autoscaling import Autoscaler, simulate_fleet
 from roseinfer.sim.config import CostConfig
-from roseinfer.sim.fleet_plan import FleetPlan, FleetRun, Scaling
+from roseinfer.sim.fleet_plan import AutoscalePlan, FleetPlan, FleetRun
 from roseinfer.sim.fleet_report import longest_below, summarise_fleet
-from roseinfer.sim.fleets import simulate_fleet
-from roseinfer.sim.scaling import Scaler
-from roseinfer.sim.sweep import Knowledge
+from roseinfer.sim.sweep import EstimatesFactory
 from roseinfer.sim.workload import Arrival
 
 MACHINE = CostConfig(
     step_ms=10.0, token_us=1000.0, row_us=100.0, context_ns=0.0, num_kv_blocks=512, enable_prefix_caching=False
 ).machine
-PLAIN = Scaling(1, 4, patience_s=20.0)
+PLAIN = AutoscalePlan(1, 4, patience_s=20.0)
 
 
 def run(arrivals: list[Arrival], plan: FleetPlan, policy: str = "slack") -> FleetRun:
     config = scheduler_config(scheduling_policy=policy)
-    return simulate_fleet(arrivals, config, MACHINE, plan, Knowledge(MACHINE, "predictor"))
+    return simulate_fleet(arrivals, config, MACHINE, plan, EstimatesFactory(MACHINE, "predictor"))
 
 
 # --- size -------------------------------------------------------------------------------------------------------
-def looked_at(scaler: Scaler, used: float, until_s: int, since_s: int = 0) -> Scaler:
+def looked_at(scaler: Autoscaler, used: float, until_s: int, since_s: int = 0) -> Autoscaler:
     for at_s in range(since_s, until_s + 1, 5):
         scaler.look(at_s, used)
     return scaler
 
 
 def test_more_engines_when_they_are_full_as_many_as_bring_it_down() -> None:
-    assert looked_at(Scaler(PLAIN), 0.80, 60).wanted(60, 2, 0) == 2
-    assert looked_at(Scaler(PLAIN), 0.90, 60).wanted(60, 2, 0) == 3
-    assert looked_at(Scaler(PLAIN), 1.40, 60).wanted(60, 2, 0) == 4
-    assert looked_at(Scaler(PLAIN), 9.00, 60).wanted(60, 2, 0) == 4, "no more than there may be"
-    assert looked_at(Scaler(PLAIN), 0.90, 60).wanted(60, 2, 1) == 3, "it is coming"
+    assert looked_at(Autoscaler(PLAIN), 0.80, 60).wanted(60, 2, 0) == 2
+    assert looked_at(Autoscaler(PLAIN), 0.90, 60).wanted(60, 2, 0) == 3
+    assert looked_at(Autoscaler(PLAIN), 1.40, 60).wanted(60, 2, 0) == 4
+    assert looked_at(Autoscaler(PLAIN), 9.00, 60).wanted(60, 2, 0) == 4, "no more than there may be"
+    assert looked_at(Autoscaler(PLAIN), 0.90, 60).wanted(60, 2, 1) == 3, "it is coming"
 
 
 def test_more_engines_when_requests_are_refused_that_could_be_kept() -> None:
-    scaler = looked_at(Scaler(PLAIN), 0.5, 60)
+    scaler = looked_at(Autoscaler(PLAIN), 0.5, 60)
     for number in range(100):
         scaler.promised(60.0 + number / 100)
     scaler.refused(60.5)
@@ -61,7 +60,7 @@ def test_more_engines_when_requests_are_refused_that_could_be_kept() -> None:
 
 
 def test_what_was_seen_of_fewer_engines_does_not_count() -> None:
-    scaler = looked_at(Scaler(PLAIN), 1.4, 60)
+    scaler = looked_at(Autoscaler(PLAIN), 1.4, 60)
     scaler.grown()
     scaler.look(61.0, 0.5)
     assert scaler.wanted(61.0, 2, 0) == 2
@@ -78,7 +77,7 @@ def test_fullness_does_not_count_what_steps_cost_anyway() -> None:
 
 
 def test_one_fewer_after_a_while_in_which_the_others_had_been_enough() -> None:
-    scaler = looked_at(Scaler(PLAIN), 0.4, 60)
+    scaler = looked_at(Autoscaler(PLAIN), 0.4, 60)
     assert scaler.wanted(60.0, 3, 0) == 3
     assert scaler.wanted(79.0, 3, 0) == 3
     assert scaler.wanted(80.0, 3, 0) == 2
@@ -92,7 +91,7 @@ def test_a_fleet_follows_a_step_in_load_and_comes_back() -> None:
     calm = [Arrival(at_s, [1] * 100, 3, slo) for at_s in range(20)]
     rush = [Arrival(20 + number / 16, [1] * 100, 3, slo) for number in range(16 * 20)]
     after = [Arrival(40 + at_s, [1] * 100, 3, slo) for at_s in range(80)]
-    scaling = Scaling(1, 4, target=0.9, window_s=15.0, patience_s=20.0, recent_s=20.0)
+    scaling = AutoscalePlan(1, 4, target=0.9, window_s=15.0, patience_s=20.0, recent_s=20.0)
     plan = FleetPlan(1, "pace", start_s=5.0, scaling=scaling)
     found = run(calm + rush + after, plan)
     sizes = [size for _, size in found.sizes]

@@ -15,11 +15,11 @@ from roseinfer.router.record import RecordingPlacer
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim import engine, fleet
+from roseinfer.sim.autoscaling import simulate_fleet
 from roseinfer.sim.config import CostConfig
 from roseinfer.sim.fleet_parity import fleet_parity_of
 from roseinfer.sim.fleet_plan import FleetPlan, FleetRun, Kill
-from roseinfer.sim.fleets import simulate_fleet
-from roseinfer.sim.placements import replay_placements
+from roseinfer.sim.router_replay import replay_placements
 from roseinfer.sim.workload import Arrival
 
 MACHINE = CostConfig(step_ms=17.5, token_us=85.0, num_kv_blocks=600, noise=0.05).machine

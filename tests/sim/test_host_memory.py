@@ -8,7 +8,7 @@ from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import scheduler_config
-from roseinfer.sim.simulator import Simulation, simulate
+from roseinfer.sim.simulator import SimulationResult, simulate
 from roseinfer.sim.workload import Arrival
 
 COST = CostParams(4.6e-3, 17e-6, 4e-9, 13e-6, 34e-9, load_s=45e-6, store_s=45e-6)
@@ -28,18 +28,18 @@ def turns(seed: int, gap_s: float) -> list[Arrival]:
     return arrivals
 
 
-def run(arrivals: list[Arrival], policy: str, host_blocks: int, cost: CostParams = COST) -> Simulation:
+def run(arrivals: list[Arrival], policy: str, host_blocks: int, cost: CostParams = COST) -> SimulationResult:
     machine = Machine(cost, max_model_len=8192, num_kv_blocks=600, num_host_blocks=host_blocks)
     options = {"scheduling_policy": policy, "max_num_seqs": 32, "overlap": True}
     return simulate(arrivals, scheduler_config(**options), machine)
 
 
-def mean_ttft_s(found: Simulation) -> float:
+def mean_ttft_s(found: SimulationResult) -> float:
     served = [life.ttft_s for life in found.lifetimes if life.served]
     return sum(served) / len(served)
 
 
-def good(found: Simulation) -> int:
+def good(found: SimulationResult) -> int:
     return sum(life.good for life in found.lifetimes)
 
 

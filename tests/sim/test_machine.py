@@ -13,11 +13,11 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import HostCopy, Row, StepPlan
-from roseinfer.priced.machine import Machine, PricedRunner, Stalls
+from roseinfer.priced.machine import Machine, PeriodicStalls, PricedRunner
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sim.config import CostConfig
-from roseinfer.sim.machine import ExpectedRunner
+from roseinfer.sim.engine import FixedLengthRunner
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import Arrival
 
@@ -25,7 +25,7 @@ TENTH = Machine(cost=CostParams(0.1, 1e-9, 0.0, 0.0, 0.0))
 
 
 def runner_of(machine: Machine, clock: ManualClock) -> PricedRunner:
-    return PricedRunner(ExpectedRunner(), machine, clock)
+    return PricedRunner(FixedLengthRunner(), machine, clock)
 
 
 def steps(machine: Machine, count: int) -> list[float]:
@@ -41,7 +41,7 @@ def steps(machine: Machine, count: int) -> list[float]:
 
 
 def test_a_stall_makes_the_step_that_it_meets_longer_once_in_a_period() -> None:
-    found = steps(replace(TENTH, stalls=Stalls(every_s=5.0, lasts_s=1.0)), 200)
+    found = steps(replace(TENTH, stalls=PeriodicStalls(every_s=5.0, lasts_s=1.0)), 200)
     longer = [number for number, seconds in enumerate(found) if seconds > 0.1 + 1e-9]
     assert all(found[number] == pytest.approx(1.1) for number in longer)
     assert 4 <= len(longer) <= 6, "20 s of steps, with 1 s in 5 lost"
@@ -51,7 +51,7 @@ def test_a_stall_makes_the_step_that_it_meets_longer_once_in_a_period() -> None:
 
 def test_an_idle_machine_is_free_again_when_its_stall_is_over() -> None:
     clock = ManualClock()
-    runner = runner_of(replace(TENTH, stalls=Stalls(every_s=5.0, lasts_s=1.0)), clock)
+    runner = runner_of(replace(TENTH, stalls=PeriodicStalls(every_s=5.0, lasts_s=1.0)), clock)
     clock.advance(500.0)
     assert runner.submit(StepPlan(0, ())).duration_s <= 1.1 + 1e-9
 
@@ -65,7 +65,7 @@ def test_a_slowdown_begins_at_its_time_and_stays() -> None:
     assert machine.belief == TENTH.cost, "policies are not told"
 
 
-@pytest.mark.parametrize("change", [{"stalls": Stalls(1.0, 0.5)}, {"slowdown": ((0.0, 1.5),)}])
+@pytest.mark.parametrize("change", [{"stalls": PeriodicStalls(1.0, 0.5)}, {"slowdown": ((0.0, 1.5),)}])
 def test_requests_see_it(change) -> None:
     arrivals = [Arrival(0.0, [1] * 10, 30)]
     config = SchedulerConfig(scheduling_policy="fifo")
@@ -81,7 +81,7 @@ def test_requests_see_it(change) -> None:
 def test_copies_go_beside_the_rows_and_a_step_lasts_until_both_are_done() -> None:
     machine = Machine(CostParams(0.004, 0.0, 0.0, 0.001, 0.0, load_s=0.001, store_s=0.002), slowdown=((0.1, 2.0),))
     clock = ManualClock(0.0)
-    runner = PricedRunner(ExpectedRunner(), machine, clock)
+    runner = PricedRunner(FixedLengthRunner(), machine, clock)
     row = Row("a:0", 0, 9, 1, 1, False, 9, 0, ())
     copies = [HostCopy(number, number) for number in range(10)]
 

@@ -18,7 +18,7 @@ from roseinfer.core.slo import Slo
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk
 from roseinfer.engine.start import load_tokenizer, start_engine
 from roseinfer.sim.parity import Parity, compare
-from roseinfer.sim.replay import Recording, read_recording, replay
+from roseinfer.sim.replay import EngineRecording, read_recording, replay
 
 REQUESTS, RATE = 60, 25.0
 SLOS = (None, Slo(0.2, 0.01), Slo(0.05, 0.006), Slo(1.0, 0.02), Slo(e2e_s=0.5), None)
@@ -105,7 +105,7 @@ def seen_by_clients(ends: list[SequenceChunk]) -> tuple[list[float], list[float]
     return sorted(ttfts), sorted(tpots)
 
 
-def record(file: Path, policy: str, overlap: bool) -> tuple[Recording, list[SequenceChunk]]:
+def record(file: Path, policy: str, overlap: bool) -> tuple[EngineRecording, list[SequenceChunk]]:
     ends = asyncio.run(run_load(engine_config(file, policy, overlap)))
     return read_recording(str(file)), ends
 

@@ -23,7 +23,7 @@ from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.machine import END, ExpectedRunner
+from roseinfer.sim.engine import END, FixedLengthRunner
 from roseinfer.sim.parity import parity_of
 from roseinfer.sim.replay import read_recording, replay
 from roseinfer.sim.setups import SCORPIO_8B
@@ -53,7 +53,7 @@ def record(
     """
     clock, rng = ManualClock(), random.Random(0)
     limits = StepLimits.of(scheduler, machine.max_model_len)
-    outputs = ExpectedRunner()
+    outputs = FixedLengthRunner()
     priced = PricedRunner(outputs, machine, clock, limits=limits)
     plans: list[StepPlan] = []
     submit = priced.submit

@@ -16,12 +16,12 @@ from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import scheduler_config
-from roseinfer.sim.arrivals import AtRate
+from roseinfer.sim.arrivals import OptionArrivals
 from roseinfer.sim.config import SweepConfig, WorkloadConfig
 from roseinfer.sim.report import jain, mean_of, percentiles, summarise
 from roseinfer.sim.setups import SCORPIO_8B
-from roseinfer.sim.simulator import Lifetime, Simulation, simulate
-from roseinfer.sim.sweep import Load, Sweep, check_given, contender, find_capacity, run_sweep, settings_of
+from roseinfer.sim.simulator import Lifetime, SimulationResult, simulate
+from roseinfer.sim.sweep import LoadPoint, PolicySweep, check_given, contender, find_capacity, run_sweep, settings_of
 from roseinfer.sim.workload import Arrival, poisson
 
 pytestmark = pytest.mark.long
@@ -34,13 +34,13 @@ def life(ttft_s: float, tpot_s: float, tokens: int = 11, reason: FinishReason = 
     return Lifetime(0.0, SLO, tokens, "", times, reason)
 
 
-def at(rate: float, requests: int = 300) -> Load:
-    return Load(rate, AtRate(WorkloadConfig(num_requests=requests), SCORPIO_8B, rate))
+def at(rate: float, requests: int = 300) -> LoadPoint:
+    return LoadPoint(rate, OptionArrivals(WorkloadConfig(num_requests=requests), SCORPIO_8B, rate))
 
 
 def sweep(*policies: str, rate: float = 15.0, requests: int = 300, **options: object) -> list[dict]:
     loads = [at(rate, requests)]
-    return run_sweep(Sweep(SCORPIO_8B.machine, loads, policies, SCORPIO_8B.scheduler, jobs=1, **options))
+    return run_sweep(PolicySweep(SCORPIO_8B.machine, loads, policies, SCORPIO_8B.scheduler, jobs=1, **options))
 
 
 def test_good_is_finished_and_in_time_on_both_counts() -> None:
@@ -54,7 +54,7 @@ def test_good_is_finished_and_in_time_on_both_counts() -> None:
 
 def test_a_summary_counts_the_rejected_in_the_denominator() -> None:
     lives = [life(0.5, 0.05), life(0.5, 0.2), Lifetime(4.0, SLO, 5, "", [], FinishReason.REJECTED)]
-    found = summarise(Simulation(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0, policy_s=1e-3))
+    found = summarise(SimulationResult(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0, policy_s=1e-3))
     assert found["adherence"] == pytest.approx(1 / 3)
     assert found["rejected"] == pytest.approx(1 / 3)
     assert found["accepted_missed"] == pytest.approx(1 / 2)
@@ -71,7 +71,7 @@ def test_the_refused_are_counted_by_cause() -> None:
         Lifetime(4.0, SLO, 5, "", [], FinishReason.REJECTED, Rejection("ttft", 1.0, cause))
         for cause in (Cause.PRICE, Cause.PRICE, Cause.SEATS)
     ]
-    found = summarise(Simulation([life(0.5, 0.05), *gone], elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    found = summarise(SimulationResult([life(0.5, 0.05), *gone], elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
     assert found["refused_by"] == {cause.value: 0 for cause in Cause} | {"price": 2, "seats": 1}
     assert mean_of([found, {**found, "refused_by": dict.fromkeys(Cause, 0)}])["refused_by"]["price"] == 1
 
@@ -80,7 +80,7 @@ def test_waits_are_added_up_by_cause_and_class() -> None:
     lives = [life(0.5, 0.05), life(0.5, 0.05)]
     lives[0].waited = ((Cause.SEATS, 2.0), (Cause.STEP, 0.5))
     lives[1].waited = ((Cause.SEATS, 1.0),)
-    found = summarise(Simulation(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    found = summarise(SimulationResult(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
     wanted = {cause.value: 0.0 for cause in Cause} | {"seats": 3.0, "step": 0.5}
     assert found["waited_s"] == wanted == found["classes"][SLO.class_name]["waited_s"]
 
@@ -105,7 +105,7 @@ def test_requests_without_objectives_are_counted_apart() -> None:
     free = [Lifetime(0.0, None, 9, "b", [2.0, 2.1], FinishReason.STOP), Lifetime(1.0, Slo(class_name="c"), 9, "b")]
     lives = [life(0.5, 0.05), *free, life(0.5, 0.2), Lifetime(4.0, SLO, 5, "", [], FinishReason.REJECTED)]
     assert not free[0].good
-    found = summarise(Simulation(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    found = summarise(SimulationResult(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
     assert (found["requests"], found["promised"], found["offered_req_s"]) == (5, 3, 5 / 4)
     assert (found["adherence"], found["rejected"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
     assert found["accepted_missed"] == pytest.approx(1 / 2)
@@ -116,14 +116,14 @@ def test_requests_without_objectives_are_counted_apart() -> None:
     assert found["classes"]["c"]["adherence"] is None
     waits = {"p50": 2000.0, "p95": 2000.0, "p99": 2000.0}
     assert found["best_effort"] == {"requests": 2, "finished": 0.5, "ttft_ms": waits}
-    bare = summarise(Simulation(free, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    bare = summarise(SimulationResult(free, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
     assert bare["adherence"] is None and bare["goodput_req_s"] == 0
 
 
 def test_misses_are_counted_by_objective() -> None:
     late, slow = life(1.5, 0.05), life(0.5, 0.2)
     lives = [life(0.5, 0.05), late, slow, Lifetime(4.0, SLO, 5, "", [], FinishReason.REJECTED)]
-    found = summarise(Simulation(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    found = summarise(SimulationResult(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
     assert found["missed"] == {"ttft": 0.25, "tpot": 0.25, "e2e": 0.0}
     assert found["classes"]["a"]["missed"] == found["missed"]
 
@@ -131,7 +131,7 @@ def test_misses_are_counted_by_objective() -> None:
 def test_the_longest_gap_and_the_thirds_by_output_length() -> None:
     lives = [life(0.5, 0.05, tokens=n) for n in (2, 5, 20, 25)] + [life(0.5, 0.2, tokens=n) for n in (40, 50)]
     lives[1].token_s[-1] += 3.0
-    found = summarise(Simulation(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    found = summarise(SimulationResult(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
     assert found["longest_gap_ms"] == pytest.approx(3050.0)
     assert found["terciles"] == {"short": 0.5, "middle": 1.0, "long": 0.0}
 
@@ -140,7 +140,7 @@ def test_adherence_by_tenant_and_how_equal_it_is() -> None:
     lives = [life(0.5, 0.05), life(0.5, 0.05), life(0.5, 0.05), life(0.5, 0.2)]
     for number, tenant in enumerate("aabb"):
         lives[number].tenant = tenant
-    found = summarise(Simulation(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
+    found = summarise(SimulationResult(lives, elapsed_s=8.0, busy_s=4.0, steps=10, preemptions=0))
     assert found["tenants"] == {"a": 1.0, "b": 0.5}
     assert found["fairness"] == pytest.approx(1.5**2 / (2 * 1.25))
 
@@ -261,7 +261,7 @@ def test_the_best_setting_of_a_contender_counts() -> None:
 
 
 def test_given_options_beat_settings_and_are_those_of_the_policies_that_have_them() -> None:
-    compared = Sweep(SCORPIO_8B.machine, [], ["fifo", "sarathi", "slack"], SCORPIO_8B.scheduler)
+    compared = PolicySweep(SCORPIO_8B.machine, [], ["fifo", "sarathi", "slack"], SCORPIO_8B.scheduler)
     assert len(settings_of(compared, "sarathi")) == 4
     given = replace(compared, given={"sarathi_token_budget": 96, "max_num_seqs": 9, "decode_first": False})
     check_given(given)
@@ -303,7 +303,11 @@ def test_names_of_contenders() -> None:
 
 def test_capacity_is_the_highest_rate_that_meets_the_target() -> None:
     found = find_capacity(
-        Sweep(SCORPIO_8B.machine, [], [], SCORPIO_8B.scheduler, jobs=1), "slack", lambda r: at(r, 150), 0.9, steps=3
+        PolicySweep(SCORPIO_8B.machine, [], [], SCORPIO_8B.scheduler, jobs=1),
+        "slack",
+        lambda r: at(r, 150),
+        0.9,
+        steps=3,
     )
     assert found.adherence >= 0.9
     assert 6.0 < found.rate < 16.0

@@ -8,10 +8,10 @@ import pytest
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
-from roseinfer.sim.hints import Exact, Liars, Noisy, Scaled, Shuffled
-from roseinfer.sim.laws import Bimodal, Empirical, Fixed, LogNormal, Pareto, Uniform
-from roseinfer.sim.processes import Gamma, OnOff, Replayed, Steps
-from roseinfer.sim.workload import Prefixes, TrafficClass, Workload
+from roseinfer.sim.arrival_processes import Gamma, OnOff, Replayed, Steps
+from roseinfer.sim.length_distributions import Bimodal, Empirical, Fixed, LogNormal, Pareto, Uniform
+from roseinfer.sim.length_hints import ExactHints, MisleadingHints, NoisyHints, ScaledHints, ShuffledHints
+from roseinfer.sim.workload import SharedPrefixes, TrafficClass, Workload
 
 SHORT = TrafficClass("short", Fixed(10), Uniform(1, 100), Slo(1.0, 0.05, class_name="short"), share=3)
 LONG = TrafficClass("long", Fixed(1000), Fixed(50), Slo(e2e_s=10.0, class_name="long"), tenant="b", priority=2)
@@ -91,7 +91,7 @@ def test_too_long_requests_are_drawn_again_and_rate_0_is_all_at_once() -> None:
 
 
 def test_prompts_of_a_class_may_begin_alike() -> None:
-    alike = TrafficClass("alike", Uniform(5, 50), Fixed(1), prefixes=Prefixes(20))
+    alike = TrafficClass("alike", Uniform(5, 50), Fixed(1), prefixes=SharedPrefixes(20))
     arrivals = Workload([alike], rate=1.0, distinct=True).requests(50, 0)
     long = [list(a.prompt_ids) for a in arrivals if len(a.prompt_ids) > 30]
     assert len({tuple(ids[:20]) for ids in long}) == 1
@@ -99,7 +99,7 @@ def test_prompts_of_a_class_may_begin_alike() -> None:
 
 
 def test_some_prompts_share_one_of_several_beginnings() -> None:
-    some = TrafficClass("some", Fixed(200), Fixed(1), prefixes=Prefixes(100, share=0.6, number=3))
+    some = TrafficClass("some", Fixed(200), Fixed(1), prefixes=SharedPrefixes(100, share=0.6, number=3))
     arrivals = Workload([some], rate=1.0, distinct=True).requests(1000, 0)
     heads = Counter(tuple(a.prompt_ids[:100]) for a in arrivals)
     shared = [count for count in heads.values() if count > 1]
@@ -108,7 +108,7 @@ def test_some_prompts_share_one_of_several_beginnings() -> None:
 
 
 def test_texts_in_front_of_prompts_come_from_a_pool_and_some_are_frequent() -> None:
-    prefixes = Prefixes(32, number=50, zipf=1.0, in_front=True, pool="system")
+    prefixes = SharedPrefixes(32, number=50, zipf=1.0, in_front=True, pool="system")
     classes = [TrafficClass(name, Uniform(5, 9), Fixed(1), prefixes=prefixes) for name in "ab"]
     arrivals = Workload(classes, rate=1.0, context=42, distinct=True).requests(2000, 0)
     assert {len(a.prompt_ids) for a in arrivals} == {37, 38, 39, 40, 41}
@@ -131,21 +131,21 @@ def told(hints) -> list[tuple[int, int, bool, str]]:
 
 
 def test_hints() -> None:
-    assert all(said == true and not hinted for true, said, hinted, _ in told(Exact()))
-    assert all(said == 10 * true and hinted for true, said, hinted, _ in told(Scaled(10.0)))
-    shuffled = told(Shuffled())
+    assert all(said == true and not hinted for true, said, hinted, _ in told(ExactHints()))
+    assert all(said == 10 * true and hinted for true, said, hinted, _ in told(ScaledHints(10.0)))
+    shuffled = told(ShuffledHints())
     assert sorted(said for _, said, _, _ in shuffled) == sorted(true for true, _, _, _ in shuffled)
     assert sum(said != true for true, said, _, _ in shuffled) > 1900
-    noisy = told(Noisy(50.0))
+    noisy = told(NoisyHints(50.0))
     assert min(said for _, said, _, _ in noisy) == 8 and not any(hinted for _, _, hinted, _ in noisy)
-    liars = told(Liars(0.25, 0.1, rmse=10.0, tenant="liars"))
+    liars = told(MisleadingHints(0.25, 0.1, rmse=10.0, tenant="liars"))
     assert sum(tenant == "liars" for *_, tenant in liars) / 2000 == pytest.approx(0.25, abs=0.03)
     assert all(said == max(1, round(true / 10)) for true, said, _, tenant in liars if tenant == "liars")
-    assert {tenant for *_, tenant in told(Liars(0.25, 0.1, rmse=10.0))} == {""}
+    assert {tenant for *_, tenant in told(MisleadingHints(0.25, 0.1, rmse=10.0))} == {""}
 
 
 def test_a_class_may_have_hints_of_its_own() -> None:
-    own = TrafficClass("own", Fixed(5), Fixed(5), hints=Scaled(2.0))
-    arrivals = Workload([SHORT, own], rate=1.0, hints=Exact()).requests(200, 0)
+    own = TrafficClass("own", Fixed(5), Fixed(5), hints=ScaledHints(2.0))
+    arrivals = Workload([SHORT, own], rate=1.0, hints=ExactHints()).requests(200, 0)
     assert {a.predicted_len for a in arrivals if a.slo is None} == {10}
     assert all(a.predicted_len == a.output_len for a in arrivals if a.slo is not None)

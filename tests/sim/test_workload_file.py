@@ -8,14 +8,14 @@ import pytest
 from roseinfer import cli
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
-from roseinfer.priced.machine import Stalls
+from roseinfer.priced.machine import PeriodicStalls
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sim.hints import Absent, Liars, Noisy
-from roseinfer.sim.laws import Bimodal, Empirical, Fixed, LogNormal, Pareto, Uniform
-from roseinfer.sim.processes import Gamma, OnOff, Replayed, Steps
+from roseinfer.sim.arrival_processes import Gamma, OnOff, Replayed, Steps
+from roseinfer.sim.length_distributions import Bimodal, Empirical, Fixed, LogNormal, Pareto, Uniform
+from roseinfer.sim.length_hints import MisleadingHints, NoHints, NoisyHints
 from roseinfer.sim.setups import SCORPIO_8B
-from roseinfer.sim.workload import Prefixes, TrafficClass
+from roseinfer.sim.workload import SharedPrefixes, TrafficClass
 from roseinfer.sim.workload_file import WorkloadFile, read_workload
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "workloads").glob("*.toml"))
@@ -88,9 +88,9 @@ def read(folder: Path, text: str) -> WorkloadFile:
 def test_all_that_a_file_may_say(tmp_path: Path) -> None:
     found = read(tmp_path, FULL)
     workload, machine = found.workload, found.machine
-    assert (found.requests, workload.rate, workload.process, workload.hints) == (50, 4.0, Gamma(2), Noisy(100))
+    assert (found.requests, workload.rate, workload.process, workload.hints) == (50, 4.0, Gamma(2), NoisyHints(100))
     assert machine.cost.values() == pytest.approx((0.010, 50e-6, 2e-9, 60e-6, 30e-9, 40e-9))
-    assert (machine.noise, machine.stalls) == (0.1, Stalls(20, 1.5))
+    assert (machine.noise, machine.stalls) == (0.1, PeriodicStalls(20, 1.5))
     assert machine.slowdown == ((30.0, 1.5), (60.0, 1.0))
     assert (machine.max_model_len, machine.num_kv_blocks, machine.block_size) == (9000, 700, 32)
     assert (machine.prefix_caching, workload.distinct, workload.context) == (False, False, 9000)
@@ -105,11 +105,11 @@ def test_all_that_a_file_may_say(tmp_path: Path) -> None:
         OnOff(5, 15),
         "t",
         -2,
-        Liars(0.5, 0.1, 50),
-        Prefixes(20, 0.5, 3),
+        MisleadingHints(0.5, 0.1, 50),
+        SharedPrefixes(20, 0.5, 3),
     )
     assert (b.prompts, b.outputs) == (Bimodal((8, 40), (500, 1000), 0.3), Empirical([10, 27, 7]))
-    assert (b.process, b.hints, b.slo) == (Steps((1.0, 3.0)), Absent(), Slo(class_name="b"))
+    assert (b.process, b.hints, b.slo) == (Steps((1.0, 3.0)), NoHints(), Slo(class_name="b"))
     assert (c.prompts, c.outputs) == (Uniform(3, 9), Fixed(5))
     assert isinstance(c.process, Replayed) and c.process.recorded_s == pytest.approx([0.0, 0.052, 1.052])
     arrivals = workload.requests(15, 0)

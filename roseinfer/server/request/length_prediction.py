@@ -13,7 +13,7 @@ from roseinfer.server.text_work.offload import Offload
 from roseinfer.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from roseinfer.predictor.model import Predictor, Settings
+    from roseinfer.predictor.model import LengthPredictor, PredictorSettings
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +36,17 @@ class LengthObserver(Protocol):
         ...
 
 
-def read_predictor(path: str) -> "Predictor":
+def read_predictor(path: str) -> "LengthPredictor":
     """Raises `ConfigError` if the file holds no predictor."""
-    from roseinfer.predictor.model import Predictor  # needs NumPy, which the server does without
+    from roseinfer.predictor.model import LengthPredictor  # needs NumPy, which the server does without
 
     try:
-        return Predictor.load(path)
+        return LengthPredictor.load(path)
     except ConfigError as error:
         raise ConfigError(f"length_predictor: {error}") from error
 
 
-def check_vocabulary(path: str, learnt: "Settings", tokenizer: Tokenizer) -> None:
+def check_vocabulary(path: str, learnt: "PredictorSettings", tokenizer: Tokenizer) -> None:
     """Raises `ConfigError` for a predictor whose token ids are not the model's. Older files do not say."""
     from roseinfer.predictor.vocabulary import fingerprint
 

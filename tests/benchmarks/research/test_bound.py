@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.research.bound import blind_bound, capacity, fluid_bound, limits, static_bound
 from roseinfer.core.slo import Slo
-from roseinfer.priced.machine import Machine, Stalls
+from roseinfer.priced.machine import Machine, PeriodicStalls
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.setups import SETUPS
@@ -94,7 +94,7 @@ def test_more_requests_are_never_served_better() -> None:
 def test_noise_and_stalls_take_time() -> None:
     mix = [request(patient(TIGHT))]
     noisy = Machine(cost=MACHINE.cost, noise=0.1)
-    stalling = Machine(cost=MACHINE.cost, stalls=Stalls(every_s=10.0, lasts_s=1.0))
+    stalling = Machine(cost=MACHINE.cost, stalls=PeriodicStalls(every_s=10.0, lasts_s=1.0))
     assert capacity(mix, noisy) < 0.93 * capacity(mix, MACHINE)
     assert capacity(mix, stalling) < 0.93 * capacity(mix, MACHINE)
 

@@ -8,11 +8,20 @@ import pytest
 
 from benchmarks.research import cache, evaluation, grid, random_loads
 from benchmarks.research.choices import draw_choices, space
-from benchmarks.research.evaluation import Grid, check_grid, judge, outcome_of, pooled_late, ratio, run_grid, summary_of
+from benchmarks.research.evaluation import (
+    Grid,
+    check_grid,
+    evaluate_load,
+    outcome_of,
+    pooled_late,
+    ratio,
+    run_grid,
+    summary_of,
+)
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Slo
-from roseinfer.sim.simulator import Lifetime, Simulation
+from roseinfer.sim.simulator import Lifetime, SimulationResult
 
 SMALL = {**space(), "requests": 30, "long_requests": 20}
 
@@ -62,25 +71,25 @@ def test_every_policy_gets_the_same_requests_and_machine(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(evaluation, "simulate_as", record)
     number = next(n for n in range(20) if not draw_choices(2, n).trace_files)
-    judge(grid_of(), number)
+    evaluate_load(grid_of(), number)
     assert len(seen) == 6 and all(run == seen[0] for run in seen)
 
 
 def test_results_are_kept_until_what_they_depend_on_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     number = next(n for n in range(20) if not draw_choices(2, n).trace_files)
-    first = judge(grid_of(cache=str(tmp_path)), number)
+    first = evaluate_load(grid_of(cache=str(tmp_path)), number)
     files = set(tmp_path.iterdir())
     runs = []
     real = evaluation.simulate_as
     monkeypatch.setattr(
         evaluation, "simulate_as", lambda *args: runs.append(args[2]["scheduling_policy"]) or real(*args)
     )
-    assert judge(grid_of(cache=str(tmp_path)), number) == first
+    assert evaluate_load(grid_of(cache=str(tmp_path)), number) == first
     assert not runs and set(tmp_path.iterdir()) == files
-    judge(grid_of(cache=str(tmp_path), given={"max_num_seqs": 2}), number)
+    evaluate_load(grid_of(cache=str(tmp_path), given={"max_num_seqs": 2}), number)
     assert len(runs) == 6
     next(iter(files)).write_text("{")
-    assert judge(grid_of(cache=str(tmp_path)), number) == first, "one that is cut off is made again"
+    assert evaluate_load(grid_of(cache=str(tmp_path)), number) == first, "one that is cut off is made again"
 
 
 def test_a_judged_policy_is_known_by_all_that_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +114,7 @@ def life(slo: Slo | None, ttft_s: float, reason: FinishReason = FinishReason.STO
 def test_an_outcome_counts_those_with_objectives() -> None:
     slo = Slo(1.0, class_name="1")
     lives = [life(slo, 0.5), life(slo, 1.5, tenant="b"), life(slo, 0.0, FinishReason.REJECTED), life(None, 9.0)]
-    found = outcome_of(Simulation(lives, elapsed_s=2.0, busy_s=1.0, steps=4, preemptions=0))
+    found = outcome_of(SimulationResult(lives, elapsed_s=2.0, busy_s=1.0, steps=4, preemptions=0))
     assert found["adherence"] == pytest.approx(1 / 3)
     assert found["goodput_req_s"] == pytest.approx(1 / 2)
     assert found["classes"] == {"1": {"requests": 3, "served": 2, "late": 1, "good": 1}}

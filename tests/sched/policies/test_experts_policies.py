@@ -26,7 +26,7 @@ from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.engine import SimulatedEngine
 from roseinfer.sim.setups import slo_classes
 from roseinfer.sim.simulator import add_of, simulate
-from roseinfer.sim.workload import Arrival, LengthLaw, Mix, poisson
+from roseinfer.sim.workload import Arrival, LogNormalLengths, RequestMix, poisson
 from tests.sched.queues import State
 
 EXPERTS = ExpertChoice(128, 8)
@@ -35,7 +35,7 @@ COST = CostParams(1e-3, 10e-6, 0.0, 10e-6, 0.0, expert_s=62.5e-6, experts=EXPERT
 DENSE = replace(COST, expert_s=0.0, experts=None)
 # Qwen3-30B-A3B in FP8 on a GPU that reads 4.28 TB/s, as far as bytes and launches say.
 FP8 = CostParams(1.4e-3, 15e-6, 2e-9, 8e-6, 23e-9, 23e-9, expert_s=53e-6, experts=EXPERTS)
-LAW = LengthLaw(70, 1.35, 260, 0.85, prompt_min=4, prompt_max=1024, context=2048)
+LAW = LogNormalLengths(70, 1.35, 260, 0.85, prompt_min=4, prompt_max=1024, context=2048)
 
 
 def state(cost: CostParams = COST, **options: int) -> State:
@@ -46,7 +46,7 @@ def state(cost: CostParams = COST, **options: int) -> State:
     return State(policy, **{"budget": 2048, "seats": 64, "free_blocks": 10_000, **options})
 
 
-def requests(mix: Mix, rate: float, count: int, seed: int = 0) -> list[Arrival]:
+def requests(mix: RequestMix, rate: float, count: int, seed: int = 0) -> list[Arrival]:
     return mix.requests(poisson(rate, count, seed), seed)
 
 
@@ -111,7 +111,7 @@ def test_steps_last_as_long_as_the_policy_has_planned(policy: str) -> None:
     machine = Machine(COST, max_model_len=2048, num_kv_blocks=20_000, prefix_caching=False)
     known = Estimates(CostModel(COST, fit=False), OracleLengths())
     engine = SimulatedEngine(scheduler_config(scheduling_policy=policy), machine, estimates=known)
-    arrivals = requests(Mix(lengths=LAW, classes=classes), 6.0, 40)
+    arrivals = requests(RequestMix(lengths=LAW, classes=classes), 6.0, 40)
     planned, took = [], []
     submit = engine.runner.submit
 
@@ -183,7 +183,7 @@ def test_a_prompt_alone_is_judged_with_all_the_experts_that_it_reads() -> None:
     assert made.admitted(made.begin()) == {"in time": 100}
 
 
-def attained(known: CostParams, mix: Mix, rate: float, count: int = 120) -> tuple[float, float]:
+def attained(known: CostParams, mix: RequestMix, rate: float, count: int = 120) -> tuple[float, float]:
     """Shares that are good, and that were accepted in vain."""
     arrivals = [replace(each, predicted_len=None) for each in requests(mix, rate, count, seed=1)]
     machine = Machine(FP8, noise=0.03, max_model_len=2048, num_kv_blocks=20_000, prefix_caching=False)
@@ -197,7 +197,7 @@ def test_promises_are_kept_that_a_line_in_the_rows_breaks() -> None:
     rng, rows = random.Random(0), [2**i for i in range(8)]
     works = [Work(rng.choice([0, 0, 64, 512]), 0.0, n, 500 * n) for n in rows for _ in range(6)]
     line = fit_cost([Sample(work, FP8.seconds(work)) for work in works]).params
-    mix = Mix(lengths=LAW, classes=slo_classes((0.13, 4), (0.8, 4), (0.27, 20)))
+    mix = RequestMix(lengths=LAW, classes=slo_classes((0.13, 4), (0.8, 4), (0.27, 20)))
     good, missed = attained(FP8, mix, 3.5)
     good_by_line, missed_by_line = attained(line, mix, 3.5)
     assert good > 0.9 and missed < 0.01
@@ -207,7 +207,7 @@ def test_promises_are_kept_that_a_line_in_the_rows_breaks() -> None:
 @pytest.mark.parametrize("rate", [12.0, 20.0])
 def test_who_is_let_start_beside_slower_paces_under_overload_keeps_its_own(rate: float) -> None:
     """What runs fits 4 ms only while rows of the slower class sit out, and few can be served at that pace."""
-    mix = Mix(lengths=LAW, classes=slo_classes((0.13, 4), (0.8, 4), (0.27, 20)))
+    mix = RequestMix(lengths=LAW, classes=slo_classes((0.13, 4), (0.8, 4), (0.27, 20)))
     good, missed = attained(FP8, mix, rate, 160)
     assert good > 0.25 and missed < 0.03
 

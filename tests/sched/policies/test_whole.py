@@ -16,8 +16,8 @@ from roseinfer.sched.policies.common.ledger import e2e_deadline_s, e2e_pace_s, l
 from roseinfer.sched.policies.qoserve import LONGEST_CHUNK, QoServePolicy
 from roseinfer.sched.policies.scorpio import ScorpioPolicy
 from roseinfer.sched.registry import options_of, scheduler_config
-from roseinfer.sim.hints import Noisy
-from roseinfer.sim.laws import Uniform
+from roseinfer.sim.length_distributions import Uniform
+from roseinfer.sim.length_hints import NoisyHints
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import TrafficClass, Workload
 from tests.sched.queues import State
@@ -131,7 +131,7 @@ def test_they_keep_more_deadlines_than_fifo_beside_long_prompts(policy: str) -> 
         TrafficClass("short", Uniform(32, 1024), outputs, Slo(e2e_s=4.0), 9),
         TrafficClass("long", Uniform(8000, 30000), outputs, Slo(e2e_s=15.0), 1),
     ]
-    arrivals = Workload(classes, 12.0, hints=Noisy(195.0)).requests(120, 0)
+    arrivals = Workload(classes, 12.0, hints=NoisyHints(195.0)).requests(120, 0)
     kept = {}
     for name in (policy, "fifo"):
         known = Estimates(CostModel(machine.cost), OracleLengths())

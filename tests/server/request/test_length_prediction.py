@@ -20,8 +20,8 @@ from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.predictor.config import TrainConfig
-from roseinfer.predictor.data import Rows
-from roseinfer.predictor.model import Predictor
+from roseinfer.predictor.data import TrainingRows
+from roseinfer.predictor.model import LengthPredictor
 from roseinfer.predictor.train import train
 from roseinfer.predictor.vocabulary import fingerprint
 from roseinfer.server.observe.report import Observation
@@ -37,9 +37,9 @@ RATIO, SECONDS = "roseinfer:length_prediction_ratio", "roseinfer:length_predicti
 REPLY = "hello world, def words"
 
 
-def trained(tokenizer: Tokenizer | None) -> Predictor:
+def trained(tokenizer: Tokenizer | None) -> LengthPredictor:
     """For a tokenizer's vocabulary, or, as older files, without a word on it."""
-    rng, rows = random.Random(0), Rows()
+    rng, rows = random.Random(0), TrainingRows()
     for _ in range(80):
         rows.add([rng.randrange(2, 300) for _ in range(6)], rng.randrange(20, 200))
     known = "" if tokenizer is None else fingerprint(tokenizer.backend.get_vocab(with_added_tokens=True))
@@ -47,12 +47,12 @@ def trained(tokenizer: Tokenizer | None) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def predictor(tokenizer: Tokenizer) -> Predictor:
+def predictor(tokenizer: Tokenizer) -> LengthPredictor:
     return trained(tokenizer)
 
 
 @pytest.fixture(scope="module")
-def file(predictor: Predictor, tmp_path_factory) -> str:
+def file(predictor: LengthPredictor, tmp_path_factory) -> str:
     path = str(tmp_path_factory.mktemp("predictor") / "lengths")
     predictor.save(path)
     return path
@@ -75,13 +75,13 @@ def send(server: LiveServer, **body: Any) -> list[int | None]:
     return [request.meta.predicted_len for request in server.engine.requests[before:]]
 
 
-def test_a_prediction_reaches_the_engine(server: LiveServer, predictor: Predictor) -> None:
+def test_a_prediction_reaches_the_engine(server: LiveServer, predictor: LengthPredictor) -> None:
     assert send(server, **OBJECTIVE) == [predictor.predict([5, 6, 7])]
     prompts = [[5, 6, 7], [9] * 40, [8]]
     assert send(server, prompt=prompts, **OBJECTIVE) == predictor.predict_batch(prompts)
 
 
-def test_chats_and_streams(server: LiveServer, predictor: Predictor) -> None:
+def test_chats_and_streams(server: LiveServer, predictor: LengthPredictor) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "stream": True, **OBJECTIVE}
     assert server.post("/v1/chat/completions", body).status_code == 200
     (request,) = server.engine.requests
@@ -131,10 +131,10 @@ def test_without_the_option_nothing_is_predicted_or_shown(serve: Callable[..., L
 
 
 def test_a_failing_predictor_fails_no_request(server: LiveServer, monkeypatch, caplog) -> None:
-    def fail(self: Predictor, token_ids: Sequence[int]) -> int:
+    def fail(self: LengthPredictor, token_ids: Sequence[int]) -> int:
         raise MemoryError("planted")
 
-    monkeypatch.setattr(Predictor, "predict", fail)
+    monkeypatch.setattr(LengthPredictor, "predict", fail)
     with caplog.at_level(logging.ERROR):
         assert send(server, prompt=[[5], [6]], **OBJECTIVE) == [None, None]
         assert send(server, **OBJECTIVE) == [None]
@@ -143,7 +143,9 @@ def test_a_failing_predictor_fails_no_request(server: LiveServer, monkeypatch, c
 
 def test_it_predicts_off_the_event_loop(server: LiveServer, monkeypatch) -> None:
     threads: list[str] = []
-    monkeypatch.setattr(Predictor, "predict", lambda self, ids: threads.append(threading.current_thread().name) or 7)
+    monkeypatch.setattr(
+        LengthPredictor, "predict", lambda self, ids: threads.append(threading.current_thread().name) or 7
+    )
     assert send(server, **OBJECTIVE) == [7]
     assert len(threads) == 1 and threads[0].startswith("roseinfer-text")
 
@@ -154,14 +156,14 @@ def loaded(path: str, tokenizer: Tokenizer) -> LengthPrediction | None:
         return length_prediction(path, tokenizer, offload, lambda: Observation("fake").lengths())
 
 
-def test_files_that_cannot_be_used(predictor: Predictor, tokenizer: Tokenizer, tmp_path) -> None:
+def test_files_that_cannot_be_used(predictor: LengthPredictor, tokenizer: Tokenizer, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"length_predictor: there is no file .*nowhere"):
         loaded(str(tmp_path / "nowhere"), tokenizer)
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ConfigError, match=r"length_predictor: .* is no length predictor"):
         loaded(str(tmp_path / "text"), tokenizer)
     other = replace(predictor.settings, vocabulary="0123456789abcdef", tokenizer="somebody/else")
-    Predictor(other, predictor.weights).save(str(tmp_path / "other"))
+    LengthPredictor(other, predictor.weights).save(str(tmp_path / "other"))
     with pytest.raises(ConfigError, match="trained with the tokenizer of 'somebody/else'"):
         loaded(str(tmp_path / "other"), tokenizer)
 

@@ -14,10 +14,10 @@ from roseinfer.sched.policies.slack.capacity import Offer, PriceLimit
 from roseinfer.sched.policies.slack.policy import SlackPolicy
 from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
 from roseinfer.sched.registry import scheduler_config
-from roseinfer.sim.arrivals import AtRate
+from roseinfer.sim.arrivals import OptionArrivals
 from roseinfer.sim.config import WorkloadConfig
 from roseinfer.sim.setups import SCORPIO_8B
-from roseinfer.sim.sweep import Load, Sweep, run_sweep
+from roseinfer.sim.sweep import LoadPoint, PolicySweep, run_sweep
 from tests.sched.queues import State
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request.
@@ -70,10 +70,10 @@ def test_the_machine_is_filled_by_work_whatever_the_prices_are() -> None:
 
 def test_long_outputs_gain_by_it_and_short_ones_pay() -> None:
     """Three times what the machine can do, on average of three seeds."""
-    load = Load(21.5, AtRate(WorkloadConfig(num_requests=400), SCORPIO_8B, 21.5))
+    load = LoadPoint(21.5, OptionArrivals(WorkloadConfig(num_requests=400), SCORPIO_8B, 21.5))
     found = {}
     for fairness in (0.0, 0.5, 1.0):
-        sweep = Sweep(
+        sweep = PolicySweep(
             SCORPIO_8B.machine, [load], ["slack"], SCORPIO_8B.scheduler, {"slack_fairness": fairness}, seeds=3, jobs=1
         )
         found[fairness] = run_sweep(sweep)[0]["terciles"]

@@ -1,29 +1,87 @@
-"""A fleet whose size follows the load (`roseinfer.sim.scaling` says when)."""
+"""Simulated fleets whose number of engines follows the load."""
 
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import End, FinishReason
 from roseinfer.core.request import sequence_id
-from roseinfer.router.fleet_size import engine_load
-from roseinfer.sim.fleet import Call, Fleet, Slot
-from roseinfer.sim.fleet_plan import FleetPlan, FleetRun
+from roseinfer.priced.machine import Machine
+from roseinfer.router.fleet_size import FleetState, engine_load, fleet_size, too_many_rejections
+from roseinfer.sched.estimates import Estimates
+from roseinfer.sim.fleet import EngineReplica, FleetRequest, SimulatedFleet
+from roseinfer.sim.fleet_plan import AutoscalePlan, FleetPlan, FleetRun
 from roseinfer.sim.report import adherence
-from roseinfer.sim.scaling import TICK_S, Scaler
+from roseinfer.sim.workload import Arrival
+
+TICK_S = 5.0  # between two looks
 
 
-class ScaledFleet(Fleet):
+class Autoscaler:
+    """What was seen lately, and what follows from it. Times do not run backwards."""
+
+    def __init__(self, plan: AutoscalePlan) -> None:
+        self._plan = plan
+        self._used: deque[tuple[float, float]] = deque()
+        self._promised: deque[float] = deque()
+        self._refused: deque[float] = deque()
+        self._calm_s: float | None = None  # since when fewer would do
+
+    def promised(self, at_s: float) -> None:
+        """A request with objectives came."""
+        self._promised.append(at_s)
+
+    def refused(self, at_s: float) -> None:
+        """One was turned away that an idle engine would have kept."""
+        self._refused.append(at_s)
+
+    def look(self, at_s: float, used: float) -> None:
+        """`used`: the mean `engine_load` of the engines that run."""
+        self._used.append((at_s, used))
+        since_s = at_s - self._plan.window_s
+        while self._used[0][0] < since_s:
+            self._used.popleft()
+        for seen in (self._promised, self._refused):
+            while seen and seen[0] < since_s:
+                seen.popleft()
+
+    @property
+    def used(self) -> float:
+        """Mean over the window."""
+        return fmean(used for _, used in self._used)
+
+    def wanted(self, at_s: float, running: int, coming: int) -> int:
+        """How many engines there should be, those that are `coming` included; asked behind `look`."""
+        too_many = too_many_rejections(self._plan, len(self._promised), len(self._refused))
+        size, self._calm_s = fleet_size(
+            self._plan, FleetState(at_s, running, coming, self.used, too_many), self._calm_s
+        )
+        return size
+
+    def grown(self) -> None:
+        """One more serves: what was seen before says nothing of so many."""
+        for seen in (self._used, self._promised, self._refused):
+            seen.clear()
+
+    def wait(self) -> None:
+        """One went, or a simulation was against it: be patient again."""
+        self._calm_s = None
+
+
+class AutoscaledFleet(SimulatedFleet):
     """`plan.scaling` is given. Engines that go drain: what waits there is placed elsewhere, what decodes finishes."""
 
     def run(self) -> FleetRun:
         assert self.plan.scaling is not None
-        self._scaler = Scaler(self.plan.scaling)
+        self._scaler = Autoscaler(self.plan.scaling)
         self.record.sizes.append((0.0, self.plan.replicas))
         self.at(TICK_S, self._look)
         return super().run()
 
-    def _start(self, slot: Slot) -> None:
+    def _start(self, slot: EngineReplica) -> None:
         super()._start(slot)
         self._scaler.grown()
 
@@ -34,14 +92,14 @@ class ScaledFleet(Fleet):
             self._scaler.promised(self.now_s)
         super()._arrive()
 
-    def _end(self, call: Call, end: End) -> None:
+    def _end(self, call: FleetRequest, end: End) -> None:
         super()._end(call, end)
         if call.life.reason is FinishReason.REJECTED:
             rejection = call.life.rejection
             if rejection is None or not rejection.hopeless:
                 self._scaler.refused(self.now_s)
 
-    def _deliver(self, slot: Slot) -> None:
+    def _deliver(self, slot: EngineReplica) -> None:
         super()._deliver(slot)
         if slot.draining:
             self._retire(slot)
@@ -89,11 +147,11 @@ class ScaledFleet(Fleet):
         if not recent:
             return True
         plan = FleetPlan(size, self.plan.router)
-        run = Fleet(recent, self._scheduler, self._machine, plan, self._estimates, self._seed).run()
+        run = SimulatedFleet(recent, self._scheduler, self._machine, plan, self._estimates, self._seed).run()
         kept = adherence(run.simulation.lifetimes)
         return kept is None or kept >= self.plan.scaling.target
 
-    def _drain(self, slot: Slot) -> None:
+    def _drain(self, slot: EngineReplica) -> None:
         assert slot.engine is not None
         slot.draining = True
         self._publish(slot)
@@ -107,7 +165,7 @@ class ScaledFleet(Fleet):
         self._note_size()
         self._retire(slot)
 
-    def _retire(self, slot: Slot) -> None:
+    def _retire(self, slot: EngineReplica) -> None:
         """It goes, if nobody is there any more."""
         if self.calls_of(slot):
             return
@@ -119,3 +177,19 @@ class ScaledFleet(Fleet):
     def _note_size(self) -> None:
         asked = sum(slot.asked_s is not None and not slot.draining for slot in self.slots)
         self.record.sizes.append((self.now_s, asked))
+
+
+def simulate_fleet(
+    arrivals: Sequence[Arrival],
+    scheduler: SchedulerConfig,
+    machine: Machine,
+    plan: FleetPlan,
+    estimates: Callable[[int], Estimates],
+    seed: int = 0,
+) -> FleetRun:
+    """`arrivals` are sorted by time. `estimates(seed)`: what an engine's policy knows when it starts.
+
+    Raises as `simulate` for one engine.
+    """
+    kind = AutoscaledFleet if plan.scaling is not None else SimulatedFleet
+    return kind(arrivals, scheduler, machine, plan, estimates, seed).run()

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from roseinfer.core.errors import ConfigError
 
 
-class Table:
+class TomlTable:
     """One table of the file: hands out values that are what they must be; `end` refuses those that nobody asked for."""
 
     def __init__(self, path: str, name: str, content: Any) -> None:
@@ -83,13 +83,13 @@ class Table:
             self.fail(key, f"must be [shortest, longest] in tokens, got {value!r}")
         return value[0], value[1]
 
-    def table(self, key: str, *default: Any) -> "Table":
+    def table(self, key: str, *default: Any) -> "TomlTable":
         return self.within(key, self.take(key, *default))
 
-    def within(self, key: str, content: Any) -> "Table":
-        return Table(self.path, ".".join(part for part in (self.name, key) if part), content)
+    def within(self, key: str, content: Any) -> "TomlTable":
+        return TomlTable(self.path, ".".join(part for part in (self.name, key) if part), content)
 
-    def given(self, key: str, make: Callable[["Table"], Any], default: Any) -> Any:
+    def given(self, key: str, make: Callable[["TomlTable"], Any], default: Any) -> Any:
         """What is made of a table that need not be there."""
         content = self.take(key, None)
         return default if content is None else make(self.within(key, content))

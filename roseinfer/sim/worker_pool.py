@@ -10,7 +10,7 @@ from roseinfer.core.interrupts import sigint_blocked
 
 
 @contextmanager
-def processes(count: int) -> Iterator[ProcessPoolExecutor]:
+def worker_pool(count: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of `count`. Ctrl+C, which goes to all processes of a terminal, ends them at once with whoever waits for
     them, and nothing else is said; otherwise they come to their end with the block."""
     pool = _Pool(count, initializer=_ignore_interrupts)

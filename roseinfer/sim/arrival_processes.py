@@ -8,7 +8,7 @@ from typing import Protocol
 from roseinfer.core.errors import ConfigError
 
 
-class Process(Protocol):
+class ArrivalProcess(Protocol):
     def times(self, rate: float, count: int, rng: random.Random) -> list[float]:
         """`count` times in order, `rate` of them a second in the long run (for processes that have one)."""
         ...

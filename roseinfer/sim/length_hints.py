@@ -8,7 +8,7 @@ from roseinfer.sim.workload import Arrival, predicted_len
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
+class NoHints:
     """Nothing is said, whatever is said of other classes."""
 
     def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
@@ -16,7 +16,7 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True)
-class Exact:
+class ExactHints:
     """A predictor that is never wrong."""
 
     def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
@@ -24,7 +24,7 @@ class Exact:
 
 
 @dataclass(frozen=True, slots=True)
-class Noisy:
+class NoisyHints:
     """A predictor that errs by `rmse` tokens, on short outputs by less."""
 
     rmse: float
@@ -37,7 +37,7 @@ class Noisy:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class ScaledHints:
     """Every client says `factor` times what it will be."""
 
     factor: float
@@ -47,7 +47,7 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True)
-class Shuffled:
+class ShuffledHints:
     """Clients say how long the outputs of others are."""
 
     def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
@@ -57,7 +57,7 @@ class Shuffled:
 
 
 @dataclass(frozen=True, slots=True)
-class Liars:
+class MisleadingHints:
     """A `share` of the clients says `factor` times what it will be, to gain from it; the others what is probable, to
     `rmse` tokens. `tenant`: the liars', None: their class's.
     """

@@ -8,7 +8,7 @@ from statistics import NormalDist
 from typing import Protocol
 
 
-class Law(Protocol):
+class LengthDistribution(Protocol):
     def draw(self, rng: random.Random) -> int:
         """A length of at least one token."""
         ...

@@ -16,7 +16,7 @@ Where = tuple[int, str] | None  # engine and reason; None: nobody took it
 
 
 @dataclass(slots=True)
-class Placements:
+class RouterReplay:
     """`recorded` and `replayed`: of every request in order. `promises`: what each engine published, as far as the
     router has seen it.
     """
@@ -32,7 +32,7 @@ class Placements:
         return next((number for number, (was, now) in enumerate(pairs) if was != now), len(self.recorded))
 
 
-def replay_placements(path: str | Path) -> Placements:
+def replay_placements(path: str | Path) -> RouterReplay:
     """Raises `ConfigError` if the file is none that a `RecordingPlacer` wrote."""
     try:
         lines = _lines(path)
@@ -55,7 +55,7 @@ def _lines(path: str | Path) -> Iterator[dict[str, Any]]:
 
 class _Replay:
     def __init__(self, placer: Placer) -> None:
-        self.found = Placements()
+        self.found = RouterReplay()
         self._placer = placer
         self._placements: dict[int, Placement] = {}
 
