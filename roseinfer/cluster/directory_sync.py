@@ -18,37 +18,37 @@ from roseinfer.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 # How long requests that have begun may stay in an engine that retires, in seconds, as with `--drain-timeout`.
-PATIENCE_S = 30.0
+DEFAULT_DRAIN_S = 30.0
 
 # The way to an engine that is to have this number. Raises `RoseinferError` if there can be none.
 MakeConnector = Callable[[EngineEntry, int], Connector]
 
 
-class Engines(Protocol):
+class EngineSet(Protocol):
     """As much of a `RoutedEngine` as follows a directory."""
 
     def add(self, make_connector: Callable[[int], Connector], number: int | None = None) -> int: ...
 
-    def retire(self, number: int, patience_s: float) -> None: ...
+    def retire(self, number: int, drain_s: float) -> None: ...
 
     def set_listed(self, number: int, listed: bool) -> None: ...
 
-    def knows(self, number: int) -> bool: ...
+    def has(self, number: int) -> bool: ...
 
 
-class Follower:
+class DirectorySync:
     """Keep `engines` equal to the entries of `directory`.
 
     An entry for which `make_connector` raises is skipped until its address or incarnation changes.
     """
 
     def __init__(
-        self, directory: Directory, make_connector: MakeConnector, engines: Engines, patience_s: float = PATIENCE_S
+        self, directory: Directory, make_connector: MakeConnector, engines: EngineSet, drain_s: float = DEFAULT_DRAIN_S
     ) -> None:
         self._directory = directory
         self._way_of = make_connector
         self._engines = engines
-        self._patience_s = patience_s
+        self._drain_s = drain_s
         self._numbers: dict[tuple[str, str], int | None] = {}  # None: there is no way to it
         self._retiring: set[int] = set()
 
@@ -56,12 +56,12 @@ class Follower:
         """Runs until cancelled."""
         while True:
             try:
-                self.follow()
+                self.sync()
             except Exception:
                 log.exception("the directory of engines could not be followed")
             await self._directory.changed()
 
-    def follow(self) -> None:
+    def sync(self) -> None:
         """Add, retire and forget what the directory says now."""
         entries = {entry.key: entry for entry in self._directory.entries()}
         known = self._numbers
@@ -78,7 +78,7 @@ class Follower:
 
     def _is_over(self, number: int | None, listed: bool) -> bool:
         """Whether it is gone: if it is named again it comes anew."""
-        return not listed if number is None else not self._engines.knows(number)
+        return not listed if number is None else not self._engines.has(number)
 
     def _added(self, entry: EngineEntry) -> int | None:
         try:
@@ -95,7 +95,7 @@ class Follower:
     def _retire(self, number: int | None) -> None:
         if number is not None and number not in self._retiring:
             self._retiring.add(number)
-            self._engines.retire(number, self._patience_s)
+            self._engines.retire(number, self._drain_s)
 
 
 async def start_from_directory(
@@ -109,16 +109,16 @@ async def start_from_directory(
     processes: int = 1,
     record: Path | None = None,
     clock: Clock | None = None,
-    patience_s: float = PATIENCE_S,
+    drain_s: float = DEFAULT_DRAIN_S,
 ) -> RoutedEngine:
     """A `RoutedEngine` of the engines that a directory names, once one of them is up, however long that takes.
 
-    `prefix` must be no other client's of these engines, on any host. `patience_s`: how long requests that have begun
+    `prefix` must be no other client's of these engines, on any host. `drain_s`: how long requests that have begun
     may stay in an engine that retires before they go on elsewhere. The rest as in `RoutedEngine.start`, which also says
     what is raised.
     """
     requests = LiveRequests(tokenizer, clock or MonotonicClock(), inflight or InflightLimit(), prefix)
-    engine = RoutedEngine((), requests, changing=True, router=router, processes=processes, record=record)
-    engine.keep(Follower(directory, make_connector, engine, patience_s).run())
+    engine = RoutedEngine((), requests, dynamic=True, router=router, processes=processes, record=record)
+    engine.run_background(DirectorySync(directory, make_connector, engine, drain_s).run())
     await engine.open()
     return engine

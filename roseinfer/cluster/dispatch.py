@@ -20,10 +20,10 @@ from roseinfer.router.placer import Placer
 log = logging.getLogger(__name__)
 
 # A request that comes so soon after another one is placed by what was seen for that: promises change once a step.
-LOOK_AGAIN_S = 0.001
+MIN_REFRESH_S = 0.001
 # How many engines may be lost under a request that may be to blame for it, and under one that is not.
-MOST_BLAMED = 1
-MOST_LOSSES = 3
+MAX_BLAMED_LOSSES_COUNT = 1
+MAX_LOSSES_COUNT = 3
 
 
 class NullRoutingObserver:
@@ -39,9 +39,9 @@ class NullRoutingObserver:
 
     def breaker(self, engine: int, open: bool) -> None: ...
 
-    def came(self, engine: int) -> None: ...
+    def engine_added(self, engine: int) -> None: ...
 
-    def left(self, engine: int) -> None: ...
+    def engine_removed(self, engine: int) -> None: ...
 
 
 class Dispatcher:
@@ -53,7 +53,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        slots: Endpoints,
+        endpoints: Endpoints,
         placer: Placer,
         requests: LiveRequests,
         *,
@@ -61,7 +61,7 @@ class Dispatcher:
         block_size: int,
     ) -> None:
         self._observer: RoutingObserver = NullRoutingObserver()
-        self._slots = slots
+        self._endpoints = endpoints
         self._placer = placer
         self._requests = requests
         self._clock: Clock = requests.clock
@@ -69,7 +69,7 @@ class Dispatcher:
         self._block_size = block_size
         self._open_breakers: set[int] = set()
         self._quiet: set[int] = set()
-        self._looked_s = -inf
+        self._refreshed_s = -inf
 
     # --- new requests -------------------------------------------------------------------------------------------
     def place(self, live: LiveRequest) -> Endpoint | None:
@@ -78,18 +78,18 @@ class Dispatcher:
             live.keys = prompt_block_keys(live.request, self._block_size)
         now_s = self._clock.now()
         ask = self._ask(live, now_s)
-        if now_s >= self._looked_s + LOOK_AGAIN_S:
-            self.look()
+        if now_s >= self._refreshed_s + MIN_REFRESH_S:
+            self.refresh()
         placement = self._placer.place(ask, now_s)
         if placement is None:
             return None
-        live.routing = RoutingState.to(placement)
+        live.routing = RoutingState.new(placement)
         self._observer.placed(placement.engine, placement.reason)
-        return self._slots[placement.engine]
+        return self._endpoints[placement.engine]
 
     def _ask(self, live: LiveRequest, now_s: float) -> RoutingRequest:
         ask = new_ask(live.request, live.keys, self._block_size, now_s)
-        if not live.begun:
+        if not live.has_output:
             return ask
         return resumed_ask(ask, max(len(text.ids) for text in live.texts if not text.ended), live.left)
 
@@ -102,105 +102,107 @@ class Dispatcher:
 
     def cancelled(self, live: LiveRequest) -> None:
         """See `FailoverHandler`."""
-        if not live.begun:
+        if not live.has_output:
             self._placer.on_unprefilled(_routing(live).placement)
 
     def observe(self, observer: RoutingObserver) -> None:
         """Tell it, from now on, what becomes of requests; first who is there."""
         self._observer = observer
-        for slot in self._slots:
-            observer.came(slot.number)
+        for endpoint in self._endpoints:
+            observer.engine_added(endpoint.number)
 
     # --- engines that come and go -------------------------------------------------------------------------------
-    def came(self, number: int) -> None:
+    def add(self, number: int) -> None:
         """There is one more, which has yet to be reached."""
         self._placer.add(number)
         self._placer.set_available(number, False)
-        self._observer.came(number)
+        self._observer.engine_added(number)
 
-    def left(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         """It is gone for good, and no request was in it."""
         self._placer.remove(number)
         self._quiet.discard(number)
         self._open_breakers.discard(number)
-        self._observer.left(number)
+        self._observer.engine_removed(number)
 
     # --- what engines say ---------------------------------------------------------------------------------------
-    def risen(self, slot: Endpoint, another: bool) -> None:
+    def on_connected(self, endpoint: Endpoint, another: bool) -> None:
         """An engine can be reached, `another` process than before or the same."""
         if another:
-            self._placer.reset(slot.number)
-        self.look()
+            self._placer.reset(endpoint.number)
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Tell the router what the engines have said since it was told last."""
-        self._looked_s = self._clock.now()
-        for slot in self._slots:
-            promise = slot.look()
+        self._refreshed_s = self._clock.now()
+        for endpoint in self._endpoints:
+            promise = endpoint.refresh()
             if promise is not None:
-                self._placer.update(slot.number, promise)
-            self._placer.set_available(slot.number, slot.takes)
+                self._placer.update(endpoint.number, promise)
+            self._placer.set_available(endpoint.number, endpoint.accepts_requests)
 
-    def tend(self) -> None:
+    def tick(self) -> None:
         """Now and then: requests leave engines that drain or hang."""
-        self.look()
-        for slot in self._slots:
-            if slot.engine is not None and slot.quiet:
-                self._empty(slot, "quiet", partial(_has_lost_enough, blamed=not slot.cut_off))
-            elif slot.engine is not None and slot.draining:
-                self._empty(slot, "drain", _nobody if slot.spent else _has_begun)
-        self._note_faults()
-        self._note_breakers()
+        self.refresh()
+        for endpoint in self._endpoints:
+            if endpoint.engine is not None and endpoint.quiet:
+                self._evacuate(endpoint, "quiet", partial(_lost_too_many, blamed=not endpoint.host_lost))
+            elif endpoint.engine is not None and endpoint.draining:
+                self._evacuate(endpoint, "drain", _never if endpoint.must_empty else _has_output)
+        self._report_faults()
+        self._report_breakers()
 
-    def _note_faults(self) -> None:
+    def _report_faults(self) -> None:
         """That an engine hangs is one fault, however long it does."""
-        quiet = {slot.number for slot in self._slots if slot.engine is not None and slot.quiet}
+        quiet = {endpoint.number for endpoint in self._endpoints if endpoint.engine is not None and endpoint.quiet}
         for number in quiet - self._quiet:
             self._placer.report(number, AttemptOutcome.FAULT, self._clock.now())
         self._quiet = quiet
 
-    def _note_breakers(self) -> None:
-        is_open = {slot.number for slot in self._slots if self._placer.is_breaker_open(slot.number)}
+    def _report_breakers(self) -> None:
+        is_open = {endpoint.number for endpoint in self._endpoints if self._placer.is_breaker_open(endpoint.number)}
         for number in is_open ^ self._open_breakers:
             self._observer.breaker(number, number in is_open)
         self._open_breakers = is_open
 
     # --- requests that leave an engine --------------------------------------------------------------------------
-    def _empty(self, slot: Endpoint, cause: str, stays: Callable[[LiveRequest], bool]) -> None:
+    def _evacuate(self, endpoint: Endpoint, cause: str, stays: Callable[[LiveRequest], bool]) -> None:
         """Move the requests of an engine elsewhere, as long as there is one that takes them."""
-        engine = slot.engine
+        engine = endpoint.engine
         assert engine is not None
-        for live in _in_turn([live for live in self._requests.all() if live.engine is engine and not stays(live)]):
+        for live in _in_send_order(
+            [live for live in self._requests.all() if live.engine is engine and not stays(live)]
+        ):
             if live.engine is not engine:  # it was cancelled when another one was moved
                 continue
             now_s = self._clock.now()
-            placement = self._placer.place(self._ask(live, now_s), now_s, (slot.number,))
+            placement = self._placer.place(self._ask(live, now_s), now_s, (endpoint.number,))
             if placement is None:
                 return
             if cause == "quiet":  # what stays is what may hang the next one as well
-                _routing(live).lose(blamed=not slot.cut_off)
+                _routing(live).record_loss(blamed=not endpoint.host_lost)
             engine.withdraw(live)
             self._move(live, placement, cause)
 
-    def lost(self, slot: Endpoint, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
-        """See `FailoverHandler`; `slot` knows it already."""
-        drained = slot.draining  # as it was: its owner may have said meanwhile that it is gone
-        self.look()
-        drained = (drained or slot.draining) and not suspects
+    def lost(self, endpoint: Endpoint, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
+        """See `FailoverHandler`; `endpoint` knows it already."""
+        drained = endpoint.draining  # as it was: its owner may have said meanwhile that it is gone
+        self.refresh()
+        drained = (drained or endpoint.draining) and not suspects
         if not drained:
-            self._placer.report(slot.number, AttemptOutcome.FAULT, self._clock.now())
-        for live in _in_turn(requests):
+            self._placer.report(endpoint.number, AttemptOutcome.FAULT, self._clock.now())
+        for live in _in_send_order(requests):
             if live not in self._requests:  # it was cancelled when another one failed
                 continue
             try:
-                blamed = live.wire_id in suspects if suspects else not slot.cut_off
-                self._survive(live, reason, "drain" if drained else "death", blamed=blamed, alone=len(suspects) == 1)
+                blamed = live.wire_id in suspects if suspects else not endpoint.host_lost
+                self._recover(live, reason, "drain" if drained else "death", blamed=blamed, alone=len(suspects) == 1)
             except Exception:  # ours: it must not take the others along
                 log.exception("request %s could not go on elsewhere", live.request_id)
                 if live in self._requests:
                     live.fail(EngineDeadError(reason))
 
-    def _survive(self, live: LiveRequest, reason: str, cause: str, *, blamed: bool, alone: bool) -> None:
+    def _recover(self, live: LiveRequest, reason: str, cause: str, *, blamed: bool, alone: bool) -> None:
         """An engine was lost under a request: it goes on elsewhere, unless it may be what ends engines. `blamed`: it
         may be to blame for this one, `alone`: nobody else.
         """
@@ -208,44 +210,44 @@ class Dispatcher:
             if blamed and alone:
                 live.fail(EngineLostError(f"the engine failed when it computed this request: {reason}"))
                 return
-            if _has_lost_enough(live, blamed=blamed):
+            if _lost_too_many(live, blamed=blamed):
                 live.fail(EngineLostError(f"one engine after the other was lost under this request: {reason}"))
                 return
-            _routing(live).lose(blamed=blamed)
+            _routing(live).record_loss(blamed=blamed)
         now_s = self._clock.now()
         ask = self._ask(live, now_s)
         placement = self._placer.place(ask, now_s)
-        if placement is None and live.begun:  # of others it can be said that they may be sent again
-            placement = self._shelter(ask)
+        if placement is None and live.has_output:  # of others it can be said that they may be sent again
+            placement = self._any_usable(ask)
         if placement is None:
-            live.fail(lost_request_error(live, self._slots, reason, on_purpose=cause == "drain"))
+            live.fail(lost_request_error(live, self._endpoints, reason, on_purpose=cause == "drain"))
         else:
             self._move(live, placement, cause)
 
-    def _shelter(self, ask: RoutingRequest) -> Placement | None:
+    def _any_usable(self, ask: RoutingRequest) -> Placement | None:
         """Where a request goes on if no engine takes any: one that drains, has failed often or gives no sign of life is
         better than none. The router has not placed it there: it has no number.
         """
-        there = [slot for slot in self._slots if slot.there]
+        there = [endpoint for endpoint in self._endpoints if endpoint.usable]
         if not there:
             return None
-        number = min(there, key=lambda slot: (slot.quiet, slot.stats().running)).number
+        number = min(there, key=lambda endpoint: (endpoint.quiet, endpoint.stats().running)).number
         return Placement(0, number, "only", EngineForecast(number), ask)
 
     def _move(self, live: LiveRequest, placement: Placement, cause: str) -> None:
         """Send a request that is in no engine on to one, or end it: nobody else would."""
         try:
-            self._send_on(live, placement, cause)
+            self._resend(live, placement, cause)
         except InvalidRequestError as error:
             live.fail(error)
         except Exception:  # ours
             log.exception("request %s could not go on elsewhere", live.request_id)
             live.fail(EngineDeadError(f"the request could not go on elsewhere ({cause})"))
 
-    def _send_on(self, live: LiveRequest, placement: Placement, cause: str) -> None:
+    def _resend(self, live: LiveRequest, placement: Placement, cause: str) -> None:
         routing = _routing(live)
         left = routing.placement
-        if live.begun:
+        if live.has_output:
             self._observer.resumed(left.engine, cause)
         else:
             self._placer.on_unprefilled(left)
@@ -253,8 +255,8 @@ class Dispatcher:
                 self._observer.retried(left.engine)
             else:
                 self._observer.placed_again(left.engine, cause)
-        routing.go_on(placement, begun=live.begun, refused=cause == "refused")
-        engine = self._slots[placement.engine].engine
+        routing.move_to(placement, begun=live.has_output, refused=cause == "refused")
+        engine = self._endpoints[placement.engine].engine
         assert engine is not None, "the router knows who is there"
         engine.adopt(live)
 
@@ -262,9 +264,9 @@ class Dispatcher:
     def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
         """See `FailoverHandler`. Retry once, before the first token, on an engine that can still meet the SLO."""
         routing = _routing(live)
-        if live.begun:
+        if live.has_output:
             return rejection
-        self.look()
+        self.refresh()
         now_s = self._clock.now()
         ask = self._ask(live, now_s)
         here = routing.placement.engine
@@ -272,14 +274,16 @@ class Dispatcher:
         placement = None if routing.route.retries else self._placer.place_retry(ask, now_s, (here,))
         if placement is None:
             self._placer.on_unprefilled(routing.placement)
-            return self._of_all(live, ask, rejection, now_s)
+            return self._combined_rejection(live, ask, rejection, now_s)
         routing.refusal = rejection
         assert live.engine is not None
         live.engine.withdraw(live)
         self._move(live, placement, "refused")
         return None
 
-    def _of_all(self, live: LiveRequest, ask: RoutingRequest, rejection: Rejection, now_s: float) -> Rejection:
+    def _combined_rejection(
+        self, live: LiveRequest, ask: RoutingRequest, rejection: Rejection, now_s: float
+    ) -> Rejection:
         """An engine's refusal as that of all of them: hopeless only if none could keep the objective when idle, and
         what could have been kept by the better of those that were asked.
         """
@@ -302,23 +306,23 @@ def _routing(live: LiveRequest) -> RoutingState:
     return live.routing
 
 
-def _in_turn(requests: Sequence[LiveRequest]) -> list[LiveRequest]:
+def _in_send_order(requests: Sequence[LiveRequest]) -> list[LiveRequest]:
     """As the next engine is to get requests, the oldest of which comes first: it puts each that has begun before all
     that wait there, and the others behind them.
     """
-    waiting, begun = [[live for live in requests if live.begun is which] for which in (False, True)]
+    waiting, begun = [[live for live in requests if live.has_output is which] for which in (False, True)]
     return [*waiting, *reversed(begun)]
 
 
-def _has_lost_enough(live: LiveRequest, *, blamed: bool) -> bool:
+def _lost_too_many(live: LiveRequest, *, blamed: bool) -> bool:
     """Whether the next engine shall not have it, now that one more is lost: `blamed`: it may be to blame."""
     routing = _routing(live)
-    return routing.losses >= MOST_LOSSES or (blamed and routing.blamed >= MOST_BLAMED)
+    return routing.losses >= MAX_LOSSES_COUNT or (blamed and routing.blamed >= MAX_BLAMED_LOSSES_COUNT)
 
 
-def _has_begun(live: LiveRequest) -> bool:
-    return live.begun
+def _has_output(live: LiveRequest) -> bool:
+    return live.has_output
 
 
-def _nobody(live: LiveRequest) -> bool:
+def _never(live: LiveRequest) -> bool:
     return False

@@ -18,12 +18,12 @@ from roseinfer.engine.transport import Transport
 log = logging.getLogger(__name__)
 
 # How long to wait after an attempt to reach it that failed: at first, and at most.
-FIRST_WAIT_S = 0.02
-LONGEST_WAIT_S = 0.5
+MIN_RETRY_S = 0.02
+MAX_RETRY_S = 0.5
 # The same when another sort of engine was found there: who put it there has to put another in its place.
-MISFIT_WAIT_S = 10.0
+INCOMPATIBLE_RETRY_S = 10.0
 # What is said to come back in no time may still take this long, in seconds.
-SHORTEST_ABSENCE_S = 1.0
+MIN_WAIT_S = 1.0
 
 
 def _nothing() -> None: ...
@@ -42,11 +42,11 @@ class Connector(NamedTuple):
 class Endpoint:
     """`keep` connects, and again whenever the engine is lost. What is known of it beside comes from the way's reader.
     `connection` makes an engine's client of a transport.
-    `misfit` says of an engine that is reached what keeps it from taking our requests, or None.
+    `incompatibility` says of an engine that is reached what keeps it from taking our requests, or None.
 
     `engine`: while there is a connection to a process that is up. `draining`, `quiet`: as of the last `look`.
     `listed`: whether it is still named to us; one that is not is of use only while it can be reached.
-    `patience_ends_s`: it retires, and what it has may stay there until then; None: it does not.
+    `retire_deadline_s`: it retires, and what it has may stay there until then; None: it does not.
     """
 
     def __init__(
@@ -55,80 +55,80 @@ class Endpoint:
         way: Connector,
         connection: Callable[[Transport], AsyncEngine],
         clock: Clock,
-        misfit: Callable[[EngineInfo], str | None] = lambda info: None,
+        incompatibility: Callable[[EngineInfo], str | None] = lambda info: None,
     ) -> None:
         self.number = number
         self.engine: AsyncEngine | None = None
         self.info: EngineInfo | None = None
         self.draining = self.quiet = False
         self.up = asyncio.Event()
-        self._way = way
+        self._connector = way
         self._connection = connection
-        self._last: AsyncEngine | None = None  # the newest connection, whatever became of it
+        self._newest_connection: AsyncEngine | None = None  # the newest connection, whatever became of it
         self._reader = way.reader
         self._clock = clock
-        self._misfit = misfit
+        self._incompatibility = incompatibility
         self.listed = True
-        self.patience_ends_s: float | None = None
-        self._gone = asyncio.Event()
-        self._seen = -1  # how often its row had been written
-        self._standing = EngineStatus()
-        self._ends = False  # it has said that it takes no more
+        self.retire_deadline_s: float | None = None
+        self._lost = asyncio.Event()
+        self._seen_writes = -1  # how often its row had been written
+        self._status = EngineStatus()
+        self._says_draining = False  # it has said that it takes no more
         self._process = -1  # which one it is that was reached
-        self._away_since_s = clock.now()
-        self._newest = SchedulerStats()
-        self._ended = SchedulerStats()  # counts of the processes that have ended
+        self._lost_since_s = clock.now()
+        self._process_stats = SchedulerStats()
+        self._past_stats = SchedulerStats()  # counts of the processes that have ended
         self._death: str | None = None
-        self._unfit: str | None = None
+        self._incompatible: str | None = None
 
     @property
-    def takes(self) -> bool:
+    def accepts_requests(self) -> bool:
         """Whether it may be given requests."""
-        return self.there and not self.draining and not self.quiet
+        return self.usable and not self.draining and not self.quiet
 
     @property
-    def cut_off(self) -> bool:
+    def host_lost(self) -> bool:
         """Whether the way to it is lost with all that is known of it, as of the last `look`: no request does that."""
-        return self._standing.cut_off
+        return self._status.host_lost
 
     @property
-    def there(self) -> bool:
+    def usable(self) -> bool:
         """Whether it could be given requests, if it must be. Its owner may know before us that it has ended."""
-        return self.engine is not None and self._standing.state is not EngineState.DEAD
+        return self.engine is not None and self._status.state is not EngineState.DEAD
 
     @property
-    def retires(self) -> bool:
-        return self.patience_ends_s is not None
+    def retiring(self) -> bool:
+        return self.retire_deadline_s is not None
 
     @property
-    def spent(self) -> bool:
+    def must_empty(self) -> bool:
         """Whether it retires, and what it has is to go elsewhere."""
-        return self._clock.now() >= (inf if self.patience_ends_s is None else self.patience_ends_s)
+        return self._clock.now() >= (inf if self.retire_deadline_s is None else self.retire_deadline_s)
 
     def retire(self, patience_s: float) -> None:
         """It is to get no more requests; those it has may stay for so many seconds. There is no way back."""
-        if self.patience_ends_s is None:
-            self.patience_ends_s = self._clock.now() + patience_s
+        if self.retire_deadline_s is None:
+            self.retire_deadline_s = self._clock.now() + patience_s
         self.draining = True
 
     # --- the connection -----------------------------------------------------------------------------------------
-    async def keep(self, on_up: Callable[["Endpoint", bool], None]) -> None:
+    async def maintain_connection(self, on_up: Callable[["Endpoint", bool], None]) -> None:
         """Runs until cancelled. `on_up` is told of each connection, and whether it leads to another process than the
         one before.
         """
-        wait_s = FIRST_WAIT_S
+        wait_s = MIN_RETRY_S
         while True:
             if await self.reach(on_up):
-                wait_s = FIRST_WAIT_S
-                await self._gone.wait()
-            await asyncio.sleep(MISFIT_WAIT_S if self._unfit else wait_s)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                wait_s = MIN_RETRY_S
+                await self._lost.wait()
+            await asyncio.sleep(INCOMPATIBLE_RETRY_S if self._incompatible else wait_s)
+            wait_s = min(2 * wait_s, MAX_RETRY_S)
 
     async def reach(self, on_up: Callable[["Endpoint", bool], None]) -> bool:
         """One attempt to connect; waits for an engine that is starting. The connection before is closed."""
-        if self._last is not None:
-            await self._last.close()
-        engine = self._last = self._connection(self._way.connect())
+        if self._newest_connection is not None:
+            await self._newest_connection.close()
+        engine = self._newest_connection = self._connection(self._connector.connect())
         try:
             await engine.connect()
         except RoseinferError as error:
@@ -139,70 +139,72 @@ class Endpoint:
             return False
         if not engine.health().alive:  # it has died since it said that it is ready
             return False
-        if not await self._fits(engine):
+        if not await self._is_compatible(engine):
             return False
-        self._rise(engine, on_up)
+        self._set_connected(engine, on_up)
         return True
 
-    async def _fits(self, engine: AsyncEngine) -> bool:
-        unfit = self._misfit(engine.info)
+    async def _is_compatible(self, engine: AsyncEngine) -> bool:
+        unfit = self._incompatibility(engine.info)
         if unfit is not None:
-            if unfit != self._unfit:  # said once
+            if unfit != self._incompatible:  # said once
                 log.error("engine %d is not used: %s", self.number, unfit)
             await engine.close()
-        self._unfit = self._death = unfit
+        self._incompatible = self._death = unfit
         return unfit is None
 
     async def close(self) -> None:
-        if self._last is not None:
-            await self._last.close()
-        self._way.close()
+        if self._newest_connection is not None:
+            await self._newest_connection.close()
+        self._connector.close()
 
-    def _rise(self, engine: AsyncEngine, on_up: Callable[["Endpoint", bool], None]) -> None:
-        process = self._reader.standing(self.number).number
+    def _set_connected(self, engine: AsyncEngine, on_up: Callable[["Endpoint", bool], None]) -> None:
+        process = self._reader.status(self.number).number
         another = process != self._process
         if another:
-            self._ended = continued(self._ended, self._newest)
-            self._newest = SchedulerStats()
-            self._seen = -1  # what it has published before we reached it is new to whoever forgets the one before
+            self._past_stats = continued(self._past_stats, self._process_stats)
+            self._process_stats = SchedulerStats()
+            self._seen_writes = (
+                -1
+            )  # what it has published before we reached it is new to whoever forgets the one before
         self._process = process
-        self._gone.clear()
+        self._lost.clear()
         self.engine, self.info, self._death = engine, engine.info, None
         self.up.set()
         on_up(self, another)
 
-    def lose(self, reason: str) -> None:
+    def set_lost(self, reason: str) -> None:
         """The connection has ended."""
         assert self.engine is not None
-        self._newest = self.engine.stats()._replace(running=0, waiting=0, blocks_used=0)
+        self._process_stats = self.engine.stats()._replace(running=0, waiting=0, blocks_used=0)
         self.engine, self._death = None, reason
-        self._away_since_s = self._clock.now()
+        self._lost_since_s = self._clock.now()
         self.up.clear()
-        self._gone.set()
+        self._lost.set()
 
     # --- what it says unasked ------------------------------------------------------------------------------------
-    def look(self) -> Promise | None:
+    def refresh(self) -> Promise | None:
         """Sets `draining` and `quiet`. Returns a promise that was not there the last time."""
         promise: Promise | None = None
-        written = self._reader.written(self.number)
-        if written != self._seen:
-            self._seen = written
-            promise = self._reader.read(self.number)
-            self._ends = promise is not None and promise.draining
-        self._standing = self._reader.standing(self.number)
-        self.draining = self.retires or self._ends or self._standing.state is EngineState.DRAINING
-        self.quiet = self._standing.state is EngineState.QUIET
+        written = self._reader.write_count(self.number)
+        if written != self._seen_writes:
+            self._seen_writes = written
+            promise = self._reader.promise(self.number)
+            self._says_draining = promise is not None and promise.draining
+        self._status = self._reader.status(self.number)
+        self.draining = self.retiring or self._says_draining or self._status.state is EngineState.DRAINING
+        self.quiet = self._status.state is EngineState.QUIET
         return promise
 
     # --- reports ------------------------------------------------------------------------------------------------
     def health(self) -> EngineHealth:
         if self.engine is not None:
             return self.engine.health()
-        return EngineHealth(False, self._clock.now() - self._away_since_s, self._death, self._standing.final)
+        return EngineHealth(False, self._clock.now() - self._lost_since_s, self._death, self._status.final)
 
     def stats(self) -> SchedulerStats:
         """Counts go on over restarts."""
-        return continued(self._ended, self._newest if self.engine is None else self.engine.stats())
+        return continued(self._past_stats, self._process_stats if self.engine is None else self.engine.stats())
 
     def report(self) -> EngineReport:
         """As of the last `look`."""
@@ -211,9 +213,9 @@ class Endpoint:
             self._state(),
             self.health(),
             self.stats(),
-            restarts=max(0, self._standing.number - 1),
+            restarts=max(0, self._status.number - 1),
             info=self.info,
-            promise=self._reader.read(self.number) if self.engine is not None else None,
+            promise=self._reader.promise(self.number) if self.engine is not None else None,
         )
 
     def _state(self) -> EngineState:
@@ -221,10 +223,10 @@ class Endpoint:
             if self.quiet:
                 return EngineState.QUIET
             return EngineState.DRAINING if self.draining else EngineState.READY
-        return EngineState.STARTING if self._standing.state is EngineState.STARTING else EngineState.DEAD
+        return EngineState.STARTING if self._status.state is EngineState.STARTING else EngineState.DEAD
 
-    def absence_s(self) -> float:
+    def expected_wait_s(self) -> float:
         """Seconds until it is expected to be there, if it is on its way. One that is about to go has all before it."""
         start_s = 0.0 if self.info is None else self.info.startup_s.get("engine", 0.0)
-        gone_s = 0.0 if self.engine is not None else self._clock.now() - self._away_since_s
-        return max(SHORTEST_ABSENCE_S, start_s - gone_s)
+        gone_s = 0.0 if self.engine is not None else self._clock.now() - self._lost_since_s
+        return max(MIN_WAIT_S, start_s - gone_s)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from roseinfer.cluster.endpoint import SHORTEST_ABSENCE_S, Endpoint
+from roseinfer.cluster.endpoint import MIN_WAIT_S, Endpoint
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import EngineDeadError, EngineUnavailableError, RoseinferError
 from roseinfer.core.outputs import SchedulerStats, added, continued
@@ -16,23 +16,23 @@ class Endpoints:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._slots: dict[int, Endpoint] = {}
+        self._endpoints: dict[int, Endpoint] = {}
         self._used: set[int] = set()
-        self._gone = SchedulerStats()  # what those have counted that are gone
+        self._past_stats = SchedulerStats()  # what those have counted that are gone
         self._clock = clock
         self._empty_since_s = clock.now()
 
     def __iter__(self) -> Iterator[Endpoint]:
-        return iter(self._slots.values())
+        return iter(self._endpoints.values())
 
     def __getitem__(self, number: int) -> Endpoint:
-        return self._slots[number]
+        return self._endpoints[number]
 
     def __contains__(self, number: int) -> bool:
-        return number in self._slots
+        return number in self._endpoints
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._endpoints)
 
     def number(self, wanted: int | None = None) -> int:
         """One for an engine that comes: the wanted one unless that has been given before, else the next."""
@@ -41,29 +41,31 @@ class Endpoints:
         self._used.add(wanted)
         return wanted
 
-    def add(self, slot: Endpoint) -> None:
-        self._slots[slot.number] = slot
+    def add(self, endpoint: Endpoint) -> None:
+        self._endpoints[endpoint.number] = endpoint
 
-    def drop(self, slot: Endpoint) -> None:
+    def drop(self, endpoint: Endpoint) -> None:
         """It is gone for good. What it has counted stays counted."""
-        del self._slots[slot.number]
-        self._gone = continued(self._gone, slot.stats()._replace(running=0, waiting=0, blocks_used=0, blocks_total=0))
+        del self._endpoints[endpoint.number]
+        self._past_stats = continued(
+            self._past_stats, endpoint.stats()._replace(running=0, waiting=0, blocks_used=0, blocks_total=0)
+        )
         self._empty_since_s = self._clock.now()
 
     # --- of all of them -----------------------------------------------------------------------------------------
     def health(self) -> EngineHealth:
         """That of the liveliest engine."""
         nobody = EngineHealth(False, self._clock.now() - self._empty_since_s, "there is no engine")
-        return min([slot.health() for slot in self], key=_weakness, default=nobody)
+        return min([endpoint.health() for endpoint in self], key=_weakness, default=nobody)
 
     def stats(self) -> SchedulerStats:
         """The sum over all engines, those that are gone too."""
-        now = added([slot.stats() for slot in self]) if self._slots else SchedulerStats()
-        return now if self._gone == _NOTHING else continued(self._gone, now)
+        now = added([endpoint.stats() for endpoint in self]) if self._endpoints else SchedulerStats()
+        return now if self._past_stats == _NOTHING else continued(self._past_stats, now)
 
     def reports(self) -> list[EngineReport]:
         """As of the last `look` of each."""
-        return [slot.report() for slot in self]
+        return [endpoint.report() for endpoint in self]
 
 
 _NOTHING = SchedulerStats()
@@ -77,7 +79,7 @@ def _weakness(health: EngineHealth) -> tuple[bool, bool, float]:
 _ALIKE = ("model_type", "vocab_size", "block_size", "eos_token_ids", "dtype", "weights", "kv_cache", "prefix_caching")
 
 
-def misfit(ours: EngineInfo, info: EngineInfo) -> str | None:
+def incompatibility(ours: EngineInfo, info: EngineInfo) -> str | None:
     """Why an engine cannot go on with requests of the others, of which `ours` is the first; None: it can.
 
     The same model may lie in another folder on another host: of its name the last part counts.
@@ -97,14 +99,16 @@ def _last_part(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2]
 
 
-def unavailable_error(slots: Endpoints) -> EngineUnavailableError:
+def unavailable_error(endpoints: Endpoints) -> EngineUnavailableError:
     """None of them takes requests."""
-    wait_s = min([slot.absence_s() for slot in slots], default=SHORTEST_ABSENCE_S)
+    wait_s = min([endpoint.expected_wait_s() for endpoint in endpoints], default=MIN_WAIT_S)
     return EngineUnavailableError("no engine takes requests just now", wait_s)
 
 
-def lost_request_error(live: LiveRequest, slots: Endpoints, reason: str, *, on_purpose: bool = False) -> RoseinferError:
+def lost_request_error(
+    live: LiveRequest, endpoints: Endpoints, reason: str, *, on_purpose: bool = False
+) -> RoseinferError:
     """What ends a request whose engine was lost for this reason, with no other to go to. `on_purpose`: the engine was
     to be restarted.
     """
-    return EngineDeadError(reason) if live.begun and not on_purpose else unavailable_error(slots)
+    return EngineDeadError(reason) if live.has_output and not on_purpose else unavailable_error(endpoints)

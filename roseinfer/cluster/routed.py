@@ -14,7 +14,7 @@ from typing import Any
 
 from roseinfer.cluster.dispatch import Dispatcher
 from roseinfer.cluster.endpoint import Connector, Endpoint
-from roseinfer.cluster.endpoints import Endpoints, lost_request_error, misfit, unavailable_error
+from roseinfer.cluster.endpoints import Endpoints, incompatibility, lost_request_error, unavailable_error
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.replicas import DEFAULT_ROUTER
 from roseinfer.core.errors import EngineClosedError, RoseinferError
@@ -42,10 +42,10 @@ from roseinfer.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 # How often it is looked whether an engine drains or is quiet, and how long a start waits for those that are not first.
-LOOK_S = 0.1
-OTHERS_S = 0.5
+TICK_S = 0.1
+OTHERS_START_TIMEOUT_S = 0.5
 # About how long a request takes until an engine has read it, in seconds.
-DELAY_S = 0.0005
+SEND_DELAY_S = 0.0005
 
 
 class RoutedEngine:
@@ -57,25 +57,25 @@ class RoutedEngine:
 
     def __init__(
         self,
-        ways: Sequence[Connector],
+        connectors: Sequence[Connector],
         requests: LiveRequests,
         *,
-        changing: bool = False,
+        dynamic: bool = False,
         router: str = DEFAULT_ROUTER,
         processes: int = 1,
         record: Path | None = None,
         seed: int | None = None,
-        closing: Callable[[], None] | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
-        """`ways`: to the engines that are there at first. `changing`: others may come, which somebody else has set up,
-        so it is seen to that they fit. `closing`: called last when it is closed.
+        """`connectors`: of the initial engines. `dynamic`: engines that others configured may be added later,
+        so their compatibility is checked. `on_close`: called last when it is closed.
         """
         self.info: EngineInfo
-        self.several = changing or len(ways) > 1
-        self._changing = changing
+        self.several = dynamic or len(connectors) > 1
+        self._dynamic = dynamic
         self._requests = requests
         self._clock = requests.clock
-        self._slots = Endpoints(self._clock)
+        self._endpoints = Endpoints(self._clock)
         self._router = router
         self._processes = processes
         self._record = record
@@ -83,13 +83,13 @@ class RoutedEngine:
         self._observer: RoutingObserver | None = None
         self._seed = seed
         self._dispatcher: Dispatcher | None = None  # with several engines, once one is up
-        self._keepers: dict[int, asyncio.Task[None]] = {}
+        self._connect_tasks: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._first_up: asyncio.Future[None] | None = None  # once it is open
-        self._closing = closing
+        self._on_close = on_close
         self._closed = False
-        for way in ways:
-            self._place(self._slots.number(), way)
+        for connector in connectors:
+            self._add_endpoint(self._endpoints.number(), connector)
 
     @classmethod
     async def start(
@@ -114,8 +114,8 @@ class RoutedEngine:
         """
         requests = LiveRequests(tokenizer, clock or MonotonicClock(), inflight or InflightLimit(), prefix)
         board = Board.open(board_path)
-        ways = [Connector(partial(UnixSocketTransport, address), board) for address in addresses]
-        engine = cls(ways, requests, router=router, processes=processes, record=record, closing=board.close)
+        connectors = [Connector(partial(UnixSocketTransport, address), board) for address in addresses]
+        engine = cls(connectors, requests, router=router, processes=processes, record=record, on_close=board.close)
         await engine.open()
         return engine
 
@@ -129,18 +129,18 @@ class RoutedEngine:
 
     async def _open(self) -> None:
         self._first_up = asyncio.get_running_loop().create_future()
-        for slot in self._slots:
-            self._look_after(slot)
-        self.keep(self._watch())
+        for endpoint in self._endpoints:
+            self._connect(endpoint)
+        self.run_background(self._watch())
         await self._first_up
-        ups = [asyncio.create_task(_set(slot.up)) for slot in self._slots]
+        ups = [asyncio.create_task(_wait(endpoint.up)) for endpoint in self._endpoints]
         try:
-            await asyncio.wait(ups, timeout=OTHERS_S)
+            await asyncio.wait(ups, timeout=OTHERS_START_TIMEOUT_S)
         finally:
             for up in ups:
                 up.cancel()
 
-    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Have it run beside until `close`. What ends it is logged."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -160,24 +160,24 @@ class RoutedEngine:
     # --- engines come and go ------------------------------------------------------------------------------------
     def add(self, make_connector: Callable[[int], Connector], number: int | None = None) -> int:
         """There is one more. Returns its number: the given one if no engine has ever had it, else the next that none
-        has; `make_connector` makes the way to the engine of that number, and may raise.
+        has; `make_connector` makes the connector to the engine of that number, and may raise.
 
         Raises `EngineClosedError`.
         """
         if self._closed:
             raise EngineClosedError("the engine is closed")
-        number = self._slots.number(number)
-        slot = self._place(number, make_connector(number))
+        number = self._endpoints.number(number)
+        endpoint = self._add_endpoint(number, make_connector(number))
         if self._dispatcher is not None:
-            self._dispatcher.came(number)
+            self._dispatcher.add(number)
         if self._first_up is not None:
-            self._look_after(slot)
+            self._connect(endpoint)
         return number
 
-    def _place(self, number: int, way: Connector) -> Endpoint:
-        slot = Endpoint(number, way, self._connection, self._clock, self._misfit)
-        self._slots.add(slot)
-        return slot
+    def _add_endpoint(self, number: int, connector: Connector) -> Endpoint:
+        endpoint = Endpoint(number, connector, self._connection, self._clock, self._incompatibility)
+        self._endpoints.add(endpoint)
+        return endpoint
 
     def _connection(self, transport: Transport) -> AsyncEngine:
         return AsyncEngine(transport, self._requests, self)
@@ -188,42 +188,42 @@ class RoutedEngine:
 
         Does nothing if it is gone already.
         """
-        if self.knows(number):
-            self._slots[number].retire(patience_s)
+        if self.has(number):
+            self._endpoints[number].retire(patience_s)
 
     def set_listed(self, number: int, listed: bool) -> None:
         """Whether it is still named to us. One that is not is forgotten as soon as it cannot be reached."""
-        self._slots[number].listed = listed
+        self._endpoints[number].listed = listed
 
-    def knows(self, number: int) -> bool:
+    def has(self, number: int) -> bool:
         """Whether there is an engine of this number, and it has not been forgotten."""
-        return number in self._slots
+        return number in self._endpoints
 
-    def _misfit(self, info: EngineInfo) -> str | None:
-        return misfit(self.info, info) if self._changing and self._dispatcher is not None else None
+    def _incompatibility(self, info: EngineInfo) -> str | None:
+        return incompatibility(self.info, info) if self._dynamic and self._dispatcher is not None else None
 
-    def _look_after(self, slot: Endpoint) -> None:
-        task = self._keepers[slot.number] = asyncio.create_task(slot.keep(self._on_up))
+    def _connect(self, endpoint: Endpoint) -> None:
+        task = self._connect_tasks[endpoint.number] = asyncio.create_task(endpoint.maintain_connection(self._on_up))
         task.add_done_callback(self._on_done)
 
-    def _forget_the_gone(self) -> None:
-        for slot in list(self._slots):
-            if slot.engine is None:
-                over = slot.retires or not slot.listed
+    def _remove_lost(self) -> None:
+        for endpoint in list(self._endpoints):
+            if endpoint.engine is None:
+                over = endpoint.retiring or not endpoint.listed
             else:
-                over = slot.retires and not self._has_requests(slot.engine)
+                over = endpoint.retiring and not self._has_requests(endpoint.engine)
             if over:
-                self._forget(slot)
+                self._forget(endpoint)
 
     def _has_requests(self, engine: AsyncEngine) -> bool:
         return any(live.engine is engine for live in self._requests.all())
 
-    def _forget(self, slot: Endpoint) -> None:
-        log.info("engine %d is gone for good", slot.number)
-        self._slots.drop(slot)
+    def _forget(self, endpoint: Endpoint) -> None:
+        log.info("engine %d is gone for good", endpoint.number)
+        self._endpoints.drop(endpoint)
         if self._dispatcher is not None:
-            self._dispatcher.left(slot.number)
-        self.keep(_ended(self._keepers.pop(slot.number, None), slot))
+            self._dispatcher.remove(endpoint.number)
+        self.run_background(_stop_connecting(self._connect_tasks.pop(endpoint.number, None), endpoint))
 
     # --- requests -----------------------------------------------------------------------------------------------
     def generate(self, request: GenerateRequest) -> ChunkStream:
@@ -234,46 +234,46 @@ class RoutedEngine:
         if self._closed:
             raise EngineClosedError("the engine is closed")
         live = self._requests.make(request, sink, self.info)
-        slot = self._only() if self._dispatcher is None else self._dispatcher.place(live)
-        if slot is None:
-            raise unavailable_error(self._slots)
-        assert slot.engine is not None
-        slot.engine.adopt(live)
+        endpoint = self._only_endpoint() if self._dispatcher is None else self._dispatcher.place(live)
+        if endpoint is None:
+            raise unavailable_error(self._endpoints)
+        assert endpoint.engine is not None
+        endpoint.engine.adopt(live)
         self._requests.add(live)
         return live
 
-    def _only(self) -> Endpoint | None:
-        slot = self._slots[0]
+    def _only_endpoint(self) -> Endpoint | None:
+        endpoint = self._endpoints[0]
         # One that is quiet may come back, and there is no other.
-        return slot if slot.there and not slot.draining else None
+        return endpoint if endpoint.usable and not endpoint.draining else None
 
     # --- engines ------------------------------------------------------------------------------------------------
-    def _on_up(self, slot: Endpoint, another: bool) -> None:
-        assert slot.info is not None
+    def _on_up(self, endpoint: Endpoint, another: bool) -> None:
+        assert endpoint.info is not None
         if self._dispatcher is None:
-            self.info = slot.info
+            self.info = endpoint.info
             if self.several:
-                self._dispatcher = self._dispatcher_for(slot.info)
+                self._dispatcher = self._dispatcher_for(endpoint.info)
             if self._first_up is not None and not self._first_up.done():
                 self._first_up.set_result(None)
         if self._dispatcher is None:
-            slot.look()
+            endpoint.refresh()
         else:
-            self._dispatcher.risen(slot, another)
+            self._dispatcher.on_connected(endpoint, another)
 
     def _dispatcher_for(self, info: EngineInfo) -> Dispatcher:
         make = Placer if self._record is None else partial(RecordingPlacer, self._record)
         placer = make(
             self._router,
-            [slot.number for slot in self._slots],
+            [endpoint.number for endpoint in self._endpoints],
             share=self._processes,
             blocks=info.num_blocks,
-            delay_s=DELAY_S,
+            delay_s=SEND_DELAY_S,
             seed=self._seed,
         )
         self._placer = placer
         keyed = self._router in PREFIX_AWARE and info.prefix_caching
-        dispatcher = Dispatcher(self._slots, placer, self._requests, keyed=keyed, block_size=info.block_size)
+        dispatcher = Dispatcher(self._endpoints, placer, self._requests, keyed=keyed, block_size=info.block_size)
         if self._observer is not None:
             dispatcher.observe(self._observer)
         return dispatcher
@@ -281,42 +281,42 @@ class RoutedEngine:
     async def _watch(self) -> None:
         """Runs until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(TICK_S)
             try:
-                self.look()
+                self.tick()
             except Exception:
                 log.exception("the engines could not be looked at")
 
-    def look(self) -> None:
-        """What is done every `LOOK_S` seconds."""
+    def tick(self) -> None:
+        """What is done every `TICK_S` seconds."""
         if self._dispatcher is None:
             self._read_promises()
         else:
-            self._dispatcher.tend()
-        self._forget_the_gone()
+            self._dispatcher.tick()
+        self._remove_lost()
 
     def _read_promises(self) -> None:
         if self._dispatcher is not None:
-            self._dispatcher.look()  # each promise is found new once, and the router must not miss it
+            self._dispatcher.refresh()  # each promise is found new once, and the router must not miss it
             return
-        for slot in self._slots:
-            slot.look()
+        for endpoint in self._endpoints:
+            endpoint.refresh()
 
     # --- FailoverHandler ----------------------------------------------------------------------------------------
     def lost(self, engine: AsyncEngine, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
-        slot = next((slot for slot in self._slots if slot.engine is engine), None)
-        if slot is None:  # it was not up yet
+        endpoint = next((endpoint for endpoint in self._endpoints if endpoint.engine is engine), None)
+        if endpoint is None:  # it was not up yet
             return
-        slot.lose(reason)
-        level = logging.INFO if slot.draining else logging.WARNING
-        log.log(level, "engine %d is gone with %d requests: %s", slot.number, len(requests), reason)
+        endpoint.set_lost(reason)
+        level = logging.INFO if endpoint.draining else logging.WARNING
+        log.log(level, "engine %d is gone with %d requests: %s", endpoint.number, len(requests), reason)
         if self._dispatcher is not None:
-            self._dispatcher.lost(slot, requests, reason, suspects)
+            self._dispatcher.lost(endpoint, requests, reason, suspects)
             return
-        on_purpose = slot.draining and not suspects
+        on_purpose = endpoint.draining and not suspects
         for live in requests:
             if live in self._requests:
-                live.fail(lost_request_error(live, self._slots, reason, on_purpose=on_purpose))
+                live.fail(lost_request_error(live, self._endpoints, reason, on_purpose=on_purpose))
 
     def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
         return rejection if self._dispatcher is None else self._dispatcher.refused(live, rejection)
@@ -337,17 +337,17 @@ class RoutedEngine:
 
     def health(self) -> EngineHealth:
         """That of the liveliest engine. Where others may come, it is never final that none is there."""
-        health = self._slots.health()
-        return replace(health, final=False) if self._changing else health
+        health = self._endpoints.health()
+        return replace(health, final=False) if self._dynamic else health
 
     def stats(self) -> SchedulerStats:
         """The sum over all engines, those that are gone too."""
-        return self._slots.stats()
+        return self._endpoints.stats()
 
     def reports(self) -> list[EngineReport]:
         if not self._closed:
             self._read_promises()
-        return self._slots.reports()
+        return self._endpoints.reports()
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         """The engines are somebody else's, who is told of steps."""
@@ -366,27 +366,27 @@ class RoutedEngine:
                 if live.engine is not None:
                     live.engine.withdraw(live)
                 live.fail(EngineClosedError("the engine was closed"))
-        tasks = [*self._tasks, *self._keepers.values()]
+        tasks = [*self._tasks, *self._connect_tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for slot in self._slots:
-            await slot.close()
+        for endpoint in self._endpoints:
+            await endpoint.close()
         if isinstance(self._placer, RecordingPlacer):
             self._placer.close()
-        if self._closing is not None:
-            self._closing()
+        if self._on_close is not None:
+            self._on_close()
 
 
-async def _ended(keeper: "asyncio.Task[None] | None", slot: Endpoint) -> None:
+async def _stop_connecting(keeper: "asyncio.Task[None] | None", endpoint: Endpoint) -> None:
     """Let go of an engine."""
     try:
         if keeper is not None:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
     finally:
-        await slot.close()
+        await endpoint.close()
 
 
-async def _set(event: asyncio.Event) -> None:
+async def _wait(event: asyncio.Event) -> None:
     await event.wait()

@@ -25,16 +25,16 @@ class RoutingState:
     refusal: Rejection | None = None
 
     @classmethod
-    def to(cls, placement: Placement) -> "RoutingState":
+    def new(cls, placement: Placement) -> "RoutingState":
         """Of one that has not been anywhere yet."""
         return cls(placement, Route(placement.engine, placement.reason))
 
-    def lose(self, *, blamed: bool) -> None:
+    def record_loss(self, *, blamed: bool) -> None:
         """An engine is lost under it."""
         self.losses += 1
         self.blamed += blamed
 
-    def go_on(self, placement: Placement, *, begun: bool, refused: bool) -> None:
+    def move_to(self, placement: Placement, *, begun: bool, refused: bool) -> None:
         """It leaves the engine that it was in. `begun`: with tokens; `refused`: as that one turned it away."""
         route = self.route
         if begun:

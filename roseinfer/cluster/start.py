@@ -40,10 +40,10 @@ async def routed_engine(
         if places.secret_file:
             secret = SecretFile(Path(places.secret_file), secret.now())
         # Their crew says in the log what becomes of them.
-        engines = RemoteEngines(secret, quiet_s=replicas.engine_timeout, lost_s=places.stall_s, tells=False)
+        engines = RemoteEngines(secret, quiet_s=replicas.engine_timeout, lost_s=places.stall_s, log_failures=False)
         return await start_from_directory(
             FixedDirectory(places.addresses),
-            lambda entry, number: engines.way(number, HostPort.parse(entry.address, "engines")),
+            lambda entry, number: engines.connector(number, HostPort.parse(entry.address, "engines")),
             tokenizer,
             router=router,
             inflight=inflight,
@@ -51,7 +51,7 @@ async def routed_engine(
             prefix=f"{secrets.token_hex(6)}-{prefix}",
             processes=processes,
             record=record_path,
-            patience_s=replicas.drain_timeout,
+            drain_s=replicas.drain_timeout,
         )
     return await RoutedEngine.start(
         list(map(Path, places.addresses)),

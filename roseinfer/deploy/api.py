@@ -89,7 +89,7 @@ class ApiReplica:
             inflight=InflightLimit(plan.engine.scheduler.max_inflight_requests),
             prefix=f"{self._process}-",
             processes=plan.deploy.api_replicas,
-            patience_s=replicas.drain_timeout,
+            drain_s=replicas.drain_timeout,
         )
         self._engine = engine = await with_texts(self._parts.service, tokenizer, starting)
         self._parts.service.attach(engine, tokenizer)
@@ -97,7 +97,9 @@ class ApiReplica:
         settle_garbage_collector()
 
     def _way(self, entry: EngineEntry, number: int) -> Connector:
-        return self._remote.way(number, HostPort.parse(entry.address, "directory"), self._secrets[entry.incarnation])
+        return self._remote.connector(
+            number, HostPort.parse(entry.address, "directory"), self._secrets[entry.incarnation]
+        )
 
     async def _follow(self) -> None:
         """Tells the server of the engines that the directory knows, and one that may have been started again of the

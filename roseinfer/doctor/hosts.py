@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from roseinfer.cluster.endpoints import misfit
+from roseinfer.cluster.endpoints import incompatibility
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.messages import KeeperMessage, StatusUpdate
 from roseinfer.core.errors import RoseinferError
@@ -65,7 +65,7 @@ async def _peers(addresses: tuple[str, ...], secret: Secret) -> tuple[Peer, ...]
     first = next((info for _, info in asked if info is not None), None)
     found = []
     for peer, info in asked:
-        unfit = None if first is None or info is None else misfit(first, info)
+        unfit = None if first is None or info is None else incompatibility(first, info)
         found.append(peer if unfit is None else Peer(peer.address, peer.found, error=unfit, misfit=True))
     return tuple(found)
 

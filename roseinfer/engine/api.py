@@ -201,11 +201,11 @@ class RoutingObserver(Protocol):
         """It gets no requests from here for a while, as it failed, or it does again."""
         ...
 
-    def came(self, engine: int) -> None:
+    def engine_added(self, engine: int) -> None:
         """There is an engine of this number, which no other has had. Told of those first that are there already."""
         ...
 
-    def left(self, engine: int) -> None:
+    def engine_removed(self, engine: int) -> None:
         """It is gone for good."""
         ...
 

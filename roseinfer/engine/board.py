@@ -117,7 +117,7 @@ class Board:
         """There is no promise until the next one. From the owner, once the engine's process has ended."""
         self._write(engine, False, _BLANK)
 
-    def read(self, engine: int) -> Promise | None:
+    def promise(self, engine: int) -> Promise | None:
         """The newest promise; None: there is none."""
         for _ in range(_TRIES):
             written = self._words[self._word[engine]]
@@ -132,7 +132,7 @@ class Board:
                 return _promise(values) if there else None
         return None
 
-    def written(self, engine: int) -> int:
+    def write_count(self, engine: int) -> int:
         """How often the row has been written: it moves as long as the engine makes steps."""
         return self._words[self._word[engine]]
 
@@ -145,12 +145,12 @@ class Board:
         self._words[word] = number
 
     # --- standings ----------------------------------------------------------------------------------------------
-    def set_standing(self, engine: int, standing: EngineStatus) -> None:
+    def set_status(self, engine: int, standing: EngineStatus) -> None:
         """From the owner."""
         word = 2 * (standing.number * len(_STATES) + _STATES.index(standing.state)) + standing.final
         self._words[self._word[engine] + 1] = word
 
-    def standing(self, engine: int) -> EngineStatus:
+    def status(self, engine: int) -> EngineStatus:
         word = self._words[self._word[engine] + 1]
         seen, standing = self._newest[engine]
         if word != seen:

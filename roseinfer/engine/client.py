@@ -189,7 +189,7 @@ class AsyncEngine(EngineMonitor):
         live.engine, live.wire_id = self, wire_id
         for text in live.texts:
             if not text.ended:
-                text.start_over()
+                text.restart()
                 self._sequences[live.sequence_id(text)] = (live, text)
 
     def _add_of(self, live: LiveRequest, wire_id: str) -> Add:
@@ -206,7 +206,7 @@ class AsyncEngine(EngineMonitor):
             left_s=None if meta.deadline_s is None else meta.deadline_s - now_s,
             sent_s=now_s,
             keys=live.keys,
-            outputs=_outputs_of(live) if live.begun else None,
+            outputs=_outputs_of(live) if live.has_output else None,
             moved=live.wire_id != "",
         )
 

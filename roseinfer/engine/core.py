@@ -157,30 +157,30 @@ class EngineCore:
         for name, ids in new.params.named_token_ids():
             self._check_vocabulary(name, tuple(ids))
         requests = self._make_requests(new)
-        blueprint = self._guided.blueprint(new.guide) if new.guide and new.guide.constrains else None
-        if blueprint is None or blueprint.ready:
-            self._queue(requests, blueprint)
+        pending = self._guided.prepare(new.guide) if new.guide and new.guide.constrains else None
+        if pending is None or pending.ready:
+            self._queue(requests, pending)
         else:
-            self._hold(CompilingRequest(new, requests, blueprint, self._clock.now()))
+            self._hold(CompilingRequest(new, requests, pending, self._clock.now()))
 
-    def _queue(self, requests: list[Request], blueprint: PendingGuide | None) -> None:
+    def _queue(self, requests: list[Request], pending: PendingGuide | None) -> None:
         """Hand sequences to the scheduler, all or none."""
         queued: list[Request] = []
         try:
             for request in requests:
                 self.scheduler.add(request)
                 queued.append(request)
-            if blueprint is not None:
-                self._guided.open([request.request_id for request in requests], blueprint)
-                self._repeat(requests)
+            if pending is not None:
+                self._guided.open([request.request_id for request in requests], pending)
+                self._replay(requests)
         except InvalidRequestError:
             for request in queued:
                 self.scheduler.abort(request.request_id, self._clock.now())
             raise
 
-    def _repeat(self, requests: list[Request]) -> None:
+    def _replay(self, requests: list[Request]) -> None:
         """Tell the guides of sequences that go on here what was said elsewhere."""
-        self._ended += self._end(self._guided.repeat((r.request_id, r.tokens[r.prompt_len :]) for r in requests))
+        self._ended += self._end(self._guided.replay((r.request_id, r.tokens[r.prompt_len :]) for r in requests))
 
     def _hold(self, held: CompilingRequest) -> None:
         """Keep a request until its guides can be made."""
@@ -353,7 +353,7 @@ class EngineCore:
         for held in held_requests.take_ready(self._held, self._clock.now()):
             self._fresh.append(held.new)
             try:
-                self._queue(held.requests, held.blueprint)
+                self._queue(held.requests, held.pending)
             except InvalidRequestError as error:
                 self._refused.append((held.new, error))
         return held_requests.expire(self._held, self._clock.now())
@@ -367,7 +367,7 @@ class EngineCore:
         """Commit the steps in flight that sample for the guided rows of `plan`, which is launched but not sampled."""
         outputs: list[RequestOutput] = []
         if self._in_flight:
-            while any(self._guided.sees(plan, _guided_names(step.plan)) for step in self._in_flight):
+            while any(self._guided.depends_on(plan, _guided_names(step.plan)) for step in self._in_flight):
                 outputs += self._commit_oldest()
         return outputs
 

@@ -122,13 +122,13 @@ class EngineCrew:
         """How each engine does. Counts go on over restarts."""
         return [member.report() for member in self._members]
 
-    def standing(self, engine: int) -> EngineStatus:
+    def status(self, engine: int) -> EngineStatus:
         """What clients of an engine read of it, beside its promise."""
-        return self._board.standing(engine)
+        return self._board.status(engine)
 
     def promise(self, engine: int) -> Promise | None:
         """The newest; None: there is none."""
-        return self._board.read(engine)
+        return self._board.promise(engine)
 
     def on_step(self, listener: Callable[[int, StepRecord], None]) -> None:
         """Have `listener` called with an engine's number for each of its steps, within half a second."""

@@ -65,7 +65,7 @@ class LiveRequest:
         return self.request.request_id
 
     @property
-    def begun(self) -> bool:
+    def has_output(self) -> bool:
         """Whether its reader has been given anything."""
         return any(text.ids or text.ended for text in self.texts)
 
@@ -103,7 +103,7 @@ class InflightLimit:
     def total(self) -> int:
         return self.own
 
-    def note(self, own: int) -> None:
+    def update(self, own: int) -> None:
         self.own = own
 
     def check(self) -> None:
@@ -180,11 +180,11 @@ class LiveRequests:
 
     def add(self, live: LiveRequest) -> None:
         self._live[live.request_id] = live
-        self._inflight.note(len(self._live))
+        self._inflight.update(len(self._live))
 
     def remove(self, live: LiveRequest) -> None:
         if self._live.get(live.request_id) is live:
             del self._live[live.request_id]
             for text in live.texts:
                 text.drop()
-            self._inflight.note(len(self._live))
+            self._inflight.update(len(self._live))

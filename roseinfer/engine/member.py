@@ -194,7 +194,7 @@ class Member:
     # --- whether it lives ---------------------------------------------------------------------------------------
     def look(self) -> None:
         """To be called every `INTERVAL_S` seconds: has it been silent for too long?"""
-        life, promise = self._life, self._board.read(self.index)
+        life, promise = self._life, self._board.promise(self.index)
         if promise is not None and promise.steps >= SETTLED_STEPS and any(promise.cost_s):
             self.learnt = *promise.cost_s, promise.expert_s
         if life is None or life.killed or life.ended.is_set():
@@ -205,7 +205,7 @@ class Member:
             self._look_at_start(life, stopped=seen is not None and seen.stopped)
             return
         silence = self._listening.look(
-            life.signs + self._board.written(self.index), 0.0 if promise is None else promise.step_s, seen
+            life.signs + self._board.write_count(self.index), 0.0 if promise is None else promise.step_s, seen
         )
         self._look_at_stacks(life, silence, stopped=seen is not None and seen.stopped)
         if silence.hung:
@@ -266,14 +266,14 @@ class Member:
         return True
 
     def _drained(self) -> bool:
-        promise = self._board.read(self.index)
+        promise = self._board.promise(self.index)
         return promise is not None and promise.draining and not promise.running and not promise.waiting
 
     async def _settle(self) -> bool:
         number = self.number
 
         def settled() -> bool:
-            promise = self._board.read(self.index)
+            promise = self._board.promise(self.index)
             return self.number != number or (promise is not None and promise.steps >= SETTLED_STEPS)
 
         await self._until(settled, SETTLE_S)
@@ -304,12 +304,12 @@ class Member:
         if self._phase is EngineState.STARTING:
             health = replace(health, alive=False, error=self._error)
         stats = self._stats if life is None else continued(self._stats, life.stats())
-        restarts, promise = max(0, self.number - 1), self._board.read(self.index)
+        restarts, promise = max(0, self.number - 1), self._board.promise(self.index)
         return EngineReport(self.index, self.state, health, stats, restarts, self.deaths, self.info, promise=promise)
 
     def _say(self, phase: EngineState) -> None:
         self._phase = phase
-        self._board.set_standing(self.index, EngineStatus(self.state, self.number, self._final))
+        self._board.set_status(self.index, EngineStatus(self.state, self.number, self._final))
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

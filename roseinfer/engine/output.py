@@ -27,14 +27,14 @@ class SequenceText:
         self._matcher = _matcher(params) if params.stop else None
         self._started: Started | None = None
         self._shift_s: float | None = None
-        self.start_over()
+        self.restart()
 
     @property
     def ttft_s(self) -> float:
         """From the request's arrival to the first token, in seconds; 0 before that."""
         return self._started.first_token_s - self._started.arrival_s if self._started else 0.0
 
-    def start_over(self) -> None:
+    def restart(self) -> None:
         """An engine gets it: what has been gathered of another that did not live to put out a token is void."""
         self._shift_s = None
         if self.ids:

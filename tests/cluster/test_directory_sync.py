@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from roseinfer.cluster.directory import Directory, DynamicDirectory, EngineEntry, FixedDirectory
-from roseinfer.cluster.directory_sync import Follower
+from roseinfer.cluster.directory_sync import DirectorySync
 from roseinfer.cluster.endpoint import Connector
 from roseinfer.core.errors import ConfigError
 from tests.helpers.model_engine import ModelEngine
@@ -44,7 +44,7 @@ class Engines:
         if not listed:
             self.said.append(("unlisted", number))
 
-    def knows(self, number: int) -> bool:
+    def has(self, number: int) -> bool:
         return number in self.there
 
     def news(self) -> list[tuple[object, ...]]:
@@ -55,70 +55,70 @@ class Engines:
 A, B = EngineEntry("a:1"), EngineEntry("b:1", "x", number=5)
 
 
-def followed(directory: Directory) -> tuple[Follower, Engines]:
+def followed(directory: Directory) -> tuple[DirectorySync, Engines]:
     engines = Engines()
-    return Follower(directory, make_connector, engines, 3.0), engines
+    return DirectorySync(directory, make_connector, engines, 3.0), engines
 
 
 def test_engines_are_those_that_are_named() -> None:
     directory = DynamicDirectory([A])
     follower, engines = followed(directory)
-    follower.follow()
+    follower.sync()
     assert engines.news() == [("add", 0, None)]
     directory.tell([A, B])
-    follower.follow()
-    follower.follow()
+    follower.sync()
+    follower.sync()
     assert engines.news() == [("add", 1, 5)]
 
 
 def test_another_incarnation_is_another_engine() -> None:
     directory = DynamicDirectory([A])
     follower, engines = followed(directory)
-    follower.follow()
+    follower.sync()
     directory.tell([A._replace(incarnation="2")])
-    follower.follow()
+    follower.sync()
     assert engines.news() == [("add", 0, None), ("unlisted", 0), ("add", 1, None)]
 
 
 def test_who_retires_is_told_once_and_never_comes_back() -> None:
     directory = DynamicDirectory([A, B])
     follower, engines = followed(directory)
-    follower.follow()
+    follower.sync()
     directory.tell([A._replace(retiring=True), B])
-    follower.follow()
-    follower.follow()
+    follower.sync()
+    follower.sync()
     assert engines.news()[2:] == [("retire", 0, 3.0)]
     engines.there.remove(0)
-    follower.follow()
+    follower.sync()
     directory.tell([B])
-    follower.follow()
+    follower.sync()
     assert engines.news() == []
 
 
 def test_one_that_retires_before_it_was_known_is_not_added() -> None:
     follower, engines = followed(DynamicDirectory([A._replace(retiring=True)]))
-    follower.follow()
+    follower.sync()
     assert engines.news() == []
 
 
 def test_who_is_left_out_is_not_sent_away_and_comes_anew_if_forgotten() -> None:
     directory = DynamicDirectory([A, B])
     follower, engines = followed(directory)
-    follower.follow()
+    follower.sync()
     directory.tell([])
-    follower.follow()
+    follower.sync()
     assert engines.news()[2:] == [("unlisted", 0), ("unlisted", 1)]
     engines.there.remove(0)
     directory.tell([A, B])
-    follower.follow()
+    follower.sync()
     assert engines.news() == [("add", 2, None)]
 
 
 def test_an_address_that_leads_nowhere_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     directory = DynamicDirectory([EngineEntry("nowhere"), A])
     follower, engines = followed(directory)
-    follower.follow()
-    follower.follow()
+    follower.sync()
+    follower.sync()
     assert engines.news() == [("add", 0, None)]
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
         "there is no way to the engine at nowhere: no such address"
@@ -129,8 +129,8 @@ def test_a_fault_on_the_way_to_one_engine_keeps_no_other_from_being_followed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     follower, engines = followed(DynamicDirectory([EngineEntry("faulty"), A]))
-    follower.follow()
-    follower.follow()
+    follower.sync()
+    follower.sync()
     assert engines.news() == [("add", 0, None)]
     errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
     assert errors == ["there is no way to the engine at faulty"]

@@ -112,11 +112,11 @@ async def test_a_single_engine_that_drains_is_given_nothing_and_one_that_is_quie
 ) -> None:
     asked = fleet.submit()
     fleet.freeze(0)
-    fleet.routed.look()
+    fleet.routed.tick()
     more = fleet.submit()
     fleet.thaw(0)
     fleet.stand(0, EngineState.DRAINING)
-    fleet.routed.look()
+    fleet.routed.tick()
     with pytest.raises(EngineUnavailableError):
         fleet.submit()
     fleet.finish()
@@ -282,7 +282,7 @@ async def test_from_a_frozen_engine_all_go_and_its_late_tokens_are_dropped(fleet
         model.step(2, lambda sample: sample.add.prompt_ids[0] < 2)
     fleet.freeze(0)
     fleet.models[0].step(2)  # on its way when it froze
-    fleet.routed.look()
+    fleet.routed.tick()
     assert {fleet.where(one) for one in asked} == {1}
     assert [report.state for report in fleet.routed.reports()] == [EngineState.QUIET, EngineState.READY]
     assert fleet.where(fleet.submit()) == 1
@@ -290,7 +290,7 @@ async def test_from_a_frozen_engine_all_go_and_its_late_tokens_are_dropped(fleet
     fleet.thaw(0)
     assert [one.reader.ids() for one in asked] == before
     assert not fleet.models[0].samples, "it has been told that they are gone"
-    fleet.routed.look()
+    fleet.routed.tick()
     assert {fleet.where(fleet.submit()) for _ in range(2)} == {0, 1}
     fleet.finish()
     for one in asked:
@@ -302,11 +302,11 @@ async def test_from_a_frozen_engine_all_go_and_its_late_tokens_are_dropped(fleet
 async def test_a_request_that_hangs_one_engine_after_the_other_stays_with_the_second(fleet: Fleet) -> None:
     asked = fleet.submit()
     fleet.freeze(0)
-    fleet.routed.look()
+    fleet.routed.tick()
     assert fleet.where(asked) == 1
     fleet.thaw(0)
     fleet.freeze(1)
-    fleet.routed.look()
+    fleet.routed.tick()
     assert fleet.where(asked) == 1
     fleet.die(1)
     assert [type(error) for error in asked.reader.errors] == [EngineLostError]
@@ -317,12 +317,12 @@ async def test_with_all_engines_frozen_requests_wait_where_they_are(fleet: Fleet
     asked = [fleet.submit() for _ in range(2)]
     fleet.freeze(0)
     fleet.freeze(1)
-    fleet.routed.look()
+    fleet.routed.tick()
     assert [fleet.where(one) for one in asked] == [0, 1]
     with pytest.raises(EngineUnavailableError):
         fleet.submit()
     fleet.thaw(0)
-    fleet.routed.look()
+    fleet.routed.tick()
     assert {fleet.where(one) for one in asked} == {0}
     fleet.thaw(1)
     fleet.finish()
@@ -335,7 +335,7 @@ async def test_from_an_engine_that_drains_what_waits_goes_and_what_has_begun_sta
     begun, _, waits = (fleet.submit() for _ in range(3))
     fleet.models[0].step(1, lambda sample: sample.name.startswith(begun.live.wire_id + ":"))
     fleet.promise(0, draining=True)
-    fleet.routed.look()
+    fleet.routed.tick()
     assert [fleet.where(begun), fleet.where(waits)] == [0, 1]
     assert fleet.where(fleet.submit()) == fleet.where(fleet.submit()) == 1
     assert fleet.routed.reports()[0].state is EngineState.DRAINING
@@ -359,7 +359,7 @@ async def test_when_all_engines_drain_requests_stay(fleet: Fleet) -> None:
     asked = [fleet.submit() for _ in range(2)]
     for number in fleet.engines:
         fleet.stand(number, EngineState.DRAINING)
-    fleet.routed.look()
+    fleet.routed.tick()
     assert [fleet.where(one) for one in asked] == [0, 1]
     with pytest.raises(EngineUnavailableError):
         fleet.submit()
@@ -446,7 +446,7 @@ def test_what_goes_on_elsewhere_keeps_its_order(end: str) -> None:
         fleet.models[0].step(only=lambda sample: sample.name in begun)
         sent = len(fleet.models[1].adds)
         getattr(fleet, end)(0)
-        fleet.routed.look()
+        fleet.routed.tick()
         got = [add.prompt_ids for add in fleet.models[1].adds[sent:]]
         assert got == [one.request.prompt_ids for one in [*asked[3:], *reversed(asked[:3])]]
         if end == "freeze":
@@ -468,7 +468,7 @@ async def test_one_that_cannot_be_moved_from_an_engine_that_hangs_ends(fleet: Fl
 
     fleet.observed.placed_again = fails_once  # type: ignore[method-assign]
     fleet.freeze(0)
-    fleet.routed.look()
+    fleet.routed.tick()
     fleet.thaw(0)
     fleet.finish()
     assert [[type(error) for error in one.reader.errors] for one in asked] == [[EngineDeadError], [], [], []]
@@ -485,7 +485,7 @@ async def test_whatever_looks_at_an_engine_the_router_hears_of_its_promise(fleet
     fleet.die(0)
     fleet.replace(0)
     fleet.promise(0, cost_s=COST_S, free_seats=8, free_blocks=64)
-    fleet.routed.look()  # before there is a way to it
+    fleet.routed.tick()  # before there is a way to it
     await fleet.reach(0)
     assert dispatcher._placer.forecast(0, ASK, 100.0).ttft_s, "it has said so before"
 
@@ -514,7 +514,7 @@ async def test_a_request_that_moves_can_be_cancelled(fleet: Fleet) -> None:
     asked = [fleet.submit(n=2) for _ in range(2)]
     fleet.models[0].step()
     fleet.freeze(0)
-    fleet.routed.look()
+    fleet.routed.tick()
     for one in asked:
         one.live.cancel()
         one.live.cancel()
@@ -563,7 +563,7 @@ async def test_an_engine_that_dies_as_soon_as_it_is_up_is_not_there(fleet: Fleet
     fleet.replace(0)
     fleet.models[0].dies_at_once = True
     await fleet.reach(0)
-    assert not fleet.routed._slots[0].takes
+    assert not fleet.routed._endpoints[0].accepts_requests
     fleet.clock.advance(1.0)
     assert {fleet.where(fleet.submit()) for _ in range(3)} == {1}
 
@@ -573,7 +573,7 @@ async def test_an_engine_that_was_frozen_for_long_is_used_again_at_once(fleet: F
     fleet.freeze(0)
     for _ in range(50):
         fleet.clock.advance(0.2)
-        fleet.routed.look()
+        fleet.routed.tick()
     fleet.thaw(0)
     fleet.clock.advance(0.2)
     assert {fleet.where(fleet.submit()) for _ in range(2)} == {0, 1}
@@ -631,17 +631,17 @@ async def test_what_a_restart_on_purpose_cuts_short_may_come_again(fleet: Fleet)
     asked = fleet.submit()
     fleet.models[0].step()
     fleet.stand(0, EngineState.DRAINING)
-    fleet.routed.look()
+    fleet.routed.tick()
     fleet.die(0)
     assert [type(error) for error in asked.reader.errors] == [EngineUnavailableError]
 
 
 @fleet_test(engines=1)
 async def test_an_engine_that_is_about_to_be_restarted_is_back_after_all_of_its_start(fleet: Fleet) -> None:
-    fleet.routed._slots[0].info = replace(fleet.routed.info, startup_s={"engine": 40.0})
+    fleet.routed._endpoints[0].info = replace(fleet.routed.info, startup_s={"engine": 40.0})
     fleet.clock.advance(1000.0)
     fleet.stand(0, EngineState.DRAINING)
-    fleet.routed.look()
+    fleet.routed.tick()
     for passed_s, wait_s in ((0.0, 40.0), (5.0, 40.0)):
         fleet.clock.advance(passed_s)
         with pytest.raises(EngineUnavailableError) as raised:
@@ -718,11 +718,11 @@ def test_it_connects_by_itself_and_again_after_a_loss() -> None:
     async def work(fleet: Fleet) -> None:
         fleet.models[0].dead = True
         await fleet.routed.open()
-        assert [slot.takes for slot in fleet.routed._slots] == [False, True]
+        assert [endpoint.accepts_requests for endpoint in fleet.routed._endpoints] == [False, True]
         fleet.replace(0)
         fleet.die(1)
         async with asyncio.timeout(20):
-            while not fleet.routed._slots[0].takes:
+            while not fleet.routed._endpoints[0].accepts_requests:
                 await asyncio.sleep(0.01)
         asked = fleet.submit()
         assert fleet.where(asked) == 0
@@ -745,7 +745,7 @@ def test_what_the_router_decides_can_be_recorded(tmp_path: Path) -> None:
         where = fleet.where(fleet.submit(prompt=[1] * 9, meta=HURRIED))
         for state in (EngineState.READY, EngineState.QUIET, EngineState.QUIET):
             fleet.stand(1, state)
-            fleet.routed.look()
+            fleet.routed.tick()
         dispatcher = fleet.routed._dispatcher
         await fleet.routed.close()
         assert dispatcher is not None and isinstance(dispatcher._placer, RecordingPlacer)
@@ -762,14 +762,14 @@ def test_what_the_router_decides_can_be_recorded(tmp_path: Path) -> None:
 
 def test_what_a_router_decides_of_engines_that_come_and_go_can_be_replayed(tmp_path: Path) -> None:
     async def main() -> None:
-        fleet = Fleet(tmp_path, 2, "pace", record=tmp_path / "record", changing=True)
+        fleet = Fleet(tmp_path, 2, "pace", record=tmp_path / "record", dynamic=True)
         await fleet.reach()
         for number in range(6):
             fleet.submit()
             fleet.promise(fleet.add(), cost_s=COST_S)
             await fleet.reach(fleet.engines[-1])
             fleet.routed.retire(number, 0.0)
-            fleet.routed.look()
+            fleet.routed.tick()
             fleet.clock.advance(0.1)
         await fleet.routed.close()
 
@@ -795,8 +795,8 @@ async def test_for_a_host_that_is_cut_off_no_request_is_to_blame(fleet: Fleet) -
     for number in (0, 1):
         assert fleet.where(asked) == number
         fleet.models[number].step()
-        fleet.freeze(number, cut_off=True)
-        fleet.routed.look()
+        fleet.freeze(number, host_lost=True)
+        fleet.routed.tick()
     assert fleet.where(asked) == 2
     fleet.models[2].step()
     fleet.die(2)
@@ -814,8 +814,8 @@ async def test_a_request_under_which_three_hosts_were_cut_off_stays_with_the_fou
     for number in range(4):
         assert fleet.where(asked) == number
         fleet.models[number].step()
-        fleet.freeze(number, cut_off=True)
-        fleet.routed.look()
+        fleet.freeze(number, host_lost=True)
+        fleet.routed.tick()
     assert fleet.where(asked) == 3 and not asked.ended
     for number in range(4):
         fleet.thaw(number)

@@ -36,12 +36,12 @@ promises = st.fixed_dictionaries(FIELDS).map(lambda fields: Promise(**fields))
 
 def test_there_is_nothing_before_the_first_promise_and_after_it_is_cleared(tmp_path: Path) -> None:
     board = Board.create(tmp_path / "board", 2)
-    assert board.read(0) is None and board.standing(1) == EngineStatus(EngineState.STARTING, 0)
+    assert board.promise(0) is None and board.status(1) == EngineStatus(EngineState.STARTING, 0)
     board.publish(0, whole(1))
     board.clear(0)
-    assert board.read(0) is None and board.read(1) is None
+    assert board.promise(0) is None and board.promise(1) is None
     board.publish(0, whole(2))
-    assert board.read(0) == whole(2)
+    assert board.promise(0) == whole(2)
     board.close()
 
 
@@ -55,8 +55,8 @@ def test_the_newest_promise_of_each_engine_is_read(writes: list[tuple[int, Promi
     for engine, promise in writes:
         board.publish(engine, promise)
         newest[engine] = promise
-        assert {i: reader.read(i) for i in range(3)} == {i: newest.get(i) for i in range(3)}
-    assert [reader.written(i) for i in range(3)] == [sum(e == i for e, _ in writes) for i in range(3)]
+        assert {i: reader.promise(i) for i in range(3)} == {i: newest.get(i) for i in range(3)}
+    assert [reader.write_count(i) for i in range(3)] == [sum(e == i for e, _ in writes) for i in range(3)]
     reader.close()
     board.close()
 
@@ -65,9 +65,9 @@ def test_what_the_owner_says_is_read_by_others(tmp_path: Path) -> None:
     board, other = Board.create(tmp_path / "board", 2), Board.open(tmp_path / "board")
     for state in EngineState:
         for final in (False, True):
-            board.set_standing(1, EngineStatus(state, 2**40, final))
-            assert other.standing(1) == EngineStatus(state, 2**40, final)
-    assert other.standing(0) == EngineStatus() and other.read(1) is None
+            board.set_status(1, EngineStatus(state, 2**40, final))
+            assert other.status(1) == EngineStatus(state, 2**40, final)
+    assert other.status(0) == EngineStatus() and other.promise(1) is None
     board.close()
     other.close()
 
@@ -79,7 +79,7 @@ def test_a_write_that_was_cut_short_hides_nothing(tmp_path: Path) -> None:
         slot = board._slot(0, k + 1)
         for size in (1, 8, 100, module._SLOT_BYTES):  # so much of the next had been written
             board._memory[slot : slot + size] = bytes(random.randbytes(size))
-            assert board.read(0) == whole(k)
+            assert board.promise(0) == whole(k)
     board.close()
 
 
@@ -88,9 +88,9 @@ def test_a_row_that_two_have_written_is_none_until_it_is_written_again(tmp_path:
     board.publish(0, whole(1))
     middle = board._slot(0, 1) + module._SLOT.size // 2
     board._memory[middle : middle + 8] = struct.pack("<d", -inf)
-    assert board.read(0) is None
+    assert board.promise(0) is None
     board.publish(0, whole(2))
-    assert board.read(0) == whole(2)
+    assert board.promise(0) == whole(2)
     board.close()
 
 
@@ -144,11 +144,11 @@ def test_no_reader_sees_half_a_promise_however_its_writer_ends(tmp_path: Path) -
         writer = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root)
         assert writer.stdout is not None
         writer.stdout.readline()
-        while board.read(0) is None:
+        while board.promise(0) is None:
             pass
         seen = set()
         for _ in range(10_000):
-            promise = board.read(0)
+            promise = board.promise(0)
             if promise is not None:  # it was written several times while it was read
                 assert promise == whole(promise.steps)
                 seen.add(promise.steps)
@@ -156,12 +156,12 @@ def test_no_reader_sees_half_a_promise_however_its_writer_ends(tmp_path: Path) -
         writer.send_signal(end)
         if end is signal.SIGSTOP:
             os.waitpid(writer.pid, os.WUNTRACED)
-            assert board.read(0) is not None and board.read(0) == board.read(0)
+            assert board.promise(0) is not None and board.promise(0) == board.promise(0)
             writer.kill()
         writer.wait()
         writer.stdout.close()
-        last = board.read(0)
+        last = board.promise(0)
         assert last is not None and last == whole(last.steps)
     board.publish(0, whole(7))
-    assert board.read(0) == whole(7), "another writer goes on"
+    assert board.promise(0) == whole(7), "another writer goes on"
     board.close()

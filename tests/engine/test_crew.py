@@ -150,10 +150,10 @@ class Scene:
     def states(self) -> list[EngineState]:
         return [report.state for report in self.crew.reports()]
 
-    def standing(self, engine: int = 0) -> EngineStatus:
+    def status(self, engine: int = 0) -> EngineStatus:
         board = Board.open(self.crew.board_path)
         try:
-            return board.standing(engine)
+            return board.status(engine)
         finally:
             board.close()
 
@@ -164,7 +164,7 @@ class Scene:
 
     async def ready(self, number: int, engine: int = 0) -> FakeProcess:
         """The process of that number, once it is up."""
-        await self.until(lambda: self.standing(engine) == EngineStatus(EngineState.READY, number))
+        await self.until(lambda: self.status(engine) == EngineStatus(EngineState.READY, number))
         return self.now(engine)
 
 
@@ -299,7 +299,7 @@ def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
         scene.now().step(steps=3)
         scene.up = False
         scene.now().die()
-        await scene.until(lambda: scene.standing() == EngineStatus(EngineState.STARTING, 2))
+        await scene.until(lambda: scene.status() == EngineStatus(EngineState.STARTING, 2))
         first, second = scene.made[0], scene.now()
         assert [process.record for process in scene.made] == ["run.0", "run.1", "run.0.2"], "no record is lost"
         assert first.closed and not first.killed and second.place.address == first.place.address
@@ -308,7 +308,7 @@ def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
         assert (report.stats.generation_tokens, report.stats.running) == (5, 0), (
             "what it counted stays, it runs nothing"
         )
-        assert Board.open(scene.crew.board_path).read(0) is None, "what the dead one promised is void"
+        assert Board.open(scene.crew.board_path).promise(0) is None, "what the dead one promised is void"
         second.held.set()
         await scene.ready(2)
         second.beat(generation_tokens=4, running=1)
@@ -326,7 +326,7 @@ def test_the_state_changes_before_the_end_of_a_process_is_waited_for() -> None:
         await scene.start()
         ending = scene.now().slowly()
         scene.now().die()
-        await scene.until(lambda: scene.standing() == EngineStatus(EngineState.DEAD, 1))
+        await scene.until(lambda: scene.status() == EngineStatus(EngineState.DEAD, 1))
         assert len(scene.made) == 1, "no other is started as long as the old one has not ended"
         ending.set()
         await scene.ready(2)
@@ -351,8 +351,8 @@ def test_pauses_grow_and_after_five_deaths_in_a_minute_it_is_given_up(
         await scene.start()
         for number in range(1, 6):
             (await scene.ready(number)).die(f"crash {number}")
-        await scene.until(lambda: scene.standing().final)
-        assert scene.standing() == EngineStatus(EngineState.DEAD, 5, True)
+        await scene.until(lambda: scene.status().final)
+        assert scene.status() == EngineStatus(EngineState.DEAD, 5, True)
         said = [record.getMessage() for record in caplog.records]
         assert said == [f"engine 0: crash {n}. It is started again in {s} s" for n, s in enumerate(PAUSES, 1)] + [
             "engine 0: crash 5. It is given up: 5 deaths in a minute"
@@ -541,7 +541,7 @@ def test_one_that_is_silent_is_quiet_then_killed_and_started_again(monkeypatch: 
     async def act(scene: Scene) -> None:
         await scene.start()
         await scene.until(lambda: scene.states == [EngineState.QUIET])
-        assert scene.standing() == EngineStatus(EngineState.QUIET, 1)
+        assert scene.status() == EngineStatus(EngineState.QUIET, 1)
         scene.now().beat()
         await scene.until(lambda: scene.states == [EngineState.READY])
         scene.now().step(step_s=0.0)
@@ -665,7 +665,7 @@ def test_a_rolling_restart_replaces_one_after_the_other_when_its_requests_have_e
         joined = asyncio.create_task(scene.crew.roll())
         await scene.until(lambda: scene.now(0).sent == [Drain()])
         assert scene.states == [EngineState.DRAINING, EngineState.READY]
-        assert scene.standing() == EngineStatus(EngineState.DRAINING, 1)
+        assert scene.status() == EngineStatus(EngineState.DRAINING, 1)
         for running, waiting in ((2, 0), (0, 1)):
             scene.now(0).step(running=running, waiting=waiting, draining=True)
             await asyncio.sleep(0.01)
@@ -713,7 +713,7 @@ def test_what_still_runs_on_an_engine_is_not_cut_while_no_other_one_could_go_on_
         scene.now(0).die()
         scene.now(1).step(draining=True)
         await scene.until(lambda: scene.now(1).number == 3)
-        assert scene.standing(0).state is EngineState.STARTING, "who has nothing left waits for nobody"
+        assert scene.status(0).state is EngineState.STARTING, "who has nothing left waits for nobody"
         scene.now(0).held.set()
         scene.now(1).held.set()
         async with asyncio.timeout(30):
@@ -781,7 +781,7 @@ def test_an_engine_that_was_given_up_gets_another_chance_with_a_roll() -> None:
         await scene.start()
         for number in range(1, 6):
             (await scene.ready(number)).die()
-        await scene.until(lambda: scene.standing().final)
+        await scene.until(lambda: scene.status().final)
         async with asyncio.timeout(30):
             await scene.crew.roll()
         assert scene.states == [EngineState.READY] * 2 and scene.now(1).number == 2

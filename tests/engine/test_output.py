@@ -81,6 +81,6 @@ def test_the_engine_where_it_goes_on_has_a_clock_of_its_own() -> None:
     text = SequenceText(0, SamplingParams(prompt_logprobs=0, logprobs=0), TOKENIZER)
     first, last = outputs([65, 66], [1], End(FinishReason.LENGTH, TIMES))
     text.take(first, 5.0, 100.0)
-    text.start_over()
+    text.restart()
     ended = text.take(last, 5.0, 1000.0)
     assert ended is not None and ended.times == RequestTimes(101.0, 102.0, 103.0, 1009.0)

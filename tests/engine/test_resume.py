@@ -308,7 +308,7 @@ def test_a_guide_that_is_told_what_was_said_allows_what_it_would_have(name: str)
         again = Writing(**spec)
         sequences = GuidedSequences(guides, VOCAB)
         sequences.live["a"] = again.guide
-        assert sequences.repeat([("a", said[:cut])]) == []
+        assert sequences.replay([("a", said[:cut])]) == []
         for at in range(cut, len(said)):
             assert (again.allowed(), again.ended) == wanted[at], f"token {at}, interrupted behind {cut}"
             again.say([said[at]])

@@ -43,7 +43,7 @@ class Arithmetic:
     def allows(self, token: int) -> bool:
         return (token + sum(self.said)) % self._modulus == 0
 
-    blind = edits = False
+    ignores_output = edits_mask = False
 
     def mask(self) -> memoryview | None:
         assert not self.complete
@@ -56,7 +56,7 @@ class Arithmetic:
             words[token // 32] |= 1 << token % 32
         return memoryview(words)
 
-    def filled(self, words: memoryview) -> bool:
+    def finish_mask(self, words: memoryview) -> bool:
         raise AssertionError("there is no grammar that fills a mask")
 
 
@@ -68,7 +68,7 @@ class ArithmeticBlueprint:
         self._rule = rule
         self._guides = guides
 
-    def guide(self) -> Arithmetic:
+    def make(self) -> Arithmetic:
         if self._rule == "broken":
             raise KeyError("no such thing")
         try:
@@ -88,7 +88,7 @@ class ArithmeticGuides:
         self.made: list[Arithmetic] = []
         self.vocab_size = vocab_size
 
-    def blueprint(self, spec: GuideSpec) -> ArithmeticBlueprint:
+    def prepare(self, spec: GuideSpec) -> ArithmeticBlueprint:
         return ArithmeticBlueprint(spec.grammar, self)
 
     def fill(

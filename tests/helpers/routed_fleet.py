@@ -27,13 +27,13 @@ MOST_ENGINES = 64
 class NoBoard:
     """A `StatusReader` of engines that promise nothing."""
 
-    def written(self, engine: int) -> int:
+    def write_count(self, engine: int) -> int:
         return 0
 
-    def read(self, engine: int) -> Promise | None:
+    def promise(self, engine: int) -> Promise | None:
         return None
 
-    def standing(self, engine: int) -> EngineStatus:
+    def status(self, engine: int) -> EngineStatus:
         return EngineStatus(EngineState.READY, 1)
 
     def close(self) -> None: ...
@@ -45,13 +45,13 @@ NO_BOARD = NoBoard()
 class Cables:
     """A `StatusReader` of a board of which some rows come from hosts that are cut off."""
 
-    def __init__(self, board: Board, cut_off: set[int]) -> None:
-        self.written, self.read, self.close = board.written, board.read, board.close
+    def __init__(self, board: Board, host_lost: set[int]) -> None:
+        self.write_count, self.promise, self.close = board.write_count, board.promise, board.close
         self._board = board
-        self._cut_off = cut_off
+        self._host_lost = host_lost
 
-    def standing(self, engine: int) -> EngineStatus:
-        return self._board.standing(engine)._replace(cut_off=engine in self._cut_off)
+    def status(self, engine: int) -> EngineStatus:
+        return self._board.status(engine)._replace(host_lost=engine in self._host_lost)
 
 
 class Reader:
@@ -102,18 +102,18 @@ class Observed:
     def breaker(self, engine: int, open: bool) -> None:
         self.said.append(("breaker", engine, open))
 
-    def came(self, engine: int) -> None:
+    def engine_added(self, engine: int) -> None:
         assert engine not in self.here and engine not in self.gone, "a number is given once"
         self.here.add(engine)
 
-    def left(self, engine: int) -> None:
+    def engine_removed(self, engine: int) -> None:
         self.here.remove(engine)
         self.gone.add(engine)
 
 
 class Fleet:
     """`models[i]` is the present process of engine i. `reach` connects to one, as the routed engine would by itself.
-    With `changing`, engines may be added and retired, up to `MOST_ENGINES` ever.
+    With `dynamic`, engines may be added and retired, up to `MOST_ENGINES` ever.
     """
 
     def __init__(
@@ -122,18 +122,18 @@ class Fleet:
         engines: int,
         router: str = "round-robin",
         record: Path | None = None,
-        changing: bool = False,
+        dynamic: bool = False,
     ) -> None:
         self.clock = ManualClock(100.0)
-        self.board = Board.create(folder / "board", MOST_ENGINES if changing else engines)
+        self.board = Board.create(folder / "board", MOST_ENGINES if dynamic else engines)
         self.models = [ModelEngine(clock=self.clock) for _ in range(engines)]
         self.inflight = InflightLimit()
         self.requests = LiveRequests(byte_tokenizer(), self.clock, self.inflight, "w")
         self.observed = Observed()
-        self.cut_off: set[int] = set()
+        self.host_lost: set[int] = set()
         ways = [self._way(number) for number in range(engines)]
         self.routed = RoutedEngine(
-            ways, self.requests, changing=changing, router=router, record=record, seed=FROM_THE_FIRST
+            ways, self.requests, dynamic=dynamic, router=router, record=record, seed=FROM_THE_FIRST
         )
         self.routed.on_routing(self.observed)
         self._names = itertools.count()
@@ -141,12 +141,12 @@ class Fleet:
             self.stand(number, EngineState.READY, 1)
 
     def _way(self, number: int) -> Connector:
-        return Connector(lambda: self.models[number], Cables(self.board, self.cut_off))
+        return Connector(lambda: self.models[number], Cables(self.board, self.host_lost))
 
     @property
     def engines(self) -> list[int]:
         """Those that are not gone for good."""
-        return [slot.number for slot in self.routed._slots]
+        return [endpoint.number for endpoint in self.routed._endpoints]
 
     def add(self, info: EngineInfo = INFO) -> int:
         """One more engine, which has yet to be reached."""
@@ -158,8 +158,8 @@ class Fleet:
 
     def stand(self, number: int, state: EngineState, process: int | None = None) -> None:
         """What the owner says."""
-        process = self.board.standing(number).number if process is None else process
-        self.board.set_standing(number, EngineStatus(state, process))
+        process = self.board.status(number).number if process is None else process
+        self.board.set_status(number, EngineStatus(state, process))
 
     def promise(self, number: int, **given: object) -> None:
         """What the engine says."""
@@ -167,7 +167,7 @@ class Fleet:
 
     async def reach(self, *numbers: int) -> None:
         for number in numbers or self.engines:
-            await self.routed._slots[number].reach(self.routed._on_up)
+            await self.routed._endpoints[number].reach(self.routed._on_up)
 
     def die(self, number: int) -> None:
         self.stand(number, EngineState.DEAD)
@@ -178,7 +178,7 @@ class Fleet:
         """Another process in its place."""
         assert self.models[number].dead
         self.models[number] = ModelEngine(clock=self.clock)
-        self.stand(number, EngineState.READY, self.board.standing(number).number + 1)
+        self.stand(number, EngineState.READY, self.board.status(number).number + 1)
 
     async def restart(self, number: int) -> None:
         self.replace(number)
@@ -190,15 +190,15 @@ class Fleet:
         self.models[number] = ModelEngine(clock=self.clock)
         await self.reach(number)
 
-    def freeze(self, number: int, *, cut_off: bool = False) -> None:
-        """`cut_off`: nothing is heard of its owner either."""
+    def freeze(self, number: int, *, host_lost: bool = False) -> None:
+        """`host_lost`: nothing is heard of its owner either."""
         self.models[number].frozen = True
-        if cut_off:
-            self.cut_off.add(number)
+        if host_lost:
+            self.host_lost.add(number)
         self.stand(number, EngineState.QUIET)
 
     def thaw(self, number: int) -> None:
-        self.cut_off.discard(number)
+        self.host_lost.discard(number)
         self.stand(number, EngineState.READY)
         self.models[number].thaw()
 
@@ -229,7 +229,9 @@ class Fleet:
 
     def where(self, asked: "Asked") -> int | None:
         """The engine that a request is in."""
-        found = [slot.number for slot in self.routed._slots if slot.engine is asked.live.engine is not None]
+        found = [
+            endpoint.number for endpoint in self.routed._endpoints if endpoint.engine is asked.live.engine is not None
+        ]
         return found[0] if found else None
 
     def samples(self, asked: "Asked") -> list[Sample]:
@@ -250,8 +252,8 @@ class Fleet:
 
     def check_empty(self) -> None:
         assert self.routed.num_live == self.inflight.own == 0
-        for slot in self.routed._slots:
-            assert slot.engine is None or not slot.engine._sequences
+        for endpoint in self.routed._endpoints:
+            assert endpoint.engine is None or not endpoint.engine._sequences
 
 
 class Asked:
@@ -293,11 +295,11 @@ async def with_fleet(
     engines: int = 2,
     router: str = "round-robin",
     reached: bool = True,
-    changing: bool = False,
+    dynamic: bool = False,
 ) -> None:
     """Runs `work` with engines that can be reached; in the end nothing of any request may be left."""
     with TemporaryDirectory() as folder:
-        fleet = Fleet(Path(folder), engines, router, changing=changing)
+        fleet = Fleet(Path(folder), engines, router, dynamic=dynamic)
         if reached:
             await fleet.reach()
         await work(fleet)

@@ -58,8 +58,8 @@ class Writing:
         if not isinstance(mask, memoryview):
             words = memoryview(array("I", bytes(4 * TokenMasks.words_per_line(VOCAB))))
             mask.fill(words)
-            if mask.halted or self.guide.edits:
-                self.ended = self.guide.filled(words)
+            if mask.halted or self.guide.edits_mask:
+                self.ended = self.guide.finish_mask(words)
         return {token for token in range(VOCAB) if words[token // 32] >> token % 32 & 1}
 
     def say(self, text: str | Iterable[int]) -> "Writing":

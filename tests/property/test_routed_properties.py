@@ -84,11 +84,11 @@ class Story:
         """Requests leave engines that hang: that counts as a loss of each."""
         fleet = self.fleet
         frozen = {n: self._in(n) for n in fleet.engines if fleet.models[n].frozen and not fleet.models[n].dead}
-        fleet.routed.look()
+        fleet.routed.tick()
         for n, here in frozen.items():
             for one in here:
                 if fleet.where(one) != n:
-                    self._note_loss(one, blamed=n not in fleet.cut_off)
+                    self._note_loss(one, blamed=n not in fleet.host_lost)
 
     async def _die(self, number: int, detail: int) -> None:
         if not self.fleet.models[number].dead:
@@ -122,7 +122,7 @@ class Story:
 
     async def _freeze(self, number: int, detail: int) -> None:
         if not self.fleet.models[number].dead:
-            self.fleet.freeze(number, cut_off=detail % 2 == 0)
+            self.fleet.freeze(number, host_lost=detail % 2 == 0)
             self.fleet.models[number].step()
             await self._look(number, detail)
 
@@ -178,22 +178,22 @@ class Story:
 
     def _lose(self, number: int, lose: Callable[[], None], suspects: set[str] = frozenset()) -> None:  # type: ignore[assignment]
         fleet = self.fleet
-        fleet.routed._dispatcher.look()  # type: ignore[union-attr]
+        fleet.routed._dispatcher.refresh()  # type: ignore[union-attr]
         here = self._in(number)
         wire = {one.live.wire_id: one for one in here}
         others = self._candidates(number)
-        cut_off = number in fleet.cut_off
-        shelter = [slot for slot in fleet.routed._slots if slot.number != number and slot.there]
-        drained = fleet.routed._slots[number].draining and not suspects
+        host_lost = number in fleet.host_lost
+        shelter = [endpoint for endpoint in fleet.routed._endpoints if endpoint.number != number and endpoint.usable]
+        drained = fleet.routed._endpoints[number].draining and not suspects
         lose()
         for wire_id, one in wire.items():
             name = one.request.request_id
-            named = wire_id in suspects if suspects else not cut_off
+            named = wire_id in suspects if suspects else not host_lost
             alone = suspects == {wire_id}
             spent = not drained and (self.losses[name] >= 3 or (named and self.blamed[name] >= 1))
-            nowhere = not (others or (shelter and one.live.begun))
+            nowhere = not (others or (shelter and one.live.has_output))
             if alone or spent or nowhere:
-                lost_request_error = EngineDeadError if one.live.begun and not drained else EngineUnavailableError
+                lost_request_error = EngineDeadError if one.live.has_output and not drained else EngineUnavailableError
                 expected = EngineLostError if alone or spent else lost_request_error
                 assert [type(error) for error in one.reader.errors] == [expected]
             else:
@@ -213,9 +213,11 @@ class Story:
         self.fleet.finish()
         for one in self.asked:
             self._check_end(one)
-        self.fleet.routed.look()
-        for slot in self.fleet.routed._slots:
-            assert not slot.retires and (slot.listed or slot.engine is not None), "who has nothing left to do is gone"
+        self.fleet.routed.tick()
+        for endpoint in self.fleet.routed._endpoints:
+            assert not endpoint.retiring and (endpoint.listed or endpoint.engine is not None), (
+                "who has nothing left to do is gone"
+            )
 
     def _check_end(self, one: Asked) -> None:
         reader = one.reader
@@ -240,7 +242,7 @@ def run(changes: list[Change], *, changing: bool) -> None:
         await story.run(changes)
         await story.end()
 
-    asyncio.run(with_fleet(work, ENGINES, "pace", changing=changing))
+    asyncio.run(with_fleet(work, ENGINES, "pace", dynamic=changing))
 
 
 @given(changes(KINDS))

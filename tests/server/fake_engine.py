@@ -121,7 +121,7 @@ class FakeEngine:
     def on_routing(self, observer: RoutingObserver) -> None:
         self.routing = observer
         for report in self.reports():
-            observer.came(report.engine)
+            observer.engine_added(report.engine)
 
     def step(self, record: StepRecord) -> None:
         for listener in self._listeners:

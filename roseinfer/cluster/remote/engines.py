@@ -32,11 +32,17 @@ class RemoteEngines:
     """
 
     def __init__(
-        self, secret: SecretSource, *, quiet_s: float, lost_s: float, clock: Clock | None = None, tells: bool = True
+        self,
+        secret: SecretSource,
+        *,
+        quiet_s: float,
+        lost_s: float,
+        clock: Clock | None = None,
+        log_failures: bool = True,
     ) -> None:
         """`tells`: in the log which engines cannot be reached; False: somebody else does, who follows them too."""
         self._secret = secret
-        self.level = logging.WARNING if tells else logging.DEBUG
+        self.level = logging.WARNING if log_failures else logging.DEBUG
         self._quiet_looks = round(max(quiet_s, LEAST_QUIET_S) / INTERVAL_S)
         self._lost_looks = max(self._quiet_looks, round(lost_s / INTERVAL_S))
         self.clock = clock or MonotonicClock()
@@ -51,7 +57,7 @@ class RemoteEngines:
         if self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._look_on())
 
-    def way(self, number: int, address: HostPort, secret: SecretSource | None = None) -> Connector:
+    def connector(self, number: int, address: HostPort, secret: SecretSource | None = None) -> Connector:
         """The same, for a `RoutedEngine`."""
         self.add(number, address, secret)
         return Connector(partial(self.transport, number), self, partial(self.forget, number))
@@ -78,19 +84,19 @@ class RemoteEngines:
         self._on_step(number, step)
 
     # --- what is known of them, see `StatusReader` ---------------------------------------------------------------
-    def written(self, engine: int) -> int:
+    def write_count(self, engine: int) -> int:
         remote = self._engines.get(engine)
         return 0 if remote is None else remote.written
 
-    def read(self, engine: int) -> Promise | None:
+    def promise(self, engine: int) -> Promise | None:
         remote = self._engines.get(engine)
         return None if remote is None else remote.promise
 
-    def standing(self, engine: int) -> EngineStatus:
+    def status(self, engine: int) -> EngineStatus:
         remote = self._engines.get(engine)
         if remote is None:
             return EngineStatus(EngineState.DEAD)
-        return remote.standing(silent=remote.looks >= self._quiet_looks)
+        return remote.status(silent=remote.looks >= self._quiet_looks)
 
     def report(self, engine: int) -> EngineReport | None:
         """What its keeper said last; None: nothing yet."""
@@ -135,16 +141,16 @@ class _Remote:
         self._follower.close()
         self._way = None
 
-    def standing(self, *, silent: bool) -> EngineStatus:
+    def status(self, *, silent: bool) -> EngineStatus:
         if self.update is None:
             return EngineStatus(EngineState.STARTING, self._process)
-        said = self.update.standing
-        standing = said._replace(number=max(said.number, self._process))
+        said = self.update.status
+        status = said._replace(number=max(said.number, self._process))
         if not self._follower.connected:
-            return standing._replace(state=EngineState.DEAD, cut_off=True)
-        if silent and standing.state in (EngineState.READY, EngineState.DRAINING, EngineState.QUIET):
-            return standing._replace(state=EngineState.QUIET, cut_off=True)
-        return standing
+            return status._replace(state=EngineState.DEAD, host_lost=True)
+        if silent and status.state in (EngineState.READY, EngineState.DRAINING, EngineState.QUIET):
+            return status._replace(state=EngineState.QUIET, host_lost=True)
+        return status
 
     def look(self, lost_looks: int) -> None:
         self.looks += 1

@@ -7,11 +7,11 @@ from roseinfer.engine.api import EngineReport, StepRecord
 
 
 class StatusUpdate(msgspec.Struct, tag="status_update", array_like=True, gc=False):
-    """How the engine does: when its standing changes, and twice a second. `steps`: since the last time; when each ended
+    """How the engine does: when its status changes, and twice a second. `steps`: since the last time; when each ended
     is told on the clock that said `now_s` when this was sent.
     """
 
-    standing: EngineStatus
+    status: EngineStatus
     report: EngineReport
     steps: list[StepRecord] = []
     now_s: float = 0.0

@@ -27,7 +27,7 @@ async def rolling_restart(
     """
     for number, address in enumerate(addresses):
         await _another_serves(engines, number, len(addresses))
-        before = engines.standing(number)
+        before = engines.status(number)
         if before.state is EngineState.STARTING and before.number:
             before = before._replace(number=before.number - 1)  # it is new anyway: nothing is asked of it
         elif not await _asked(address, secret):
@@ -42,7 +42,7 @@ async def rolling_restart(
 async def _another_serves(engines: RemoteEngines, number: int, count: int) -> None:
     """Wait until another engine takes requests, if there is another one."""
     others = [other for other in range(count) if other != number]
-    while others and not any(engines.standing(other).state is EngineState.READY for other in others):
+    while others and not any(engines.status(other).state is EngineState.READY for other in others):
         await asyncio.sleep(LOOK_S)
 
 
@@ -65,18 +65,18 @@ async def _is_back(
     now = asyncio.get_running_loop().time
     heard_s, lost = now(), False
     while now() - heard_s < lost_s:
-        standing = engines.standing(number)
-        if standing.final:
+        status = engines.status(number)
+        if status.final:
             return False
-        if standing.cut_off:
+        if status.host_lost:
             lost = True
         else:
             heard_s = now()
-            if standing.state is EngineState.READY:
-                if standing.number > before:
+            if status.state is EngineState.READY:
+                if status.number > before:
                     return True
                 if lost:  # perhaps another keeper, which counts from 1 and was asked nothing
-                    before, lost = standing.number, False
+                    before, lost = status.number, False
                     if not await ask_again():
                         return False
         await asyncio.sleep(LOOK_S)

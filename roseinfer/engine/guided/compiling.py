@@ -16,7 +16,7 @@ class CompilingRequest:
 
     new: Add
     requests: list[Request]
-    blueprint: PendingGuide
+    pending: PendingGuide
     since_s: float
 
     def note_wait(self, request: Request, now_s: float) -> None:
@@ -26,7 +26,7 @@ class CompilingRequest:
 
 def take_ready(held: list[CompilingRequest], now_s: float) -> list[CompilingRequest]:
     """Remove those that wait for nothing any more."""
-    ready = [one for one in held if one.blueprint.ready]
+    ready = [one for one in held if one.pending.ready]
     for one in ready:
         held.remove(one)
         for request in one.requests:

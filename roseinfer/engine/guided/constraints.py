@@ -96,7 +96,7 @@ class GrammarConstraint:
 
     __slots__ = ("_matcher",)
 
-    blind = edits = False
+    ignores_output = edits_mask = False
 
     def __init__(self, grammar: Grammar) -> None:
         self._matcher = grammar.matcher()
@@ -108,16 +108,16 @@ class GrammarConstraint:
     def mask(self) -> Matcher:
         return self._matcher
 
-    def filled(self, words: memoryview) -> bool:
+    def finish_mask(self, words: memoryview) -> bool:
         return self._matcher.complete
 
 
 class TriggeredGrammar:
     """The output is free until a trigger is said; then the trigger's grammar holds, and behind it freedom again."""
 
-    edits = True
+    edits_mask = True
 
-    __slots__ = ("_active", "_ends_after", "_grammars", "_listener", "_vocabulary", "_woken")
+    __slots__ = ("_active", "_completed", "_ends_after", "_grammars", "_listener", "_vocabulary")
 
     def __init__(
         self, triggers: Sequence[Trigger], grammars: Sequence[Grammar], ends_after: int, vocabulary: Vocabulary
@@ -127,10 +127,10 @@ class TriggeredGrammar:
         self._vocabulary = vocabulary
         self._listener = _Listener(triggers)
         self._active: Matcher | None = None
-        self._woken = 0
+        self._completed = 0
 
     @property
-    def blind(self) -> bool:
+    def ignores_output(self) -> bool:
         """Whether there is nothing that could wake a grammar."""
         return not self._grammars
 
@@ -165,19 +165,19 @@ class TriggeredGrammar:
         if self._active is None or not self._active.complete:
             return False
         self._active = None
-        self._woken += 1
-        return self._woken == self._ends_after
+        self._completed += 1
+        return self._completed == self._ends_after
 
     def mask(self) -> Matcher | None:
         return self._active
 
-    def filled(self, words: memoryview) -> bool:
+    def finish_mask(self, words: memoryview) -> bool:
         """A grammar that leaves nothing but the end of the output is complete, whether it knows that or not."""
         if self._active is not None and self._vocabulary.only_ends(words):
             self._active = None
-            self._woken += 1
+            self._completed += 1
             allow_all(words)
-        return 0 < self._ends_after <= self._woken
+        return 0 < self._ends_after <= self._completed
 
 
 class _Listener:
@@ -238,11 +238,11 @@ class ReasoningBudget:
 
     __slots__ = ("_guide", "_heard", "_meanwhile", "_script", "_spec", "_start", "_thinks", "_thought", "_vocabulary")
 
-    blind = False
+    ignores_output = False
 
     @property
-    def edits(self) -> bool:
-        return self._start or self._guide.edits
+    def edits_mask(self) -> bool:
+        return self._start or self._guide.edits_mask
 
     def __init__(self, thinking: Thinking, guide: Guide, vocabulary: Vocabulary, never: Sequence[int] = ()) -> None:
         self._spec = thinking
@@ -304,8 +304,8 @@ class ReasoningBudget:
             return self._vocabulary.line((self._script[0],))
         return self._meanwhile if self._thinks else self._guide.mask()
 
-    def filled(self, words: memoryview) -> bool:
-        ended = self._guide.filled(words)
+    def finish_mask(self, words: memoryview) -> bool:
+        ended = self._guide.finish_mask(words)
         if self._start:
             allow(words, self._spec.begin)
         return ended
@@ -314,7 +314,7 @@ class ReasoningBudget:
 class TokenBan:
     """Takes tokens away from what another guide allows."""
 
-    edits = True
+    edits_mask = True
 
     __slots__ = ("_banned", "_guide", "_others")
 
@@ -324,8 +324,8 @@ class TokenBan:
         self._others = vocabulary.all_but(banned)
 
     @property
-    def blind(self) -> bool:
-        return self._guide.blind
+    def ignores_output(self) -> bool:
+        return self._guide.ignores_output
 
     def advance(self, token_ids: Sequence[int]) -> bool:
         return self._guide.advance(token_ids)
@@ -335,7 +335,7 @@ class TokenBan:
         mask = self._guide.mask()
         return self._others if mask is None else mask
 
-    def filled(self, words: memoryview) -> bool:
-        ended = self._guide.filled(words)
+    def finish_mask(self, words: memoryview) -> bool:
+        ended = self._guide.finish_mask(words)
         forbid(words, self._banned)
         return ended

@@ -167,7 +167,7 @@ class GrammarGuideFactory:
         self._vocabulary = Vocabulary(vocab_size, self._shelf.tokens)
         self.refused = 0
 
-    def blueprint(self, spec: GuideSpec) -> "PendingGrammarGuide":
+    def prepare(self, spec: GuideSpec) -> "PendingGrammarGuide":
         size = self._vocabulary.size
         if any(not 0 <= token < size for token in token_ids_of(spec)):
             raise InvalidRequestError(f"a token id is outside the vocabulary of {size}", "guide")
@@ -210,7 +210,7 @@ class PendingGrammarGuide:
     def ready(self) -> bool:
         return all(grammar.done() for grammar in self._grammars) or monotonic() > self._until_s
 
-    def guide(self) -> Guide:
+    def make(self) -> Guide:
         try:
             if not all(grammar.done() for grammar in self._grammars):
                 message = f"the grammar could not be compiled in {PATIENCE_S:.0f} s"

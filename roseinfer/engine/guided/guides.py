@@ -53,13 +53,13 @@ class MaskSource(Protocol):
 
 
 class Guide(Protocol):
-    """The constraint of one sequence. `blind`: its masks are the same whatever was said. `edits`: it changes masks."""
+    """Constraint of one sequence. `ignores_output`: no mask depends on the output. `edits_mask`: it changes masks."""
 
     @property
-    def blind(self) -> bool: ...
+    def ignores_output(self) -> bool: ...
 
     @property
-    def edits(self) -> bool: ...
+    def edits_mask(self) -> bool: ...
 
     def advance(self, token_ids: Sequence[int]) -> bool:
         """Take the tokens said since the last call. True: the output is complete, the sequence ends behind them."""
@@ -69,7 +69,7 @@ class Guide(Protocol):
         """What says which tokens may come next: a grammar, or a line of `TokenMasks`; None: every token may."""
         ...
 
-    def filled(self, words: memoryview) -> bool:
+    def finish_mask(self, words: memoryview) -> bool:
         """The mask of the grammar that `mask` named is in `words`, to be changed if need be.
 
         Called if the guide `edits` masks, or the grammar has halted. True: the output is complete.
@@ -83,7 +83,7 @@ class PendingGuide(Protocol):
     @property
     def ready(self) -> bool: ...
 
-    def guide(self) -> Guide:
+    def make(self) -> Guide:
         """A guide at the start of an output. Raises `InvalidRequestError` for what cannot be enforced after all."""
         ...
 
@@ -91,7 +91,7 @@ class PendingGuide(Protocol):
 class GuideFactory(Protocol):
     """Makes guides from what a request says of its output."""
 
-    def blueprint(self, spec: GuideSpec) -> PendingGuide:
+    def prepare(self, spec: GuideSpec) -> PendingGuide:
         """Begin what takes time. Raises `InvalidRequestError` for a `spec` that cannot be enforced."""
         ...
 
@@ -105,7 +105,7 @@ class GuideFactory(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Until a blueprint has become ready since the last call, or so long."""
+        """Until a pending has become ready since the last call, or so long."""
         ...
 
     def stats(self) -> GuideStats:
@@ -144,16 +144,16 @@ class GuidedSequences:
         self._rows = self._dormant = self._too_slow = 0
         self.mask_s = 0.0
 
-    def blueprint(self, spec: GuideSpec) -> PendingGuide:
+    def prepare(self, spec: GuideSpec) -> PendingGuide:
         """What a request's guides will be made from. Raises `InvalidRequestError`."""
         if self.guides is None:
             raise InvalidRequestError("this engine cannot constrain outputs", "guide")
         self.used, guides = True, self.guides
-        return _typed(lambda: guides.blueprint(spec))
+        return _typed(lambda: guides.prepare(spec))
 
-    def open(self, sequence_ids: Sequence[str], blueprint: PendingGuide) -> None:
+    def open(self, sequence_ids: Sequence[str], pending: PendingGuide) -> None:
         """Give each of these sequences a guide, or raise `InvalidRequestError` and give none."""
-        made = [_typed(blueprint.guide) for _ in sequence_ids]
+        made = [_typed(pending.make) for _ in sequence_ids]
         self.live.update(zip(sequence_ids, made, strict=True))
 
     def close(self, sequence_ids: Iterable[str]) -> None:
@@ -162,17 +162,17 @@ class GuidedSequences:
             self.live.pop(name, None)
 
     def wait(self, timeout_s: float) -> None:
-        """Until another blueprint is ready, or so long."""
+        """Until another pending is ready, or so long."""
         if self.guides is not None:
             self.guides.wait(timeout_s)
 
-    def sees(self, plan: StepPlan, sampled: Collection[str]) -> bool:
+    def depends_on(self, plan: StepPlan, sampled: Collection[str]) -> bool:
         """Whether masks of `plan` depend on what one of the sequences `sampled` says."""
         for row in plan.guided:
             name = plan.rows[row].request_id
             if name in sampled:
                 guide = self.live.get(name)
-                if guide is not None and not guide.blind:
+                if guide is not None and not guide.ignores_output:
                     return True
         return False
 
@@ -203,7 +203,7 @@ class GuidedSequences:
         self._advanced_s += last_s - began_s
         return ends + self._end_slow(too_slow)
 
-    def repeat(self, said: Iterable[tuple[str, Sequence[int]]]) -> list[GuideEnd]:
+    def replay(self, said: Iterable[tuple[str, Sequence[int]]]) -> list[GuideEnd]:
         """Tell new guides what their sequences said in another engine. A sequence whose guide ends it has no more."""
         ends = []
         too_slow: set[str] = set()
@@ -212,24 +212,24 @@ class GuidedSequences:
             if guide is None or request_id_of(name) in too_slow:
                 continue
             try:
-                if self._repeat(name, guide, token_ids, too_slow):
+                if self._replay(name, guide, token_ids, too_slow):
                     ends.append(GuideEnd(name))
             except Exception as error:
                 ends.append(_failed(name, error))
         return ends + self._end_slow(too_slow)
 
-    def _repeat(self, name: str, guide: Guide, token_ids: Sequence[int], too_slow: set[str]) -> bool:
+    def _replay(self, name: str, guide: Guide, token_ids: Sequence[int], too_slow: set[str]) -> bool:
         """Whether the output is complete. A guide also learns from its masks, so it is shown those that tell it more
         than the tokens do: where its grammar may end, or did.
         """
         assert self.guides is not None
         timer = Timer(self._clock)
         for token in token_ids:
-            mask = guide.mask() if guide.edits else None
+            mask = guide.mask() if guide.edits_mask else None
             if mask is not None and not isinstance(mask, memoryview) and (mask.accepting or not mask.allows((token,))):
                 line = memoryview(bytearray(4 * self._words)).cast("I")
                 self.guides.fill([mask], line)
-                if guide.filled(line):
+                if guide.finish_mask(line):
                     return True
             if guide.advance((token,)):
                 return True
@@ -296,14 +296,14 @@ class GuidedSequences:
         ends = self._end_slow(too_slow)
         for at, source in enumerate(sources):
             name, guide = asking[at]
-            if not source.halted and not guide.edits:
+            if not source.halted and not guide.edits_mask:
                 continue
             if too_slow and request_id_of(name) in too_slow:
                 continue
             try:
                 if source.failed:
                     raise source.failure()
-                if guide.filled(words[at * self._words : (at + 1) * self._words]):
+                if guide.finish_mask(words[at * self._words : (at + 1) * self._words]):
                     ends.append(GuideEnd(name))
             except Exception as error:
                 ends.append(_failed(name, error))

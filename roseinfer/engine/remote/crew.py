@@ -68,7 +68,7 @@ class RemoteCrew:
         return [self._report(number) for number in range(len(self.addresses))]
 
     def _report(self, number: int) -> EngineReport:
-        state, report = self._engines.standing(number).state, self._engines.report(number)
+        state, report = self._engines.status(number).state, self._engines.report(number)
         if report is None:
             health = EngineHealth(False, 0.0, "its host has not answered yet")
             return EngineReport(number, state, health, SchedulerStats())

@@ -151,7 +151,7 @@ class EngineKeeper:
         self._door = None
 
     def _number(self) -> int:
-        return self._crew.standing(0).number
+        return self._crew.status(0).number
 
     def _admit(self, connection: socket.socket, greeted: Greeted) -> bool:
         if greeted.purpose is Purpose.FOLLOW:
@@ -170,7 +170,7 @@ class EngineKeeper:
     def _renew(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):  # it has hung up, having said all that it wanted
             log.info("a server at %s wants the engine to be started anew", connection.getpeername()[0])
-        standing = self._crew.standing(0)
+        standing = self._crew.status(0)
         # One that starts is new. One that is up is not, though it may be what somebody else has asked for just before.
         self._replace = standing.number - (standing.state is EngineState.STARTING)
         if self._renewing is None or self._renewing.done():
@@ -189,14 +189,14 @@ class EngineKeeper:
     def _status_update(self, steps: list[StepRecord]) -> StatusUpdate:
         # Promises are the engine's to tell, as of an age: their times here are of this host's clock.
         report = replace(self.report(), promise=None)
-        return StatusUpdate(self._crew.standing(0), report, steps, self._clock.now())
+        return StatusUpdate(self._crew.status(0), report, steps, self._clock.now())
 
     async def _tell(self) -> None:
         looks = 0
         while True:
             await asyncio.sleep(LOOK_S)
             looks += 1
-            standing = self._crew.standing(0)
+            standing = self._crew.status(0)
             if standing == self._told and looks * LOOK_S < TELL_S:
                 continue
             looks, self._told = 0, standing

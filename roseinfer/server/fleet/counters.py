@@ -85,8 +85,8 @@ class SharedInflight(InflightLimit):
         self._counters = counters
         self._worker = worker
 
-    def note(self, own: int) -> None:
-        super().note(own)
+    def update(self, own: int) -> None:
+        super().update(own)
         self._counters.set(self._worker, Count.INFLIGHT, own)
 
     def total(self) -> int:

@@ -33,14 +33,14 @@ class RoutingMetrics:
         self._resumes = counters(RESUMES, help, caused)
         self._open: set[int] = set()
 
-    def came(self, engine: int) -> None:
+    def engine_added(self, engine: int) -> None:
         values = (self._model_name, str(engine))
         self._retries.labels(*values)
         for cause in CAUSES:
             self._again.labels(*values, cause)
             self._resumes.labels(*values, cause)
 
-    def left(self, engine: int) -> None:
+    def engine_removed(self, engine: int) -> None:
         for family in (self._placements, self._retries, self._again, self._resumes):
             family.drop(self._model_name, str(engine))
         self._open.discard(engine)

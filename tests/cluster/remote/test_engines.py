@@ -92,7 +92,7 @@ class Scene:
             await asyncio.sleep(0.002)
 
     async def state(self, state: EngineState) -> None:
-        await self.until(lambda: self.engines.standing(4).state is state)
+        await self.until(lambda: self.engines.status(4).state is state)
 
     async def connected(self) -> tuple[TcpTransport, Line]:
         """A way to the engine, and its end there."""
@@ -138,19 +138,19 @@ def test_what_the_keeper_says_is_what_is_known() -> None:
     async def act(scene: Scene) -> None:
         engines, steps = scene.engines, []
         engines.on_step(lambda number, step: steps.append((number, step)))
-        assert engines.standing(4) == EngineStatus() and engines.report(4) is None
+        assert engines.status(4) == EngineStatus() and engines.report(4) is None
         keeper = await scene.keeper.line(Purpose.FOLLOW)
         scene.clock.advance(40.0)
         step = StepRecord(3, 0.1, ended_s=3599.5)
         keeper.say(StatusUpdate(READY, HEALTHY, [step], 3600.0))
         await scene.state(EngineState.READY)
-        assert engines.standing(4) == READY and engines.report(4) == HEALTHY
+        assert engines.status(4) == READY and engines.report(4) == HEALTHY
         assert steps == [(4, step._replace(ended_s=scene.clock.now() - 0.5))], "on our clock"
         keeper.say(StatusUpdate(EngineStatus(EngineState.DRAINING, 2), HEALTHY))
         await scene.state(EngineState.DRAINING)
         keeper.say(StatusUpdate(EngineStatus(EngineState.DEAD, 5, True), HEALTHY))
         await scene.state(EngineState.DEAD)
-        assert engines.standing(4) == EngineStatus(EngineState.DEAD, 5, True)
+        assert engines.status(4) == EngineStatus(EngineState.DEAD, 5, True)
 
     play(act)
 
@@ -165,7 +165,7 @@ def test_a_keeper_that_is_lost_is_dead_until_it_is_back() -> None:
         keeper = await scene.keeper.line(Purpose.FOLLOW)
         keeper.say(StatusUpdate(EngineStatus(EngineState.READY, 2), HEALTHY))
         await scene.state(EngineState.READY)
-        assert scene.engines.standing(4).number == 2
+        assert scene.engines.status(4).number == 2
 
     play(act)
 
@@ -182,9 +182,9 @@ def test_silence_is_quiet_and_then_the_connection_is_given_up(monkeypatch: pytes
         remote = scene.engines._engines[4]
         for _ in range(7):
             looks.append(remote.look(24))
-        assert scene.engines.standing(4).state is EngineState.READY
+        assert scene.engines.status(4).state is EngineState.READY
         remote.look(24)
-        assert scene.engines.standing(4) == EngineStatus(EngineState.QUIET, 1, cut_off=True)
+        assert scene.engines.status(4) == EngineStatus(EngineState.QUIET, 1, host_lost=True)
         line.say(PromiseUpdate(Promise(0.0, running=1), 0.0))
         await scene.state(EngineState.READY)  # heard again, though not by its keeper
         for _ in range(24):
@@ -212,10 +212,10 @@ def test_promises_are_on_our_clock_whatever_that_of_the_engine_says() -> None:
     async def act(scene: Scene) -> None:
         scene.clock.advance(5000.0)
         _, line = await scene.connected()
-        written = scene.engines.written(4)
+        written = scene.engines.write_count(4)
         line.say(PromiseUpdate(Promise(3600.0 + 17.0, step_s=0.5, steps=7), 0.25))
-        await scene.until(lambda: scene.engines.written(4) > written)
-        promise = scene.engines.read(4)
+        await scene.until(lambda: scene.engines.write_count(4) > written)
+        promise = scene.engines.promise(4)
         assert promise is not None
         assert promise == Promise(promise.at_s, step_s=0.5, steps=7)
         assert 4999.75 - MAX_ROUND_TRIP_S <= promise.at_s < 4999.75, "older by the way there and back"
@@ -230,14 +230,14 @@ def test_what_the_process_before_has_promised_is_void() -> None:
     async def act(scene: Scene) -> None:
         _, line = await scene.connected()
         line.say(PromiseUpdate(Promise(0.0, steps=7), 0.0))
-        await scene.until(lambda: scene.engines.read(4) is not None)
+        await scene.until(lambda: scene.engines.promise(4) is not None)
         line.close()
         await scene.until(lambda: bool(scene.deaths))
         scene.keeper.number = 2
-        written = scene.engines.written(4)
+        written = scene.engines.write_count(4)
         await scene.connected()
-        assert scene.engines.read(4) is None and scene.engines.written(4) > written
-        assert scene.engines.standing(4).number == 2, "though its keeper has not said so yet"
+        assert scene.engines.promise(4) is None and scene.engines.write_count(4) > written
+        assert scene.engines.status(4).number == 2, "though its keeper has not said so yet"
 
     play(act)
 
@@ -313,8 +313,8 @@ def test_an_engine_that_was_forgotten_is_dead_and_nobody_is_followed() -> None:
         keeper.say(StatusUpdate(READY, HEALTHY))
         await scene.state(EngineState.READY)
         scene.engines.forget(4)
-        assert scene.engines.standing(4) == EngineStatus(EngineState.DEAD)
-        assert scene.engines.read(4) is None and scene.engines.written(4) == 0
+        assert scene.engines.status(4) == EngineStatus(EngineState.DEAD)
+        assert scene.engines.promise(4) is None and scene.engines.write_count(4) == 0
         scene.engines.forget(4)
 
     play(act)

@@ -61,14 +61,14 @@ class Hosts:
         return streams
 
     def number_in(self, number: int) -> int:
-        client = self.engine._slots[number].engine
+        client = self.engine._endpoints[number].engine
         return sum(live.engine is client for live in self.engine._requests.all())
 
     async def until_up(self) -> None:
         """Each takes requests, and what it can promise is known here: without that the router sends it none."""
 
         def up(number: int) -> bool:
-            known = self.engine._slots[number]._reader.read(number) is not None
+            known = self.engine._endpoints[number]._reader.promise(number) is not None
             return known and self.state(number) is EngineState.READY
 
         await until(lambda: up(0) and up(1))
@@ -147,7 +147,7 @@ def test_what_is_behind_a_cut_network_goes_on_elsewhere(run: Callable[[Work], No
         hosts.wires[0].cut()
         await until(lambda: hosts.state(0) is not EngineState.READY)
         await until(lambda: hosts.number_in(0) == 0)
-        assert hosts.engine._slots[0].cut_off and not hosts.engine._slots[1].cut_off
+        assert hosts.engine._endpoints[0].host_lost and not hosts.engine._endpoints[1].host_lost
         hosts.wires[0].mend()
         await ended(streams)
         await check_whole(hosts, streams)
@@ -166,7 +166,7 @@ def test_a_connection_is_given_up_when_nothing_comes_for_long(run: Callable[[Wor
         connections = hosts.wires[0].connections
         hosts.wires[0].cut(there=False)
         await ended(streams)
-        await until(lambda: hosts.engine._slots[0].engine is None)
+        await until(lambda: hosts.engine._endpoints[0].engine is None)
         hosts.wires[0].mend()
         await hosts.until_up()
         assert hosts.wires[0].connections > connections
@@ -212,11 +212,11 @@ def test_a_clock_an_hour_ahead_changes_nothing(run: Callable[[Work], None]) -> N
     """Objectives, deadlines, predictions and the times that are told are those of the client's clock."""
 
     async def work(hosts: Hosts) -> None:
-        promises = [slot._reader for slot in hosts.engine._slots]
-        await until(lambda: all(reader.read(number) is not None for number, reader in enumerate(promises)))
+        promises = [endpoint._reader for endpoint in hosts.engine._endpoints]
+        await until(lambda: all(reader.promise(number) is not None for number, reader in enumerate(promises)))
         now_s = asyncio.get_running_loop().time()
         for number, reader in enumerate(promises):
-            promise = reader.read(number)
+            promise = reader.promise(number)
             assert promise is not None and now_s - 60 < promise.at_s <= now_s + 0.1
         slo = Slo(ttft_s=1.0, tpot_s=0.1, e2e_s=5.0)
         request = ask("timed", 3, 20, slo=slo, arrival_s=now_s, deadline_s=now_s + 30.0)
@@ -242,9 +242,9 @@ def test_engines_come_and_go_as_a_directory_says(run: Callable[[Work], None]) ->
         tokenizer = load_tokenizer(tiny_config().model)
 
         def way(entry: EngineEntry, number: int) -> Connector:
-            return engines.way(number, HostPort.parse(entry.address, "engines"))
+            return engines.connector(number, HostPort.parse(entry.address, "engines"))
 
-        engine = await start_from_directory(directory, way, tokenizer, prefix="told-", patience_s=0.2)
+        engine = await start_from_directory(directory, way, tokenizer, prefix="told-", drain_s=0.2)
         streams = [Stream(ask(f"r{number}", number, 250)) for number in range(4)]
         for stream in streams:
             engine.submit(stream.request, stream)

@@ -59,14 +59,14 @@ def test_one_after_the_other_and_always_one_takes_requests(tmp_path: Path, caplo
             keeper(config) as (other, second),
             following(first, second) as engines,
         ):
-            await until(lambda: all(engines.standing(i).state is EngineState.READY for i in (0, 1)))
+            await until(lambda: all(engines.status(i).state is EngineState.READY for i in (0, 1)))
             rolling = asyncio.create_task(renewal.rolling_restart([first, second], engines, SECRET, lost_s=30.0))
             while not rolling.done():
                 assert EngineState.READY in {kept.report().state for kept in (one, other)}
                 await asyncio.sleep(0.002)
             await rolling
             assert [kept.report().restarts for kept in (one, other)] == [1, 1]
-            assert [engines.standing(i) for i in (0, 1)] == [EngineStatus(EngineState.READY, 2)] * 2
+            assert [engines.status(i) for i in (0, 1)] == [EngineStatus(EngineState.READY, 2)] * 2
             assert one.report().port_stats.refused == 0
         assert told(caplog, "rolling restart: ") == [
             f"rolling restart: the engine at {first}",
@@ -84,7 +84,7 @@ def test_an_engine_that_cannot_be_asked_is_left_and_the_others_go_on(
         config, gone = priced_config(tmp_path), nobody()
         async with keeper(config) as (one, first), keeper(config) as (other, last):
             async with following(first, gone, last) as engines:
-                await until(lambda: all(engines.standing(i).state is EngineState.READY for i in (0, 2)))
+                await until(lambda: all(engines.status(i).state is EngineState.READY for i in (0, 2)))
                 await renewal.rolling_restart([first, gone, last], engines, SECRET, lost_s=30.0)
             assert [kept.report().restarts for kept in (one, other)] == [1, 1]
         assert told(caplog, f"the engine at {gone} is left as it is: Connection refused")
@@ -123,9 +123,9 @@ def test_an_engine_that_another_server_has_just_renewed_is_not_waited_for_in_vai
     async def work() -> None:
         async with keeper(priced_config(tmp_path)) as (kept, address), following(address) as engines:
             (await tcp.connect(address, SECRET, Purpose.RENEW)).socket.close()
-            await until(lambda: engines.standing(0) == EngineStatus(EngineState.READY, 2))
+            await until(lambda: engines.status(0) == EngineStatus(EngineState.READY, 2))
             await renewal.rolling_restart([address], engines, SECRET, lost_s=30.0)
-            assert engines.standing(0) == EngineStatus(EngineState.READY, 3) and kept.report().restarts == 2
+            assert engines.status(0) == EngineStatus(EngineState.READY, 3) and kept.report().restarts == 2
 
     run(work())
 
@@ -146,11 +146,11 @@ def test_one_that_is_about_to_stop_is_not_started_anew(tmp_path: Path) -> None:
 class PriorOutput:
     """What is heard of engines, as a test has it."""
 
-    def __init__(self, *standings: EngineStatus) -> None:
-        self.standings = list(standings)
+    def __init__(self, *statuses: EngineStatus) -> None:
+        self.statuses = list(statuses)
 
-    def standing(self, number: int) -> EngineStatus:
-        return self.standings[number]
+    def status(self, number: int) -> EngineStatus:
+        return self.statuses[number]
 
     def report(self, number: int) -> None:
         return None
@@ -167,14 +167,14 @@ def test_one_that_is_starting_is_new_and_not_asked(monkeypatch: pytest.MonkeyPat
         rolling = asyncio.create_task(renewal.rolling_restart([nobody()], said, SECRET, lost_s=30.0))  # type: ignore[arg-type]
         await asyncio.sleep(0.2)
         assert not rolling.done()
-        said.standings[0] = EngineStatus(EngineState.READY, 3)
+        said.statuses[0] = EngineStatus(EngineState.READY, 3)
         await rolling
 
     run(work())
 
 
 @pytest.mark.parametrize(
-    "later", [EngineStatus(EngineState.DEAD, 1, cut_off=True), EngineStatus(EngineState.DEAD, 2, final=True)], ids=str
+    "later", [EngineStatus(EngineState.DEAD, 1, host_lost=True), EngineStatus(EngineState.DEAD, 2, final=True)], ids=str
 )
 def test_the_others_are_spared_when_one_does_not_come_back(
     later: EngineStatus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -188,7 +188,7 @@ def test_the_others_are_spared_when_one_does_not_come_back(
 
         async def ask(address: HostPort, secret: Any) -> bool:
             asked.append(address)
-            said.standings[0] = later
+            said.statuses[0] = later
             return True
 
         monkeypatch.setattr(renewal, "_asked", ask)
@@ -203,7 +203,7 @@ def test_the_last_that_takes_requests_is_not_restarted_before_another_one_does(m
     asked = []
 
     async def work() -> None:
-        said = PriorOutput(EngineStatus(EngineState.READY, 1), EngineStatus(EngineState.DEAD, 1, cut_off=True))
+        said = PriorOutput(EngineStatus(EngineState.READY, 1), EngineStatus(EngineState.DEAD, 1, host_lost=True))
 
         async def ask(address: HostPort, secret: Any) -> bool:
             asked.append(address)
@@ -213,7 +213,7 @@ def test_the_last_that_takes_requests_is_not_restarted_before_another_one_does(m
         rolling = asyncio.create_task(renewal.rolling_restart([nobody(), nobody()], said, SECRET, lost_s=30.0))  # type: ignore[arg-type]
         await asyncio.sleep(0.2)
         assert not asked
-        said.standings[1] = EngineStatus(EngineState.READY, 2)
+        said.statuses[1] = EngineStatus(EngineState.READY, 2)
         await rolling
         assert len(asked) == 2
 
@@ -229,16 +229,16 @@ def test_one_whose_keeper_was_lost_meanwhile_is_asked_again(monkeypatch: pytest.
 
         async def ask(address: HostPort, secret: Any) -> bool:
             asked.append(address)
-            said.standings[0] = EngineStatus(EngineState.DEAD, 1, cut_off=True)
+            said.statuses[0] = EngineStatus(EngineState.DEAD, 1, host_lost=True)
             return True
 
         monkeypatch.setattr(renewal, "_asked", ask)
         rolling = asyncio.create_task(renewal.rolling_restart([nobody()], said, SECRET, lost_s=30.0))  # type: ignore[arg-type]
         await until(lambda: len(asked) == 1)
         await asyncio.sleep(0.2)
-        said.standings[0] = EngineStatus(EngineState.READY, 1)
+        said.statuses[0] = EngineStatus(EngineState.READY, 1)
         await until(lambda: len(asked) == 2)
-        said.standings[0] = EngineStatus(EngineState.READY, 2)
+        said.statuses[0] = EngineStatus(EngineState.READY, 2)
         await rolling
 
     run(work())

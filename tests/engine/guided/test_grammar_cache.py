@@ -142,16 +142,16 @@ def until(condition) -> None:
 def test_a_grammar_that_several_outputs_follow_gets_lanes():
     guides = GrammarGuideFactory(lambda: TOKENS, VOCAB, threads=3)
     spec, other = GuideSpec(grammar=LETTERS), GuideSpec(grammar='start: "x"')
-    blueprints = [guides.blueprint(one) for one in (spec, spec, other)]
-    until(lambda: all(blueprint.ready for blueprint in blueprints))
+    pendings = [guides.prepare(one) for one in (spec, spec, other)]
+    until(lambda: all(pending.ready for pending in pendings))
     followed, alone = (done(guides._shelf.grammar(one.grammar)).result() for one in (spec, other))
-    blueprints[0].guide()
-    blueprints[2].guide()
+    pendings[0].make()
+    pendings[2].make()
     assert not followed.wide
-    blueprints[1].guide()
+    pendings[1].make()
     until(lambda: followed.wide)
     assert (followed.lanes, alone.lanes, alone.wide) == (3, 1, False)
-    blueprints[1].guide()
+    pendings[1].make()
     assert followed.lanes == 3 and len(guides._shelf) == 2
     guides.close()
 
@@ -160,11 +160,11 @@ def test_a_grammar_that_several_outputs_follow_gets_lanes():
 def test_where_lanes_do_not_pay_there_is_one(why: str):
     guides = GrammarGuideFactory(lambda: TOKENS, VOCAB, threads=1 if why == "no threads" else 3)
     guides._shelf._most_bytes = 100_000 if why == "no room" else 2**26
-    blueprint = guides.blueprint(GuideSpec(grammar=LETTERS))
-    until(lambda: blueprint.ready)
+    pending = guides.prepare(GuideSpec(grammar=LETTERS))
+    until(lambda: pending.ready)
     grammar = done(guides._shelf.grammar(LETTERS)).result()
     for _ in range(3):
-        blueprint.guide()
+        pending.make()
     assert (grammar.wide, grammar.lanes) == (True, 1)
     guides.close()
 

@@ -45,11 +45,11 @@ def test_clients_on_other_hosts_are_served_and_see_how_the_engine_does(tmp_path:
         async with keeper(priced_config(tmp_path)) as (_, address), client(address) as one, client(address) as other:
             both = await asyncio.gather(answer(one, ask("a")), answer(other, ask("a")))
             assert both[0] == both[1] and len(both[0]) == 12
-            board = one._slots[0]._reader
+            board = one._endpoints[0]._reader
             assert isinstance(board, RemoteEngines)
-            await until(lambda: board.standing(0).state is EngineState.READY)
-            assert board.standing(0).number == 1
-            await until(lambda: (told := board.read(0)) is not None and told.running == 0 and told.steps >= 12)
+            await until(lambda: board.status(0).state is EngineState.READY)
+            assert board.status(0).number == 1
+            await until(lambda: (told := board.promise(0)) is not None and told.running == 0 and told.steps >= 12)
             assert one.reports()[0].state is EngineState.READY
             report = board.report(0)
             assert report is not None and report.promise is None, "its times would be those of another clock"
@@ -89,11 +89,11 @@ def test_who_comes_while_the_keeper_looks_for_devices_waits_and_is_told(tmp_path
         launching = asyncio.create_task(kept.launch())
         await until(looking.is_set)
         engines = RemoteEngines(SECRET, quiet_s=10.0, lost_s=60.0)
-        engines.way(0, address, SECRET)
+        engines.connector(0, address, SECRET)
         await asyncio.sleep(0.1)
         found.set()
         await launching
-        await until(lambda: engines.standing(0).number == 1)
+        await until(lambda: engines.status(0).number == 1)
         assert kept.report().port_stats.refused == 0
         engines.close()
         await kept.close()

@@ -185,7 +185,7 @@ def test_routers_of_all_processes_together() -> None:
         tallies = Tallies()
         routing = RoutingMetrics(tallies, "m")
         for known in (0, 1):
-            routing.came(known)
+            routing.engine_added(known)
         routing.placed(engine, "prefix")
         routing.placed(1, "pace")
         routing.retried(0)

@@ -59,12 +59,12 @@ def test_the_queue_is_full_for_everybody_at_once(counters: SharedCounters) -> No
 
 def test_the_limit_on_requests_in_the_engine_is_one(counters: SharedCounters) -> None:
     here, there = (SharedInflight(3, counters, worker) for worker in (0, 2))
-    here.note(2)
+    here.update(2)
     there.check()
-    there.note(1)
+    there.update(1)
     for inflight in (here, there):
         with pytest.raises(TooManyInflightError, match="3 requests"):
             inflight.check()
-    here.note(1)
+    here.update(1)
     there.check()
     SharedInflight(None, counters, 1).check()

@@ -158,12 +158,12 @@ def test_of_an_engine_that_is_gone_for_good_there_is_no_series() -> None:
     routing = RoutingMetrics(tallies, "m", steps.forget)
     for engine in (1, 11):
         steps.step(engine, StepRecord(5, 0.1, predicted_s=0.1, mask_s=0.01))
-        routing.came(engine)
+        routing.engine_added(engine)
         routing.placed(engine, "pace")
         routing.resumed(engine, "death")
         routing.breaker(engine, True)
-    routing.left(1)
+    routing.engine_removed(1)
     series = {name: {labels[1] for labels in found} for name, found in tallies.numbers().items()}
     assert set(map(frozenset, series.values())) == {frozenset({"11"})} and routing.breakers == [11]
-    routing.came(2)
+    routing.engine_added(2)
     assert tallies.numbers()["roseinfer:router_resumes"][("m", "2", "death")] == [0.0]

@@ -14,17 +14,17 @@ from tests.helpers.model_engine import INFO
 from tests.helpers.routed_fleet import Fleet, with_fleet
 
 
-def changing(engines: int = 2) -> Callable[..., Callable[[], None]]:
+def dynamic(engines: int = 2) -> Callable[..., Callable[[], None]]:
     def decorate(work: Callable[[Fleet], Awaitable[None]]) -> Callable[[], None]:
         def test() -> None:
-            asyncio.run(with_fleet(work, engines, changing=True))
+            asyncio.run(with_fleet(work, engines, dynamic=True))
 
         return test
 
     return decorate
 
 
-@changing(1)
+@dynamic(1)
 async def test_an_engine_that_comes_gets_requests_once_it_is_reached(fleet: Fleet) -> None:
     number = fleet.add()
     assert number == 1 and fleet.where(fleet.submit()) == 0
@@ -33,13 +33,13 @@ async def test_an_engine_that_comes_gets_requests_once_it_is_reached(fleet: Flee
     assert fleet.observed.here == {0, 1}
 
 
-@changing()
+@dynamic()
 async def test_an_engine_that_retires_hands_over_what_waits_and_ends_what_runs(fleet: Fleet) -> None:
     running, _, waiting = [fleet.submit() for _ in range(3)]
     assert fleet.where(running) == fleet.where(waiting) == 0
     fleet.models[0].step(only=lambda sample: sample.add.request_id == running.live.wire_id)
     fleet.routed.retire(0, 5.0)
-    fleet.routed.look()
+    fleet.routed.tick()
     assert fleet.where(running) == 0 and fleet.where(waiting) == 1
     assert all(fleet.where(fleet.submit()) == 1 for _ in range(3)), "it gets nothing more"
     assert fleet.routed.reports()[0].state is EngineState.DRAINING
@@ -47,45 +47,45 @@ async def test_an_engine_that_retires_hands_over_what_waits_and_ends_what_runs(f
     running.check_whole()
     waiting.check_whole()
     assert running.live.route is not None and not running.live.route.resumes
-    assert fleet.routed.knows(0)
-    fleet.routed.look()
-    assert not fleet.routed.knows(0) and [report.engine for report in fleet.routed.reports()] == [1]
+    assert fleet.routed.has(0)
+    fleet.routed.tick()
+    assert not fleet.routed.has(0) and [report.engine for report in fleet.routed.reports()] == [1]
     assert fleet.observed.gone == {0}
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert fleet.models[0].dead, "the connection is closed"
 
 
-@changing()
+@dynamic()
 async def test_what_runs_goes_on_elsewhere_when_patience_ends(fleet: Fleet) -> None:
     asked = fleet.submit()
     fleet.models[0].step(2)
     fleet.routed.retire(0, 5.0)
     fleet.clock.advance(4.9)
-    fleet.routed.look()
+    fleet.routed.tick()
     assert fleet.where(asked) == 0
     fleet.clock.advance(0.2)
-    fleet.routed.look()
-    assert fleet.where(asked) == 1 and not fleet.routed.knows(0)
+    fleet.routed.tick()
+    assert fleet.where(asked) == 1 and not fleet.routed.has(0)
     assert isinstance(fleet.models[0].heard[-1], Abort), "it holds nothing"
     fleet.finish()
     asked.check_whole()
     assert ("resumed", 0, "drain") in fleet.observed.said
 
 
-@changing(1)
+@dynamic(1)
 async def test_who_has_nowhere_to_go_may_end_where_it_is(fleet: Fleet) -> None:
     asked = fleet.submit()
     fleet.models[0].step(2)
     fleet.routed.retire(0, 0.0)
-    fleet.routed.look()
+    fleet.routed.tick()
     with pytest.raises(EngineUnavailableError) as refused:
         fleet.submit()
     assert refused.value.retry_s >= 1.0
     fleet.finish()
     asked.check_whole()
-    fleet.routed.look()
-    assert not fleet.routed.knows(0) and fleet.routed.reports() == []
+    fleet.routed.tick()
+    assert not fleet.routed.has(0) and fleet.routed.reports() == []
     health = fleet.routed.health()
     assert not health.alive and not health.final and health.error == "there is no engine"
     with pytest.raises(EngineUnavailableError):
@@ -94,53 +94,53 @@ async def test_who_has_nowhere_to_go_may_end_where_it_is(fleet: Fleet) -> None:
     assert fleet.where(fleet.submit()) == 1, "and the next one serves"
 
 
-@changing(1)
+@dynamic(1)
 async def test_one_that_dies_while_it_retires_leaves_a_clear_error_or_none(fleet: Fleet) -> None:
     asked = fleet.submit()
     fleet.models[0].step(2)
     fleet.routed.retire(0, 5.0)
-    fleet.routed.look()
+    fleet.routed.tick()
     fleet.die(0)
     assert [type(error) for error in asked.reader.errors] == [EngineUnavailableError], "it was to go anyway"
-    fleet.routed.look()
-    assert not fleet.routed.knows(0)
+    fleet.routed.tick()
+    assert not fleet.routed.has(0)
 
 
-@changing()
+@dynamic()
 async def test_a_number_is_given_once(fleet: Fleet) -> None:
     fleet.routed.retire(0, 0.0)
-    fleet.routed.look()
-    assert not fleet.routed.knows(0)
+    fleet.routed.tick()
+    assert not fleet.routed.has(0)
     fleet.routed.retire(0, 0.0)  # it is gone already
     assert fleet.add() == 2
     assert fleet.routed.add(lambda number: fleet._way(1), 7) == 7
     assert fleet.routed.add(lambda number: fleet._way(1), 0) == 8, "0 is another's, for ever"
 
 
-@changing()
+@dynamic()
 async def test_one_that_is_not_named_any_more_stays_as_long_as_it_can_be_reached(fleet: Fleet) -> None:
     fleet.routed.set_listed(0, False)
-    fleet.routed.look()
+    fleet.routed.tick()
     assert {fleet.where(fleet.submit()) for _ in range(4)} == {0, 1}
     fleet.die(0)
-    fleet.routed.look()
-    assert not fleet.routed.knows(0) and fleet.routed.knows(1)
+    fleet.routed.tick()
+    assert not fleet.routed.has(0) and fleet.routed.has(1)
     fleet.finish()
 
 
-@changing()
+@dynamic()
 async def test_counters_do_not_go_back_when_an_engine_goes(fleet: Fleet) -> None:
     for number, tokens in ((0, 5), (1, 7)):
         fleet.models[number].beat(generation_tokens=tokens, running=2, blocks_used=3, blocks_total=64)
     before = fleet.routed.stats()
     fleet.routed.retire(0, 0.0)
-    fleet.routed.look()
+    fleet.routed.tick()
     after = fleet.routed.stats()
     assert before.generation_tokens == after.generation_tokens == 12
     assert (before.running, after.running) == (4, 2) and after.blocks_total == 64
 
 
-@changing(1)
+@dynamic(1)
 async def test_an_engine_of_another_sort_is_not_used(fleet: Fleet) -> None:
     for info, why in (
         (replace(INFO, model="/other/model"), "its model is model, that of the others fake"),
@@ -165,16 +165,16 @@ def test_with_one_engine_that_stays_there_is_nothing_to_choose() -> None:
     asyncio.run(with_fleet(work, 1))
 
 
-@changing(1)
+@dynamic(1)
 async def test_that_all_are_given_up_is_not_the_end(fleet: Fleet) -> None:
     """Others may come: who waits is not told never to."""
     fleet.die(0)
-    fleet.board.set_standing(0, EngineStatus(EngineState.DEAD, 1, final=True))
-    fleet.routed.look()
+    fleet.board.set_status(0, EngineStatus(EngineState.DEAD, 1, final=True))
+    fleet.routed.tick()
     assert fleet.routed.reports()[0].health.final and not fleet.routed.health().final
 
 
-@changing(0)
+@dynamic(0)
 async def test_the_first_one_may_be_late(fleet: Fleet) -> None:
     assert fleet.routed.several
     opening = asyncio.create_task(fleet.routed.open())
@@ -186,14 +186,14 @@ async def test_the_first_one_may_be_late(fleet: Fleet) -> None:
     assert fleet.where(fleet.submit()) == 0
 
 
-@changing()
+@dynamic()
 async def test_a_closed_one_takes_no_engines(fleet: Fleet) -> None:
     await fleet.routed.close()
     with pytest.raises(EngineClosedError):
         fleet.add()
 
 
-@changing(1)
+@dynamic(1)
 async def test_with_nobody_left_a_death_is_said(fleet: Fleet) -> None:
     asked = fleet.submit()
     fleet.models[0].step()
