@@ -1,7 +1,7 @@
 """The steps of a recorded run as samples for the cost model."""
 
-from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import Row, StepResult
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.sched.cost.offline_fit import Sample
 from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.offload import rows_seconds

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from roseinfer.cluster.status import EngineStatus, StatusReader
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import RoseinferError
-from roseinfer.core.outputs import SchedulerStats, continued
+from roseinfer.core.outputs import SchedulerStats, carry_counters
 from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState
 from roseinfer.engine.client import AsyncEngine
@@ -162,7 +162,7 @@ class Endpoint:
         process = self._reader.status(self.number).number
         another = process != self._process
         if another:
-            self._past_stats = continued(self._past_stats, self._process_stats)
+            self._past_stats = carry_counters(self._past_stats, self._process_stats)
             self._process_stats = SchedulerStats()
             self._seen_writes = (
                 -1
@@ -204,7 +204,7 @@ class Endpoint:
 
     def stats(self) -> SchedulerStats:
         """Counts go on over restarts."""
-        return continued(self._past_stats, self._process_stats if self.engine is None else self.engine.stats())
+        return carry_counters(self._past_stats, self._process_stats if self.engine is None else self.engine.stats())
 
     def report(self) -> EngineReport:
         """As of the last `look`."""

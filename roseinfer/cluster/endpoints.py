@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from roseinfer.cluster.endpoint import MIN_WAIT_S, Endpoint
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import EngineDeadError, EngineUnavailableError, RoseinferError
-from roseinfer.core.outputs import SchedulerStats, added, continued
+from roseinfer.core.outputs import SchedulerStats, carry_counters, sum_stats
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport
 from roseinfer.engine.live import LiveRequest
 
@@ -47,7 +47,7 @@ class Endpoints:
     def drop(self, endpoint: Endpoint) -> None:
         """It is gone for good. What it has counted stays counted."""
         del self._endpoints[endpoint.number]
-        self._past_stats = continued(
+        self._past_stats = carry_counters(
             self._past_stats, endpoint.stats()._replace(running=0, waiting=0, blocks_used=0, blocks_total=0)
         )
         self._empty_since_s = self._clock.now()
@@ -60,8 +60,8 @@ class Endpoints:
 
     def stats(self) -> SchedulerStats:
         """The sum over all engines, those that are gone too."""
-        now = added([endpoint.stats() for endpoint in self]) if self._endpoints else SchedulerStats()
-        return now if self._past_stats == _NOTHING else continued(self._past_stats, now)
+        now = sum_stats([endpoint.stats() for endpoint in self]) if self._endpoints else SchedulerStats()
+        return now if self._past_stats == _NOTHING else carry_counters(self._past_stats, now)
 
     def reports(self) -> list[EngineReport]:
         """As of the last `look` of each."""

@@ -1,1 +1,3 @@
-"""What every other package speaks: requests, sampling, step plans, configs, errors. Standard library only."""
+"""Types that every other package uses: requests, sampling parameters, step plans, configs, errors. Standard library
+only.
+"""

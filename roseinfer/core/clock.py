@@ -1,4 +1,4 @@
-"""Time as a value that is passed in, so that tests and the simulator can hold it still."""
+"""Clocks that are passed in, so that tests and the simulator control time."""
 
 import time
 from typing import Protocol
@@ -6,30 +6,30 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now(self) -> float:
-        """Seconds on a monotonic scale shared by the processes of one machine."""
+        """Return seconds on a monotonic scale that all processes of one machine share."""
         ...
 
 
 class MonotonicClock:
-    now = staticmethod(time.monotonic)  # no call of ours in between: it is asked some ten times a step
+    now = staticmethod(time.monotonic)  # no Python call in between: a step reads the clock some ten times
 
 
 class AdvancingClock(Clock, Protocol):
-    """A clock with which one can wait."""
+    """Clock that can also wait."""
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass, or a little more."""
+        """Let at least `seconds` pass."""
         ...
 
 
 class SleepingClock(MonotonicClock):
-    """Real time: who lets it pass sleeps."""
+    """Real time; `advance` sleeps."""
 
     advance = staticmethod(time.sleep)
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """Clock that moves only by `advance`."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
@@ -39,5 +39,5 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         if seconds < 0:
-            raise ValueError("time does not run backwards")
+            raise ValueError(f"cannot advance a clock by {seconds} s (must not be negative)")
         self._now += seconds

@@ -1,14 +1,14 @@
-"""Typed errors. A user's mistake ends one request; an engine failure ends every open one."""
+"""Typed errors. A user's mistake ends one request; an engine failure ends all of its requests."""
 
 
 class RoseinferError(Exception):
-    """Base of every error that roseinfer raises on purpose."""
+    """Base of all errors that roseinfer raises on purpose."""
 
 
 class InvalidRequestError(RoseinferError, ValueError):
-    """The request itself is wrong: the caller must change it.
+    """Invalid request that the caller must change.
 
-    `param` names the offending field as the user wrote it, `code` is a short machine-readable reason.
+    `param` names the offending field as the user wrote it. `code` is a short machine-readable reason.
     """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
@@ -19,9 +19,10 @@ class InvalidRequestError(RoseinferError, ValueError):
 
 
 class RequestTooLongError(InvalidRequestError):
-    """The request can never run: longer than the context, or than the whole KV cache.
+    """Request that can never run: longer than the context or than the whole KV cache.
 
-    `max_model_len`: the context, if that is too short. `prompt_tokens`: what the prompt has at least, if it is known.
+    `max_model_len`: the context in tokens, if that is the limit. `prompt_tokens`: minimum length of the prompt, if
+    known.
     """
 
     def __init__(
@@ -37,31 +38,31 @@ class RequestTooLongError(InvalidRequestError):
 
 
 class UnsupportedModelError(RoseinferError):
-    """The checkpoint asks for something that is not implemented; the message names the field."""
+    """Checkpoint that needs an unimplemented feature; the message names the config field."""
 
 
 class ModelNotFoundError(RoseinferError):
-    """MODEL is neither embedded, nor a folder, nor reachable on the hub."""
+    """MODEL is neither embedded, nor a folder, nor found on the hub."""
 
 
 class ConfigError(RoseinferError, ValueError):
-    """Two options contradict each other or one is out of range; the message names the option."""
+    """Invalid or contradicting options; the message names the option."""
 
 
 class EngineClosedError(RoseinferError):
-    """The engine was closed by its owner; nothing can be added any more."""
+    """The engine's owner has closed it; it accepts no more requests."""
 
 
 class ResourceError(RoseinferError):
-    """The machine, or a limit set for this process, lacks what is needed: descriptors, memory, a temporary folder."""
+    """Missing resource of this machine or process: descriptors, memory or a temporary folder."""
 
 
 class EngineDeadError(RoseinferError):
-    """The engine failed; every open request ends with this."""
+    """The engine failed. Ends requests that cannot continue on another engine."""
 
 
 class EngineUnavailableError(RoseinferError):
-    """No engine takes requests just now. `retry_s`: seconds after which one is expected to."""
+    """No engine accepts requests at present. `retry_s`: seconds until one is expected to."""
 
     def __init__(self, message: str, retry_s: float) -> None:
         super().__init__(message)
@@ -69,45 +70,43 @@ class EngineUnavailableError(RoseinferError):
 
 
 class TooManyInflightError(RoseinferError):
-    """The engine holds as many requests as it was told to; try again when one has ended."""
+    """The engine has reached its limit of requests; retry when one has ended."""
 
 
 class RequestFailedError(RoseinferError):
-    """This one request failed inside the engine; the others go on."""
+    """One request failed inside the engine; other requests continue."""
 
 
 class EngineLostError(RequestFailedError):
-    """Engines ended while they computed this request, which is not tried again: it may be what ends them."""
+    """Engines crashed while they computed this request. It is not retried, because it may have caused the crashes."""
 
 
-# How the reasons of such failures begin on their way from the runner, where they are text.
+# Prefixes by which `request_failure` recognises errors that the runner reports as text.
 NO_TOKEN_ALLOWED = "no token is allowed next: "
 CONSTRAINT_TOO_SLOW = "the output's constraint takes too much of the engine's time: "
 
 
 class NoTokenAllowedError(RequestFailedError):
-    """What the request asks of its output allows no token to come next, or none that can be found: the caller must
-    ask for something else.
-    """
+    """The constraints of this request's output allow no next token, or none was found; the caller must change them."""
 
 
 class ConstraintTooSlowError(RequestFailedError):
-    """The constraint takes so long for each token that other requests would wait: the caller must ask for less."""
+    """The constraint takes so long per token that other requests would wait; the caller must simplify it."""
 
 
 def request_failure(reason: str) -> RequestFailedError:
-    """The error of a request that ended for this reason."""
+    """Return the error for a request that failed for this reason."""
     if reason.startswith(NO_TOKEN_ALLOWED):
         return NoTokenAllowedError(reason)
     return (ConstraintTooSlowError if reason.startswith(CONSTRAINT_TOO_SLOW) else RequestFailedError)(reason)
 
 
 class TokenizerFailedError(RoseinferError):
-    """The tokenizer failed on the text or the tokens of this one request: a bug of its library, or of its file."""
+    """The tokenizer failed on the text or tokens of this request: a bug in its library or its file."""
 
 
 class OutputTextError(RequestFailedError):
-    """The tokens of this one request could not be turned into text: the tokenizer failed on them."""
+    """The tokenizer failed to decode the output of this request."""
 
     def __init__(self, cause: Exception) -> None:
-        super().__init__(f"the output could not be turned into text: {type(cause).__name__}: {cause}"[:500])
+        super().__init__(f"cannot decode the output: {type(cause).__name__}: {cause}"[:500])

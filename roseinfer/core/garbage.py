@@ -1,20 +1,19 @@
-"""When processes that compute steps collect their garbage: not while a step waits for it."""
+"""Garbage collection between steps instead of within them."""
 
 import gc
 
 from roseinfer.core.clock import Clock
 
-# Cycles are rare (what a step makes is freed by reference counts), so under a steady load it can wait this long.
-BUSY_PATIENCE_S = 30.0
+# Cycles are rare, as reference counts free what a step makes, so a busy engine collects only this often.
+MAX_COLLECTION_INTERVAL_S = 30.0
 
 
 class IdleGarbageCollector:
-    """Turns the interpreter's own garbage collection off and does it at better times. One per process.
+    """Replacement of the interpreter's automatic garbage collection. One per process.
 
-    After start-up a process with torch holds some hundred thousand objects that live as long as it does. Python
-    would walk through all of them whenever enough requests have been added, for 50 to 100 ms in the middle of a
-    step; frozen, they are never looked at again. What is made later is little, so collecting it takes a millisecond
-    or two, and the loop has that when it is idle.
+    After start-up a process with torch holds several hundred thousand permanent objects. The interpreter would scan all
+    of them in the middle of a step, for 50 to 100 ms. They are frozen here and never scanned again. Collecting later
+    objects takes a millisecond or two, while the loop is idle.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -26,13 +25,13 @@ class IdleGarbageCollector:
         gc.disable()
 
     def busy(self) -> None:
-        """To be called after each step."""
+        """Notify after each step; collects if the last collection is long ago."""
         self._worked = True
-        if self._clock.now() - self._last_s >= BUSY_PATIENCE_S:
+        if self._clock.now() - self._last_s >= MAX_COLLECTION_INTERVAL_S:
             self._collect()
 
     def idle(self) -> None:
-        """To be called when there is nothing else to do."""
+        """Collect if steps ran since the last collection. Call it when there is nothing else to do."""
         if self._worked:
             self._collect()
 

@@ -1,16 +1,16 @@
-"""What constrains an output, as it travels from the server to the engine: plain data, nothing compiled."""
+"""Output constraints as plain data, sent from the server to the engine. Grammars are not compiled yet."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinking:
-    """How a model thinks before it answers. What constrains the answer begins behind the thinking.
+    """Bounds of a model's thinking before its answer. Constraints on the answer apply after the thinking.
 
-    `inside`: whether the prompt leaves the model thinking; else it may begin to with any of the tokens `begin`, before
-    it says anything else or where its output is free. `end`: token ids that end it, one after the other. `budget`:
-    after so many tokens of thinking, all in all, the model is made to say `last_words` (token ids, the last of them
-    `end`; empty: `end` alone), None = whenever it likes.
+    `inside`: the prompt ends within the thinking. Otherwise the model may start to think with any of the tokens
+    `begin`, before any other output or where its output is unconstrained. `end`: sequence of token ids that ends the
+    thinking. `budget`: maximum number of thinking tokens in all; None = unlimited. When it is used up, `last_words` are
+    forced (token ids that finish with `end`; empty: `end` alone).
     """
 
     inside: bool
@@ -22,10 +22,10 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
-    """What wakes a grammar within an output that is free otherwise: a token, or a text if there is no such token.
+    """Start of a grammar within otherwise free output: a token, or a text if there is no such token.
 
-    `grammar` holds from behind it until it is complete. `at_start`: it counts only as the first that is said, but for
-    white space.
+    `grammar` applies after the trigger until it is complete. `at_start`: the trigger counts only at the start of the
+    output, after optional white space.
     """
 
     grammar: str
@@ -36,13 +36,12 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuideSpec:
-    """What constrains the output of a request; thinking is constrained by its budget alone.
+    """Constraints on the output of a request. Thinking is constrained by its budget alone.
 
-    `grammar`: the whole output follows it and ends when it is complete; empty: the output is free, but for what
-    `triggers` wake. `ends_after`: so many awakened grammars, when complete, end the output; 0 = it goes on.
-    `banned`: tokens that are never said. Grammars are in llguidance's own serialised form or in Lark. `memory`: bytes
-    that the largest of the grammars takes, compiled and by how much it grows (`grammar.memory.GrammarMemory`), None if
-    that was not measured.
+    `grammar`: the whole output follows it and ends when it is complete; empty = free output except after `triggers`.
+    `ends_after`: the output ends after this many triggered grammars are complete; 0 = it continues. `banned`: token ids
+    that are never sampled. Grammars are in llguidance's serialised form or in Lark. `memory`: bytes of the largest
+    compiled grammar and its growth (`grammar.memory.GrammarMemory`), None if not measured.
     """
 
     grammar: str = ""
@@ -54,6 +53,6 @@ class GuideSpec:
 
     @property
     def constrains(self) -> bool:
-        """Whether any output could break it."""
+        """True if any output could violate this."""
         limited = self.thinking is not None and self.thinking.budget is not None
         return bool(self.grammar or self.triggers or self.banned or limited)

@@ -1,4 +1,4 @@
-"""Ctrl+C, which a terminal sends to all processes in it, and only one of them shall hear."""
+"""Ctrl+C, which a terminal sends to all its processes but only the parent should handle."""
 
 import signal
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def sigint_blocked() -> Iterator[None]:
-    """Processes that are started within have SIGINT blocked from their first moment; whoever starts them ends them."""
+    """Block SIGINT in child processes that are started within this context. The parent must end them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""JSON from files of other people: whatever a file holds, the result is a checked value or one `ValueError`."""
+"""Parse untrusted JSON into checked values, or raise one `ValueError`."""
 
 import json
 import math

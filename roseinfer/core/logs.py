@@ -1,4 +1,4 @@
-"""What log lines look like: as text for people, or one JSON object each for programs."""
+"""Log formats: text for people, or one JSON object per line for programs."""
 
 import json
 import logging
@@ -10,8 +10,10 @@ TEXT = "%(asctime)s{which} %(levelname)s %(name)s: %(message)s"
 
 
 def configure(*, as_json: bool, level: str | None = None, engine: int | None = None, rank: int | None = None) -> None:
-    """Log to standard error. Nothing happens to handlers that exist already. `engine`: whose lines these are, if there
-    are several, and `rank`, if it is not its first process; `level`: of all loggers, None = that of each.
+    """Log to standard error. Existing handlers stay unchanged.
+
+    `engine`: number of the logging engine, if there are several. `rank`: rank of its process, if not the first.
+    `level`: level of all loggers; None = each logger's own.
     """
     handler = logging.StreamHandler()
     numbers = {name: number for name, number in (("engine", engine), ("rank", rank)) if number is not None}
@@ -21,14 +23,14 @@ def configure(*, as_json: bool, level: str | None = None, engine: int | None = N
 
 
 def logs_json() -> bool:
-    """Whether this process logs JSON, and those that it starts should too."""
+    """True if this process logs JSON, so that its child processes should do so, too."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 class JsonFormatter(logging.Formatter):
-    """`time` (UTC, ISO 8601), `level`, `logger`, `process`, `message`, of one of several engines `engine`, of another
-    of its processes than the first `rank`, and `exception` if there is one. A message that has `fields` brings them
-    along.
+    """Formatter with the fields `time` (UTC, ISO 8601), `level`, `logger`, `process` and `message`.
+
+    `engine`, `rank` and `exception` are added where they apply. A message object with an attribute `fields` adds these.
     """
 
     def __init__(self, numbers: Mapping[str, int] | None = None) -> None:
@@ -39,12 +41,12 @@ class JsonFormatter(logging.Formatter):
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, Any] = {"time": time.replace("+00:00", "Z"), "level": record.levelname, "logger": record.name}
         line |= {"process": record.process, **self._numbers}
-        said: Any = record.msg
-        fields = getattr(said, "fields", None)
+        message: Any = record.msg
+        fields = getattr(message, "fields", None)
         if fields is None:
             line["message"] = record.getMessage()
         else:
-            line["message"] = said.event
+            line["message"] = message.event
             line |= {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

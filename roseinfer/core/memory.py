@@ -1,11 +1,11 @@
-"""How much memory the machine has for us."""
+"""Memory available to this process."""
 
 import os
 from pathlib import Path
 
 
 def available_memory_bytes() -> int:
-    """Memory that new allocations can take, within the container's limit if there is one."""
+    """Return the bytes that new allocations can take, within the container's limit if there is one."""
     limits = [_meminfo_available(), _cgroup_room(Path("/sys/fs/cgroup"))]
     known = [limit for limit in limits if limit is not None]
     return min(known) if known else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -22,10 +22,10 @@ def _meminfo_available() -> int | None:
 
 
 def _cgroup_room(folder: Path) -> int | None:
-    """What cgroup v2 leaves to this container; None without a limit.
+    """Return the bytes that cgroup v2 leaves to this container, or None without a limit.
 
-    Files that were read, such as weights that have just been downloaded, count as used there until somebody needs the
-    memory: as for the machine's `MemAvailable`, that is room.
+    Cached files, such as freshly downloaded weights, count as used there until memory is needed. They are free here, as
+    in the machine's `MemAvailable`.
     """
     limit, used = folder / "memory.max", folder / "memory.current"
     if not (limit.is_file() and used.is_file()):
@@ -37,7 +37,7 @@ def _cgroup_room(folder: Path) -> int | None:
 
 
 def _cached_bytes(path: Path) -> int:
-    """Of files, on the kernel's lists of what it may drop. Files in memory (tmpfs) are on others."""
+    """Return the bytes of cached files that the kernel may drop. Files in memory (tmpfs) are on other lists."""
     if not path.is_file():
         return 0
     numbers = dict(line.split() for line in path.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Looking on while steps run."""
+"""Hooks to observe steps while they run."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -6,31 +6,30 @@ from typing import Protocol
 
 from roseinfer.core.plan import StepPlan
 
-# What the host does for a step, in order; `prepare` is a part of `submit` or of `forward`, `forward` one of `submit`.
+# Phases of the host's work for a step. `prepare` is part of `submit` or `forward`, `forward` part of `submit`.
 PHASES = ("plan", "submit", "prepare", "forward", "sample", "collect", "commit")
 
-
-# Holds while the host is in the named phase; `StepObserver.span` is one.
+# Return a context manager for the named phase; `StepObserver.span` is one.
 Span = Callable[[str], AbstractContextManager[object]]
-# The span of what nobody looks at: one context for all phases, without a call of ours in each.
+# The span without an observer: one shared context, without a Python call in each phase.
 unobserved: Span = dict.fromkeys(PHASES, nullcontext()).__getitem__
 
 
 class StepObserver(Protocol):
-    """Is told of every step, in the thread that runs it."""
+    """Callbacks for every step, called in the thread that runs it."""
 
     def span(self, phase: str) -> AbstractContextManager[object]:
-        """Holds while the host is in a phase of `PHASES`. Spans nest."""
+        """Return a context for one of `PHASES`. Spans nest."""
         ...
 
     def step_begins(self, plan: StepPlan) -> None:
-        """The plan is about to be submitted. With two steps in flight the one before it has not ended yet."""
+        """Called before `plan` is submitted. With two steps in flight the previous one may still run."""
         ...
 
     def step_ends(self, plan: StepPlan) -> None:
-        """The plan's result has been collected."""
+        """Called after the result of `plan` was collected."""
         ...
 
     def close(self) -> None:
-        """There will be no more steps."""
+        """Called after the last step."""
         ...

@@ -1,13 +1,12 @@
-"""What the engine says of a request after a step, and how requests end."""
+"""Output of the engine per request and step, how requests end, and statistics."""
 
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeVar, get_type_hints
 
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.core.slo import Rejection
-from roseinfer.core.why import Why
+from roseinfer.core.slo import Rejection, Why
 
 
 class FinishReason(StrEnum):
@@ -15,16 +14,17 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
-    REJECTED = "rejected"  # before its first token: its objectives are out of reach
-    TIMEOUT = "timeout"  # its time to live is over
+    REJECTED = "rejected"  # before the first token: the objectives are out of reach
+    TIMEOUT = "timeout"  # the time to live is over
 
 
 COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)  # the model, or the request itself, ended the output
 
 
 class RequestTimes(NamedTuple):
-    """Seconds on the monotonic clock of whoever has them, which is not that of an engine elsewhere; 0.0 = never
-    happened.
+    """Seconds on the monotonic clock of the process that reports them; 0.0 = has not happened.
+
+    The clock of an engine on another host is a different one.
     """
 
     arrival_s: float
@@ -34,7 +34,9 @@ class RequestTimes(NamedTuple):
 
 
 class Started(NamedTuple):
-    """Comes with the first token. `cached_tokens`: prompt tokens found in the prefix cache. `why`: as of then."""
+    """Sent with the first token. `cached_tokens`: prompt tokens found in the prefix cache. `why`: state at the first
+    token.
+    """
 
     cached_tokens: int
     arrival_s: float
@@ -44,9 +46,9 @@ class Started(NamedTuple):
 
 
 class End(NamedTuple):
-    """How a request ended. `stop_token` is the token id that ended it, if one did; it is the last of the output.
+    """End of a request. `stop_token`: token id that ended it, if any; it is the last one of the output.
 
-    `rejection` says why, if the reason is `REJECTED`. `why`: what it waited for, and how it ran.
+    `rejection` gives the reason if `reason` is `REJECTED`. `why`: what the request waited for, and how it ran.
     """
 
     reason: FinishReason
@@ -59,10 +61,10 @@ class End(NamedTuple):
 
 
 class RequestOutput(NamedTuple):
-    """New tokens of one request, or its end, or both. `started` is set in the first output that holds a token.
+    """New tokens of one request, its end, or both. `started` is set in the first output with a token.
 
-    A step adds one token to most requests, several where drafts were right. `logprobs` has an entry for each of them if
-    the request wants any.
+    A step adds one token to most requests, and several where drafts were right. `logprobs` has an entry for each token
+    if the request asked for any.
     """
 
     request_id: str
@@ -81,21 +83,28 @@ OutputFields = tuple[
     Started | None,
     End | None,
 ]
-# An output from all of its fields, without the named tuple's own __new__, which would double its cost: one is made for
-# each running request and step. Its length is not looked at until a client decodes it, hence the count in the tests.
+# Make an output from all of its fields. The named tuple's own __new__ would double the cost, and one is made for each
+# running request and step. A wrong number of fields fails only when a client decodes it, so a test counts them.
 new_output: Callable[[OutputFields], RequestOutput] = partial(tuple.__new__, RequestOutput)
 
 
-class PolicyStats(NamedTuple):
-    """What a policy with objectives goes by, as of its newest plan. None: it has no such figure, or not now.
+# Roles of figures. A counter only grows, also when its engine is restarted; counters and gauges add up over engines.
+Counter = Annotated[int, "counter"]
+SecondsCounter = Annotated[float, "counter"]
+Gauge = Annotated[int, "gauge"]
+SecondsGauge = Annotated[float, "gauge"]
 
-    `utilisation` (U): share of the machine's time that the objectives of those that decode ask for (the constant cost
-    of steps at the pace of the tightest included), and prompts at their late rate; 1 = full. `speed` (rho): what steps
-    take now over what the fitted cost model says without this correction; above 1 = slower. `margin`: share by which
-    TPOT deadlines are brought forward. `step_budget_s` (tau): seconds that the most urgent request leaves a step; None
-    if nobody is owed a token. `virtual_batch_size`: rows of a mean step in which every TPOT objective is just met.
-    `demoted`: requests that are served last because their objective is lost. `predicted_step_s`: what the cost model
-    said that the newest completed step would take, before it learnt from it; 0 = none.
+
+class PolicyStats(NamedTuple):
+    """Figures of a policy with objectives, as of its newest plan. None: no such figure at present.
+
+    `utilisation` (U): share of the machine's time that objectives need; 1 = full. It covers decoding requests, with the
+    constant cost of steps at the tightest pace, and prompts at their recent rate. `speed` (rho): step times over those
+    of the fitted cost model; above 1 = slower. `margin`: share by which TPOT deadlines are brought forward.
+    `step_budget_s` (tau): seconds that the most urgent request leaves for a step; None if no token has a deadline.
+    `virtual_batch_size`: rows of a mean step that just meets every TPOT objective. `demoted`: requests served last
+    because their objective is lost. `predicted_step_s`: duration of the newest completed step as the cost model
+    predicted it before learning from it; 0 = none.
     """
 
     utilisation: float | None = None
@@ -108,108 +117,91 @@ class PolicyStats(NamedTuple):
 
 
 class GuideStats(NamedTuple):
-    """What constrains outputs, as of the newest step. Counters only grow, but for the last three.
+    """Statistics of output constraints, as of the newest step.
 
-    `compiled`, `cached`, `refused`: grammars that were compiled for a request, were there already, could not be used.
-    `rows` were sampled for requests with a constraint, `dormant_rows` of them under none, as nothing constrains them
-    yet. `too_slow`: requests ended because of the time that their constraint took. `grammars`: compiled ones that are
-    kept. `waiting`: requests whose grammars are being compiled. `mask_s`: seconds that masks took the host in the
-    engine's newest turn.
+    `compiled`, `cached`, `refused`: grammars compiled for a request, found in the cache, or unusable. `rows`: rows
+    sampled for requests with a constraint; `dormant_rows` of them without a mask, as no constraint applied yet.
+    `too_slow`: requests ended because their constraint took too much time. `grammars`: compiled grammars in the cache.
+    `waiting`: requests whose grammars are being compiled. `mask_s`: seconds that the host spent on masks in the newest
+    turn.
     """
 
-    compiled: int = 0
-    cached: int = 0
-    refused: int = 0
-    rows: int = 0
-    dormant_rows: int = 0
-    too_slow: int = 0
-    grammars: int = 0
-    waiting: int = 0
-    mask_s: float = 0.0
+    compiled: Counter = 0
+    cached: Counter = 0
+    refused: Counter = 0
+    rows: Counter = 0
+    dormant_rows: Counter = 0
+    too_slow: Counter = 0
+    grammars: Gauge = 0
+    waiting: Gauge = 0
+    mask_s: SecondsGauge = 0.0
 
 
 class OffloadStats(NamedTuple):
-    """K/V in host memory, as of the newest step. Counters only grow, but for the first three.
+    """Statistics of K/V in host memory, as of the newest step.
 
-    `queries`: tokens of requests that started or were to be loaded, behind what the KV cache held of them; `hits`:
-    those of them that were loaded. `loaded`, `stored`: blocks; `loads_s`, `stores_s`: seconds that these took.
-    `waiting`: requests that wait for their load, or to start behind it.
+    `queries`: tokens beyond the KV cache's hit of requests that started or were to be loaded. `hits`: those of them
+    that were loaded. `loaded`, `stored`: blocks. `loads_s`, `stores_s`: seconds these copies took. `waiting`: requests
+    that wait for their load, or for a seat after it.
     """
 
-    blocks_used: int = 0
-    blocks_total: int = 0
-    waiting: int = 0
-    queries: int = 0
-    hits: int = 0
-    loaded: int = 0
-    stored: int = 0
-    loads_s: float = 0.0
-    stores_s: float = 0.0
+    blocks_used: Gauge = 0
+    blocks_total: Gauge = 0
+    waiting: Gauge = 0
+    queries: Counter = 0
+    hits: Counter = 0
+    loaded: Counter = 0
+    stored: Counter = 0
+    loads_s: SecondsCounter = 0.0
+    stores_s: SecondsCounter = 0.0
 
 
 class SchedulerStats(NamedTuple):
-    """A snapshot after a step. Counters only grow.
+    """Snapshot after a step.
 
-    `step` steps were planned, `steps_done` of them are completed; `step_tokens`, `step_rows` and `step_duration_s` are
-    those of the newest completed one. `policy`: None for policies without figures. `policy_stalls`: how often the
-    policy let nobody do anything and the scheduler went on without it. `policy_faults`: answers of the policy that were
-    ignored because they made no sense. `integrity_errors`: audits of the idle engine that found seats, queues or blocks
-    to disagree. `guides`: None while nobody has asked for a constraint. `offload`: None without K/V in host memory.
-    `requests`: how many have come.
+    `step` steps were planned and `steps_done` of them completed. `step_tokens`, `step_rows` and `step_duration_s`
+    describe the newest completed one. `policy`: None for policies without figures. `policy_stalls`: how often the
+    policy let no request proceed, so that the scheduler overrode it. `policy_faults`: answers of the policy that were
+    ignored as invalid. `integrity_errors`: audits of the idle engine that found inconsistent seats, queues or blocks.
+    `guides`: None before the first request with a constraint. `offload`: None without K/V in host memory. `requests`:
+    requests received.
     """
 
-    step: int = 0
-    running: int = 0
-    waiting: int = 0
-    blocks_used: int = 0
-    blocks_total: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    step_tokens: int = 0
-    step_duration_s: float = 0.0
-    steps_done: int = 0
+    step: Counter = 0
+    running: Gauge = 0
+    waiting: Gauge = 0
+    blocks_used: Gauge = 0
+    blocks_total: Gauge = 0
+    prefix_queries: Counter = 0
+    prefix_hits: Counter = 0
+    preemptions: Counter = 0
+    prompt_tokens: Counter = 0
+    generation_tokens: Counter = 0
+    step_tokens: Gauge = 0
+    step_duration_s: SecondsGauge = 0.0
+    steps_done: Counter = 0
     policy: PolicyStats | None = None
-    policy_stalls: int = 0
-    policy_faults: int = 0
-    integrity_errors: int = 0
+    policy_stalls: Counter = 0
+    policy_faults: Counter = 0
+    integrity_errors: Counter = 0
     guides: GuideStats | None = None
-    step_rows: int = 0
+    step_rows: Gauge = 0
     offload: OffloadStats | None = None
-    requests: int = 0
+    requests: Counter = 0
 
 
-_COUNTERS = (
-    "step",
-    "prefix_queries",
-    "prefix_hits",
-    "preemptions",
-    "prompt_tokens",
-    "generation_tokens",
-    "steps_done",
-    "policy_stalls",
-    "policy_faults",
-    "integrity_errors",
-    "requests",
-)
-_SUMMED = (
-    *_COUNTERS,
-    "running",
-    "waiting",
-    "blocks_used",
-    "blocks_total",
-    "step_tokens",
-    "step_rows",
-    "step_duration_s",
-)
-_GUIDE_COUNTERS = ("compiled", "cached", "refused", "rows", "dormant_rows", "too_slow")
-_OFFLOAD_COUNTERS = ("queries", "hits", "loaded", "stored", "loads_s", "stores_s")
+def _names(kind: type, *roles: str) -> tuple[str, ...]:
+    """Return the fields of a named tuple whose annotation has one of these roles."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(name for name, hint in hints.items() if getattr(hint, "__metadata__", ("",))[0] in roles)
 
 
-def added(parts: Sequence[SchedulerStats]) -> SchedulerStats:
-    """The sum over several engines, without what says nothing as a sum: figures of policies."""
+_COUNTERS = {kind: _names(kind, "counter") for kind in (SchedulerStats, GuideStats, OffloadStats)}
+_SUMMED = _names(SchedulerStats, "counter", "gauge")
+
+
+def sum_stats(parts: Sequence[SchedulerStats]) -> SchedulerStats:
+    """Return the sum over several engines. Fields that are no counters or gauges, such as `policy`, are dropped."""
     if len(parts) == 1:
         return parts[0]
     sums = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
@@ -222,22 +214,18 @@ def added(parts: Sequence[SchedulerStats]) -> SchedulerStats:
     )
 
 
-def continued(before: SchedulerStats, now: SchedulerStats) -> SchedulerStats:
-    """`now`, of an engine that was started again, with what it had counted by `before`: counters never go back."""
-    sums = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
-    guides = _continued_guides(before.guides, now.guides)
-    return now._replace(**sums, guides=guides, offload=_continued_offload(before.offload, now.offload))
+def carry_counters(before: SchedulerStats, now: SchedulerStats) -> SchedulerStats:
+    """Return `now`, of a restarted engine, plus the counters of `before`, so that counters never decrease."""
+    guides, offload = now.guides, now.offload
+    if before.guides is not None:
+        guides = _add_counters(before.guides, guides or GuideStats())
+    if before.offload is not None:
+        offload = _add_counters(before.offload, offload or OffloadStats())
+    return _add_counters(before, now)._replace(guides=guides, offload=offload)
 
 
-def _continued_offload(before: OffloadStats | None, now: OffloadStats | None) -> OffloadStats | None:
-    if before is None:
-        return now
-    now = now or OffloadStats()
-    return now._replace(**{name: getattr(before, name) + getattr(now, name) for name in _OFFLOAD_COUNTERS})
+Stats = TypeVar("Stats", SchedulerStats, GuideStats, OffloadStats)
 
 
-def _continued_guides(before: GuideStats | None, now: GuideStats | None) -> GuideStats | None:
-    if before is None:
-        return now
-    now = now or GuideStats()
-    return now._replace(**{name: getattr(before, name) + getattr(now, name) for name in _GUIDE_COUNTERS})
+def _add_counters(before: Stats, now: Stats) -> Stats:
+    return now._replace(**{name: getattr(before, name) + getattr(now, name) for name in _COUNTERS[type(now)]})

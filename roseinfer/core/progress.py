@@ -1,24 +1,24 @@
-"""Who works for long says how far it is, and somebody may listen; nobody does by default, and it costs nothing then."""
+"""Progress reporting for long operations. Listeners are optional; without one a report costs nothing."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-# What is being done, and how many of how many parts of it are; 0 parts = nobody knows. "" = it is over.
+# Arguments: the operation, parts done, parts in all (0 = unknown). The operation "" means that it is over.
 Listener = Callable[[str, int, int], None]
 
 _listeners: list[Listener] = []
 
 
 def report(what: str, done: int = 0, total: int = 0) -> None:
-    """To be called within a `stage`, whose name `what` may replace."""
+    """Report progress. Call it within a `stage`; `what` may replace the name of the stage."""
     for listener in _listeners:
         listener(what, done, total)
 
 
 @contextmanager
 def stage(what: str) -> Iterator[Callable[[int, int], None]]:
-    """What is done inside may take a while. Yields a function that is to be told (done, total)."""
+    """Report an operation as running within this context. Yield a function that reports (done, total)."""
     report(what)
     try:
         yield partial(report, what)
@@ -28,7 +28,7 @@ def stage(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """`listener` is told of all reports of this process, in the thread that makes them."""
+    """Send all reports of this process to `listener`, in the thread that makes them."""
     _listeners.append(listener)
     try:
         yield

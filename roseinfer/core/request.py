@@ -1,4 +1,4 @@
-"""A request: what it brings with it, and what the scheduler knows of it."""
+"""Requests: what a client sends, and the scheduler's state of each sequence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,20 +23,21 @@ def check_context(prompt_len: int, max_tokens: int, max_model_len: int) -> None:
 def context_error(
     max_model_len: int, but: str, param: str = "prompt", prompt_tokens: int | None = None
 ) -> RequestTooLongError:
-    """The error of a request that exceeds the context of `max_model_len` tokens; `but` completes "However, ".
-    `prompt_tokens`: how many the prompt has at least.
+    """Return the error of a request that exceeds the context of `max_model_len` tokens; `but` completes "However, ".
 
-    Clients know it by its first words, and fall back to another model or shorten the prompt: LiteLLM looks for
-    "this model's maximum context length is" in any case of letters, others for "maximum context length is N tokens".
+    `prompt_tokens`: minimum length of the prompt. Clients recognise the error by its first words, then shorten the
+    prompt or use another model. LiteLLM looks for "this model's maximum context length is" in any case, others for
+    "maximum context length is N tokens".
     """
     message = f"This model's maximum context length is {max_model_len} tokens. However, {but}."
     return RequestTooLongError(message, param, max_model_len, prompt_tokens)
 
 
 def kept_prompt_tokens(truncate: int | None, max_tokens: int, max_model_len: int) -> int | None:
-    """How many of a prompt's last tokens `truncate_prompt_tokens` keeps; None = all of them, however many.
+    """Return how many of a prompt's last tokens `truncate_prompt_tokens` keeps; None = all of them.
 
-    -1 keeps as many as leave room for `max_tokens`, one at least. Raises `InvalidRequestError` above the context.
+    -1 keeps as many as leave room for `max_tokens`, at least one. Raise `InvalidRequestError` for values above the
+    context.
     """
     if truncate is not None and truncate > max_model_len:
         message = f"truncate_prompt_tokens is {truncate}, above the context of {max_model_len} tokens"
@@ -46,13 +47,14 @@ def kept_prompt_tokens(truncate: int | None, max_tokens: int, max_model_len: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMeta:
-    """What a request brings beside its tokens and the way to sample: made once where it arrives, then carried as it is.
+    """Properties of a request besides its tokens and sampling parameters. Made once on arrival, then passed on
+    unchanged.
 
-    Times are in seconds on the machine's monotonic clock. `arrival_s`: when it reached us; None = when the engine gets
-    it. `slo`: what it was promised, None or empty = best effort. `deadline_s`: when it ends with `TIMEOUT`, whatever it
-    has; a limit, where an objective is a target. `tenant`: on whose account it runs. `priority`: lower is sooner, for
-    policies that know priorities. `predicted_len`: output tokens, if somebody guessed; `hinted`: it was the client who
-    did, who may be mistaken or gain from it. `cache_salt`: only requests of one salt share cached prefixes.
+    Times are in seconds on the machine's monotonic clock. `arrival_s`: None = when the engine receives it. `slo`: its
+    objectives; None or empty = best effort. `deadline_s`: when it ends with `TIMEOUT`, whatever its output; a limit,
+    where an objective is a target. `tenant`: account that it belongs to. `priority`: lower runs sooner, under policies
+    that use priorities. `predicted_len`: predicted output tokens. `hinted`: the client made that prediction, which may
+    be wrong or self-serving. `cache_salt`: only requests with the same salt share cached prefixes.
     """
 
     arrival_s: float | None = None
@@ -69,12 +71,12 @@ NO_META = RequestMeta()
 
 
 def sequence_id(request_id: str, index: int) -> str:
-    """What the engine calls sample `index` of a request."""
+    """Return the engine's id of sample `index` of a request."""
     return f"{request_id}:{index}"
 
 
 def request_id_of(sequence: str) -> str:
-    """Return the id of the request that `sequence_id` made this name for."""
+    """Return the id of the request whose sample has the id `sequence`."""
     return sequence.rpartition(":")[0]
 
 
@@ -85,21 +87,21 @@ class Status(IntEnum):
 
 
 class Request:
-    """One sequence: what is known of it, what is computed, and what is on its way.
+    """Scheduler's state of one sequence: known tokens, computed tokens, and tokens in flight.
 
     `tokens` are the known tokens: the prompt, then the outputs the host has seen. `computed` tokens have their K/V in
-    the cache; `planned` counts those and the tokens of submitted steps. `pending` tokens are sampled by submitted
-    steps and not seen yet; `in_flight` is the number of submitted steps that name the request. So
-    `len(tokens) + pending - planned` tokens are left to compute, which is the whole state machine: a prompt being
-    chunked, a decode and a restart after preemption differ in numbers only.
+    the cache. `planned` counts those and the tokens of submitted steps. `pending` tokens are sampled by submitted steps
+    and not seen yet. `in_flight` is the number of submitted steps that name the request. So `len(tokens) + pending -
+    planned` tokens are left to compute. This is the whole state machine: a chunked prompt, a decode and a restart after
+    preemption differ only in these numbers.
 
-    `meta` is what it was sent with. Policies read its fields in every step, so they are attributes here as well; `slo`
-    is then None whenever nothing was promised. `guided`: its tokens are sampled under masks that the host makes for
-    each of them. `keys`: of the prompt's full blocks, if whoever sent it computed them. `resumed`: it was begun by
-    another engine, and goes on here as if it had been preempted. `loading`: it waits until K and V of its prefix have
-    come from host memory. `waited`: seconds by cause before the scheduler got it. `chunks`: rows of its prompt, and
-    others of several tokens (drafts aside). `rowless`: of the planned tokens those that took no row of their own:
-    `planned - rowless` rows since it has its seat.
+    Policies read fields of `meta` in every step, so they are attributes here as well; `slo` is None if no objective is
+    set. `guided`: its tokens are sampled under masks that the host makes for each of them. `keys`: keys of the prompt's
+    full blocks, if the sender computed them. `resumed`: another engine began it; here it continues like a preempted
+    request. `loading`: it waits until K/V of its prefix has been loaded from host memory. `waited`: seconds by cause
+    before the scheduler received it. `chunks`: rows of its prompt, and other rows of several tokens, drafts aside.
+    `rowless`: planned tokens that took no row of their own, so `planned - rowless` is the number of rows since it took
+    its seat.
     """
 
     __slots__ = (
@@ -171,7 +173,7 @@ class Request:
         self.predicted_len = meta.predicted_len
         self.guided = guided
         self.hinted = meta.hinted
-        # A request that wants no token still needs the one that ends its prompt's computation; commit drops it.
+        # With max_tokens = 0 one token is still sampled at the end of the prompt; commit drops it.
         self.max_len = self.prompt_len + max(1, params.max_tokens)
         self.status = Status.WAITING
         self.keys: Sequence[bytes] = ()
@@ -204,31 +206,33 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens left to compute before the next one can be sampled; 0 when the last allowed one is on its way."""
+        """Return the tokens to compute before the next one can be sampled; 0 if the last allowed one is in flight."""
         ahead = len(self.tokens) + self.pending
         return 0 if ahead >= self.max_len else ahead - self.planned
 
     @property
     def has_run(self) -> bool:
-        """Whether it has run before, here or elsewhere: it waits to go on, and can be turned away no more."""
+        """True if it has run before, here or on another engine. It then waits to continue and cannot be rejected any
+        more.
+        """
         return self.preemptions > 0 or self.resumed
 
     def resume(self, token_ids: Sequence[int], ttft_s: float) -> None:
-        """Go on behind these outputs of another engine, which began with them `ttft_s` seconds after the arrival.
+        """Continue after these outputs of another engine, the first of which came `ttft_s` seconds after the arrival.
 
-        Raises `InvalidRequestError` if nothing is left to put out.
+        Raise `InvalidRequestError` if the outputs are already complete.
         """
         self.resumed = True
         if not token_ids:
             return
         if len(token_ids) >= self.params.max_tokens or token_ids[-1] in self.stop_ids:
-            raise InvalidRequestError("the outputs so far are all of it", "outputs")
+            raise InvalidRequestError("the outputs to resume after are already complete", "outputs")
         self.tokens += token_ids
         self.prompt_scored = self.prompt_len - 1
         self.first_token_s = self.arrival_s + ttft_s
 
     def restart(self) -> None:
-        """Forget what was computed: the blocks are gone."""
+        """Reset what was computed, because its blocks were released."""
         assert self.in_flight == 0 and self.pending == 0, "a request in flight cannot restart"
         self.computed = self.planned = self.capacity = self.write_from = 0
         self.seat = None

@@ -1,18 +1,33 @@
-"""Who executes plans: what every runner offers, and the one place through which wrappers hand calls on."""
+"""Interface of runners, which execute plans, and the base class of their wrappers."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a runner can do beyond computing rows and sampling one token of each. What it cannot do is never planned.
+class ExpertChoice:
+    """Routing of a model with experts: in each such layer every token is computed by `top_k` of `count` experts."""
 
-    `drafts`: it verifies rows that carry drafts. `masks`: it samples among the tokens that `TokenMasks` allow.
-    `logprobs`: it has log probabilities, of sampled tokens and of prompts.
+    count: int
+    top_k: int
+
+    def read(self, tokens: float) -> float:
+        """Return the mean number of distinct experts that a layer reads for `tokens` tokens (may be inf).
+
+        The formula `count * (1 - (1 - top_k / count) ** tokens)` assumes that tokens choose independently and prefer
+        no expert.
+        """
+        return self.count * (1 - (1 - self.top_k / self.count) ** tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Optional features of a runner. The scheduler plans nothing that needs a missing one.
+
+    `drafts`: verifies rows with drafts. `masks`: samples under `TokenMasks`. `logprobs`: returns log probabilities of
+    sampled tokens and of prompts.
     """
 
     drafts: bool = False
@@ -22,15 +37,14 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerFacts:
-    """What was found out while building. `model_type` is the architecture that config.json names.
+    """Facts found while building a runner. `model_type`: the architecture that config.json names.
 
-    `dtype` is computed in, `weights` says what the weights of linear layers are kept as.
-    `limits`: what the runner has room for in a step; plans keep within them. `spare_from`: the first of the KV blocks
-    that are used only if no other is free, None if there are no such. `default_sampling` holds the sampling fields that
-    generation_config.json sets, `startup_s` seconds per phase. `num_host_blocks`: KV blocks in host memory, 0 if plans
-    may have no loads and stores; `load_s` and `store_s`: seconds for one block, as measured at the start. `experts`:
-    how the model chooses among them, None if it has none. `block_bytes`: what a KV block takes,
-    in either memory; 0 if nobody knows.
+    `dtype`: type of computations. `weights`: format of the weights of linear layers. `limits`: maximum size of a step.
+    `spare_from`: first of the KV blocks that are used only if no other is free, None = no such blocks.
+    `default_sampling`: sampling fields set by generation_config.json. `startup_s`: seconds per start-up phase.
+    `num_host_blocks`: KV blocks in host memory; 0 = plans may not have loads or stores. `load_s`, `store_s`: seconds
+    per block, measured at the start. `experts`: routing of a model with experts, None without. `block_bytes`: size of a
+    KV block in either memory; 0 = unknown.
     """
 
     model_type: str
@@ -55,13 +69,13 @@ class RunnerFacts:
 class Runner(Protocol):
     """Executes plans in the order submitted; `submit`, then `sample`, then `collect`, each once per plan.
 
-    A handle is whatever the runner needs to find the step again. An exception from any call is a failure of the engine;
-    what can be pinned to one request becomes the error of that row's result instead.
+    A handle is any value by which the runner finds the step again. An exception from any call is a failure of the
+    engine. An error caused by one request becomes the error of that row's result instead.
     """
 
     @property
     def capabilities(self) -> Capabilities:
-        """What plans may ask of this runner; it does not change."""
+        """Return the optional features; constant."""
         ...
 
     def submit(self, plan: StepPlan) -> Any:
@@ -69,14 +83,16 @@ class Runner(Protocol):
         ...
 
     def mask_space(self, lines: int) -> memoryview:
-        """Room for the words of so many masks of the next plan that is sampled, see `TokenMasks`; it holds anything."""
+        """Return a buffer for the words of `lines` masks of the next sampled plan (see `TokenMasks`). Its content is
+        undefined.
+        """
         ...
 
     def sample(self, handle: Any, masks: TokenMasks | None = None) -> None:
-        """Launch the sampling; the sampled tokens are inputs of later plans without passing the host.
+        """Launch the sampling. Later plans use the sampled tokens as inputs without a round trip to the host.
 
-        `masks` are those of the plan's `guided` rows, and given whenever there are such rows; their words begin where
-        those of the last `mask_space` do. The forward pass runs while the host makes them.
+        `masks`: those of the plan's `guided` rows, required if there are any. Their words begin where those of the last
+        `mask_space` do. The forward pass runs while the host makes them.
         """
         ...
 
@@ -85,12 +101,12 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """There will be no more steps."""
+        """Release resources after the last step."""
         ...
 
 
 class PassThrough:
-    """A runner that hands every call on to another. A wrapper overrides the calls that it looks at, and only those."""
+    """Runner that forwards all calls to another one. Wrappers override only the calls that they change."""
 
     def __init__(self, inner: Runner) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen, and when it ends."""
+"""Sampling parameters of a request, and when its output ends."""
 
 import math
 import random
@@ -13,22 +13,22 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 
 def wrap_int64(value: int) -> int:
-    """The signed 64-bit number that differs from `value` by a multiple of 2**64."""
+    """Return the signed 64-bit number that differs from `value` by a multiple of 2**64."""
     span = INT64_MAX - INT64_MIN + 1
     return (value - INT64_MIN) % span + INT64_MIN
 
 
 class Seeds:
-    """Draws for the requests that bring no seed: the n-th draw is the same whenever `seed` and `stream` are.
+    """Seeds for requests without one: the n-th draw depends only on `seed` and `stream`.
 
-    Whoever draws beside others for the same engines has a `stream` of its own.
+    Several sources of draws for the same engines each need a `stream` of their own.
     """
 
     def __init__(self, seed: int, stream: str = "") -> None:
         self._last = random.Random(f"{seed} {stream}").getrandbits(62) if stream else seed * 1_000_003
 
     def draw(self, samples: int) -> int:
-        """The seed of a request; its sample i draws with seed + i, and nobody else does."""
+        """Return the seed of a request. Its sample i draws with seed + i, which no other sample uses."""
         first = self._last + 1
         self._last += samples
         return wrap_int64(first)
@@ -38,7 +38,7 @@ _TUPLES = ("logit_bias", "stop", "stop_token_ids", "bad_words", "bad_token_ids",
 
 
 class Range(NamedTuple):
-    """Bounds of a number, both allowed unless `above`: then it must be above `low`."""
+    """Bounds of a number, both inclusive unless `above`: then the lower one is exclusive."""
 
     low: float
     high: float
@@ -61,19 +61,21 @@ RANGES = {
 class SamplingParams:
     """Sampling and stopping of one sequence.
 
-    `temperature` 0 is greedy. `top_k` 0 is off. `top_p` keeps the smallest set of most likely tokens whose mass
-    reaches p (the token that crosses p is kept). `min_p` keeps tokens at least that likely relative to the likeliest.
-    `repetition_penalty` covers prompt and output, `presence_penalty` and `frequency_penalty` the output only.
-    `seed` None leaves it to whoever sends the request. `logprobs` is the number of alternatives returned beside the
-    sampled token (0 = the sampled token alone, None = none, -1 = the whole vocabulary); `prompt_logprobs` likewise for
-    every prompt token but the first. Log probabilities are the model's, before temperature, penalties and filters.
-    `stop` strings are matched on text, `stop_token_ids` and the model's EOS ids on tokens; the latter are not
-    sampled before `min_tokens`.
-    `allowed_token_ids`: no others are sampled, EOS ids neither (None = all are allowed). `bad_token_ids`: sequences of
-    token ids that the output will not hold; `bad_words` are texts for which whoever has the tokenizer puts such
-    sequences (`engine.prepare`). `truncate_prompt_tokens`: how many of the prompt's last tokens are used, -1 = as many
-    as leave room for `max_tokens` (None = all). The engine itself knows neither of these two any more.
-    Raises `InvalidRequestError` naming the field when a value is out of range.
+    `temperature` 0 is greedy. `top_k` 0 is off. `top_p` keeps the smallest set of most likely tokens whose mass reaches
+    p (the token that crosses p is kept). `min_p` keeps tokens at least that likely relative to the likeliest.
+    `repetition_penalty` covers prompt and output, `presence_penalty` and `frequency_penalty` the output only. `seed`
+    None: drawn by the sender of the request. `logprobs` is the number of alternatives returned beside the sampled token
+    (0 = the sampled token alone, None = none, -1 = the whole vocabulary); `prompt_logprobs` likewise for every prompt
+    token but the first. Log probabilities are the model's, before temperature, penalties and filters. `stop` strings
+    are matched on text, `stop_token_ids` and the model's EOS ids on tokens; the latter are not sampled before
+    `min_tokens`.
+
+    `allowed_token_ids`: only these are sampled; EOS ids must be listed, too (None = all are allowed). `bad_token_ids`:
+    sequences of token ids that the output must not contain. `bad_words`: texts that are replaced by such sequences
+    before the request reaches the engine (`engine.prepare`). `truncate_prompt_tokens`: number of the prompt's last
+    tokens to use, -1 = as many as leave room for `max_tokens`, None = all; also applied before the engine.
+
+    Raise `InvalidRequestError` naming the field if a value is out of range.
     """
 
     max_tokens: int = 16
@@ -104,8 +106,10 @@ class SamplingParams:
             self._check()
 
     def _plain(self) -> bool:
-        """Whether all is seen to be right at a glance, as it is of most requests: each is checked in the server and
-        again in the engine, and one look at every field costs far less than `_check`, which says what is wrong.
+        """True if a quick look finds all fields valid, as for most requests.
+
+        The server and the engine both check each request. This costs far less than `_check`, which reports what is
+        wrong.
         """
         return (
             type(self.max_tokens) is type(self.min_tokens) is type(self.top_k) is int
@@ -153,7 +157,7 @@ class SamplingParams:
             _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None)
 
     def _make_tuples(self) -> None:
-        """Takes lists as well, so that what compares or hashes parameters need not care; a lone text is no list."""
+        """Convert lists to tuples, so that parameters can be compared and hashed. Reject a text in place of a list."""
         for name in _TUPLES:
             value = getattr(self, name)
             if isinstance(value, list):
@@ -164,20 +168,22 @@ class SamplingParams:
             object.__setattr__(self, "bad_token_ids", tuple(map(tuple, self.bad_token_ids)))
 
     def _check_vocabulary(self) -> None:
-        """What restricts the choice of tokens."""
+        """Check the fields that restrict the choice of tokens."""
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError("allowed_token_ids must not be empty", "allowed_token_ids")
         for token in self.allowed_token_ids or ():
             _check_int("allowed_token_ids", token, 0, None)
         if any(not isinstance(word, str) or not word for word in self.bad_words):
-            raise InvalidRequestError("bad_words must be texts that are not empty", "bad_words")
+            raise InvalidRequestError("bad_words must be non-empty strings", "bad_words")
         if any(not sequence for sequence in self.bad_token_ids):
             raise InvalidRequestError("bad_token_ids must not hold an empty sequence", "bad_token_ids")
         for token in chain.from_iterable(self.bad_token_ids):
             _check_int("bad_token_ids", token, 0, None)
 
     def named_token_ids(self) -> Iterator[tuple[str, Iterable[int]]]:
-        """All token ids that the request names, under the fields that clients know: they must be in the vocabulary."""
+        """Yield all token ids that the request names, by the field that clients know. They must be
+        in the vocabulary.
+        """
         if self.stop_token_ids:
             yield "stop_token_ids", self.stop_token_ids
         if self.logit_bias:

@@ -1,4 +1,4 @@
-"""Latency objectives of a request, and what is said of one that is turned away."""
+"""Latency objectives of a request, and why it waited, ran late or was rejected."""
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -10,10 +10,10 @@ from roseinfer.core.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request was promised, in seconds; None = nothing.
+    """Latency objectives in seconds; None = no objective.
 
-    `ttft_s`: from arrival to the first token. `tpot_s`: (last token - first token) / (tokens - 1), so tokens ahead of
-    schedule may pay for later ones. `e2e_s`: from arrival to the last token. `class_name` groups requests in reports.
+    `ttft_s`: from arrival to the first token. `tpot_s`: (last token - first token) / (tokens - 1), so early tokens may
+    compensate for late ones. `e2e_s`: from arrival to the last token. `class_name` groups requests in reports.
     """
 
     ttft_s: float | None = None
@@ -29,44 +29,44 @@ class Slo:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was promised: best effort."""
+        """True without any objective: best effort."""
         return self.ttft_s is None and self.tpot_s is None and self.e2e_s is None
 
     def missed(self, ttft_s: float, tpot_s: float, e2e_s: float) -> list[str]:
-        """Which of "ttft", "tpot" and "e2e" a request that finished did not keep. `tpot_s` is 0 for a single token."""
+        """Return which of "ttft", "tpot" and "e2e" a finished request missed. `tpot_s` is 0 for a single token."""
         pairs = (("ttft", ttft_s, self.ttft_s), ("tpot", tpot_s, self.tpot_s), ("e2e", e2e_s, self.e2e_s))
         return [name for name, seen, promised in pairs if promised is not None and seen > promised]
 
 
 class Cause(StrEnum):
-    """What a request waits for, and what stood against one that was turned away: what it waited for last.
+    """Cause of a wait, or of a rejection: then it is what the request waited for last.
 
-    `IDLE` only refusals have, and `LOAD`, `PARENT`, `GRAMMAR` and `ENGINE` only waits.
+    `IDLE` occurs only in rejections; `LOAD`, `PARENT`, `GRAMMAR` and `ENGINE` only in waits.
     """
 
-    IDLE = "idle"  # nothing: an idle machine would not have promised it either
-    PRICE = "price"  # more is asked than can be done, and it is more work than what is served
-    PACE = "pace"  # more is asked than can be done, and steps as short as it needs cost too many others their place
+    IDLE = "idle"  # nothing: not even an idle machine could meet its objective
+    PRICE = "price"  # overload, and it is more work than the requests that are served
+    PACE = "pace"  # overload, and the short steps it needs would displace too many other requests
     QUEUE = "queue"  # the prompts before its own
-    UTILISATION = "utilisation"  # those that run: they and it would not have a token in time
-    BLOCKS = "blocks"  # room in the KV cache
-    LOAD = "load"  # K and V of its prefix, on their way from host memory
-    SEATS = "seats"  # one of `max_num_seqs`
-    STEP = "step"  # the end of the step that ran when it came: nobody starts within one
-    BUDGET = "prompt_budget"  # the prompt tokens that one step computes
-    TENANT = "tenant"  # its tenant had more than its share
-    PARENT = "parent"  # sample 0 of the same request, which computes the prompt for all
-    GRAMMAR = "grammar"  # its grammar, which was being compiled
-    ENGINE = "engine"  # another engine, which it left: that died, was quiet, or was to be restarted
+    UTILISATION = "utilisation"  # running requests, which together with it would miss token deadlines
+    BLOCKS = "blocks"  # free KV blocks
+    LOAD = "load"  # K/V of its prefix, being loaded from host memory
+    SEATS = "seats"  # a free seat (`max_num_seqs`)
+    STEP = "step"  # the end of the step that ran when it arrived: requests start between steps
+    BUDGET = "prompt_budget"  # prompt tokens of a step
+    TENANT = "tenant"  # its tenant has used more than its share
+    PARENT = "parent"  # sample 0 of the same request, which computes the prompt for all samples
+    GRAMMAR = "grammar"  # the compilation of its grammar
+    ENGINE = "engine"  # another engine, which it left: that crashed, stopped responding, or was to be restarted
     TRANSIT = "transit"  # nothing: it was being read and tokenised, or on its way to the scheduler
-    OTHER = "other"  # the policy does not say
+    OTHER = "other"  # the policy gives no cause
 
 
 class Rejection(NamedTuple):
-    """Why a request was turned away before its first token.
+    """Reason to reject a request before its first token.
 
-    `reason`: the objective that could not be kept, "ttft", "tpot" or "e2e". `predicted_ttft_s`: what it would have
-    seen. `attainable_s`: the least value of that objective that could have been kept; None if nobody knows.
+    `reason`: the objective that was out of reach, "ttft", "tpot" or "e2e". `predicted_ttft_s`: expected time to first
+    token. `attainable_s`: smallest value of that objective that could have been met; None = unknown.
     """
 
     reason: str
@@ -76,5 +76,31 @@ class Rejection(NamedTuple):
 
     @property
     def hopeless(self) -> bool:
-        """Whether an idle machine would have turned it away as well."""
+        """True if an idle machine would have rejected it as well."""
         return self.cause is Cause.IDLE
+
+
+class Forecast(NamedTuple):
+    """Expectation of a policy before a request started; None: no expectation.
+
+    `ttft_s`: seconds from arrival to the first token. `tpot_s`: seconds per further token.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+class Why(NamedTuple):
+    """Explanation of a sequence's latency: its waits by cause, and how it ran.
+
+    `waited`: seconds without a seat by cause, longest first. Time before the request was sent to this engine counts as
+    `Cause.TRANSIT` or, if another engine had it, as `Cause.ENGINE`. `chunks`: rows that computed prompt tokens,
+    including rows of several tokens after a preemption. `steps`: steps planned while it had a seat, up to its last
+    token. `sat_out`: those of them in which it computed nothing.
+    """
+
+    waited: tuple[tuple[Cause, float], ...] = ()
+    forecast: Forecast = Forecast()
+    chunks: int = 0
+    steps: int = 0
+    sat_out: int = 0

@@ -1,7 +1,7 @@
-"""Where the threads of an engine process are: told to its owner when nothing else comes from it any more.
+"""Stack dumps of engine processes that have stopped responding.
 
-A signal has the process write the stacks of all its threads to a file. The handler is one of C and needs no
-interpreter, so it works while a thread is stuck in native code or holds the interpreter's lock for ever.
+A signal makes the process write the stacks of all its threads to a file. The handler is written in C and needs no
+interpreter. So it works while a thread is stuck in native code or never releases the interpreter's lock.
 """
 
 import contextlib
@@ -10,22 +10,22 @@ import os
 import signal
 from pathlib import Path
 
-SIGNAL = getattr(signal, "SIGUSR1", None)  # which not every system has
+SIGNAL = getattr(signal, "SIGUSR1", None)  # not every system has it
 MAX_CHARS = 20_000
 
 
 def stacks_path(private: Path, index: int) -> Path:
-    """Of engine `index`, in the folder that it shares with its owner."""
+    """Return the file for the stacks of engine `index`, in the folder that it shares with its owner."""
     return private / f"stacks{index}"
 
 
 def rank_stacks_path(private: Path, index: int, rank: int, pid: int) -> Path:
-    """Of the process `pid`, another rank of that engine."""
+    """Return the file for the stacks of process `pid`, which is rank `rank` of the engine."""
     return private / f"stacks{index}.{rank}.{pid}"
 
 
 def enable_stack_dumps(path: Path) -> None:
-    """From now on this process writes its stacks to `path` when it gets the signal."""
+    """Make this process write its stacks to `path` whenever it gets the signal."""
     if SIGNAL is None:
         return
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
@@ -42,28 +42,28 @@ def request_stack_dumps(private: Path, index: int, pid: int) -> None:
 
 
 def _ask_ranks(private: Path, index: int, pid: int) -> None:
-    for path in _of_ranks(private, index):
+    for path in _rank_files(private, index):
         rank = int(path.name.split(".")[2])
-        if _parent_of(rank) == pid:  # else it has ended, and the number may be another's
+        if _parent_of(rank) == pid:  # otherwise it has ended, and its pid may have been reused
             _signal(rank)
 
 
 def read_stacks(private: Path, index: int) -> str:
-    """What was written, as far as it is there."""
-    told = [_read(stacks_path(private, index))]
-    for path in _of_ranks(private, index):
-        if where := _read(path):
-            told.append(f"rank {path.name.split('.')[1]}:\n{where}")
-    return "\n".join(filter(None, told))
+    """Return the stacks written so far."""
+    stacks = [_read(stacks_path(private, index))]
+    for path in _rank_files(private, index):
+        if text := _read(path):
+            stacks.append(f"rank {path.name.split('.')[1]}:\n{text}")
+    return "\n".join(filter(None, stacks))
 
 
 def forget_ranks(private: Path, index: int) -> None:
-    """Remove what the ranks of an earlier process of the engine have written."""
-    for path in _of_ranks(private, index):
+    """Remove the stack files of ranks of an earlier engine process."""
+    for path in _rank_files(private, index):
         path.unlink(missing_ok=True)
 
 
-def _of_ranks(private: Path, index: int) -> list[Path]:
+def _rank_files(private: Path, index: int) -> list[Path]:
     return sorted(private.glob(f"stacks{index}.*.*"))
 
 
@@ -74,7 +74,7 @@ def _signal(pid: int) -> None:
 
 
 def _parent_of(pid: int) -> int | None:
-    """None where the system does not tell."""
+    """Return the parent's pid, or None where the system does not provide it."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
     except (OSError, ValueError, IndexError):

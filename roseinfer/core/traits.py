@@ -1,12 +1,13 @@
-"""What others have to know of a scheduling policy: the server, without importing it."""
+"""Properties of a scheduling policy that the server needs without importing the policy."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyTraits:
-    """`sheds`: the policy may turn a waiting request away, so an answer must not begin before its first token.
-    `priorities`: it looks at a request's priority; under one that does not, a priority is refused.
+    """`sheds`: the policy may reject a waiting request, so an answer must not begin before its first token.
+
+    `priorities`: the policy uses request priorities; other policies refuse requests that set one.
     """
 
     name: str

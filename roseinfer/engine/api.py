@@ -6,16 +6,15 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from roseinfer.core.errors import RoseinferError
-from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import NO_META, RequestMeta
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Rejection
+from roseinfer.core.slo import Rejection, Why
 from roseinfer.core.traits import PolicyTraits
-from roseinfer.core.why import Why
 from roseinfer.text.output import Event, OutputParser
 
 

@@ -34,8 +34,7 @@ from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.request import NO_META, RequestMeta, kept_prompt_tokens, sequence_id
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Rejection, Slo
-from roseinfer.core.why import Why
+from roseinfer.core.slo import Rejection, Slo, Why
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.core import IDLE_TURN_WAIT_S
 from roseinfer.engine.messages import Add

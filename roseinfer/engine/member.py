@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import EngineDeadError, ResourceError, RoseinferError
-from roseinfer.core.outputs import SchedulerStats, continued
+from roseinfer.core.outputs import SchedulerStats, carry_counters
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState, StepRecord
 from roseinfer.engine.board import Board
 from roseinfer.engine.life import Life, Process, closed, vitals_of
@@ -130,7 +130,7 @@ class Member:
         finally:
             self.launched.set()
             self._life = None
-            self._stats = continued(self._stats, life.stats())._replace(running=0, waiting=0, blocks_used=0)
+            self._stats = carry_counters(self._stats, life.stats())._replace(running=0, waiting=0, blocks_used=0)
             self._say(EngineState.DEAD)  # before its end is waited for: nobody shall send it anything
             await _to_its_end(closed(life, quiet=self._quiet))
             self._board.clear(self.index)
@@ -303,7 +303,7 @@ class Member:
         health = EngineHealth(False, 0.0, self._error) if life is None else life.health()
         if self._phase is EngineState.STARTING:
             health = replace(health, alive=False, error=self._error)
-        stats = self._stats if life is None else continued(self._stats, life.stats())
+        stats = self._stats if life is None else carry_counters(self._stats, life.stats())
         restarts, promise = max(0, self.number - 1), self._board.promise(self.index)
         return EngineReport(self.index, self.state, health, stats, restarts, self.deaths, self.info, promise=promise)
 

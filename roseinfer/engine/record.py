@@ -28,12 +28,11 @@ import msgspec
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.outputs import End, RequestOutput, SchedulerStats
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import RequestMeta
-from roseinfer.core.runner import PassThrough, Runner
+from roseinfer.core.runner import ExpertChoice, PassThrough, Runner
 from roseinfer.engine.core import EngineCore, Refused, arrival_and_deadline
 from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler

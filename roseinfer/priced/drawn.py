@@ -131,7 +131,7 @@ class DrawnRunner:
         return plan
 
     def mask_space(self, lines: int) -> memoryview:
-        words = lines * TokenMasks.words_per_line(self.vocabulary.size)
+        words = lines * TokenMasks.words_per_row(self.vocabulary.size)
         if len(self._space) < words:
             self._space = array("I", bytes(4 * words))
         return memoryview(self._space)[:words]
@@ -159,7 +159,7 @@ class DrawnRunner:
         self._results[handle.step] = StepResult(handle.step, rows)
 
     def _lines(self, masks: TokenMasks) -> dict[int, _Mask]:
-        size = TokenMasks.words_per_line(self.vocabulary.size)
+        size = TokenMasks.words_per_row(self.vocabulary.size)
         return {
             row: _Mask(masks.words[line * size : (line + 1) * size], self.vocabulary.size)
             for line, row in enumerate(masks.rows)

@@ -16,10 +16,9 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import resolve_backend
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.progress import stage
-from roseinfer.core.runner import RunnerFacts
+from roseinfer.core.runner import ExpertChoice, RunnerFacts
 from roseinfer.kernels.fp8_codes import CODES
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import ModelSpec, read_model_spec

@@ -19,7 +19,7 @@ class CudaMasks:
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._line = TokenMasks.words_per_line(vocab_size)
+        self._line = TokenMasks.words_per_row(vocab_size)
         self._head = aligned(max_rows)
         size = self._head + max_rows * self._line
         self._pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_TURNS)]

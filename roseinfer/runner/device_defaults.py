@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import torch
 
-from roseinfer.core.config.engine import BURST_TOKENS, DEFAULT_POLICY, SEATS, EngineConfig, SchedulerConfig
+from roseinfer.core.config.engine import (
+    BURST_TOKENS,
+    DEFAULT_POLICY,
+    DEFAULT_SEATS_COUNT,
+    EngineConfig,
+    SchedulerConfig,
+)
 from roseinfer.runner.build import resolve_device
 
 LARGE_GPU_BYTES = 64 << 30
@@ -39,4 +45,4 @@ def with_bursts(scheduler: SchedulerConfig, gpu_bytes: int) -> SchedulerConfig:
 
 def default_seats(gpu_bytes: int) -> int:
     """Of a GPU with so much memory; 0 = there is none."""
-    return LARGE_GPU_SEATS if gpu_bytes >= LARGE_GPU_BYTES else SEATS
+    return LARGE_GPU_SEATS if gpu_bytes >= LARGE_GPU_BYTES else DEFAULT_SEATS_COUNT

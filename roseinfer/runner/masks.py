@@ -32,7 +32,7 @@ class HostMasks:
     """Masks where the host writes them: on a CPU they are used in place, else sent as they are needed."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._line = TokenMasks.words_per_line(vocab_size)
+        self._line = TokenMasks.words_per_row(vocab_size)
         self._device = device
 
     def take(self, lines: int) -> memoryview:

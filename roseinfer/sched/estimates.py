@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from roseinfer.core.config.option import check_choices, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.experts import ExpertChoice
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.sched.cost.file import read_cost
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams

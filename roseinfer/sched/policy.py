@@ -18,8 +18,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
-from roseinfer.core.slo import Cause, Rejection
-from roseinfer.core.why import Forecast
+from roseinfer.core.slo import Cause, Forecast, Rejection
 from roseinfer.sched.events import Event
 
 

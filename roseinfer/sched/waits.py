@@ -9,8 +9,7 @@ from operator import itemgetter
 from typing import cast
 
 from roseinfer.core.request import Request, Status
-from roseinfer.core.slo import Cause
-from roseinfer.core.why import Forecast, Why
+from roseinfer.core.slo import Cause, Forecast, Why
 from roseinfer.sched.liveness import Liveness
 from roseinfer.sched.policy import Decision, Explaining, Forecasting, Policy, implements
 from roseinfer.sched.queue import WaitingQueue

@@ -6,7 +6,7 @@ from math import isfinite
 from roseinfer.core.config.engine import check_block_size
 from roseinfer.core.config.option import check_positive, option, positive_numbers
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.experts import ExpertChoice
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.file import read_cost
 from roseinfer.sched.cost.params import CostParams

@@ -9,11 +9,10 @@ from typing import Any
 
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.outputs import RequestOutput
 from roseinfer.core.plan import HostCopy, Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.request import RequestMeta, sequence_id
-from roseinfer.core.runner import Capabilities
+from roseinfer.core.runner import Capabilities, ExpertChoice
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from roseinfer.core.experts import ExpertChoice
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.params import CostParams

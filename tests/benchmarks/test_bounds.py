@@ -5,7 +5,7 @@ import pytest
 from benchmarks import bounds, gpu_rows
 from benchmarks.model_cost import ModelCost, Work
 from roseinfer.bench.arrivals import Planned, draw
-from roseinfer.core.experts import ExpertChoice
+from roseinfer.core.runner import ExpertChoice
 
 # 1 byte of K/V a token, 100 bytes of weights; attention costs nothing.
 COST = ModelCost(layer_weights=90, head_weights=10, weight_itemsize=1, kv_token_bytes=1, attention_width=0)

@@ -116,7 +116,7 @@ def test_priced_engines_need_no_device_and_differ_as_they_were_told(machine: Mac
     assert [spec.config.priced.slow_list for spec in found] == [(1.0,), (1.5,)]
     assert found[0].kind != found[1].kind, "what one learns is not true of the other"
     assert machine.asked == 0
-    with pytest.raises(ConfigError, match="2 factors were given for 3 engines"):
+    with pytest.raises(ConfigError, match="slow must have one factor per engine, got 2 for 3 engines"):
         specs(ReplicasConfig(replicas=3), device="priced", cost="cost.json", slow="1,1.5")
 
 

@@ -63,19 +63,25 @@ def test_an_engine_that_cannot_be_kept(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (["--engines", "a:1"], "--engines: others' engines ask for a secret: give a --secret-file"),
+        (["--engines", "a:1"], "--engines needs --secret-file"),
         (["--secret-file", "FILE"], "--secret-file: only engines on other hosts ask for a secret"),
         (["--engines", "a:1,b", "--secret-file", "FILE"], "--engines: 'b' is no HOST:PORT"),
-        (["--engines", "a:1,,b:2", "--secret-file", "FILE"], "--engines must be different ones"),
-        (["--engines", "a:1,a:1", "--secret-file", "FILE"], "--engines must be different ones"),
-        (["--engines", "a:1", "--secret-file", "FILE", "--replicas", "2"], "--replicas: the engines that are named"),
-        (["--engines", "a:1", "--secret-file", "FILE", "--devices", "0"], "--devices: the engines that are named"),
+        (["--engines", "a:1,,b:2", "--secret-file", "FILE"], "--engines must be different addresses"),
+        (["--engines", "a:1,a:1", "--secret-file", "FILE"], "--engines must be different addresses"),
+        (
+            ["--engines", "a:1", "--secret-file", "FILE", "--replicas", "2"],
+            "--replicas cannot be combined with --engines",
+        ),
+        (
+            ["--engines", "a:1", "--secret-file", "FILE", "--devices", "0"],
+            "--devices cannot be combined with --engines",
+        ),
         (
             ["--engines", "a:1", "--secret-file", "FILE", "--max-num-seqs", "8"],
             "--max-num-seqs is an option of the engines: give it to each `roseinfer engine`",
         ),
         (["--engines", "a:1", "--secret-file", "FILE", "--device", "cpu"], "--device is an option of the engines"),
-        (["--engines", "a:1", "--secret-file", "FILE", "--router", "pace"], "--router: there is nothing to choose"),
+        (["--engines", "a:1", "--secret-file", "FILE", "--router", "pace"], "--router needs several"),
         (["--engines", "a:1", "--secret-file", "nowhere"], "--secret-file: cannot read nowhere"),
     ],
 )

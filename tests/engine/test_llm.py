@@ -159,7 +159,7 @@ def test_output_that_cannot_become_text_ends_its_sequence_alone(
         first, second = (completion.samples[0] for completion in llm.generate(["import os\n", "class "], GREEDY))
     assert first.token_ids == fine and first.error is None
     assert second.finish_reason is FinishReason.ERROR
-    assert "could not be turned into text: LookupError" in (second.error or "")
+    assert "cannot decode the output: LookupError" in (second.error or "")
     assert llm.core.scheduler.num_live == 0 and "planted" in caplog.text
 
 

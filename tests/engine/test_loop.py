@@ -7,7 +7,7 @@ from itertools import count, pairwise
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.core.garbage import BUSY_PATIENCE_S, IdleGarbageCollector
+from roseinfer.core.garbage import MAX_COLLECTION_INTERVAL_S, IdleGarbageCollector
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
@@ -490,12 +490,12 @@ def test_garbage_is_collected_when_there_is_nothing_to_do_and_now_and_then_else(
     assert duty.collections == 0, "nothing has happened yet"
     for _ in range(10):
         duty.busy()
-        clock.advance(BUSY_PATIENCE_S / 12)
+        clock.advance(MAX_COLLECTION_INTERVAL_S / 12)
     assert duty.collections == 0
     duty.idle()
     duty.idle()
     assert duty.collections == 1
-    clock.advance(BUSY_PATIENCE_S)
+    clock.advance(MAX_COLLECTION_INTERVAL_S)
     duty.busy()
     assert duty.collections == 2
 

@@ -29,7 +29,7 @@ def allowed(words: memoryview) -> set[int]:
 
 
 def line(vocab_size: int = VOCAB) -> memoryview:
-    return memoryview(array("I", [0xFFFFFFFF] * TokenMasks.words_per_line(vocab_size)))
+    return memoryview(array("I", [0xFFFFFFFF] * TokenMasks.words_per_row(vocab_size)))
 
 
 def mask(matcher) -> set[int]:
@@ -152,7 +152,7 @@ def test_threads_compute_what_each_matcher_would(threads: int):
     matchers.append(broken := grammar.matcher())
     with pytest.raises(MatcherError):
         broken.consume(b"7")
-    size = TokenMasks.words_per_line(VOCAB)
+    size = TokenMasks.words_per_row(VOCAB)
     words = memoryview(array("I", bytes(4 * size * len(matchers))))
     pool = MaskThreads(threads)
     for _ in range(12):  # both ways
@@ -167,7 +167,7 @@ def test_threads_compute_what_each_matcher_would(threads: int):
 def test_the_first_mask_has_the_length_of_a_line(vocab_size: int):
     grammar = compile_grammar('start: "a"', tokens_of(vocab_size=vocab_size))
     first, second = (grammar.matcher() for _ in range(2))
-    words = memoryview(array("I", bytes(8 * TokenMasks.words_per_line(vocab_size))))
+    words = memoryview(array("I", bytes(8 * TokenMasks.words_per_row(vocab_size))))
     MaskThreads(1).fill([first, second], words)
     half = len(words) // 2
     assert allowed(words[:half]) == allowed(words[half:]) == {ord("a")}
@@ -176,7 +176,7 @@ def test_the_first_mask_has_the_length_of_a_line(vocab_size: int):
 def test_threads_may_have_nothing_to_compute_but_first_masks():
     grammar = compile_grammar('start: "ab"', tokens_of())
     matchers = [grammar.matcher() for _ in range(20)]
-    size = TokenMasks.words_per_line(VOCAB)
+    size = TokenMasks.words_per_row(VOCAB)
     words = memoryview(array("I", bytes(4 * size * len(matchers))))
     pool = MaskThreads(2)
     for _ in range(12):  # both ways

@@ -147,7 +147,7 @@ class FakeRunner:
         return prints[row.start :]
 
     def mask_space(self, lines: int) -> memoryview:
-        junk = array("I", [0xDEADBEEF]) * (lines * TokenMasks.words_per_line(self.vocab_size))
+        junk = array("I", [0xDEADBEEF]) * (lines * TokenMasks.words_per_row(self.vocab_size))
         self.space = memoryview(junk)
         return self.space
 
@@ -164,7 +164,7 @@ class FakeRunner:
         assert (masks is None) == (not plan.guided), "masks come with the plans that ask for them"
         if masks is None:
             return {}
-        size = TokenMasks.words_per_line(self.vocab_size)
+        size = TokenMasks.words_per_row(self.vocab_size)
         assert set(masks.rows) <= set(plan.guided) and len(masks.rows) == len(set(masks.rows))
         assert not masks.rows or masks.words.obj is self.space.obj
         assert len(masks.words) == size * len(masks.rows)

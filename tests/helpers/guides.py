@@ -51,7 +51,7 @@ class Arithmetic:
             raise RuntimeError("has no mask")
         if len(self.said) < self._dormant:
             return None
-        words = array("I", bytes(4 * TokenMasks.words_per_line(self._vocab_size)))
+        words = array("I", bytes(4 * TokenMasks.words_per_row(self._vocab_size)))
         for token in filter(self.allows, range(self._vocab_size)):
             words[token // 32] |= 1 << token % 32
         return memoryview(words)

@@ -4,7 +4,7 @@ import pytest
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.why import Why
+from roseinfer.core.slo import Why
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.events import Admitted, Ended, Event, Queued
 from roseinfer.sched.policy import Decision, Policy, View

@@ -56,7 +56,7 @@ class Writing:
             return None
         words = mask
         if not isinstance(mask, memoryview):
-            words = memoryview(array("I", bytes(4 * TokenMasks.words_per_line(VOCAB))))
+            words = memoryview(array("I", bytes(4 * TokenMasks.words_per_row(VOCAB))))
             mask.fill(words)
             if mask.halted or self.guide.edits_mask:
                 self.ended = self.guide.finish_mask(words)

@@ -17,7 +17,7 @@ def test_equals_the_table_in_any_dtype_and_layout(vocab_size, dtype, device):
     wide = torch.randn(5, vocab_size + 3, generator=generator).to(dtype)
     wide[3, : vocab_size // 2] = torch.nan
     wide[1, 0] = torch.inf
-    rows, line = (4, 1, 3), TokenMasks.words_per_line(vocab_size)
+    rows, line = (4, 1, 3), TokenMasks.words_per_row(vocab_size)
     bits = torch.randint(-(2**31), 2**31, (len(rows), line), generator=generator, dtype=torch.int64).to(torch.int32)
     expected = wide.clone()
     masks = TokenMasks(rows, memoryview(array("I", bits.numpy().tobytes())))

@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from roseinfer.core.experts import ExpertChoice
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.engine.messages import Add

@@ -12,7 +12,7 @@ import pytest
 from roseinfer.calibration.recorded import recorded_samples
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError, InvalidRequestError
-from roseinfer.core.experts import ExpertChoice
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.hub import model_folder, tokenizer_folder
@@ -143,7 +143,7 @@ def test_one_clear_line(cost: str, options: dict[str, object], message: str) -> 
 
 @pytest.mark.parametrize("given", [{"cost": "x"}, {"slow": "1"}, {"noise": 0.5}, {"mean_output_len": 9.0}])
 def test_other_devices_are_not_priced(given: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(given))} is an option of device priced; this one is auto"):
+    with pytest.raises(ConfigError, match=f"{next(iter(given))} needs device priced, got auto"):
         make_engine_config(**given)
 
 
@@ -151,7 +151,7 @@ def test_each_of_several_engines_has_its_factor(cost: str) -> None:
     config = config_of(cost, slow="1,1.5")
     assert [config.for_engine(engine, 2).priced.slow_list for engine in (0, 1)] == [(1.0,), (1.5,)]
     assert config_of(cost).for_engine(1, 2).priced == config_of(cost).priced
-    with pytest.raises(ConfigError, match="slow: 2 factors were given for 3 engines"):
+    with pytest.raises(ConfigError, match="slow must have one factor per engine, got 2 for 3"):
         config.for_engine(0, 3)
 
 

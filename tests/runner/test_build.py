@@ -9,8 +9,8 @@ import torch
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
-from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import Admission, HostCopy, Row, StepPlan
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.models import decoder
 from roseinfer.parallel.group import Alone

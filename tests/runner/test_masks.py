@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def token_masks(allowed: dict[int, set[int]], vocab_size: int = VOCAB) -> TokenMasks:
-    size = TokenMasks.words_per_line(vocab_size)
+    size = TokenMasks.words_per_row(vocab_size)
     words = array("I", bytes(4 * size * len(allowed)))
     for line, tokens in enumerate(allowed.values()):
         for token in tokens:

@@ -8,8 +8,7 @@ import pytest
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Cause, Rejection, Slo
-from roseinfer.core.why import Forecast, Why
+from roseinfer.core.slo import Cause, Forecast, Rejection, Slo, Why
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.sched.events import Event

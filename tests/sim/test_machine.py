@@ -11,8 +11,8 @@ from roseinfer import cli
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import HostCopy, Row, StepPlan
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.priced.machine import Machine, PeriodicStalls, PricedRunner
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams

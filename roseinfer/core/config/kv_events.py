@@ -1,4 +1,4 @@
-"""The options of KV events: where an engine publishes which KV blocks it holds."""
+"""Options of KV events: where an engine publishes which KV blocks it holds."""
 
 from dataclasses import dataclass, fields, replace
 from ipaddress import ip_address
@@ -9,20 +9,20 @@ from roseinfer.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEventsConfig:
-    """Who is told which KV blocks an engine holds. `rank`: the number of the engine, which is added to its ports;
-    `served_name`: what requests call its model, if not by its own name.
+    """Options of KV events. `rank`: number of the engine, added to its ports. `served_name`: model name that requests
+    use, if it differs from the model's own.
     """
 
     kv_events_endpoint: str | None = option(
-        None, "publish by ZeroMQ which KV blocks the engine holds; engine N at PORT + N", metavar="tcp://ADDRESS:PORT"
+        None, "publish stored and removed KV blocks by ZeroMQ; engine N at PORT + N", metavar="tcp://ADDRESS:PORT"
     )
     kv_events_topic: str | None = option(
-        None, "topic of the KV events; default: kv@ADDRESS:PORT@NAME, of endpoint and model", metavar="TOPIC"
+        None, "topic of the KV events; default: kv@ADDRESS:PORT@NAME, from endpoint and model", metavar="TOPIC"
     )
     kv_events_replay_endpoint: str | None = option(
-        None, "where KV events that were missed can be asked for; engine N at PORT + N", metavar="tcp://ADDRESS:PORT"
+        None, "answer requests for missed KV events here; engine N at PORT + N", metavar="tcp://ADDRESS:PORT"
     )
-    kv_events_buffer_steps: int = option(10000, "steps whose KV events can be asked for")
+    kv_events_buffer_steps: int = option(10000, "number of steps whose KV events can be replayed")
     rank: int = 0
     served_name: str | None = None
 
@@ -36,31 +36,31 @@ class KvEventsConfig:
 
     @property
     def endpoint(self) -> str | None:
-        """Of the engine `rank`."""
+        """Return the endpoint of engine `rank`."""
         return _zmq_address("kv_events_endpoint", self.kv_events_endpoint, self.rank)
 
     @property
     def replay_endpoint(self) -> str | None:
-        """Of the engine `rank`."""
+        """Return the replay endpoint of engine `rank`."""
         return _zmq_address("kv_events_replay_endpoint", self.kv_events_replay_endpoint, self.rank)
 
     def topic(self, model: str) -> str:
-        """Of the engine `rank`. `model`: its own name."""
-        assert self.endpoint is not None, "nobody asked for KV events"
+        """Return the topic of engine `rank`, whose model is `model`."""
+        assert self.endpoint is not None, "KV events are off"
         if self.kv_events_topic is not None:
             return self.kv_events_topic
         return f"kv@{self.endpoint.removeprefix('tcp://')}@{self.served_name or model}"
 
     def for_engine(self, engine: int, engines: int) -> "KvEventsConfig":
-        """Of the engine of this number. Raises `ConfigError` if ports of `engines` engines are the same."""
+        """Return the config of engine number `engine`. Raise `ConfigError` if ports of the engines overlap."""
         ports = [_zmq_port(each) for each in (self.kv_events_endpoint, self.kv_events_replay_endpoint) if each]
         if len(ports) == 2 and abs(ports[0] - ports[1]) < engines:
-            raise ConfigError(f"kv_events_replay_endpoint: {engines} engines take {engines} ports from each endpoint")
+            raise ConfigError(f"kv_events_replay_endpoint: {engines} engines need {engines} ports from each endpoint")
         return replace(self, rank=engine)
 
 
 def _zmq_address(name: str, endpoint: str | None, rank: int) -> str | None:
-    """An endpoint with its port moved by `rank`. Raises `ConfigError` unless it is one that can be bound."""
+    """Return an endpoint with `rank` added to its port. Raise `ConfigError` unless it can be bound."""
     if endpoint is None:
         return None
     head, _, port = endpoint.rpartition(":")

@@ -1,6 +1,6 @@
-"""A field of a dataclass that is a command-line option as well, and what its value is checked for.
+"""Dataclass fields that are also command-line options, and checks of their values.
 
-`option()` attaches what the command line needs (help text, choices); the field's default is the option's default.
+`option()` attaches what the command line needs (help text, choices). The field's default is the option's default.
 """
 
 from dataclasses import field, fields
@@ -20,8 +20,10 @@ def option(
     spaced: bool = False,
     secret: bool = False,
 ) -> Any:
-    """A dataclass field that is also a command-line option. `aliases` are other names for its flag. `spaced`: several
-    values may follow the flag once, with spaces between them. `secret`: who shows the dataclass does not show it.
+    """Return a dataclass field that is also a command-line option.
+
+    `aliases`: other names of its flag. `spaced`: several values, separated by spaces, may follow the flag once.
+    `secret`: the dataclass's repr omits the value.
     """
     metadata = {"help": help, "choices": choices, "metavar": metavar, "aliases": aliases, "spaced": spaced}
     return field(default=default, metadata=metadata, repr=not secret)
@@ -38,7 +40,7 @@ def check_choices(config: Any) -> None:
 
 
 def positive_numbers(name: str, text: str | None) -> tuple[float, ...]:
-    """Those of a list with commas. Raises `ConfigError` for anything else."""
+    """Return the numbers of a comma-separated list. Raise `ConfigError` for anything but positive finite numbers."""
     try:
         numbers = tuple(float(part) for part in (text or "").split(",") if part.strip())
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The options of several engines behind one server, and of one that is kept for servers on other hosts."""
+"""Options of several engines behind one server, and of an engine that serves other hosts."""
 
 from dataclasses import dataclass
 
@@ -10,32 +10,30 @@ DEFAULT_ROUTER = "pace"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasConfig:
-    """How many engines a server has, where they run, how requests are spread over them, and when one is given up.
+    """Number and devices of a server's engines, request routing, and engine timeouts.
 
-    With a `router` of None and several engines it is `DEFAULT_ROUTER`; who makes one knows the names.
+    A `router` of None with several engines means `DEFAULT_ROUTER`. Names are checked where the router is made.
     """
 
     replicas: int | None = option(
-        None, "engines, each with all of the model; default: one for each of --devices, without them one"
+        None, "number of engines, each with a full copy of the model; default: one for each of --devices, or 1"
     )
     devices: str | None = option(
         None,
-        "GPUs of the engines, as 0,1, or 0+1,2+3 for engines of several; default: the first ones",
+        "GPUs of the engines, as 0,1, or 0+1,2+3 for several GPUs per engine; default: the first ones",
         metavar="LIST",
     )
     router: str | None = option(
-        None, f"how requests are spread over several engines (default: {DEFAULT_ROUTER})", metavar="NAME"
+        None, f"how requests are routed to several engines (default: {DEFAULT_ROUTER})", metavar="NAME"
     )
     engine_timeout: float = option(
-        10.0, "seconds without a sign of life after which another engine goes on with an engine's requests"
+        10.0, "seconds without a heartbeat after which an engine's requests continue on another engine"
     )
-    drain_timeout: float = option(
-        30.0, "seconds in which the requests of an engine that is restarted on purpose may finish where they are"
-    )
+    drain_timeout: float = option(30.0, "seconds that requests may take to finish before their engine is restarted")
     engines: str | None = option(
-        None, "engines on other hosts instead, which `roseinfer engine` keeps there: a,b,...", metavar="HOST:PORT,..."
+        None, "use engines on other hosts, started there with `roseinfer engine`: a,b,...", metavar="HOST:PORT,..."
     )
-    secret_file: str | None = option(None, "a file with the secret that engines on other hosts ask for", metavar="FILE")
+    secret_file: str | None = option(None, "file with the secret of engines on other hosts", metavar="FILE")
 
     def __post_init__(self) -> None:
         check_positive(self, "replicas", "engine_timeout")
@@ -46,58 +44,58 @@ class ReplicasConfig:
         listed = self.device_list
         gpus = [gpu for each in listed for gpu in each.split("+")]
         if not all(gpu.isdecimal() for gpu in gpus):
-            raise ConfigError(f"devices must be numbers of GPUs, as 0,1 or 0+1,2+3, got {self.devices!r}")
+            raise ConfigError(f"devices must be GPU numbers, as 0,1 or 0+1,2+3, got {self.devices!r}")
         if len(set(map(int, gpus))) < len(gpus):
-            raise ConfigError(f"devices: a GPU holds one engine, {self.devices} names one twice")
+            raise ConfigError(f"devices must name each GPU once, got {self.devices!r}")
         if listed and self.replicas is not None and self.replicas != len(listed):
             raise ConfigError(f"replicas is {self.replicas}, but devices names {len(listed)}: {self.devices}")
         if self.router is not None and self.count == 1:
-            raise ConfigError("router: there is nothing to choose with one engine; give replicas or devices")
+            raise ConfigError("router needs several engines; set replicas or devices")
 
     def _check_engines(self) -> None:
         for name in ("replicas", "devices"):
             if getattr(self, name) is not None:
-                raise ConfigError(f"{name}: the engines that are named with engines are others'; it is for our own")
+                raise ConfigError(f"{name} cannot be combined with engines, which run on other hosts")
         if not all(self.engine_list) or len(set(self.engine_list)) < len(self.engine_list):
-            raise ConfigError(f"engines must be different ones, each HOST:PORT, got {self.engines!r}")
+            raise ConfigError(f"engines must be different addresses HOST:PORT, got {self.engines!r}")
         if self.secret_file is None:
-            raise ConfigError("engines: others' engines ask for a secret: give a secret_file")
+            raise ConfigError("engines needs secret_file: engines on other hosts require the secret")
 
     @property
     def engine_list(self) -> tuple[str, ...]:
-        """Where the engines are that others keep; empty if we have our own."""
+        """Return the addresses of engines on other hosts, or an empty tuple."""
         return () if self.engines is None else tuple(name.strip() for name in self.engines.split(","))
 
     @property
     def device_list(self) -> tuple[str, ...]:
-        """The numbers of the GPUs that were named, for each engine, as "2" or "2+3"; empty if none were."""
+        """Return the GPU numbers per engine, as "2" or "2+3", or an empty tuple."""
         return () if self.devices is None else tuple(name.strip() for name in self.devices.split(","))
 
     @property
     def count(self) -> int:
-        """How many engines there are to be."""
+        """Return the number of engines."""
         return self.replicas or len(self.device_list) or len(self.engine_list) or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperConfig:
-    """Keeping one engine for servers on other hosts. `bind` and `secret_file` must be given."""
+    """Options of an engine that serves other hosts. `bind` and `secret_file` are required."""
 
     bind: str | None = option(
-        None, "the one address to listen on; port 0 = any free one", aliases=("listen",), metavar="HOST:PORT"
+        None, "address to listen on; port 0 = any free port", aliases=("listen",), metavar="HOST:PORT"
     )
     secret_file: str | None = option(
-        None, "a file with the secret that servers must know, at least 16 bytes", metavar="FILE"
+        None, "file with the secret that servers must know, at least 16 bytes", metavar="FILE"
     )
     devices: str | None = option(
-        None, "the GPU of the engine, as 2, or its GPUs, as 2+3; default: the first ones", metavar="GPU"
+        None, "GPU of the engine, as 2, or its GPUs, as 2+3; default: the first ones", metavar="GPU"
     )
     engine_timeout: float = option(
-        10.0, "seconds without a sign of life after which servers are told to go on with other engines"
+        10.0, "seconds without a heartbeat after which servers move requests to other engines"
     )
-    stall_timeout: float = option(60.0, "seconds without a sign of life after which the engine is killed")
+    stall_timeout: float = option(60.0, "seconds without a heartbeat after which the engine is killed")
     drain_timeout: float = option(
-        30.0, "seconds in which requests may finish here after SIGTERM, and before a restart on purpose (SIGHUP)"
+        30.0, "seconds that requests may take to finish after SIGTERM, and before a restart by SIGHUP"
     )
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
     log_format: str = option("text", "how to write log lines: for people, or as JSON", choices=("text", "json"))
@@ -106,13 +104,11 @@ class KeeperConfig:
         check_choices(self)
         check_positive(self, "stall_timeout")
         if self.replicas.count > 1:
-            raise ConfigError(
-                f"devices: these are of several engines, got {self.devices}: join one's GPUs by +, as 0+1"
-            )
+            raise ConfigError(f"devices must name the GPUs of one engine, joined by + as 0+1, got {self.devices!r}")
 
     @property
     def replicas(self) -> ReplicasConfig:
-        """The engine as one of a server's. Raises `ConfigError`."""
+        """Return the config of this engine as one of a server's. Raise `ConfigError` if it is invalid."""
         return ReplicasConfig(
             devices=self.devices, engine_timeout=self.engine_timeout, drain_timeout=self.drain_timeout
         )

@@ -1,4 +1,4 @@
-"""The options of the HTTP server."""
+"""Options of the HTTP server."""
 
 import re
 from collections.abc import Iterable
@@ -14,61 +14,59 @@ _HOST_NAME = re.compile(r"\*|(\*\.)?[A-Za-z0-9_]([A-Za-z0-9._-]*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """The HTTP side."""
+    """Options of the HTTP server."""
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 = any free one")
-    api_workers: int | None = option(None, "processes that answer requests; default: 1 to 4, by the cores there are")
-    api_key: tuple[str, ...] = option(
-        (), "a key that requests must carry; may be given several times", metavar="KEY", secret=True
-    )
-    api_key_file: str | None = option(None, "a file with such keys, one in a line", metavar="FILE")
+    api_workers: int | None = option(None, "API processes; default: 1 to 4, by the number of cores")
+    api_key: tuple[str, ...] = option((), "key that requests must carry; repeatable", metavar="KEY", secret=True)
+    api_key_file: str | None = option(None, "file with such keys, one per line", metavar="FILE")
     served_model_name: tuple[str, ...] = option((), "names to serve the model under; default: MODEL", metavar="NAME")
     chat_template: str | None = option(None, "file with a chat template instead of the model's", metavar="FILE")
     tool_call_parser: str | None = option(
-        None, "how the model writes tool calls, 'none' = not at all; default: as its chat template says", metavar="NAME"
+        None, "format of the model's tool calls, 'none' = no tool calls; default: by its chat template", metavar="NAME"
     )
-    reasoning: bool = option(True, "tell what the model thinks apart from its answer, if its chat template has marks")
+    reasoning: bool = option(True, "separate thinking from the answer, if the chat template marks it")
     slo_classes: str | None = option(
-        None, "named classes of latency objectives, and who gets which by default", metavar="FILE"
+        None, "named classes of latency objectives, and the defaults of clients", metavar="FILE"
     )
     length_predictor: str | None = option(
         None, "predict output lengths with this file of `roseinfer train-predictor`", metavar="FILE"
     )
     allowed_origins: tuple[str, ...] = option(
-        (), "origin of web pages that may use the server, '*' = any; may be given several times", metavar="ORIGIN"
+        (), "origin of web pages that may use the server, '*' = any; repeatable", metavar="ORIGIN"
     )
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "name that clients may reach a server without a key by, beside localhost and IP addresses; '*' = any, "
-        "'*.DOMAIN' = any below it; may be given several times",
+        "host name under which a server without a key may be reached, besides localhost and IP addresses; '*' = any, "
+        "'*.DOMAIN' = any subdomain; repeatable",
         metavar="NAME",
     )
     max_num_queued_reqs: int = option(1024, "prompts in the server, running ones included; more get a 503")
-    max_body_bytes: int = option(8 * 2**20, "largest request body; more gets a 413")
+    max_body_bytes: int = option(8 * 2**20, "largest request body; larger ones get a 413")
     max_prompts: int = option(1024, "prompts of one completion request")
     max_choices: int = option(128, "largest n")
     max_logprobs: int = option(20, "largest logprobs and top_logprobs; -1 = no limit")
     max_stop_strings: int = option(64, "stop strings of one request")
-    max_body_readers: int = option(256, "request bodies that a process reads at a time; more get a 503")
-    body_timeout: float = option(60.0, "seconds in which a request's body must arrive")
-    write_timeout: float = option(30.0, "seconds after which a client that takes nothing of its answer is cut off")
+    max_body_readers: int = option(256, "request bodies that a process reads at once; more get a 503")
+    body_timeout: float = option(60.0, "seconds within which a request's body must arrive")
+    write_timeout: float = option(30.0, "seconds after which a client that reads nothing is disconnected")
     sse_keep_alive_interval: float = option(15.0, "seconds between comments on an idle stream; 0 = none")
-    shutdown_timeout: float = option(30.0, "seconds in which running requests may finish after SIGTERM")
-    stall_timeout: float = option(60.0, "seconds without an engine heartbeat after which /health says 503")
+    shutdown_timeout: float = option(30.0, "seconds that running requests may take to finish after SIGTERM")
+    stall_timeout: float = option(60.0, "seconds without an engine heartbeat after which /health returns 503")
     worker_timeout: float = option(30.0, "seconds without a heartbeat after which an API worker is killed and replaced")
     response_store: str | None = option(
         None, "file that keeps responses; default: a temporary one; 'off' = keep none", metavar="PATH"
     )
-    response_store_max_count: int = option(10_000, "responses that are kept; the oldest make room for new ones")
-    response_store_max_bytes: int = option(256 * 2**20, "bytes of all responses that are kept, input included")
+    response_store_max_count: int = option(10_000, "maximum number of stored responses; the oldest are removed first")
+    response_store_max_bytes: int = option(256 * 2**20, "maximum bytes of all stored responses, input included")
     response_store_max_days: float = option(30.0, "days after which a response is removed")
     enable_log_requests: bool = option(False, "log the start of each request too")
     otlp_endpoint: str | None = option(
         None, "send traces to this collector, for example http://127.0.0.1:4318 (OTLP over HTTP)", metavar="URL"
     )
     enable_docs: bool = option(True, "serve /docs and /openapi.json")
-    console: bool = option(True, "serve a console for browsers at /")
+    console: bool = option(True, "serve the browser console at /")
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
     log_format: str = option("text", "how to write log lines: for people, or as JSON", choices=("text", "json"))
 
@@ -93,13 +91,15 @@ class ServerConfig:
             raise ConfigError("response_store must be a path or 'off', got ''")
         for name in self.allowed_hosts:
             if not _HOST_NAME.fullmatch(name):
-                raise ConfigError(f"allowed_hosts: {name!r} is no host name (without scheme and port)")
+                raise ConfigError(
+                    f"allowed_hosts: invalid host name {name!r} (expected a name without scheme and port)"
+                )
         if not all(name.strip() for name in self.served_model_name):
             raise ConfigError("served_model_name: a name must not be empty")
 
 
 def check_api_keys(keys: Iterable[str], source: str) -> None:
-    """Raise `ConfigError` naming `source`, but no key, if one of `keys` is empty or could not stand in a header."""
+    """Raise `ConfigError` naming `source`, but no key, if a key is empty or not valid in a header."""
     for key in keys:
         if not key.strip():
             raise ConfigError(f"{source}: a key must not be empty")

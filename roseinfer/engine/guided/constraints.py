@@ -47,7 +47,7 @@ class Vocabulary:
 
     def line(self, token_ids: Sequence[int]) -> memoryview:
         """A line of `TokenMasks` that allows these tokens alone."""
-        line = memoryview(bytearray(4 * TokenMasks.words_per_line(self.size))).cast("I")
+        line = memoryview(bytearray(4 * TokenMasks.words_per_row(self.size))).cast("I")
         allow(line, token_ids)
         return line
 

@@ -133,7 +133,7 @@ class GuidedSequences:
 
     def __init__(self, guides: GuideFactory | None, vocab_size: int, clock: HostClock | None = None) -> None:
         self.guides = guides
-        self._words = TokenMasks.words_per_line(vocab_size)
+        self._words = TokenMasks.words_per_row(vocab_size)
         self.live: dict[str, Guide] = {}
         self._clock = clock or HostClock()
         self._budget = MaskBudget()

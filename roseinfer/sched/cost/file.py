@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.json_file import read_json
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.sched.cost.params import CostParams
 
 SECONDS = tuple(f.name for f in fields(CostParams) if f.type is float and f.name != "expert_s")

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.experts import ExpertChoice
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.sched.cost.params import CostParams, Work
 
 LEAST_SAMPLES = 16

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import NamedTuple
 
-from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.plan import Row
+from roseinfer.core.runner import ExpertChoice
 
 _CHUNK_WORTH = 4.0  # times what it takes to read the context before it
 _HALVINGS = 32  # of the interval in which the tokens are that fit a time

@@ -10,8 +10,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from roseinfer.core.outputs import COMPLETE
-from roseinfer.core.slo import Rejection, Slo
-from roseinfer.core.why import Why
+from roseinfer.core.slo import Rejection, Slo, Why
 from roseinfer.server.http.errors import ApiError, SloUnattainable
 from roseinfer.server.request.job import (
     Account,

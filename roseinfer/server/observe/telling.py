@@ -3,8 +3,7 @@
 from typing import Any
 
 from roseinfer.core.outputs import COMPLETE
-from roseinfer.core.slo import Cause, Rejection, Slo
-from roseinfer.core.why import Forecast
+from roseinfer.core.slo import Cause, Forecast, Rejection, Slo
 from roseinfer.server.observe.losses import waits_before_seat
 from roseinfer.server.observe.records import RequestRecord
 from roseinfer.server.observe.verdict import verdict

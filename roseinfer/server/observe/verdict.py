@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from roseinfer.core.slo import Cause, Rejection, Slo
-from roseinfer.core.why import Why
+from roseinfer.core.slo import Cause, Rejection, Slo, Why
 from roseinfer.server.observe.losses import PREEMPTED, SAT_OUT, losses, waits_before_seat
 from roseinfer.server.observe.records import RequestRecord
 from roseinfer.server.request.job import OBJECTIVES, Measured, Outcome

@@ -14,8 +14,7 @@ from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import COMPLETE, FinishReason, RequestTimes
 from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Slo
-from roseinfer.core.why import Why
+from roseinfer.core.slo import Slo, Why
 from roseinfer.engine.api import Route, SequenceChunk
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.slo_classes import NO_CLASS

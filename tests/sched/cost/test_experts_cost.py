@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.experts import ExpertChoice
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.sched.cost.file import cost_as_json, read_cost
 from roseinfer.sched.cost.offline_fit import Sample, fit_cost
 from roseinfer.sched.cost.online_fit import CostModel

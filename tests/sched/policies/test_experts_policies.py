@@ -8,8 +8,8 @@ from statistics import fmean
 import pytest
 
 from roseinfer.core.config.engine import SchedulerConfig
-from roseinfer.core.experts import ExpertChoice
 from roseinfer.core.promise import Promise
+from roseinfer.core.runner import ExpertChoice
 from roseinfer.priced.machine import Machine
 from roseinfer.router.base import RoutingRequest
 from roseinfer.router.view import EngineView

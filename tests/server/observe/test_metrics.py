@@ -10,8 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from roseinfer.core.errors import TooManyInflightError
 from roseinfer.core.outputs import GuideStats, OffloadStats, PolicyStats, SchedulerStats
-from roseinfer.core.slo import Cause
-from roseinfer.core.why import Why
+from roseinfer.core.slo import Cause, Why
 from roseinfer.engine.api import Route, StepRecord
 from roseinfer.server.observe.metrics import REQUEST_S, TOKEN_S, TTFT_S, length_buckets
 from tests.server.fake_engine import Wait

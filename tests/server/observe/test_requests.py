@@ -12,8 +12,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.core.outputs import RequestTimes
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.core.slo import Cause
-from roseinfer.core.why import Forecast, Why
+from roseinfer.core.slo import Cause, Forecast, Why
 from roseinfer.engine.api import GenerateRequest, Route
 from roseinfer.server.formats.request_document import RequestList, RequestState
 from roseinfer.server.http.errors import ApiError

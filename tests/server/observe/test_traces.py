@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from roseinfer.core.outputs import RequestTimes
-from roseinfer.core.slo import Cause, Rejection
-from roseinfer.core.why import Forecast, Why
+from roseinfer.core.slo import Cause, Forecast, Rejection, Why
 from roseinfer.engine.api import Route
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, Wait, rejected

@@ -6,8 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from roseinfer.core.slo import Cause, Rejection, Slo
-from roseinfer.core.why import Forecast, Why
+from roseinfer.core.slo import Cause, Forecast, Rejection, Slo, Why
 from roseinfer.server.formats.request_document import RequestState
 from roseinfer.server.observe.records import RequestRecord, Told, Way
 from roseinfer.server.observe.telling import record_json, timeline

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from roseinfer.core.request import Request
-from roseinfer.core.slo import Cause
-from roseinfer.core.why import Forecast
+from roseinfer.core.slo import Cause, Forecast
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.events import Admitted, Ended, Event, Queued
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from roseinfer.core.request import Request
-from roseinfer.core.slo import Cause, Rejection
-from roseinfer.core.why import Forecast
+from roseinfer.core.slo import Cause, Forecast, Rejection
 from roseinfer.sched.lengths.estimators import peak_tokens
 from roseinfer.sched.policies.common.ledger import Track
 from roseinfer.sched.policies.slack.attainable import Chances

@@ -22,7 +22,7 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
-from roseinfer.core.why import Forecast
+from roseinfer.core.slo import Forecast
 from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.events import Admitted, Event, Queued, StepDone
