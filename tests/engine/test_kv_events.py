@@ -217,7 +217,7 @@ def test_engines_of_one_server_have_ports_of_their_own():
     config = make_engine_config(kv_events_endpoint="tcp://[::1]:5557", kv_events_replay_endpoint="tcp://127.0.0.1:5559")
     second = config.for_engine(1, 2).kv_events
     assert (second.endpoint, second.replay_endpoint, second.rank) == ("tcp://[::1]:5558", "tcp://127.0.0.1:5560", 1)
-    with pytest.raises(ConfigError, match="3 engines take 3 ports"):
+    with pytest.raises(ConfigError, match="3 engines need 3 ports"):
         config.for_engine(0, 3)
     with pytest.raises(ConfigError, match="must be tcp"):
         make_engine_config(kv_events_endpoint="tcp://127.0.0.1:65535").for_engine(1, 2)
