@@ -1,1 +1,1 @@
-"""KV cache bookkeeping: which block belongs to whom. Ints only, never tensors. Standard library only."""
+"""KV cache bookkeeping: block pool, prefix index, and blocks in host memory."""

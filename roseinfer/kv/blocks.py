@@ -1,4 +1,4 @@
-"""A fixed pool of KV blocks with a least-recently-used free list, and the index that finds prefixes in them."""
+"""Pool of KV blocks with a least-recently-used free list, and the index that finds prefixes in them."""
 
 import hashlib
 from array import array
@@ -8,14 +8,13 @@ from typing import NamedTuple, Protocol
 
 
 class BlockPool:
-    """Blocks 0 .. num_blocks - 1. A block is free while nobody references it.
+    """Blocks 0 .. num_blocks - 1. A block is free while it has no references.
 
-    Free blocks form a doubly linked list threaded through two arrays, so that one can be taken from the middle in
-    O(1) when the prefix cache matches it. Blocks are reused from the head; a block goes back to the tail if its
-    content may be wanted again, to the head if not. `on_reuse(block)` is called when a block is about to be
-    overwritten by a new owner.
+    Free blocks form a doubly linked list threaded through two arrays, so a block in the middle can be taken in O(1)
+    when the prefix cache matches it. Blocks are reused from the head. A freed block goes to the tail if its content may
+    be wanted again, to the head otherwise. `on_reuse(block)` is called before a new owner overwrites a block.
 
-    Blocks from `spare_from` on that were never used come last of all: they are taken when no other block is free.
+    Blocks from `spare_from` on that were never used are taken only when no other block is free.
     """
 
     def __init__(self, num_blocks: int, on_reuse: Callable[[int], None], spare_from: int | None = None) -> None:
@@ -29,11 +28,11 @@ class BlockPool:
         # The list is a ring closed by a sentinel with index num_blocks.
         self._next = [*range(1, num_blocks + 1), 0]
         self._prev = [num_blocks, *range(num_blocks)]
-        # The first spare block, which the tail of those that were used lies before; the sentinel if none is left.
+        # The first unused spare block, which follows the tail of the used blocks; the sentinel if none is left.
         self._spare = num_blocks if spare_from is None else min(spare_from, num_blocks)
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Hand out `count` blocks with one reference each. The caller has checked `num_free`."""
+        """Return `count` blocks with one reference each. The caller has checked `num_free`."""
         assert count <= self.num_free, "the caller checks num_free"
         sentinel, following, refs = self.num_blocks, self._next, self.refs
         taken = []
@@ -47,7 +46,7 @@ class BlockPool:
         self.num_free -= count
         self.num_taken += count
         if self._spare < sentinel and refs[self._spare]:
-            self._spare = block  # all that lay before it were taken as well
+            self._spare = block  # all blocks before it were taken as well
         for block in taken:
             self._on_reuse(block)
         return tuple(taken)
@@ -61,17 +60,17 @@ class BlockPool:
             self.num_free -= 1
         self.refs[block] += 1
 
-    def release(self, blocks: Iterable[int], keep: Callable[[int], bool]) -> None:
-        """Drop one reference of each block; those nobody holds become free.
+    def release(self, blocks: Iterable[int], reuse_last: Callable[[int], bool]) -> None:
+        """Drop one reference of each block; blocks without references become free, in the order given.
 
-        Freed in the order given: blocks for which `keep(block)` holds are reused last, in that order.
+        Blocks for which `reuse_last(block)` is true are reused last, in that order.
         """
         for block in blocks:
             refs = self.refs[block] - 1
             assert refs >= 0, f"block {block} released more often than it was taken"
             self.refs[block] = refs
             if refs == 0:
-                self._insert(block, at_tail=keep(block))
+                self._insert(block, at_tail=reuse_last(block))
 
     def _insert(self, block: int, *, at_tail: bool) -> None:
         before = self._prev[self._spare] if at_tail else self.num_blocks
@@ -80,8 +79,8 @@ class BlockPool:
         self._prev[block], self._next[block] = before, after
         self.num_free += 1
 
-    def next_taken(self, count: int) -> list[int]:
-        """The free blocks that are taken next, in that order: `count`, or all that there are."""
+    def next_free(self, count: int) -> list[int]:
+        """Return up to `count` free blocks in the order in which they will be taken."""
         found: list[int] = []
         block = self._next[self.num_blocks]
         while len(found) < count and block != self.num_blocks:
@@ -90,14 +89,14 @@ class BlockPool:
         return found
 
     def walk_free(self) -> Iterator[int]:
-        """The free list in order of reuse; nothing may change meanwhile. For checks and tests."""
+        """Yield the free list in order of reuse, for checks and tests. The pool must not change meanwhile."""
         block = self._next[self.num_blocks]
         for _ in range(self.num_blocks + 1):
             if block == self.num_blocks:
                 return
             yield block
             block = self._next[block]
-        raise AssertionError("the free list is a loop")
+        raise AssertionError("the free list has a cycle")
 
 
 # --- the prefix index: finds the blocks that already hold the K/V of a token prefix ---------------------------------
@@ -109,8 +108,9 @@ def sha256(data: bytes) -> bytes:
 
 
 class IndexEntry(NamedTuple):
-    """What a cached block holds: `tokens` that follow the prefix whose key is `parent`. `salted`: only requests with
-    the same cache salt find it.
+    """Content of a cached block: `tokens` that follow the prefix whose key is `parent`.
+
+    `salted`: only requests with the same cache salt find it.
     """
 
     key: bytes
@@ -120,16 +120,16 @@ class IndexEntry(NamedTuple):
 
 
 class IndexListener(Protocol):
-    """Is told of the full entries that an index gains and loses."""
+    """Callbacks for full entries that an index gains and loses."""
 
     def inserted(self, entry: IndexEntry) -> None: ...
 
-    def forgotten(self, entry: IndexEntry) -> None: ...
+    def removed(self, entry: IndexEntry) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """Blocks that hold the first `tokens` tokens. `partial`: the last of them is filled in part only."""
+    """Blocks that hold the first `tokens` tokens. `partial`: the last block is only partly filled."""
 
     tokens: int = 0
     blocks: tuple[int, ...] = ()
@@ -138,9 +138,10 @@ class PrefixHit:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What a walk of the index found for the first `known` tokens of a sequence, and what tells whether another walk
-    would find the same: `first`, the block that the walk began with; `last`, the entry of the hit's last block;
-    `next_key`, the key at which the walk ended (None if it found all); `holes`, of the index.
+    """Result of a walk of the index for the first `known` tokens of a sequence, and the state to reuse it.
+
+    `first`: block at which the walk began. `last`: entry of the hit's last block. `next_key`: key at which the walk
+    ended, None if everything was found. `holes`: the index's count at that time.
     """
 
     known: int
@@ -155,12 +156,12 @@ KEY_BYTES = 32
 
 
 def root_key(salt: str, digest: Digest = sha256) -> bytes:
-    """What the keys of all prefixes with this salt are chained to."""
+    """Return the key to which the keys of all prefixes with this salt are chained."""
     return digest(b"roseinfer" + salt.encode("utf-8", "surrogatepass"))
 
 
 def block_keys(tokens: Sequence[int], block_size: int, salt: str = "") -> list[bytes]:
-    """The keys of the full blocks of a prompt, `KEY_BYTES` each: what its chain in an engine's cache will hold."""
+    """Return the keys of a prompt's full blocks, `KEY_BYTES` each, as an engine's cache will compute them."""
     keys, parent = [], root_key(salt)
     words = array("I", tokens).tobytes()
     step = block_size * array("I").itemsize
@@ -171,7 +172,7 @@ def block_keys(tokens: Sequence[int], block_size: int, salt: str = "") -> list[b
 
 
 class Chain:
-    """The keys of one sequence's full blocks, computed once each as its tokens become known."""
+    """Keys of one sequence's full blocks, each computed once when its tokens are known."""
 
     __slots__ = ("_block_size", "_digest", "keys", "root", "salted")
 
@@ -183,17 +184,17 @@ class Chain:
         self._digest = digest
 
     def share(self, other: "Chain", blocks: int) -> None:
-        """Take over the keys of the first `blocks` full blocks of a sequence that begins with the same tokens."""
+        """Copy the keys of the first `blocks` full blocks of a sequence that begins with the same tokens."""
         if len(self.keys) < blocks:
             self.keys = other.keys[:blocks]
 
     def entry(self, tokens: Sequence[int], index: int) -> IndexEntry:
-        """The entry of block `index`; `tokens` are the sequence's and reach to the block's end, or stop within it."""
+        """Return the entry of block `index`. `tokens`: the sequence's tokens, up to the block's end or within it."""
         keys = self.keys
         while len(keys) < index:
-            keys.append(self._key(self._parent(len(keys)), self._held(tokens, len(keys))))
+            keys.append(self._key(self._parent(len(keys)), self._tokens_of(tokens, len(keys))))
         parent = self._parent(index)
-        held = self._held(tokens, index)
+        held = self._tokens_of(tokens, index)
         full = len(held) == self._block_size
         if full and index < len(keys):
             return IndexEntry(keys[index], parent, held, self.salted)
@@ -205,7 +206,7 @@ class Chain:
     def _parent(self, index: int) -> bytes:
         return self.keys[index - 1] if index else self.root
 
-    def _held(self, tokens: Sequence[int], index: int) -> tuple[int, ...]:
+    def _tokens_of(self, tokens: Sequence[int], index: int) -> tuple[int, ...]:
         return tuple(tokens[index * self._block_size : (index + 1) * self._block_size])
 
     def _key(self, parent: bytes, held: tuple[int, ...]) -> bytes:
@@ -213,9 +214,9 @@ class Chain:
 
 
 class PrefixIndex:
-    """Which cached block holds which entry. A block holds at most one full entry and one partial one.
+    """Map from entries to the cached blocks that hold them. A block holds at most one full and one partial entry.
 
-    A partial entry covers the first slots of a block only, so it stays true while its owner appends behind them.
+    A partial entry covers only the first slots of a block, so it stays true while its owner appends to the block.
     """
 
     def __init__(
@@ -226,41 +227,44 @@ class PrefixIndex:
         self._listener = listener
         self._blocks: dict[bytes, int] = {}
         self._following: dict[bytes, int] = {}  # how many entries have this key as their parent
-        # Entries that went although others follow them. As a rule a chain's tail goes first; but two sequences may have
-        # computed the same block at the same time, and then what follows may outlive the copy that is known.
+        # Number of entries removed while others followed them. A chain's tail is normally removed first. But two
+        # sequences may compute the same block concurrently; then later blocks may outlive the indexed copy.
         self._holes = 0
         self._full: list[IndexEntry | None] = [None] * num_blocks
         self._partial: list[IndexEntry | None] = [None] * num_blocks
 
     def __len__(self) -> int:
-        """Entries."""
+        """Return the number of entries."""
         return len(self._blocks)
 
     def chain(self, salt: str) -> Chain:
         return Chain(root_key(salt, self._digest), self._block_size, self._digest, salted=bool(salt))
 
     def holds(self, block: int) -> bool:
-        """Whether the block may still be matched."""
+        """True if the block can be matched."""
         return self._full[block] is not None or self._partial[block] is not None
 
-    def full(self, block: int) -> IndexEntry | None:
-        """What the block holds if that is whole."""
+    def full_entry(self, block: int) -> IndexEntry | None:
+        """Return the block's entry if it is a full one."""
         return self._full[block]
 
-    def where(self, key: bytes) -> int | None:
-        """The block that holds the entry with this key."""
+    def block_of(self, key: bytes) -> int | None:
+        """Return the block that holds the entry with this key, or None."""
         return self._blocks.get(key)
 
     def match(self, chain: Chain, tokens: Sequence[int]) -> PrefixHit:
-        """The longest cached prefix of `tokens`: full blocks, and a partly filled last one if it fits exactly."""
+        """Return the longest cached prefix of `tokens`: full blocks, and a partly filled last one if
+        it fits exactly.
+        """
         return self.look_up(chain, tokens).hit
 
     def look_up(self, chain: Chain, tokens: Sequence[int], before: Lookup | None = None, first: int = 0) -> Lookup:
-        """As `match`, with what makes the next look-up of the same sequence a comparison. `before`: the one before.
+        """Return `match` with the state that makes the next look-up of this sequence a comparison.
 
-        The hit's blocks are those from block `first` of the sequence on, and its tokens end where they do.
+        `before`: the sequence's previous look-up. The hit's blocks start at block `first` of the sequence; its tokens
+        count from the sequence's start.
         """
-        if before is not None and before.known == len(tokens) and before.first == first and self._holds_still(before):
+        if before is not None and before.known == len(tokens) and before.first == first and self._still_valid(before):
             return before
         size, known = self._block_size, len(tokens)
         blocks: list[int] = []
@@ -273,14 +277,15 @@ class PrefixIndex:
                 hit = PrefixHit(index * size, tuple(blocks))
                 return Lookup(known, first, hit, last, entry.key, self._holes)
             blocks.append(block)
-            # The index's own: identity tells later whether it is still there.
+            # The index's own object: its identity shows later whether it is still there.
             last = (self._partial if partial else self._full)[block]
         hit = PrefixHit(known, tuple(blocks), partial=known % size != 0)
         return Lookup(known, first, hit, last, None, self._holes)
 
-    def _holds_still(self, lookup: Lookup) -> bool:
-        """Whether a walk would find the same. Without new holes the last block says it of all those before it: they
-        cannot have gone while it stayed.
+    def _still_valid(self, lookup: Lookup) -> bool:
+        """True if a new walk would find the same.
+
+        Without new holes the last block implies all blocks before it: they cannot have been removed while it stayed.
         """
         if lookup.holes != self._holes or lookup.next_key in self._blocks:
             return False
@@ -296,7 +301,7 @@ class PrefixIndex:
         return block
 
     def insert(self, block: int, entry: IndexEntry) -> None:
-        """Remember that `block` holds `entry`; the first block with an entry keeps it."""
+        """Record that `block` holds `entry`; a block that already holds the same entry keeps it."""
         held = self._full if len(entry.tokens) == self._block_size else self._partial
         if held[block] is None and entry.key not in self._blocks:
             held[block] = entry
@@ -305,12 +310,14 @@ class PrefixIndex:
             if self._listener is not None and held is self._full:
                 self._listener.inserted(entry)
 
-    def forget(self, block: int) -> None:
-        """The block is about to hold something else."""
-        self.forget_beyond(block, 0)
+    def remove(self, block: int) -> None:
+        """Remove the block's entries, because it is about to be overwritten."""
+        self.remove_beyond(block, 0)
 
-    def forget_beyond(self, block: int, tokens: int) -> None:
-        """The block's slots from `tokens` on are about to be overwritten."""
+    def remove_beyond(self, block: int, tokens: int) -> None:
+        """Remove the block's entries that reach beyond slot `tokens`, because those slots are about
+        to be overwritten.
+        """
         for held in (self._full, self._partial):
             entry = held[block]
             if entry is not None and len(entry.tokens) > tokens:
@@ -323,12 +330,12 @@ class PrefixIndex:
                 else:
                     del self._following[entry.parent]
                 if self._listener is not None and held is self._full:
-                    self._listener.forgotten(entry)
+                    self._listener.removed(entry)
 
     def audit(self, piece: int) -> Iterator[None]:
-        """Check that every key points to the block that holds it, and to no other; pauses every `piece` blocks.
+        """Check that every key points to exactly the block that holds it; pause every `piece` blocks.
 
-        Raises AssertionError. Nothing may change meanwhile.
+        Raise AssertionError if not. The index must not change meanwhile.
         """
         entries = 0
         following: dict[bytes, int] = {}

@@ -1,19 +1,19 @@
-"""What the prefix indexes gain and lose, as plain events for whoever routes requests by what an engine holds.
+"""Events of blocks that become matchable or stop being so, for routers that follow an engine's cache.
 
-Only full blocks are told of, and only those without a cache salt: with one, the tokens are a tenant's own affair, and
-nobody who does not know the salt could find the block.
+Only full blocks without a cache salt are reported. Salted tokens belong to one tenant, and nobody without the salt
+could find the block.
 """
 
 from typing import NamedTuple
 
 from roseinfer.kv.blocks import Digest, IndexEntry, IndexListener, root_key, sha256
 
-GPU = "GPU"  # the KV cache, wherever the engine runs
+GPU = "GPU"  # the KV cache, on any device
 CPU = "CPU"  # blocks in host memory
 
 
 class BlockStored(NamedTuple):
-    """A block can be matched from now on. `parent`: the key of the block before it, None for a prompt's first."""
+    """A block became matchable. `parent`: key of the block before it, None for the first block of a prompt."""
 
     key: bytes
     parent: bytes | None
@@ -22,7 +22,7 @@ class BlockStored(NamedTuple):
 
 
 class BlockRemoved(NamedTuple):
-    """A block cannot be matched any more."""
+    """A block is no longer matchable."""
 
     key: bytes
     medium: str
@@ -32,18 +32,18 @@ KvEvent = BlockStored | BlockRemoved
 
 
 class KvEvents:
-    """Collects the events of all indexes, in order; whoever publishes them takes them away after each step."""
+    """Ordered events of all indexes. The publisher takes them after each step."""
 
     def __init__(self, digest: Digest = sha256) -> None:
         self._root = root_key("", digest)
         self._events: list[KvEvent] = []
 
     def of(self, medium: str) -> IndexListener:
-        """What listens to the index of this medium."""
+        """Return a listener for the index of this medium."""
         return _Listener(medium, self._root, self._events)
 
     def take(self) -> list[KvEvent]:
-        """The events since the last call."""
+        """Return the events since the last call."""
         taken = self._events.copy()
         self._events.clear()
         return taken
@@ -58,6 +58,6 @@ class _Listener:
             parent = None if entry.parent == self._root else entry.parent
             self._events.append(BlockStored(entry.key, parent, entry.tokens, self._medium))
 
-    def forgotten(self, entry: IndexEntry) -> None:
+    def removed(self, entry: IndexEntry) -> None:
         if not entry.salted:
             self._events.append(BlockRemoved(entry.key, self._medium))

@@ -1,8 +1,8 @@
-"""A second pool of blocks, in host memory, behind the same keys; and what is on its way between it and the KV blocks.
+"""Second block pool in host memory with the same keys, and the copies between it and the KV blocks.
 
-Only full blocks are kept there. A copy under way holds a reference on both sides, whatever becomes of the sequences
-that wanted it: neither side is anybody else's before the copy is done. Each insertion into an index has an
-`IndexEntry` of its own, because a look-up knows by identity whether what it found has stayed.
+Only full blocks are stored there. A running copy holds a reference on both sides, even if the sequences that wanted it
+end: neither block is reused before the copy is done. Each insertion into an index uses a new `IndexEntry`, because a
+look-up recognises by identity whether its result is unchanged.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,10 +12,10 @@ from roseinfer.kv.blocks import BlockPool, Chain, Digest, IndexEntry, IndexListe
 
 
 class HostCache:
-    """`num_blocks` host blocks beside the KV blocks of `pool`, of which `index` knows the content.
+    """`num_blocks` host blocks beside the KV blocks of `pool`, whose content `index` knows.
 
-    Of the blocks that are kept the least recently used makes room for a new one. Who uses it: `store` and `load` begin
-    copies, `stored`, `loaded` end them.
+    The least recently used host block makes room for a new one. `begin_store` and `begin_loads` begin copies,
+    `finish_stores` and `finish_loads` end them.
     """
 
     def __init__(
@@ -30,62 +30,64 @@ class HostCache:
         self.num_blocks = num_blocks
         self._kv_pool, self._kv_index = pool, index
         self._index = PrefixIndex(num_blocks, block_size, digest, listener)
-        self._pool = BlockPool(num_blocks, self._index.forget)
-        # What copies under way will leave, by the block that they write; None if it must not be matched.
+        self._pool = BlockPool(num_blocks, self._index.remove)
+        # Source and future entry of running copies by target block. The entry is None if it must not be matched.
         self._storing: dict[int, tuple[int, IndexEntry | None]] = {}
         self._loading: dict[int, tuple[int, IndexEntry | None]] = {}
         self._storing_keys: set[bytes] = set()
-        self._rescued: set[int] = set()  # KV blocks being stored before others get them
-        self._rescued_at = 0  # so many KV blocks were given away then
+        self._evicting: set[int] = set()  # KV blocks being stored because they will be reused soon
+        self._taken_at_scan = 0  # `num_taken` when all candidates were last examined
         self._loading_keys: set[bytes] = set()
 
     @property
     def num_storing(self) -> int:
-        """KV blocks that are being stored."""
+        """Return the number of KV blocks being stored."""
         return len(self._storing)
 
     @property
     def num_used(self) -> int:
-        """Host blocks that hold something, or will."""
+        """Return the number of host blocks that hold an entry or are being written."""
         return len(self._index) + len(self._storing)
 
     def look_up(self, chain: Chain, tokens: Sequence[int], first: int, before: Lookup | None) -> Lookup:
-        """Which blocks of a sequence are kept here, from block `first` on; `before`: what the last call gave."""
+        """Return which blocks of a sequence are in host memory, from block `first` on. `before`:
+        the previous result.
+        """
         return self._index.look_up(chain, tokens, before, first)
 
-    def arriving(self, hosts: Sequence[int]) -> bool:
-        """Whether what one of these host blocks holds is being loaded already."""
+    def is_loading(self, host_blocks: Sequence[int]) -> bool:
+        """True if the content of any of these host blocks is already being loaded."""
         keys = self._loading_keys
-        return bool(keys) and any(self._entry(host).key in keys for host in hosts)
+        return bool(keys) and any(self._entry(host).key in keys for host in host_blocks)
 
     def _entry(self, host: int) -> IndexEntry:
-        entry = self._index.full(host)
+        entry = self._index.full_entry(host)
         assert entry is not None, f"host block {host} holds nothing"
         return entry
 
     # --- to the host --------------------------------------------------------------------------------------------
-    def wants(self, block: int) -> bool:
-        """Whether a KV block holds something whole that is not kept here, and on no way to here."""
-        entry = self._kv_index.full(block)
-        return entry is not None and entry.key not in self._storing_keys and self._index.where(entry.key) is None
+    def should_store(self, block: int) -> bool:
+        """True if a KV block holds a full entry that is neither in host memory nor being stored."""
+        entry = self._kv_index.full_entry(block)
+        return entry is not None and entry.key not in self._storing_keys and self._index.block_of(entry.key) is None
 
-    def held(self, block: int) -> IndexEntry | None:
-        """What a KV block holds if that is whole, as an object that no other content will be."""
-        return self._kv_index.full(block)
+    def full_entry(self, block: int) -> IndexEntry | None:
+        """Return a KV block's full entry, as an object whose identity is unique to this content."""
+        return self._kv_index.full_entry(block)
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """What these KV blocks hold, the head of a chain first, was used: as far as it is kept here, it goes last."""
+        """Mark the content of these KV blocks (head of a chain first) as recently used in host memory."""
         for block in reversed(blocks):
-            entry = self._kv_index.full(block)
-            host = None if entry is None else self._index.where(entry.key)
+            entry = self._kv_index.full_entry(block)
+            host = None if entry is None else self._index.block_of(entry.key)
             if host is not None:
                 self._pool.share(host)
                 self._pool.release((host,), self._index.holds)
 
-    def store(self, block: int) -> HostCopy | None:
-        """Begin to keep what a KV block holds. None if it is not wanted, or every host block is in use by copies."""
-        entry = self._kv_index.full(block)
-        if entry is None or not self.wants(block) or not self._pool.num_free:
+    def begin_store(self, block: int) -> HostCopy | None:
+        """Begin to store a KV block. Return None if that is not needed or copies use every host block."""
+        entry = self._kv_index.full_entry(block)
+        if entry is None or not self.should_store(block) or not self._pool.num_free:
             return None
         (host,) = self._pool.take(1)
         self._kv_pool.share(block)
@@ -94,36 +96,36 @@ class HostCache:
         return HostCopy(block, host)
 
     @property
-    def num_rescued(self) -> int:
-        """KV blocks that nobody had when `rescue` began to store them, which goes on."""
-        return len(self._rescued)
+    def num_evicting(self) -> int:
+        """Return the number of free KV blocks that `store_next_evicted` is storing."""
+        return len(self._evicting)
 
-    def rescue_due(self, ahead: int) -> bool:
-        """Whether a quarter of `ahead` KV blocks was given away since `rescue` has looked at all of them."""
-        return self._kv_pool.num_taken - self._rescued_at >= ahead // 4
+    def eviction_near(self, ahead: int) -> bool:
+        """True if a quarter of `ahead` KV blocks was taken since `store_next_evicted` last examined all candidates."""
+        return self._kv_pool.num_taken - self._taken_at_scan >= ahead // 4
 
-    def rescue(self, ahead: int, most: int) -> list[HostCopy]:
-        """Begin to keep up to `most` of the `ahead` KV blocks that are given to others next, whoever used them."""
+    def store_next_evicted(self, ahead: int, most: int) -> list[HostCopy]:
+        """Begin to store up to `most` of the next `ahead` free KV blocks to be reused."""
         found: list[HostCopy] = []
-        for block in self._kv_pool.next_taken(ahead):
+        for block in self._kv_pool.next_free(ahead):
             if len(found) == most:
                 return found
-            copy = self.store(block)
+            copy = self.begin_store(block)
             if copy is not None:
-                self._rescued.add(block)
+                self._evicting.add(block)
                 found.append(copy)
-        self._rescued_at = self._kv_pool.num_taken
+        self._taken_at_scan = self._kv_pool.num_taken
         return found
 
-    def stored(self, copies: Sequence[HostCopy]) -> None:
-        """These stores are done; the head of a chain comes first, and makes room last.
+    def finish_stores(self, copies: Sequence[HostCopy]) -> None:
+        """End these stores; the head of a chain comes first and is evicted last.
 
-        A block that was rescued is given to others as soon as it would have been.
+        Blocks stored by `store_next_evicted` return to the head of the free list.
         """
         for block, host in reversed(copies):
             _, entry = self._storing.pop(host)
-            rescued = block in self._rescued
-            self._rescued.discard(block)
+            rescued = block in self._evicting
+            self._evicting.discard(block)
             self._kv_pool.release((block,), _no if rescued else self._kv_index.holds)
             if entry is not None:
                 self._storing_keys.discard(entry.key)
@@ -131,10 +133,10 @@ class HostCache:
             self._pool.release((host,), self._index.holds)
 
     # --- from the host ------------------------------------------------------------------------------------------
-    def load(self, hosts: Sequence[int], blocks: Sequence[int]) -> list[HostCopy]:
-        """Begin to load these host blocks, none of which is `arriving`, into KV blocks that were taken for it."""
+    def begin_loads(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> list[HostCopy]:
+        """Begin to load these host blocks, none of which `is_loading`, into KV blocks that were taken for it."""
         copies = []
-        for host, block in zip(hosts, blocks, strict=True):
+        for host, block in zip(host_blocks, blocks, strict=True):
             entry = self._entry(host)
             assert entry.key not in self._loading_keys, "nothing is loaded twice at once"
             self._pool.share(host)
@@ -144,15 +146,15 @@ class HostCache:
             copies.append(HostCopy(block, host))
         return copies
 
-    def loaded(self, copies: Sequence[HostCopy]) -> None:
-        """These loads are done: their KV blocks can be matched from now on."""
+    def finish_loads(self, copies: Sequence[HostCopy]) -> None:
+        """End these loads: their KV blocks become matchable."""
         for block, entry in self._end_loads(copies):
             if entry is not None:
                 self._kv_index.insert(block, IndexEntry(*entry))
             self._kv_pool.release((block,), self._kv_index.holds)
 
-    def drop(self, copies: Sequence[HostCopy]) -> None:
-        """These loads will not happen: no plan has them."""
+    def cancel_loads(self, copies: Sequence[HostCopy]) -> None:
+        """Drop these loads, which are in no plan."""
         for block, _ in self._end_loads(copies):
             self._kv_pool.release((block,), self._kv_index.holds)
 
@@ -165,13 +167,13 @@ class HostCache:
             yield block, entry
 
     # --- what must not be matched ---------------------------------------------------------------------------------
-    def distrust(self, keys: Iterable[bytes]) -> None:
-        """What has these keys must not be matched again, be it here already or under way in either direction."""
+    def invalidate(self, keys: Iterable[bytes]) -> None:
+        """Prevent entries with these keys from being matched, whether stored or being copied in either direction."""
         bad = set(keys)
         for key in bad:
-            host = self._index.where(key)
+            host = self._index.block_of(key)
             if host is not None:
-                self._index.forget(host)
+                self._index.remove(host)
         for under_way, known in ((self._storing, self._storing_keys), (self._loading, self._loading_keys)):
             if not known.isdisjoint(bad):
                 known -= bad
@@ -180,13 +182,13 @@ class HostCache:
                         under_way[target] = (source, None)
 
     # --- looking in -----------------------------------------------------------------------------------------------
-    def pins(self) -> Iterator[int]:
-        """The KV blocks that copies under way hold, once for each."""
+    def referenced_blocks(self) -> Iterator[int]:
+        """Yield each KV block that a running copy references."""
         yield from self._loading
         yield from (block for block, _ in self._storing.values())
 
     def audit(self, piece: int) -> Iterator[None]:
-        """Raise AssertionError if references, copies under way and the index disagree; pauses every `piece` blocks."""
+        """Raise AssertionError if references, running copies and the index disagree; pause every `piece` blocks."""
         owners = [0] * self.num_blocks
         for host in self._storing:
             owners[host] += 1
@@ -208,5 +210,5 @@ class HostCache:
 
 
 def _no(block: int) -> bool:
-    """Nobody wants a copy's KV block back: host memory has what it holds."""
+    """Return False: the block can be reused first, since host memory holds its content."""
     return False

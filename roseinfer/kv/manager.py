@@ -1,8 +1,8 @@
-"""The KV cache as the scheduler sees it: sequences that match, grow, fork, register and close.
+"""KV cache as the scheduler sees it: sequences that match, grow, fork, register and close.
 
-Who may write: every block has at most one writer, the sequence that took it from the pool. A sequence that shares a
-partly filled last block (an exact prefix hit, a fork) *borrows* it: it reads the slots filled so far and must copy the
-block before its first append. The writer may go on appending behind the borrowed slots meanwhile: nobody reads them.
+Every block has at most one writer, the sequence that took it from the pool. A sequence that shares a partly filled last
+block (an exact prefix hit or a fork) *borrows* it. It reads the slots filled so far and must copy the block before its
+first append. Meanwhile the writer may append after the borrowed slots, since borrowers do not read those.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,14 +15,14 @@ from roseinfer.kv.events import CPU, GPU, KvEvents
 from roseinfer.kv.host import HostCache
 
 NO_HIT = PrefixHit()
-AUDIT_PIECE = 1024  # blocks that are looked at before an audit pauses
+AUDIT_PIECE_BLOCKS = 1024  # blocks checked before an audit pauses
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What `grow` changed: the table now ends in `new_blocks`, starting at entry `table_from`.
+    """Changes made by `grow`: the table now ends in `new_blocks`, from entry `table_from` on.
 
-    `copy` is the copy-on-write of a borrowed tail; its source stays referenced until `copies_done`.
+    `copy`: copy-on-write of a borrowed tail; its source stays referenced until `copies_done`.
     """
 
     table_from: int
@@ -32,11 +32,11 @@ class Growth:
 
 @dataclass(slots=True)
 class SequenceKv:
-    """One sequence's share of the cache.
+    """Blocks of one sequence.
 
-    `tail_borrowed`: the last block is partly filled and not ours to write; `tail_tokens` of its slots are ours to
-    read. `registered` counts the full blocks already offered to the prefix index. `lookup`: what it last found there;
-    `host_lookup`: and behind that in host memory.
+    `tail_borrowed`: the last block is partly filled and must not be written; `tail_tokens` of its slots may be read.
+    `registered`: number of full blocks offered to the prefix index. `lookup`: last result there; `host_lookup`: last
+    result for the following blocks in host memory.
     """
 
     chain: Chain
@@ -50,10 +50,10 @@ class SequenceKv:
 
 
 class KvManager:
-    """Tables of all live sequences over one `BlockPool`, with prefix cache and copy-on-write.
+    """Block tables of all live sequences over one `BlockPool`, with prefix cache and copy-on-write.
 
-    All calls are O(blocks touched). Errors of use (unknown sequence, growing without room) are our own bugs and
-    assert; running out of blocks is reported by returning None.
+    All calls are O(blocks touched). Misuse (an unknown sequence, growth without room) asserts. When blocks run out,
+    calls return None.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class KvManager:
         digest: Digest = sha256,
         events: KvEvents | None = None,
     ) -> None:
-        """spare_from: blocks from there on are not used while older ones are free, be their content wanted or not.
-        num_host_blocks: in host memory; `host` is their `HostCache`, None without them or a prefix cache.
-        events: collects what can be matched, and what no longer.
+        """spare_from: blocks from there on are used only when no older block is free. num_host_blocks: blocks in host
+        memory; `host` is their `HostCache`, or None without them or a prefix cache. events: collects which blocks are
+        matchable.
         """
         if block_size <= 0 or block_size & (block_size - 1) or block_size > 256:
             raise ValueError(f"block_size must be a power of two up to 256, got {block_size}")
@@ -77,7 +77,7 @@ class KvManager:
         self.num_blocks = num_blocks
         self.prefix_caching = prefix_caching
         self._index = PrefixIndex(num_blocks, block_size, digest, None if events is None else events.of(GPU))
-        self._pool = BlockPool(num_blocks, self._index.forget, spare_from)
+        self._pool = BlockPool(num_blocks, self._index.remove, spare_from)
         self._sequences: dict[str, SequenceKv] = {}
         self._pinned: list[int] = []
         self.host: HostCache | None = None
@@ -92,14 +92,14 @@ class KvManager:
 
     @property
     def max_tokens(self) -> int:
-        """The longest sequence that the whole cache can hold."""
+        """Return the longest sequence that the whole cache can hold."""
         return self.num_blocks * self.block_size
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
     def capacity(self, sequence_id: str) -> int:
-        """Positions below this can be written without growing."""
+        """Return the number of positions that can be written without growing."""
         seq = self._sequences[sequence_id]
         if seq.tail_borrowed:
             return (len(seq.blocks) - 1) * self.block_size + seq.tail_tokens
@@ -110,29 +110,27 @@ class KvManager:
 
     # --- life of a sequence -------------------------------------------------------------------------------------
     def open(self, sequence_id: str, cache_salt: str = "", keys: Sequence[bytes] = ()) -> None:
-        """Make a sequence known; it holds no blocks yet. `keys`: of its first full blocks, if somebody computed them:
-        `block_keys` of its tokens, nothing else.
-        """
+        """Add a sequence without blocks. `keys`: `block_keys` of its tokens, if they were computed before."""
         assert sequence_id not in self._sequences, f"sequence {sequence_id!r} is open already"
         chain = self._index.chain(cache_salt)
         chain.keys += keys
         self._sequences[sequence_id] = SequenceKv(chain)
 
     def split_keys(self, packed: bytes, prompt_len: int) -> list[bytes]:
-        """The keys of a prompt's full blocks, one behind the other, apart; none if they are of no use here.
+        """Split the concatenated keys of a prompt's full blocks. Return none if this cache does not use them.
 
-        Raises `InvalidRequestError` if they are not as many as a prompt of this length has.
+        Raise `InvalidRequestError` if their number does not fit a prompt of this length.
         """
         if not packed or not self.prefix_caching:
             return []
         if len(packed) != prompt_len // self.block_size * KEY_BYTES:
-            raise InvalidRequestError(f"the keys are not those of blocks of {self.block_size} tokens", "keys")
+            raise InvalidRequestError(f"keys must be those of blocks of {self.block_size} tokens", "keys")
         return [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
 
     def match(self, sequence_id: str, tokens: Sequence[int]) -> PrefixHit:
-        """The longest cached prefix of `tokens`, which are the sequence's, as far as they are known. Takes nothing.
+        """Return the longest cached prefix of `tokens`, the sequence's known tokens. Takes no blocks.
 
-        The first call hashes and walks the prefix; later ones compare whether the index still holds what was found.
+        The first call hashes and walks the prefix; later ones compare whether the index still holds the result.
         """
         if not self.prefix_caching:
             return NO_HIT
@@ -141,7 +139,7 @@ class KvManager:
         return seq.lookup.hit
 
     def attach(self, sequence_id: str, hit: PrefixHit) -> None:
-        """Give an empty sequence the blocks of a hit, shared with whoever else holds them."""
+        """Give an empty sequence the blocks of a hit, shared with their other holders."""
         seq = self._sequences[sequence_id]
         assert not seq.blocks, "only an empty sequence can attach a hit"
         for block in hit.blocks:
@@ -153,24 +151,26 @@ class KvManager:
         seq.partial_registered = hit.partial
 
     def match_host(self, sequence_id: str, tokens: Sequence[int], hit: PrefixHit) -> tuple[int, ...]:
-        """The host blocks that go on behind a hit that `match` has just found. Takes nothing; the last one is whole."""
+        """Return the host blocks that follow a hit that `match` has just returned, full blocks only.
+        Takes no blocks.
+        """
         if self.host is None or hit.partial:
             return ()
         seq = self._sequences[sequence_id]
         seq.host_lookup = self.host.look_up(seq.chain, tokens, len(hit.blocks), seq.host_lookup)
         return seq.host_lookup.hit.blocks
 
-    def load(self, sequence_id: str, hosts: Sequence[int]) -> list[HostCopy]:
-        """Give a sequence that holds nothing but a hit, of full blocks, others that these host blocks are loaded into.
+    def load(self, sequence_id: str, host_blocks: Sequence[int]) -> list[HostCopy]:
+        """Add blocks to a sequence that holds only a hit of full blocks, and begin to load these host blocks into them.
 
-        The caller has checked `num_free`, ends the loads with `host.loaded` or `host.drop`, and lets nobody read
-        before.
+        The caller has checked `num_free` and ends the loads with `host.finish_loads` or `host.cancel_loads`. The blocks
+        must not be read before.
         """
         seq = self._sequences[sequence_id]
         assert self.host is not None and not seq.tail_borrowed, "only full blocks are loaded"
-        blocks = self._pool.take(len(hosts))
+        blocks = self._pool.take(len(host_blocks))
         seq.blocks.extend(blocks)
-        return self.host.load(hosts, blocks)
+        return self.host.begin_loads(host_blocks, blocks)
 
     def fork(self, parent_id: str, child_id: str, tokens: int) -> None:
         """Give an empty sequence the parent's first `tokens` tokens, whose K/V the parent has computed."""
@@ -183,12 +183,12 @@ class KvManager:
         self._sequences[child_id].partial_registered = False
 
     def growth_cost(self, sequence_id: str, upto: int) -> int:
-        """Blocks that `grow` would take from the pool."""
+        """Return the blocks that `grow` would take from the pool."""
         seq = self._sequences[sequence_id]
         return max(0, self.blocks_for(upto) - len(seq.blocks)) + self._must_copy(seq, upto)
 
     def grow(self, sequence_id: str, upto: int) -> Growth | None:
-        """Make positions below `upto` writable. None, and nothing changed, if there are not enough free blocks."""
+        """Make positions below `upto` writable. Return None and change nothing if there are not enough free blocks."""
         seq = self._sequences[sequence_id]
         must_copy = self._must_copy(seq, upto)
         count = max(0, self.blocks_for(upto) - len(seq.blocks))
@@ -199,7 +199,7 @@ class KvManager:
         return self._extend(seq, self._pool.take(count + must_copy), must_copy)
 
     def grow_many(self, wants: Sequence[tuple[str, int]]) -> list[Growth] | None:
-        """`grow` for a whole batch of (sequence, upto), all or nothing, with one trip to the pool."""
+        """Run `grow` for a whole batch of (sequence, upto), all or nothing, with one access to the pool."""
         sequences = [self._sequences[sequence_id] for sequence_id, _ in wants]
         copies = [self._must_copy(seq, upto) for seq, (_, upto) in zip(sequences, wants, strict=True)]
         counts = [
@@ -216,7 +216,7 @@ class KvManager:
         return grown
 
     def undo(self, sequence_id: str, growth: Growth) -> None:
-        """Take back a `grow` that no submitted step has seen."""
+        """Revert a `grow` that no submitted step has seen."""
         seq = self._sequences[sequence_id]
         assert tuple(seq.blocks[growth.table_from :]) == growth.new_blocks, "only the newest growth can be undone"
         del seq.blocks[growth.table_from :]
@@ -227,15 +227,15 @@ class KvManager:
         self._release(reversed(growth.new_blocks))
 
     def copies_done(self, copies: Iterable[BlockCopy]) -> None:
-        """The step that carried these copies is complete: their sources may go."""
+        """Release the sources of these copies, whose step is complete."""
         for copy in copies:
             self._pinned.remove(copy.src)
             self._release((copy.src,))
 
     def register(self, sequence_id: str, tokens: Sequence[int], computed: int, prompt_len: int) -> None:
-        """Offer what is computed to the prefix index: full blocks, and the partly filled last block of the prompt.
+        """Offer computed blocks to the prefix index: full blocks, and the partly filled last block of the prompt.
 
-        `tokens` are the sequence's known tokens; the K/V of the first `computed` is in the cache.
+        `tokens`: the sequence's known tokens. The K/V of the first `computed` is in the cache.
         """
         if not self.prefix_caching:
             return
@@ -248,25 +248,25 @@ class KvManager:
             self._index.insert(seq.blocks[index], seq.chain.entry(tokens, index))
         seq.registered = max(seq.registered, full)
 
-    def distrust(self, sequence_id: str) -> None:
-        """The sequence failed, so what it computed must not be matched again."""
+    def invalidate(self, sequence_id: str) -> None:
+        """Prevent matches of the sequence's blocks, because it failed."""
         blocks = self._sequences[sequence_id].blocks
         if self.host is not None:
-            held = map(self._index.full, blocks)
-            self.host.distrust(entry.key for entry in held if entry is not None)
+            held = map(self._index.full_entry, blocks)
+            self.host.invalidate(entry.key for entry in held if entry is not None)
         for block in blocks:
-            self._index.forget(block)
+            self._index.remove(block)
 
     def release(self, sequence_id: str) -> None:
-        """Give back all blocks but stay open: the sequence was preempted and will start over."""
+        """Release all blocks of a preempted sequence, which stays open and will start over."""
         seq = self._sequences[sequence_id]
-        # The tail goes first, so that the head of a chain, which more prompts share, is reused last.
+        # The tail is freed first, so that the head of a chain, which more prompts share, is reused last.
         self._release(reversed(seq.blocks))
         seq.blocks = []
         seq.tail_borrowed, seq.tail_tokens, seq.registered, seq.partial_registered = False, 0, 0, False
 
     def close(self, sequence_id: str) -> None:
-        """The sequence is gone; what it computed stays matchable until its blocks are reused."""
+        """Remove a sequence. Its blocks stay matchable until they are reused."""
         self.release(sequence_id)
         del self._sequences[sequence_id]
 
@@ -277,14 +277,14 @@ class KvManager:
         return upto > (len(seq.blocks) - 1) * self.block_size + seq.tail_tokens
 
     def _take_over(self, seq: SequenceKv) -> bool:
-        """With no block left to copy to, the only reader of a borrowed tail may become its writer.
+        """Let the only reader of a borrowed tail become its writer, when no block is left to copy to.
 
-        What the block holds behind our tokens then stops being matchable.
+        The block's content after our tokens is then no longer matchable.
         """
         block = seq.blocks[-1]
         if self._pool.refs[block] != 1:
             return False
-        self._index.forget_beyond(block, seq.tail_tokens)
+        self._index.remove_beyond(block, seq.tail_tokens)
         seq.tail_borrowed, seq.tail_tokens = False, 0
         return True
 
@@ -314,7 +314,9 @@ class KvManager:
             pass
 
     def audit(self) -> Iterator[None]:
-        """`check_integrity` in pieces of some 1,000 blocks, a millisecond or two each; nothing may change meanwhile."""
+        """Run `check_integrity` in pieces of some 1,000 blocks, a millisecond or two each. The cache must not change
+        meanwhile.
+        """
         owners = [0] * self.num_blocks
         writers: dict[int, str] = {}
         looked_at = 0
@@ -327,19 +329,19 @@ class KvManager:
                 assert tail not in writers, f"{sequence_id!r} and {writers[tail]!r} both write block {tail}"
                 writers[tail] = sequence_id
             looked_at += len(seq.blocks)
-            if looked_at >= AUDIT_PIECE:
+            if looked_at >= AUDIT_PIECE_BLOCKS:
                 looked_at = 0
                 yield
-        for block in (*self._pinned, *(self.host.pins() if self.host is not None else ())):
+        for block in (*self._pinned, *(self.host.referenced_blocks() if self.host is not None else ())):
             owners[block] += 1
         assert owners == self._pool.refs, "reference counts and owners disagree"
         free = 0
         for block in self._pool.walk_free():
             assert owners[block] == 0, "an owned block is in the free list"
             free += 1
-            if free % AUDIT_PIECE == 0:
+            if free % AUDIT_PIECE_BLOCKS == 0:
                 yield
         assert free == self._pool.num_free == owners.count(0), "free + owned != total"
-        yield from self._index.audit(AUDIT_PIECE)
+        yield from self._index.audit(AUDIT_PIECE_BLOCKS)
         if self.host is not None:
-            yield from self.host.audit(AUDIT_PIECE)
+            yield from self.host.audit(AUDIT_PIECE_BLOCKS)

@@ -96,14 +96,14 @@ class KvOffload:
         only, where computing would hold up all that run in the same step: that counts, but a first token for more than
         the next one of another. What is left of the prompt is computed anyway, and reads the same experts.
         """
-        hosts = self._kv.match_host(request.request_id, request.tokens, hit)
-        if not hosts:
+        host_blocks = self._kv.match_host(request.request_id, request.tokens, hit)
+        if not host_blocks:
             return ()
         size = self._kv.block_size
-        computed_s = self._cost.params.prefill_s(len(hit.blocks) * size, len(hosts) * size, inf)
-        if self.seconds(len(hosts), 0, 0) >= computed_s:
+        computed_s = self._cost.params.prefill_s(len(hit.blocks) * size, len(host_blocks) * size, inf)
+        if self.seconds(len(host_blocks), 0, 0) >= computed_s:
             return ()
-        return hosts if self.seconds(0, in_flight, running) < computed_s * (1 + _OTHERS * running) else ()
+        return host_blocks if self.seconds(0, in_flight, running) < computed_s * (1 + _OTHERS * running) else ()
 
     def seconds(self, blocks: int, in_flight: int, running: int) -> float:
         """Until so many blocks are loaded, behind those that wait to be.
@@ -120,19 +120,19 @@ class KvOffload:
         return len(self._loads) + len(self._landed)
 
     # --- loads --------------------------------------------------------------------------------------------------
-    def arriving(self, hosts: Sequence[int]) -> bool:
+    def is_loading(self, host_blocks: Sequence[int]) -> bool:
         """Whether another request is having them loaded."""
-        return self._host.arriving(hosts)
+        return self._host.is_loading(host_blocks)
 
-    def begin(self, request: Request, hosts: Sequence[int]) -> None:
+    def begin(self, request: Request, host_blocks: Sequence[int]) -> None:
         """Let a request that holds nothing but its hit wait for what these host blocks hold. There are KV blocks."""
         known, held = len(request.tokens), len(self._kv.table(request.request_id)) * self._kv.block_size
-        load = PrefixLoad(request, self._kv.load(request.request_id, hosts))
+        load = PrefixLoad(request, self._kv.load(request.request_id, host_blocks))
         self._loads[request.request_id] = load
         self._queue.append(load)
         self._queued += len(load.copies)
         self._queries += known - held
-        self._hits += len(hosts) * self._kv.block_size
+        self._hits += len(host_blocks) * self._kv.block_size
         request.loading = True
         self._hold(request)
 
@@ -185,7 +185,7 @@ class KvOffload:
         rest = load.copies[load.planned :]
         self._queue.remove(load)
         self._queued -= len(rest)
-        self._host.drop(rest)
+        self._host.cancel_loads(rest)
 
     # --- stores -------------------------------------------------------------------------------------------------
     def _reuse(self, blocks: Sequence[int]) -> None:
@@ -194,8 +194,8 @@ class KvOffload:
         if not self._pays(self._kv.max_tokens):
             return
         for block in blocks:
-            held = self._host.held(block)
-            if held is not None and self._host.wants(block):
+            held = self._host.full_entry(block)
+            if held is not None and self._host.should_store(block):
                 self._reused[block] = held
 
     def losing(self, request: Request) -> None:
@@ -216,7 +216,7 @@ class KvOffload:
         return self.load_s * (tokens // self._kv.block_size) < self._cost.params.prefill_s(0, tokens, inf)
 
     def _store(self, block: int) -> None:
-        copy = self._host.store(block)
+        copy = self._host.begin_store(block)
         if copy is not None:
             self._begun.append(copy)
 
@@ -232,7 +232,7 @@ class KvOffload:
         start, of which one may be who starts; and in a step or two those that are being stored before others get them.
         """
         loaded = sum(len(self._kv.table(name)) for name in self._landed)
-        return loaded + self._host.num_rescued
+        return loaded + self._host.num_evicting
 
     @property
     def blocks_coming(self) -> int:
@@ -242,7 +242,7 @@ class KvOffload:
     def fill(self, draft: PlanBuilder) -> None:
         """Give a step its copies."""
         ahead = 2 * self._kv.blocks_for(draft.budget)
-        at_risk = len(draft) > 0 and self._host.rescue_due(ahead)
+        at_risk = len(draft) > 0 and self._host.eviction_near(ahead)
         if not (at_risk or self._queue or self._begun or self._reused):
             return
         rows = draft.rows
@@ -252,12 +252,12 @@ class KvOffload:
         while self._reused and len(self._begun) < room:
             block, entry = next(iter(self._reused.items()))
             del self._reused[block]
-            if self._host.held(block) is entry:
+            if self._host.full_entry(block) is entry:
                 self._store(block)
         if at_risk and self._pays(self._kv.max_tokens):
             # A block that is being stored is nobody's, so enough are left for the next step.
             spare = self._kv.num_free - min(ahead // 2, self._kv.num_blocks // 4)
-            self._begun += self._host.rescue(ahead, max(0, min(room - len(self._begun), spare)))
+            self._begun += self._host.store_next_evicted(ahead, max(0, min(room - len(self._begun), spare)))
         draft.stores, self._begun = self._begun, []
 
     def _room(self, seconds: float, each_s: float) -> int:
@@ -285,12 +285,12 @@ class KvOffload:
             if self._learns and rows_s:
                 self._cost.observe(work_of(plan.rows), rows_s)
         if plan.stores:
-            self._host.stored(plan.stores)
+            self._host.finish_stores(plan.stores)
             self._stored += len(plan.stores)
             self._stores_s += result.stores_s
             self.store_s = _follow(self.store_s, result.stores_s, len(plan.stores))
         if plan.loads:
-            self._host.loaded(plan.loads)
+            self._host.finish_loads(plan.loads)
             self._loaded += len(plan.loads)
             self._loads_s += result.loads_s
             self.load_s = _follow(self.load_s, result.loads_s, len(plan.loads))

@@ -292,7 +292,7 @@ class Scheduler:
                 self.roster.vacate(request)
             return None
         if result.error is not None:
-            self.kv.distrust(row.request_id)
+            self.kv.invalidate(row.request_id)
             if not result.token_ids:
                 end = self.roster.finish(request, FinishReason.ERROR, now_s, error=result.error)
                 return RequestOutput(row.request_id, end=end)

@@ -110,15 +110,15 @@ class Seating:
         request_id, known, offload = request.request_id, len(request.tokens), self._roster.offload
         loaded = offload.take_back(request) if offload is not None else 0
         cached = self._attach_cached(request)
-        hosts = self.host_blocks_after(request, cached) if offload is not None and not loaded else ()
+        host_blocks = self.host_blocks_after(request, cached) if offload is not None and not loaded else ()
         start = min(cached, known - 1)
-        count = 0 if hosts else self._first_chunk(draft, decision, request, known - start, others_started)
-        if not (hosts or count):
+        count = 0 if host_blocks else self._first_chunk(draft, decision, request, known - start, others_started)
+        if not (host_blocks or count):
             self.lacking = Cause.BUDGET
         elif not self._has_room(draft, request_id, known):
             self.lacking = Cause.BLOCKS
-        elif hosts:
-            return self._load(request, hosts)
+        elif host_blocks:
+            return self._load(request, host_blocks)
         else:
             self._seat(draft, request, start, cached, count)
             self.prefix_queries += known
@@ -229,7 +229,7 @@ class Seating:
         # A fork of a running sample holds all of the prompt, be it in the index or not.
         return offload.behind(request, hit, *self._business()) if hit.tokens == cached else ()
 
-    def _load(self, request: Request, hosts: tuple[int, ...]) -> Start:
+    def _load(self, request: Request, host_blocks: tuple[int, ...]) -> Start:
         """Begin to load, unless others wait for the same or for all seats; then the request waits without blocks."""
         offload = self._roster.offload
         assert offload is not None
@@ -237,10 +237,10 @@ class Seating:
         if full and self._business() == (0, 0):
             # Nobody but this one is let start, it seems: one that is loaded and was not named makes way.
             full = not offload.reclaim()
-        if full or offload.arriving(hosts):
+        if full or offload.is_loading(host_blocks):
             self._kv.release(request.request_id)
         else:
-            offload.begin(request, hosts)
+            offload.begin(request, host_blocks)
         return Start.LATER
 
     def _business(self) -> tuple[int, int]:

@@ -9,12 +9,12 @@ from roseinfer.engine.audit import IDLE_S, IdleAudit
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import OWNER, Heartbeat, Shutdown
-from roseinfer.kv.manager import AUDIT_PIECE
+from roseinfer.kv.manager import AUDIT_PIECE_BLOCKS
 from tests.engine.test_loop import Script, add
 from tests.helpers.engines import add as add_to
 from tests.helpers.engines import make_core, run_dry
 
-BLOCKS = 4 * AUDIT_PIECE
+BLOCKS = 4 * AUDIT_PIECE_BLOCKS
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_the_books_are_audited_once_after_work_and_a_while_of_idleness_in_pieces
     while duty.under_way:
         duty.idle()
         turns += 1
-    assert turns >= 2 * BLOCKS // AUDIT_PIECE, "the free list, then the index"
+    assert turns >= 2 * BLOCKS // AUDIT_PIECE_BLOCKS, "the free list, then the index"
     clock.advance(IDLE_S)
     duty.idle()
     assert len(pieces) == 1 and not duty.under_way
@@ -125,7 +125,7 @@ def test_the_loop_audits_when_idle_and_goes_back_to_sleep() -> None:
     duty, pieces = audited(core, clock)
     script = Patient(core, clock, [(OWNER, add("a", 3))])
     EngineLoop(core, script, script, clock, None, duty).run()
-    assert len(pieces) == 1 and pieces[0] >= 2 * BLOCKS // AUDIT_PIECE
+    assert len(pieces) == 1 and pieces[0] >= 2 * BLOCKS // AUDIT_PIECE_BLOCKS
     assert script.waited.count(0.0) == pieces[0], "it does not sleep between two pieces"
     assert script.waited[-1] > 0
     assert any(isinstance(message, Heartbeat) for _, _, message in script.sent)

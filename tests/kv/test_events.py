@@ -29,8 +29,8 @@ def test_nothing_is_told_of_prompts_with_a_salt():
     kv = KvManager(4, 2, num_host_blocks=4, events=events)
     compute(kv, "a", [1, 2, 3, 4], salt="tenant")
     assert kv.host is not None
-    copies = [copy for block in range(4) if (copy := kv.host.store(block)) is not None]
-    kv.host.stored(copies)
+    copies = [copy for block in range(4) if (copy := kv.host.begin_store(block)) is not None]
+    kv.host.finish_stores(copies)
     assert kv.host.num_used == 2
     compute(kv, "b", [7] * 8)
     assert all(isinstance(event, BlockStored) and event.tokens == (7, 7) for event in events.take())

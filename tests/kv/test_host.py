@@ -22,8 +22,8 @@ def compute(kv: KvManager, name: str, tokens: list[int]) -> tuple[int, ...]:
 
 def keep(kv: KvManager, host: HostCache, tokens: list[int]) -> None:
     """Compute these tokens, store all of them that fills blocks, and have their KV blocks used by others."""
-    copies = [host.store(block) for block in compute(kv, "stored", tokens)]
-    host.stored([copy for copy in copies if copy is not None])
+    copies = [host.begin_store(block) for block in compute(kv, "stored", tokens)]
+    host.finish_stores([copy for copy in copies if copy is not None])
     kv.close("stored")
     overwrite(kv)
 
@@ -55,7 +55,7 @@ def test_full_blocks_are_kept_and_come_back() -> None:
     assert found(kv, "a", tokens) == (0, 2)
     copies = kv.load("a", kv.match_host("a", tokens, kv.match("a", tokens)))
     assert found(kv, "a", tokens) == (0, 2), "not matched before the load is done"
-    host.loaded(copies)
+    host.finish_loads(copies)
     assert found(kv, "a", tokens) == (8, 0)
     kv.close("a")
     kv.check_integrity()
@@ -64,12 +64,12 @@ def test_full_blocks_are_kept_and_come_back() -> None:
 def test_what_is_stored_is_matched_once_it_is_there() -> None:
     kv, host = manager()
     tokens = list(range(8))
-    copies = [copy for block in compute(kv, "a", tokens) if (copy := host.store(block)) is not None]
+    copies = [copy for block in compute(kv, "a", tokens) if (copy := host.begin_store(block)) is not None]
     assert host.num_used == 2 and not any(map(host.wants, kv.table("a"))), "it is on its way"
     kv.close("a")
     assert kv.num_free == 6, "nobody writes what is being stored"
     assert list(host.look_up(kv._index.chain(""), tokens, 0, None).hit.blocks) == []
-    host.stored(copies)
+    host.finish_stores(copies)
     assert kv.num_free == 8
     assert len(host.look_up(kv._index.chain(""), tokens, 0, None).hit.blocks) == 2
 
@@ -95,14 +95,14 @@ def test_what_failed_is_forgotten_wherever_it_is() -> None:
     kv, host = manager()
     tokens = list(range(12))
     blocks = compute(kv, "bad", tokens)
-    (kept,) = [host.store(blocks[0])]
+    (kept,) = [host.begin_store(blocks[0])]
     assert kept is not None
-    host.stored([kept])
-    (under_way,) = [host.store(blocks[1])]
+    host.finish_stores([kept])
+    (under_way,) = [host.begin_store(blocks[1])]
     assert under_way is not None
-    kv.distrust("bad")
-    host.stored([under_way])
-    assert host.store(blocks[2]) is None, "nobody knows what it holds"
+    kv.invalidate("bad")
+    host.finish_stores([under_way])
+    assert host.begin_store(blocks[2]) is None, "nobody knows what it holds"
     kv.close("bad")
     kv.open("a")
     assert found(kv, "a", tokens) == (0, 0)
@@ -117,8 +117,8 @@ def test_what_fails_while_it_is_loaded_is_not_matched() -> None:
     kv.open("a")
     copies = kv.load("a", kv.match_host("a", tokens, kv.match("a", tokens)))
     compute(kv, "bad", tokens)
-    kv.distrust("bad")
-    host.loaded(copies)
+    kv.invalidate("bad")
+    host.finish_loads(copies)
     kv.check_integrity()
     kv.open("b")
     assert found(kv, "b", tokens) == (0, 0)
@@ -147,8 +147,8 @@ def test_a_remembered_look_up_does_not_survive_a_block_that_left_and_came_back()
     kv, host = manager(blocks=3)
     tokens = list(range(8))
     kv.open("w")
-    copies = [copy for block in compute(kv, "a", tokens) if (copy := host.store(block)) is not None]
-    host.stored(copies)
+    copies = [copy for block in compute(kv, "a", tokens) if (copy := host.begin_store(block)) is not None]
+    host.finish_stores(copies)
     head, tail = kv.table("a")
     assert kv.match("w", tokens).blocks == (head, tail)
     kv.close("a")
@@ -162,7 +162,7 @@ def test_a_remembered_look_up_does_not_survive_a_block_that_left_and_came_back()
         kv.close(holders[block])
     kv.open("b")
     again = kv.load("b", host.look_up(kv._index.chain(""), tokens, 0, None).hit.blocks)
-    host.loaded(again)
+    host.finish_loads(again)
     assert [copy.block for copy in again] == [3 - head - tail, tail]
     assert kv.match("w", tokens).blocks == kv.table("b")
 
@@ -174,12 +174,12 @@ def test_what_others_would_be_given_next_is_kept_and_given_to_them_as_soon() -> 
     of_second = compute(kv, "second", second)
     kv.close("first")  # a partly filled block too, which cannot be kept
     kv.close("second")
-    copies = host.rescue(6, 3)
+    copies = host.store_next_evicted(6, 3)
     assert [copy.block for copy in copies] == [of_first[1], of_first[0], of_second[1]], "the oldest, tails first"
-    assert kv.num_free == 3 and not kv._index.full(of_first[2])
+    assert kv.num_free == 3 and not kv._index.full_entry(of_first[2])
     kv.open("a")
     assert kv.match("a", first).tokens == 10, "meanwhile it is matched"
-    host.stored(copies)
+    host.finish_stores(copies)
     kv.check_integrity()
     assert kv.num_free == 6 and host.num_used == 3
     kv.grow("a", 3 * SIZE)
@@ -195,12 +195,12 @@ def test_blocks_are_looked_at_once_until_a_part_of_them_is_gone() -> None:
     for number in range(3):
         compute(kv, f"{number}", [10 * number + token for token in range(2 * SIZE)])
         kv.close(f"{number}")
-    assert host.rescue_due(8)
-    copies = host.rescue(8, 1)
-    assert len(copies) == 1 and host.rescue_due(8), "it stopped at as many as there was time for"
-    host.stored(copies)
-    copies = host.rescue(8, 9)
-    assert len(copies) == 1 and not host.rescue_due(8), "six blocks that hold nothing, and the first, are given first"
+    assert host.eviction_near(8)
+    copies = host.store_next_evicted(8, 1)
+    assert len(copies) == 1 and host.eviction_near(8), "it stopped at as many as there was time for"
+    host.finish_stores(copies)
+    copies = host.store_next_evicted(8, 9)
+    assert len(copies) == 1 and not host.eviction_near(8), "six empty blocks and the first one come first"
     kv.open("a")
     kv.grow("a", 2 * SIZE)
-    assert host.rescue_due(8)
+    assert host.eviction_near(8)

@@ -104,7 +104,7 @@ def test_a_hit_is_forgotten_when_a_block_within_it_is() -> None:
     assert kv.grow("b", 8) is not None
     kv.register("b", tokens, 8, 9)
     assert kv.match("w", tokens).tokens == 8
-    kv.distrust("a")
+    kv.invalidate("a")
     assert kv.match("w", tokens).tokens == 0, "what follows cannot be reached any more"
     compute(kv, "c", tokens[:4])
     assert kv.match("w", tokens).tokens == 8, "until its prefix is computed again"

@@ -39,7 +39,7 @@ class Driver:
         if self.rng.random() < 0.05:
             tokens.append(self.rng.randrange(2))
         if self.rng.random() < 0.05 and self.tokens:
-            self.kv.distrust(self.rng.choice(list(self.tokens)))
+            self.kv.invalidate(self.rng.choice(list(self.tokens)))
 
     def start(self) -> None:
         tokens = [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 14))]

@@ -58,21 +58,21 @@ class Driver:
         assert hit == self.kv._index.match(self.kv._index.chain(""), tokens)
         full = hit.blocks[: hit.tokens // self.size]
         self.check(self.device_holds, full, tokens, 0)
-        hosts = self.kv.match_host(name, tokens, hit)
-        assert list(hosts) == ([] if hit.partial else self.walk(tokens, len(full)))
-        self.check(self.host_holds, hosts, tokens, len(full))
-        return hit, hosts
+        host_blocks = self.kv.match_host(name, tokens, hit)
+        assert list(host_blocks) == ([] if hit.partial else self.walk(tokens, len(full)))
+        self.check(self.host_holds, host_blocks, tokens, len(full))
+        return hit, host_blocks
 
     def start(self) -> None:
         self.names += 1
         name, tokens = str(self.names), self.prompt()
         self.kv.open(name)
-        hit, hosts = self.look_up(name, tokens)
+        hit, host_blocks = self.look_up(name, tokens)
         self.kv.attach(name, hit)
         self.host.touch(hit.blocks)
-        fits = len(hosts) <= self.kv.num_free and not self.host.arriving(hosts)
-        if hosts and fits and self.rng.random() < 0.8:
-            self.loading[name] = self.kv.load(name, hosts)
+        fits = len(host_blocks) <= self.kv.num_free and not self.host.is_loading(host_blocks)
+        if host_blocks and fits and self.rng.random() < 0.8:
+            self.loading[name] = self.kv.load(name, host_blocks)
             self.loads += 1
             return
         if not self.grow(name, len(tokens)):
@@ -90,7 +90,7 @@ class Driver:
     def walk(self, tokens: list[int], first: int) -> list[int]:
         chain, found = self.kv._index.chain(""), []
         for index in range(first, len(tokens) // self.size):
-            host = self.host._index.where(chain.entry(tokens, index).key)
+            host = self.host._index.block_of(chain.entry(tokens, index).key)
             if host is None:
                 break
             found.append(host)
@@ -141,7 +141,7 @@ class Driver:
     def rescue(self) -> None:
         """Blocks that nobody holds are being stored."""
         free = self.kv.num_free
-        copies = self.host.rescue(self.rng.randrange(1, 12), self.rng.randrange(4))
+        copies = self.host.store_next_evicted(self.rng.randrange(1, 12), self.rng.randrange(4))
         assert self.kv.num_free == free - len(copies)
         for copy in copies:
             self.stores.append(copy)
@@ -149,8 +149,8 @@ class Driver:
 
     def begin_stores(self, blocks: tuple[int, ...]) -> None:
         for block in blocks:
-            wanted = self.host.wants(block)
-            copy = self.host.store(block)
+            wanted = self.host.should_store(block)
+            copy = self.host.begin_store(block)
             assert copy is None or wanted
             if copy is not None:
                 self.stores.append(copy)
@@ -160,7 +160,7 @@ class Driver:
         done = self.stores[: self.rng.randrange(0, 6)]
         for copy in done:
             self.host_holds[copy.host] = self.device_holds[copy.block]
-        self.host.stored(done)
+        self.host.finish_stores(done)
         del self.stores[: len(done)]
 
     def finish_load(self) -> None:
@@ -175,12 +175,12 @@ class Driver:
     def copy(self, copies: list[HostCopy]) -> None:
         for copy in copies:
             self.device_holds[copy.block] = self.host_holds[copy.host]
-        self.host.loaded(copies)
+        self.host.finish_loads(copies)
 
     def drop_load(self) -> None:
         if self.loading:
             name = self.rng.choice(list(self.loading))
-            self.host.drop(self.loading.pop(name))
+            self.host.cancel_loads(self.loading.pop(name))
             self.kv.close(name)
 
     def end_loading(self) -> None:
@@ -195,9 +195,9 @@ class Driver:
         if name is not None and self.rng.random() < 0.3:
             for block in self.kv.table(name):
                 held = self.device_holds[block]
-                if self.kv._index.full(block) is not None and held is not None:
+                if self.kv._index.full_entry(block) is not None and held is not None:
                     self.bad.add(held)
-            self.kv.distrust(name)
+            self.kv.invalidate(name)
             self.end(name)
 
 

@@ -229,8 +229,8 @@ def test_a_request_whose_load_is_taken_back_waits_as_before() -> None:
     core.scheduler.offload.load_s = 0.0
     add(core, "c", PROMPT, max_tokens=3, ignore_eos=True, seed=1)
     (request,) = core.scheduler.waiting
-    hosts = core.scheduler.seating.host_blocks_after(request, 0)
-    core.scheduler.offload.begin(request, hosts)
+    host_blocks = core.scheduler.seating.host_blocks_after(request, 0)
+    core.scheduler.offload.begin(request, host_blocks)
     assert not core.scheduler.waiting.ready()
     assert core.scheduler.offload.reclaim(loads=True)
     core.scheduler.check_integrity()
