@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.gpu_rows import FIGURES, MODELS, ROWS, Model, Row
 from benchmarks.model_cost import Chunk, ModelCost, Work
-from roseinfer.bench.arrivals import Planned, draw
+from roseinfer.bench.arrivals import PlannedRequest, draw
 from roseinfer.bench.report import percentile, table
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.hub import model_folder
@@ -79,7 +79,7 @@ class Life:
 class PerfectEngine:
     """Steps through a load. Running requests all decode in every step, so only their number and contexts matter."""
 
-    def __init__(self, cost: ModelCost, rates: Rates, budget: int, load: Sequence[Planned], shared: int) -> None:
+    def __init__(self, cost: ModelCost, rates: Rates, budget: int, load: Sequence[PlannedRequest], shared: int) -> None:
         """shared: tokens that all prompts begin with, and that all but the first find cached."""
         self._cost, self._rates, self._budget = cost, rates, budget
         self._pending = [Life(p.at_s, 0, len(p.prompt_ids), p.output_len) for p in load]
@@ -200,7 +200,9 @@ def all_rates(name: str) -> tuple[Rates, ...]:
     return (card, KERNELS) if dense else (card,)
 
 
-def simulate(cost: ModelCost, rates: Rates, budget: int, load: Sequence[Planned], shared: int = 0) -> dict[str, float]:
+def simulate(
+    cost: ModelCost, rates: Rates, budget: int, load: Sequence[PlannedRequest], shared: int = 0
+) -> dict[str, float]:
     engine = PerfectEngine(cost, rates, budget, load, shared)
     engine.run()
     return engine.figures()
@@ -216,7 +218,7 @@ def bound(row: Row, rates: Rates, seed_shift: int = 0) -> dict[str, float]:
     return {figure: best[figure](figures[figure] for figures in tried) for figure in FIGURES}
 
 
-def total_work(cost: ModelCost, load: Sequence[Planned]) -> dict[str, Work]:
+def total_work(cost: ModelCost, load: Sequence[PlannedRequest]) -> dict[str, Work]:
     """`prefill` of the prompts one by one, `decode` of all tokens behind the first, without the weights."""
     prefill = decode = Work()
     for planned in load:

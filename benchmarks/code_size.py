@@ -247,7 +247,7 @@ def measure(repo: Path, request: bool) -> dict[str, int]:
 
 def table(columns: Mapping[str, Mapping[str, int]]) -> str:
     """Return Markdown: a row for each name in any column, "-" where a column lacks it."""
-    names = dict.fromkeys(name for rows in reversed(columns.values()) for name in rows)
+    names = dict.fromkeys(name for rows in reversed(list(columns.values())) for name in rows)
     lines = ["| | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
     for name in _in_groups(names):
         cells = (f"{rows[name]:,}" if name in rows else "-" for rows in columns.values())

@@ -21,7 +21,7 @@ import torch
 
 from roseinfer.bench.plot import check_plot, plot_latencies
 from roseinfer.bench.report import hardware, versions
-from roseinfer.bench.streaming_compare import Measured, Setting, measure
+from roseinfer.bench.streaming_compare import Setting, SettingRuns, measure
 from roseinfer.bench.streaming_report import samples, summarise
 from roseinfer.commands.bench_streaming import OPTIONS, make_setting
 from roseinfer.core.plan import StepPlan
@@ -49,7 +49,7 @@ class Experiment:
     name: str
     flags: str
     settings: Mapping[str, str]
-    around: Mapping[str, Around]
+    context: Mapping[str, Around]
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def main() -> None:
 def run(experiment: Experiment, common: Sequence[str], out: Path) -> dict[str, Any]:
     print(f"\n## {experiment.name}\n", flush=True)
     commands = {name: [*shlex.split(f"{experiment.flags} {own}"), *common] for name, own in experiment.settings.items()}
-    settings = [setting(name, flags, experiment.around) for name, flags in commands.items()]
+    settings = [setting(name, flags, experiment.context) for name, flags in commands.items()]
     for name, flags in commands.items():
         print(f"{name}: roseinfer bench streaming {shlex.join(flags)}", flush=True)
     measured = asyncio.run(measure(settings))
@@ -144,7 +144,7 @@ def run(experiment: Experiment, common: Sequence[str], out: Path) -> dict[str, A
     return {
         name: {
             "command": ["roseinfer", "bench", "streaming", *commands[name]],
-            "copies": "one by one" if name in experiment.around else "batched",
+            "copies": "one by one" if name in experiment.context else "batched",
             "report": reports[name],
             "samples": {key: [float(f"{value:.5g}") for value in values] for key, values in drawn[name].items()},
         }
@@ -152,14 +152,14 @@ def run(experiment: Experiment, common: Sequence[str], out: Path) -> dict[str, A
     }
 
 
-def setting(name: str, flags: Sequence[str], around: Mapping[str, Around]) -> Setting:
+def setting(name: str, flags: Sequence[str], context: Mapping[str, Around]) -> Setting:
     parser = OptionParser()
     OPTIONS.add_to(parser)
     given = OPTIONS.read(parser.parse_args(flags))
-    return replace(make_setting(name, given), around=around.get(name, nullcontext))
+    return replace(make_setting(name, given), context=context.get(name, nullcontext))
 
 
-def report(result: Measured) -> dict[str, Any]:
+def report(result: SettingRuns) -> dict[str, Any]:
     assert result.info is not None
     return summarise(result.info, result.runs)
 

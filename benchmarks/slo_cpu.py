@@ -31,7 +31,7 @@ from typing import Any
 
 from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.bench.http_load import server
-from roseinfer.bench.open_loop import Outcome, run
+from roseinfer.bench.open_loop import LoadOutcome, run
 from roseinfer.bench.open_loop_report import summarise
 from roseinfer.bench.report import header, host, table, write_json
 from roseinfer.bench.slo_classes import read_classes
@@ -77,7 +77,7 @@ def load(url: str, **options: Any) -> OpenLoopConfig:
     return OpenLoopConfig(url=url, vocab=VOCAB, procs=1, timeout=60.0, **{**lengths, **options})
 
 
-async def put(config: OpenLoopConfig) -> list[Outcome]:
+async def put(config: OpenLoopConfig) -> list[LoadOutcome]:
     outcomes = await asyncio.to_thread(run, config)
     broken = [outcome.error for outcome in outcomes if outcome.status not in (200, 429, 503)]
     if broken:
@@ -86,7 +86,7 @@ async def put(config: OpenLoopConfig) -> list[Outcome]:
 
 
 async def measure_alone(url: str, repeats: int = 5) -> Alone:
-    async def one(seed: int, in_len: int, out_len: int) -> Outcome:
+    async def one(seed: int, in_len: int, out_len: int) -> LoadOutcome:
         (outcome,) = await put(load(url, num=1, seed=seed, in_min=0, out_min=0, in_len=in_len, out_len=out_len))
         return outcome
 

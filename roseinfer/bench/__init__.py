@@ -1,1 +1,1 @@
-"""Benchmarks. They use the engine and the server as any user would, and print what they ran on."""
+"""Benchmarks for users: they drive the engine client or a server over HTTP, and print what they ran on."""

@@ -1,4 +1,4 @@
-"""What an open-loop load sends, and when: drawn from its options alone."""
+"""Requests of an open-loop load and their arrival times, drawn from its options alone."""
 
 import random
 from collections.abc import Sequence
@@ -11,14 +11,16 @@ from roseinfer.bench.schemas import constrained, record_schema
 from roseinfer.bench.slo_classes import LoadClass, read_classes
 from roseinfer.core.errors import ConfigError
 
-# Ids below are special tokens of most vocabularies.
-FIRST_ID = 10
+# Lower ids are special tokens in most vocabularies.
+MIN_TOKEN_ID = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """A prompt: its tokens, its text unless it is sent as tokens, and how many to generate. `at_s`: when it is due, if
-    the dataset says so."""
+class DatasetSample:
+    """A prompt and how many tokens to generate.
+
+    `text`: the prompt as text, None if it is sent as tokens. `at_s`: arrival time, if the dataset gives one.
+    """
 
     prompt_ids: list[int]
     output_len: int
@@ -28,7 +30,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """Requests a second from `start` for the first request to `end` for the last, in a line or by equal factors."""
+    """Request rate, from `start` for the first request to `end` for the last, in equal steps or by equal factors."""
 
     strategy: str
     start: float
@@ -42,9 +44,10 @@ class Ramp:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A request to come: `at_s` seconds after the load begins. `schema`: what its output follows. `text`: sent instead
-    of its tokens.
+class PlannedRequest:
+    """A request to send `at_s` seconds after the load begins.
+
+    `text`: sent instead of the token ids. `schema`: JSON schema that its output follows.
     """
 
     number: int
@@ -56,22 +59,22 @@ class Planned:
     text: str | None = None
 
 
-def classes_of(config: OpenLoopConfig) -> tuple[LoadClass, ...]:
-    """Those that the options name, none without. Raises `ConfigError` for a file that holds none."""
+def load_classes(config: OpenLoopConfig) -> tuple[LoadClass, ...]:
+    """Return the latency classes that the options name, or none. Raise `ConfigError` for a file without classes."""
     return read_classes(config.slo_classes) if config.slo_classes else ()
 
 
-def draw(config: OpenLoopConfig, classes: Sequence[LoadClass] = ()) -> list[Planned]:
-    """The load's requests in order of arrival; the same options draw the same requests.
+def draw(config: OpenLoopConfig, classes: Sequence[LoadClass] = ()) -> list[PlannedRequest]:
+    """Return the load's requests in order of arrival; the same options draw the same requests.
 
-    `classes` change nothing but the objectives, and the lengths if they have their own. They do not depend on whether
-    the server is told. Which requests have a schema changes nothing else either.
+    `classes` change only objectives, and lengths if they have their own, whether or not objectives are sent. The
+    requests that have a schema do not change anything else either.
     """
     rng = random.Random(_key(config, classes))
     classes_rng = random.Random(f"classes {_key(config)}")
     shares = [entry.share for entry in classes]
     cycle = parse_numbers("cycle", config.cycle) if config.cycle else None
-    planned: list[Planned] = []
+    planned: list[PlannedRequest] = []
     at_s = 0.0
     for number in range(config.num):
         slo = classes_rng.choices(classes, shares)[0] if classes else None
@@ -90,14 +93,17 @@ def draw(config: OpenLoopConfig, classes: Sequence[LoadClass] = ()) -> list[Plan
         if config.same_prompt and planned:
             prompt_ids = planned[0].prompt_ids
         schema = record_schema(output_len) if constrained(number, config.schema_share) else None
-        planned.append(Planned(number, at_s, prompt_ids, output_len, slo, schema))
+        planned.append(PlannedRequest(number, at_s, prompt_ids, output_len, slo, schema))
     return planned
 
 
 def plan(
-    config: OpenLoopConfig, samples: Sequence[Sample], classes: Sequence[LoadClass] = (), ramp: Ramp | None = None
-) -> list[Planned]:
-    """A dataset's samples, due when they say so, else at the load's rate. Raises `ConfigError`."""
+    config: OpenLoopConfig,
+    samples: Sequence[DatasetSample],
+    classes: Sequence[LoadClass] = (),
+    ramp: Ramp | None = None,
+) -> list[PlannedRequest]:
+    """Return a dataset's samples as requests, due at their own time or at the load's rate. Raise `ConfigError`."""
     if any(entry.prompts or entry.outputs for entry in classes):
         raise ConfigError("slo_classes with lengths of their own need dataset_name ids")
     rng = random.Random(f"classes {config.seed} {len(samples)}")
@@ -108,13 +114,15 @@ def plan(
         slo = rng.choices(classes, shares)[0] if classes else None
         schema = record_schema(sample.output_len) if constrained(number, config.schema_share) else None
         due_s = at_s if sample.at_s is None else sample.at_s
-        planned.append(Planned(number, due_s, sample.prompt_ids, sample.output_len, slo, schema, sample.text))
+        planned.append(PlannedRequest(number, due_s, sample.prompt_ids, sample.output_len, slo, schema, sample.text))
     return sorted(planned, key=lambda each: each.at_s)
 
 
 def arrival_times(config: OpenLoopConfig, count: int, ramp: Ramp | None = None) -> list[float]:
-    """Seconds after the load begins. Without a ramp they are stretched so that the last is due at count / rate,
-    whatever was drawn: rates of runs with other seeds can be compared.
+    """Return arrival times in seconds after the load begins.
+
+    Without a ramp they are scaled so that the last request is due at count / rate. So rates of runs with other seeds
+    can be compared.
     """
     rng = random.Random(f"arrivals {config.seed} {count}")
     rates = [ramp.rate(number, count) for number in range(count)] if ramp else [config.rate] * count
@@ -127,7 +135,10 @@ def arrival_times(config: OpenLoopConfig, count: int, ramp: Ramp | None = None) 
 
 
 def _key(config: OpenLoopConfig, classes: Sequence[LoadClass] = ()) -> str:
-    """Whatever changes the work changes its prompts too. A burst has no rate: any fixed number stands for it."""
+    """Return the random seed of prompts: options that change the work change the prompts.
+
+    A burst has no rate, so any fixed number will do.
+    """
     rate = 10 if config.workload == "burst" else float(config.rate)
     lengths = (config.in_len, config.in_min, config.out_len, config.out_min, config.cycle)
     own = tuple((entry.prompts, entry.outputs) for entry in classes if entry.prompts or entry.outputs)
@@ -135,7 +146,7 @@ def _key(config: OpenLoopConfig, classes: Sequence[LoadClass] = ()) -> str:
 
 
 def _gap_s(config: OpenLoopConfig, rng: random.Random) -> float:
-    """From one arrival to the next; the first request of all but a burst comes after a gap too."""
+    """Return the gap before the next arrival; the first request of all but a burst has one too."""
     match config.workload:
         case "poisson":
             return rng.expovariate(config.rate)
@@ -147,6 +158,6 @@ def _gap_s(config: OpenLoopConfig, rng: random.Random) -> float:
 
 
 def _prompt(config: OpenLoopConfig, rng: random.Random, length: int) -> list[int]:
-    """At least one id is the request's own."""
+    """Return a prompt whose last token id, at least, is its own."""
     shared = [7 + (i * 31) % 999 for i in range(config.shared_prefix)]
-    return shared + [rng.randrange(FIRST_ID, config.vocab) for _ in range(max(1, length - len(shared)))]
+    return shared + [rng.randrange(MIN_TOKEN_ID, config.vocab) for _ in range(max(1, length - len(shared)))]

@@ -1,10 +1,10 @@
-"""How a load's objectives were kept, as its clients saw it."""
+"""Attainment of a load's objectives, as its clients saw it."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from roseinfer.bench.open_loop import Outcome
+from roseinfer.bench.open_loop import LoadOutcome
 from roseinfer.bench.report import percentile, table
 from roseinfer.bench.slo_classes import LoadClass
 
@@ -12,29 +12,30 @@ REJECTED = (429, 503)
 PERCENTILES = (50, 95, 99)
 
 
-def missed(outcome: Outcome, limits: LoadClass) -> list[str]:
-    """Which objectives a request that came to its end did not keep."""
+def missed(outcome: LoadOutcome, limits: LoadClass) -> list[str]:
+    """Return the objectives that a completed request missed."""
     seen = {"ttft": outcome.ttft_s, "tpot": outcome.tpot_s, "e2e": outcome.latency_s}
     most = {"ttft": limits.ttft_s, "tpot": limits.tpot_s, "e2e": limits.e2e_s}
     return [name for name in seen if seen[name] > most[name]]
 
 
-def completed(outcome: Outcome) -> bool:
-    """Its stream had a proper end and held all tokens that were asked for."""
+def completed(outcome: LoadOutcome) -> bool:
+    """True if the stream ended properly and had all tokens that were asked for."""
     return outcome.ok and bool(outcome.chunk_s) and outcome.output_tokens >= outcome.wanted_tokens
 
 
-def good(outcome: Outcome, limits: LoadClass) -> bool:
-    """It has objectives, and kept them all."""
-    return limits.promises and completed(outcome) and not missed(outcome, limits)
+def good(outcome: LoadOutcome, limits: LoadClass) -> bool:
+    """True if the request has objectives and met them all."""
+    return limits.has_objectives and completed(outcome) and not missed(outcome, limits)
 
 
-def attainment(outcomes: Sequence[Outcome], classes: Sequence[LoadClass]) -> dict[str, Any]:
-    """Of all requests with objectives, of each class under `classes`, and of the requests without under `best_effort`
-    (None if there are none).
+def attainment(outcomes: Sequence[LoadOutcome], classes: Sequence[LoadClass]) -> dict[str, Any]:
+    """Return counts and rates of all requests with objectives, of each class under `classes`, and of best-effort
+    requests.
 
-    `adherence`: good ones of all with objectives. `offered_req_s`: of all. `goodput_req_s`: good ones over the time to
-    the last end (drain); `goodput_window_req_s`: over the time in which requests arrived; None if that was all at once.
+    `best_effort` is None if all requests have objectives. `adherence`: good requests divided by all with objectives.
+    `offered_req_s`: arrival rate of all requests. `goodput_req_s`: good requests over the time to the last end (drain).
+    `goodput_window_req_s`: over the time in which requests arrived; None if all arrived at once.
     """
     limits = {entry.name: entry for entry in classes}
     number = sum(good(outcome, limits[outcome.class_name]) for outcome in outcomes)
@@ -42,10 +43,10 @@ def attainment(outcomes: Sequence[Outcome], classes: Sequence[LoadClass]) -> dic
     window_s = outcomes[-1].due_s - outcomes[0].due_s if outcomes else 0.0
     by_class = {name: [o for o in outcomes if o.class_name == name] for name in limits}
     pairs = [(outcome, limits[outcome.class_name]) for outcome in outcomes]
-    free = [(outcome, entry) for outcome, entry in pairs if not entry.promises]
+    best_effort = [(outcome, entry) for outcome, entry in pairs if not entry.has_objectives]
     return {
-        **_counts([(outcome, entry) for outcome, entry in pairs if entry.promises]),
-        "best_effort": {**_counts(free), **_times(free)} if free else None,
+        **_counts([(outcome, entry) for outcome, entry in pairs if entry.has_objectives]),
+        "best_effort": {**_counts(best_effort), **_times(best_effort)} if best_effort else None,
         "offered_req_s": len(outcomes) / window_s if window_s else None,
         "goodput_req_s": number / drain_s if drain_s else None,
         "goodput_window_req_s": number / window_s if window_s else None,
@@ -53,13 +54,15 @@ def attainment(outcomes: Sequence[Outcome], classes: Sequence[LoadClass]) -> dic
     }
 
 
-def _counts(pairs: Sequence[tuple[Outcome, LoadClass]]) -> dict[str, Any]:
-    """`accepted`: whose answer began. `finished`: whose answer came to its end. `missed` counts a request once for each
-    objective that it did not keep. Without objectives there is no `adherence`, and nothing to miss.
+def _counts(pairs: Sequence[tuple[LoadOutcome, LoadClass]]) -> dict[str, Any]:
+    """Return counts of requests.
+
+    `accepted`: the answer began. `finished`: the answer is complete. `missed` counts a request once for each objective
+    that it missed. Without objectives `adherence` is None, and nothing is missed.
     """
     outcomes = [outcome for outcome, _ in pairs]
     kept = sum(good(outcome, limits) for outcome, limits in pairs)
-    promised = [(outcome, limits) for outcome, limits in pairs if limits.promises]
+    promised = [(outcome, limits) for outcome, limits in pairs if limits.has_objectives]
     accepted = sum(outcome.status == 200 for outcome in outcomes)
     accepted_missed = sum(outcome.status == 200 and not good(outcome, limits) for outcome, limits in promised)
     late = Counter(name for outcome, limits in pairs if completed(outcome) for name in missed(outcome, limits))
@@ -80,7 +83,7 @@ def _counts(pairs: Sequence[tuple[Outcome, LoadClass]]) -> dict[str, Any]:
     }
 
 
-def _of_class(outcomes: Sequence[Outcome], limits: LoadClass) -> dict[str, Any]:
+def _of_class(outcomes: Sequence[LoadOutcome], limits: LoadClass) -> dict[str, Any]:
     pairs = [(outcome, limits) for outcome in outcomes]
     found = _counts(pairs)
     found["limits_ms"] = {"ttft": 1e3 * limits.ttft_s, "tpot": 1e3 * limits.tpot_s, "e2e": 1e3 * limits.e2e_s}
@@ -88,8 +91,8 @@ def _of_class(outcomes: Sequence[Outcome], limits: LoadClass) -> dict[str, Any]:
     return {**found, **_times(pairs)}
 
 
-def _times(pairs: Sequence[tuple[Outcome, LoadClass]]) -> dict[str, Any]:
-    """TTFT and TPOT of those that finished."""
+def _times(pairs: Sequence[tuple[LoadOutcome, LoadClass]]) -> dict[str, Any]:
+    """Return percentiles of TTFT and TPOT of completed requests."""
     answered = [outcome for outcome, _ in pairs if completed(outcome)]
     measures = {"ttft_ms": [o.ttft_s for o in answered], "tpot_ms": [o.tpot_s for o in answered]}
     return {
@@ -99,7 +102,7 @@ def _times(pairs: Sequence[tuple[Outcome, LoadClass]]) -> dict[str, Any]:
 
 
 def as_text(slo: dict[str, Any]) -> str:
-    """A line of totals and a row per class."""
+    """Format a line of totals and a row per class."""
     rates = [
         f"{name} {value:.2f}"
         for name, value in (
@@ -109,11 +112,11 @@ def as_text(slo: dict[str, Any]) -> str:
         )
         if value is not None
     ]
-    free = slo["best_effort"]
+    best_effort = slo["best_effort"]
     lines = [f"Goodput:    {', '.join(rates)} requests/s", table([_row(name, c) for name, c in _groups(slo).items()])]
-    if free is not None:
-        waits = ", ".join(f"{p} {'-' if ms is None else f'{ms:.3f}'}" for p, ms in free["ttft_ms"].items())
-        lines.append(f"Best effort: {free['finished']} of {free['requests']} finished, TTFT ms {waits}")
+    if best_effort is not None:
+        waits = ", ".join(f"{p} {'-' if ms is None else f'{ms:.3f}'}" for p, ms in best_effort["ttft_ms"].items())
+        lines.append(f"Best effort: {best_effort['finished']} of {best_effort['requests']} finished, TTFT ms {waits}")
     return "\n".join(lines)
 
 

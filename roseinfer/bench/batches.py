@@ -17,8 +17,8 @@ PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """`iterations` batches of each size after `warmup` that do not count. Every batch has prompts of its own."""
+class BatchWorkload:
+    """`iterations` batches of each size after `warmup` uncounted ones. Every batch has its own prompts."""
 
     batch_sizes: tuple[int, ...]
     input_len: int
@@ -43,13 +43,13 @@ async def offline_sender(config: EngineConfig) -> AsyncIterator[Send]:
 
 @asynccontextmanager
 async def online_sender(model: str, options: list[str]) -> AsyncIterator[Send]:
-    """A server of its own process (which has the engine in another), and a client over HTTP."""
+    """Yield a client of a new server process, which starts its engine in another process."""
     async with server(model, options) as base_url, http_sender(base_url, model) as send:
         yield send
 
 
-async def measure(send: Send, load: Workload) -> dict[int, list[BatchTimes]]:
-    """Batch size -> the counted batches."""
+async def measure(send: Send, load: BatchWorkload) -> dict[int, list[BatchTimes]]:
+    """Return the counted batches by batch size."""
     measured: dict[int, list[BatchTimes]] = {}
     for size in load.batch_sizes:
         for i in range(load.warmup + load.iterations):
@@ -60,7 +60,7 @@ async def measure(send: Send, load: Workload) -> dict[int, list[BatchTimes]]:
 
 
 def summarise(name: str, measured: dict[int, list[BatchTimes]]) -> list[dict[str, Any]]:
-    """A row per batch size; rates are medians over the batches."""
+    """Return a row per batch size; rates are medians over the batches."""
     rows = []
     for size, batches in measured.items():
         latencies = [batch.total_s for batch in batches]

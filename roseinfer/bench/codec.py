@@ -1,4 +1,4 @@
-"""Texts and token ids for prompts: by a tokenizer of our own, or by asking the server."""
+"""Conversion between texts and token ids for prompts: by a local tokenizer or by the server's."""
 
 import asyncio
 import random
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from roseinfer.bench.arrivals import Sample
+from roseinfer.bench.arrivals import DatasetSample
 from roseinfer.bench.requests import authorization
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError
 
-AT_ONCE = 64  # requests to the server
-TRIES = 12
-# Of which the server's tokens are taken that prompts are drawn from: text that any tokenizer knows.
-STOCK = (
+MAX_CONCURRENT_CALLS = 64
+MAX_ATTEMPTS = 12
+# Text whose tokens prompts are drawn from, if the server tokenises: any tokenizer knows it.
+POOL_TEXT = (
     "The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs; how vexingly quick daft "
     "zebras jump! In 1492 some 90 men and three ships left for what they thought was near. def add(a, b):\n    return "
     "a + b\nWater, fire, earth and air were once held to be all that there is. import os, sys\nfor line in sys.stdin: "
@@ -23,25 +23,28 @@ STOCK = (
 
 
 class Codec(Protocol):
-    """`name`: what is kept with the result. `pool`: ids that may be drawn. `added`: special tokens of a prompt."""
+    """Tokenizer interface for prompts.
+
+    `name`: stored with the result. `pool`: ids to draw from. `added`: number of special tokens that a prompt gets.
+    """
 
     name: str
     pool: Sequence[int]
     added: int
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Without special tokens."""
+        """Tokenise without special tokens."""
         ...
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]: ...
 
     def chat(self, texts: Sequence[str]) -> list[list[int]]:
-        """Each as the one message of a user, by the chat template. Raises `ConfigError` if there is none."""
+        """Tokenise each text as the only user message of a chat. Raise `ConfigError` if there is no chat template."""
         ...
 
 
-class OwnCodec:
-    """A tokenizer of a folder or of the hub."""
+class LocalCodec:
+    """Tokenizer from a folder or the hub."""
 
     def __init__(self, model: str) -> None:
         from roseinfer.engine.start import load_tokenizer
@@ -63,23 +66,23 @@ class OwnCodec:
         template = trusted_template(self._tokenizer)
         if template is None:
             raise ConfigError(
-                f"tokenizer {self.name} has no chat template: skip_chat_template sends prompts as they are"
+                f"tokenizer {self.name!r} has no chat template; use skip_chat_template to send prompts as they are"
             )
         return [template.encode([{"role": "user", "content": text}]) for text in texts]
 
 
 class ServerCodec:
-    """The server's own tokenizer, by /tokenize and /detokenize. Raises `ConfigError` where it has none."""
+    """The server's tokenizer, by /tokenize and /detokenize. Raise `ConfigError` if the server has none."""
 
     def __init__(self, url: str, model: str, api_key: str | None) -> None:
         self.name = model
         self._url = url.rstrip("/")
         self._model = model
         self._headers = authorization(api_key)
-        (stock,) = self.encode([STOCK])
-        self.pool: Sequence[int] = sorted(set(stock))
-        (with_added,) = self._ask("/tokenize", "tokens", [{"prompt": STOCK, "add_special_tokens": True}])
-        self.added = len(with_added) - len(stock)
+        (pool_ids,) = self.encode([POOL_TEXT])
+        self.pool: Sequence[int] = sorted(set(pool_ids))
+        (with_added,) = self._ask("/tokenize", "tokens", [{"prompt": POOL_TEXT, "add_special_tokens": True}])
+        self.added = len(with_added) - len(pool_ids)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return self._ask("/tokenize", "tokens", [{"prompt": text, "add_special_tokens": False} for text in texts])
@@ -88,8 +91,8 @@ class ServerCodec:
         return self._ask("/detokenize", "prompt", [{"tokens": list(each)} for each in ids])
 
     def chat(self, texts: Sequence[str]) -> list[list[int]]:
-        said = [{"messages": [{"role": "user", "content": text}], "add_generation_prompt": True} for text in texts]
-        return self._ask("/tokenize", "tokens", said)
+        bodies = [{"messages": [{"role": "user", "content": text}], "add_generation_prompt": True} for text in texts]
+        return self._ask("/tokenize", "tokens", bodies)
 
     def _ask(self, path: str, key: str, bodies: Sequence[dict[str, Any]]) -> list[Any]:
         return asyncio.run(self._ask_all(path, key, bodies))
@@ -97,16 +100,18 @@ class ServerCodec:
     async def _ask_all(self, path: str, key: str, bodies: Sequence[dict[str, Any]]) -> list[Any]:
         import aiohttp
 
-        gate = asyncio.Semaphore(AT_ONCE)
+        semaphore = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
 
         async def ask(body: dict[str, Any]) -> Any:
             named = {"model": self._model, **body}
-            async with gate, session.post(self._url + path, json=named, headers=self._headers) as response:
+            async with semaphore, session.post(self._url + path, json=named, headers=self._headers) as response:
                 if response.status != 200:
-                    told = (await response.text())[:200]
-                    if response.status == 404 and "does not exist" in told:  # ours and vLLM's words
-                        raise ConfigError(f"model: the server has none of the name {self._model!r}")
-                    raise ConfigError(f"tokenizer: the server answers {path} with {response.status} ({told}); name one")
+                    text = (await response.text())[:200]
+                    if response.status == 404 and "does not exist" in text:  # wording of roseinfer and vLLM
+                        raise ConfigError(f"model: the server does not serve {self._model!r}")
+                    raise ConfigError(
+                        f"tokenizer: {path} failed with status {response.status} ({text}); set --tokenizer"
+                    )
                 return (await response.json())[key]
 
         try:
@@ -115,24 +120,24 @@ class ServerCodec:
         except ConfigError:
             raise
         except (aiohttp.ClientError, LookupError, ValueError) as error:
-            raise ConfigError(f"tokenizer: {self._url}{path} is of no use ({error!r}); name one") from None
+            raise ConfigError(f"tokenizer: {self._url}{path} failed ({error!r}); set --tokenizer") from None
 
 
 def find_codec(tokenizer: str | None, url: str, model: str, api_key: str | None) -> Codec:
-    """The tokenizer that is named, else the server's. Raises `ConfigError`."""
-    return OwnCodec(tokenizer) if tokenizer else ServerCodec(url, model, api_key)
+    """Return the codec of the tokenizer with this name, else the server's. Raise `ConfigError`."""
+    return LocalCodec(tokenizer) if tokenizer else ServerCodec(url, model, api_key)
 
 
-def texts_of(codec: Codec, wanted: Sequence[Sequence[int]], rng: random.Random) -> list[tuple[str, list[int]]]:
-    """Texts whose tokens are as many as those of `wanted` and begin like them, with their ids.
+def make_texts(codec: Codec, wanted: Sequence[Sequence[int]], rng: random.Random) -> list[tuple[str, list[int]]]:
+    """Return texts with as many tokens as `wanted`, beginning like them, with their ids.
 
-    Ids that are drawn one by one do not always come back from the text that they make: what is too long is cut at its
-    end, what is too short gets more. What is still not right after a few rounds stays as it is.
+    Ids drawn one by one do not always survive decoding and encoding. Longer results are cut at the end, shorter ones
+    are extended. What still differs after `MAX_ATTEMPTS` rounds stays as it is.
     """
     ids = [list(each) for each in wanted]
     found: list[tuple[str, list[int]]] = [("", [])] * len(ids)
     left = list(range(len(ids)))
-    for _ in range(TRIES):
+    for _ in range(MAX_ATTEMPTS):
         texts = codec.decode([ids[i] for i in left])
         again = []
         for i, text, back in zip(left, texts, codec.encode(texts), strict=True):
@@ -147,10 +152,10 @@ def texts_of(codec: Codec, wanted: Sequence[Sequence[int]], rng: random.Random) 
     return found
 
 
-def aligned(samples: Sequence[Sample], url: str, model: str, api_key: str | None) -> list[Sample]:
-    """Prompts of another tokenizer cut to their numbers of tokens by the server's count, if the first differs by it.
+def align_to_server(samples: Sequence[DatasetSample], url: str, model: str, api_key: str | None) -> list[DatasetSample]:
+    """Cut prompts to their token counts by the server's tokenizer, if its count differs for the first prompt.
 
-    As they are if the server has no /tokenize.
+    Return them unchanged if the server has no /tokenize.
     """
     try:
         server = ServerCodec(url, model, api_key)

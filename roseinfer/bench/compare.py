@@ -1,4 +1,4 @@
-"""Two results side by side: of `bench serve`, as it saves them or as `--json` writes them, or of `vllm bench serve`."""
+"""Comparison of two results of `bench serve` (saved or by `--json`) or of `vllm bench serve`."""
 
 import json
 import re
@@ -9,13 +9,13 @@ from typing import Any, TypeGuard
 
 from roseinfer.core.errors import ConfigError
 
-# Figures of which more is better, in the order of the table; of times, which end in _ms, less is.
+# Figures in the order of the table. More is better, except for times, which end in _ms.
 COUNTS = ("completed", "failed", "cut_off", "duration", "total_input_tokens", "total_output_tokens")
 RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
 PEAKS = ("max_output_tokens_per_s", "max_concurrent_requests")
 WORSE_IF_MORE = frozenset({"failed", "cut_off", "duration"})
-_TIME = re.compile(r"(?:mean|median|std|p[0-9]+(?:[.][0-9]+)?)_(?P<of>\w+)_ms")
-# Of what `--json` writes: its names and those of saved results.
+_TIME = re.compile(r"(?:mean|median|std|p[0-9]+(?:[.][0-9]+)?)_(?P<metric>\w+)_ms")
+# Names in the output of `--json` -> names in saved results.
 _OWN = {
     "ok": "completed",
     "wall_s": "duration",
@@ -27,24 +27,24 @@ _OWN_TIMES = {"ttft_ms": "ttft", "tpot_ms": "tpot", "itl_ms": "itl", "e2e_ms": "
 
 
 def read_figures(path: str) -> dict[str, float]:
-    """The figures of a result by the names that saved results have; of several in a file the last one's.
+    """Return the figures of a result by the names that saved results use; the last result of a file counts.
 
-    Raises `ConfigError` for a file that is no result.
+    Raise `ConfigError` for a file that holds no result.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+        raise ConfigError(f"cannot read {path!r}: {error}") from None
     found = _last_object(path, text)
     summary = found.get("summary")
     figures = _own_figures(summary) if isinstance(summary, dict) else _saved_figures(found)
     if not figures:
-        raise ConfigError(f"{path} is no result of bench serve")
+        raise ConfigError(f"{path!r} is not a result of bench serve")
     return figures
 
 
 def _last_object(path: str, text: str) -> dict[str, Any]:
-    """Of the whole file, or of its last line: results may have been appended."""
+    """Return the object in the whole file or in its last line: results may have been appended."""
     for part in (text, text.rstrip().rpartition("\n")[2]):
         try:
             found = json.loads(part)
@@ -52,7 +52,7 @@ def _last_object(path: str, text: str) -> dict[str, Any]:
             continue
         if isinstance(found, dict):
             return found
-    raise ConfigError(f"{path} is no JSON object")
+    raise ConfigError(f"{path!r} is not a JSON object")
 
 
 def _saved_figures(found: Mapping[str, Any]) -> dict[str, float]:
@@ -75,26 +75,30 @@ def _own_figures(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    """A finite one: a file may hold more digits than a float has, NaN and Infinity."""
+    """True for a finite number: a file may hold NaN, Infinity or an integer beyond a float's range."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def changes(before: Mapping[str, float], after: Mapping[str, float]) -> list[dict[str, Any]]:
-    """A row for each figure that both have: `change` in percent, and whether that is better."""
+    """Return a row for each figure that both results have: the change in percent, and whether it is better."""
     order = [*COUNTS, *RATES, *PEAKS]
-    times = sorted((name for name in before if name not in order), key=_place)
+    times = sorted((name for name in before if name not in order), key=_sort_key)
     return [_row(name, before[name], after[name]) for name in [*order, *times] if name in before and name in after]
 
 
-def _place(name: str) -> tuple[int, str, float]:
-    """Metrics in the order in which they are printed, of each mean, median, percentiles, deviation."""
+def _sort_key(name: str) -> tuple[int, str, float]:
+    """Return the sort key of a time: metrics in printing order, then mean, median, percentiles, deviation."""
     match = _TIME.fullmatch(name)
     assert match is not None
     metrics = ("ttft", "tpot", "itl", "e2el")
     kind = name.partition("_")[0]
-    place = {"mean": -2.0, "median": -1.0, "std": 101.0}
-    of = match["of"]
-    return (metrics.index(of) if of in metrics else len(metrics), of, place[kind] if kind in place else float(kind[1:]))
+    positions = {"mean": -2.0, "median": -1.0, "std": 101.0}
+    metric = match["metric"]
+    return (
+        metrics.index(metric) if metric in metrics else len(metrics),
+        metric,
+        positions[kind] if kind in positions else float(kind[1:]),
+    )
 
 
 def _row(name: str, before: float, after: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The options of the benchmarks, as frozen dataclasses like all others."""
+"""Options of `bench latency`, `throughput`, `streaming` and `serve`."""
 
 import math
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from roseinfer.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyConfig:
-    """`bench latency`: batches of equal requests, one batch after the other."""
+    """`bench latency`: batches of equal requests, one after the other."""
 
     input_len: int = option(32, "prompt tokens of each request")
     output_len: int = option(128, "tokens each request generates")
-    batch_size: tuple[int, ...] = option((), "requests at once; may be given several times (default: 8)")
-    num_iters_warmup: int = option(3, "batches that do not count")
-    num_iters: int = option(10, "batches that count")
+    batch_size: tuple[int, ...] = option((), "concurrent requests; may be repeated (default: 8)")
+    num_iters_warmup: int = option(3, "uncounted warm-up batches")
+    num_iters: int = option(10, "counted batches")
     http: bool = option(False, "measure a server over HTTP too (needs the bench extra)")
     json: str | None = option(None, "write the result to this file", metavar="FILE")
 
@@ -27,7 +27,7 @@ class LatencyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputConfig:
-    """`bench throughput`: all requests at once, as many in a step as the engine takes."""
+    """`bench throughput`: all requests at once; the engine fills each step."""
 
     input_len: int = option(1024, "prompt tokens of each request")
     output_len: int = option(128, "tokens each request generates")
@@ -40,13 +40,13 @@ class ThroughputConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamingConfig:
-    """`bench streaming`: requests that arrive one after the other, each read token by token.
+    """`bench streaming`: requests arrive one after the other, and each is read token by token.
 
-    Each run starts with nothing of an earlier run in the prefix cache.
+    No run finds anything of an earlier run in the prefix cache.
     """
 
     hf_model_id: str | None = option(None, "another name of MODEL", metavar="MODEL")
-    prompt: str = option("Hello", "what prompts are made of")
+    prompt: str = option("Hello", "text that prompts are made of")
     prompt_repeats: str = option(
         "1", "how often the prompt is repeated: one number for each request, taken in turn", metavar="N,N,..."
     )
@@ -56,20 +56,20 @@ class StreamingConfig:
     submit_interval_ms: float = option(0.0, "milliseconds between arrivals; 0 = all at once")
     submit_schedule: str = option(
         "absolute",
-        "absolute: request i is due i intervals after the first; relative: one after the one before it was added",
+        "absolute: request i is due i intervals after the first; relative: an interval after the previous was added",
         choices=("absolute", "relative"),
     )
-    stop_on_eos: bool = option(True, "the model's end token ends a request")
+    stop_on_eos: bool = option(True, "end a request at the model's end token")
     pretok: bool = option(False, "tokenise all prompts before the first arrives")
-    tokenize_workers: int = option(0, "threads that tokenise; 0 = none, the event loop does it")
+    tokenize_workers: int = option(0, "threads that tokenise; 0 = the event loop tokenises")
     stream_interval: int = option(1, "tokens that a reader takes at a time, after the first")
-    paged_attn: bool = option(True, "attention over KV blocks; there is no other")
-    cuda_graph: bool = option(False, "not there yet: refused")
+    paged_attn: bool = option(True, "attention over KV blocks; cannot be turned off")
+    cuda_graph: bool = option(False, "not supported yet")
     nvtx: bool = option(False, "mark the phases of each run for a profiler (needs CUDA)")
-    warmup_runs: int = option(1, "runs that do not count")
-    repeat_runs: int = option(1, "runs that count")
+    warmup_runs: int = option(1, "uncounted warm-up runs")
+    repeat_runs: int = option(1, "counted runs")
     compare: str | None = option(
-        None, "run two values of one option in turn; 'default' = not given", metavar="OPTION=A,B"
+        None, "alternate runs of two values of one option; 'default' = option not given", metavar="OPTION=A,B"
     )
     json: str | None = option(None, "write the result to this file", metavar="FILE")
     plot: str | None = option(None, "draw the latency distributions (needs matplotlib)", metavar="FILE.png")
@@ -90,10 +90,10 @@ class StreamingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLoopConfig:
-    """`bench serve`: requests that arrive at a server when they are due, whether or not it keeps up.
+    """`bench serve`: requests are sent when they are due, whether or not the server keeps up.
 
-    Prompts are random token ids. Every set of options draws prompts of its own, so that no run meets a prefix cache
-    that another has warmed; the same options and seed draw the same ones.
+    Prompts are random token ids. Other options draw other prompts, so that no run finds the prefix cache of another
+    one. The same options and seed draw the same prompts.
     """
 
     url: str = option("http://127.0.0.1:8000", "address of an OpenAI-compatible server", aliases=("base_url",))
@@ -115,27 +115,27 @@ class OpenLoopConfig:
         0, "fewest tokens to generate, numbers being uniform; 0 = all generate out_len", aliases=("output_len_min",)
     )
     cycle: str | None = option(None, "prompt lengths taken in turn, instead of in_len", metavar="N,N,...")
-    shared_prefix: int = option(0, "tokens that all prompts begin with")
-    same_prompt: bool = option(False, "all requests send the first one's prompt")
+    shared_prefix: int = option(0, "length of the prefix that all prompts share")
+    same_prompt: bool = option(False, "send the first request's prompt with all requests")
     vocab: int = option(30_000, "token ids are drawn from [10, vocab)")
-    temperature: float | None = option(None, "of every request (default: the server's; of ids 0 = greedy)")
-    schema_share: float = option(
-        0.0, "share of the requests whose outputs follow a JSON schema (one that no output can complete)", metavar="S"
-    )
+    temperature: float | None = option(None, "temperature of every request (default: the server's; ids: 0 = greedy)")
+    schema_share: float = option(0.0, "share of requests with a JSON schema, which no output can complete", metavar="S")
     slo_classes: str | None = option(
-        None, "draw a class of latency objectives for each request: JSON, or a server's classes.toml", metavar="FILE"
+        None,
+        "draw a class of latency objectives for each request: JSON file, or a server's classes.toml",
+        metavar="FILE",
     )
-    send_objectives: bool = option(True, "tell the server; off: the same load for one that knows no objectives")
-    api_key: str | None = option(None, "sent with every request (default: OPENAI_API_KEY's)", metavar="KEY")
+    send_objectives: bool = option(True, "send objectives to the server; off: the same load without them")
+    api_key: str | None = option(None, "API key of every request (default: $OPENAI_API_KEY)", metavar="KEY")
     procs: int = option(
         4,
-        "client processes that share the requests, so that the client is not what is measured "
+        "client processes that share the requests, so that the client is not the limit "
         "(default: 4; 1 with max_concurrency or probe_request_rate)",
     )
-    seed: int = option(0, "seeds arrivals, lengths and prompts")
-    timeout: float = option(300.0, "seconds after which a request has failed")
+    seed: int = option(0, "seed of arrivals, lengths and prompts")
+    timeout: float = option(300.0, "seconds after which a request fails")
     json: str | None = option(None, "write the result to this file", metavar="FILE")
-    label: str = option("", "kept with the result")
+    label: str = option("", "name stored with the result")
 
     def __post_init__(self) -> None:
         check_positive(self, "num", "rate", "burstiness", "in_len", "out_len", "procs", "timeout")
@@ -153,12 +153,12 @@ class OpenLoopConfig:
 
 
 def parse_repeats(text: str) -> tuple[int, ...]:
-    """`"512,1,1,1"` -> (512, 1, 1, 1). Raises `ConfigError`."""
+    """Parse `"512,1,1,1"` to (512, 1, 1, 1). Raise `ConfigError` if it is invalid."""
     return parse_numbers("prompt_repeats", text)
 
 
 def parse_numbers(name: str, text: str) -> tuple[int, ...]:
-    """The positive numbers of an option's text. Raises `ConfigError` naming the option."""
+    """Return the positive numbers of an option's text. Raise `ConfigError` that names the option."""
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:

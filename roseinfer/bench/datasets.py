@@ -1,4 +1,4 @@
-"""Prompts of `bench serve`, by dataset: the same options and seed give the same ones."""
+"""Prompts of `bench serve` by dataset; the same options and seed give the same prompts."""
 
 import json
 import math
@@ -7,34 +7,34 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from roseinfer.bench.arrivals import Sample
-from roseinfer.bench.codec import Codec, texts_of
+from roseinfer.bench.arrivals import DatasetSample
+from roseinfer.bench.codec import Codec, make_texts
 from roseinfer.bench.serve_config import DatasetConfig
 from roseinfer.core.errors import ConfigError
 
-# What shared conversations are too short or too long for others to be compared with (vllm bench serve's limits).
-LEAST_TOKENS, MOST_PROMPT_TOKENS, MOST_TOKENS = 4, 1024, 2048
-LINES_AT_ONCE = 256
+# Limits of `vllm bench serve` for the lengths of shared conversations.
+MIN_TOKENS, MAX_PROMPT_TOKENS, MAX_TOKENS = 4, 1024, 2048
+MAX_BATCH_LINES = 256
 
 
-def load(config: DatasetConfig, codec: Codec, count: int, seed: int, chat: bool) -> list[Sample]:
-    """So many samples, or fewer where the dataset has fewer. `chat`: they become messages, so they must be texts.
+def load(config: DatasetConfig, codec: Codec, count: int, seed: int, chat: bool) -> list[DatasetSample]:
+    """Return `count` samples, or fewer if the dataset has fewer. `chat`: they become messages and must be texts.
 
-    Raises `ConfigError`.
+    Raise `ConfigError` if the dataset cannot be used.
     """
     assert config.dataset_name is not None
     rng = random.Random(f"{config.dataset_name} {seed}")
     samples = _LOADERS[config.dataset_name](config, codec, count, rng)
     if not samples:
-        raise ConfigError(f"dataset_path: {config.dataset_path} holds no prompt that is of use")
+        raise ConfigError(f"dataset_path: {config.dataset_path!r} holds no usable prompt")
     if config.dataset_path and config.oversample and config.dataset_name != "timed_trace":
         samples += [rng.choice(samples) for _ in range(count - len(samples))]
     if chat and any(sample.text is None for sample in samples):
-        raise ConfigError(f"backend openai-chat takes no dataset of token ids ({config.dataset_name})")
+        raise ConfigError(f"backend openai-chat does not support token ids (dataset {config.dataset_name!r})")
     return samples
 
 
-def _random(config: DatasetConfig, codec: Codec, count: int, rng: random.Random) -> list[Sample]:
+def _random(config: DatasetConfig, codec: Codec, count: int, rng: random.Random) -> list[DatasetSample]:
     spread_in, spread_out = config.ratios()
     length = max(0, config.random_input_len - codec.added)
     prefix = rng.choices(codec.pool, k=config.random_prefix_len)
@@ -42,8 +42,8 @@ def _random(config: DatasetConfig, codec: Codec, count: int, rng: random.Random)
     if not all(wanted):
         raise ConfigError("random_input_len is too small: some prompts would be empty")
     outputs = [_length(rng, config.random_output_len, spread_out, 1) for _ in range(count)]
-    made = texts_of(codec, wanted, rng)
-    return [Sample(ids, output, text) for (text, ids), output in zip(made, outputs, strict=True)]
+    made = make_texts(codec, wanted, rng)
+    return [DatasetSample(ids, output, text) for (text, ids), output in zip(made, outputs, strict=True)]
 
 
 def _length(rng: random.Random, length: int, spread: float, least: int) -> int:
@@ -51,8 +51,8 @@ def _length(rng: random.Random, length: int, spread: float, least: int) -> int:
     return rng.randint(max(least, low), max(least, high))
 
 
-def _prefix_repetition(config: DatasetConfig, codec: Codec, count: int, rng: random.Random) -> list[Sample]:
-    """As many prompts for each prefix as fit `count`."""
+def _prefix_repetition(config: DatasetConfig, codec: Codec, count: int, rng: random.Random) -> list[DatasetSample]:
+    """Return the same number of prompts for each prefix, `count` at most."""
     each = count // config.prefix_repetition_num_prefixes
     if each == 0:
         raise ConfigError("prefix_repetition_num_prefixes must not exceed the number of prompts")
@@ -64,46 +64,50 @@ def _prefix_repetition(config: DatasetConfig, codec: Codec, count: int, rng: ran
         raise ConfigError("prefix_repetition_suffix_len is too small: prompts would be empty")
     if not config.disable_shuffle:
         rng.shuffle(wanted)
-    return [Sample(ids, config.prefix_repetition_output_len, text) for text, ids in texts_of(codec, wanted, rng)]
+    return [
+        DatasetSample(ids, config.prefix_repetition_output_len, text) for text, ids in make_texts(codec, wanted, rng)
+    ]
 
 
-def _sharegpt(config: DatasetConfig, codec: Codec, count: int, rng: random.Random) -> list[Sample]:
-    """The first question of each conversation, and as many tokens as its answer has."""
+def _sharegpt(config: DatasetConfig, codec: Codec, count: int, rng: random.Random) -> list[DatasetSample]:
+    """Return the first question of each conversation, with as many output tokens as its answer has."""
     path = config.dataset_path
-    entries = _json(path, _read(path))
+    entries = _json(repr(path), _read(path))
     turns = [entry.get("conversations") for entry in entries if isinstance(entry, dict)]
-    talks = [(t[0].get("value"), t[1].get("value")) for t in turns if isinstance(t, list) and len(t) >= 2]
-    talks = [(asked, said) for asked, said in talks if isinstance(asked, str) and isinstance(said, str)]
+    conversations = [(t[0].get("value"), t[1].get("value")) for t in turns if isinstance(t, list) and len(t) >= 2]
+    conversations = [
+        (question, reply) for question, reply in conversations if isinstance(question, str) and isinstance(reply, str)
+    ]
     if not config.disable_shuffle:
-        rng.shuffle(talks)
-    samples: list[Sample] = []
-    for start in range(0, len(talks), LINES_AT_ONCE):
-        part = talks[start : start + LINES_AT_ONCE]
-        asked = codec.encode([text for text, _ in part])
-        said = codec.encode([text for _, text in part])
-        for (text, _), prompt, answer in zip(part, asked, said, strict=True):
+        rng.shuffle(conversations)
+    samples: list[DatasetSample] = []
+    for start in range(0, len(conversations), MAX_BATCH_LINES):
+        part = conversations[start : start + MAX_BATCH_LINES]
+        question = codec.encode([text for text, _ in part])
+        reply = codec.encode([text for _, text in part])
+        for (text, _), prompt, answer in zip(part, question, reply, strict=True):
             output = config.sharegpt_output_len or len(answer)
-            fits = len(prompt) <= MOST_PROMPT_TOKENS and len(prompt) + output <= MOST_TOKENS
-            long_enough = len(prompt) >= LEAST_TOKENS and (config.sharegpt_output_len or output >= LEAST_TOKENS)
+            fits = len(prompt) <= MAX_PROMPT_TOKENS and len(prompt) + output <= MAX_TOKENS
+            long_enough = len(prompt) >= MIN_TOKENS and (config.sharegpt_output_len or output >= MIN_TOKENS)
             if fits and long_enough:
-                samples.append(Sample(prompt, output, text))
+                samples.append(DatasetSample(prompt, output, text))
         if len(samples) >= count:
             break
     return samples[:count]
 
 
-def _custom(config: DatasetConfig, codec: Codec, count: int, rng: random.Random) -> list[Sample]:
+def _custom(config: DatasetConfig, codec: Codec, count: int, rng: random.Random) -> list[DatasetSample]:
     lines = list(_lines(config.dataset_path))
     if not config.disable_shuffle:
         rng.shuffle(lines)
     lines = lines[:count]
     for line in lines:
         if not isinstance(line.get("prompt"), str) or not line["prompt"]:
-            raise ConfigError(f"dataset_path: a line of {config.dataset_path} has no prompt")
+            raise ConfigError(f"dataset_path: a line of {config.dataset_path!r} has no prompt")
     texts = [line["prompt"] for line in lines]
     outputs = [_custom_output(config, line) for line in lines]
     ids = codec.encode(texts)
-    return [Sample(each, output, text) for each, output, text in zip(ids, outputs, texts, strict=True)]
+    return [DatasetSample(each, output, text) for each, output, text in zip(ids, outputs, texts, strict=True)]
 
 
 def _custom_output(config: DatasetConfig, line: dict[str, Any]) -> int:
@@ -115,15 +119,15 @@ def _custom_output(config: DatasetConfig, line: dict[str, Any]) -> int:
     return output
 
 
-def templated(samples: Sequence[Sample], codec: Codec) -> list[Sample]:
-    """Texts as the message of a user, in tokens: exactly what a chat would send to the model."""
+def templated(samples: Sequence[DatasetSample], codec: Codec) -> list[DatasetSample]:
+    """Return texts as token ids of a chat with one user message: exactly what a chat sends to the model."""
     ids = codec.chat([sample.text or "" for sample in samples])
-    return [Sample(each, sample.output_len) for each, sample in zip(ids, samples, strict=True)]
+    return [DatasetSample(each, sample.output_len) for each, sample in zip(ids, samples, strict=True)]
 
 
-def _timed_trace(config: DatasetConfig, codec: Codec, count: int, rng: random.Random) -> list[Sample]:
-    """Prompts of token ids: equal hashes stand for equal tokens. What hashes do not cover is the request's own."""
-    samples: list[Sample] = []
+def _timed_trace(config: DatasetConfig, codec: Codec, count: int, rng: random.Random) -> list[DatasetSample]:
+    """Return prompts of token ids: equal hashes stand for equal tokens. Tokens beyond the hashes are unique."""
+    samples: list[DatasetSample] = []
     first_s: float | None = None
     pool, chunk = codec.pool, config.timed_trace_chunk_hash_size
     for number, line in enumerate(_lines(config.dataset_path)):
@@ -134,24 +138,26 @@ def _timed_trace(config: DatasetConfig, codec: Codec, count: int, rng: random.Ra
             due_s = float(line["timestamp"]) * config.timed_trace_sec_multiplier
             hashes = list(line.get("hash_ids") or ())
         except (LookupError, TypeError, ValueError):
-            raise ConfigError(f"dataset_path: line {number + 1} of {config.dataset_path} is none of a trace") from None
+            raise ConfigError(
+                f"dataset_path: line {number + 1} of {config.dataset_path!r} is not an entry of a trace"
+            ) from None
         if length < 1 or output < 1:
-            raise ConfigError(f"dataset_path: line {number + 1} of {config.dataset_path} has a length below 1")
+            raise ConfigError(f"dataset_path: line {number + 1} of {config.dataset_path!r} has a length below 1")
         ids: list[int] = []
         for hashed in hashes[: -(-length // chunk)]:
             ids += random.Random(f"chunk {hashed}").choices(pool, k=chunk)
         ids = (ids + rng.choices(pool, k=max(0, length - len(ids))))[:length]
         first_s = due_s if first_s is None else first_s
-        samples.append(Sample(ids, output, at_s=max(0.0, due_s - first_s)))
+        samples.append(DatasetSample(ids, output, at_s=max(0.0, due_s - first_s)))
     return samples
 
 
 def _lines(path: str | None) -> Iterator[dict[str, Any]]:
     for number, text in enumerate(_read(path).splitlines()):
         if text.strip():
-            line = _json(f"line {number + 1} of {path}", text)
+            line = _json(f"line {number + 1} of {path!r}", text)
             if not isinstance(line, dict):
-                raise ConfigError(f"dataset_path: line {number + 1} of {path} is no object")
+                raise ConfigError(f"dataset_path: line {number + 1} of {path!r} is not an object")
             yield line
 
 
@@ -160,17 +166,17 @@ def _read(path: str | None) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"dataset_path: {path} cannot be read: {error}") from None
+        raise ConfigError(f"dataset_path: cannot read {path!r}: {error}") from None
 
 
-def _json(what: str | None, text: str) -> Any:
+def _json(what: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"dataset_path: {what} is no JSON: {error}") from None
+        raise ConfigError(f"dataset_path: {what} is not JSON: {error}") from None
 
 
-Loader = Callable[[DatasetConfig, Codec, int, random.Random], list[Sample]]
+Loader = Callable[[DatasetConfig, Codec, int, random.Random], list[DatasetSample]]
 _LOADERS: dict[str, Loader] = {
     "random": _random,
     "prefix_repetition": _prefix_repetition,

@@ -1,4 +1,4 @@
-"""One streamed request to a server of the OpenAI API, and what its client saw of it."""
+"""One streamed request to a server of the OpenAI API, as its client sees it."""
 
 import asyncio
 import json
@@ -11,9 +11,9 @@ from typing import Any
 
 Clock = Callable[[], float]
 
-ERROR_CHARACTERS = 300
+MAX_ERROR_CHARS = 300
 DONE = b"[DONE]"
-# How an answer that began may end badly without an error of its own.
+# Errors of answers that begin but end badly without an error event.
 NO_FINISH_REASON = "cut off: the stream ended without a finish_reason"
 NO_DONE = "cut off: the stream ended without [DONE]"
 NO_USAGE = "the stream ended without a usage"
@@ -25,12 +25,12 @@ _NO_TOKEN = (b'"delta":{}', b'"delta": {}')
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """What became of one request, at its client.
+    """Client-side record of one request.
 
     `due_s`, `start_s`, `end_s`: seconds after the load began. `chunk_s`: when each chunk was read, seconds after the
-    request was sent; `chunk_tokens`: the tokens of each, where the server counts them. `output_tokens`: as the server's
-    usage says, else the number of chunks. `ok`: the stream had a finish reason, a usage and its [DONE]. `code` and
-    `cause`: of the error it was refused with.
+    request was sent. `chunk_tokens`: tokens of each chunk, if the server counts them. `output_tokens`: from the
+    server's usage, else the number of chunks. `ok`: the stream had a finish reason, a usage and [DONE]. `code`,
+    `cause`: of the error that the server answered.
     """
 
     due_s: float = 0.0
@@ -49,7 +49,7 @@ class Exchange:
 
     @property
     def refusal(self) -> str:
-        """Status, code and cause: what refusals are counted by, as their texts differ by the figures in them."""
+        """Status, code and cause: the key by which refusals are counted, since their messages contain figures."""
         cause = f" ({self.cause})" if self.cause else ""
         return f"{self.status} {self.code or 'without a code'}{cause}"
 
@@ -63,13 +63,15 @@ class Exchange:
 
     @property
     def tpot_s(self) -> float:
-        """Mean time of a token after the first; 0 if there is no second."""
+        """Mean time per token after the first; 0 for a single token."""
         return (self.chunk_s[-1] - self.chunk_s[0]) / max(1, self.output_tokens - 1)
 
     @property
     def itl_s(self) -> list[float]:
-        """The gaps between chunks; where their tokens are counted, those between tokens: a chunk of k tokens that came
-        after t seconds gives k gaps of t / k."""
+        """Gaps between chunks, or between tokens if the server counts them.
+
+        A chunk of k tokens that came after t seconds counts as k gaps of t / k.
+        """
         gaps = [later - earlier for earlier, later in pairwise(self.chunk_s)]
         if len(self.chunk_tokens) != len(self.chunk_s):
             return gaps
@@ -78,57 +80,57 @@ class Exchange:
 
     @property
     def client_queue_s(self) -> float:
-        """How long it waited in the client after it was due."""
+        """Time that the request waited in the client after it was due."""
         return self.start_s - self.due_s
 
 
 class EventReader:
-    """Server-sent events out of pieces of a body, cut anywhere."""
+    """Splitter of a body, in pieces of any size, into server-sent events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The contents of the `data:` lines that are complete by now."""
+        """Return the contents of the `data:` lines that `data` completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
-async def exchange(
+async def send_request(
     session: Any,
     url: str,
     body: bytes,
     headers: Mapping[str, str],
-    seen: Exchange,
+    record: Exchange,
     began_s: float,
     *,
     clock: Clock = time.monotonic,
     gate: AbstractAsyncContextManager[Any] | None = None,
     texts: bool = False,
 ) -> None:
-    """Send `body` once `seen` is due and `gate` lets it through, and fill `seen` in. `texts`: keep what is answered.
+    """Send `body` when `record` is due and `gate` is free, and fill in `record`. `texts`: store the answer's text.
 
-    Never raises for what the server does: that is a result. Nothing is tried twice.
+    Server errors are results and are not raised. Nothing is retried.
     """
-    await asyncio.sleep(max(0.0, began_s + seen.due_s - clock()))
+    await asyncio.sleep(max(0.0, began_s + record.due_s - clock()))
     async with gate or nullcontext():
         sent_s = clock()
-        seen.start_s = sent_s - began_s
+        record.start_s = sent_s - began_s
         try:
             async with session.post(url, data=body, headers=headers) as response:
-                seen.status = response.status
+                record.status = response.status
                 if response.status == 200:
-                    await _read(response, seen, sent_s, clock, texts)
+                    await _read(response, record, sent_s, clock, texts)
                 else:
                     text = await response.text()
-                    seen.error = text[:ERROR_CHARACTERS]
-                    seen.code, seen.cause = error_field(text, "code"), error_field(text, "cause")
+                    record.error = text[:MAX_ERROR_CHARS]
+                    record.code, record.cause = error_field(text, "code"), error_field(text, "cause")
         except Exception as error:
-            seen.error = repr(error)[:ERROR_CHARACTERS]
-        seen.end_s = clock() - began_s
+            record.error = repr(error)[:MAX_ERROR_CHARS]
+        record.end_s = clock() - began_s
 
 
-async def _read(response: Any, seen: Exchange, sent_s: float, clock: Clock, texts: bool) -> None:
+async def _read(response: Any, record: Exchange, sent_s: float, clock: Clock, texts: bool) -> None:
     reader = EventReader()
     usage: int | None = None
     finished = done = bare_end = False
@@ -140,57 +142,61 @@ async def _read(response: Any, seen: Exchange, sent_s: float, clock: Clock, text
                     done = True
                     break
                 if b'"error"' in event[:12]:
-                    seen.error = event[:ERROR_CHARACTERS].decode(errors="replace")
+                    record.error = event[:MAX_ERROR_CHARS].decode(errors="replace")
                     break
-                ends = any(mark in event for mark in _FINISHED)
-                finished = finished or ends
-                bare_end = bare_end or (ends and any(mark in event for mark in _NO_TEXT))
+                has_reason = any(mark in event for mark in _FINISHED)
+                finished = finished or has_reason
+                bare_end = bare_end or (has_reason and any(mark in event for mark in _NO_TEXT))
                 tokens, chunk = read_event(event)
                 if chunk:
-                    seen.chunk_s.append(now_s)
+                    record.chunk_s.append(now_s)
                     if tokens is not None:
-                        seen.chunk_tokens.append(tokens - (usage or 0))
+                        record.chunk_tokens.append(tokens - (usage or 0))
                 usage = usage if tokens is None else tokens
                 if texts:
-                    _keep_text(event, seen)
-            if done or seen.error is not None:
+                    _add_text(event, record)
+            if done or record.error is not None:
                 break
     finally:
-        seen.output_tokens = len(seen.chunk_s) if usage is None else usage
-    if bare_end and seen.output_tokens < len(seen.chunk_s) and not seen.chunk_tokens:
-        seen.chunk_s.pop()  # it brought the finish reason and no token, whose time would be a gap of nothing
-    if seen.error is None:
-        seen.error = NO_DONE if not done else NO_FINISH_REASON if not finished else NO_USAGE if usage is None else None
-        seen.ok = seen.error is None
+        record.output_tokens = len(record.chunk_s) if usage is None else usage
+    if bare_end and record.output_tokens < len(record.chunk_s) and not record.chunk_tokens:
+        record.chunk_s.pop()  # the chunk had the finish reason and no token, so its time would be a gap without a token
+    if record.error is None:
+        record.error = (
+            NO_DONE if not done else NO_FINISH_REASON if not finished else NO_USAGE if usage is None else None
+        )
+        record.ok = record.error is None
 
 
 def read_event(event: bytes) -> tuple[int | None, bool]:
-    """(completion tokens up to here if the event has a usage, whether it brings something of a choice). Most events are
-    not even parsed."""
+    """Return the completion tokens so far, if the event has a usage, and whether the event has output.
+
+    Events without a usage are not parsed.
+    """
     if not any(mark in event for mark in _USAGE):
-        return None, _brings_output(event)
+        return None, _has_output(event)
     content = json.loads(event)
     usage = content.get("usage")
-    return usage["completion_tokens"] if usage else None, bool(content.get("choices")) and _brings_output(event)
+    return usage["completion_tokens"] if usage else None, bool(content.get("choices")) and _has_output(event)
 
 
-def _brings_output(event: bytes) -> bool:
-    """Not the chunk that only names the role, nor the one that only has the finish reason (both of chats)."""
+def _has_output(event: bytes) -> bool:
+    """True unless the chunk has only the role or only the finish reason (both of chats)."""
     if any(mark in event for mark in _NO_TOKEN):
         return False
     return not (b'"role"' in event and (b'"content":""' in event or b'"content": ""' in event))
 
 
-def _keep_text(event: bytes, seen: Exchange) -> None:
+def _add_text(event: bytes, record: Exchange) -> None:
     for choice in json.loads(event).get("choices", ()):
-        seen.text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-        seen.finish_reason = choice.get("finish_reason") or seen.finish_reason
+        record.text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        record.finish_reason = choice.get("finish_reason") or record.finish_reason
 
 
 def error_field(text: str, name: str) -> str | None:
-    """What an error's body gives as its `code` or `cause`, if it does."""
+    """Return the `code` or `cause` of an error's body, or None."""
     try:
         value = json.loads(text)["error"][name]
     except (ValueError, LookupError, TypeError):
         return None
-    return None if value is None else str(value)[:ERROR_CHARACTERS]
+    return None if value is None else str(value)[:MAX_ERROR_CHARS]

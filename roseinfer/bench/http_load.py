@@ -1,4 +1,4 @@
-"""The same batches over HTTP: a server process of our own, and a client that streams from it."""
+"""Batches over HTTP: a server process and a client that streams from it."""
 
 import asyncio
 import contextlib
@@ -12,18 +12,18 @@ from contextlib import asynccontextmanager
 from roseinfer.bench.load import Send
 
 ADDRESS = re.compile(rb"http://127\.0\.0\.1:(\d+)")
-START_PATIENCE_S = 600.0
+START_TIMEOUT_S = 600.0
 
 
 @asynccontextmanager
 async def server(model: str, options: Sequence[str]) -> AsyncIterator[str]:
-    """`roseinfer serve MODEL options...` on a free port; yields its base URL once it is ready."""
+    """Run `roseinfer serve MODEL options...` on a free port; yield its base URL once it is ready."""
     command = [sys.executable, "-m", "roseinfer.cli", "serve", model, "--port", "0", "--log-level", "warning", *options]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     try:
-        async with asyncio.timeout(START_PATIENCE_S):
+        async with asyncio.timeout(START_TIMEOUT_S):
             address = await _address(process)
         yield address
     finally:
@@ -35,18 +35,18 @@ async def server(model: str, options: Sequence[str]) -> AsyncIterator[str]:
 
 async def _address(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
-    said = b""
+    output = b""
     async for line in process.stdout:
-        said += line
+        output += line
         match = ADDRESS.search(line)
         if match:
             return match[0].decode()
-    raise RuntimeError(f"the server did not start:\n{said.decode(errors='replace')}")
+    raise RuntimeError(f"the server did not start:\n{output.decode(errors='replace')}")
 
 
 @asynccontextmanager
 async def http_sender(base_url: str, model: str) -> AsyncIterator[Send]:
-    """Streams /v1/completions. Needs the `bench` extra (aiohttp)."""
+    """Yield a sender that streams /v1/completions. Needs the `bench` extra (aiohttp)."""
     import aiohttp
 
     connector = aiohttp.TCPConnector(limit=0)
@@ -72,7 +72,7 @@ async def http_sender(base_url: str, model: str) -> AsyncIterator[Send]:
 
 
 async def _read(lines: AsyncIterable[bytes], output_len: int) -> list[tuple[float, int]]:
-    """One chunk counts as one token; what merged chunks hold beyond that is added to the last, from the usage."""
+    """Return (time, tokens) of each chunk: one token each, the rest of the usage's count in the last chunk."""
     chunks: list[tuple[float, int]] = []
     usage = 0
     async for line in lines:

@@ -1,4 +1,4 @@
-"""Closed batches: B requests at once, read to their end, with the time of every token."""
+"""Closed batches: concurrent requests that are read to their end, with the time of every token."""
 
 import asyncio
 import random
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import Engine, GenerateRequest
 
-# Sends one prompt for `output_len` tokens; returns the time at which each chunk was read and its number of tokens.
+# Sends one prompt for `output_len` tokens; returns (time, tokens) of each chunk that was read.
 Send = Callable[[str, list[int], int], Awaitable[list[tuple[float, int]]]]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """One batch. Times in seconds. `decode_s`: from when every request has its first token to the last token."""
+    """Times of one batch in seconds. `decode_s`: from the last request's first token to the last token."""
 
     batch_size: int
     output_tokens: int
@@ -33,13 +33,13 @@ class BatchTimes:
 
 
 def make_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
-    """Random ids, distinct prompts: no run meets a prefix cache that another has warmed, unless seeds repeat."""
+    """Return distinct prompts of random ids; other arguments give other prompts, so that no prefix cache has them."""
     rng = random.Random(f"{seed} {count} {length}")
     return [[rng.randrange(10, vocab_size) for _ in range(length)] for _ in range(count)]
 
 
 async def run_batch(send: Send, name: str, prompts: list[list[int]], output_len: int) -> BatchTimes:
-    """Raises RuntimeError if a request gives fewer tokens than asked for."""
+    """Run one batch. Raise RuntimeError if a request gives fewer tokens than asked for."""
     start = time.perf_counter()
     results = await asyncio.gather(*(send(f"{name}-{i}", ids, output_len) for i, ids in enumerate(prompts)))
     counts = [sum(tokens for _, tokens in chunks) for chunks in results]
@@ -53,7 +53,7 @@ async def run_batch(send: Send, name: str, prompts: list[list[int]], output_len:
 
 
 def engine_sender(engine: Engine) -> Send:
-    """Sends to an engine in this process or its own, without HTTP."""
+    """Return a sender to an engine in this process or its own, without HTTP."""
 
     async def send(name: str, prompt_ids: list[int], output_len: int) -> list[tuple[float, int]]:
         params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)

@@ -1,7 +1,6 @@
 """Open-loop load on an OpenAI-compatible server, shared by several client processes.
 
-Every request goes out when it is due, whatever has become of those before it, and the time of each chunk of its stream
-is kept. Needs aiohttp (the `bench` extra).
+Each request is sent when it is due, whatever has become of earlier ones. Needs aiohttp (the `bench` extra).
 """
 
 import asyncio
@@ -18,15 +17,15 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
-from roseinfer.bench.arrivals import Planned, classes_of, draw
+from roseinfer.bench.arrivals import PlannedRequest, draw, load_classes
 from roseinfer.bench.config import OpenLoopConfig
-from roseinfer.bench.exchange import Clock, Exchange, exchange
-from roseinfer.bench.requests import RequestShape, authorization, fixed_work
+from roseinfer.bench.exchange import Clock, Exchange, send_request
+from roseinfer.bench.requests import RequestTemplate, authorization, fixed_work
 from roseinfer.core.errors import ConfigError, RoseinferError
 from roseinfer.core.interrupts import sigint_blocked
 
 START_DELAY_S = 0.1
-LIST_PATIENCE_S = 30.0
+LIST_TIMEOUT_S = 30.0
 READ_BUFFER_BYTES = 2**20
 
 
@@ -35,8 +34,8 @@ class ClientFailedError(RoseinferError):
 
 
 @dataclass(slots=True)
-class Outcome(Exchange):
-    """What became of one request of a load. `class_name`: of its objectives. `constrained`: it has a schema."""
+class LoadOutcome(Exchange):
+    """Record of one request of a load. `class_name`: of its latency class. `constrained`: it has a schema."""
 
     number: int
     prompt_tokens: int
@@ -46,7 +45,7 @@ class Outcome(Exchange):
 
 
 class StreamClient:
-    """Sends requests in one session. The load begins when `clock` says `began_s`."""
+    """Sender of requests in one session. The load begins when `clock` reaches `began_s`."""
 
     def __init__(
         self,
@@ -54,25 +53,25 @@ class StreamClient:
         config: OpenLoopConfig,
         model: str,
         clock: Clock = time.monotonic,
-        shape: RequestShape | None = None,
+        template: RequestTemplate | None = None,
     ) -> None:
         self.began_s = clock()
         self._session = session
         self._config = config
         self._model = model
         self._clock = clock
-        self._shape = shape or fixed_work(config.temperature)
+        self._shape = template or fixed_work(config.temperature)
         self._url = f"{config.url.rstrip('/')}{self._shape.endpoint}"
         limit = self._shape.max_concurrency
         self._gate = asyncio.Semaphore(limit) if limit else None
 
-    def body(self, planned: Planned) -> bytes:
-        """The request as it is sent: encoded before it is due."""
+    def body(self, planned: PlannedRequest) -> bytes:
+        """Return the request's body, to be encoded before it is due."""
         return self._shape.body(self._model, planned, self._config.send_objectives)
 
-    async def send(self, planned: Planned, body: bytes) -> Outcome:
-        """Never raises for what the server does: that is a result. Nothing is tried twice."""
-        outcome = Outcome(
+    async def send(self, planned: PlannedRequest, body: bytes) -> LoadOutcome:
+        """Send a request when it is due. Server errors are results and are not raised. Nothing is retried."""
+        outcome = LoadOutcome(
             planned.number,
             len(planned.prompt_ids),
             planned.output_len,
@@ -81,7 +80,7 @@ class StreamClient:
             due_s=planned.at_s,
         )
         headers = self._shape.headers(self._config.api_key, planned, self._config.send_objectives)
-        await exchange(
+        await send_request(
             self._session,
             self._url,
             body,
@@ -95,22 +94,22 @@ class StreamClient:
         return outcome
 
 
-def run(config: OpenLoopConfig) -> list[Outcome]:
-    """All requests, in order of arrival. Raises `ConfigError` without aiohttp, or if no server answers."""
+def run(config: OpenLoopConfig) -> list[LoadOutcome]:
+    """Send all requests; return outcomes in order of arrival. Raise `ConfigError` without aiohttp or a server."""
     check_client()
-    return run_planned(config, config.model or first_model(config), draw(config, classes_of(config)))
+    return run_planned(config, config.model or first_model(config), draw(config, load_classes(config)))
 
 
 def run_planned(
-    config: OpenLoopConfig, model: str, planned: Sequence[Planned], shape: RequestShape | None = None
-) -> list[Outcome]:
-    """These requests, by number."""
-    shape = shape or fixed_work(config.temperature)
+    config: OpenLoopConfig, model: str, planned: Sequence[PlannedRequest], template: RequestTemplate | None = None
+) -> list[LoadOutcome]:
+    """Send these requests; return their outcomes by number."""
+    template = template or fixed_work(config.temperature)
     if config.procs == 1:
-        outcomes = asyncio.run(send_all(config, model, planned, shape))
+        outcomes = asyncio.run(send_all(config, model, planned, template))
     else:
         shares = [list(planned[i :: config.procs]) for i in range(min(config.procs, len(planned)))]
-        outcomes = _run_processes(config, model, shares, shape)
+        outcomes = _run_processes(config, model, shares, template)
     return sorted(outcomes, key=lambda outcome: outcome.number)
 
 
@@ -122,17 +121,19 @@ def check_client() -> None:
 
 
 def first_model(config: OpenLoopConfig, headers: Mapping[str, str] | None = None) -> str:
-    """The first model that the server lists. Raises `ConfigError`."""
+    """Return the first model that the server lists. Raise `ConfigError`."""
     every = {**authorization(config.api_key), **(headers or {})}
     try:
         request = urllib.request.Request(f"{config.url.rstrip('/')}/v1/models", headers=every)
-        with urllib.request.urlopen(request, timeout=LIST_PATIENCE_S) as response:
+        with urllib.request.urlopen(request, timeout=LIST_TIMEOUT_S) as response:
             return str(json.load(response)["data"][0]["id"])
     except (OSError, ValueError, LookupError, urllib.error.URLError) as error:
-        raise ConfigError(f"url: {config.url} lists no model ({error}); is it the address of a server?") from error
+        raise ConfigError(
+            f"url: cannot list the models of {config.url!r} ({error}); is it the address of a server?"
+        ) from error
 
 
-def soon() -> float:
+def start_time() -> float:
     return time.monotonic() + START_DELAY_S
 
 
@@ -147,13 +148,17 @@ def client_session(config: OpenLoopConfig) -> Any:
 
 
 async def send_all(
-    config: OpenLoopConfig, model: str, planned: Sequence[Planned], shape: RequestShape, begin: Clock = soon
-) -> list[Outcome]:
-    """`begin` is called once everything is ready, and says when the load begins."""
+    config: OpenLoopConfig,
+    model: str,
+    planned: Sequence[PlannedRequest],
+    template: RequestTemplate,
+    begin: Clock = start_time,
+) -> list[LoadOutcome]:
+    """Send requests in this process. `begin` is called once all is ready, and returns the time when the load begins."""
     async with client_session(config) as session:
-        client = StreamClient(session, config, model, shape=shape)
+        client = StreamClient(session, config, model, template=template)
         bodies = [client.body(request) for request in planned]
-        # What is there stays: a collection among thousands of chunks would be measured with them.
+        # A garbage collection over thousands of chunks would be measured with them.
         gc.collect()
         gc.freeze()
         client.began_s = begin()
@@ -164,14 +169,14 @@ async def send_all(
 
 
 def _run_processes(
-    config: OpenLoopConfig, model: str, shares: Sequence[list[Planned]], shape: RequestShape
-) -> list[Outcome]:
-    """A process for each share. The load begins once all of them are ready.
+    config: OpenLoopConfig, model: str, shares: Sequence[list[PlannedRequest]], template: RequestTemplate
+) -> list[LoadOutcome]:
+    """Share the requests between processes. The load begins once all of them are ready.
 
-    They are started afresh, not forked, so that the caller may have threads.
+    Processes are spawned, not forked, since the caller may have threads.
     """
-    with _processes(config, model, shares, shape) as connections:
-        outcomes: list[Outcome] = []
+    with _processes(config, model, shares, template) as connections:
+        outcomes: list[LoadOutcome] = []
         try:
             for connection in connections:
                 connection.recv()
@@ -187,18 +192,18 @@ def _run_processes(
 
 @contextmanager
 def _processes(
-    config: OpenLoopConfig, model: str, shares: Sequence[list[Planned]], shape: RequestShape
+    config: OpenLoopConfig, model: str, shares: Sequence[list[PlannedRequest]], template: RequestTemplate
 ) -> Iterator[list[Connection]]:
     context = multiprocessing.get_context("spawn")
-    resource_tracker.ensure_running()  # its start would let signals in again
+    resource_tracker.ensure_running()  # starting it later would unblock signals
     processes, connections = [], []
     try:
         for share in shares:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_worker, args=(theirs, config, model, share, shape))
+            process = context.Process(target=_worker, args=(theirs, config, model, share, template))
             with sigint_blocked():
                 process.start()
-            theirs.close()  # or nobody would notice its end
+            theirs.close()  # so that reading fails once the process has ended
             processes.append(process)
             connections.append(ours)
         yield connections
@@ -211,12 +216,12 @@ def _processes(
 
 
 def _worker(
-    connection: Connection, config: OpenLoopConfig, model: str, share: list[Planned], shape: RequestShape
+    connection: Connection, config: OpenLoopConfig, model: str, share: list[PlannedRequest], template: RequestTemplate
 ) -> None:
-    """One client process: says that it is ready, is told when to begin, returns its outcomes."""
+    """Run one client process: report ready, receive the start time, return outcomes."""
 
     def begin() -> float:
         connection.send(None)
-        return float(connection.recv())  # one clock for all processes of a machine
+        return float(connection.recv())  # the monotonic clock is the same for all processes of a machine
 
-    connection.send(asyncio.run(send_all(config, model, share, shape, begin)))
+    connection.send(asyncio.run(send_all(config, model, share, template, begin)))

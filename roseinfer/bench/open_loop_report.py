@@ -1,4 +1,4 @@
-"""The figures of an open-loop load, as clients of the server would give them."""
+"""Figures of an open-loop load, as its clients saw it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,24 +6,24 @@ from typing import Any
 
 from roseinfer.bench import attainment
 from roseinfer.bench.attainment import REJECTED
-from roseinfer.bench.open_loop import Outcome
+from roseinfer.bench.open_loop import LoadOutcome
 from roseinfer.bench.report import percentile
 from roseinfer.bench.slo_classes import LoadClass
 
 PERCENTILES = (50, 90, 95, 99)
-ERRORS_SHOWN = 5
-ERROR_CHARACTERS = 160
+MAX_ERRORS = 5
+MAX_ERROR_CHARS = 160
 LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "Latency"}
 SHOWN = {**LATENCIES, "sent_late_ms": "Sent late"}
 
 
-def summarise(outcomes: Sequence[Outcome], classes: Sequence[LoadClass] = ()) -> dict[str, Any]:
-    """Counts, rates and percentiles in milliseconds; a percentile of nothing is None.
+def summarise(outcomes: Sequence[LoadOutcome], classes: Sequence[LoadClass] = ()) -> dict[str, Any]:
+    """Return counts, rates and percentiles in milliseconds; a percentile of nothing is None.
 
-    Rates are over the time from the first request sent to the last one ended, and count the requests that ended
-    properly, as the percentiles do. `short`: of these, how many gave another number of tokens than was asked for.
-    `sent_late_ms`: how long after they were due requests went out. `slo`: how objectives were kept, with `classes`.
-    `constrained`: figures of requests with and without a schema, if some have one. `out_tokens`: of all good ones.
+    Rates are over the time from the first request sent to the last one ended. Rates and percentiles count the requests
+    that ended properly. `short`: of these, how many gave another number of tokens than was asked for. `sent_late_ms`:
+    delay of requests after they were due. `slo`: attainment of objectives, with `classes`. `constrained`: figures of
+    requests with and without a schema, if some have one. `out_tokens`: of all good requests.
     """
     good = [outcome for outcome in outcomes if outcome.ok]
     rejected = sum(outcome.status in REJECTED for outcome in outcomes)
@@ -49,12 +49,12 @@ def summarise(outcomes: Sequence[Outcome], classes: Sequence[LoadClass] = ()) ->
     if classes:
         summary["slo"] = attainment.attainment(outcomes, classes)
     errors = Counter(_error(outcome) for outcome in outcomes if outcome.error is not None)
-    summary["errors"] = dict(errors.most_common(ERRORS_SHOWN))
+    summary["errors"] = dict(errors.most_common(MAX_ERRORS))
     return summary
 
 
-def _by_constraint(good: Sequence[Outcome]) -> dict[str, Any]:
-    """Of the requests with a schema and of those beside them: how many, their tokens, TPOT in milliseconds."""
+def _by_constraint(good: Sequence[LoadOutcome]) -> dict[str, Any]:
+    """Return counts, tokens and TPOT in ms of the requests with and without a schema."""
     shown = {}
     for name, wanted in (("constrained", True), ("free", False)):
         own = [outcome for outcome in good if outcome.constrained is wanted]
@@ -67,14 +67,14 @@ def _by_constraint(good: Sequence[Outcome]) -> dict[str, Any]:
     return shown
 
 
-def _error(outcome: Outcome) -> str:
+def _error(outcome: LoadOutcome) -> str:
     if outcome.status in REJECTED and outcome.code:
         return outcome.refusal
-    return (outcome.error or "")[:ERROR_CHARACTERS]
+    return (outcome.error or "")[:MAX_ERROR_CHARS]
 
 
-def samples(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
-    """Seconds by key of `LATENCIES`: one value per request that gave a token, for ITL one per gap between chunks."""
+def samples(outcomes: Sequence[LoadOutcome]) -> dict[str, list[float]]:
+    """Return seconds by key of `LATENCIES`: a value per request with output; for ITL a value per gap between chunks."""
     answered = [outcome for outcome in outcomes if outcome.chunk_s]
     return {
         "ttft_ms": [outcome.ttft_s for outcome in answered],
@@ -104,13 +104,13 @@ def as_text(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def merged_chunks(outcomes: Sequence[Outcome]) -> str:
-    """A line if chunks held several tokens and nobody counted them, so that ITL is of chunks; nothing otherwise."""
+def merged_chunks(outcomes: Sequence[LoadOutcome]) -> str:
+    """Return a hint if chunks held several uncounted tokens, so that ITL is of chunks, else ""."""
     good = [outcome for outcome in outcomes if outcome.ok and not outcome.chunk_tokens]
     tokens, chunks = sum(o.output_tokens for o in good), sum(len(o.chunk_s) for o in good)
     if tokens <= chunks:
         return ""
-    return f"Chunks:     {tokens / chunks:.2f} tokens each, so ITL is of chunks; --token-itl gives that of tokens\n"
+    return f"Chunks:     {tokens / chunks:.2f} tokens each, so ITL is per chunk; use --token-itl for ITL per token\n"
 
 
 def _rate(count: int, seconds: float) -> float:

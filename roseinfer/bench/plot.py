@@ -1,4 +1,4 @@
-"""Latency distributions as a picture. Needs matplotlib (the `bench` extra)."""
+"""Plots of latency distributions. Needs matplotlib (the `bench` extra)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,14 +8,14 @@ PANELS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "latency_ms": "
 
 
 def check_plot(path: str) -> None:
-    """Raises `ConfigError` if `plot_latencies` could not draw, so that nobody waits for a run first."""
+    """Raise `ConfigError` if `plot_latencies` cannot draw to `path`; called before a run, so that none is lost."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
         raise ConfigError("plot needs matplotlib: pip install 'roseinfer[bench]'") from error
     kind = path.rpartition(".")[2]
     if kind not in FigureCanvasAgg.get_supported_filetypes():
-        raise ConfigError(f"plot: {path} does not end in a picture format, such as .png")
+        raise ConfigError(f"plot: {path!r} must end in a picture format, such as .png")
 
 
 def plot_latencies(path: str, title: str, settings: Mapping[str, Mapping[str, Sequence[float]]]) -> None:

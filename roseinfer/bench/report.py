@@ -1,4 +1,4 @@
-"""What every benchmark prints beside its figures: where they come from, and percentiles done one way."""
+"""Machine and versions for a benchmark's output, percentiles, tables and JSON."""
 
 import json
 import math
@@ -13,7 +13,7 @@ PACKAGES = ("roseinfer", "torch", "transformers", "triton")
 
 
 def percentile(values: Sequence[float], p: float) -> float:
-    """Linear interpolation between closest ranks; NaN for no values."""
+    """Interpolate linearly between closest ranks; NaN for no values."""
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -33,7 +33,7 @@ def versions() -> dict[str, str]:
 
 
 def host() -> dict[str, Any]:
-    """The processor, the cores that this process may use, and the memory in GiB. Does not import torch."""
+    """Return the processor, the cores that this process may use, and the memory in GiB. Do not import torch."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found: dict[str, Any] = {"cpu": _cpu_name(), "cores": cores}
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -42,7 +42,7 @@ def host() -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """The host, what torch uses of its processor, and the GPU if torch sees one."""
+    """Return the host, the instruction set that torch uses, and the GPU if torch sees one."""
     import torch
 
     found = {**host(), "isa": torch.backends.cpu.get_cpu_capability()}
@@ -62,7 +62,7 @@ def _cpu_name() -> str:
 
 
 def header(title: str, args: Mapping[str, Any], machine: Mapping[str, Any] | None = None) -> str:
-    """`machine`: what to call the hardware instead of looking."""
+    """Return the heading of a benchmark's output. `machine`: hardware to print instead of this machine's."""
     found = hardware() if machine is None else machine
     hardware_line = ", ".join(f"{key} {value}" for key, value in found.items())
     packages = ", ".join(f"{key} {value}" for key, value in versions().items())
@@ -71,7 +71,7 @@ def header(title: str, args: Mapping[str, Any], machine: Mapping[str, Any] | Non
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Columns are the keys of the first row."""
+    """Format rows as a table; columns are the keys of the first row."""
     if not rows:
         return "(nothing)"
     names = list(rows[0])
@@ -91,7 +91,7 @@ def _cell(value: Any) -> str:
 def write_json(
     path: str, result: Mapping[str, Any], args: Mapping[str, Any], machine: Mapping[str, Any] | None = None
 ) -> None:
-    """`result` with versions, hardware (`machine`, if given) and `args` beside it."""
+    """Write `result` with versions, hardware (`machine`, if given) and `args`."""
     found = hardware() if machine is None else dict(machine)
     whole = {**result, "versions": versions(), "hardware": found, "args": dict(args)}
     Path(path).write_text(json.dumps(whole, indent=2, default=str) + "\n")

@@ -1,37 +1,38 @@
-"""What the requests of a load carry beside their prompts: endpoint, fields and headers."""
+"""Endpoint, fields and headers of a load's requests."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from roseinfer.bench.arrivals import Planned
+from roseinfer.bench.arrivals import PlannedRequest
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class RequestShape:
-    """`fields` and `given` (which beats all) go into every body, `added` into every header.
+class RequestTemplate:
+    """Template of the requests of a load.
 
-    `chat`: prompts are the one message of a user. `id_prefix`: of x-request-id; none without. `counted`: ask for the
-    number of tokens in each chunk. `texts`: keep what the answers say. `max_concurrency`: requests in flight at most, 0
-    = any number.
+    `fields` and `overrides`, which win over all, go into every body, `extra_headers` into every header. `chat`: a
+    prompt is the only user message. `id_prefix`: of x-request-id, "" for no id. `count_chunk_tokens`: ask for the
+    number of tokens in each chunk. `texts`: store the answers' texts. `max_concurrency`: limit of requests in flight, 0
+    = unlimited.
     """
 
     endpoint: str = COMPLETIONS
     chat: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
-    given: Mapping[str, Any] = field(default_factory=dict)
-    added: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    extra_headers: Mapping[str, str] = field(default_factory=dict)
     id_prefix: str = ""
-    counted: bool = False
+    count_chunk_tokens: bool = False
     texts: bool = False
     max_concurrency: int = 0
 
-    def body(self, model: str, planned: Planned, told: bool = True) -> bytes:
-        """`told`: whether the server learns of the objectives."""
-        streamed = {"include_usage": True, **({"continuous_usage_stats": True} if self.counted else {})}
+    def body(self, model: str, planned: PlannedRequest, send_objectives: bool = True) -> bytes:
+        """Encode a request. `send_objectives`: include its class's fields."""
+        streamed = {"include_usage": True, **({"continuous_usage_stats": True} if self.count_chunk_tokens else {})}
         return json.dumps(
             {
                 "model": model,
@@ -40,29 +41,29 @@ class RequestShape:
                 "stream": True,
                 "stream_options": streamed,
                 **_response_format(planned.schema),
-                **(planned.slo.body if planned.slo and told else {}),
-                **self.given,
+                **(planned.slo.body if planned.slo and send_objectives else {}),
+                **self.overrides,
             }
         ).encode()
 
-    def headers(self, api_key: str | None, planned: Planned, told: bool = True) -> dict[str, str]:
-        own = dict(planned.slo.headers) if planned.slo and told else {}
+    def headers(self, api_key: str | None, planned: PlannedRequest, send_objectives: bool = True) -> dict[str, str]:
+        own = dict(planned.slo.headers) if planned.slo and send_objectives else {}
         named = {"x-request-id": f"{self.id_prefix}{planned.number}"} if self.id_prefix else {}
-        return {"Content-Type": "application/json", **authorization(api_key), **own, **self.added, **named}
+        return {"Content-Type": "application/json", **authorization(api_key), **own, **self.extra_headers, **named}
 
-    def _prompt(self, planned: Planned) -> dict[str, Any]:
+    def _prompt(self, planned: PlannedRequest) -> dict[str, Any]:
         if self.chat:
-            said = [{"type": "text", "text": planned.text}]
-            return {"messages": [{"role": "user", "content": said}], "max_completion_tokens": planned.output_len}
+            content = [{"type": "text", "text": planned.text}]
+            return {"messages": [{"role": "user", "content": content}], "max_completion_tokens": planned.output_len}
         return {
             "prompt": planned.prompt_ids if planned.text is None else planned.text,
             "max_tokens": planned.output_len,
         }
 
 
-def fixed_work(temperature: float | None = None) -> RequestShape:
-    """Greedy and to the last token, so that all servers do the same work."""
-    return RequestShape(fields={"temperature": 0.0 if temperature is None else temperature, "ignore_eos": True})
+def fixed_work(temperature: float | None = None) -> RequestTemplate:
+    """Return a template for greedy requests of a fixed length, so that all servers do the same work."""
+    return RequestTemplate(fields={"temperature": 0.0 if temperature is None else temperature, "ignore_eos": True})
 
 
 def authorization(api_key: str | None) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""JSON schemas for loads that measure what constraints cost: no output can be complete before it has its tokens."""
+"""JSON schemas for loads that measure the cost of constraints: an output cannot be complete before its last token."""
 
 from typing import Any
 
-# Required names that no vocabulary has in one token with what stands around them, so that an item takes several.
+# Required names that no vocabulary has as one token together with the quotes, so that an item takes several tokens.
 _PARTS: tuple[dict[str, Any], ...] = (
     {
         "description": {"type": "string", "maxLength": 40},
@@ -31,7 +31,7 @@ _PARTS: tuple[dict[str, Any], ...] = (
 
 
 def record_schema(tokens: int) -> dict[str, Any]:
-    """A list of plain records, of which every document has more than so many tokens: what requests often ask for."""
+    """Return a schema of a list of plain records; every document has more than `tokens` tokens."""
     return {
         "type": "array",
         "items": {
@@ -50,7 +50,7 @@ def record_schema(tokens: int) -> dict[str, Any]:
 
 
 def endless_schema(number: int, tokens: int) -> dict[str, Any]:
-    """A schema, one of several kinds in turn by `number`, of which every document has more than so many tokens."""
+    """Return a schema of the kind `number` (in turn); every document has more than `tokens` tokens."""
     properties = _PARTS[number % len(_PARTS)]
     item = {
         "type": "object",
@@ -62,5 +62,5 @@ def endless_schema(number: int, tokens: int) -> dict[str, Any]:
 
 
 def constrained(number: int, share: float) -> bool:
-    """Whether request `number` is one of the share that has a schema: evenly among the others, from the first on."""
+    """True if request `number` is in the share that has a schema, which is spread evenly from the first request on."""
     return int((number + 1) * share) > int(number * share)

@@ -18,7 +18,7 @@ GOODPUT = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetConfig:
-    """What prompts are made of, and how many tokens are asked for."""
+    """Source of prompts and lengths of outputs."""
 
     dataset_name: str | None = option(
         None,
@@ -27,26 +27,28 @@ class DatasetConfig:
     )
     dataset_path: str | None = option(None, "file of sharegpt (JSON), custom or timed_trace (JSONL)", metavar="FILE")
     tokenizer: str | None = option(
-        None, "counts and makes texts: folder or hub id (default: the server's /tokenize)", metavar="MODEL"
+        None, "tokenizer for prompts: folder or hub id (default: the server's /tokenize)", metavar="MODEL"
     )
     random_input_len: int = option(1024, "random: prompt tokens")
     random_output_len: int = option(128, "random: tokens to generate")
     random_range_ratio: str = option(
         "0.0", 'random: lengths are uniform in [1 - r, 1 + r] times these; or {"input": r, "output": r}', metavar="R"
     )
-    random_prefix_len: int = option(0, "random: tokens that all prompts begin with, beside their length")
+    random_prefix_len: int = option(0, "random: tokens of a prefix that all prompts share, on top of their length")
     prefix_repetition_prefix_len: int = option(256, "prefix_repetition: tokens of a prefix")
-    prefix_repetition_suffix_len: int = option(256, "prefix_repetition: tokens of each prompt's own")
-    prefix_repetition_num_prefixes: int = option(10, "prefix_repetition: prefixes, each with as many prompts")
+    prefix_repetition_suffix_len: int = option(256, "prefix_repetition: tokens after the prefix")
+    prefix_repetition_num_prefixes: int = option(
+        10, "prefix_repetition: number of prefixes, each with the same number of prompts"
+    )
     prefix_repetition_output_len: int = option(128, "prefix_repetition: tokens to generate")
     sharegpt_output_len: int | None = option(None, "sharegpt: tokens to generate; default: the answer's")
     custom_output_len: int = option(256, "custom: tokens to generate; -1 = each line's output_tokens")
     skip_chat_template: bool = option(False, "custom: send prompts as they are, not as a user's message")
-    timed_trace_chunk_hash_size: int = option(16, "timed_trace: tokens that one of hash_ids stands for")
+    timed_trace_chunk_hash_size: int = option(16, "timed_trace: tokens per entry of hash_ids")
     timed_trace_sec_multiplier: float = option(1.0, "timed_trace: seconds of a timestamp's unit")
     self_timed: bool | None = option(None, "timed_trace: requests are due at their timestamps (default: on)")
-    disable_shuffle: bool = option(False, "take a file's lines in their order")
-    oversample: bool = option(True, "repeat prompts of a file that has fewer than are asked for")
+    disable_shuffle: bool = option(False, "use a file's lines in their order")
+    oversample: bool = option(True, "repeat prompts of a file with too few")
 
     def __post_init__(self) -> None:
         positive = ("random_output_len", "prefix_repetition_num_prefixes", "prefix_repetition_output_len")
@@ -66,7 +68,7 @@ class DatasetConfig:
         self.ratios()
 
     def ratios(self) -> tuple[float, float]:
-        """Range ratios of input and output. Raises `ConfigError`."""
+        """Return range ratios of input and output. Raise `ConfigError`."""
         try:
             given = json.loads(self.random_range_ratio)
             found = (given.get("input", 0.0), given.get("output", 0.0)) if isinstance(given, dict) else (given, given)
@@ -80,25 +82,27 @@ class DatasetConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """How requests are sent, and what they carry beside their prompts."""
+    """Options of sending requests, and of their fields other than the prompt."""
 
     backend: str = option("openai", "completions or chats; vllm = openai", choices=BACKENDS)
     host: str | None = option(None, "with port, instead of url", metavar="HOST")
     port: int | None = option(None, "with host, instead of url")
     endpoint: str | None = option(None, "default: /v1/completions, of openai-chat /v1/chat/completions", metavar="PATH")
-    served_model_name: str | None = option(None, "model to ask for, if not by the name of model", metavar="NAME")
-    max_concurrency: int | None = option(None, "requests in flight at most; those that are due wait in the client")
+    served_model_name: str | None = option(None, "model name to send, if it differs from model", metavar="NAME")
+    max_concurrency: int | None = option(None, "limit of requests in flight; requests that are due wait in the client")
     ramp_up_strategy: str | None = option(None, "raise the rate from start to end", choices=("linear", "exponential"))
     ramp_up_start_rps: int | None = option(None, "requests a second at first")
     ramp_up_end_rps: int | None = option(None, "requests a second at last")
-    num_warmups: int = option(0, "requests that do not count, before all others")
-    ready_check_timeout_sec: float = option(0.0, "wait so long for the server to answer a first request; 0 = no check")
-    probe_request_rate: float = option(0.0, "requests of one token a second beside the load, timed apart; 0 = none")
-    request_id_prefix: str | None = option(None, "of x-request-id (default: bench-<8 hex>-)", metavar="TEXT")
-    header: tuple[str, ...] = option((), "sent with every request", metavar="KEY=VALUE", spaced=True)
-    extra_body: str | None = option(None, "fields for every request, which beat all others", metavar="JSON")
+    num_warmups: int = option(0, "uncounted requests before the load")
+    ready_check_timeout_sec: float = option(0.0, "seconds to wait for a first answer of the server; 0 = no check")
+    probe_request_rate: float = option(
+        0.0, "one-token requests a second during the load, reported separately; 0 = none"
+    )
+    request_id_prefix: str | None = option(None, "prefix of x-request-id (default: bench-<8 hex>-)", metavar="TEXT")
+    header: tuple[str, ...] = option((), "header of every request", metavar="KEY=VALUE", spaced=True)
+    extra_body: str | None = option(None, "fields of every request, which override all others", metavar="JSON")
     logprobs: int | None = option(None, "logprobs for each token")
-    ignore_eos: bool = option(False, "end tokens end nothing (always so for ids, random and timed_trace)")
+    ignore_eos: bool = option(False, "generate past end tokens (always on for ids, random and timed_trace)")
     top_p: float | None = option(None, "default: the server's")
     top_k: int | None = option(None, "default: the server's")
     min_p: float | None = option(None, "default: the server's")
@@ -106,7 +110,7 @@ class ClientConfig:
     presence_penalty: float | None = option(None, "default: the server's")
     repetition_penalty: float | None = option(None, "default: 1")
     token_itl: bool = option(
-        False, "ITL of every token, not of every chunk: asks the server to count them (continuous_usage_stats)"
+        False, "report ITL per token, not per chunk: asks the server for counts (continuous_usage_stats)"
     )
 
     def __post_init__(self) -> None:
@@ -118,21 +122,21 @@ class ClientConfig:
                 raise ConfigError(f"{name} must be 0 or positive, got {getattr(self, name)}")
         start, end = self.ramp_up_start_rps, self.ramp_up_end_rps
         if (self.ramp_up_strategy is None) != (start is None and end is None):
-            raise ConfigError("ramp_up_strategy, ramp_up_start_rps and ramp_up_end_rps go together")
+            raise ConfigError("ramp_up_strategy, ramp_up_start_rps and ramp_up_end_rps must be given together")
         if self.ramp_up_strategy is not None:
             if start is None or end is None or not 0 <= start <= end:
                 raise ConfigError("ramp_up_start_rps must be given, and must not exceed ramp_up_end_rps")
             if self.ramp_up_strategy == "exponential" and start == 0:
                 raise ConfigError("ramp_up_start_rps must be positive for an exponential ramp-up")
-        pairs("header", self.header)
+        parse_pairs("header", self.header)
         self.extra()
 
     def extra(self) -> dict[str, Any]:
-        """Raises `ConfigError` if extra_body is no JSON object."""
+        """Return the object in extra_body. Raise `ConfigError` if it is not a JSON object."""
         try:
             found = json.loads(self.extra_body) if self.extra_body else {}
         except ValueError as error:
-            raise ConfigError(f"extra_body is no JSON: {error}") from None
+            raise ConfigError(f"extra_body is not JSON: {error}") from None
         if not isinstance(found, dict):
             raise ConfigError("extra_body must be a JSON object")
         return found
@@ -140,37 +144,37 @@ class ClientConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultConfig:
-    """What is reported, and where it goes."""
+    """Options of the report and its files."""
 
-    percentile_metrics: str = option("ttft,tpot,itl", f"of {', '.join(METRICS)}", metavar="NAME,...")
+    percentile_metrics: str = option("ttft,tpot,itl", f"metrics to report: {', '.join(METRICS)}", metavar="NAME,...")
     metric_percentiles: str = option("99", "percentiles of these metrics", metavar="P,...")
     goodput: tuple[str, ...] = option(
-        (), "limits in ms that good requests keep, of ttft, tpot, e2el", metavar="NAME:MS", spaced=True
+        (), "latency limits of good requests: ttft, tpot, e2el in ms", metavar="NAME:MS", spaced=True
     )
-    save_result: bool = option(False, "write the result as vllm bench serve does")
-    save_detailed: bool = option(False, "with lengths, times, texts and errors of every request")
+    save_result: bool = option(False, "write the result in the format of vllm bench serve")
+    save_detailed: bool = option(False, "include lengths, times, texts and errors of every request")
     append_result: bool = option(False, "append the result to the file, as one more line")
     result_dir: str | None = option(None, "folder of the result", metavar="DIR")
     result_filename: str | None = option(
         None, "name of the result's file (default: {label}-{rate}qps-{model}-{date}.json)", metavar="FILE"
     )
-    metadata: tuple[str, ...] = option((), "kept with the result", metavar="KEY=VALUE", spaced=True)
+    metadata: tuple[str, ...] = option((), "stored with the result", metavar="KEY=VALUE", spaced=True)
     plot: str | None = option(None, "draw the latency distributions (needs matplotlib)", metavar="FILE.png")
     disable_tqdm: bool = option(False, "no effect: there is no progress bar")
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.metrics() if name not in METRICS]
         if unknown:
-            raise ConfigError(f"percentile_metrics: {unknown[0]!r} is none of {', '.join(METRICS)}")
+            raise ConfigError(f"percentile_metrics: unknown metric {unknown[0]!r}; choose from {', '.join(METRICS)}")
         self.percentiles()
         self.limits()
-        pairs("metadata", self.metadata)
+        parse_pairs("metadata", self.metadata)
 
     def metrics(self) -> list[str]:
         return self.percentile_metrics.split(",")
 
     def percentiles(self) -> list[float]:
-        """Raises `ConfigError`."""
+        """Return the percentiles to report. Raise `ConfigError`."""
         try:
             found = [float(p) for p in self.metric_percentiles.split(",")]
         except ValueError:
@@ -180,7 +184,7 @@ class ResultConfig:
         return found
 
     def limits(self) -> dict[str, float]:
-        """Name -> milliseconds. Raises `ConfigError`."""
+        """Return the limits of good requests, name -> milliseconds. Raise `ConfigError`."""
         found: dict[str, float] = {}
         for text in self.goodput:
             name, _, value = text.partition(":")
@@ -194,8 +198,8 @@ class ResultConfig:
         return found
 
 
-def pairs(name: str, given: tuple[str, ...]) -> dict[str, str]:
-    """KEY=VALUE -> {KEY: VALUE}. Raises `ConfigError` naming the option."""
+def parse_pairs(name: str, given: tuple[str, ...]) -> dict[str, str]:
+    """Parse KEY=VALUE options to {KEY: VALUE}. Raise `ConfigError` that names the option."""
     found = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -205,6 +209,6 @@ def pairs(name: str, given: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def environment_key() -> str | None:
-    """The key that clients of the OpenAI API find there."""
+def environment_api_key() -> str | None:
+    """Return the key in OPENAI_API_KEY, which clients of the OpenAI API use, or None."""
     return os.environ.get("OPENAI_API_KEY") or None

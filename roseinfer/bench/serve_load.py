@@ -1,82 +1,86 @@
-"""A load of `bench serve`, with what may go before it and beside it: ready check, warm-up, probes."""
+"""Load of `bench serve` with its ready check, warm-up and probes."""
 
 import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from roseinfer.bench.arrivals import FIRST_ID, Planned
+from roseinfer.bench.arrivals import MIN_TOKEN_ID, PlannedRequest
 from roseinfer.bench.config import OpenLoopConfig
-from roseinfer.bench.open_loop import Outcome, StreamClient, client_session, run_planned, send_all, soon
-from roseinfer.bench.requests import RequestShape
+from roseinfer.bench.open_loop import LoadOutcome, StreamClient, client_session, run_planned, send_all, start_time
+from roseinfer.bench.requests import RequestTemplate
 from roseinfer.bench.serve_config import ClientConfig
 from roseinfer.core.errors import ConfigError
 
-READY_AGAIN_S = 1.0
+READY_RETRY_S = 1.0
 PROBE_TEXT = "Hi"
 
 
 def measure(
-    config: OpenLoopConfig, client: ClientConfig, model: str, planned: Sequence[Planned], shape: RequestShape
-) -> tuple[list[Outcome], list[Outcome]]:
-    """The load's outcomes by number, and those of the probes. Raises `ConfigError` if the server does not get ready."""
+    config: OpenLoopConfig,
+    client: ClientConfig,
+    model: str,
+    planned: Sequence[PlannedRequest],
+    template: RequestTemplate,
+) -> tuple[list[LoadOutcome], list[LoadOutcome]]:
+    """Return outcomes of the load by number, and of the probes. Raise `ConfigError` if the server is not ready."""
     first = replace(planned[0], number=0, at_s=0.0)
     if client.ready_check_timeout_sec > 0:
-        asyncio.run(_until_ready(config, model, first, shape, client.ready_check_timeout_sec))
+        asyncio.run(_until_ready(config, model, first, template, client.ready_check_timeout_sec))
     if client.num_warmups:
-        alike = [replace(first, number=number) for number in range(client.num_warmups)]
-        asyncio.run(send_all(config, model, alike, _named(shape, "warmup-")))
+        warmups = [replace(first, number=number) for number in range(client.num_warmups)]
+        asyncio.run(send_all(config, model, warmups, _with_id_prefix(template, "warmup-")))
     if client.probe_request_rate > 0:
-        return asyncio.run(_with_probes(config, model, planned, shape, client.probe_request_rate))
-    return run_planned(config, model, planned, shape), []
+        return asyncio.run(_with_probes(config, model, planned, template, client.probe_request_rate))
+    return run_planned(config, model, planned, template), []
 
 
 async def _until_ready(
-    config: OpenLoopConfig, model: str, first: Planned, shape: RequestShape, patience_s: float
+    config: OpenLoopConfig, model: str, first: PlannedRequest, template: RequestTemplate, timeout_s: float
 ) -> None:
-    deadline_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + timeout_s
     while True:
-        (outcome,) = await send_all(config, model, [first], _named(shape, "ready-"))
+        (outcome,) = await send_all(config, model, [first], _with_id_prefix(template, "ready-"))
         if outcome.ok:
             return
-        if time.monotonic() + READY_AGAIN_S > deadline_s:
-            raise ConfigError(f"ready_check_timeout_sec: no answer in {patience_s:g} s; the last said: {outcome.error}")
-        await asyncio.sleep(READY_AGAIN_S)
+        if time.monotonic() + READY_RETRY_S > deadline_s:
+            raise ConfigError(f"ready_check_timeout_sec: no answer in {timeout_s:g} s; last error: {outcome.error}")
+        await asyncio.sleep(READY_RETRY_S)
 
 
 async def _with_probes(
-    config: OpenLoopConfig, model: str, planned: Sequence[Planned], shape: RequestShape, rate: float
-) -> tuple[list[Outcome], list[Outcome]]:
-    """Probes are not held back by `max_concurrency`, and go on until the load has ended."""
-    over = asyncio.Event()
-    probing = asyncio.create_task(_probe(config, model, _named(shape, "probe-"), rate, over))
+    config: OpenLoopConfig, model: str, planned: Sequence[PlannedRequest], template: RequestTemplate, rate: float
+) -> tuple[list[LoadOutcome], list[LoadOutcome]]:
+    """Run probes until the load has ended; `max_concurrency` does not apply to them."""
+    ended = asyncio.Event()
+    probing = asyncio.create_task(_probe(config, model, _with_id_prefix(template, "probe-"), rate, ended))
     try:
-        outcomes = await send_all(config, model, planned, shape)
+        outcomes = await send_all(config, model, planned, template)
     finally:
-        over.set()
+        ended.set()
         probes = await probing
     return sorted(outcomes, key=lambda outcome: outcome.number), probes
 
 
 async def _probe(
-    config: OpenLoopConfig, model: str, shape: RequestShape, rate: float, over: asyncio.Event
-) -> list[Outcome]:
-    """One after the other, with a gap of 1 / rate."""
-    found: list[Outcome] = []
+    config: OpenLoopConfig, model: str, template: RequestTemplate, rate: float, ended: asyncio.Event
+) -> list[LoadOutcome]:
+    """Send probes one after the other, 1 / rate apart."""
+    found: list[LoadOutcome] = []
     async with client_session(config) as session:
-        client = StreamClient(session, config, model, shape=replace(shape, max_concurrency=0))
-        client.began_s = soon()
-        while not over.is_set():
+        client = StreamClient(session, config, model, template=replace(template, max_concurrency=0))
+        client.began_s = start_time()
+        while not ended.is_set():
             due_s = time.monotonic() - client.began_s
-            planned = Planned(len(found), due_s, [FIRST_ID], 1, text=PROBE_TEXT)
+            planned = PlannedRequest(len(found), due_s, [MIN_TOKEN_ID], 1, text=PROBE_TEXT)
             found.append(await client.send(planned, client.body(planned)))
             try:
-                await asyncio.wait_for(over.wait(), 1 / rate)
+                await asyncio.wait_for(ended.wait(), 1 / rate)
             except TimeoutError:
                 continue
     return found
 
 
-def _named(shape: RequestShape, kind: str) -> RequestShape:
-    """Requests that do not count have ids of their own."""
-    return replace(shape, id_prefix=f"{shape.id_prefix}{kind}" if shape.id_prefix else "")
+def _with_id_prefix(template: RequestTemplate, kind: str) -> RequestTemplate:
+    """Return the template with other request ids for requests that do not count."""
+    return replace(template, id_prefix=f"{template.id_prefix}{kind}" if template.id_prefix else "")

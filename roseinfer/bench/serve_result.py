@@ -1,4 +1,4 @@
-"""The result of `bench serve` as `vllm bench serve` gives it: its figures, its JSON, its printed table."""
+"""Result of `bench serve` in the format of `vllm bench serve`: figures, JSON and printed table."""
 
 import json
 import math
@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from roseinfer.bench.open_loop import Outcome
+from roseinfer.bench.open_loop import LoadOutcome
 from roseinfer.bench.report import percentile
 from roseinfer.bench.serve_config import ResultConfig
 
-WIDTH = 50
+TABLE_WIDTH_CHARS = 50
 HEADINGS = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -46,16 +46,16 @@ PROBE_ROWS = (
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors")
 
 
-def result(outcomes: Sequence[Outcome], report: ResultConfig, probes: Sequence[Outcome] = ()) -> dict[str, Any]:
-    """The flat object. Times in seconds but for those whose names end in _ms; a failed request's are 0.
+def result(outcomes: Sequence[LoadOutcome], report: ResultConfig, probes: Sequence[LoadOutcome] = ()) -> dict[str, Any]:
+    """Return the flat object. Times are in seconds unless the name ends in _ms; those of a failed request are 0.
 
-    Rates are over the time from the first request that was sent to the last end.
+    Rates are over the time from the first request sent to the last end.
     """
     good = [outcome for outcome in outcomes if outcome.ok]
     began_s = min((o.start_s for o in outcomes), default=0.0)
     duration = max((o.end_s for o in outcomes), default=0.0) - began_s
     inputs, outputs = sum(o.prompt_tokens for o in good), sum(o.output_tokens for o in good)
-    kept = sum(_keeps(outcome, report.limits()) for outcome in good)
+    num_kept = sum(_is_within(outcome, report.limits()) for outcome in good)
     found = {
         "duration": duration,
         "completed": len(good),
@@ -63,7 +63,7 @@ def result(outcomes: Sequence[Outcome], report: ResultConfig, probes: Sequence[O
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
         "request_throughput": _rate(len(good), duration),
-        "request_goodput": _rate(kept, duration) if report.goodput else None,
+        "request_goodput": _rate(num_kept, duration) if report.goodput else None,
         "output_throughput": _rate(outputs, duration),
         "total_token_throughput": _rate(inputs + outputs, duration),
         "input_lens": [o.prompt_tokens for o in outcomes],
@@ -87,8 +87,8 @@ def result(outcomes: Sequence[Outcome], report: ResultConfig, probes: Sequence[O
     return found
 
 
-def _samples(good: Sequence[Outcome]) -> dict[str, list[float]]:
-    """Seconds by the names of `HEADINGS`."""
+def _samples(good: Sequence[LoadOutcome]) -> dict[str, list[float]]:
+    """Return seconds by the names of `HEADINGS`."""
     answered = [outcome for outcome in good if outcome.chunk_s]
     return {
         "ttft": [o.ttft_s for o in answered],
@@ -101,14 +101,14 @@ def _samples(good: Sequence[Outcome]) -> dict[str, list[float]]:
 
 
 def _statistics(name: str, seconds: Sequence[float], percentiles: Sequence[float]) -> dict[str, float]:
-    """Of nothing all are 0."""
+    """Return statistics in ms; all are 0 without values."""
     values = [1e3 * value for value in seconds] or [0.0]
     found = {f"mean_{name}_ms": fmean(values), f"median_{name}_ms": median(values), f"std_{name}_ms": pstdev(values)}
     return found | {f"p{_short(p)}_{name}_ms": percentile(values, p) for p in percentiles}
 
 
-def _keeps(outcome: Outcome, limits: Mapping[str, float]) -> bool:
-    """Whether a request that ended well is within all limits (ms)."""
+def _is_within(outcome: LoadOutcome, limits: Mapping[str, float]) -> bool:
+    """True if a request that ended well is within all limits (ms)."""
     if not outcome.chunk_s:
         return False
     tpot_s = outcome.tpot_s if outcome.output_tokens > 1 else 0.0
@@ -116,14 +116,14 @@ def _keeps(outcome: Outcome, limits: Mapping[str, float]) -> bool:
     return all(1e3 * seen[name] <= limit for name, limit in limits.items())
 
 
-def _failures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """How requests failed: `cut_off` had begun to answer, `refused` by status, code and cause."""
+def _failures(outcomes: Sequence[LoadOutcome]) -> dict[str, Any]:
+    """Count failures: `cut_off` after the answer began, `refused` by status, code and cause."""
     cut = sum(o.status == 200 and not o.ok for o in outcomes)
     refused = Counter(o.refusal for o in outcomes if o.status not in (None, 200))
     return {"cut_off": cut, "refused": dict(refused.most_common())}
 
 
-def _probed(probes: Sequence[Outcome]) -> dict[str, Any]:
+def _probed(probes: Sequence[LoadOutcome]) -> dict[str, Any]:
     times = [1e3 * _latency_s(probe) for probe in probes if probe.ok]
     counts = {"probe_completed": len(times), "probe_failed": len(probes) - len(times)}
     if not times:
@@ -132,12 +132,12 @@ def _probed(probes: Sequence[Outcome]) -> dict[str, Any]:
     return counts | {f"probe_{name}_e2el_ms": value for name, value in figures.items()}
 
 
-def _latency_s(outcome: Outcome) -> float:
+def _latency_s(outcome: LoadOutcome) -> float:
     return outcome.latency_s if outcome.chunk_s else 0.0
 
 
-def _peak_tokens(good: Sequence[Outcome]) -> float:
-    """Most tokens that were read in one of the seconds since the first request was sent."""
+def _peak_tokens(good: Sequence[LoadOutcome]) -> float:
+    """Return the highest number of tokens read in one second, counted from the first request sent."""
     began_s = min((o.start_s for o in good), default=0.0)
     read: Counter[int] = Counter()
     for outcome in good:
@@ -148,31 +148,31 @@ def _peak_tokens(good: Sequence[Outcome]) -> float:
     return float(max(read.values(), default=0))
 
 
-def _peak_requests(good: Sequence[Outcome]) -> int:
-    """Most that were under way at once; who ends makes room for who begins at that time."""
+def _peak_requests(good: Sequence[LoadOutcome]) -> int:
+    """Return the highest number of concurrent requests; at equal times ends count before starts."""
     changes = [(o.start_s, 1) for o in good] + [(o.start_s + _latency_s(o), -1) for o in good]
-    most = now = 0
+    limit = now = 0
     for _, change in sorted(changes):
         now += change
-        most = max(most, now)
-    return most
+        limit = max(limit, now)
+    return limit
 
 
 def as_table(found: Mapping[str, Any], report: ResultConfig) -> str:
-    """`found`: the result with what was asked for: `max_concurrency` and `request_rate`."""
-    lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}"]
+    """Format the result, which includes `max_concurrency` and `request_rate`."""
+    lines = [f"{' Serving Benchmark Result ':=^{TABLE_WIDTH_CHARS}}"]
     lines += [_row(label, key, found[key]) for label, key in ROWS if found.get(key) not in (None, "inf")]
     if "probe_completed" in found:
-        lines.append(f"{'Probe Requests':-^{WIDTH}}")
+        lines.append(f"{'Probe Requests':-^{TABLE_WIDTH_CHARS}}")
         lines += [_row(label, key, found[key]) for label, key in PROBE_ROWS if key in found]
     for name, (short, heading) in HEADINGS.items():
         if name not in report.metrics():
             continue
-        lines.append(f"{heading:-^{WIDTH}}")
+        lines.append(f"{heading:-^{TABLE_WIDTH_CHARS}}")
         rows = {"Mean": f"mean_{name}_ms", "Median": f"median_{name}_ms"}
         rows |= {f"P{_short(p)}": f"p{_short(p)}_{name}_ms" for p in report.percentiles()}
         lines += [_row(f"{word} {short} (ms):", key, found[key]) for word, key in rows.items()]
-    return "\n".join([*lines, "=" * WIDTH])
+    return "\n".join([*lines, "=" * TABLE_WIDTH_CHARS])
 
 
 def _row(label: str, key: str, value: float) -> str:
@@ -182,9 +182,9 @@ def _row(label: str, key: str, value: float) -> str:
 
 
 def file_name(named: Mapping[str, Any]) -> str:
-    """From what was asked for, as the JSON has it."""
-    most = named["max_concurrency"]
-    limit = "" if most is None else f"-concurrency{most}"
+    """Return the default file name for the result."""
+    limit = named["max_concurrency"]
+    limit = "" if limit is None else f"-concurrency{limit}"
     rate = f"{named['request_rate']}qps"
     if "ramp_up_strategy" in named:
         ends = f"{named['ramp_up_start_rps']}qps-{named['ramp_up_end_rps']}qps"
@@ -194,12 +194,12 @@ def file_name(named: Mapping[str, Any]) -> str:
 
 
 def save(found: Mapping[str, Any], report: ResultConfig) -> Path:
-    """Write the result where `report` says; details only if it asks for them. Raises OSError."""
+    """Write the result where `report` says, with details if it asks for them. Raise OSError."""
     folder = Path(report.result_dir or ".")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (report.result_filename or file_name(found))
-    kept = {key: value for key, value in found.items() if report.save_detailed or key not in DETAILS}
-    text = json.dumps(kept)
+    written = {key: value for key, value in found.items() if report.save_detailed or key not in DETAILS}
+    text = json.dumps(written)
     if report.append_result and path.exists() and path.stat().st_size:
         text = f"\n{text}"
     with path.open("a" if report.append_result else "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Classes of latency objectives that a load's requests are drawn from."""
+"""Classes of latency objectives for the requests of a load."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,10 +16,9 @@ _KEYS = ("name", "share", "ttft", "tpot", "e2e", "body", "headers", "in_min", "i
 
 @dataclass(frozen=True, slots=True)
 class LoadClass:
-    """`share`: how many requests it gets, relative to the others. The objectives in seconds, inf = none.
+    """Class of a load's requests, drawn in proportion to `share`. Objectives are in seconds, inf = none.
 
-    `body`, `headers`: what its requests carry to tell the server. `prompts`, `outputs`: the fewest and most tokens of
-    its own requests, None = those of the load.
+    `body`, `headers`: fields that tell the server. `prompts`, `outputs`: (min, max) tokens, None = the load's.
     """
 
     name: str
@@ -33,31 +32,31 @@ class LoadClass:
     outputs: tuple[int, int] | None = None
 
     @property
-    def promises(self) -> bool:
-        """Whether it has objectives; without, its requests are best effort."""
+    def has_objectives(self) -> bool:
+        """True if the class has objectives; otherwise its requests are best effort."""
         return min(self.ttft_s, self.tpot_s, self.e2e_s) < inf
 
 
 def read_classes(path: str) -> tuple[LoadClass, ...]:
-    """From a JSON list of `{"name", "share", "ttft", "tpot", "e2e", "body", "headers"}` or a server's `classes.toml`.
+    """Read a JSON list of `{"name", "share", "ttft", "tpot", "e2e", "body", "headers"}` or a server's `classes.toml`.
 
-    JSON gives the objectives in seconds; without `body` and `headers` they are sent as `slo`. `in_len` and `out_len`
-    give a class lengths of its own, uniform from `in_min` and `out_min` on if these are there. The classes of a server
-    are equally likely, and sent by their names. Raises `ConfigError`.
+    JSON gives objectives in seconds; without `body` and `headers` they are sent as `slo`. `in_len` and `out_len` give a
+    class its own lengths, uniform from `in_min` and `out_min` if given. A server's classes are equally likely and sent
+    by name. Raise `ConfigError`.
     """
     if Path(path).suffix == ".toml":
         return tuple(_served(name, entry.slo) for name, entry in read_slo_classes(path).classes.items())
     try:
         entries = read_json(Path(path))
     except OSError as error:
-        raise ConfigError(f"slo_classes: {path} cannot be read: {error.strerror or error}") from None
+        raise ConfigError(f"slo_classes: cannot read {path!r}: {error.strerror or error}") from None
     except ValueError as error:
-        raise ConfigError(f"slo_classes: {path}: {error}") from None
+        raise ConfigError(f"slo_classes: {path!r}: {error}") from None
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"slo_classes: {path} holds no list of classes")
+        raise ConfigError(f"slo_classes: {path!r} is not a list of classes")
     classes = tuple(_parse(number, entry) for number, entry in enumerate(entries))
     if len({entry.name for entry in classes}) != len(classes):
-        raise ConfigError(f"slo_classes: {path} names a class twice")
+        raise ConfigError(f"slo_classes: {path!r} names a class twice")
     return classes
 
 
@@ -68,11 +67,11 @@ def _served(name: str, slo: Slo) -> LoadClass:
 
 def _parse(number: int, entry: Any) -> LoadClass:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise ConfigError(f"slo_classes: entry {number} is no class with a name")
+        raise ConfigError(f"slo_classes: entry {number} is not an object with a name")
     name = entry["name"]
     for key in entry:
         if key not in _KEYS:
-            raise ConfigError(f"slo_classes: {name}.{key} is unknown; there are {', '.join(_KEYS)}")
+            raise ConfigError(f"slo_classes: unknown key '{name}.{key}'; choose from {', '.join(_KEYS)}")
     limits = {key: _positive(name, key, entry[key]) for key in ("ttft", "tpot", "e2e") if key in entry}
     share = _positive(name, "share", entry.get("share", 1.0))
     headers = _table(name, "headers", entry)
@@ -85,15 +84,15 @@ def _parse(number: int, entry: Any) -> LoadClass:
 
 
 def _lengths(name: str, what: str, entry: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(fewest, most)"""
+    """Return (min, max) tokens, or None."""
     most: Any = entry.get(f"{what}_len")
-    least: Any = entry.get(f"{what}_min", most)
-    if least is None:
+    fewest: Any = entry.get(f"{what}_min", most)
+    if fewest is None:
         return None
-    if type(least) is not int or type(most) is not int or not 1 <= least <= most:
-        told = f"{what}_len must be a positive number of tokens, and {what}_min one that does not exceed it"
-        raise ConfigError(f"slo_classes: {name}: {told}, got {most!r} and {least!r}")
-    return least, most
+    if type(fewest) is not int or type(most) is not int or not 1 <= fewest <= most:
+        rule = f"{what}_len must be a positive number of tokens, and {what}_min must not exceed it"
+        raise ConfigError(f"slo_classes: {name}: {rule}, got {most!r} and {fewest!r}")
+    return fewest, most
 
 
 def _positive(name: str, key: str, value: Any) -> float:

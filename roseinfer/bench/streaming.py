@@ -19,9 +19,9 @@ from roseinfer.text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request as its client saw it; seconds of `time.perf_counter`, `times` of the monotonic clock.
+    """Client-side record of one request. Times are seconds of `time.perf_counter`, `times` of the monotonic clock.
 
-    `add_s`: inside `Engine.generate`. `reads`: when each chunk was read, and its tokens.
+    `add_s`: time inside `Engine.generate`. `reads`: (time, tokens) of each chunk.
     """
 
     submitted_s: float = 0.0
@@ -45,13 +45,13 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds a token after those of the first chunk; None if there are none."""
+        """Seconds per token after the first chunk; None if there are none."""
         tokens = self.completion_tokens - self.reads[0][1]
         return (self.reads[-1][0] - self.reads[0][0]) / tokens if tokens else None
 
     @property
     def itl_s(self) -> list[float]:
-        """The gaps between the chunks that were read."""
+        """Gaps between the chunks that were read."""
         return [later - earlier for (earlier, _), (later, _) in pairwise(self.reads)]
 
     @property
@@ -60,13 +60,13 @@ class RequestRecord:
 
     @property
     def prefill_s(self) -> float | None:
-        """From the first step that computes something of the prompt to the first token."""
+        """Time from the first step that computes part of the prompt to the first token."""
         return self.times.first_token_s - self.times.scheduled_s if self.times else None
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run. `submit_wall_s`: until the last request was added; `wall_s`: until the last token was read."""
+    """Record of one run. `submit_wall_s`: until the last request was added; `wall_s`: until the last token was read."""
 
     requests: list[RequestRecord]
     submit_wall_s: float
@@ -74,8 +74,8 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What a run sends. `params` are those of every request."""
+class StreamingLoad:
+    """Requests of a run; `params` are those of every request."""
 
     config: StreamingConfig
     params: SamplingParams
@@ -86,14 +86,16 @@ class Load:
         return [f"{i:06}: {text}" for i, text in enumerate(texts)] if config.unique_prompts else texts
 
     def cache_salt(self, run: str, request: int) -> str:
-        """Who has another salt shares no prefix: runs never do, requests of a run do unless prompts are unique."""
+        """Return the salt: requests with other salts share no prefix. Runs never do; requests of one may."""
         return f"{run}/{request}" if self.config.unique_prompts else run
 
 
 class StreamingRun:
-    """Sends a load once. `name` tells runs on one engine apart; `on_end` is called as each request ends."""
+    """One run of a load. `name` distinguishes runs on one engine; `on_end` is called as each request ends."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, load: Load, name: str, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, load: StreamingLoad, name: str, on_end: Callable[[], None]
+    ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._load = load
@@ -107,7 +109,7 @@ class StreamingRun:
         self._last_added_s = 0.0
 
     async def run(self) -> RunRecord:
-        """Raises what `Engine.generate` and its streams raise, but for too many requests in flight: those wait."""
+        """Run the load. Raise the errors of `Engine.generate`, except that requests wait if too many are in flight."""
         config = self._load.config
         phase = _nvtx if config.nvtx else _no_phase
         try:
@@ -128,7 +130,7 @@ class StreamingRun:
         return RunRecord(self._records, self._last_added_s - began, last - began)
 
     async def _clean_up(self) -> None:
-        """Of a run that failed, the readers that are left end here."""
+        """Cancel the readers that a failed run leaves."""
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
@@ -136,7 +138,7 @@ class StreamingRun:
             self._pool.shutdown()
 
     async def _submit_all(self, texts: list[str], began: float) -> None:
-        """A burst is submitted without giving way to the readers."""
+        """Submit all requests; the readers do not run between those of a burst."""
         interval_s = self._load.config.submit_interval_ms / 1e3
         absolute = self._load.config.submit_schedule == "absolute"
         for i, text in enumerate(texts):
@@ -157,7 +159,7 @@ class StreamingRun:
         return self._start(i, prompt_ids)
 
     def _start(self, i: int, prompt_ids: list[int]) -> asyncio.Task[None]:
-        """Add the request now; only one that is refused for others in flight is added by its task."""
+        """Add the request now, or in its task if too many are in flight."""
         try:
             stream = self._add(i, prompt_ids)
         except TooManyInflightError:
@@ -202,26 +204,26 @@ class StreamingRun:
         return ids
 
     async def _read(self, record: RequestRecord, stream: RequestStream) -> None:
-        """The first chunk as it comes, then those of `stream_interval` tokens."""
-        held = 0
+        """Record the first chunk as it comes, later ones once they have `stream_interval` tokens."""
+        unread = 0
         async for chunk in stream:
             now = time.perf_counter()
-            held += len(chunk.token_ids)
+            unread += len(chunk.token_ids)
             last = chunk.finish_reason is not None
-            if held and (held >= self._load.config.stream_interval or not record.reads or last):
-                record.reads.append((now, held))
-                held = 0
+            if unread and (unread >= self._load.config.stream_interval or not record.reads or last):
+                record.reads.append((now, unread))
+                unread = 0
             if last:
-                self._note_end(record, chunk)
+                self._record_end(record, chunk)
 
-    def _note_end(self, record: RequestRecord, chunk: SequenceChunk) -> None:
+    def _record_end(self, record: RequestRecord, chunk: SequenceChunk) -> None:
         record.times = chunk.times
         self._ended.set()
         self._on_end()
 
 
 def check_nvtx(device: str) -> None:
-    """Raises `ConfigError` unless an engine on `device` (as in `ModelConfig`) uses CUDA."""
+    """Raise `ConfigError` unless an engine on `device` (as in `ModelConfig`) uses CUDA."""
     import torch
 
     if device == "cpu" or not torch.cuda.is_available():

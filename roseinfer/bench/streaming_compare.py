@@ -1,4 +1,4 @@
-"""Settings of `bench streaming` measured in turn, so that what disturbs a machine disturbs all of them alike."""
+"""Alternating runs of settings of `bench streaming`, so that a disturbance of the machine affects all of them."""
 
 import gc
 import sys
@@ -7,35 +7,35 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from roseinfer.bench.streaming import Load, RunRecord, StreamingRun
+from roseinfer.bench.streaming import RunRecord, StreamingLoad, StreamingRun
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.engine.api import Engine, EngineInfo
 from roseinfer.engine.start import load_tokenizer, start_engine
 from roseinfer.text.tokenizer import Tokenizer
 
-BAR_WIDTH = 40
+BAR_WIDTH_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A load and the engine it runs on. `around` holds while that engine starts and runs."""
+    """A load and its engine. `context` is entered while that engine starts and runs."""
 
     name: str
     engine: EngineConfig
-    load: Load
-    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    load: StreamingLoad
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(slots=True)
-class Measured:
-    """The counted runs of a setting, on engines of the same kind."""
+class SettingRuns:
+    """Counted runs of a setting, on engines of the same kind."""
 
     info: EngineInfo | None = None
     runs: list[RunRecord] = field(default_factory=list)
 
 
-class Progress:
-    """A bar on a terminal, nothing elsewhere."""
+class ProgressBar:
+    """Progress bar on a terminal; silent elsewhere."""
 
     def __init__(self, total: int, out: TextIO) -> None:
         self._total = total
@@ -45,8 +45,8 @@ class Progress:
     def advance(self) -> None:
         self._done += 1
         if self._out is not None:
-            filled = BAR_WIDTH * self._done // self._total
-            bar = "#" * filled + "." * (BAR_WIDTH - filled)
+            filled = BAR_WIDTH_CHARS * self._done // self._total
+            bar = "#" * filled + "." * (BAR_WIDTH_CHARS - filled)
             self._out.write(f"\r[{bar}] {self._done}/{self._total} requests")
             self._out.flush()
 
@@ -56,19 +56,19 @@ class Progress:
             self._out.flush()
 
 
-async def measure(settings: Sequence[Setting], out: TextIO | None = None) -> dict[str, Measured]:
-    """Name of the setting -> its runs. Settings take turns, run by run: A B, B A, A B, ...
+async def measure(settings: Sequence[Setting], out: TextIO | None = None) -> dict[str, SettingRuns]:
+    """Return the runs by name of the setting. Settings alternate, run by run: A B, B A, A B, ...
 
-    Settings on equal engines share one; others get a fresh engine for each counted run, warm-up runs first, so that
-    only one engine at a time holds memory. All settings have the numbers of runs of the first. Progress goes to `out`
-    (default: standard error).
+    Settings with equal engines share one. Others get a new engine for each counted run, after its warm-up runs, so that
+    only one engine at a time uses memory. All settings have as many runs as the first. Progress goes to `out` (default:
+    standard error).
     """
     config = settings[0].load.config
     share = _share_engine(settings)
     warmups = config.warmup_runs * (1 if share else config.repeat_runs)
     requests = sum(setting.load.config.num_requests for setting in settings)
-    progress = Progress((warmups + config.repeat_runs) * requests, out or sys.stderr)
-    measured = {setting.name: Measured() for setting in settings}
+    progress = ProgressBar((warmups + config.repeat_runs) * requests, out or sys.stderr)
+    measured = {setting.name: SettingRuns() for setting in settings}
     try:
         if share:
             await _measure_on_one_engine(settings, measured, progress)
@@ -83,7 +83,7 @@ async def measure(settings: Sequence[Setting], out: TextIO | None = None) -> dic
 
 def _share_engine(settings: Sequence[Setting]) -> bool:
     first = settings[0]
-    return all(setting.engine == first.engine and setting.around is first.around for setting in settings)
+    return all(setting.engine == first.engine and setting.context is first.context for setting in settings)
 
 
 def _turns(settings: Sequence[Setting], rounds: int) -> Iterator[Setting]:
@@ -92,7 +92,7 @@ def _turns(settings: Sequence[Setting], rounds: int) -> Iterator[Setting]:
 
 
 async def _measure_on_one_engine(
-    settings: Sequence[Setting], measured: dict[str, Measured], progress: Progress
+    settings: Sequence[Setting], measured: dict[str, SettingRuns], progress: ProgressBar
 ) -> None:
     config = settings[0].load.config
     async with _engine(settings[0]) as (engine, tokenizer):
@@ -104,7 +104,7 @@ async def _measure_on_one_engine(
             result.runs.append(await _run(engine, tokenizer, setting, f"run {number}", progress))
 
 
-async def _measure_on_fresh_engine(setting: Setting, result: Measured, progress: Progress) -> None:
+async def _measure_on_fresh_engine(setting: Setting, result: SettingRuns, progress: ProgressBar) -> None:
     async with _engine(setting) as (engine, tokenizer):
         for number in range(setting.load.config.warmup_runs):
             await _run(engine, tokenizer, setting, f"warm-up {number}", progress)
@@ -112,13 +112,13 @@ async def _measure_on_fresh_engine(setting: Setting, result: Measured, progress:
         result.runs.append(await _run(engine, tokenizer, setting, "run", progress))
 
 
-async def _run(engine: Engine, tokenizer: Tokenizer, setting: Setting, name: str, progress: Progress) -> RunRecord:
+async def _run(engine: Engine, tokenizer: Tokenizer, setting: Setting, name: str, progress: ProgressBar) -> RunRecord:
     return await StreamingRun(engine, tokenizer, setting.load, name, progress.advance).run()
 
 
 @asynccontextmanager
 async def _engine(setting: Setting) -> AsyncIterator[tuple[Engine, Tokenizer]]:
-    with setting.around():
+    with setting.context():
         tokenizer = load_tokenizer(setting.engine.model)
         engine = await start_engine(setting.engine, tokenizer, in_process=True)
         try:
@@ -128,7 +128,7 @@ async def _engine(setting: Setting) -> AsyncIterator[tuple[Engine, Tokenizer]]:
 
 
 def _free_memory() -> None:
-    """The next engine sizes its KV cache by what is free: give back what the last one held."""
+    """Free the last engine's memory: the next engine sizes its KV cache by the free memory."""
     import torch
 
     gc.collect()

@@ -1,4 +1,4 @@
-"""What `bench streaming` says of its runs: percentiles over the requests of all of them."""
+"""Report of `bench streaming`: percentiles over the requests of all runs."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -23,7 +23,7 @@ LATENCIES = {
 
 
 def samples(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
-    """Milliseconds: one value per request and key of `LATENCIES`, for ITL one per gap between chunks."""
+    """Return milliseconds by key of `LATENCIES`: a value per request; for ITL a value per gap between chunks."""
     records = [record for run in runs for record in run.requests]
     values: dict[str, list[float]] = {key: [] for key in LATENCIES}
     for record in records:
@@ -46,7 +46,7 @@ def _seconds(record: RequestRecord) -> dict[str, list[float | None]]:
 
 
 def summarise(info: EngineInfo, runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """The report as JSON holds it. Counts are those of all runs, the wall time of submitting is a run's median.
+    """Return the report as JSON holds it. Counts are over all runs; `submit_wall_s` is the median of the runs.
 
     Throughput: completion tokens of all runs over the sum of their wall times. A percentile of nothing is None.
     """
@@ -81,7 +81,7 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def ratios(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """second / first of everything measured; None where that makes no sense."""
+    """Return second / first for each figure; None where a figure is missing or 0."""
     found: dict[str, Any] = {"submit_wall_s": _ratio(first["submit_wall_s"], second["submit_wall_s"])}
     for key in LATENCIES:
         found[key] = {p: _ratio(first[key][p], second[key][p]) for p in first[key]}

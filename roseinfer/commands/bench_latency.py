@@ -11,7 +11,7 @@ from roseinfer.core.config.engine import EngineConfig
 from roseinfer.options import Group, OptionParser, OptionSet
 
 if TYPE_CHECKING:
-    from roseinfer.bench.batches import Workload
+    from roseinfer.bench.batches import BatchWorkload
 
 NAME = "bench latency"
 HELP = "time batches of equal requests"
@@ -50,10 +50,10 @@ def report(rows: list[dict[str, Any]], bench: LatencyConfig, given: Mapping[str,
         write_json(bench.json, {"results": rows}, given)
 
 
-def workload(bench: LatencyConfig, engine: EngineConfig) -> "Workload":
-    from roseinfer.bench.batches import Workload, vocab_size
+def workload(bench: LatencyConfig, engine: EngineConfig) -> "BatchWorkload":
+    from roseinfer.bench.batches import BatchWorkload, vocab_size
 
-    return Workload(
+    return BatchWorkload(
         batch_sizes=bench.batch_size or DEFAULT_BATCH_SIZES,
         input_len=bench.input_len,
         output_len=bench.output_len,

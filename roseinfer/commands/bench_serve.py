@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from roseinfer.bench.config import OpenLoopConfig
-from roseinfer.bench.serve_config import IDS, ClientConfig, DatasetConfig, ResultConfig, environment_key, pairs
+from roseinfer.bench.serve_config import (
+    IDS,
+    ClientConfig,
+    DatasetConfig,
+    ResultConfig,
+    environment_api_key,
+    parse_pairs,
+)
 from roseinfer.core.errors import ConfigError
 from roseinfer.options import Group, OptionParser, OptionSet
 
 if TYPE_CHECKING:
-    from roseinfer.bench.arrivals import Planned
-    from roseinfer.bench.requests import RequestShape
+    from roseinfer.bench.arrivals import PlannedRequest
+    from roseinfer.bench.requests import RequestTemplate
 
 NAME = "bench serve"
 HELP = "time requests that arrive at a running OpenAI-compatible server, ours or another"
@@ -48,20 +55,20 @@ def run(args: Namespace) -> int:
 
         check_plot(report.plot)
 
-    from roseinfer.bench.arrivals import classes_of
+    from roseinfer.bench.arrivals import load_classes
     from roseinfer.bench.open_loop import check_client, first_model
     from roseinfer.bench.report import header, host
     from roseinfer.bench.serve_load import measure
 
     check_client()
-    classes = classes_of(config)
+    classes = load_classes(config)
     shown = {name: value for name, value in given.items() if name not in ("api_key", "header")}
     machine = host()  # of the client: what the server runs on is not known here
     print(header("roseinfer bench serve", shown, machine), flush=True)
-    model = client.served_model_name or config.model or first_model(config, pairs("header", client.header))
-    shape = shape_of(config, dataset, client, report)
+    model = client.served_model_name or config.model or first_model(config, parse_pairs("header", client.header))
+    template = make_template(config, dataset, client, report)
     planned, tokenizer = _plan(config, dataset, client, model, classes)
-    outcomes, probes = measure(config, client, model, planned, shape)
+    outcomes, probes = measure(config, client, model, planned, template)
     named = _asked(config, client, report, model, tokenizer)
     return _report(outcomes, probes, classes, config, report, named, shown, machine)
 
@@ -86,8 +93,8 @@ def completed(given: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError("procs must be 1 with max_concurrency or probe_request_rate")
     if given.get("ramp_up_strategy") and ("rate" in given or given["dataset_name"] == IDS):
         raise ConfigError("ramp_up_strategy takes no rate, and not the dataset ids")
-    if given.get("api_key") is None and environment_key():
-        given["api_key"] = environment_key()
+    if given.get("api_key") is None and environment_api_key():
+        given["api_key"] = environment_api_key()
     return given
 
 
@@ -116,10 +123,10 @@ def _translate_lengths(given: dict[str, Any]) -> None:
         given[f"{dataset}_output_len"] = given.pop("out_len")
 
 
-def shape_of(
+def make_template(
     config: OpenLoopConfig, dataset: DatasetConfig, client: ClientConfig, report: ResultConfig
-) -> "RequestShape":
-    from roseinfer.bench.requests import CHAT, COMPLETIONS, RequestShape
+) -> "RequestTemplate":
+    from roseinfer.bench.requests import CHAT, COMPLETIONS, RequestTemplate
 
     chat = client.backend == "openai-chat"
     fields = {name: getattr(client, name) for name in SAMPLING if getattr(client, name) is not None}
@@ -133,14 +140,14 @@ def shape_of(
     if client.ignore_eos or dataset.dataset_name in FULL_LENGTH:
         fields["ignore_eos"] = True
     prefix = client.request_id_prefix
-    return RequestShape(
+    return RequestTemplate(
         endpoint=client.endpoint or (CHAT if chat else COMPLETIONS),
         chat=chat,
         fields=fields,
-        given=client.extra(),
-        added=pairs("header", client.header),
+        overrides=client.extra(),
+        extra_headers=parse_pairs("header", client.header),
         id_prefix=f"bench-{uuid4().hex[:8]}-" if prefix is None else prefix,
-        counted=client.token_itl,
+        count_chunk_tokens=client.token_itl,
         texts=report.save_detailed,
         max_concurrency=client.max_concurrency or 0,
     )
@@ -148,21 +155,21 @@ def shape_of(
 
 def _plan(
     config: OpenLoopConfig, dataset: DatasetConfig, client: ClientConfig, model: str, classes: Sequence[Any]
-) -> "tuple[list[Planned], str | None]":
+) -> "tuple[list[PlannedRequest], str | None]":
     """The requests, and whose tokenizer made them (None: nobody's)."""
     from roseinfer.bench.arrivals import Ramp, draw, plan
-    from roseinfer.bench.codec import aligned, find_codec
+    from roseinfer.bench.codec import align_to_server, find_codec
     from roseinfer.bench.datasets import load, templated
 
     chat = client.backend == "openai-chat"
     if dataset.dataset_name == IDS:
         if chat:
-            raise ConfigError("backend openai-chat takes no dataset of token ids (ids)")
+            raise ConfigError("backend openai-chat does not support token ids (dataset 'ids')")
         return draw(config, classes), None
     codec = find_codec(dataset.tokenizer, config.url, model, config.api_key)
     samples = load(dataset, codec, config.num, config.seed, chat)
     if dataset.dataset_name in ("random", "prefix_repetition") and dataset.tokenizer:
-        samples = aligned(samples, config.url, model, config.api_key)
+        samples = align_to_server(samples, config.url, model, config.api_key)
     if dataset.dataset_name == "custom" and not chat and not dataset.skip_chat_template:
         samples = templated(samples, codec)
     if dataset.self_timed is False:
@@ -186,7 +193,7 @@ def _asked(
         "model_id": model,
         "tokenizer_id": tokenizer,
         "num_prompts": config.num,
-        **pairs("metadata", report.metadata),
+        **parse_pairs("metadata", report.metadata),
         "request_rate": rate,
         "burstiness": config.burstiness,
         "max_concurrency": client.max_concurrency,

@@ -13,7 +13,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.options import Group, OptionParser, OptionSet
 
 if TYPE_CHECKING:
-    from roseinfer.bench.streaming_compare import Measured, Setting
+    from roseinfer.bench.streaming_compare import Setting, SettingRuns
 
 NAME = "bench streaming"
 HELP = "time requests that arrive one after the other, as their readers see them"
@@ -74,7 +74,7 @@ def make_settings(given: Mapping[str, Any]) -> "list[Setting]":
 
 def make_setting(name: str, given: Mapping[str, Any]) -> "Setting":
     """What `given` asks for. Raises `ConfigError`."""
-    from roseinfer.bench.streaming import Load, check_nvtx
+    from roseinfer.bench.streaming import StreamingLoad, check_nvtx
     from roseinfer.bench.streaming_compare import Setting
 
     given = _without_synonyms(given)
@@ -84,7 +84,7 @@ def make_setting(name: str, given: Mapping[str, Any]) -> "Setting":
     names = {option.name for option in SAMPLING.options()}
     sampling = {**SAMPLING.defaults, **{key: value for key, value in given.items() if key in names}}
     sampling |= {"max_tokens": bench.max_new_tokens, "ignore_eos": not bench.stop_on_eos}
-    return Setting(name, engine, Load(bench, SamplingParams(**sampling)))
+    return Setting(name, engine, StreamingLoad(bench, SamplingParams(**sampling)))
 
 
 def _without_synonyms(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _print_compared(reports: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     return {"settings": dict(reports), "ratio": ratio}
 
 
-def _plot(path: str, measured: "Mapping[str, Measured]") -> None:
+def _plot(path: str, measured: "Mapping[str, SettingRuns]") -> None:
     from roseinfer.bench.plot import plot_latencies
     from roseinfer.bench.streaming_report import samples
 
@@ -148,6 +148,6 @@ def _plot(path: str, measured: "Mapping[str, Measured]") -> None:
     plot_latencies(path, title, {name: samples(result.runs) for name, result in measured.items()})
 
 
-def _info(measured: "Measured") -> Any:
+def _info(measured: "SettingRuns") -> Any:
     assert measured.info is not None, "every setting has run"
     return measured.info

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from roseinfer import cli
-from roseinfer.bench.arrivals import classes_of, draw
+from roseinfer.bench.arrivals import draw, load_classes
 from roseinfer.bench.attainment import as_text, attainment
 from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.bench.exchange import error_field
-from roseinfer.bench.open_loop import Outcome, run
+from roseinfer.bench.open_loop import LoadOutcome, run
 from roseinfer.bench.open_loop_report import summarise
 from roseinfer.bench.slo_classes import LoadClass, read_classes
 from roseinfer.core.errors import ConfigError
@@ -83,7 +83,7 @@ def test_the_same_load_for_a_server_that_knows_no_objectives(classes: str) -> No
 def test_classes_do_not_change_the_work_and_seeds_do(classes: str) -> None:
     def work(**options: Any) -> list[tuple[float, list[int], int]]:
         config = load("http://localhost", **{"classes": classes, "workload": "poisson", **options})
-        planned = draw(config, classes_of(config))
+        planned = draw(config, load_classes(config))
         assert all(3 <= len(p.prompt_ids) <= 9 and 2 <= p.output_len <= 6 for p in planned)
         return [(p.at_s, p.prompt_ids, p.output_len) for p in planned]
 
@@ -104,18 +104,18 @@ def test_classes_may_have_lengths_of_their_own(tmp_path: Path) -> None:
     file.write_text(json.dumps(own))
     assert read_classes(str(file))[0].prompts == (500, 900) and read_classes(str(file))[0].outputs == (7, 7)
     config = load("http://localhost", str(file), workload="poisson")
-    planned = draw(config, classes_of(config))
+    planned = draw(config, load_classes(config))
     for name, prompts, outputs in (("long", range(500, 901), {7}), ("short", range(3, 10), {1, 2})):
         group = [p for p in planned if p.slo is not None and p.slo.name == name]
         assert len(group) > 10 and all(len(p.prompt_ids) in prompts for p in group)
         assert {p.output_len for p in group} == outputs
-    assert [p.prompt_ids for p in planned] == [p.prompt_ids for p in draw(config, classes_of(config))]
+    assert [p.prompt_ids for p in planned] == [p.prompt_ids for p in draw(config, load_classes(config))]
     assert "in_len" not in planned[0].slo.body
 
 
-def outcome(number: int, name: str, chunks: list[float], tokens: int, **more: Any) -> Outcome:
+def outcome(number: int, name: str, chunks: list[float], tokens: int, **more: Any) -> LoadOutcome:
     given = {"due_s": 1.0 * number, "start_s": 1.0 * number, "end_s": 1.0 * number + 9, "status": 200, "ok": True}
-    return Outcome(number, 5, 3, name, output_tokens=tokens, chunk_s=chunks, **{**given, **more})
+    return LoadOutcome(number, 5, 3, name, output_tokens=tokens, chunk_s=chunks, **{**given, **more})
 
 
 def test_figures_by_hand() -> None:
@@ -124,8 +124,8 @@ def test_figures_by_hand() -> None:
         outcome(0, "a", [0.5, 0.6, 1.0], 3),  # as late as it may be
         outcome(1, "a", [0.6, 1.2], 3),  # late in everything
         outcome(2, "b", [0.1, 9.0], 3),
-        Outcome(3, 5, 3, "b", due_s=3, start_s=3, end_s=4, status=503, error="full", code="queue_full"),
-        Outcome(4, 5, 3, "b", due_s=4, start_s=4, end_s=21, error="TimeoutError()"),
+        LoadOutcome(3, 5, 3, "b", due_s=3, start_s=3, end_s=4, status=503, error="full", code="queue_full"),
+        LoadOutcome(4, 5, 3, "b", due_s=4, start_s=4, end_s=21, error="TimeoutError()"),
     ]
     found = attainment(outcomes, classes)
     assert found["classes"]["a"]["missed"] == {"ttft": 1, "tpot": 1, "e2e": 1}
@@ -147,7 +147,7 @@ def test_requests_without_objectives_are_counted_apart() -> None:
         outcome(1, "a", [0.6, 0.7, 1.0], 3),
         outcome(2, "free", [7.0, 7.5, 8.0], 3),
         outcome(3, "free", [0.1], 1),  # cut off
-        Outcome(4, 5, 3, "free", due_s=4, start_s=4, end_s=4, status=503, error="full", code="queue_full"),
+        LoadOutcome(4, 5, 3, "free", due_s=4, start_s=4, end_s=4, status=503, error="full", code="queue_full"),
     ]
     found = attainment(outcomes, classes)
     assert (found["requests"], found["good"], found["adherence"]) == (2, 1, 1 / 2)
@@ -162,7 +162,7 @@ def test_requests_without_objectives_are_counted_apart() -> None:
 
 
 def test_one_token_has_no_tpot() -> None:
-    single = Outcome(0, 5, 1, "a", status=200, ok=True, output_tokens=1, chunk_s=[0.1])
+    single = LoadOutcome(0, 5, 1, "a", status=200, ok=True, output_tokens=1, chunk_s=[0.1])
     assert attainment([single], [LoadClass("a", tpot_s=NEVER)])["good"] == 1
 
 
@@ -193,11 +193,11 @@ def test_classes_of_a_server(tmp_path: Path) -> None:
     [
         ("{", "not JSON"),
         ("[" * 100_000, "nested too deeply"),
-        ("[]", "no list of classes"),
+        ("[]", "is not a list of classes"),
         ('[{"ttft": 1}]', "entry 0"),
         ('[{"name": "a", "ttft": 0}]', "a.ttft"),
         ('[{"name": "a", "share": -1}]', "a.share"),
-        ('[{"name": "a", "ttft_ms": 1}]', "a.ttft_ms is unknown"),
+        ('[{"name": "a", "ttft_ms": 1}]', "unknown key 'a.ttft_ms'"),
         ('[{"name": "a", "body": []}]', "a.body"),
         ('[{"name": "a", "in_min": 5}]', "a: in_len must be a positive number of tokens"),
         ('[{"name": "a", "out_min": 5, "out_len": 4}]', "a: out_len must be"),

@@ -6,7 +6,7 @@ import pytest
 
 from roseinfer import cli
 from roseinfer.bench import streaming_compare
-from roseinfer.bench.streaming_compare import Progress
+from roseinfer.bench.streaming_compare import ProgressBar
 
 SMALL = ["--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "4"]
 STREAMING = ["bench", "streaming", "tiny", *SMALL, "--num-requests", "4", "--max-new-tokens", "5", "--no-stop-on-eos"]
@@ -156,7 +156,7 @@ class Out(list):
 
 def test_progress_on_a_terminal_only():
     for out in (terminal := Out(True), file := Out(False)):
-        progress = Progress(2, out)
+        progress = ProgressBar(2, out)
         progress.advance()
         progress.advance()
         progress.close()

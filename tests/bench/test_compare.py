@@ -61,13 +61,13 @@ def test_our_own_json_has_the_same_figures_by_other_names(tmp_path):
 def test_a_file_that_is_no_result(tmp_path, text):
     file = tmp_path / "other.json"
     file.write_text(text)
-    with pytest.raises(ConfigError, match=r"other\.json is no"):
+    with pytest.raises(ConfigError, match=r"other\.json' is not"):
         read_figures(str(file))
 
 
 def test_a_file_that_is_not_there(capsys):
     assert cli.main(["bench", "compare", "/nowhere/a", "/nowhere/b"]) == 2
-    assert "/nowhere/a cannot be read" in capsys.readouterr().err
+    assert "cannot read '/nowhere/a'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_file_that_is_not_there(capsys):
 def test_odd_files_are_no_results(tmp_path, text):
     path = tmp_path / "odd.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"is no result|is no JSON object"):
+    with pytest.raises(ConfigError, match=r"is not a result|is not a JSON object"):
         read_figures(str(path))
 
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from roseinfer.bench.arrivals import Ramp, Sample, arrival_times, plan
-from roseinfer.bench.codec import texts_of
+from roseinfer.bench.arrivals import DatasetSample, Ramp, arrival_times, plan
+from roseinfer.bench.codec import make_texts
 from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.bench.datasets import load
 from roseinfer.bench.serve_config import DatasetConfig
@@ -31,7 +31,7 @@ class Bytes:
         return self.encode([f"<{text}>" for text in texts])
 
 
-def made(name: str, count: int = 6, seed: int = 0, *, chat: bool = False, **options) -> list[Sample]:
+def made(name: str, count: int = 6, seed: int = 0, *, chat: bool = False, **options) -> list[DatasetSample]:
     return load(DatasetConfig(dataset_name=name, **options), Bytes(), count, seed, chat)
 
 
@@ -43,7 +43,7 @@ def write(tmp_path, lines) -> str:
 
 def test_texts_have_as_many_tokens_as_wanted():
     wanted = [[97] * 40, [97, 98] * 20, [99]]
-    found = texts_of(Bytes(), wanted, random.Random(0))
+    found = make_texts(Bytes(), wanted, random.Random(0))
     assert [len(ids) for _, ids in found] == [40, 40, 1]
     assert all(Bytes().encode([text]) == [ids] for text, ids in found)
 
@@ -117,7 +117,7 @@ def test_a_trace_shares_what_its_hashes_share(tmp_path):
     assert [s.at_s for s in samples] == pytest.approx([0.0, 1.5, 1.6])
     first, second, _ = (s.prompt_ids for s in samples)
     assert first[:4] == second[:4] and first[4:8] != second[4:8]
-    with pytest.raises(ConfigError, match="openai-chat takes no dataset of token ids"):
+    with pytest.raises(ConfigError, match="openai-chat does not support token ids"):
         made("timed_trace", chat=True, dataset_path=write(tmp_path, lines))
     with pytest.raises(ConfigError, match="line 1 of"):
         made("timed_trace", dataset_path=write(tmp_path, [{"timestamp": 1}]))
@@ -163,7 +163,7 @@ def test_rates_rise():
 
 
 def test_a_plan_has_classes_and_schemas_and_times():
-    samples = [Sample([1], 4, "a", at_s) for at_s in (2.0, 1.0)]
+    samples = [DatasetSample([1], 4, "a", at_s) for at_s in (2.0, 1.0)]
     classes = [LoadClass("fast", ttft_s=1.0)]
     planned = plan(OpenLoopConfig(schema_share=1.0), samples, classes)
     assert [(p.number, p.at_s, p.slo.name, p.text) for p in planned] == [(1, 1.0, "fast", "a"), (0, 2.0, "fast", "a")]

@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 
 from roseinfer import cli
-from roseinfer.bench.arrivals import Planned, draw
+from roseinfer.bench.arrivals import PlannedRequest, draw
 from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.bench.exchange import NO_DONE, NO_FINISH_REASON, NO_USAGE, EventReader, read_event
-from roseinfer.bench.open_loop import Outcome, StreamClient, run
+from roseinfer.bench.open_loop import LoadOutcome, StreamClient, run
 from roseinfer.bench.open_loop_report import as_text, summarise
 from roseinfer.core.config.server import ServerConfig
 from tests.bench.slo_stub import stub
@@ -21,7 +21,7 @@ from tests.server.live import LiveServer
 from tests.terminal.pseudo_terminal import PseudoTerminal
 from tests.text.tokenizers import byte_level
 
-PLANNED = Planned(3, 0.0, [11, 12], 7)
+PLANNED = PlannedRequest(3, 0.0, [11, 12], 7)
 READINGS_BEFORE_A_PIECE = 3
 
 
@@ -58,7 +58,7 @@ class CannedServer:
         writer.close()
 
 
-async def send(status: str, pieces: Sequence[bytes], readings: Sequence[float]) -> tuple[Outcome, bytes]:
+async def send(status: str, pieces: Sequence[bytes], readings: Sequence[float]) -> tuple[LoadOutcome, bytes]:
     clock = WrittenClock(readings)
     canned = CannedServer(status, pieces, clock)
     server = await asyncio.start_server(canned.answer, "127.0.0.1", 0)
@@ -175,19 +175,19 @@ def test_usage_may_come_with_a_chunk():
     assert read_event(b'{"choices":[{}],"usage":null}') == (None, True)
 
 
-def outcome(number: int, start_s: float, end_s: float, chunks: list[float], tokens: int, **more) -> Outcome:
-    return Outcome(
+def outcome(number: int, start_s: float, end_s: float, chunks: list[float], tokens: int, **more) -> LoadOutcome:
+    return LoadOutcome(
         number, 10, 3, start_s=start_s, end_s=end_s, status=200, ok=True, output_tokens=tokens, chunk_s=chunks, **more
     )
 
 
 def test_summary_by_hand():
-    failed = Outcome(2, 10, 3, start_s=0.0, end_s=9.0, status=500, error="x" * 200)
+    failed = LoadOutcome(2, 10, 3, start_s=0.0, end_s=9.0, status=500, error="x" * 200)
     outcomes = [
         outcome(0, 1.0, 3.0, [0.5, 1.0, 2.0], 3),
         outcome(1, 2.0, 5.0, [1.5], 1),
         failed,
-        Outcome(3, 10, 3, start_s=1.0, end_s=2.0, status=503, error="full"),
+        LoadOutcome(3, 10, 3, start_s=1.0, end_s=2.0, status=503, error="full"),
     ]
     summary = summarise(outcomes)
     counts = {key: summary[key] for key in ("requests", "ok", "rejected", "failed", "short")}
@@ -202,7 +202,7 @@ def test_summary_by_hand():
 
 
 def test_summary_of_nothing():
-    summary = summarise([Outcome(0, 1, 1, status=503, error="full")])
+    summary = summarise([LoadOutcome(0, 1, 1, status=503, error="full")])
     assert summary["ttft_ms"]["p50"] is None and summary["out_tok_s"] == 0.0
     assert "TTFT ms:" in as_text(summary)
 
@@ -266,10 +266,10 @@ def test_an_interrupt_ends_the_load_and_says_nothing():
 @pytest.mark.parametrize("url", ["nowhere", "http://[::1", "ftp:/x"])
 def test_what_is_no_address(url, capsys):
     assert cli.main(["bench", "serve", "--url", url, "--num", "1"]) == 2
-    assert f"--url: {url} lists no model" in capsys.readouterr().err
+    assert f"--url: cannot list the models of {url!r}" in capsys.readouterr().err
 
 
 def test_a_model_that_the_server_does_not_have(capsys):
     with LiveServer(byte_level()) as live:
         assert cli.main(["bench", "serve", "--url", live.url, "--num", "1", "--model", "nope"]) == 2
-    assert "--model: the server has none of the name 'nope'" in capsys.readouterr().err
+    assert "--model: the server does not serve 'nope'" in capsys.readouterr().err

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from roseinfer import cli
-from roseinfer.bench.arrivals import Sample
-from roseinfer.bench.codec import OwnCodec, ServerCodec, aligned
+from roseinfer.bench.arrivals import DatasetSample
+from roseinfer.bench.codec import LocalCodec, ServerCodec, align_to_server
 from roseinfer.commands.bench_serve import completed
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
@@ -95,17 +95,17 @@ def test_a_stream_that_is_cut_off_has_failed(tmp_path, capsys):
 def test_a_server_without_a_tokenizer(capsys):
     with stub() as (url, _):
         assert cli.main(["bench", "serve", "--url", url, *SMALL]) == 2
-    assert "--tokenizer: the server answers" in capsys.readouterr().err
+    assert "--tokenizer: /tokenize failed with status 404" in capsys.readouterr().err
 
 
 def test_another_tokenizer_is_aligned_to_the_servers(live):
-    own = OwnCodec("tiny")
+    own = LocalCodec("tiny")
     texts = ["def add(a, b):\n    return a + b", "import os"]
-    samples = [Sample(ids, 1, text) for ids, text in zip(own.encode(texts), texts, strict=True)]
-    found = aligned(samples, live.url, "fake", "secret")
+    samples = [DatasetSample(ids, 1, text) for ids, text in zip(own.encode(texts), texts, strict=True)]
+    found = align_to_server(samples, live.url, "fake", "secret")
     server = ServerCodec(live.url, "fake", "secret")
     assert [len(ids) for ids in server.encode([s.text for s in found])] == [len(s.prompt_ids) for s in samples]
-    assert aligned(samples, live.url, "fake", "wrong") == samples, "as they are, where nobody counts"
+    assert align_to_server(samples, live.url, "fake", "wrong") == samples, "as they are, where nobody counts"
 
 
 @pytest.mark.parametrize(

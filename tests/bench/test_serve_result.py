@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from roseinfer.bench.open_loop import Outcome
+from roseinfer.bench.open_loop import LoadOutcome
 from roseinfer.bench.serve_config import ResultConfig
 from roseinfer.bench.serve_result import as_table, file_name, result, save
 from roseinfer.core.errors import ConfigError
@@ -39,9 +39,9 @@ P99 ITL (ms):                            995.00
 =================================================="""
 
 
-def outcome(number: int, start_s: float, end_s: float, chunk_s: list[float], **more) -> Outcome:
+def outcome(number: int, start_s: float, end_s: float, chunk_s: list[float], **more) -> LoadOutcome:
     answered = {"status": 200, "ok": True, "output_tokens": len(chunk_s), "text": "hi"}
-    return Outcome(number, 10, 3, start_s=start_s, end_s=end_s, chunk_s=chunk_s, **{**answered, **more})
+    return LoadOutcome(number, 10, 3, start_s=start_s, end_s=end_s, chunk_s=chunk_s, **{**answered, **more})
 
 
 OUTCOMES = [

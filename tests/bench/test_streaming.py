@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from roseinfer.bench.config import StreamingConfig
-from roseinfer.bench.streaming import Load, RequestRecord, RunRecord, StreamingRun
+from roseinfer.bench.streaming import RequestRecord, RunRecord, StreamingLoad, StreamingRun
 from roseinfer.bench.streaming_report import ratios, samples, summarise
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.errors import RequestTooLongError, TooManyInflightError
@@ -60,8 +60,8 @@ class Words:
         return [len(word) for word in text.split()]
 
 
-def load(**config: object) -> Load:
-    return Load(StreamingConfig(**{"num_requests": 4, **config}), SamplingParams(max_tokens=2))
+def load(**config: object) -> StreamingLoad:
+    return StreamingLoad(StreamingConfig(**{"num_requests": 4, **config}), SamplingParams(max_tokens=2))
 
 
 def send(engine: StandIn, name: str = "run", **config: object) -> RunRecord:

@@ -33,7 +33,7 @@ def test_settings_are_valid():
     for experiment in experiments.EXPERIMENTS:
         for name, own in experiment.settings.items():
             flags = experiments.shlex.split(f"{experiment.flags} {own}")
-            made = experiments.setting(name, [*flags, "tiny"], experiment.around)
+            made = experiments.setting(name, [*flags, "tiny"], experiment.context)
             assert made.name == name and made.load.params.ignore_eos
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.faults.server import until
-from roseinfer.bench.exchange import Exchange, exchange
+from roseinfer.bench.exchange import Exchange, send_request
 from tests.deployment.ray_cluster import API_ACTOR, DIRECTORY, ENGINE, ENGINE_ACTOR, RayCluster
 
 NAMES = {"engine": ENGINE, "actor": ENGINE_ACTOR, "api": API_ACTOR, "directory": DIRECTORY}
@@ -66,7 +66,7 @@ def run(cluster: RayCluster, bodies: Sequence[tuple[float, bytes]], kill: Sequen
             began_s = time.monotonic() + 0.1
             url = f"{cluster.url}/v1/completions"
             pairs = zip(found, bodies, strict=True)
-            sent = [exchange(session, url, body, headers, seen, began_s, texts=True) for seen, (_, body) in pairs]
+            sent = [send_request(session, url, body, headers, seen, began_s, texts=True) for seen, (_, body) in pairs]
             await asyncio.gather(kill_later(began_s), *sent)
         return found
 
