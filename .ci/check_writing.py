@@ -36,7 +36,9 @@ CONSTANT = re.compile(
     r"_?(MIN|MAX|DEFAULT)_\w+|\w+_(S|MS|US|NS|BYTES|TOKENS|BLOCKS|STEPS|SHARE|COUNT|ROWS|BITS|CHARS|PORT|VERSION|EXIT)"
 )
 # Numeric constants whose name says what they are without a unit.
-CONSTANT_EXCEPTIONS = frozenset({"KIB", "MIB", "GIB", "KB", "MB", "GB", "INT32", "INF", "EPS", "PI"})
+CONSTANT_EXCEPTIONS = frozenset(
+    {"CLIENT_CLOSED_REQUEST", "KIB", "MIB", "GIB", "KB", "MB", "GB", "INT32", "INF", "EPS", "PI"}
+)
 # Constants of kernels and folders of tests follow the names of what they describe.
 CONSTANTS_IN = ("roseinfer/",)
 

@@ -41,7 +41,8 @@ MAY_IMPORT = {
     "attention": {"core", "kernels", "parallel", "quant"},
     "models": {"core", "gguf", "attention", "layers", "parallel", "quant"},
     "runner": {"core", "kernels", "parallel", "attention", "models"},
-    "server": {"core", "text", "grammar", "engine", "cluster", "predictor"},
+    "integrations": {"core", "engine", "cluster"},
+    "server": {"core", "text", "grammar", "engine", "cluster", "predictor", "integrations"},
     "bench": {"core", "engine", "hub", "text", "models", "server"},
     "terminal": {"core"},
     "doctor": {"core", "hub", "text", "models", "kernels", "engine", "cluster", "deploy"},
@@ -56,6 +57,7 @@ MAY_IMPORT = {
         "priced",
         "engine",
         "cluster",
+        "integrations",
         "server",
         "bench",
         "sim",
@@ -83,10 +85,9 @@ SERVER_MAY_IMPORT = {
     "console": {"http", "request", "observe"},
     "routes": {"http", "request", "response_store", "formats", "observe", "answer_shapes", "documents"},
     "app": {"http", "request", "response_store", "formats", "observe", "documents", "routes", "console"},
-    "service_manager": set(),
-    "hosting": {"http", "request", "app", "service_manager"},
-    "run": {"http", "request", "response_store", "app", "hosting", "service_manager"},
-    "fleet": {"http", "request", "response_store", "observe", "console", "app", "hosting", "service_manager"},
+    "hosting": {"http", "request", "app"},
+    "run": {"http", "request", "response_store", "app", "hosting"},
+    "fleet": {"http", "request", "response_store", "observe", "console", "app", "hosting"},
 }
 # Packages that run on tensors; benchmarks also compare with other engines, and the doctor asks PyTorch how it is.
 TENSORS = {"kernels", "parallel", "quant", "attention", "layers", "models", "runner", "bench", "predictor", "doctor"}
@@ -115,7 +116,7 @@ RESERVED = {
     "roseinfer.attention": lambda importer: _part(importer) in ("attention", "models", "runner"),
 }
 # These see the engine and the cluster from outside: their interfaces, their clients, and what starts them.
-OUTSIDE = {"server", "bench", "commands", "__init__"}
+OUTSIDE = {"server", "integrations", "bench", "commands", "__init__"}
 SEEN = {
     "engine": ("api", "client", "frames", "live", "llm", "prepare", "start"),
     "cluster": (

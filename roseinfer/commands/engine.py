@@ -65,10 +65,10 @@ async def _serve(kept: "EngineKeeper", config: KeeperConfig, model: str) -> None
     """Until SIGINT or SIGTERM, which let requests finish; a second one does not. SIGHUP starts the engine anew."""
     import asyncio
 
+    from roseinfer.integrations.systemd import SystemdNotifier
     from roseinfer.server.hosting import Reload, Signals, end_of, first_of
-    from roseinfer.server.service_manager import ServiceManager
 
-    manager = ServiceManager()
+    manager = SystemdNotifier()
     signals = Signals(Reload(kept, manager))
     signals.install()
     try:

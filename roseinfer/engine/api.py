@@ -130,6 +130,11 @@ class EngineState(StrEnum):
     QUIET = "quiet"
     DEAD = "dead"
 
+    @property
+    def is_up(self) -> bool:
+        """True if the engine process is running and has started."""
+        return self in (EngineState.READY, EngineState.DRAINING, EngineState.QUIET)
+
 
 @dataclass(frozen=True, slots=True)
 class PortStats:

@@ -23,6 +23,7 @@ from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, RoseinferError
 from roseinfer.engine.api import Engine
+from roseinfer.integrations.orca import LoadHeader
 from roseinfer.server import documents
 from roseinfer.server.console import routes as console
 from roseinfer.server.console.steps import MAX_STEPS
@@ -40,7 +41,6 @@ from roseinfer.server.http.hosts import HostMiddleware
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, DirectRoutes, EdgeMiddleware
 from roseinfer.server.observe.colleagues import Colleagues
 from roseinfer.server.observe.metrics import HttpMetrics
-from roseinfer.server.observe.orca import LoadHeader
 from roseinfer.server.observe.report import Gather, Observation
 from roseinfer.server.observe.stored import StoreMetrics
 from roseinfer.server.observe.throttle import ThrottledLog

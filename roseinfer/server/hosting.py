@@ -19,10 +19,10 @@ from roseinfer.core.config.engine import PRICED
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.engine.api import Engine, EngineInfo
+from roseinfer.integrations.systemd import SystemdNotifier
 from roseinfer.server.app import ServerParts, build_app
 from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.request.service import Service
-from roseinfer.server.service_manager import ServiceManager
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger("roseinfer.server")
@@ -87,7 +87,7 @@ class Rolling(Protocol):
 class Reload:
     """Restarts engines in turn, in the background, each time it is called."""
 
-    def __init__(self, crew: Rolling, manager: ServiceManager) -> None:
+    def __init__(self, crew: Rolling, manager: SystemdNotifier) -> None:
         self._crew = crew
         self._manager = manager
         self._tasks: set[asyncio.Task[None]] = set()

@@ -12,6 +12,7 @@ from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import Engine
 from roseinfer.engine.live import InflightLimit
+from roseinfer.integrations.systemd import SystemdNotifier
 from roseinfer.server.app import server_parts
 from roseinfer.server.hosting import (
     LAST_WORDS_S,
@@ -30,7 +31,6 @@ from roseinfer.server.hosting import (
 )
 from roseinfer.server.request.service import Service
 from roseinfer.server.response_store.start import response_file
-from roseinfer.server.service_manager import ServiceManager
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ async def serve(
     parts = server_parts(config, model_name, response_file=response_file(config, None if crew is None else crew.folder))
     service = parts.service
     listener = listen(config)
-    manager = ServiceManager()
+    manager = SystemdNotifier()
     signals = Signals(None if crew is None else Reload(crew, manager))
     signals.install()
     server = Server(uvicorn_config(parts))

@@ -10,8 +10,8 @@ import pytest
 
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState
+from roseinfer.integrations import orca
 from roseinfer.server import answer_shapes
-from roseinfer.server.observe import orca
 from tests.router.promises import promise
 from tests.server.fake_engine import INFO
 from tests.server.live import LiveServer
@@ -175,7 +175,7 @@ def test_nothing_is_told_of_what_nobody_knows(server: LiveServer) -> None:
 
 
 def test_a_rate_is_that_of_the_last_seconds() -> None:
-    rate = orca.Rate()
+    rate = orca.RateWindow()
     assert rate.per_second(100, 0.0) is None, "before there are two looks"
     assert rate.per_second(102, 0.5) is None
     assert rate.per_second(104, 1.0) == 4.0

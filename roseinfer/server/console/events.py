@@ -7,7 +7,6 @@ from typing import Any
 from roseinfer import __version__
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.engine.api import EngineReport
-from roseinfer.server.observe.exposition import UP
 from roseinfer.server.observe.telling import ms, objectives_json
 from roseinfer.server.request.service import Service
 
@@ -34,7 +33,7 @@ def engines_json(reports: Iterable[EngineReport]) -> list[dict[str, Any]]:
 
 
 def _engine(report: EngineReport) -> dict[str, Any]:
-    up, stats = report.state in UP, report.stats
+    up, stats = report.state.is_up, report.stats
     policy = (stats.policy if up else None) or PolicyStats()
     return {
         "engine": report.engine,

@@ -14,6 +14,7 @@ from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import EngineInfo
+from roseinfer.integrations.systemd import SystemdNotifier
 from roseinfer.server.console.looking import tell_of_machine
 from roseinfer.server.console.steps import MAX_STEPS
 from roseinfer.server.fleet.acceptor import Acceptor
@@ -40,7 +41,6 @@ from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.tallies import Tallies
 from roseinfer.server.request.slo_classes import configured_classes
 from roseinfer.server.response_store.start import response_file
-from roseinfer.server.service_manager import ServiceManager
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Fleet:
         launcher = Launcher(self._boot, self._counters_file)
         heartbeats = Heartbeats(self._counters, served.server.worker_timeout)
         self._pool = WorkerPool(served.workers, launcher, self, self._replacing, heartbeats, clock)
-        self._service_manager = ServiceManager()
+        self._service_manager = SystemdNotifier()
         self._signals = Signals(Reload(self._crew, self._service_manager))
         self._ending = False
 

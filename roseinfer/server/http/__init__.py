@@ -1,1 +1,1 @@
-"""HTTP itself: connections, writing, keys, limits, errors. Knows of no API."""
+"""HTTP without any API: connections, writes, keys, limits, errors."""

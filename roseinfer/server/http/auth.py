@@ -1,4 +1,4 @@
-"""API keys: every route is guarded but a short list, decided on the path of the scope alone."""
+"""API keys: every path needs one, except those of a short list."""
 
 import hashlib
 import hmac
@@ -13,8 +13,9 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})
 
 
 class AuthMiddleware:
-    """Answers 401 unless the request carries one of the keys, as `Authorization: Bearer <key>` or as `x-api-key`, or is
-    for one of `OPEN_PATHS` or of `more_open`.
+    """Answer 401 unless the request has one of the keys, or its path is in `OPEN_PATHS` or `more_open`.
+
+    The key is given as `Authorization: Bearer <key>` or as `x-api-key`.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str], more_open: Iterable[str] = ()) -> None:
@@ -32,25 +33,25 @@ class AuthMiddleware:
         if scope["method"] == "OPTIONS" or scope["path"] in self._open:
             return True
         token = _token(scope["headers"])
-        if not token:  # whatever the keys are: a request without one has none
+        if not token:  # even if an empty key is configured
             return False
         digest = _digest(token)
-        # Every key is compared, so that the time taken does not tell which one matched.
+        # Compare all keys, so that the time does not depend on which one matches.
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
 
 
 def key_digest(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """SHA-256, in hexadecimal, of the key that a request carries."""
+    """Return the SHA-256 of a request's key in hexadecimal."""
     return _digest(_token(headers)).hex()
 
 
 def digests(keys: Iterable[str]) -> list[str]:
-    """The same of the server's keys."""
+    """Return the SHA-256 of each of the server's keys in hexadecimal."""
     return [_digest(key.encode()).hex() for key in keys]
 
 
 def _token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The first bearer token that is not empty, else the first `x-api-key`."""
+    """Return the first bearer token that is not empty, else the first `x-api-key`."""
     key = b""
     for name, value in headers:
         if name == b"authorization":

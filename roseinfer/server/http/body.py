@@ -1,4 +1,4 @@
-"""Bodies in JSON: those of requests, read under limits, and those of answers."""
+"""JSON bodies: reading those of requests under limits, and writing those of answers."""
 
 import asyncio
 import gc
@@ -25,58 +25,59 @@ from roseinfer.server.http.errors import (
 from roseinfer.server.http.json_counts import check_counts
 from roseinfer.server.http.limits import Limits
 
-# How long an answer that came before the end of the body waits for the rest of it, and how much of it it takes.
+# Time and size of the rest of a body that is read and discarded when the answer is sent before it has arrived.
 LINGER_S = 2.0
 LINGER_BYTES = 64 * 2**20
 
 
 class _Reader:
-    """A body on its way. `refusal`: why it was ended by others."""
+    """Body that is arriving. `rejection`: why another part of the server ended it."""
 
-    __slots__ = ("began_s", "bytes", "refusal", "timeout")
+    __slots__ = ("began_s", "bytes", "rejection", "timeout")
 
     def __init__(self, timeout: asyncio.Timeout, began_s: float) -> None:
         self.timeout = timeout
         self.began_s = began_s
         self.bytes = 0
-        self.refusal: ApiError | None = None
+        self.rejection: ApiError | None = None
 
-    def end(self, refusal: ApiError, now_s: float) -> None:
+    def end(self, rejection: ApiError, now_s: float) -> None:
         if not self.timeout.expired():
-            self.refusal = refusal
+            self.rejection = rejection
             self.timeout.reschedule(now_s)
 
 
 class BodyReaders:
-    """Reads the bodies of requests. Those that have not all arrived with their heads are bounded, in number and bytes,
-    apart from the requests that have a place: who sends slowly keeps out nobody but others whose bodies take time.
-    `on_refused` is called for each that is one too many.
+    """Reader of request bodies.
+
+    Bodies that do not arrive with their heads are bounded in number and bytes, separately from admitted requests. So
+    slow clients only compete with other slow clients. `on_rejected` is called for each body above the bound.
     """
 
-    def __init__(self, on_refused: Callable[[], None]) -> None:
+    def __init__(self, on_rejected: Callable[[], None]) -> None:
         self.bytes = 0
-        self._on_refused = on_refused
+        self._on_rejected = on_rejected
         self._readers: dict[_Reader, None] = {}
         self._stopped: ApiError | None = None
 
     @property
     def arriving(self) -> int:
-        """Bodies of which something has not arrived."""
+        """Number of bodies that have not fully arrived."""
         return len(self._readers)
 
     async def read_json(self, scope: Scope, receive: Receive, limits: Limits) -> dict[str, Any]:
-        """The body as a JSON object.
+        """Return the body as a JSON object.
 
-        Raises `ApiError` 400 (not JSON, not an object), 408 (too slow), 413 (too large, noticed from Content-Length or
-        while reading, or too many values), 415 (wrong content type) or 503 (too many others), and `ClientDisconnect`.
+        Raise `ApiError` 400 (not JSON, not an object), 408 (too slow), 413 (too large by Content-Length or while
+        reading, or too many values), 415 (wrong content type) or 503 (too many arriving bodies), or `ClientDisconnect`.
         """
         headers = dict(scope["headers"])
         _check_content_type(headers.get(b"content-type", b""))
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > limits.max_body_bytes:
             raise body_too_large(limits.max_body_bytes)
-        wire: ClientConnection = scope["extensions"][EXTENSION]
-        if wire.body_complete:  # as most bodies are by now: nothing to wait for
+        connection: ClientConnection = scope["extensions"][EXTENSION]
+        if connection.body_complete:  # the usual case
             data = await _read_body(receive, limits.max_body_bytes, _unbounded)
         else:
             data = await self._read_slowly(receive, limits)
@@ -84,7 +85,7 @@ class BodyReaders:
         return _parse_object(data)
 
     def stop(self, cause: ApiError) -> None:
-        """End all that are on their way, and whatever comes."""
+        """End all arriving bodies and reject later ones."""
         self._stopped = cause
         now_s = asyncio.get_running_loop().time()
         for reader in self._readers:
@@ -94,7 +95,7 @@ class BodyReaders:
         if self._stopped is not None:
             raise self._stopped
         now_s = asyncio.get_running_loop().time()
-        crowded = len(self._readers) >= limits.max_body_readers and not self._made_room(limits, now_s)
+        crowded = len(self._readers) >= limits.max_body_readers and not self._evict_oldest(limits, now_s)
         timeout = asyncio.timeout(limits.brief_body_s if crowded else limits.body_timeout_s)
         reader = _Reader(timeout, now_s)
         self._readers[reader] = None
@@ -102,51 +103,51 @@ class BodyReaders:
             async with timeout:
                 return await _read_body(receive, limits.max_body_bytes, partial(self._count, reader, limits))
         except TimeoutError:
-            if crowded and reader.refusal is None:
-                raise self._one_too_many() from None
-            raise reader.refusal or body_too_slow(limits.body_timeout_s) from None
+            if crowded and reader.rejection is None:
+                raise self._too_many() from None
+            raise reader.rejection or body_too_slow(limits.body_timeout_s) from None
         finally:
-            self._forget(reader)
+            self._remove(reader)
 
     def _count(self, reader: _Reader, limits: Limits, size: int) -> None:
         reader.bytes += size
         self.bytes += size
         while self.bytes > limits.max_arriving_bytes and reader in self._readers:
-            if not self._made_room(limits, asyncio.get_running_loop().time()):
-                raise self._one_too_many()
+            if not self._evict_oldest(limits, asyncio.get_running_loop().time()):
+                raise self._too_many()
 
-    def _made_room(self, limits: Limits, now_s: float) -> bool:
-        """End the oldest, if it has had its time."""
+    def _evict_oldest(self, limits: Limits, now_s: float) -> bool:
+        """End the oldest body if its grace time is over. Return True if one was ended."""
         oldest = next(iter(self._readers), None)
         if oldest is None or now_s - oldest.began_s < limits.body_grace_s:
             return False
-        self._forget(oldest)
+        self._remove(oldest)
         oldest.end(body_too_slow(now_s - oldest.began_s), now_s)
         return True
 
-    def _one_too_many(self) -> ApiError:
-        self._on_refused()
+    def _too_many(self) -> ApiError:
+        self._on_rejected()
         return too_many_bodies()
 
-    def _forget(self, reader: _Reader) -> None:
+    def _remove(self, reader: _Reader) -> None:
         if reader in self._readers:
             del self._readers[reader]
             self.bytes -= reader.bytes
 
 
 def _unbounded(size: int) -> None:
-    """For a body that is in memory already."""
+    """Count nothing: the body is in memory already."""
 
 
 def _check_content_type(value: bytes) -> None:
-    """Raise `ApiError` 415. No web page of another origin can send these types without asking the server first."""
+    """Raise `ApiError` 415 if it is not JSON. Browsers send JSON to another origin only after a CORS preflight."""
     kind = value.partition(b";")[0].strip().lower()
     if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         raise not_json(value.decode("latin-1"))
 
 
 async def _read_body(receive: Receive, limit: int, count: Callable[[int], None]) -> bytes:
-    """`count` is told of the size of each part, and may raise."""
+    """Return the body. `count` is called with the size of each part, and may raise."""
     parts, size = [], 0
     while True:
         message = await receive()
@@ -163,7 +164,7 @@ async def _read_body(receive: Receive, limit: int, count: Callable[[int], None])
 
 
 def _parse_object(data: bytes) -> dict[str, Any]:
-    # A body of millions of small lists would set off one full garbage collection after the other.
+    # A body of millions of small lists would trigger one full garbage collection after another.
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -180,7 +181,7 @@ def _parse_object(data: bytes) -> dict[str, Any]:
 
 # --- answers ----------------------------------------------------------------------------------------------------
 class JsonResponse(Response):
-    """`content` is anything orjson takes, or bytes that are JSON already."""
+    """JSON response. `content` is anything that orjson can encode, or encoded JSON as bytes."""
 
     media_type = "application/json"
 
@@ -189,7 +190,7 @@ class JsonResponse(Response):
 
 
 class ErrorResponse(JsonResponse):
-    """Written as the API that was called writes errors."""
+    """Error response in the format of the API that was called."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.body(), error.status, error.headers())
@@ -210,7 +211,7 @@ class ErrorResponse(JsonResponse):
 
 
 async def _discard_body(receive: Receive) -> None:
-    """Read on for a moment: closing on a client that still sends would reset the connection and lose the answer."""
+    """Read for a moment: closing while the client still sends would reset the connection and lose the answer."""
     taken = 0
     try:
         async with asyncio.timeout(LINGER_S):

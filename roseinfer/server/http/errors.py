@@ -1,4 +1,4 @@
-"""Errors as they go over the wire: `{"error": {"message", "type", "param", "code"}}` with a status and retry advice."""
+"""Errors of the API: `{"error": {"message", "type", "param", "code"}}` with a status and retry advice."""
 
 import logging
 import math
@@ -26,18 +26,18 @@ from roseinfer.core.slo import Rejection
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_CHARS = 1000
-# openai clients do not come back by themselves after a longer wait.
+# OpenAI clients do not retry after a longer wait.
 MAX_RETRY_S = 60.0
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
-# After how long a client may find that others' bodies have arrived.
+# Retry advice for a rejected body: until then, others will have arrived.
 TOO_MANY_BODIES_S = 1.0
 
 
 class ApiError(RoseinferError):
-    """An answer other than success.
+    """Error response.
 
-    `retry_after_s` becomes `Retry-After`; `should_retry` becomes `x-should-retry`, which openai clients obey (None
-    leaves the decision to the client); `closes` ends the connection after the answer. `more` and `more_headers` are
+    `retry_after_s` becomes `Retry-After`. `should_retry` becomes `x-should-retry`, which OpenAI clients obey; None
+    leaves the decision to the client. `closes` ends the connection after the answer. `more` and `more_headers` are
     added to the error's fields and to the headers.
     """
 
@@ -86,7 +86,7 @@ class ApiError(RoseinferError):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What all answers of one API have in common: how errors are written, and in which headers the request's id is."""
+    """Conventions of one API: the format of errors, and the headers with the request's id."""
 
     error_body: Callable[[ApiError], bytes]
     id_headers: tuple[bytes, ...]
@@ -100,10 +100,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def model_not_found(name: str, served: Sequence[str]) -> ApiError:
-    """`served`: the names that there are."""
+    """Return 404. `served`: the names of the models of this server."""
     return ApiError(
         404,
-        f"The model {name[:100]!r} does not exist; there is {', '.join(repr(name[:100]) for name in served[:4])}",
+        f"The model {name[:100]!r} does not exist; available: {', '.join(repr(name[:100]) for name in served[:4])}",
         type="not_found_error",
         param="model",
         code="model_not_found",
@@ -116,20 +116,20 @@ def invalid_api_key() -> ApiError:
 
 def host_not_allowed(host: str) -> ApiError:
     message = (
-        f"Host {host[:100]!r} is not allowed: a server without an API key answers to localhost, IP addresses and the "
+        f"Host {host[:100]!r} is not allowed: a server without an API key accepts localhost, IP addresses and the "
         "names in --allowed-hosts"
     )
     return ApiError(403, message, type="permission_error", param="Host", code="host_not_allowed")
 
 
 def origin_not_allowed(origin: str) -> ApiError:
-    message = f"Pages of {origin[:100]!r} may not use a server without an API key, unless --allowed-origins names them"
+    message = f"Origin {origin[:100]!r} is not allowed: without an API key it must be named in --allowed-origins"
     return ApiError(403, message, type="permission_error", param="Origin", code="origin_not_allowed")
 
 
 def not_json(content_type: str) -> ApiError:
-    """415: the body is not read."""
-    given = f"not {content_type[:100]!r}" if content_type else "and it is missing"
+    """Return 415. The body is not read."""
+    given = f"not {content_type[:100]!r}" if content_type else "but the header is missing"
     message = f"Content-Type must be application/json, {given}"
     return ApiError(415, message, param="Content-Type", code="unsupported_media_type")
 
@@ -139,7 +139,7 @@ def head_too_large(message: str) -> ApiError:
 
 
 def too_many_values(limit: int, what: str) -> ApiError:
-    message = f"The request body holds more than {limit} {what}"
+    message = f"The request body has more than {limit} {what}"
     return ApiError(413, message, code="too_many_values")
 
 
@@ -154,7 +154,7 @@ def body_too_slow(seconds: float) -> ApiError:
 
 
 def too_many_bodies() -> ApiError:
-    """503, with the connection closed: its body, which is still coming, is not read."""
+    """Return 503, which closes the connection: the rest of the body is not read."""
     message = "Too many request bodies are being read"
     return ApiError(
         503, message, type="overloaded_error", code="too_many_bodies", retry_after_s=TOO_MANY_BODIES_S, closes=True
@@ -162,7 +162,7 @@ def too_many_bodies() -> ApiError:
 
 
 def unavailable(code: str, message: str, retry_after_s: float, should_retry: bool | None = None) -> ApiError:
-    """503: queue_full, draining, loading or engine_unhealthy."""
+    """Return 503 with one of the codes queue_full, draining, loading, engine_unhealthy or metrics_unavailable."""
     return ApiError(
         503,
         message,
@@ -174,12 +174,12 @@ def unavailable(code: str, message: str, retry_after_s: float, should_retry: boo
 
 
 def too_many_inflight(message: str, retry_after_s: float) -> ApiError:
-    """429: turned away on purpose, at the operator's limit."""
+    """Return 429 for a request above the operator's limit."""
     return ApiError(429, message, type="overloaded_error", code="too_many_inflight", retry_after_s=retry_after_s)
 
 
 class SloUnattainable(ApiError):
-    """429: the scheduler turned the request away before its first token, since it could not keep what was promised."""
+    """Error 429: the scheduler rejected the request before its first token, since it cannot meet the objectives."""
 
     def __init__(self, rejection: Rejection) -> None:
         predicted_s = rejection.predicted_ttft_s if math.isfinite(rejection.predicted_ttft_s) else None
@@ -203,7 +203,7 @@ class SloUnattainable(ApiError):
 
 
 def _attainable_ms(rejection: Rejection) -> float | None:
-    """Rounded up: one that asks for what it was told is not to fail by the rounding."""
+    """Return the attainable objective, rounded up so that a retry with it does not fail by the rounding."""
     least_s = rejection.attainable_s
     return None if least_s is None or not math.isfinite(least_s) else math.ceil(least_s * 1e6) / 1000
 
@@ -217,8 +217,8 @@ def _why_unattainable(rejection: Rejection, predicted_s: float | None) -> str:
 
 
 def deadline_exceeded() -> ApiError:
-    """504: its time was over before its first token. Trying again would come later still."""
-    message = "The request's time limit was over before its first token"
+    """Return 504: the time limit expired before the first token. A retry would take even longer."""
+    message = "The request's time limit expired before its first token"
     return ApiError(504, message, type="timeout_error", code="deadline_exceeded", should_retry=False)
 
 
@@ -227,13 +227,13 @@ def internal_error() -> ApiError:
 
 
 def engine_failed() -> ApiError:
-    """The engine is gone, and it may have been this request that it did not survive: it should not come again."""
+    """Return 500 without retry: the engine died, possibly because of this request."""
     message = "The engine failed while this request ran"
     return ApiError(500, message, type="server_error", code="engine_dead", should_retry=False)
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What the client is told of `error`. Texts from inside the engine stay in the log."""
+    """Return the error for the client. Messages from inside the engine stay in the log."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidRequestError):
@@ -241,18 +241,18 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, EngineDeadError):
         return engine_failed()
     if isinstance(error, EngineUnavailableError):
-        return unavailable("engine_unhealthy", "No engine takes requests just now", error.retry_s)
+        return unavailable("engine_unhealthy", "No engine accepts requests at the moment", error.retry_s)
     if isinstance(error, EngineClosedError):
         return unavailable("draining", "The server is shutting down", 5.0)
     if isinstance(error, OutputTextError):
-        message = "The tokens of the output could not be turned into text"
+        message = "The output's tokens could not be decoded to text"
         return ApiError(500, message, type="server_error", code="output_not_text", should_retry=False)
     if isinstance(error, TokenizerFailedError):
         log.error("%s", error)
         message = "The tokenizer failed on this request"
         return ApiError(500, message, type="server_error", code="tokenizer_failed", should_retry=False)
     if isinstance(error, NoTokenAllowedError):
-        message = "No token could come next: what the request allows and what its constraint allows leave none"
+        message = "No next token is possible: the request's allowed tokens and its constraint exclude all"
         return bad_request(message, code="no_token_allowed")
     if isinstance(error, ConstraintTooSlowError):
         message = (
@@ -261,7 +261,7 @@ def as_api_error(error: Exception) -> ApiError:
         )
         return bad_request(message, code="constraint_too_slow")
     if isinstance(error, EngineLostError):
-        message = "Engines failed while this request ran: it is not tried again"
+        message = "Engines failed while this request ran; it is not retried again"
         return ApiError(500, message, type="server_error", code="engine_lost", should_retry=False)
     if isinstance(error, RequestFailedError):
         message = "The engine could not complete this request"

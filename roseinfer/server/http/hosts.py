@@ -1,7 +1,7 @@
-"""Names and web pages that may use a server without a key.
+"""Allowed hosts and origins of a server without API keys.
 
-Without a key, what keeps a web page from using a server on its reader's machine is the browser: it names the page's
-origin in `Origin`, and in `Host` the name that the page was made to reach the server by (DNS rebinding).
+Without a key, a web page could use a server on the visitor's machine. Browsers name the page's origin in `Origin`, and
+in `Host` the name under which the page reaches the server (DNS rebinding), so both are checked.
 """
 
 import ipaddress
@@ -14,13 +14,14 @@ from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import ApiError, host_not_allowed, origin_not_allowed
 
 ANY = "*"
-# Values of `Host` that were found to be allowed, so that each is looked at once.
+# Cached values of `Host` that are allowed.
 MAX_KNOWN_HOSTS_COUNT = 256
 
 
 class HostMiddleware:
-    """Answer 403 unless `Host` is localhost, an IP address or one of `hosts`, and `Origin` the server's own or one of
-    `origins`. `OPEN_PATHS` are for everybody.
+    """Answer 403 unless `Host` and `Origin` are allowed or the path is in `OPEN_PATHS`.
+
+    `Host` must be localhost, an IP address or one of `hosts`; `Origin` must be the server's own or one of `origins`.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str], origins: Iterable[str]) -> None:
@@ -35,13 +36,13 @@ class HostMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            refusal = self._refusal(scope["headers"])
-            if refusal is not None:
-                await ErrorResponse(refusal)(scope, receive, send)
+            rejection = self._rejection(scope["headers"])
+            if rejection is not None:
+                await ErrorResponse(rejection)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
-    def _refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiError | None:
+    def _rejection(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiError | None:
         host = origin = None
         for name, value in headers:
             if name == b"host":
@@ -62,7 +63,7 @@ class HostMiddleware:
         return allowed
 
     def _is_allowed_origin(self, origin: bytes, host: bytes | None) -> bool:
-        """The server's own may be https: a proxy in front of it may speak TLS."""
+        """Return True if the origin is allowed. The server's own may be https, since a proxy may terminate TLS."""
         origin = origin.lower()
         if self._any_origin or origin in self._origins:
             return True

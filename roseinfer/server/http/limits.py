@@ -1,4 +1,4 @@
-"""What one request may cost before it is refused."""
+"""Limits of one request."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,15 @@ from roseinfer.core.config.server import ServerConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Sizes in bytes, characters or entries; times in seconds. `max_logprobs` -1 = no limit.
+    """Limits of one request. Sizes in bytes, characters or entries; times in seconds. `max_logprobs`: -1 = unlimited.
 
     `max_total_tokens` bounds n x (prompt + max_tokens), summed over the prompts of a request. `max_bad_words_chars`
-    and `max_bad_words_tokens` bound all words together; each counts as often as it is spelled. `max_body_readers`
-    and `max_arriving_bytes` bound the bodies that have not all arrived; if there are more, the oldest of them ends,
-    once it has had `body_grace_s` seconds; until then a further one has to be there within `brief_body_s` seconds.
-    `max_json_objects`, `max_json_lists`, `max_json_strings` (names of fields included) and `max_json_values` (token ids
-    above all) bound what a body holds, so that none stops the event loop for long.
+    and `max_bad_words_tokens` bound the sum over all words; each spelling of a word counts.
+
+    `max_body_readers` and `max_arriving_bytes` bound the bodies that have not fully arrived. Above them the oldest body
+    is ended if it has taken `body_grace_s` seconds; otherwise the new one must arrive within `brief_body_s` seconds.
+    `max_json_objects`, `max_json_lists`, `max_json_strings` (including field names) and `max_json_values` (mainly token
+    ids) bound the content of a body, so that no body blocks the event loop for long.
     """
 
     max_body_bytes: int

@@ -1,4 +1,4 @@
-"""Plain ASGI middleware: request ids and HTTP metrics, a last net for our own bugs, and the inference routes."""
+"""ASGI middleware: request ids and HTTP metrics, errors for bugs, and the inference routes."""
 
 import logging
 import random
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roseinfer.core.errors import RoseinferError
 from roseinfer.server.http.body import ErrorResponse
-from roseinfer.server.http.errors import OPENAI, ApiError, Dialect, as_api_error, bad_request, internal_error
+from roseinfer.server.http.errors import OPENAI, Dialect, as_api_error, bad_request, internal_error
 from roseinfer.text.tokenizer import is_panic
 
 # --- request ids: taken from the client if usable, random otherwise -----------------------------------------------
@@ -22,7 +22,7 @@ _VALID = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARS}}}")
 
 
 def new_request_id() -> str:
-    """Nobody else's; not a secret."""
+    """Return a unique id. It is not a secret."""
     return f"{random.getrandbits(128):032x}"
 
 
@@ -34,21 +34,22 @@ def check_request_id(value: str, param: str) -> str:
 
 log = logging.getLogger(__name__)
 
-# Nobody is left to read it; the status is for the metrics.
+# No client reads this status; it is for the metrics.
 CLIENT_CLOSED_REQUEST = 499
 
 
 class EdgeMiddleware:
-    """Sets `scope["state"]["request_id"]` and echoes it, as it stands when the answer begins, in `X-Request-Id`.
+    """Outermost middleware: request ids, API dialects, the load header and HTTP metrics.
 
-    `dialects`: those of the APIs that are not OpenAI's, by the path that all their paths begin with; `scope["state"]`
-    has it as "dialect".
+    Set `scope["state"]["request_id"]`, and send its value at the start of the answer in `X-Request-Id`.
 
-    Who sends `endpoint-load-metrics-format` is told in `endpoint-load-metrics` what `load` makes of it, which raises
-    `ApiError` for what it does not know.
+    `dialects`: of the APIs other than OpenAI's, by path prefix; stored as `scope["state"]["dialect"]`.
 
-    Reports (path, method, status, seconds) of every answer when it has ended; status 0 = there was none.
-    `scope["state"]["status"]` is that of the answer once it has begun.
+    `load`: returns the value of the header `endpoint-load-metrics` for a request's `endpoint-load-metrics-format`, and
+    raises `InvalidRequestError` for an unknown format.
+
+    `observe` receives (path, method, status, seconds) of every answer after its end; status 0 = no answer.
+    `scope["state"]["status"]` has the status of a started answer.
     """
 
     def __init__(
@@ -102,10 +103,10 @@ class EdgeMiddleware:
                 scope["state"]["request_id_given"] = True
             wanted = _header(scope, b"endpoint-load-metrics-format")
             if wanted is not None:
-                self._load(wanted)  # refused before anything is done for it
+                self._load(wanted)  # reject an unknown format before any work
                 scope["state"]["load"] = wanted
-        except ApiError as error:
-            await ErrorResponse(error)(scope, receive, send)
+        except RoseinferError as error:
+            await ErrorResponse(as_api_error(error))(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
@@ -118,8 +119,8 @@ def _header(scope: Scope, wanted: bytes) -> str | None:
 
 
 class CrashMiddleware:
-    """A bug in a route, or of a library, answers 500 with our error body. Once the answer has begun, the connection is
-    cut.
+    """Answer 500 with our error body after an unexpected exception. Once the answer has started, only log it: the
+    server then closes the connection.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -131,16 +132,16 @@ class CrashMiddleware:
         except BaseException as error:
             if scope["type"] != "http" or not (isinstance(error, Exception) or is_panic(error)):
                 raise
-            log.exception("request %s failed on a bug", scope["state"]["request_id"])
+            log.exception("request %s failed with an unexpected error", scope["state"]["request_id"])
             if not scope["state"]["status"]:
                 await ErrorResponse(internal_error())(scope, receive, send)
 
 
 class DirectRoutes:
-    """POSTs to the paths of `routes` do not pass through the framework's router, which knows the same applications.
+    """Serve POSTs to the paths of `routes` without the framework's router.
 
-    What it does for a request (dependencies, exit stacks, validation) these routes do not use, and it costs as much as
-    their own work.
+    The router's work per request (dependencies, exit stacks, validation) is not used by these routes, and costs as much
+    as their own work.
     """
 
     def __init__(self, app: ASGIApp, routes: Mapping[str, ASGIApp]) -> None:

@@ -17,7 +17,6 @@ from roseinfer.server.observe.tallies import Numbers, Tallies, total
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TOLD_PROMPT_TOKENS = 1000  # of the prompt whose time to first token is told
-UP = frozenset({EngineState.READY, EngineState.DRAINING, EngineState.QUIET})
 
 
 class Snapshot(msgspec.Struct):
@@ -83,7 +82,7 @@ class Exposition:
 
 
 def _samples(report: EngineReport, info: EngineInfo, breakers: Sequence[int]) -> Iterator[_Sample]:
-    up = report.state in UP
+    up = report.state.is_up
     stats = report.stats if up else _dead(report.stats)
     yield from _life(report, up, breakers)
     yield from _work(stats)

@@ -12,12 +12,11 @@ from roseinfer.cluster.forecast import Forecast, forecasts
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineInfo, EngineReport
+from roseinfer.integrations.orca import utilisation
 from roseinfer.server.answer_shapes import EngineLoads, PromiseAnswer
 from roseinfer.server.documents import docs
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
-from roseinfer.server.observe.exposition import UP
-from roseinfer.server.observe.orca import utilisation
 from roseinfer.server.request.objectives import positive
 from roseinfer.server.request.service import Service
 
@@ -93,7 +92,7 @@ def _chosen(reports: list[EngineReport], asked: Mapping[str, str]) -> list[Engin
 
 def _load(report: EngineReport, info: EngineInfo) -> dict[str, Any]:
     """Of an engine that is gone nothing runs, whatever it had said last."""
-    stats = report.stats if report.state in UP else SchedulerStats()
+    stats = report.stats if report.state.is_up else SchedulerStats()
     total = stats.blocks_total or info.num_blocks
     waiting = sum(report.promise.waiting_tokens) if report.promise is not None else None
     per_second = stats.step_rows / stats.step_duration_s if stats.running and stats.step_duration_s else 0.0

@@ -11,7 +11,7 @@ from roseinfer.engine.api import EngineReport
 from roseinfer.server.answer_shapes import Health, Load, Version
 from roseinfer.server.documents import docs
 from roseinfer.server.http.body import JsonResponse
-from roseinfer.server.observe.exposition import CONTENT_TYPE, UP
+from roseinfer.server.observe.exposition import CONTENT_TYPE
 from roseinfer.server.observe.report import Observation
 from roseinfer.server.request.service import Service
 
@@ -66,6 +66,6 @@ def _state(report: EngineReport) -> dict[str, Any]:
 
 def _load(report: EngineReport) -> dict[str, Any]:
     """Of an engine that is gone nothing runs, whatever it had said last."""
-    stats = report.stats if report.state in UP else SchedulerStats()
+    stats = report.stats if report.state.is_up else SchedulerStats()
     used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
     return {"running": stats.running, "waiting": stats.waiting, "kv_cache_usage": round(used, 4)}

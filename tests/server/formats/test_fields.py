@@ -268,7 +268,7 @@ def test_unknown_model(server: LiveServer) -> None:
         answer = server.post(path, body | {"model": "nope"})
         assert answer.status_code == 404
         assert answer.json()["error"] == {
-            "message": "The model 'nope' does not exist; there is 'fake'",
+            "message": "The model 'nope' does not exist; available: 'fake'",
             "type": "not_found_error",
             "param": "model",
             "code": "model_not_found",

@@ -49,7 +49,7 @@ def test_wrong_keys(keyed: LiveServer) -> None:
 
 
 def test_a_key_in_anthropics_header(keyed: LiveServer) -> None:
-    """A bearer token, if there is one, goes before it."""
+    """A bearer token has priority."""
     wrong = {"Authorization": "Bearer third"}
     for headers, status in (
         ({"x-api-key": "second"}, 200),
@@ -71,8 +71,8 @@ def test_an_empty_token_is_no_key(keyed: LiveServer, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", NO_TOKEN)
-def test_an_empty_token_is_never_accepted_whatever_the_keys_are(value: str) -> None:
-    """Even if somebody gets an empty key past the check of the options."""
+def test_an_empty_token_is_never_accepted(value: str) -> None:
+    """Not even if the server has an empty key, which the options reject."""
     passed = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -93,7 +93,7 @@ def test_an_empty_token_is_never_accepted_whatever_the_keys_are(value: str) -> N
 
 
 @pytest.mark.parametrize("key", ["", " ", "two words", "end\n", "\x00"])
-def test_keys_that_no_client_could_send_are_refused_and_not_shown(key: str) -> None:
+def test_keys_that_no_client_can_send_are_rejected_and_not_shown(key: str) -> None:
     with pytest.raises(ConfigError, match="api_key: ") as raised:
         ServerConfig(api_key=("real", key))
     assert "real" not in str(raised.value) and "words" not in str(raised.value)
@@ -105,7 +105,7 @@ def test_open_paths(keyed: LiveServer, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", GUARDED)
-def test_everything_else_is_guarded(keyed: LiveServer, path: str) -> None:
+def test_all_other_paths_need_a_key(keyed: LiveServer, path: str) -> None:
     with keyed.client() as client:
         assert client.get(keyed.url + path).status_code == 401
         misleading = {"Host": "x/health?", "X-Original-Url": "/health"}

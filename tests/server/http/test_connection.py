@@ -44,7 +44,7 @@ class Cycle:
         self.more_body = True
 
 
-def test_what_is_written_in_one_turn_is_one_write() -> None:
+def test_writes_of_one_turn_are_joined() -> None:
     async def main() -> None:
         transport = Transport()
         buffer = WriteBuffer(transport, asyncio.get_running_loop(), 30.0)
@@ -64,7 +64,7 @@ def test_what_is_written_in_one_turn_is_one_write() -> None:
     asyncio.run(main())
 
 
-def test_nothing_is_lost_when_it_closes() -> None:
+def test_pending_data_is_written_on_close() -> None:
     async def main() -> None:
         transport = Transport()
         buffer = WriteBuffer(transport, asyncio.get_running_loop(), 30.0)
@@ -98,7 +98,7 @@ def test_a_client_connection_writes_chunks_and_reports_a_disconnect() -> None:
     asyncio.run(main())
 
 
-def test_a_client_that_takes_next_to_nothing_loses_its_connection() -> None:
+def test_a_client_that_reads_almost_nothing_is_disconnected() -> None:
     async def main() -> None:
         transport = Transport()
         buffer = WriteBuffer(transport, asyncio.get_running_loop(), 0.01)
@@ -106,7 +106,7 @@ def test_a_client_that_takes_next_to_nothing_loses_its_connection() -> None:
         transport.unsent = 10 * MIN_PROGRESS_BYTES
         buffer.expect_progress()
         while transport.unsent:
-            buffer._check_progress(len(transport.written[0]) - transport.unsent)  # all that was due has gone
+            buffer._check_progress(len(transport.written[0]) - transport.unsent)  # the target was reached
             assert not transport.aborted
             transport.unsent -= MIN_PROGRESS_BYTES
         transport.unsent = 10
@@ -120,7 +120,7 @@ def test_a_client_that_takes_next_to_nothing_loses_its_connection() -> None:
     asyncio.run(main())
 
 
-def test_a_closed_connection_that_is_read_to_its_end_is_left_alone() -> None:
+def test_a_closed_connection_that_is_read_to_its_end_is_not_aborted() -> None:
     async def main() -> None:
         transport = Transport()
         buffer = WriteBuffer(transport, asyncio.get_running_loop(), 0.01)

@@ -1,10 +1,10 @@
-"""Failures of one request as clients see them."""
+"""Errors of one request as clients see them."""
 
 from roseinfer.core.errors import CONSTRAINT_TOO_SLOW, NO_TOKEN_ALLOWED, request_failure
 from roseinfer.server.http.errors import as_api_error
 
 
-def test_what_is_wrong_with_a_constraint_is_the_clients_to_change() -> None:
+def test_errors_of_a_constraint_are_client_errors() -> None:
     slow = as_api_error(request_failure(f"{CONSTRAINT_TOO_SLOW}details of the engine"))
     assert (slow.status, slow.code) == (400, "constraint_too_slow")
     assert "smaller n" in slow.message and "details of the engine" not in slow.message

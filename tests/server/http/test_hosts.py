@@ -1,4 +1,4 @@
-"""Who may use a server without a key: which names in Host, which pages in Origin."""
+"""Allowed hosts and origins of a server without a key."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ OPEN = ["/health", "/ready", "/ping", "/metrics"]
 
 
 def answer(server: LiveServer, path: str = "/v1/models", **headers: str) -> tuple[int, str | None]:
-    """(status, code of the error) of a GET."""
+    """Return the status and the error code of a GET."""
     with server.client() as client:
         response = client.get(path, headers=headers)
     return response.status_code, None if response.status_code == 200 else response.json()["error"]["code"]
@@ -45,7 +45,7 @@ def test_localhost_and_addresses_are_allowed(server: LiveServer, host: str) -> N
         *("[::1].evil.example", "[evil]", "localhost:8000:80", "localhost@evil", "evil.example#localhost", "256.1.1.1"),
     ],
 )
-def test_other_names_are_refused(server: LiveServer, host: str) -> None:
+def test_other_names_are_rejected(server: LiveServer, host: str) -> None:
     assert answer(server, Host=host) == (403, "host_not_allowed")
     with server.client() as client:
         refused = client.post("/v1/completions", json={"prompt": "x"}, headers={"Host": host})
@@ -71,12 +71,12 @@ def test_any_name(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "http://x", "x:8000", "a b", "*x", "a/b", "*.", "a*.b"])
-def test_what_is_no_name(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     with pytest.raises(ConfigError, match="allowed_hosts: "):
         ServerConfig(allowed_hosts=(name,))
 
 
-def test_pages_of_the_server_itself_are_allowed(server: LiveServer) -> None:
+def test_the_server_s_own_origin_is_allowed(server: LiveServer) -> None:
     own = f"127.0.0.1:{server.port}"
     assert answer(server, Host=own, Origin=f"http://{own}") == (200, None)
     assert answer(server, Host="localhost", Origin="https://LOCALHOST") == (200, None)
@@ -89,7 +89,7 @@ def test_pages_of_the_server_itself_are_allowed(server: LiveServer) -> None:
         *("file://127.0.0.1:{port}", "127.0.0.1:{port}", "http://127.0.0.1:{port}.evil.example"),
     ],
 )
-def test_pages_of_others_are_refused(server: LiveServer, origin: str) -> None:
+def test_other_origins_are_rejected(server: LiveServer, origin: str) -> None:
     headers = {"Origin": origin.format(port=server.port)}
     assert answer(server, **headers) == (403, "origin_not_allowed")
     with server.client() as client:
@@ -112,7 +112,7 @@ def test_origins_that_are_allowed(serve: Serve) -> None:
     assert answer(serve(allowed_origins=("*",)), Origin="http://evil.example") == (200, None)
 
 
-def test_with_a_key_neither_is_looked_at(serve: Serve) -> None:
+def test_with_a_key_neither_is_checked(serve: Serve) -> None:
     server = serve(api_key=("k",))
     headers = {"Host": "evil.example", "Origin": "http://evil.example"}
     assert answer(server, Authorization="Bearer k", **headers) == (200, None)

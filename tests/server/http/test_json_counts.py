@@ -1,4 +1,4 @@
-"""What a body may hold is counted before it is parsed, and text in strings does not count."""
+"""Counts of values in a body before it is parsed. Text in strings does not count."""
 
 import json
 import random
@@ -17,7 +17,7 @@ REAL = Limits.of(ServerConfig())
 SMALL = replace(REAL, max_json_objects=3, max_json_lists=4, max_json_strings=6, max_json_values=10)
 
 
-def refused(value: Any, limits: Limits = SMALL) -> str | None:
+def rejection(value: Any, limits: Limits = SMALL) -> str | None:
     try:
         check_counts(value if isinstance(value, bytes) else json.dumps(value).encode(), limits)
     except ApiError as error:
@@ -43,12 +43,12 @@ def refused(value: Any, limits: Limits = SMALL) -> str | None:
     ],
 )
 def test_counts(value: Any, said: str | None) -> None:
-    message = refused(value)
+    message = rejection(value)
     assert message is None if said is None else said in (message or "")
 
 
 def count(value: Any) -> tuple[int, int, int]:
-    """(objects, lists, strings)."""
+    """Return the numbers of objects, lists and strings."""
     if isinstance(value, str):
         return 0, 0, 1
     if isinstance(value, list):
@@ -67,33 +67,33 @@ def drawn(rng: random.Random, depth: int = 0) -> Any:
     return {text + str(i): drawn(rng, depth + 1) for i in range(rng.randrange(4))}
 
 
-def test_random_documents_are_refused_exactly_if_they_hold_too_much() -> None:
+def test_random_documents_are_rejected_exactly_above_a_limit() -> None:
     rng = random.Random(28)
     seen = set()
     for _ in range(3000):
         value = drawn(rng)
         objects, lists, strings = count(value)
         wanted = objects > 3 or lists > 4 or strings > 6
-        assert (refused(value) is not None) is wanted, value
+        assert (rejection(value) is not None) is wanted, value
         seen.add(wanted)
     assert seen == {True, False}
 
 
-def test_bodies_that_are_no_json_are_counted_too() -> None:
+def test_invalid_json_is_counted_too() -> None:
     for data in (b'"', b'"' * 99, b"\\" * 99, b'{"\\', b'{"a": "' + b"\\" * 99):
-        refused(data)
+        rejection(data)
 
 
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        ({"prompt": '{[,\\"' * 200_000, "max_tokens": 1}, 400),  # too long for the context, and not too many values
+        ({"prompt": '{[,\\"' * 200_000, "max_tokens": 1}, 400),  # longer than the context, but not too many values
         ({"prompt": "x", "unknown": [{}] * 20_000}, 413),
         ({"prompt": "x", "unknown": {f"n{i}": 1 for i in range(140_000)}}, 413),
         ({"prompt": "x", "unknown": [[]] * 70_000}, 413),
     ],
 )
-def test_a_server_refuses_them(server: LiveServer, body: dict[str, Any], status: int) -> None:
+def test_a_server_rejects_them(server: LiveServer, body: dict[str, Any], status: int) -> None:
     answer = server.post("/v1/completions", body)
     assert answer.status_code == status
     assert (answer.json()["error"]["code"] == "too_many_values") is (status == 413)

@@ -1,4 +1,4 @@
-"""Sizes and times: bodies, headers, queue."""
+"""Limits on sizes and times of bodies, headers and the queue."""
 
 import logging
 import socket
@@ -28,7 +28,7 @@ def test_declared_size(serve: Serve) -> None:
     server = serve(max_body_bytes=1000)
     with server.connect() as connection:
         connection.sendall(HEAD + b"content-length: 1001\r\n\r\n")
-        raw = read_error(connection)  # before a byte of the body was sent
+        raw = read_error(connection)  # before any byte of the body is sent
     assert raw.startswith(b"HTTP/1.1 413 ") and b'"code":"request_too_large"' in raw
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="x", max_retries=0)
     with client, pytest.raises(openai.APIStatusError) as raised:
@@ -41,7 +41,7 @@ def test_size_is_counted_while_reading(serve: Serve) -> None:
     server = serve(max_body_bytes=1000)
     with server.connect() as connection:
         connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(b"x" * 600))
-        connection.sendall(chunked(b"x" * 401))  # and the body goes on
+        connection.sendall(chunked(b"x" * 401))  # the body is not complete
         raw = read_error(connection)
     assert raw.startswith(b"HTTP/1.1 413 ")
 
@@ -75,7 +75,7 @@ def test_slow_head(serve: Serve) -> None:
         with server.connect() as connection:
             connection.sendall(sent)
             assert read_all(connection) == b""
-    with server.client() as client:  # the clock of the head stops with the head
+    with server.client() as client:  # the timer of the head stops with the head
         server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
         with server.connect() as connection:
             connection.sendall(http_post("/v1/completions", {"prompt": "x"}))
@@ -105,7 +105,7 @@ def test_the_largest_head_that_is_allowed(serve: Serve) -> None:
         with server.connect() as connection:
             connection.sendall(head)
             assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
-    with server.connect() as connection:  # what counts are heads, not what else comes in one packet
+    with server.connect() as connection:  # only heads count, not other data in the packet
         connection.sendall(http_post("/v1/completions", {"prompt": "x", "user": "y" * 2000}) + head[:100])
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
@@ -122,7 +122,7 @@ def test_the_largest_head_that_is_allowed(serve: Serve) -> None:
         ("GET /health HTTP/1.1\r\nhost: a\r\nbad header\r\n", 400, "Invalid HTTP request"),
     ],
 )
-def test_heads_that_are_refused(
+def test_heads_that_are_rejected(
     server: LiveServer, head: str, status: int, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with server.connect() as connection:
@@ -133,14 +133,14 @@ def test_heads_that_are_refused(
 
 
 @pytest.mark.parametrize("protocol", ["websocket", "h2c"])
-def test_a_request_to_change_the_protocol_is_answered_and_not_logged(
+def test_an_upgrade_request_is_answered_and_not_logged(
     server: LiveServer, protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     upgrade = f"connection: upgrade\r\nupgrade: {protocol}\r\nsec-websocket-key: x\r\nsec-websocket-version: 13"
     with server.connect() as connection:
         connection.sendall(f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{upgrade}\r\n\r\n".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
-    with server.connect() as connection:  # as Java's client asks with each first request
+    with server.connect() as connection:  # like the first request of Java's client
         connection.sendall(http_post("/v1/completions", {"prompt": "x"}, upgrade))
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -152,7 +152,7 @@ def _send_and_read(connection: socket.socket, data: bytes) -> bytes:
         connection.sendall(data)
         while part := connection.recv(65536):
             raw += part
-    except OSError:  # reset by the server, which did not read it all
+    except OSError:  # reset by the server, which did not read all of it
         if not raw:
             raw = connection.recv(65536)
     return raw
@@ -162,7 +162,7 @@ def _send_and_read(connection: socket.socket, data: bytes) -> bytes:
     "body",
     [b"", b"{", b"[]", b"1", b'{"prompt": "x", "temperature": NaN}', b'{"prompt": "\xff"}', b"[" * 50_000],
 )
-def test_bodies_that_are_no_json_object(server: LiveServer, body: bytes) -> None:
+def test_bodies_other_than_json_objects(server: LiveServer, body: bytes) -> None:
     with server.client() as client:
         answer = client.post("/v1/completions", content=body, headers=JSON)
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
@@ -187,7 +187,7 @@ def test_content_type(server: LiveServer, kind: str, status: int) -> None:
 def test_a_body_needs_a_content_type(server: LiveServer) -> None:
     with server.client() as client:
         answer = client.post("/v1/completions", content=b'{"prompt": "x"}')
-    assert answer.status_code == 415 and "it is missing" in answer.json()["error"]["message"]
+    assert answer.status_code == 415 and "the header is missing" in answer.json()["error"]["message"]
 
 
 def test_lone_surrogates(server: LiveServer) -> None:
@@ -208,7 +208,7 @@ def test_prompts_and_choices(serve: Serve) -> None:
         assert server.post("/v1/completions", fields).status_code == status, fields
 
 
-def test_all_logprobs_if_the_operator_allows_it(serve: Serve) -> None:
+def test_all_logprobs_if_allowed(serve: Serve) -> None:
     server = serve(max_logprobs=-1)
     assert server.post("/v1/completions", {"prompt": "x", "logprobs": -1}).status_code == 200
     assert server.engine.requests[0].params.logprobs == -1
@@ -253,7 +253,7 @@ def test_openai_client_retries_a_full_queue(serve: Serve) -> None:
     assert statuses == [503, 200]
 
 
-def test_small_writes_are_not_held_back() -> None:
+def test_small_writes_are_not_delayed() -> None:
     with listen(ServerConfig(port=0)) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:

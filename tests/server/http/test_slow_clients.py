@@ -1,4 +1,4 @@
-"""Clients that read or write slowly, or not at all, cost others nothing for long."""
+"""Clients that read or write slowly, or not at all."""
 
 import socket
 import threading
@@ -15,12 +15,12 @@ from tests.server.live import LiveServer, events, http_post, read_all, read_erro
 
 Serve = Callable[..., LiveServer]
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-# More than the kernel keeps for a client that does not read.
+# More than the kernel buffers for a client that does not read.
 MUCH = 8 * 2**20
 
 
 def long_stream(server: LiveServer, then_wait: bool = False) -> None:
-    """Every stream begins with a token and goes on with one of many bytes; its engine side then ends or goes on."""
+    """Stream a token and then a large one. The engine's side then ends, or waits if `then_wait`."""
 
     def script(request: Any) -> list[Any]:
         first, *_, last = server.engine.default_script(request)
@@ -32,8 +32,8 @@ def long_stream(server: LiveServer, then_wait: bool = False) -> None:
     server.engine.script = script
 
 
-def reads_not(server: LiveServer, fields: dict[str, Any] | None = None) -> socket.socket:
-    """A client that asks for a stream, and takes its first bytes only."""
+def unread_stream(server: LiveServer, fields: dict[str, Any] | None = None) -> socket.socket:
+    """Open a stream as a client that reads only its first bytes."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", server.port))
@@ -43,10 +43,10 @@ def reads_not(server: LiveServer, fields: dict[str, Any] | None = None) -> socke
     return connection
 
 
-def test_a_client_that_does_not_read_is_cut_off_and_its_request_aborted(serve: Serve) -> None:
+def test_a_client_that_does_not_read_is_disconnected_and_its_request_aborted(serve: Serve) -> None:
     server = serve(write_timeout=0.2)
     long_stream(server, then_wait=True)
-    with reads_not(server):
+    with unread_stream(server):
         server.until(lambda: len(server.engine.cancelled) == 1)
         server.until(lambda: server.service.lifecycle.requests == 0)
     assert server.metric("roseinfer:requests_aborted_total", reason="disconnect") == 1
@@ -55,7 +55,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_request_aborted(serve: S
 def test_a_client_that_reads_keeps_its_slow_stream(serve: Serve) -> None:
     server = serve(write_timeout=0.3)
     long_stream(server)
-    with reads_not(server) as connection:
+    with unread_stream(server) as connection:
         taken = 0
         while part := connection.recv(2**16):
             taken += len(part)
@@ -66,10 +66,10 @@ def test_a_client_that_reads_keeps_its_slow_stream(serve: Serve) -> None:
     assert taken > 2 * MUCH
 
 
-def test_who_only_has_to_read_has_no_place(serve: Serve) -> None:
+def test_a_finished_request_that_is_still_read_holds_no_slot(serve: Serve) -> None:
     server = serve(max_num_queued_reqs=2, write_timeout=60.0)
     long_stream(server)
-    slow = [reads_not(server) for _ in range(4)]
+    slow = [unread_stream(server) for _ in range(4)]
     server.until(lambda: not server.engine.live)
     server.until(lambda: server.service.lifecycle.requests == 0)
     assert server.get("/ready").status_code == 200
@@ -82,7 +82,7 @@ def test_who_only_has_to_read_has_no_place(serve: Serve) -> None:
 
 
 def read_all_of(connection: socket.socket) -> str:
-    """The events of a chunked answer."""
+    """Return the events of a chunked answer."""
     raw = bytearray()
     while not raw.endswith(b"0\r\n\r\n"):
         part = connection.recv(2**20)
@@ -99,18 +99,18 @@ def read_all_of(connection: socket.socket) -> str:
         at = start + size + 2
 
 
-def test_a_closed_connection_whose_rest_nobody_reads_is_ended(serve: Serve) -> None:
+def test_a_closed_connection_with_unread_data_is_ended(serve: Serve) -> None:
     server = serve(write_timeout=0.2)
     long_stream(server)
-    with reads_not(server) as connection:
+    with unread_stream(server) as connection:
         connection.sendall(http_post("/v1/completions", {"prompt": "x"}, "connection: close"))
-        server.until(lambda: len(server.connections()) <= 1)  # the other one is that of the test's own client
+        server.until(lambda: len(server.connections()) <= 1)  # the remaining one is the test's client
 
 
-def test_the_drain_does_not_wait_for_those_who_do_not_read(serve: Serve) -> None:
+def test_the_drain_does_not_wait_for_clients_that_do_not_read(serve: Serve) -> None:
     server = serve(write_timeout=60.0)
     long_stream(server)
-    with reads_not(server):
+    with unread_stream(server):
         server.until(lambda: not server.engine.live)
         server.call(server.service.lifecycle.begin_drain)
         server.until(lambda: server.service.lifecycle.requests == 0)
@@ -118,8 +118,8 @@ def test_the_drain_does_not_wait_for_those_who_do_not_read(serve: Serve) -> None
         server.until(lambda: not server.service.lifecycle.delivering)
 
 
-def test_a_drain_does_not_end_what_has_only_to_be_written(serve: Serve) -> None:
-    """Prompts' log probabilities are written down in threads, when the engine has nothing to do with them any more."""
+def test_a_drain_does_not_end_answers_that_are_being_encoded(serve: Serve) -> None:
+    """Prompt log probabilities are encoded in threads after the engine has finished the request."""
     server = serve()
     server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
     encoding, go_on = threading.Event(), threading.Event()
@@ -150,15 +150,15 @@ def test_a_drain_does_not_end_what_has_only_to_be_written(serve: Serve) -> None:
 
 
 # --- bodies -------------------------------------------------------------------------------------------------------
-def begins_a_body(server: LiveServer, sent: bytes = b"{", length: int = 100) -> socket.socket:
+def start_body(server: LiveServer, sent: bytes = b"{", length: int = 100) -> socket.socket:
     connection = server.connect()
     connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % length + sent)
     return connection
 
 
-def test_a_body_on_its_way_has_no_place(serve: Serve) -> None:
+def test_an_arriving_body_holds_no_slot(serve: Serve) -> None:
     server = serve(max_num_queued_reqs=2)
-    slow = [begins_a_body(server) for _ in range(5)]
+    slow = [start_body(server) for _ in range(5)]
     server.until(lambda: server.service.bodies.arriving == 5)
     assert server.get("/load").json() == {"server_load": 0}
     assert server.post("/v1/completions", {"prompt": "x"}).status_code == 200
@@ -167,11 +167,11 @@ def test_a_body_on_its_way_has_no_place(serve: Serve) -> None:
     server.until(lambda: server.service.bodies.arriving == 0)
 
 
-def test_a_place_is_taken_when_the_body_is_there(serve: Serve) -> None:
+def test_a_slot_is_taken_when_the_body_has_arrived(serve: Serve) -> None:
     server = serve(max_num_queued_reqs=1)
     server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
     body = b'{"prompt": "x"}'
-    with begins_a_body(server, body[:4], len(body)) as late, server.connect() as first:
+    with start_body(server, body[:4], len(body)) as late, server.connect() as first:
         server.until(lambda: server.service.bodies.arriving == 1)
         first.sendall(http_post("/v1/completions", {"prompt": "x"}))
         server.until(lambda: len(server.engine.live) == 1)
@@ -181,37 +181,37 @@ def test_a_place_is_taken_when_the_body_is_there(serve: Serve) -> None:
         assert first.recv(15) == b"HTTP/1.1 200 OK"
 
 
-def test_so_many_bodies_arrive_at_a_time_and_the_slowest_makes_room(serve: Serve) -> None:
+def test_arriving_bodies_are_bounded_and_the_slowest_is_ended(serve: Serve) -> None:
     server = serve(max_body_readers=2, limits={"body_grace_s": 60.0})
-    with begins_a_body(server), begins_a_body(server):
+    with start_body(server), start_body(server):
         server.until(lambda: server.service.bodies.arriving == 2)
-        with begins_a_body(server) as refused:
+        with start_body(server) as refused:
             raw = read_error(refused)
             assert raw.startswith(b"HTTP/1.1 503 ") and b'"code":"too_many_bodies"' in raw
         assert server.post("/v1/completions", {"prompt": "x"}).status_code == 200, "its body came soon"
     assert server.metric("vllm:admission_rejections_total", reason="max_body_readers") == 1
     server.until(lambda: server.service.bodies.arriving == 0)
     server.service.limits = replace(server.service.limits, body_grace_s=0.0)
-    with begins_a_body(server) as oldest, begins_a_body(server) as second:
+    with start_body(server) as oldest, start_body(server) as second:
         server.until(lambda: server.service.bodies.arriving == 2)
-        with begins_a_body(server) as third:
+        with start_body(server) as third:
             assert read_error(oldest).startswith(b"HTTP/1.1 408 ")
             server.until(lambda: server.service.bodies.arriving == 2)
             assert third and second
 
 
-def test_the_bytes_of_bodies_on_their_way_are_bounded(serve: Serve) -> None:
+def test_the_bytes_of_arriving_bodies_are_bounded(serve: Serve) -> None:
     server = serve(limits={"max_arriving_bytes": 300_000, "body_grace_s": 60.0})
-    with begins_a_body(server, b"x" * 200_000, 400_000):
+    with start_body(server, b"x" * 200_000, 400_000):
         server.until(lambda: server.service.bodies.bytes >= 200_000)
-        with begins_a_body(server, b"x" * 200_000, 400_000) as refused:
+        with start_body(server, b"x" * 200_000, 400_000) as refused:
             assert b'"code":"too_many_bodies"' in read_error(refused)
     server.until(lambda: (server.service.bodies.arriving, server.service.bodies.bytes) == (0, 0))
 
 
-def test_bodies_on_their_way_end_with_the_server(serve: Serve) -> None:
+def test_arriving_bodies_end_with_the_server(serve: Serve) -> None:
     server = serve()
-    with begins_a_body(server) as slow:
+    with start_body(server) as slow:
         server.until(lambda: server.service.bodies.arriving == 1)
         server.call(server.service.lifecycle.begin_drain)
         server.run(server.service.wind_down(0.1))
@@ -220,7 +220,7 @@ def test_bodies_on_their_way_end_with_the_server(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("more", [b"{", b"x" * 100, b"\r\n"])
-def test_what_comes_behind_an_answer_keeps_no_connection(serve: Serve, more: bytes) -> None:
+def test_data_after_an_answer_does_not_keep_a_connection_open(serve: Serve, more: bytes) -> None:
     server = serve(api_key=("secret",))
     with server.connect() as connection:
         server.until(lambda: len(server.connections()) == 1)
@@ -231,7 +231,7 @@ def test_what_comes_behind_an_answer_keeps_no_connection(serve: Serve, more: byt
         assert read_all(connection) == b""
 
 
-def test_a_head_behind_requests_that_wait_may_wait_as_well(serve: Serve) -> None:
+def test_a_head_after_pipelined_requests_may_wait(serve: Serve) -> None:
     server = serve(limits={"header_timeout_s": 0.05})
     server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
     request = http_post("/v1/completions", {"prompt": "x"})
@@ -248,7 +248,7 @@ def test_a_head_behind_requests_that_wait_may_wait_as_well(serve: Serve) -> None
 
 # --- half-closed --------------------------------------------------------------------------------------------------
 def send_all(server: LiveServer, data: bytes) -> socket.socket:
-    """Sends a request and closes this side of the connection."""
+    """Send a request and close the sending side of the connection."""
     connection = server.connect()
     connection.sendall(data)
     connection.shutdown(socket.SHUT_WR)
@@ -256,7 +256,7 @@ def send_all(server: LiveServer, data: bytes) -> socket.socket:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_closes_its_side_gets_its_answer(serve: Serve, stream: bool) -> None:
+def test_a_half_closed_client_gets_its_answer(serve: Serve, stream: bool) -> None:
     server = serve()
     server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
     with send_all(server, http_post("/v1/completions", {"prompt": "x", "stream": stream})) as connection:
@@ -268,7 +268,7 @@ def test_a_client_that_closes_its_side_gets_its_answer(serve: Serve, stream: boo
     assert server.engine.cancelled == []
 
 
-def test_requests_in_a_row_before_the_end_are_all_answered(serve: Serve) -> None:
+def test_pipelined_requests_before_a_half_close_are_all_answered(serve: Serve) -> None:
     server = serve()
     with send_all(server, 3 * http_post("/v1/completions", {"prompt": "x"})) as connection:
         assert read_all(connection).count(b"HTTP/1.1 200 OK") == 3
@@ -283,8 +283,8 @@ def test_half_a_request_has_no_answer(serve: Serve, data: bytes) -> None:
         assert read_all(connection) == b""
 
 
-def test_an_older_client_that_closes_its_side_has_left(serve: Serve) -> None:
-    """HTTP/1.0 knows no interim answers, so nothing can be said to find out."""
+def test_a_half_closed_http_1_0_client_has_left(serve: Serve) -> None:
+    """HTTP/1.0 has no interim answers, so the connection cannot be probed."""
     server = serve()
     server.engine.script = lambda request: [Wait()]
     request = http_post("/v1/completions", {"prompt": "x"}).replace(b"HTTP/1.1", b"HTTP/1.0")
@@ -296,7 +296,7 @@ def test_an_older_client_that_closes_its_side_has_left(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_after_it_closed_its_side_is_noticed(serve: Serve, stream: bool) -> None:
+def test_a_half_closed_client_that_leaves_is_noticed(serve: Serve, stream: bool) -> None:
     server = serve()
     first = server.engine.default_script
     server.engine.script = lambda request: [first(request)[0], Wait()]

@@ -1,4 +1,4 @@
-"""What a service manager hears: from real processes, on a socket as systemd has one."""
+"""Notifications for systemd, from real processes on a socket like systemd's."""
 
 import asyncio
 import json
@@ -15,41 +15,41 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer.integrations.systemd import SystemdNotifier
 from roseinfer.server.hosting import Reload
-from roseinfer.server.service_manager import ServiceManager
 from tests.server.real_server import PATIENCE_S, RealServer
 
 REQUESTS = 6
 COST = {"cost": {"step_s": 0.002, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}}
 
 
-class Ear:
-    """Who is told. Reads at once, as a manager does: few datagrams find room in a socket."""
+class Manager:
+    """Service manager. Reads at once like systemd, because a socket buffers few datagrams."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()  # a short path
         self.address = f"{self._folder.name}/notify"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.address)
-        self._heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
     def _read(self) -> None:
         while said := self._socket.recv(4096):
-            self._heard.put(said.decode())
+            self._received.put(said.decode())
 
     def next(self, skip: str = "") -> list[str]:
-        """The lines of the next datagram, of those that do not begin with `skip`."""
+        """Return the lines of the next datagram that does not begin with `skip`."""
         while True:
-            lines = self._heard.get(timeout=PATIENCE_S).split("\n")
+            lines = self._received.get(timeout=PATIENCE_S).split("\n")
             if not skip or not lines[0].startswith(skip):
                 return lines
 
     def silent(self) -> bool:
-        """Nothing has been said that nobody asked for."""
+        """Return True if no further datagram has arrived."""
         self._send(b"end")
-        return self._heard.get(timeout=PATIENCE_S) == "end"
+        return self._received.get(timeout=PATIENCE_S) == "end"
 
     def close(self) -> None:
         self._send(b"")
@@ -63,15 +63,15 @@ class Ear:
 
 
 @pytest.fixture
-def ear() -> Iterator[Ear]:
-    made = Ear()
+def manager() -> Iterator[Manager]:
+    made = Manager()
     yield made
     made.close()
 
 
-def test_a_process_that_does_all_says_when_it_serves_and_stops(ear: Ear):
+def test_a_single_process_reports_ready_and_stopping(manager: Manager):
     command = [sys.executable, "-m", "tests.server.serve_process", "0", "5"]
-    environment = {**os.environ, "NOTIFY_SOCKET": ear.address}
+    environment = {**os.environ, "NOTIFY_SOCKET": manager.address}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -79,34 +79,34 @@ def test_a_process_that_does_all_says_when_it_serves_and_stops(ear: Ear):
         process.stdin.write("load\n")
         process.stdin.flush()
         status = process.stdout.readline().partition(";")[0]
-        assert ear.next() == ["READY=1", f"STATUS={status}"]
+        assert manager.next() == ["READY=1", f"STATUS={status}"]
         process.send_signal(signal.SIGTERM)
-        assert ear.next()[0] == "STOPPING=1"
+        assert manager.next()[0] == "STOPPING=1"
         process.stdin.close()
         assert process.wait(PATIENCE_S) == 0
-    assert ear.silent(), "nothing asked for signs of life"
+    assert manager.silent(), "nothing asked for signs of life"
 
 
-def test_a_server_of_several_processes_says_when_it_serves_reloads_and_stops(
-    ear: Ear, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_server_of_several_processes_reports_ready_reloading_and_stopping(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """One start for two of an operator's wishes: traces of all of its processes are with the collector at its end."""
+    """One start tests two features: the traces of all processes reach the collector before the server ends, too."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="traces need the extra 'otel'")
     from tests.server.collector import Collector
 
     cost = tmp_path / "cost.json"
     cost.write_text(json.dumps(COST))
-    monkeypatch.setenv("NOTIFY_SOCKET", ear.address)
+    monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
     monkeypatch.setenv("WATCHDOG_USEC", "200000")
     with Collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.removesuffix("/v1/traces"))
         with RealServer("--device", "priced", "--cost", str(cost), "--api-workers", "2") as server:
-            assert ear.next() == ["READY=1", f"STATUS=tiny is served on {server.url}"]
-            assert ear.next() == ear.next() == ["WATCHDOG=1"], "and again"
+            assert manager.next() == ["READY=1", f"STATUS=tiny is served on {server.url}"]
+            assert manager.next() == manager.next() == ["WATCHDOG=1"], "and again"
             server.process.send_signal(signal.SIGHUP)
-            reloading, at = ear.next(skip="WATCHDOG")
+            reloading, at = manager.next(skip="WATCHDOG")
             assert reloading == "RELOADING=1" and int(at.removeprefix("MONOTONIC_USEC=")) > 0
-            assert ear.next(skip="WATCHDOG") == ["READY=1"]
+            assert manager.next(skip="WATCHDOG") == ["READY=1"]
             assert server.metrics("roseinfer:engine_restarts_total") == [1.0], "the engine has been restarted by then"
             clients = [server.client() for _ in range(REQUESTS)]  # connections that stay go to now one, now the other
             for client in clients:
@@ -114,15 +114,15 @@ def test_a_server_of_several_processes_says_when_it_serves_reloads_and_stops(
             for client in clients:
                 client.close()
             server.process.send_signal(signal.SIGTERM)
-            assert ear.next(skip="WATCHDOG")[0] == "STOPPING=1"
+            assert manager.next(skip="WATCHDOG")[0] == "STOPPING=1"
             assert server.exit_code() == 0
     names = [span.name for span in collector.spans]
     assert names.count("text_completion tiny") == names.count("queue") == names.count("decode") == REQUESTS
     assert len({resource["service.instance.id"] for resource in collector.resources}) == 2, "of each process"
 
 
-class Crew:
-    """Rolls until it is told that it has."""
+class Restarts:
+    """Restarts that last until the test ends them."""
 
     def __init__(self) -> None:
         self.done = asyncio.Event()
@@ -131,31 +131,31 @@ class Crew:
         await self.done.wait()
 
 
-def test_words_out_of_turn(ear: Ear):
+def test_calls_out_of_order_send_nothing(manager: Manager):
     async def run() -> None:
-        manager = ServiceManager({"NOTIFY_SOCKET": ear.address})
-        crew = Crew()
-        reload = Reload(crew, manager)
-        manager.reloading()
-        assert ear.silent(), "it does not serve yet"
-        manager.ready("two\nlines")
-        assert ear.next() == ["READY=1", "STATUS=two lines"]
+        notifier = SystemdNotifier({"NOTIFY_SOCKET": manager.address})
+        restarts = Restarts()
+        reload = Reload(restarts, notifier)
+        notifier.reloading()
+        assert manager.silent(), "it does not serve yet"
+        notifier.ready("two\nlines")
+        assert manager.next() == ["READY=1", "STATUS=two lines"]
         reload()
         reload()
         await asyncio.sleep(0)
-        assert [ear.next()[0], ear.next()[0]] == ["RELOADING=1"] * 2
-        crew.done.set()
+        assert [manager.next()[0], manager.next()[0]] == ["RELOADING=1"] * 2
+        restarts.done.set()
         await asyncio.sleep(0.01)
-        assert ear.next() == ["READY=1"] and ear.silent(), "once, when the last has ended"
-        crew.done.clear()
+        assert manager.next() == ["READY=1"] and manager.silent(), "once, when the last has ended"
+        restarts.done.clear()
         reload()
         await asyncio.sleep(0)
-        assert ear.next(skip="READY")[0] == "RELOADING=1"
-        manager.stopping()
-        crew.done.set()
+        assert manager.next(skip="READY")[0] == "RELOADING=1"
+        notifier.stopping()
+        restarts.done.set()
         await asyncio.sleep(0.01)
-        assert ear.next()[0] == "STOPPING=1" and ear.silent(), "it is not ready any more"
-        manager.close()
+        assert manager.next()[0] == "STOPPING=1" and manager.silent(), "it is not ready any more"
+        notifier.close()
 
     asyncio.run(run())
 
@@ -164,17 +164,17 @@ def test_words_out_of_turn(ear: Ear):
     "environment",
     [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1"}, {"NOTIFY_SOCKET": "/nowhere/notify"}],
 )
-def test_without_somebody_who_listens_all_goes_on(environment: dict[str, str]):
+def test_without_a_listener_the_server_works(environment: dict[str, str]):
     async def run() -> None:
-        manager = ServiceManager({**environment, "WATCHDOG_USEC": "0"})
-        manager.ready("x")
-        manager.stopping()
-        manager.close()
+        notifier = SystemdNotifier({**environment, "WATCHDOG_USEC": "0"})
+        notifier.ready("x")
+        notifier.stopping()
+        notifier.close()
 
     asyncio.run(run())
 
 
-def test_an_abstract_address_and_another_ones_watchdog():
+def test_an_abstract_address_and_the_watchdog_of_another_process():
     async def run() -> None:
         name = f"roseinfer-test-{os.getpid()}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
@@ -184,8 +184,8 @@ def test_an_abstract_address_and_another_ones_watchdog():
                 pytest.skip("only Linux has abstract addresses")
             heard.setblocking(False)
             given = {"NOTIFY_SOCKET": f"@{name}", "WATCHDOG_USEC": "1000", "WATCHDOG_PID": str(os.getpid() + 1)}
-            manager = ServiceManager(given)
-            manager.ready("x")
+            notifier = SystemdNotifier(given)
+            notifier.ready("x")
             await asyncio.sleep(0.01)
             assert heard.recv(100) == b"READY=1\nSTATUS=x"
             with pytest.raises(BlockingIOError):

@@ -1,0 +1,1 @@
+"""Interfaces to other systems: load reports for gateways, notifications for systemd."""
