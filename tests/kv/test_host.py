@@ -65,7 +65,7 @@ def test_what_is_stored_is_matched_once_it_is_there() -> None:
     kv, host = manager()
     tokens = list(range(8))
     copies = [copy for block in compute(kv, "a", tokens) if (copy := host.begin_store(block)) is not None]
-    assert host.num_used == 2 and not any(map(host.wants, kv.table("a"))), "it is on its way"
+    assert host.num_used == 2 and not any(map(host.should_store, kv.table("a"))), "it is on its way"
     kv.close("a")
     assert kv.num_free == 6, "nobody writes what is being stored"
     assert list(host.look_up(kv._index.chain(""), tokens, 0, None).hit.blocks) == []
@@ -128,7 +128,7 @@ def test_a_load_outlives_the_sequence_that_wanted_it() -> None:
     kv, host = manager()
     tokens = list(range(8))
     keep(kv, host, tokens)
-    for end in (host.loaded, host.drop):
+    for end in (host.finish_loads, host.cancel_loads):
         kv.open("a")
         copies = kv.load("a", kv.match_host("a", tokens, kv.match("a", tokens)))
         kv.close("a")
@@ -137,7 +137,7 @@ def test_a_load_outlives_the_sequence_that_wanted_it() -> None:
         assert kv.num_free == 8
         kv.check_integrity()
         kv.open("b")
-        assert found(kv, "b", tokens) == ((8, 0) if end == host.loaded else (0, 2))
+        assert found(kv, "b", tokens) == ((8, 0) if end == host.finish_loads else (0, 2))
         kv.close("b")
         overwrite(kv)
 
