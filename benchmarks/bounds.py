@@ -25,8 +25,8 @@ from benchmarks.gpu_rows import FIGURES, MODELS, ROWS, Model, Row
 from benchmarks.model_cost import Chunk, ModelCost, Work
 from roseinfer.bench.arrivals import PlannedRequest, draw
 from roseinfer.bench.report import percentile, table
+from roseinfer.config.hub import model_folder
 from roseinfer.core.config.engine import ModelConfig
-from roseinfer.hub import model_folder
 from roseinfer.models.config import read_model_spec
 
 BF16_BYTES = 2

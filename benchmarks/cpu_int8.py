@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roseinfer.cpu_settings import prepare_cpu_libraries
+from roseinfer.core.cpu_settings import prepare_cpu_libraries
 
 if TYPE_CHECKING:
     from roseinfer.engine.core import Core
@@ -70,9 +70,9 @@ def serve(args: argparse.Namespace) -> None:
     """What a child does for roseinfer's own formats: an engine core, stepped here, as llama.cpp's is."""
     from roseinfer.bench.batches import vocab_size
     from roseinfer.bench.load import make_prompts
+    from roseinfer.config.hub import model_folder
     from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
     from roseinfer.engine.process import build_engine
-    from roseinfer.hub import model_folder
 
     format_of = {"quantization": args.worker} if args.worker == "int8" else {"dtype": args.worker}
     options = {"load_format": "dummy", "device": "cpu", "threads": args.threads}

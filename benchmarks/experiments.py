@@ -23,9 +23,9 @@ from roseinfer.bench.plot import check_plot, plot_latencies
 from roseinfer.bench.report import hardware, versions
 from roseinfer.bench.streaming_compare import Setting, SettingRuns, measure
 from roseinfer.bench.streaming_report import samples, summarise
-from roseinfer.commands.bench_streaming import OPTIONS, make_setting
+from roseinfer.cli.commands.bench_streaming import OPTIONS, make_setting
+from roseinfer.config.options import OptionParser
 from roseinfer.core.plan import StepPlan
-from roseinfer.options import OptionParser
 
 Around = Callable[[], AbstractContextManager[object]]
 # Name in a table -> keys in a report.

@@ -16,12 +16,12 @@ from roseinfer.bench.batches import summarise
 from roseinfer.bench.config import LatencyConfig
 from roseinfer.bench.load import BatchTimes
 from roseinfer.bench.report import header
-from roseinfer.cli import run_alone
-from roseinfer.commands import Command, bench_latency
-from roseinfer.commands.groups import engine_config
+from roseinfer.cli.commands import Command, bench_latency
+from roseinfer.cli.commands.groups import engine_config
+from roseinfer.cli.main import run_alone
+from roseinfer.config.hub import model_folder
+from roseinfer.config.options import OptionParser
 from roseinfer.core.config.engine import EngineConfig
-from roseinfer.hub import model_folder
-from roseinfer.options import OptionParser
 
 NAME = "latency"
 HELP = "time batches of equal requests, with transformers beside"

@@ -29,7 +29,7 @@ from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.bench.report import host
-from roseinfer.kernels.compile_ahead import compiling
+from roseinfer.kernels.common.compile_ahead import compiling
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model

@@ -16,13 +16,13 @@ import resource
 from pathlib import Path
 
 from roseinfer.bench.report import header
+from roseinfer.config.hub import model_folder
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import Core
 from roseinfer.engine.messages import Add
 from roseinfer.engine.process import build_engine
-from roseinfer.hub import model_folder
 
 SHORTEST = 4
 OUTPUT_TOKENS = 2

@@ -18,8 +18,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.gpu_rows import MODELS
+from roseinfer.config.hub import model_folder
 from roseinfer.core.config.engine import ModelConfig
-from roseinfer.hub import model_folder
 
 END = "<|endoftext|>"
 # As in the config.json of Qwen/Qwen3-8B-FP8.

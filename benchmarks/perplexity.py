@@ -16,11 +16,11 @@ from typing import Any, cast
 
 from roseinfer import LLM, SamplingParams
 from roseinfer.bench.report import header, table, write_json
-from roseinfer.cli import run_alone
-from roseinfer.commands import Command
+from roseinfer.cli.commands import Command
+from roseinfer.cli.main import run_alone
+from roseinfer.config.options import Group, OptionParser, OptionSet
 from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.options import Group, OptionParser, OptionSet
 
 NAME = "perplexity"
 HELP = "perplexity of the Python documentation, in floats and in eight bits"

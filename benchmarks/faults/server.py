@@ -112,7 +112,7 @@ class ServerUnderTest:
         return f"http://127.0.0.1:{self.port}"
 
     def workers(self) -> list[int]:
-        return self._running("roseinfer.server.fleet.worker")
+        return self._running("roseinfer.server.workers.worker")
 
     def _running(self, module: str) -> list[int]:
         return [pid for pid in self.processes() if f"-m {module}" in _command_line(pid)]

@@ -16,13 +16,13 @@ from typing import Any, cast
 
 from benchmarks.research.evaluation import POLICIES, Grid, check_grid, run_grid
 from roseinfer.bench.report import table
-from roseinfer.cli import run_alone
-from roseinfer.commands import Command
-from roseinfer.commands.groups import POLICY, SCHEDULER, scheduler_options
-from roseinfer.commands.simulate import NAMING, OTHERWISE
+from roseinfer.cli.commands import Command
+from roseinfer.cli.commands.groups import POLICY, SCHEDULER, scheduler_options
+from roseinfer.cli.commands.simulate import NAMING, OTHERWISE
+from roseinfer.cli.main import run_alone
+from roseinfer.config.options import Group, OptionParser, OptionSet
 from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
-from roseinfer.options import Group, OptionParser, OptionSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

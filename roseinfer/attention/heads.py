@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.spec import AttentionSpec
-from roseinfer.kernels.heads import cos_sin_table
+from roseinfer.kernels.attention.heads import cos_sin_table
 from roseinfer.quant.base import WeightSource, read_new
 
 

@@ -7,7 +7,7 @@ long contexts.
 
 import torch
 
-from roseinfer.kernels.fp8_codes import CODES, MAX_CODE
+from roseinfer.kernels.common.fp8_codes import CODES, MAX_CODE
 
 # What --kv-cache-dtype may ask for.
 AUTO, FP8 = "auto", "fp8"

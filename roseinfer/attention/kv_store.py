@@ -8,8 +8,8 @@ import torch
 
 from roseinfer.attention.pages import fresh_pages
 from roseinfer.attention.spec import AttentionSpec
-from roseinfer.kernels.availability import has_triton
-from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.kernels.common.availability import has_triton
+from roseinfer.kernels.common.fp8_codes import CODES
 
 # Bytes of K and V that a scrub takes out of the store at a time.
 _SCRUB_BYTES = 16 << 20
@@ -64,7 +64,7 @@ class KVStore:
         self._moved = tuple(part.view(torch.uint8) if dtype == CODES else part for part in self.parts)
         self._copy = None
         if has_triton(device):
-            from roseinfer.kernels.block_copy import copy_blocks
+            from roseinfer.kernels.attention.block_copy import copy_blocks
 
             self._copy = copy_blocks
 

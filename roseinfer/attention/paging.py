@@ -6,7 +6,7 @@ Row numbers for all layers are worked out once a step; a layer then costs two wr
 import torch
 
 from roseinfer.attention.kv_fp8 import Widener
-from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.kernels.common.fp8_codes import CODES
 
 
 class PagedRows:

@@ -8,7 +8,7 @@ import torch
 from roseinfer.attention.base import AttentionBackend, AttentionShape
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
-from roseinfer.kernels.availability import has_triton
+from roseinfer.kernels.common.availability import has_triton
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import torch
 
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_scales import KVScales
-from roseinfer.kernels.heads import store_heads
+from roseinfer.kernels.attention.heads import store_heads
 
 
 def store_qkv(

@@ -20,7 +20,7 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.paging import ContextReader, PagedRows, SlotWriter
 from roseinfer.attention.spec import AttentionSpec, unsupported
-from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.quant.cpu_matmul import OneThread
 
 # Decoding rows are attended together when their contexts share a power of two, counted from this many tokens on, so

@@ -15,20 +15,27 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.side_stream import SideStream
 from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.attention.store_qkv import store_qkv, turning
-from roseinfer.kernels.decode_attention import DecodeWorkspace, decode_attention, plan_decode
-from roseinfer.kernels.decode_config import choose_decode_config
-from roseinfer.kernels.decode_few import FewWorkspace, decode_few, few_pays
-from roseinfer.kernels.fp8_codes import CODES
-from roseinfer.kernels.prefill_attention import (
+from roseinfer.kernels.attention.decode_attention import DecodeWorkspace, decode_attention, plan_decode
+from roseinfer.kernels.attention.decode_config import choose_decode_config
+from roseinfer.kernels.attention.decode_few import FewWorkspace, decode_few, few_pays
+from roseinfer.kernels.attention.prefill_attention import (
     SMALL_STEP,
     PrefillConfig,
     choose_prefill_config,
     prefill_attention,
     queries_per_block,
 )
-from roseinfer.kernels.prefill_bulk import BLOCK_M, BulkPages, bulk_supports, prefill_bulk
-from roseinfer.kernels.prefill_shares import IN_BULK, PARTS, Division, PrefillWorkspace, map_blocks, merge_parts
-from roseinfer.kernels.wide_contexts import WideContexts, widen_contexts
+from roseinfer.kernels.attention.prefill_bulk import BLOCK_M, BulkPages, bulk_supports, prefill_bulk
+from roseinfer.kernels.attention.prefill_shares import (
+    IN_BULK,
+    PARTS,
+    Division,
+    PrefillWorkspace,
+    map_blocks,
+    merge_parts,
+)
+from roseinfer.kernels.attention.wide_contexts import WideContexts, widen_contexts
+from roseinfer.kernels.common.fp8_codes import CODES
 
 # A captured step's map of chunks has room for what its tokens fill and for as many chunks that end a block early. More
 # would cost every replay: a multiprocessor needs a while to find out that an entry is empty (6 us for 256 of them).

@@ -12,6 +12,7 @@ from typing import Any
 from roseinfer.cluster.addresses import EngineAddresses
 from roseinfer.cluster.devices import EngineSpec, check_memory, engine_specs, for_restart
 from roseinfer.cluster.status import EngineStatus
+from roseinfer.config.hub import model_folder
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
@@ -24,7 +25,6 @@ from roseinfer.engine.member import Cost, Member
 from roseinfer.engine.own_process import Place, ProcessTransport
 from roseinfer.engine.private import private_folder, remove_folder
 from roseinfer.engine.silence import INTERVAL_S
-from roseinfer.hub import model_folder
 
 log = logging.getLogger(__name__)
 

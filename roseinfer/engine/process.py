@@ -16,9 +16,11 @@ from pathlib import Path
 
 import msgspec
 
+from roseinfer.config.hub import tokenizer_folder
 from roseinfer.core import logs
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.engine import PRICED, EngineConfig
+from roseinfer.core.cpu_settings import prepare_cpu_libraries
 from roseinfer.core.errors import RoseinferError, UnsupportedModelError
 from roseinfer.core.garbage import IdleGarbageCollector
 from roseinfer.core.observer import StepObserver
@@ -26,7 +28,6 @@ from roseinfer.core.progress import listening
 from roseinfer.core.promise import Promise
 from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.core.stacks import enable_stack_dumps, stacks_path
-from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.audit import IdleAudit
 from roseinfer.engine.board import Board
@@ -40,7 +41,6 @@ from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.engine.sockets import ClientSockets
 from roseinfer.engine.starting import LoggedStages
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
-from roseinfer.hub import tokenizer_folder
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.build import build_priced
 from roseinfer.ranks.others import Home, OtherRanks

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.availability import has_triton
+from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, Matmul, Norm, Table, WeightSource
 
@@ -76,7 +76,7 @@ class VocabEmbedding:
         if self._group.size == 1:
             return table.rows.look_up(ids)
         if table.on_gpu is not None:
-            from roseinfer.kernels.vocab_rows import vocab_rows
+            from roseinfer.kernels.sampling.vocab_rows import vocab_rows
 
             return self._group.all_reduce(vocab_rows(ids, table.on_gpu, table.start))
         local = ids - table.start

@@ -12,7 +12,7 @@ from enum import Enum
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.availability import has_triton
+from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Group, Share, share_of, start, whole
 from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, Pairable, Piece, WeightSource, read_new
 
@@ -31,7 +31,7 @@ class RMSNorm:
     def load(self, source: WeightSource, name: str) -> None:
         self.weight = read_new(source, f"{name}.weight", *self._shape)
         if has_triton(source.build.device):
-            from roseinfer.kernels.norm import rms_norm
+            from roseinfer.kernels.linear.norm import rms_norm
 
             self._fused = rms_norm
 
@@ -55,7 +55,7 @@ class LayerNorm:
         self.weight = read_new(source, f"{name}.weight", *self._shape)
         self.bias = read_new(source, f"{name}.bias", *self._shape)
         if has_triton(source.build.device):
-            from roseinfer.kernels.norm import layer_norm
+            from roseinfer.kernels.linear.norm import layer_norm
 
             self._fused = layer_norm
 

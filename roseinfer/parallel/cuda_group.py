@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from roseinfer.core.errors import EngineDeadError
-from roseinfer.kernels import all_reduce as kernels
-from roseinfer.kernels.peers import PeerLayout, Peers
+from roseinfer.kernels.comm import all_reduce as kernels
+from roseinfer.kernels.comm.peers import PeerLayout, Peers
 from roseinfer.parallel.group import LiveGroup
 from roseinfer.parallel.rendezvous import Rendezvous
 

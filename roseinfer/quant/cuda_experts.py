@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
-from roseinfer.kernels.experts_few import ExpertWeights, experts_few, few_pays
-from roseinfer.kernels.experts_order import order_pairs
-from roseinfer.kernels.experts_tile_configs import choose_experts_config
-from roseinfer.kernels.experts_tiles import Stack, add_experts, down_product, gate_up_product, spread
-from roseinfer.kernels.fp8_codes import SCALE_BLOCK
-from roseinfer.kernels.fp8_rows import Fp8Rows
-from roseinfer.kernels.route import TOKENS as ROUTED_TOGETHER
-from roseinfer.kernels.route import route
-from roseinfer.kernels.route_terms import RouterTerms, split_router
-from roseinfer.kernels.skinny_linear import SkinnyNorm
-from roseinfer.kernels.triton_support import cdiv
+from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
+from roseinfer.kernels.common.triton_support import cdiv
+from roseinfer.kernels.experts.experts_few import ExpertWeights, experts_few, few_pays
+from roseinfer.kernels.experts.experts_order import order_pairs
+from roseinfer.kernels.experts.experts_tile_configs import choose_experts_config
+from roseinfer.kernels.experts.experts_tiles import Stack, add_experts, down_product, gate_up_product, spread
+from roseinfer.kernels.experts.route import TOKENS as ROUTED_TOGETHER
+from roseinfer.kernels.experts.route import route
+from roseinfer.kernels.experts.route_terms import RouterTerms, split_router
+from roseinfer.kernels.linear.fp8_rows import Fp8Rows
+from roseinfer.kernels.linear.skinny_linear import SkinnyNorm
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Norm, Piece, WeightSource
 from roseinfer.quant.expert_weights import expert_pieces, read_router

@@ -3,8 +3,8 @@ a product of many."""
 
 import torch
 
-from roseinfer.kernels.activation import gated, pointwise
-from roseinfer.kernels.skinny_linear import SkinnyNorm, pays, skinny_linear
+from roseinfer.kernels.linear.activation import gated, pointwise
+from roseinfer.kernels.linear.skinny_linear import SkinnyNorm, pays, skinny_linear
 from roseinfer.quant.base import Epilogue, Norm
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.kernels.availability import has_triton
+from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Epilogue, Experts, Matmul, Piece, Table, WeightSource
 from roseinfer.quant.each_expert import load_each_expert
@@ -18,7 +18,7 @@ from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias, read_weight
 
 if TYPE_CHECKING:  # needs triton
-    from roseinfer.kernels.fp8_tiles import Parts
+    from roseinfer.kernels.linear.fp8_tiles import Parts
 
 # Weights that are rounded at a time.
 _ROUNDED_AT_ONCE = 1 << 26
@@ -67,7 +67,7 @@ class Fp8Format:
         return weight
 
     def _product(self, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> Matmul:
-        from roseinfer.kernels.fp8_tiles import Parts  # imports Triton, which only GPUs have
+        from roseinfer.kernels.linear.fp8_tiles import Parts  # imports Triton, which only GPUs have
         from roseinfer.quant.fp8_matmul import Fp8Matmul
 
         if self._parts is None:

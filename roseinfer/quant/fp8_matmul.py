@@ -8,10 +8,10 @@ around the product stays fused. More rows are rounded to FP8, too, on their way 
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.kernels.fp8_codes import SCALE_BLOCK
-from roseinfer.kernels.fp8_product import MULTIPLE, Fp8Factor
-from roseinfer.kernels.fp8_rows import Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
-from roseinfer.kernels.fp8_tiles import Parts
+from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
+from roseinfer.kernels.linear.fp8_product import MULTIPLE, Fp8Factor
+from roseinfer.kernels.linear.fp8_rows import Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
+from roseinfer.kernels.linear.fp8_tiles import Parts
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Norm, Pair
 from roseinfer.quant.cuda_rows import FewRows, finish
 from roseinfer.quant.fp8_weight import Fp8Weight

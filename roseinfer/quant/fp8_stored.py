@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.kernels.fp8_codes import SCALE_BLOCK
+from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, Held, Piece, WeightSource
 from roseinfer.quant.fp8_scheme import Fp8Scheme

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.fp8_codes import CODES, MAX_CODE, SCALE_BLOCK
+from roseinfer.kernels.common.fp8_codes import CODES, MAX_CODE, SCALE_BLOCK
 
 # The smallest magnitude that has a scale of its own: a normal number, so that a part of it is no zero to divide by.
 LEAST = torch.finfo(torch.float32).tiny

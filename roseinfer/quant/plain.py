@@ -6,7 +6,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.availability import has_triton
+from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Experts, Matmul, Piece, WeightSource
 from roseinfer.quant.cpu_matmul import PackedMatmul, PlainMatmul, can_pack

@@ -3,7 +3,7 @@
 import torch
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.kernels.availability import has_triton
+from roseinfer.kernels.common.availability import has_triton
 from roseinfer.quant.base import WeightFormat
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme

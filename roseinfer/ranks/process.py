@@ -16,12 +16,12 @@ import msgspec
 
 from roseinfer.core import logs
 from roseinfer.core.clock import MonotonicClock
+from roseinfer.core.cpu_settings import prepare_cpu_libraries
 from roseinfer.core.errors import EngineDeadError, RoseinferError
 from roseinfer.core.garbage import IdleGarbageCollector
 from roseinfer.core.plan import TokenMasks
 from roseinfer.core.runner import Runner
 from roseinfer.core.stacks import enable_stack_dumps
-from roseinfer.cpu_settings import prepare_cpu_libraries
 from roseinfer.ranks.boot import RankBoot, RankSays, last_words
 from roseinfer.ranks.calls import Call, CallReader, Sampled
 from roseinfer.ranks.others import OWNERS_SIGNALS

@@ -19,7 +19,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.progress import stage
 from roseinfer.core.runner import ExpertChoice, RunnerFacts
-from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import ModelSpec, read_model_spec
 from roseinfer.models.generation import GenerationDefaults, read_generation_config

@@ -3,7 +3,7 @@
 import torch
 
 from roseinfer.core.plan import Row, StepLimits
-from roseinfer.kernels.compile_ahead import compiling
+from roseinfer.kernels.common.compile_ahead import compiling
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.assembly import Assembly
 from roseinfer.runner.cuda_sampler import CudaChoice

@@ -9,7 +9,7 @@ import torch
 
 from roseinfer.attention.base import CHUNK_FIELDS
 from roseinfer.attention.batch import ForwardBatch, Paging
-from roseinfer.kernels.inputs import COUNT, FIRST, SEAT, START, WRITE_FROM, expand_rows
+from roseinfer.kernels.common.inputs import COUNT, FIRST, SEAT, START, WRITE_FROM, expand_rows
 from roseinfer.runner.forward import Columns, Prepared, SampleAt
 from roseinfer.runner.seats import SeatTable
 from roseinfer.runner.staging import Staging, aligned

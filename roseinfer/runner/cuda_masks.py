@@ -3,7 +3,7 @@
 import torch
 
 from roseinfer.core.plan import TokenMasks
-from roseinfer.kernels.mask import mask_logits
+from roseinfer.kernels.sampling.mask import mask_logits
 from roseinfer.runner.device import upload
 from roseinfer.runner.masks import RowMasks, places
 from roseinfer.runner.staging import aligned

@@ -2,8 +2,8 @@
 
 import torch
 
-from roseinfer.kernels.draw import draw
-from roseinfer.kernels.sampling import greedy
+from roseinfer.kernels.sampling.argmax import greedy
+from roseinfer.kernels.sampling.draw import draw
 from roseinfer.runner.seats import Feature, SeatTable
 
 

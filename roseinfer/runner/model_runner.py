@@ -11,7 +11,7 @@ from roseinfer.core.errors import NO_TOKEN_ALLOWED
 from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities
-from roseinfer.kernels.availability import has_triton
+from roseinfer.kernels.common.availability import has_triton
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.device import StepTimer, StepTimers, start_download, upload
 from roseinfer.runner.forward import Columns, ForwardPass, SampleAt

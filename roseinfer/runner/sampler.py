@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from roseinfer.kernels.availability import has_triton
+from roseinfer.kernels.common.availability import has_triton
 from roseinfer.runner.device import upload
 from roseinfer.runner.draw import (
     BLOCK,

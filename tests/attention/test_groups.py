@@ -11,7 +11,7 @@ from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.attention.torch_backend import TorchAttention
-from roseinfer.kernels.triton_support import HAS_TRITON
+from roseinfer.kernels.common.triton_support import HAS_TRITON
 from tests.helpers.attention import shape_of, spec_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
 from tests.helpers.interpreter import allow_loaded_loop_bounds

@@ -10,7 +10,7 @@ from roseinfer.attention.host_store import GIB, HostStore, check_host_memory, nu
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.pages import _unlock, fresh_pages, pinned_pages
 from roseinfer.core.errors import ConfigError
-from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.kernels.common.fp8_codes import CODES
 from tests.helpers.attention import spec_of
 
 SPECS = [spec_of(4, 2, 8), spec_of(4, 1, 16), spec_of(8, 2, 8, window=3)]

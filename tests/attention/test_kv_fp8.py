@@ -9,7 +9,7 @@ from roseinfer.attention.kv_fp8 import Widener, kept_dtype, narrow
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.torch_backend import TorchAttention
-from roseinfer.kernels.fp8_codes import CODES, MAX_CODE
+from roseinfer.kernels.common.fp8_codes import CODES, MAX_CODE
 from tests.helpers.attention import spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
 

@@ -10,11 +10,11 @@ from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.heads import HeadNorms, HeadTransform, Rotary, default_frequencies
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.torch_backend import TorchAttention
-from roseinfer.kernels import prefill_shares
-from roseinfer.kernels.decode_few import MOST_ROWS
-from roseinfer.kernels.fp8_codes import CODES
-from roseinfer.kernels.prefill_attention import SMALL_STEP
-from roseinfer.kernels.triton_support import HAS_TRITON
+from roseinfer.kernels.attention import prefill_shares
+from roseinfer.kernels.attention.decode_few import MOST_ROWS
+from roseinfer.kernels.attention.prefill_attention import SMALL_STEP
+from roseinfer.kernels.common.fp8_codes import CODES
+from roseinfer.kernels.common.triton_support import HAS_TRITON
 from tests.helpers.attention import shape_of, spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from roseinfer import cli
 from roseinfer.bench.arrivals import draw, load_classes
 from roseinfer.bench.attainment import as_text, attainment
 from roseinfer.bench.config import OpenLoopConfig
@@ -15,6 +14,7 @@ from roseinfer.bench.exchange import error_field
 from roseinfer.bench.open_loop import LoadOutcome, run
 from roseinfer.bench.open_loop_report import summarise
 from roseinfer.bench.slo_classes import LoadClass, read_classes
+from roseinfer.cli import main as cli
 from roseinfer.core.errors import ConfigError
 from tests.bench.slo_stub import REFUSAL, stub
 

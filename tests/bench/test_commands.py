@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from roseinfer import cli
 from roseinfer.bench import streaming_compare
 from roseinfer.bench.streaming_compare import ProgressBar
+from roseinfer.cli import main as cli
 
 SMALL = ["--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "4"]
 STREAMING = ["bench", "streaming", "tiny", *SMALL, "--num-requests", "4", "--max-new-tokens", "5", "--no-stop-on-eos"]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from roseinfer import cli
 from roseinfer.bench.compare import changes, read_figures
+from roseinfer.cli import main as cli
 from roseinfer.core.errors import ConfigError
 
 SAVED = {

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 import aiohttp
 import pytest
 
-from roseinfer import cli
 from roseinfer.bench.arrivals import PlannedRequest, draw
 from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.bench.exchange import NO_DONE, NO_FINISH_REASON, NO_USAGE, EventReader, read_event
 from roseinfer.bench.open_loop import LoadOutcome, StreamClient, run
 from roseinfer.bench.open_loop_report import as_text, summarise
+from roseinfer.cli import main as cli
 from roseinfer.core.config.server import ServerConfig
 from tests.bench.slo_stub import stub
+from tests.cli.terminal.pseudo_terminal import PseudoTerminal
 from tests.server.live import LiveServer
-from tests.terminal.pseudo_terminal import PseudoTerminal
 from tests.text.tokenizers import byte_level
 
 PLANNED = PlannedRequest(3, 0.0, [11, 12], 7)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from roseinfer import cli
 from roseinfer.bench.arrivals import DatasetSample
 from roseinfer.bench.codec import LocalCodec, ServerCodec, align_to_server
-from roseinfer.commands.bench_serve import completed
+from roseinfer.cli import main as cli
+from roseinfer.cli.commands.bench_serve import completed
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
 from tests.bench.slo_stub import stub

@@ -14,9 +14,9 @@ from benchmarks.breakdown.limits import Limits, measure_limits
 from benchmarks.breakdown.measure import HostClock, device_events
 from benchmarks.model_cost import Chunk, ModelCost
 from benchmarks.model_folders import make_tokenizer
+from roseinfer.config.hub import model_folder
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.plan import StepPlan
-from roseinfer.hub import model_folder
 from roseinfer.models.config import read_model_spec
 from tests.helpers.mixture import MIXTURE
 

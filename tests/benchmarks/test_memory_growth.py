@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from roseinfer.cpu_settings import KEPT_KERNELS, prepare_cpu_libraries
+from roseinfer.core.cpu_settings import KEPT_KERNELS, prepare_cpu_libraries
 
 CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 

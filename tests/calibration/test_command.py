@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from roseinfer import cli
 from roseinfer.calibration.run import CONSTANTS, COPIES
+from roseinfer.cli import main as cli
 from roseinfer.engine.llm import LLM
 from roseinfer.sched.cost.file import read_cost
 from roseinfer.sched.cost.params import CostParams

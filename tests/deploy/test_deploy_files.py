@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from roseinfer.commands import serve
+from roseinfer.cli.commands import serve
+from roseinfer.config.options import OptionParser
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.config.server import ServerConfig
-from roseinfer.options import OptionParser
 from tests.server.live import LiveServer
 from tests.text.tokenizers import byte_level
 

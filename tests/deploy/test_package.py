@@ -115,7 +115,7 @@ import sys
 from pathlib import Path
 import roseinfer
 from roseinfer.core.config.engine import ModelConfig
-from roseinfer.hub import model_folder, tokenizer_folder
+from roseinfer.config.hub import model_folder, tokenizer_folder
 from roseinfer.text.tokenizer import Tokenizer
 assert Path(roseinfer.__file__).is_relative_to(sys.prefix), roseinfer.__file__
 tiny = ModelConfig()

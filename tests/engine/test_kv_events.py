@@ -12,8 +12,9 @@ import msgspec
 import pytest
 import zmq
 
-from roseinfer.commands import serve
-from roseinfer.commands.groups import engine_config
+from roseinfer.cli.commands import serve
+from roseinfer.cli.commands.groups import engine_config
+from roseinfer.config.options import OptionParser
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.core.sampling import SamplingParams
@@ -21,7 +22,6 @@ from roseinfer.engine import kv_events
 from roseinfer.engine.kv_events import END_OF_REPLAY, KvEventsPublisher, wire_events
 from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.kv.events import CPU, GPU, BlockRemoved, BlockStored
-from roseinfer.options import OptionParser
 
 PATIENCE_MS = 10_000
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from roseinfer.config.hub import resolve_model
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
 from roseinfer.core.outputs import FinishReason
@@ -22,7 +23,6 @@ from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.engine.own_process import ProcessTransport
 from roseinfer.engine.start import load_tokenizer
-from roseinfer.hub import resolve_model
 
 
 def options(**given: object) -> EngineConfig:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from roseinfer import cli
+from roseinfer.cli import main as cli
 from roseinfer.core.errors import ConfigError, InvalidRequestError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.plan import RowResult, StepPlan, StepResult

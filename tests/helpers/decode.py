@@ -2,13 +2,13 @@
 
 import torch
 
-from roseinfer.kernels.decode_attention import (
+from roseinfer.kernels.attention.decode_attention import (
     DecodeWorkspace,
     decode_attention,
     decode_attention_reference,
     plan_decode,
 )
-from roseinfer.kernels.decode_config import DecodeConfig
+from roseinfer.kernels.attention.decode_config import DecodeConfig
 from tests.helpers.paged import PagedCase
 
 

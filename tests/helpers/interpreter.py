@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from roseinfer.kernels.triton_support import HAS_TRITON
+from roseinfer.kernels.common.triton_support import HAS_TRITON
 
 
 def allow_loaded_loop_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.kernels.common.fp8_codes import CODES
 from tests.helpers.attention import store_of
 from tests.helpers.batches import Blocks
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from roseinfer.kernels.peers import PeerLayout, Peers
+from roseinfer.kernels.comm.peers import PeerLayout, Peers
 
 Work = Callable[[Peers], list[torch.Tensor]]
 

@@ -3,13 +3,13 @@
 import numpy as np
 import torch
 
-from roseinfer.kernels.prefill_attention import (
+from roseinfer.kernels.attention.prefill_attention import (
     PrefillConfig,
     prefill_attention,
     prefill_attention_reference,
     queries_per_block,
 )
-from roseinfer.kernels.prefill_shares import Division, PrefillWorkspace, map_blocks, merge_parts
+from roseinfer.kernels.attention.prefill_shares import Division, PrefillWorkspace, map_blocks, merge_parts
 from tests.helpers.paged import PagedCase
 
 

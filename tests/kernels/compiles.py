@@ -11,14 +11,14 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
-from roseinfer.kernels import experts_kernels, experts_order, route
-from roseinfer.kernels.experts_few_kernel import down_kernel, gate_up_kernel
-from roseinfer.kernels.push_blocks import push_blocks_kernel
-from roseinfer.kernels.push_words import push_words_kernel
-from roseinfer.kernels.route_many import route_choice_kernel, route_products_kernel
-from roseinfer.kernels.skinny_fp8_configs import slices
-from roseinfer.kernels.skinny_kernel import skinny_kernel
-from roseinfer.kernels.skinny_pairs import skinny_pairs_kernel
+from roseinfer.kernels.comm.push_blocks import push_blocks_kernel
+from roseinfer.kernels.comm.push_words import push_words_kernel
+from roseinfer.kernels.experts import experts_kernels, experts_order, route
+from roseinfer.kernels.experts.experts_few_kernel import down_kernel, gate_up_kernel
+from roseinfer.kernels.experts.route_many import route_choice_kernel, route_products_kernel
+from roseinfer.kernels.linear.skinny_fp8_configs import slices
+from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
+from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
 from tests.helpers.skinny import CONFIGS
 
 TARGET = GPUTarget("cuda", 90, 32)

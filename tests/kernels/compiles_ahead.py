@@ -6,7 +6,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from roseinfer.kernels.compile_ahead import compiling
+from roseinfer.kernels.common.compile_ahead import compiling
 
 
 class NoGpu:

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from roseinfer.kernels.triton_support import HAS_TRITON
+from roseinfer.kernels.common.triton_support import HAS_TRITON
 from tests.helpers.interpreter import allow_loaded_loop_bounds
 
 

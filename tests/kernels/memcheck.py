@@ -21,17 +21,17 @@ from roseinfer.attention.heads import HeadNorms, HeadTransform, Rotary, default_
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.core.plan import Row
-from roseinfer.kernels.activation import gated, pointwise
-from roseinfer.kernels.draw import draw
-from roseinfer.kernels.experts_tiles import Stack
-from roseinfer.kernels.fp8_codes import CODES
-from roseinfer.kernels.fp8_rows import gated_rows, normed_rows, plain_rows
-from roseinfer.kernels.fp8_tile_configs import choose_tile_config
-from roseinfer.kernels.fp8_tiles import Parts, tile_product
-from roseinfer.kernels.heads import cos_sin_table
-from roseinfer.kernels.norm import layer_norm, rms_norm
-from roseinfer.kernels.sampling import greedy
-from roseinfer.kernels.skinny_linear import SkinnyNorm, skinny_linear, supports
+from roseinfer.kernels.attention.heads import cos_sin_table
+from roseinfer.kernels.common.fp8_codes import CODES
+from roseinfer.kernels.experts.experts_tiles import Stack
+from roseinfer.kernels.linear.activation import gated, pointwise
+from roseinfer.kernels.linear.fp8_rows import gated_rows, normed_rows, plain_rows
+from roseinfer.kernels.linear.fp8_tile_configs import choose_tile_config
+from roseinfer.kernels.linear.fp8_tiles import Parts, tile_product
+from roseinfer.kernels.linear.norm import layer_norm, rms_norm
+from roseinfer.kernels.linear.skinny_linear import SkinnyNorm, skinny_linear, supports
+from roseinfer.kernels.sampling.argmax import greedy
+from roseinfer.kernels.sampling.draw import draw
 from roseinfer.layers.linear import RMSNorm
 from roseinfer.quant.cuda_experts import CudaExperts
 from roseinfer.quant.experts import ExpertShape

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from roseinfer.kernels.triton_support import HAS_TRITON
+from roseinfer.kernels.common.triton_support import HAS_TRITON
 from tests.runner.test_cuda_inputs import HostStaging
 
 if not HAS_TRITON:

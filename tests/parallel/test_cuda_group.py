@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from roseinfer.core.errors import EngineDeadError
-from roseinfer.kernels.peers import PeerLayout, Peers
-from roseinfer.kernels.triton_support import HAS_TRITON
+from roseinfer.kernels.comm.peers import PeerLayout, Peers
+from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
 from roseinfer.parallel.cuda_group import CudaGroup, connect, own_limit

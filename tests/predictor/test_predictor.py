@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from roseinfer import cli
+from roseinfer.cli import main as cli
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.engine.start import load_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roseinfer import cli
+from roseinfer.cli import main as cli
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from roseinfer.calibration.recorded import recorded_samples
+from roseinfer.config.hub import model_folder, tokenizer_folder
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError, InvalidRequestError
 from roseinfer.core.runner import ExpertChoice
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM, make_engine_config
-from roseinfer.hub import model_folder, tokenizer_folder
 from roseinfer.priced.build import build_priced, read_vocabulary
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.kernels.fp8_rows import rows_reference
-from roseinfer.kernels.triton_support import HAS_TRITON
+from roseinfer.kernels.common.triton_support import HAS_TRITON
+from roseinfer.kernels.linear.fp8_rows import rows_reference
 from roseinfer.layers.linear import LayerNorm, RMSNorm
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm
 from roseinfer.quant.cpu_matmul import PlainMatmul
@@ -63,7 +63,7 @@ def fp8_matmul(weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue 
 
 @cache
 def parts():  # type: ignore[no-untyped-def]
-    from roseinfer.kernels.fp8_tiles import Parts
+    from roseinfer.kernels.linear.fp8_tiles import Parts
 
     return Parts.allocate(DEVICE)
 

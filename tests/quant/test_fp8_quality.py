@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.fp8_codes import SCALE_BLOCK
+from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.quant.base import Epilogue
 from roseinfer.quant.cpu_matmul import PlainMatmul
 from roseinfer.quant.fp8_format import Fp8Format

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.triton_support import HAS_TRITON
+from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.layers.linear import LayerNorm, RMSNorm
 from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Norm
 from roseinfer.quant.cpu_matmul import MIN_PACKED_ELEMENTS, PackedMatmul, PlainMatmul, can_pack

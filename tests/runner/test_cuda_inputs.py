@@ -8,7 +8,7 @@ import torch
 
 from roseinfer.core.plan import Admission, Row
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.kernels.inputs import expand_rows_reference
+from roseinfer.kernels.common.inputs import expand_rows_reference
 from roseinfer.runner import cuda_inputs
 from roseinfer.runner.cuda_inputs import CudaInputs
 from roseinfer.runner.forward import Columns

@@ -11,7 +11,7 @@ import torch
 from roseinfer.attention.host_store import HostStore
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import HostCopy, StepPlan
-from roseinfer.kernels.fp8_codes import CODES
+from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.runner.cuda_host_copies import Addresses
 from roseinfer.runner.host_copies import Copier, CpuCopier, time_copies
 from roseinfer.runner.threaded import ThreadedRunner

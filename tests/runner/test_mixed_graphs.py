@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from roseinfer.core.plan import Row
-from roseinfer.kernels.inputs import expand_rows_reference
+from roseinfer.kernels.common.inputs import expand_rows_reference
 from roseinfer.runner import cuda_inputs, mixed_graphs
 from roseinfer.runner.cuda_inputs import CudaInputs
 from roseinfer.runner.forward import Columns, Forwarded

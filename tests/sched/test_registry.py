@@ -13,15 +13,15 @@ import msgspec
 import pytest
 
 import roseinfer
-from roseinfer.commands.groups import NESTED, POLICY, SCHEDULER, engine_config, scheduler_options
-from roseinfer.commands.serve import OPTIONS as SERVE
+from roseinfer.cli.commands.groups import NESTED, POLICY, SCHEDULER, engine_config, scheduler_options
+from roseinfer.cli.commands.serve import OPTIONS as SERVE
+from roseinfer.config.options import OptionParser
 from roseinfer.core.config.engine import EngineConfig, SchedulerConfig
 from roseinfer.core.config.option import option
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.llm import make_engine_config
-from roseinfer.options import OptionParser
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
@@ -276,7 +276,7 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def cli(site: Path, *argv: str, code: str = "from roseinfer.cli import main; sys.exit(main())") -> tuple[int, str]:
+def cli(site: Path, *argv: str, code: str = "from roseinfer.cli.main import main; sys.exit(main())") -> tuple[int, str]:
     path = os.pathsep.join([str(site), str(Path(roseinfer.__file__).parent.parent)])
     command = [sys.executable, "-c", f"import sys; {code}", *argv]
     done = subprocess.run(
@@ -309,8 +309,8 @@ def test_a_policy_from_outside_serves_from_a_config_file(site: Path) -> None:
     """As far as `serve` goes before the model is loaded, and in an engine of its own."""
     (site / "options.toml").write_text('scheduling_policy = "lifo"\nlifo_depth = 3\n')
     read = (
-        "from roseinfer.commands.serve import OPTIONS; from roseinfer.commands.groups import engine_config;"
-        "from roseinfer.options import OptionParser; p = OptionParser(); OPTIONS.add_to(p);"
+        "from roseinfer.cli.commands.serve import OPTIONS; from roseinfer.cli.commands.groups import engine_config;"
+        "from roseinfer.config.options import OptionParser; p = OptionParser(); OPTIONS.add_to(p);"
         "c = engine_config(OPTIONS, OPTIONS.read(p.parse_args(sys.argv[1:])));"
         "print(c.scheduler.policy_name, c.scheduler.policy_options)"
     )

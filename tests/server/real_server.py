@@ -81,7 +81,7 @@ class RealServer:
 
     def workers(self) -> list[int]:
         """The processes that answer requests, if there are several."""
-        return self._children_running("roseinfer.server.fleet.worker")
+        return self._children_running("roseinfer.server.workers.worker")
 
     def _children_running(self, module: str) -> list[int]:
         return [child for child in children(self.process.pid) if f"-m {module}" in command_line(child)]

@@ -95,7 +95,7 @@ def test_a_config_that_is_nested_without_end(capsys: pytest.CaptureFixture[str],
 
 def test_few_descriptors() -> None:
     script = (
-        "import resource, sys; from roseinfer.cli import main;"
+        "import resource, sys; from roseinfer.cli.main import main;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)); sys.exit(main(['serve', '--port', '0']))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)

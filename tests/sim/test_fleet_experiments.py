@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer import cli
+from roseinfer.cli import main as cli
 from roseinfer.core.promise import Promise
 from roseinfer.core.slo import Slo
 from roseinfer.router.fleet_size import engine_load

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from roseinfer import cli
+from roseinfer.cli import main as cli
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.promise import Promise
 from roseinfer.core.slo import Slo

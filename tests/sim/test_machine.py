@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer import cli
+from roseinfer.cli import main as cli
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError

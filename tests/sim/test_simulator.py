@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer import cli
+from roseinfer.cli import main as cli
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError, RequestTooLongError
 from roseinfer.core.plan import Row

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from tests.terminal.pseudo_terminal import PseudoTerminal
+from tests.cli.terminal.pseudo_terminal import PseudoTerminal
 
 SWEEP = ("simulate", "--setup", "scorpio-8b", "--rates", "7", "--requests", "20000", "--seeds", "4", "--jobs", "2")
 PATIENCE_S = 60

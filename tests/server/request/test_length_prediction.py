@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from roseinfer import cli
+from roseinfer.cli import main as cli
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
@@ -183,7 +183,7 @@ def test_serve_refuses_before_the_model_loads(workers: str, file: str, tmp_path,
         raise AssertionError("the server starts")
 
     monkeypatch.setattr("roseinfer.server.run.serve", never)
-    monkeypatch.setattr("roseinfer.server.fleet.manager.serve_fleet", never)
+    monkeypatch.setattr("roseinfer.server.workers.manager.serve_fleet", never)
     (tmp_path / "text").write_text("hello")
     cases = [
         (["--length-predictor", str(tmp_path / "nowhere")], "--length-predictor: there is no file"),

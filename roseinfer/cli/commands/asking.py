@@ -1,0 +1,79 @@
+"""What `chat` and `complete` share: whom they ask, a server that is up or one of their own."""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from roseinfer.cli.commands.groups import ENGINE
+from roseinfer.cli.terminal.config import AskConfig, RemoteConfig
+from roseinfer.cli.terminal.objectives import parse_objectives
+from roseinfer.cli.terminal.remote import Remote, given_key, is_url
+from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.core.config.engine import PRICED
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.progress import report, stage
+
+if TYPE_CHECKING:
+    from roseinfer.cli.terminal.own_server import OwnServer
+
+SERVER, ANSWERS = Group(RemoteConfig, "server"), Group(AskConfig, "answers")
+# One person asks one question at a time: fewer seats start sooner and leave more memory to the context.
+OWN_SEATS = 4
+
+
+def add_quick(parser: OptionParser, help: str) -> None:
+    parser.add_argument("-q", "--quick", metavar="MSG", help=help)
+
+
+def read(options: OptionSet, args: Namespace) -> dict[str, Any]:
+    """The options that were given; MODEL may be a URL. Raises `ConfigError`."""
+    given = options.read(args)
+    if is_url(str(given.get("model", ""))):
+        if "url" in given:
+            raise ConfigError("url is given twice")
+        given["url"] = given.pop("model")
+    options.build(AskConfig, given)
+    parse_objectives(given.get("slo") or "")
+    if "url" in given:
+        for_engine = sorted({option.name for group in ENGINE for option in group.options()} & given.keys())
+        if for_engine:
+            raise ConfigError(f"{for_engine[0]} does not go with url: that server has an engine already")
+    elif "model_name" in given or "api_key" in given:
+        raise ConfigError("model_name and api_key need url: without one the server is our own")
+    return given
+
+
+@contextmanager
+def server(options: OptionSet, given: Mapping[str, Any]) -> "Iterator[tuple[Remote, OwnServer | None]]":
+    """The server to ask, and the same as what it is if it is our own, which ends with the context."""
+    config = options.build(RemoteConfig, given)
+    if config.url is not None:
+        yield Remote(config.url, given_key(config.api_key)), None
+        return
+    from roseinfer.cli.terminal.own_server import OwnServer
+
+    _download(options, given)
+    wanted = {"max_num_seqs": OWN_SEATS, **given}
+    flags = [
+        flag
+        for group in ENGINE
+        for option in group.options()
+        if option.name in wanted
+        for flag in option.as_flags(wanted[option.name])
+    ]
+    with ExitStack() as stack:
+        with stage("starting the engine"):
+            own = stack.enter_context(OwnServer(flags, report))
+        yield own.remote, own
+
+
+def _download(options: OptionSet, given: Mapping[str, Any]) -> None:
+    """Here, where the hub can show how far it is, and an interrupt works."""
+    from roseinfer.config.hub import model_folder, tokenizer_folder
+    from roseinfer.core.config.engine import ModelConfig
+
+    model = options.build(ModelConfig, given)
+    if model.device != PRICED:
+        model_folder(model)
+    tokenizer_folder(model)

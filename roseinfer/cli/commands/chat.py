@@ -1,0 +1,52 @@
+"""roseinfer chat: a conversation in the terminal."""
+
+from argparse import Namespace
+
+from roseinfer.cli.commands import asking
+from roseinfer.cli.commands.groups import ENGINE
+from roseinfer.cli.terminal.config import AskConfig, ChatConfig
+from roseinfer.cli.terminal.objectives import parse_objectives
+from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.core.errors import ConfigError
+
+NAME = "chat"
+HELP = "talk to a model, here or on a server: MODEL may be a URL"
+OPTIONS = OptionSet(Group(ChatConfig, "conversation"), asking.ANSWERS, asking.SERVER, *ENGINE)
+
+
+def configure(parser: OptionParser) -> None:
+    asking.add_quick(parser, "ask this, print the answer and leave; else standard input is asked if it is no terminal")
+
+
+def run(args: Namespace) -> int:
+    given = asking.read(OPTIONS, args)
+    config, answers = OPTIONS.build(ChatConfig, given), OPTIONS.build(AskConfig, given)
+
+    from roseinfer.cli.terminal.chat import Chat, model_of, piped
+    from roseinfer.cli.terminal.conversation import Conversation
+    from roseinfer.cli.terminal.screen import Screen
+
+    question = args.quick if args.quick is not None else piped()
+    if question is not None and not question.strip():
+        raise ConfigError("there is no question: -q is empty, or standard input")
+    screen = Screen()
+    stats = screen.stats_wanted(answers.stats)
+    with asking.server(OPTIONS, given) as (remote, own):
+        conversation = Conversation(
+            model_of(remote, given.get("model_name")),
+            system=config.system_prompt,
+            slo=parse_objectives(answers.slo or ""),
+            extra=answers.fields,
+        )
+        chat = Chat(remote, conversation, screen, stats=stats)
+        if question is not None:
+            return 0 if chat.ask(question, once=True) else 1
+        screen.note(_welcome(conversation.model, None if own is not None else remote.url))
+        chat.converse(own.check if own is not None else lambda lost: None)
+    return 0
+
+
+def _welcome(model: str, url: str | None) -> str:
+    where = "in this terminal" if url is None else f"on {url}"
+    embedded = " (the embedded model: it is tiny, and writes something like Python)" if model == "tiny" else ""
+    return f"{model} {where}{embedded}; /help lists commands, Ctrl+D leaves"

@@ -1,0 +1,42 @@
+"""roseinfer complete: go on with a text, by a server's API."""
+
+from argparse import Namespace
+
+from roseinfer.cli.commands import asking
+from roseinfer.cli.commands.groups import ENGINE
+from roseinfer.cli.terminal.config import AskConfig
+from roseinfer.cli.terminal.objectives import parse_objectives
+from roseinfer.config.options import OptionParser, OptionSet
+from roseinfer.core.errors import ConfigError
+
+NAME = "complete"
+HELP = "go on with a text, here or on a server: MODEL may be a URL"
+OPTIONS = OptionSet(asking.ANSWERS, asking.SERVER, *ENGINE)
+
+
+def configure(parser: OptionParser) -> None:
+    asking.add_quick(parser, "go on with this text; without it with standard input")
+
+
+def run(args: Namespace) -> int:
+    given = asking.read(OPTIONS, args)
+    answers = OPTIONS.build(AskConfig, given)
+
+    from roseinfer.cli.terminal.answer import Asking
+    from roseinfer.cli.terminal.chat import explain, model_of, read_all, stream_to, tell
+    from roseinfer.cli.terminal.conversation import asked_of
+    from roseinfer.cli.terminal.screen import Screen
+
+    prompt = args.quick if args.quick is not None else read_all()
+    if not prompt:
+        raise ConfigError("there is no text: -q is empty, or standard input")
+    screen = Screen()
+    slo = parse_objectives(answers.slo or "")
+    with asking.server(OPTIONS, given) as (remote, _):
+        body = {"model": model_of(remote, given.get("model_name")), "prompt": prompt, **answers.fields}
+        reply = Asking(remote, "/v1/completions", {**body, **asked_of(slo)})
+        outcome = stream_to(screen, reply)
+    if not outcome.nothing:
+        tell(screen, reply.answer, slo, stats=screen.stats_wanted(answers.stats))
+    explain(screen, outcome, once=True)
+    return 0 if outcome.error is None else 1

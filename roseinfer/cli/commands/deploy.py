@@ -1,0 +1,136 @@
+"""roseinfer deploy: engines and API processes on a Ray cluster, or manifests for Kubernetes."""
+
+import os
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from roseinfer.cli.commands.groups import ENGINE, engine_config
+from roseinfer.cli.commands.otlp import with_traces
+from roseinfer.cli.commands.serve import check_classes, check_predictor, with_keys
+from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.core.config.replicas import DEFAULT_ROUTER, ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.integrations.ray.plan import EVERYWHERE, RAY_SERVICE, DeployConfig, Plan
+from roseinfer.router.registry import ROUTERS
+
+if TYPE_CHECKING:
+    from roseinfer.integrations.ray.cluster import Standing
+
+NAME = "deploy"
+HELP = "serve a model with engines on a Ray cluster"
+# Of `serve`: of these the deployment has options of its own, or places of its own.
+NOT_OURS = frozenset({"replicas", "devices", "engines", "secret_file"})
+ENGINES = Group(ReplicasConfig, "routing", skip=NOT_OURS, choices={"router": ROUTERS})
+# Its API processes have no file that all of them could store responses in.
+NO_STORE = {"response_store", "response_store_max_count", "response_store_max_bytes", "response_store_max_days"}
+SERVER = Group(ServerConfig, "server", skip=frozenset({"host", "api_workers", "worker_timeout"} | NO_STORE))
+# Variables that the deployment needs and Ray must not show, beside those of OpenTelemetry, which may hold keys.
+HIDDEN = frozenset({"HF_TOKEN"})
+DEPLOYMENT = Group(DeployConfig, "deployment")
+OPTIONS = OptionSet(*ENGINE, DEPLOYMENT, ENGINES, SERVER)
+
+
+def configure(parser: OptionParser) -> None:
+    """Everything is in OPTIONS."""
+
+
+def run(args: Namespace) -> int:
+    from roseinfer.integrations.ray import cluster
+
+    given = OPTIONS.read(args)
+    config = OPTIONS.build(DeployConfig, given)
+    if config.print is not None:
+        print(_manifests(config.print, given), end="")
+        return 0
+    if config.status or config.down:
+        cluster.connect(config.address)
+        if config.down:
+            cluster.down()
+            print("roseinfer is no longer deployed")
+        else:
+            _show(cluster.status())
+        return 0
+    plan = _checked(_plan(config, given, os.environ))
+    cluster.require_ray()
+    cluster.connect(config.address, cluster.environment(plan))
+    cluster.deploy(cluster.check(plan), print)
+    print(_greeting(plan))
+    return 0
+
+
+def app(arguments: dict[str, Any]) -> Any:
+    """The application that Ray Serve builds of a config file with `import_path: roseinfer.cli.commands.deploy:app`, and
+    options of `roseinfer deploy` as `args`. The cluster has been switched to HAProxy by its environment.
+
+    Raises `ConfigError` for wrong options.
+    """
+    from roseinfer.integrations.ray.application import application
+    from roseinfer.integrations.ray.directory import start_directory
+
+    given = OPTIONS.read_values(arguments, "args")
+    plan = _checked(_plan(OPTIONS.build(DeployConfig, given), given, os.environ))
+    start_directory()
+    return application(plan)
+
+
+def _manifests(kind: str, given: Mapping[str, Any]) -> str:
+    """What `--print` writes. Raises `ConfigError` for what manifests cannot say."""
+    from roseinfer.integrations.manifests import check_printable, manifests
+
+    check_printable(kind, given)
+    ours = {option.name for option in DEPLOYMENT.options()}
+    told = dict(given)
+    if kind == RAY_SERVICE:
+        device = given.get("device", "auto")
+        told |= {"bind": "0.0.0.0", "device": "cuda" if device == "auto" else device}
+    plan = _plan(OPTIONS.build(DeployConfig, told), told, {})
+    flags = [flag for name in given if name not in ours for flag in OPTIONS.options[name].as_flags(given[name])]
+    kept = {name: value for name, value in told.items() if name not in ("print", "image")}
+    return manifests(kind, plan, flags, {name: OPTIONS.options[name].as_in_file(kept[name]) for name in kept})
+
+
+def _checked(plan: Plan) -> Plan:
+    """The same with what this machine's environment and files say. Raises `ConfigError` for what they say wrong."""
+    server = with_traces(plan.server, os.environ)
+    if server.length_predictor is not None:
+        check_predictor(server.length_predictor, plan.engine)
+    if server.slo_classes is not None:
+        check_classes(server, plan.engine)
+    hidden = {name: value for name, value in os.environ.items() if name in HIDDEN or name.startswith("OTEL_")}
+    return replace(plan, server=server, variables=hidden)
+
+
+def _plan(config: DeployConfig, given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
+    """Raises `ConfigError` for what there is on one machine only."""
+    replicas = ReplicasConfig(**{name: given[name] for name in ("engine_timeout", "drain_timeout") if name in given})
+    engine, server = engine_config(OPTIONS, given), with_keys(OPTIONS.build(ServerConfig, given), environment)
+    for name, value in (("record", engine.profile.record), ("profile", engine.profile.profile)):
+        if value is not None:
+            raise ConfigError(f"{name}: engines on Ray write no files; use `roseinfer serve`")
+    if len(engine.priced.slow_list) > 1:
+        raise ConfigError("slow: engines on Ray are all alike; use `roseinfer serve`")
+    if not server.port:
+        raise ConfigError("port: all processes of a deployment must know it, so it cannot be 0")
+    if config.print in (None, RAY_SERVICE) and server.port in config.port_range:
+        raise ConfigError(f"port: {server.port} is one of engine_ports, {config.engine_ports}")
+    return Plan(
+        deploy=config, engine=engine, replicas=replicas, router=given.get("router") or DEFAULT_ROUTER, server=server
+    )
+
+
+def _show(standing: "Standing") -> None:
+    print(f"{standing.state}: {standing.line}")
+    for number, address in standing.engines:
+        print(f"engine {number} at {address}")
+    for message in standing.messages:
+        print(message)
+
+
+def _greeting(plan: Plan) -> str:
+    host = "127.0.0.1" if plan.deploy.bind in EVERYWHERE else plan.deploy.bind
+    url = f"http://[{host}]:{plan.server.port}" if ":" in host else f"http://{host}:{plan.server.port}"
+    where = f"{url} and on port {plan.server.port} of every node" if plan.deploy.bind in EVERYWHERE else url
+    return f"{plan.engine.model.model} is served on {where}; `roseinfer deploy --status` says how it does"

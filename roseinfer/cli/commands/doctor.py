@@ -1,0 +1,54 @@
+"""roseinfer doctor: whether serving will work on this machine, and if not, why."""
+
+import json
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from roseinfer.cli.doctor.config import DoctorConfig
+from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.core.progress import stage
+
+if TYPE_CHECKING:
+    from roseinfer.cli.doctor.checks import Check
+
+NAME = "doctor"
+HELP = "look at the machine: what will work, what will not, and why"
+OPTIONS = OptionSet(Group(DoctorConfig, "what to look at", positional="model"))
+COLOURS = {"ok": "\x1b[32m", "warning": "\x1b[33m", "problem": "\x1b[31m"}
+
+
+def configure(parser: OptionParser) -> None:
+    """Everything is in OPTIONS."""
+
+
+def run(args: Namespace) -> int:
+    config = OPTIONS.build(DoctorConfig, OPTIONS.read(args))
+
+    from roseinfer.cli.doctor.checks import State, judge
+    from roseinfer.cli.doctor.probes import find_out
+
+    with stage("looking at PyTorch and the devices"):
+        facts = find_out(config)
+    checks = judge(facts)
+    works = all(check.state is not State.PROBLEM for check in checks)
+    if config.json:
+        print(json.dumps({"works": works, "checks": [check.as_json() for check in checks]}, indent=2))
+    else:
+        print(as_text(checks, colours=sys.stdout.isatty()))
+        print("serving will work" if works else "serving would not work: see the problems above")
+    return 0 if works else 1
+
+
+def as_text(checks: "list[Check]", *, colours: bool) -> str:
+    """A line for each, and below it what to do."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        state = check.state.ljust(len("problem"))
+        if colours:
+            state = f"{COLOURS[check.state]}{state}\x1b[0m"
+        lines.append(f"{state}  {check.name.ljust(width)}  {check.found}")
+        if check.advice is not None:
+            lines.append(f"{' ' * (len('problem') + width + 4)}-> {check.advice}")
+    return "\n".join(lines)

@@ -1,0 +1,106 @@
+"""roseinfer generate: complete a prompt in this process, without a server."""
+
+import argparse
+import sys
+from argparse import Namespace
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from roseinfer.cli.commands.groups import ENGINE
+from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.core.errors import ConfigError, RequestFailedError
+from roseinfer.core.outputs import FinishReason
+from roseinfer.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from roseinfer.engine.api import SequenceChunk
+    from roseinfer.engine.llm import LLM
+
+NAME = "generate"
+HELP = "complete a prompt and print the text"
+MAX_TOKENS = 128
+SAMPLING_HELP = {
+    "max_tokens": "tokens to generate at most",
+    "min_tokens": "tokens to generate before the model may end",
+    "temperature": "0 = greedy",
+    "top_k": "sample among the k likeliest tokens; 0 = off",
+    "top_p": "sample among the likeliest tokens that reach this mass",
+    "min_p": "sample among tokens at least this likely relative to the likeliest",
+    "repetition_penalty": "above 1 makes tokens of prompt and output less likely",
+    "presence_penalty": "subtracted for tokens that the output holds",
+    "frequency_penalty": "subtracted once per occurrence in the output",
+    "logit_bias": "added to the logit of a token; may be given several times",
+    "stop": "text to stop at; may be given several times",
+    "stop_token_ids": "token id to stop at; may be given several times",
+    "include_stop_str_in_output": "print the stop text too",
+    "ignore_eos": "go on after the model's end token",
+    "skip_special_tokens": "do not print special tokens",
+    "bad_words": "text that the output must not hold, as the tokenizer writes it; may be given several times",
+}
+# The seed is the model's option of that name; log probabilities have no place in printed text; lists of token ids and
+# cut prompts are for programs.
+SAMPLING = Group(
+    SamplingParams,
+    "sampling",
+    skip=frozenset(
+        {"seed", "logprobs", "prompt_logprobs", "bad_token_ids", "allowed_token_ids", "truncate_prompt_tokens"}
+    ),
+    help=SAMPLING_HELP,
+    defaults={"max_tokens": MAX_TOKENS},
+)
+OPTIONS = OptionSet(SAMPLING, *ENGINE)
+
+
+def configure(parser: OptionParser) -> None:
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what to complete; - reads standard input")
+    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to the chat model")
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: a system message before it")
+    parser.add_argument(
+        "--stream", action=argparse.BooleanOptionalAction, default=True, help="print text as it comes (default: on)"
+    )
+
+
+def run(args: Namespace) -> int:
+    given = OPTIONS.read(args)
+    OPTIONS.build(SamplingParams, given)  # a wrong value is told before the model is loaded
+    if args.system is not None and not args.chat:
+        raise ConfigError("--system needs --chat")
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+
+    from roseinfer.engine.llm import LLM
+
+    engine_options = {option.name for group in ENGINE for option in group.options()}
+    with LLM(**{name: value for name, value in given.items() if name in engine_options}) as llm:
+        prompt_ids = _chat_ids(llm, text, args.system) if args.chat else llm.tokenizer.encode(text)
+        params = _params(llm, given, len(prompt_ids))
+        _print(llm.stream(prompt_ids, params), at_once=not args.stream)
+    return 0
+
+
+def _chat_ids(llm: "LLM", text: str, system: str | None) -> list[int]:
+    from roseinfer.text.template_check import trusted_template
+
+    template = trusted_template(llm.tokenizer)
+    if template is None:
+        raise ConfigError(f"--chat: {llm.info.model} has no chat template")
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return template.encode([*messages, {"role": "user", "content": text}])
+
+
+def _params(llm: "LLM", given: dict[str, Any], prompt_tokens: int) -> SamplingParams:
+    """A flag beats the model's generation_config, which beats the default; the default length fits the context."""
+    room = max(llm.info.max_model_len - prompt_tokens, 1)
+    values = {"max_tokens": min(MAX_TOKENS, room), **llm.info.default_sampling, **given}
+    return OPTIONS.build(SamplingParams, values)
+
+
+def _print(chunks: "Iterable[SequenceChunk]", at_once: bool) -> None:
+    texts = []
+    for chunk in chunks:
+        if chunk.finish_reason is FinishReason.ERROR:
+            raise RequestFailedError(str(chunk.stop_reason))
+        if at_once:
+            texts.append(chunk.text)
+        else:
+            print(chunk.text, end="", flush=True)
+    print("".join(texts))

@@ -1,0 +1,48 @@
+"""The option groups that commands share."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from roseinfer.config.options import Group, OptionSet
+from roseinfer.core.config.engine import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    PricedConfig,
+    ProfileConfig,
+    SchedulerConfig,
+)
+from roseinfer.core.config.kv_events import KvEventsConfig
+from roseinfer.sched.registry import all_options, option_names, policies, scheduler_config
+
+NESTED = frozenset({"policy_options"})  # an option of its own is each of these
+
+MODEL = Group(ModelConfig, "model", positional="model")
+CACHE = Group(CacheConfig, "KV cache")
+SCHEDULER = Group(SchedulerConfig, "scheduler", skip=NESTED, choices={"scheduling_policy": tuple(policies())})
+POLICY = Group(all_options(), "scheduling policies (an option that the chosen one does not have is an error)")
+PROFILE = Group(ProfileConfig, "profiling")
+PRICED = Group(PricedConfig, "an engine without a model")
+KV_EVENTS = Group(KvEventsConfig, "KV events (need the extra kv-events)", skip=frozenset({"rank", "served_name"}))
+ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, PROFILE, PRICED, KV_EVENTS)
+
+
+def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
+    """The engine's config from what was given; `options` holds the groups of ENGINE, but perhaps the last one."""
+    told = any(group is KV_EVENTS for group in options.groups)
+    name = next(iter(given.get("served_model_name", ())), None)
+    return EngineConfig(
+        model=options.build(ModelConfig, given),
+        cache=options.build(CacheConfig, given),
+        scheduler=scheduler_config(**scheduler_options(given)),
+        profile=options.build(ProfileConfig, given),
+        priced=options.build(PricedConfig, given),
+        kv_events=replace(options.build(KvEventsConfig, given), served_name=name) if told else KvEventsConfig(),
+    )
+
+
+def scheduler_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the given options that are the scheduler's or a policy's."""
+    names = {f.name for f in fields(SchedulerConfig)} | option_names()
+    return {name: value for name, value in given.items() if name in names}

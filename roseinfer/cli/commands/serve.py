@@ -1,0 +1,182 @@
+"""roseinfer serve: the OpenAI-compatible HTTP server."""
+
+import errno
+import os
+from argparse import Namespace
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from roseinfer.cli.commands.groups import ENGINE, engine_config
+from roseinfer.cli.commands.otlp import with_traces
+from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.core.config.engine import EngineConfig, ModelConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig, check_api_keys
+from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.router.registry import ROUTERS
+from roseinfer.sched.estimates import LengthOptions
+from roseinfer.sched.registry import options_of
+
+NAME = "serve"
+# What an OSError says when the machine is short of something: no bug of ours.
+LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# A key beside those of the options; unlike a command line, other users of the machine cannot read it.
+KEY_VARIABLE = "ROSEINFER_API_KEY"
+HELP = "serve a model over the OpenAI API"
+ENGINES = Group(ReplicasConfig, "engines", choices={"router": ROUTERS})
+OPTIONS = OptionSet(*ENGINE, ENGINES, Group(ServerConfig, "server"))
+# Options of an engine that a server in front of others' engines has too.
+OF_OTHERS = {"model", "gguf_file", "tokenizer", "revision", "download_dir", "max_inflight_requests"}
+
+
+def configure(parser: OptionParser) -> None:
+    """Everything is in OPTIONS."""
+
+
+def run(args: Namespace) -> int:
+    given = OPTIONS.read(args)
+    engine = engine_config(OPTIONS, given)
+    replicas = OPTIONS.build(ReplicasConfig, given)
+    _check_owner(replicas, given)
+    server = with_traces(with_keys(OPTIONS.build(ServerConfig, given), os.environ), os.environ)
+    if server.length_predictor is not None:
+        check_predictor(server.length_predictor, None if replicas.engine_list else engine)
+    if server.slo_classes is not None:
+        check_classes(server, engine)
+    _serve(engine, replicas, server)
+    return 0
+
+
+def _check_owner(replicas: ReplicasConfig, given: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for options of engines that are not ours, for what does not lead to these, and for a secret
+    that nobody asks for.
+    """
+    from roseinfer.cluster.start import remote_places
+
+    if not replicas.engine_list:
+        if replicas.secret_file is not None:
+            raise ConfigError("secret_file: only engines on other hosts ask for a secret: name them with engines")
+        return
+    own = {option.name for group in ENGINE for option in group.options()}
+    for name in given:
+        if name in own - OF_OTHERS:
+            raise ConfigError(f"{name} is an option of the engines: give it to each `roseinfer engine`")
+    remote_places(replicas)
+
+
+def with_keys(server: ServerConfig, environment: Mapping[str, str]) -> ServerConfig:
+    """The same options with the keys of the key file and of the environment beside those given in the open.
+
+    Raises `ConfigError` if one of the two is there and has no key, or has an empty one.
+    """
+    keys = list(server.api_key)
+    if server.api_key_file is not None:
+        keys += _keys_in(Path(server.api_key_file))
+    if KEY_VARIABLE in environment:
+        check_api_keys([environment[KEY_VARIABLE]], KEY_VARIABLE)
+        keys.append(environment[KEY_VARIABLE])
+    return replace(server, api_key=tuple(dict.fromkeys(keys)))
+
+
+def _keys_in(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"api_key_file: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"api_key_file: {path} is no text in UTF-8") from error
+    keys = [line.strip() for line in lines if line.strip()]
+    if not keys:
+        raise ConfigError(f"api_key_file: {path} has no key")
+    check_api_keys(keys, f"api_key_file: {path}")
+    return keys
+
+
+def check_classes(server: ServerConfig, engine: EngineConfig) -> None:
+    """Raises `ConfigError` before anything is downloaded or loaded."""
+    from roseinfer.server.request.slo_classes import configured_classes
+
+    configured_classes(server, engine.model.model)
+
+
+def check_predictor(path: str, engine: EngineConfig | None, tokenizer: Path | None = None) -> None:
+    """Raises `ConfigError` before anything is downloaded or loaded; with the tokenizer's folder, for its vocabulary.
+    `engine`: None: others', with policies that nobody here knows.
+    """
+    from roseinfer.server.request.length_prediction import check_vocabulary, read_predictor
+    from roseinfer.text.tokenizer import Tokenizer
+
+    if engine is not None:
+        _check_policy(engine)
+    learnt = read_predictor(path).settings
+    if tokenizer is not None:
+        check_vocabulary(path, learnt, Tokenizer.from_folder(tokenizer))
+
+
+def _check_policy(engine: EngineConfig) -> None:
+    planned = options_of(engine.scheduler)
+    if not isinstance(planned, LengthOptions):
+        policy = engine.scheduler.policy_name
+        raise ConfigError(f"length_predictor: the scheduling policy {policy} does without predictions")
+    if planned.length_estimator == "ecdf":
+        raise ConfigError("length_predictor: length_estimator ecdf does without predictions")
+
+
+def _serve(engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig) -> None:
+    """Download first, where an interrupt works and nobody is kept waiting on an open port; then serve."""
+    import asyncio
+
+    from roseinfer.server.hosting import claim_descriptors, configure_logging, new_event_loop, worker_count
+
+    configure_logging(server)
+    claim_descriptors(server)
+
+    folder = _fetched(engine.model, weights=not replicas.engine_list)
+    if server.length_predictor is not None:
+        check_predictor(server.length_predictor, None if replicas.engine_list else engine, folder)
+    workers = worker_count(server.api_workers, engine.model.device)
+    if workers == 1:
+        running = _one(engine, replicas, server, folder)
+    else:
+        running = _several(engine, replicas, server, folder, workers)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        try:
+            runner.run(running)
+        except OSError as error:
+            if error.errno not in LACKING:
+                raise
+            raise ResourceError(f"the server cannot go on: {os.strerror(error.errno)}") from error
+
+
+def _fetched(model: ModelConfig, *, weights: bool) -> Path:
+    """The tokenizer's folder. Whose engines are others' needs no weights."""
+    from roseinfer.config.hub import model_folder, resolve_model, tokenizer_folder
+
+    if weights:
+        model_folder(model)
+        return tokenizer_folder(model)
+    gguf = model.gguf_file if model.tokenizer is None else None
+    return resolve_model(
+        model.tokenizer or model.model, model.revision, model.download_dir, gguf_file=gguf, weights=False
+    )
+
+
+def _one(
+    engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig, folder: Path
+) -> Coroutine[Any, Any, None]:
+    from roseinfer.server.run import serve_model
+    from roseinfer.text.tokenizer import Tokenizer
+
+    chat_template = None if server.chat_template is None else Path(server.chat_template)
+    return serve_model(engine, replicas, lambda: Tokenizer.from_folder(folder, chat_template), server)
+
+
+def _several(
+    engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig, folder: Path, workers: int
+) -> Coroutine[Any, Any, None]:
+    from roseinfer.server.workers.manager import Served, serve_fleet
+
+    served = Served(engine=engine, replicas=replicas, tokenizer=folder, server=server, workers=workers)
+    return serve_fleet(served)

@@ -1,0 +1,277 @@
+"""roseinfer simulate: what a scheduling policy would do to a workload, in a moment and without a model."""
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from roseinfer.cli.commands import fleet_tables
+from roseinfer.cli.commands.groups import POLICY, SCHEDULER, scheduler_options
+from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.core.config.engine import SchedulerConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.progress import stage
+from roseinfer.sched.registry import contenders, scheduler_config
+from roseinfer.sim.config import CONSTANTS, CostConfig, SweepConfig, WorkloadConfig
+from roseinfer.sim.fleet_config import FleetConfig
+
+NAME = "simulate"
+# Here policies are told what steps cost and how long outputs will be in other ways: `cost` and `lengths`.
+OTHERWISE = frozenset({"cost_model", "length_estimator"})
+KNOWING = "a policy with -oracle or -none behind it knows true lengths, or none"
+HELP = "run the scheduler on a workload without a model, with a cost model for time"
+OPTIONS = OptionSet(
+    Group(WorkloadConfig, "workload"),
+    Group(SweepConfig, "comparison", help={"policies": f"compare {', '.join(contenders())}; {KNOWING}"}),
+    Group(FleetConfig, "several engines"),
+    Group(CostConfig, "cost model and cache (without a setup)"),
+    SCHEDULER,
+    Group(POLICY.kind, POLICY.title, skip=OTHERWISE),
+    removed={
+        **dict.fromkeys(
+            ("random_loads", "traces", "cache"), "use `python -m benchmarks.research.grid`, with the same options"
+        ),
+        "roles": "the experiment with prefill and decode apart has ended (docs/research/prefill-and-decode-apart.md)",
+        "move_us": "it belonged to --roles (docs/research/prefill-and-decode-apart.md)",
+    },
+)
+PERCENTILES = (50, 95, 99)
+# With one of these runs are compared, be they of one policy.
+OF_COMPARISON = frozenset(each.name for each in fields(SweepConfig))
+# What names one policy where none are compared.
+NAMING = ("scheduling_policy", "prefill_admission_policy")
+# Column of the table -> member of a point.
+COLUMNS = {
+    "goodput": ("goodput_req_s",),
+    "in window": ("goodput_window_req_s",),
+    "adherence": ("adherence",),
+    "rejected": ("rejected",),
+    "missed": ("accepted_missed",),
+    "TTFT p95 ms": ("ttft_ms", "p95"),
+    "TPOT p95 ms": ("tpot_ms", "p95"),
+    "good tok/s": ("good_tok_s",),
+    "best effort": ("best_effort", "finished"),
+    "wait p50 ms": ("best_effort", "ttft_ms", "p50"),
+    "p99": ("best_effort", "ttft_ms", "p99"),
+    "policy us": ("scheduler_us_per_step",),
+}
+SHARES = ("adherence", "rejected", "missed", "best effort")
+REFUSED_BY = "refused by"  # shown where somebody was
+WAITED_FOR = "waited for"
+BEST_EFFORT = ("best effort", "wait p50 ms", "p99")  # shown where there is some
+
+
+def configure(parser: OptionParser) -> None:
+    """Everything is in OPTIONS."""
+
+
+def run(args: Namespace) -> int:
+    given = OPTIONS.read(args)
+    workload, sweep = OPTIONS.build(WorkloadConfig, given), OPTIONS.build(SweepConfig, given)
+    cost = OPTIONS.build(CostConfig, given)
+    fleet = OPTIONS.build(FleetConfig, given)
+    fleet.check_needed(given)
+    if cost.cost is not None and given.keys() & set(CONSTANTS):
+        raise ConfigError(f"cost: the file holds {min(given.keys() & set(CONSTANTS))} already")
+    if workload.replay is not None:
+        if fleet.active:
+            raise ConfigError("replicas does not go with replay: the recording says how many engines there were")
+        result = run_replay(workload.replay)
+    elif not (fleet.active or workload.setup or workload.file or given.keys() & OF_COMPARISON):
+        result = run_one(workload, cost, scheduler_config(**scheduler_options(given)))
+    else:
+        result = run_comparison(workload, sweep, cost, fleet, given)
+    if workload.json:
+        Path(workload.json).write_text(json.dumps({**result, "args": given}, indent=2, default=str) + "\n")
+    return 0
+
+
+def run_replay(path: str) -> dict[str, Any]:
+    """A recorded run again, on its own times: are the plans the same? Of several engines, placements too."""
+    from roseinfer.sim.fleet_parity import is_fleet
+    from roseinfer.sim.parity import parity_of
+
+    if is_fleet(path):
+        return fleet_tables.run_fleet_replay(path)
+    with stage("replaying"):
+        parity = parity_of(path)
+    print(parity)
+    return {"parity": {**asdict(parity), "plans_agree": parity.plans_agree, "medians_agree": parity.medians_agree}}
+
+
+# --- one run ----------------------------------------------------------------------------------------------------
+def run_one(workload: WorkloadConfig, cost: CostConfig, scheduler: SchedulerConfig) -> dict[str, Any]:
+    from roseinfer.cli.commands.scenario import slo_classes
+    from roseinfer.sim.arrivals import make_arrivals
+    from roseinfer.sim.simulator import simulate
+
+    with stage("simulating"):
+        result = describe(simulate(make_arrivals(workload, classes=slo_classes(workload)), scheduler, cost.machine))
+    width = max(map(len, result))
+    for name, value in result.items():
+        print(f"{name.ljust(width)}  {value:.3f}" if isinstance(value, float) else f"{name.ljust(width)}  {value}")
+    return result
+
+
+def describe(simulation: Any) -> dict[str, float | int]:
+    """Milliseconds where the name says so; rates per simulated second."""
+    from roseinfer.bench.report import percentile
+
+    lives = [life for life in simulation.lifetimes if life.token_s]
+    tokens = sum(len(life.token_s) for life in lives)
+    summary: dict[str, float | int] = {
+        "requests": len(simulation.lifetimes),
+        "steps": simulation.steps,
+        "preemptions": simulation.preemptions,
+        "simulated s": simulation.elapsed_s,
+        "busy share": simulation.busy_s / simulation.elapsed_s,
+        "output tok/s": tokens / simulation.elapsed_s,
+        "from KV cache": simulation.reused[0],
+        "from host memory": simulation.reused[1],
+    }
+    measures = {
+        "TTFT": [life.ttft_s for life in lives],
+        "TPOT": [life.tpot_s for life in lives if life.tpot_s is not None],
+        "latency": [life.latency_s for life in lives],
+    }
+    for name, values in measures.items():
+        summary |= {f"{name} ms p{p}": percentile(values, p) * 1e3 for p in PERCENTILES}
+    return summary
+
+
+# --- policies against loads -------------------------------------------------------------------------------------
+def run_comparison(
+    workload: WorkloadConfig,
+    options: SweepConfig,
+    cost: CostConfig,
+    fleet: FleetConfig,
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """`given`: all options that were given; those of the scheduler and of policies hold for the policies that have
+    them.
+    """
+    from roseinfer.cli.commands.scenario import scenario_of
+    from roseinfer.sim.plot import check_plot, plot_sweep
+    from roseinfer.sim.sweep import PolicySweep, check_given, contender, run_sweep
+
+    scheduler = scheduler_options(given)
+    chosen = {name: value for name, value in scheduler.items() if name not in NAMING}
+    named: dict[str, Any] = {name: scheduler.get(name) for name in NAMING}
+    names = options.policy_list or [SchedulerConfig(**named).policy_name]
+    for name in names:
+        contender(name)
+    if options.plot:
+        check_plot(options.plot)
+    scenario = scenario_of(workload, cost, given)
+    machine = scenario.machine
+    if options.slowdown != 1.0:
+        machine = machine.misjudged(options.slowdown)
+    sweep = PolicySweep(
+        machine=machine,
+        loads=_loads(scenario, options),
+        policies=names,
+        common=scenario.common,
+        given=chosen,
+        lengths=options.lengths,
+        seeds=options.seeds,
+        false_rejects=options.false_rejects,
+        jobs=options.jobs,
+        fleets=fleet.plans(options.target) if fleet.active else (None,),
+        target=options.target,
+    )
+    check_given(sweep)
+    if options.capacity:
+        if all(slo.empty for slo in scenario.classes):
+            raise ConfigError("capacity: at which objectives? Give a setup or slo_classes")
+        return _capacities(sweep, scenario.at_rate, options.target, scenario.classes)
+    points = run_sweep(sweep)
+    print_points(points)
+    if fleet.active:
+        fleet_tables.print_fleets(points)
+    if workload.file is not None:
+        print_classes(points)
+    if options.plot:
+        plot_sweep(options.plot, points)
+    return {"points": points}
+
+
+def _loads(scenario: Any, options: SweepConfig) -> list[Any]:
+    traced = None in scenario.rates
+    if options.capacity:
+        if traced:
+            raise ConfigError("capacity needs a rate that can vary, not a trace")
+        return []
+    rates = scenario.rates if traced else options.rate_list or scenario.rates
+    if not rates:
+        raise ConfigError("rates: at which arrival rates?")
+    return [scenario.at_rate(rate) for rate in rates]
+
+
+def _capacities(sweep: Any, at_rate: Any, target: float, classes: Sequence[Any]) -> dict[str, Any]:
+    from roseinfer.sim.sweep import describe as describe_class
+    from roseinfer.sim.sweep import find_capacity
+
+    found = []
+    for plan, name in product(sweep.fleets, sweep.policies):
+        capacity = find_capacity(replace(sweep, loads=[], fleets=[plan]), name, at_rate, target)
+        tight = describe_class(classes, capacity.tight)
+        who = name if plan is None else f"{name}, {plan.router}, {plan.size} engines"
+        kept = f"{capacity.rate:.2f} req/s at {target:.1%}; just above"
+        if capacity.adherence is None:
+            kept = f"does not meet {target:.1%} at any rate; with one request after the other"
+        print(f"{who}: {kept}, {tight} is the tight one")
+        where = {} if plan is None else {"router": plan.router, "replicas": plan.size}
+        found.append({**asdict(capacity), **where, "target": target, "tight_objective": tight})
+    return {"capacity": found}
+
+
+def print_points(points: Sequence[Mapping[str, Any]]) -> None:
+    from roseinfer.bench.report import table
+
+    rows = []
+    sizes = fleet_tables.several_sizes(points)
+    for point in points:
+        row: dict[str, Any] = fleet_tables.which(point, sizes) if "router" in point else {}
+        row |= {"policy": point["policy"], "req/s": point["rate"] or point["offered_req_s"]}
+        for title, path in COLUMNS.items():
+            value: Any = point
+            for part in path:
+                value = None if value is None else value[part]
+            shown = title in SHARES and value is not None
+            row[title] = f"{value:.3f}" if shown else value
+        row[REFUSED_BY] = shares(point["refused_by"])
+        row[WAITED_FOR] = shares(point["waited_s"], most=2)
+        rows.append(row)
+    if all(point["best_effort"] is None for point in points):
+        rows = [{title: row[title] for title in row if title not in BEST_EFFORT} for row in rows]
+    if not any(row[REFUSED_BY] for row in rows):
+        rows = [{title: row[title] for title in row if title != REFUSED_BY} for row in rows]
+    print(table(rows))
+
+
+def shares(counts: Mapping[str, float], most: int | None = None) -> str:
+    """`price 91%, queue 9%` of all, the largest first, and no more than `most` of them."""
+    whole = sum(counts.values())
+    ordered = sorted(counts.items(), key=lambda item: -item[1])[:most]
+    return ", ".join(f"{cause} {count / whole:.0%}" for cause, count in ordered if count > 0.005 * whole)
+
+
+def print_classes(points: Sequence[Mapping[str, Any]]) -> None:
+    """What became of each class."""
+    from roseinfer.bench.report import table
+
+    rows = []
+    for point in points:
+        for name, found in point["classes"].items():
+            kept = found["adherence"]
+            row = fleet_tables.which(point, fleet_tables.several_sizes(points)) if "router" in point else {}
+            row |= {"policy": point["policy"], "req/s": point["rate"], "class": name}
+            row |= {"adherence": None if kept is None else f"{kept:.3f}", "rejected": f"{found['rejected']:.3f}"}
+            for title in ("ttft_ms", "tpot_ms"):
+                row[f"{title[:4].upper()} p50 ms"] = found[title]["p50"]
+                row[f"{title[:4].upper()} p95 ms"] = found[title]["p95"]
+            rows.append(row)
+    print(table(rows))

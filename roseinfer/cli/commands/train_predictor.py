@@ -1,0 +1,56 @@
+"""roseinfer train-predictor: learn from past requests how long outputs will be."""
+
+import json
+from argparse import Namespace
+from dataclasses import asdict
+from pathlib import Path
+
+from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.core.config.engine import ModelConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.progress import stage
+from roseinfer.predictor.config import TrainConfig
+
+NAME = "train-predictor"
+HELP = "learn from past requests how long outputs will be"
+OPTIONS = OptionSet(Group(TrainConfig, "training", positional="data"))
+
+
+def configure(parser: OptionParser) -> None:
+    """Everything is in OPTIONS."""
+
+
+def run(args: Namespace) -> int:
+    given = OPTIONS.read(args)
+    config = OPTIONS.build(TrainConfig, given)
+    if config.data is None:
+        raise ConfigError("data: which file to learn from?")
+    if config.out is None:
+        raise ConfigError("out: which file to write?")
+
+    from time import perf_counter
+
+    from roseinfer.bench.report import header, table
+    from roseinfer.engine.start import load_tokenizer
+    from roseinfer.predictor.data import read_rows
+    from roseinfer.predictor.train import train
+    from roseinfer.predictor.vocabulary import fingerprint
+
+    print(header("roseinfer train-predictor", given), flush=True)
+    tokenizer = load_tokenizer(ModelConfig(model=config.model))
+    with stage("reading rows"):
+        rows = read_rows(config.data, tokenizer.encode, tokenizer.vocab_size)
+    for remark in rows.remarks():
+        print(remark)
+    start = perf_counter()
+    trained = train(rows, config, fingerprint(tokenizer.backend.get_vocab(with_added_tokens=True)))
+    spent_s = perf_counter() - start
+    trained.predictor.save(config.out)
+    width = trained.predictor.settings.width
+    print(f"{trained.train_rows} of {len(rows)} rows learnt in {spent_s:.1f} s, best epoch {trained.best_epoch}")
+    print(f"100 buckets of {width} tokens; on the rows held out:")
+    figures = {readout: asdict(found) for readout, found in trained.figures.items()}
+    print(table([{"readout": readout, **found} for readout, found in figures.items()]))
+    if config.json:
+        Path(config.json).write_text(json.dumps({"figures": figures, "width": width, "args": given}, indent=2) + "\n")
+    return 0

@@ -1,0 +1,274 @@
+"""Judging what was found: one line each, with what to do where something is wrong."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from roseinfer.cli.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, RayCluster, Torch
+
+GB = 2**30
+OLDEST_PYTHON = (3, 11)
+# Of memory: what a server takes with the smallest model, and what leaves room for one of some use.
+LEAST_BYTES, ENOUGH_BYTES = GB, 4 * GB
+# Open files: what a start needs, and what the default of --max-num-queued-reqs wants besides.
+LEAST_FILES, ENOUGH_FILES = 128, 1024 + 128
+OLDEST_FP8 = (9, 0)
+# Of memory: beyond that little is left for the KV cache.
+_WEIGHTS_SHARE = 0.8
+
+
+class State(StrEnum):
+    OK = "ok"
+    WARNING = "warning"  # serving works, but not everything, or not as well as it could
+    PROBLEM = "problem"  # serving would not work
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`found`: what there is; `advice`: what to do, if anything."""
+
+    name: str
+    state: State
+    found: str
+    advice: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def ok(name: str, found: str) -> Check:
+    return Check(name, State.OK, found)
+
+
+def warning(name: str, found: str, advice: str) -> Check:
+    return Check(name, State.WARNING, found, advice)
+
+
+def problem(name: str, found: str, advice: str) -> Check:
+    return Check(name, State.PROBLEM, found, advice)
+
+
+def judge(facts: Facts) -> list[Check]:
+    """All lines, in the order in which they are shown."""
+    checks = [_python(facts), *_packages(facts), _torch(facts.torch)]
+    if facts.torch.error is None:
+        checks += [_device(facts), *_kernels(facts)]
+    checks += [_cores(facts), _memory(facts), _files(facts), _temporary(facts), *_port(facts), *_extras(facts)]
+    if facts.model is not None:
+        checks.append(_model(facts.model, facts))
+    if facts.hosts is not None:
+        checks += _hosts(facts.hosts)
+    return checks
+
+
+def _python(facts: Facts) -> Check:
+    found = f"{'.'.join(map(str, facts.python))} on {facts.platform}, roseinfer {facts.roseinfer}"
+    if facts.python < OLDEST_PYTHON:
+        return problem("Python", found, "install Python 3.11 or newer")
+    return ok("Python", found)
+
+
+def _packages(facts: Facts) -> Iterator[Check]:
+    """One line if all is well, else one for each package that is not."""
+    wrong = [package for package in facts.packages if package.found is None or package.why_not is not None]
+    for package in wrong:
+        yield _wrong_package(package)
+    if not wrong:
+        yield ok("packages", f"all {len(facts.packages)} that the base install needs")
+
+
+def _wrong_package(package: Package) -> Check:
+    install = f"pip install '{package.wanted}'"
+    if package.found is None:
+        return problem("packages", f"{package.name} is not installed", install)
+    return warning("packages", f"{package.name} {package.found} {package.why_not}", install)
+
+
+def _torch(torch: Torch) -> Check:
+    if torch.error is not None:
+        return problem("PyTorch", torch.error, "install it again: https://pytorch.org/get-started/locally")
+    build = f"for CUDA {torch.cuda}" if torch.cuda else "for CPUs"
+    return ok("PyTorch", f"{torch.version}, {build}")
+
+
+def _device(facts: Facts) -> Check:
+    torch = facts.torch
+    if torch.gpus:
+        shown = [
+            f"{gpu.name}, {gpu.free_bytes / GB:.1f} of {gpu.total_bytes / GB:.1f} GiB free, "
+            f"compute capability {gpu.capability[0]}.{gpu.capability[1]}"
+            for gpu in torch.gpus
+        ]
+        found = "; ".join(shown) + (f"; driver for CUDA {torch.driver}" if torch.driver else "")
+        return problem("device", f"{found}: {torch.gpu_error}", _GPU_ADVICE) if torch.gpu_error else ok("device", found)
+    cpu = f"CPU, {torch.threads} threads, {torch.cpu_gflops:.0f} GFLOP/s in float32"
+    if facts.gpu_files and torch.cuda is None:
+        return warning(
+            "device", f"{cpu}; there is an NVIDIA GPU that this PyTorch cannot use", "install its CUDA build"
+        )
+    if facts.gpu_files:
+        reason = torch.gpu_error or "PyTorch does not find it"
+        return warning("device", f"{cpu}; there is an NVIDIA GPU, but {reason}", _GPU_ADVICE)
+    return ok("device", f"{cpu}; no GPU")
+
+
+_GPU_ADVICE = "see whether nvidia-smi works, and whether its driver is new enough for this PyTorch"
+
+
+def _kernels(facts: Facts) -> Iterator[Check]:
+    torch = facts.torch
+    if not torch.gpus or torch.gpu_error:
+        return
+    if torch.triton is None:
+        yield warning(
+            "kernels", "Triton is not installed: no kernels of ours and no CUDA graphs", "pip install 'roseinfer[cuda]'"
+        )
+        return
+    if torch.kernel_error is not None:
+        advice = "Triton needs a C compiler (gcc) and a cache folder that it may write to (~/.triton)"
+        yield problem("kernels", f"Triton {torch.triton} does not compile or run ours: {torch.kernel_error}", advice)
+        return
+    yield ok("kernels", f"Triton {torch.triton} compiles and runs ours")
+
+
+def _cores(facts: Facts) -> Check:
+    usable = facts.cores if facts.cpu_quota is None else min(facts.cores, facts.cpu_quota)
+    found = f"{facts.cores} cores" + (
+        "" if facts.cpu_quota is None else f", of which a quota leaves {facts.cpu_quota:g}"
+    )
+    if usable < 2:
+        return warning("cores", found, "server and engine share one: give them two or more")
+    if facts.cpu_quota is not None and facts.cpu_quota < facts.cores and not facts.torch.gpus:
+        return warning(
+            "cores", found, f"with --threads {max(1, int(facts.cpu_quota))} the engine does not pass the quota"
+        )
+    return ok("cores", found)
+
+
+def _memory(facts: Facts) -> Check:
+    found = f"{facts.memory_bytes / GB:.1f} GiB available"
+    if facts.memory_bytes < LEAST_BYTES:
+        return problem("memory", found, "a server takes 1 GiB at least, with the smallest model")
+    if facts.memory_bytes < ENOUGH_BYTES:
+        return warning("memory", found, "enough for small models only")
+    return ok("memory", found)
+
+
+def _files(facts: Facts) -> Check:
+    """The server raises its own limit as far as it may, so the hard one counts."""
+    soft, hard = facts.files
+    if hard is None:
+        return ok("open files", "no limit")
+    found = f"at most {hard}" if soft == hard else f"{soft}, which the server raises to as many as {min(hard, 65536)}"
+    if hard < LEAST_FILES:
+        return problem("open files", found, f"ulimit -n: at least {LEAST_FILES} are needed")
+    if hard < ENOUGH_FILES:
+        return warning("open files", found, f"ulimit -n: {ENOUGH_FILES} are as many as the default limits may need")
+    return ok("open files", found)
+
+
+def _temporary(facts: Facts) -> Check:
+    if facts.temporary_error is not None:
+        return problem("temporary files", facts.temporary_error, "set TMPDIR to a short path that can be written to")
+    return ok("temporary files", f"in {facts.temporary}")
+
+
+def _port(facts: Facts) -> Iterator[Check]:
+    if facts.port_error is not None:
+        advice = "stop what listens there, or choose another with --port"
+        yield problem("port", f"{facts.port} cannot be used: {facts.port_error}", advice)
+    elif facts.port is not None:
+        yield ok("port", f"{facts.port} is free")
+
+
+def _extras(facts: Facts) -> Iterator[Check]:
+    installed = _installed(facts)
+    missing = [name for name in facts.extras if name not in installed]
+    shown = ", ".join(installed) or "none"
+    yield ok("extras", shown + (f" (not: {', '.join(missing)})" if missing else ""))
+    for name in installed:
+        for package in facts.extras[name]:
+            if package.why_not is not None:
+                yield warning("extras", f"{name}: {package.name} {package.found} {package.why_not}", _install(name))
+
+
+def _install(extra: str) -> str:
+    return f"pip install 'roseinfer[{extra}]'"
+
+
+def _installed(facts: Facts) -> list[str]:
+    """The extras all of whose packages are there."""
+    return [name for name, packages in facts.extras.items() if all(package.found for package in packages)]
+
+
+def _too_large(loaded: float, gpus: Sequence[Gpu]) -> str:
+    """What to do with so many bytes of weights."""
+    for count in (2, 4, 8):
+        if count <= len(gpus) and loaded <= count * _WEIGHTS_SHARE * min(gpu.free_bytes for gpu in gpus):
+            return f"its weights do not fit one GPU: --tensor-parallel-size {count} shares them"
+    return "its weights do not fit"
+
+
+def _model(model: Model, facts: Facts) -> Check:
+    name = f"model {model.name}"
+    if model.error is not None:
+        return problem(name, model.error, "docs/server.md and the README say what is supported")
+    if model.needs is not None:
+        return warning(name, model.needs, "download it where there is a network, or let `serve` do so")
+    kind = f" in {model.quantised}" if model.quantised else ""
+    found = f"{model.architecture}, {model.weight_bytes / GB:.2f} GiB of weights{kind}, context {model.context}"
+    gpus = facts.torch.gpus if not facts.torch.gpu_error else ()
+    if model.quantised and gpus and max(gpu.capability for gpu in gpus) < OLDEST_FP8:
+        return problem(name, found, "FP8 weights need a GPU of compute capability 9.0; --device cpu widens them")
+    room = max((gpu.free_bytes for gpu in gpus), default=facts.memory_bytes)
+    where = "GPU" if gpus else "memory"
+    loaded = model.weight_bytes
+    if model.widened is not None:
+        count, encodings = model.widened
+        loaded = max(loaded, count * (2 if gpus else 4))
+        found += f"; {encodings}, widened to {loaded / GB:.2f} GiB unless --quantization says otherwise"
+    if loaded > room:
+        return problem(name, f"{found}; {room / GB:.1f} GiB of {where} are free", _too_large(loaded, gpus))
+    if loaded > _WEIGHTS_SHARE * room:
+        return warning(name, f"{found}; {room / GB:.1f} GiB of {where} are free", "little is left for the KV cache")
+    return ok(name, found)
+
+
+# --- other hosts --------------------------------------------------------------------------------------------------
+def _hosts(hosts: Hosts) -> Iterator[Check]:
+    if hosts.secret_error is not None:
+        yield problem(
+            "secret", hosts.secret_error, "the same file on every host: umask 077; openssl rand -hex 32 > secret"
+        )
+    elif hosts.secret_file is not None:
+        yield ok("secret", f"{hosts.secret_file} can be read, and by nobody else")
+    if hosts.bind_error is not None:
+        yield problem("bind", hosts.bind_error, "an address of this host, and a port that nobody listens on")
+    elif hosts.bind is not None:
+        yield ok("bind", f"{hosts.bind} is free")
+    yield from map(_peer, hosts.peers)
+    if hosts.ray is not None:
+        yield _ray(hosts.ray)
+
+
+def _peer(peer: Peer) -> Check:
+    name = f"engine {peer.address}"
+    if peer.misfit:
+        return problem(name, f"{peer.found}: {peer.error}", "start it with the same model and options as the others")
+    if peer.error is not None:
+        advice = "see whether `roseinfer engine` runs there, with this secret and version, and firewalls let it through"
+        return problem(name, peer.error, advice)
+    if not peer.up:
+        return warning(name, peer.found, "it takes no requests just now: look at its log")
+    return ok(name, peer.found)
+
+
+def _ray(ray: RayCluster) -> Check:
+    if ray.error is not None:
+        return problem("Ray", ray.error, "docs/ray.md says how a cluster is started")
+    if ray.token_error is not None:
+        advice = "export RAY_AUTH_MODE=token; ray get-auth-token --generate, once, and the same file on all machines"
+        return warning("Ray", f"{ray.version}, {ray.token_error}", advice)
+    where = "" if ray.address == "auto" else f", and {ray.address} answers"
+    return ok("Ray", f"{ray.version} with a token{where}")

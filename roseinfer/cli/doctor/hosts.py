@@ -1,0 +1,133 @@
+"""Finding out whether engines on other hosts can be used, or one be kept here for others. Nothing here raises."""
+
+import asyncio
+import os
+import stat
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from roseinfer.cli.doctor.config import DoctorConfig
+from roseinfer.cli.doctor.facts import Hosts, Peer, RayCluster
+from roseinfer.cluster.endpoints import incompatibility
+from roseinfer.cluster.remote.address import HostPort
+from roseinfer.cluster.remote.messages import KeeperMessage, StatusUpdate
+from roseinfer.core.errors import RoseinferError
+from roseinfer.engine.api import EngineInfo
+from roseinfer.engine.frames import FrameError
+from roseinfer.engine.remote import tcp
+from roseinfer.engine.remote.handshake import Purpose
+from roseinfer.engine.remote.sealed import SealedFrames
+from roseinfer.engine.remote.secret import Secret, read_secret
+from roseinfer.integrations.ray.cluster import RAY, knock, require_ray
+
+TIDINGS_S = 5.0  # which an engine's keeper may take for its first word
+_CHUNK_BYTES = 2**16
+TOKEN_FILE = "~/.ray/auth_token"
+
+
+def find_hosts(config: DoctorConfig) -> Hosts | None:
+    """None if nobody asked for any."""
+    if (config.secret_file, config.bind, config.engines, config.ray_address) == (None,) * 4:
+        return None
+    secret, secret_error = _secret(config.secret_file)
+    return Hosts(
+        secret_file=config.secret_file,
+        secret_error=secret_error,
+        bind=config.bind,
+        bind_error=None if config.bind is None else _bind_error(config.bind),
+        peers=() if secret is None else asyncio.run(_peers(config.engine_list, secret)),
+        ray=None if config.ray_address is None else look_at_ray(config.ray_address),
+    )
+
+
+def _secret(file: str | None) -> tuple[Secret | None, str | None]:
+    if file is None:
+        return None, None
+    try:
+        return read_secret(Path(file)), None
+    except RoseinferError as error:
+        return None, str(error)
+
+
+def _bind_error(bind: str) -> str | None:
+    try:
+        tcp.listen(HostPort.parse(bind, "bind")).close()
+    except RoseinferError as error:
+        return str(error)
+    return None
+
+
+# --- engines ------------------------------------------------------------------------------------------------------
+async def _peers(addresses: tuple[str, ...], secret: Secret) -> tuple[Peer, ...]:
+    asked = await asyncio.gather(*(_ask(address, secret) for address in addresses))
+    first = next((info for _, info in asked if info is not None), None)
+    found = []
+    for peer, info in asked:
+        unfit = None if first is None or info is None else incompatibility(first, info)
+        found.append(peer if unfit is None else Peer(peer.address, peer.found, error=unfit, misfit=True))
+    return tuple(found)
+
+
+async def _ask(address: str, secret: Secret) -> tuple[Peer, EngineInfo | None]:
+    """As a server does that begins to follow it."""
+    try:
+        connected = await tcp.connect(HostPort.parse(address, "engines"), secret, Purpose.FOLLOW)
+        with connected.socket:
+            async with asyncio.timeout(TIDINGS_S):
+                update = await _status_update(connected)
+    except TimeoutError as error:
+        return Peer(address, error=str(error) or f"it says nothing within {TIDINGS_S:g} s"), None
+    except OSError as error:
+        return Peer(address, error=tcp.reason(error)), None
+    except (RoseinferError, FrameError, msgspec.MsgspecError) as error:
+        return Peer(address, error=str(error)), None
+    report, away_ms = update.report, 1000 * connected.round_trip_s
+    found = f"{report.state.value}, {away_ms:.1f} ms there and back"
+    if report.info is not None:
+        found += f", {report.info.model} ({report.info.dtype}) on {report.info.device}"
+    return Peer(address, found, up=report.health.alive), report.info
+
+
+async def _status_update(connected: tcp.Connected) -> StatusUpdate:
+    """The first word of an engine's keeper."""
+    frames, loop = SealedFrames(connected.greeted.keys), asyncio.get_running_loop()
+    while data := await loop.sock_recv(connected.socket, _CHUNK_BYTES):
+        for body in frames.feed(data):
+            message: KeeperMessage = msgspec.msgpack.decode(body, type=KeeperMessage)
+            return message
+    raise ConnectionResetError("it hung up")
+
+
+# --- Ray ----------------------------------------------------------------------------------------------------------
+def look_at_ray(address: str) -> RayCluster:
+    """What `roseinfer deploy` would meet; the cluster itself is knocked at, and not joined."""
+    try:
+        require_ray()
+    except RoseinferError as error:
+        return RayCluster(address, error=str(error))
+    version = metadata.version("ray")
+    if not version.startswith(f"{RAY}."):
+        return RayCluster(address, version, error=f"this is made for Ray {RAY}, and {version} is installed")
+    try:
+        knock(address)
+    except RoseinferError as error:
+        return RayCluster(address, version, error=str(error))
+    return RayCluster(address, version, token_error=_token_error())
+
+
+def _token_error() -> str | None:
+    """Why the processes of this shell show a cluster no token."""
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        return "RAY_AUTH_MODE is not token in this shell"
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return None
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN_FILE).expanduser()
+    try:
+        status, token = path.stat(), path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        return f"there is no token in {path} ({getattr(error, 'strerror', None) or 'no text'})"
+    if not token:
+        return f"{path} is empty"
+    return f"others may read {path}: chmod 600 {path}" if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) else None

@@ -1,0 +1,141 @@
+"""Finding out what the machine and the installation are. Nothing here raises: what fails is what was found."""
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import roseinfer
+from roseinfer.cli.doctor.config import DoctorConfig
+from roseinfer.cli.doctor.facts import Facts, Gpu, Model, Torch
+from roseinfer.cli.doctor.hosts import find_hosts
+from roseinfer.cli.doctor.requirements import declared
+from roseinfer.core.memory import available_memory_bytes
+
+TORCH_PATIENCE_S = 180.0  # a first kernel is compiled, and a driver may hang
+NO_EXTRAS = ("dev",)  # for those who work on roseinfer
+_MAX_SOCKET_PATH_BYTES = 103  # as macOS has it; Linux takes four more
+_LONGEST_NAME = "/roseinfer-12345678/engine999.new"
+
+
+def find_out(config: DoctorConfig) -> Facts:
+    """Everything; takes as long as PyTorch takes to be imported, and a kernel to be compiled."""
+    requirements = declared()
+    return Facts(
+        roseinfer=roseinfer.__version__,
+        python=sys.version_info[:3],
+        platform=platform.platform(terse=True),
+        packages=requirements.pop("", ()),
+        extras={name: packages for name, packages in requirements.items() if name not in NO_EXTRAS},
+        torch=ask_torch(),
+        gpu_files=any(Path("/dev").glob("nvidia[0-9]*")),
+        cores=_cores(),
+        cpu_quota=cpu_quota(Path("/sys/fs/cgroup/cpu.max")),
+        memory_bytes=available_memory_bytes(),
+        files=_files(),
+        temporary=tempfile.gettempdir(),
+        temporary_error=_temporary_error(),
+        port=config.server_port,
+        port_error=None if config.server_port is None else _port_error(config.server_port),
+        model=None
+        if config.model is None
+        else look_at(config.model, config.gguf_file, revision=config.revision, download_dir=config.download_dir),
+        hosts=find_hosts(config),
+    )
+
+
+# --- the installation ---------------------------------------------------------------------------------------------
+def ask_torch(command: Sequence[str] = (sys.executable, "-m", "roseinfer.cli.doctor.device")) -> Torch:
+    """In a process of its own: a broken driver may end or hang whoever asks."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TORCH_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        return Torch(error=f"PyTorch gave no answer within {TORCH_PATIENCE_S:.0f} s: a driver may hang")
+    except OSError as error:
+        return Torch(error=f"no process can be started: {error.strerror}")
+    lines = done.stdout.splitlines()
+    try:
+        said = json.loads(lines[-1])
+        said["gpus"] = tuple(Gpu(**{**gpu, "capability": tuple(gpu["capability"])}) for gpu in said["gpus"])
+        return Torch(**said)
+    except (IndexError, ValueError, KeyError, TypeError):
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
+        how = f"ended by signal {-done.returncode}" if done.returncode < 0 else "failed"
+        return Torch(error=f"PyTorch {how}: {last}")
+
+
+# --- the machine --------------------------------------------------------------------------------------------------
+def cpu_quota(path: Path) -> float | None:
+    """Cores that cgroup v2 lets a container use; None = all."""
+    try:
+        quota, period = path.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # there is no such file, or it says "max"
+        return None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _files() -> tuple[int | None, int | None]:
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return None, None
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    return soft, hard
+
+
+def _temporary_error() -> str | None:
+    folder = tempfile.gettempdir()
+    too_many = len(os.fsencode(folder + _LONGEST_NAME)) - _MAX_SOCKET_PATH_BYTES
+    if too_many > 0:
+        return f"{folder} is too long for the path of a socket, by {too_many} bytes"
+    try:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(b"x")
+    except OSError as error:
+        return f"{folder} cannot be written to: {error.strerror}"
+    return None
+
+
+def _port_error(port: int) -> str | None:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
+    return None
+
+
+# --- a model ------------------------------------------------------------------------------------------------------
+def look_at(
+    name: str, gguf_file: str | None = None, *, revision: str | None = None, download_dir: str | None = None
+) -> Model:
+    """What its folder, or its GGUF file, says; nothing is downloaded."""
+    from roseinfer.config.hub import cached_model
+    from roseinfer.core.errors import RoseinferError
+    from roseinfer.models.config import read_model_spec
+    from roseinfer.models.documents import weight_bytes, widened_weights
+    from roseinfer.text.tokenizer import Tokenizer
+
+    try:
+        folder = cached_model(name, gguf_file, revision=revision, download_dir=download_dir)
+        if folder is None:
+            return Model(name, needs="it is not here yet")
+        spec = read_model_spec(folder)
+        weights = weight_bytes(folder)
+        if not weights:
+            return Model(name, error=f"{folder} holds no weights in safetensors")
+        Tokenizer.from_folder(folder)
+        widened = widened_weights(folder)
+    except (RoseinferError, OSError) as error:
+        return Model(name, error=str(error))
+    quantised = None if spec.quantization is None else spec.quantization.shown
+    return Model(name, None, None, spec.architecture, weights, spec.max_position, quantised, widened)

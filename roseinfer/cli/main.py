@@ -1,0 +1,96 @@
+"""The command line: `roseinfer serve | generate | ...`."""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from functools import partial
+from io import TextIOWrapper
+
+from roseinfer import __version__
+from roseinfer.cli.commands import COMMANDS, Command
+from roseinfer.cli.commands.progress import shown
+from roseinfer.config.options import OptionParser
+from roseinfer.core.cpu_settings import prepare_cpu_libraries
+from roseinfer.core.errors import ConfigError, InvalidRequestError, RoseinferError
+
+DESCRIPTION = "An LLM inference engine and OpenAI-compatible server."
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0, 1 if it failed, 2 if it was asked the wrong way; what the user can mend is told in
+    one line, only our own bugs show a traceback."""
+    prepare_cpu_libraries()
+    _print_whatever_comes()
+    parser = OptionParser(prog="roseinfer", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"roseinfer {__version__}")
+    _add_commands(parser, COMMANDS)
+    args = parser.parse_args(argv)
+    if args.command is None:
+        args.parser.print_help(sys.stderr)
+        args.parser.exit(EXIT_USAGE)
+    return _run(args.command, args, args.parser)
+
+
+def _print_whatever_comes() -> None:
+    """What a model writes may not be in the terminal's encoding: a question mark is no reason to end."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+def run_alone(command: Command, prog: str, argv: Sequence[str] | None = None) -> int:
+    """Run a command that is a program of its own, as those of `benchmarks/` are. Returns what `main` returns."""
+    prepare_cpu_libraries()
+    parser = _described(OptionParser, command, prog)
+    return _run(command, parser.parse_args(argv), parser)
+
+
+def _add_commands(parser: OptionParser, commands: Sequence[Command]) -> None:
+    """Commands named by two words get a parser for the first word and one of its own below that. Where the command is
+    missing, `parser` of the namespace is the one that knows which there are."""
+    parser.set_defaults(command=None, parser=parser)
+    parents = {"": parser.add_subparsers(title="commands", metavar="COMMAND")}
+    for command in commands:
+        group, _, name = command.NAME.rpartition(" ")
+        if group not in parents:
+            names = [other.NAME.split()[-1] for other in commands if other.NAME.startswith(f"{group} ")]
+            group_parser = parents[""].add_parser(group, help=" | ".join(names))
+            group_parser.set_defaults(parser=group_parser)
+            parents[group] = group_parser.add_subparsers(title="commands", metavar="COMMAND")
+        add_parser = partial(parents[group].add_parser, name, help=command.HELP)
+        own = _described(add_parser, command, f"roseinfer {command.NAME}")
+        own.set_defaults(command=command, parser=own)
+
+
+def _described(make: Callable[..., OptionParser], command: Command, prog: str) -> OptionParser:
+    """A parser of `make` with the command's usage, description and options."""
+    positionals = [group.positional for group in command.OPTIONS.groups if group.positional]
+    usage = " ".join([prog, *(f"[{name.upper()}]" for name in positionals), "[options]"])
+    parser = make(usage=usage, description=f"{command.HELP[0].upper()}{command.HELP[1:]}.")
+    command.configure(parser)
+    command.OPTIONS.add_to(parser)
+    return parser
+
+
+def _run(command: Command, args: Namespace, parser: OptionParser) -> int:
+    try:
+        with shown():
+            return command.run(args)
+    except (ConfigError, InvalidRequestError) as error:
+        parser.print_usage(sys.stderr)
+        return _fail(command.OPTIONS.with_flags(str(error)), EXIT_USAGE)
+    except RoseinferError as error:
+        return _fail(str(error) or type(error).__name__, EXIT_FAILED)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output is gone. Keep the interpreter from failing again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"roseinfer: error: {' '.join(message.split())}", file=sys.stderr)
+    return status

@@ -1,0 +1,172 @@
+"""What `roseinfer top` shows, as plain data: promises by class, the machine, its engines, the slowest requests."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roseinfer.cli.terminal.metrics import Scrape, Window, parse_metrics
+from roseinfer.cli.terminal.remote import Remote, RemoteError, UnreachableError
+
+RECORDS = 200  # of the newest requests, among which the slowest are looked for
+OUTCOMES = "roseinfer:slo_requests_total"
+REFUSALS = "roseinfer:slo_rejections_total"
+RUNNING = "vllm:num_requests_running"
+# Newer and older names of one thing in vLLM.
+KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+BETWEEN_TOKENS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+# Key of an engine's row -> its gauge and what a value is multiplied by.
+ENGINE_GAUGES = {
+    "running": (RUNNING, 1.0),
+    "waiting": ("vllm:num_requests_waiting", 1.0),
+    "utilisation": ("roseinfer:slo_utilisation", 1.0),
+    "speed_ratio": ("roseinfer:slo_speed_ratio", 1.0),
+    "budget_ms": ("roseinfer:slo_step_budget_seconds", 1000.0),
+    "demoted": ("roseinfer:slo_demoted_requests", 1.0),
+    "heartbeat_age_s": ("roseinfer:engine_heartbeat_age_seconds", 1.0),
+    "restarts": ("roseinfer:engine_restarts_total", 1.0),
+    "deaths": ("roseinfer:engine_deaths_total", 1.0),
+}
+
+Row = dict[str, Any]
+
+
+def scrape(remote: Remote) -> Scrape:
+    """Raises what `Remote.text` raises, and `RemoteError` for what is no metrics."""
+    return parse_metrics(remote.text("/metrics"), time.monotonic())
+
+
+def overview(window: Window, records: Sequence[Mapping[str, Any]] | None, slowest: int, now_s: float) -> Row:
+    """`records`: of requests, None if the server has none to show; `slowest` of them are kept. Rates are those of the
+    window, per second; None is what the server does not say. `now_s`: Unix time.
+    """
+    after = window.after
+    return {
+        "interval_s": round(window.seconds, 3),
+        "models": after.values("model_name", RUNNING),
+        "promises": [promise(window, name) for name in after.values("slo_class", OUTCOMES)],
+        "machine": machine(window),
+        "engines": [engine(window, name) for name in after.values("engine", RUNNING)],
+        "router": router(window),
+        "slowest": None if records is None else slowest_of(records, slowest, now_s),
+    }
+
+
+def promise(window: Window, name: str) -> Row:
+    """A class of objectives: how many came, and how many promises were kept, since the start and in the window."""
+    outcomes = window.after.values("outcome", OUTCOMES, slo_class=name)
+    since_start = {outcome: window.after.total(OUTCOMES, slo_class=name, outcome=outcome) or 0 for outcome in outcomes}
+    lately = {outcome: window.gained(OUTCOMES, slo_class=name, outcome=outcome) or 0 for outcome in outcomes}
+    causes = window.after.values("cause", REFUSALS, slo_class=name)
+    return {
+        "class": name,
+        "requests_s": window.rate(OUTCOMES, slo_class=name),
+        "goodput_s": window.rate(OUTCOMES, slo_class=name, outcome="met") or 0.0,
+        "attainment": _share(since_start.get("met", 0), sum(since_start.values())),
+        "attainment_lately": _share(lately.get("met", 0), sum(lately.values())),
+        "outcomes": since_start,
+        "refused_because": {cause: window.after.total(REFUSALS, slo_class=name, cause=cause) for cause in causes},
+    }
+
+
+def machine(window: Window) -> Row:
+    """All engines together; times in ms, as percentiles of the window."""
+    after = window.after
+    queries = window.gained("vllm:prefix_cache_queries_total")
+    return {
+        "running": after.total(RUNNING),
+        "waiting": after.total("vllm:num_requests_waiting"),
+        "kv_usage": after.mean(_first(after, KV_USAGE)),
+        "utilisation": after.mean("roseinfer:slo_utilisation"),
+        "requests_s": window.rate("vllm:request_success_total"),
+        "prompt_tok_s": window.rate("vllm:prompt_tokens_total"),
+        "generation_tok_s": window.rate("vllm:generation_tokens_total"),
+        "preemptions_s": window.rate("vllm:num_preemptions_total"),
+        "prefix_hits": _share(window.gained("vllm:prefix_cache_hits_total") or 0, queries or 0),
+        "ttft_ms": percentiles(window, "vllm:time_to_first_token_seconds"),
+        "between_tokens_ms": percentiles(window, _first(after, BETWEEN_TOKENS, "_bucket")),
+        "e2e_ms": percentiles(window, "vllm:e2e_request_latency_seconds"),
+        "step_ms": percentiles(window, "roseinfer:step_time_seconds"),
+    }
+
+
+def engine(window: Window, name: str) -> Row:
+    after = window.after
+    state = [sample.labels.get("state") for sample in after.of("roseinfer:engine_state", engine=name) if sample.value]
+    row: Row = {"engine": name, "state": state[0] if state else None}
+    for key, (metric, factor) in ENGINE_GAUGES.items():
+        value = after.total(metric, engine=name)
+        row[key] = None if value is None else value * factor
+    row["kv_usage"] = after.mean(_first(after, KV_USAGE), engine=name)
+    row["generation_tok_s"] = window.rate("vllm:generation_tokens_total", engine=name)
+    row["prompt_tok_s"] = window.rate("vllm:prompt_tokens_total", engine=name)
+    row["step_ms"] = percentiles(window, "roseinfer:step_time_seconds", engine=name)
+    return row
+
+
+def router(window: Window) -> Row | None:
+    """Of several engines: what became of requests between them, since the start; None if nothing is routed."""
+    placed = window.after.total("roseinfer:router_placements_total")
+    if placed is None:
+        return None
+    names = ("retries", "placed_again", "resumes")
+    counts = {name: window.after.total(f"roseinfer:router_{name}_total") or 0 for name in names}
+    return {"placements_s": window.rate("roseinfer:router_placements_total"), "placements": placed, **counts}
+
+
+def percentiles(window: Window, name: str, **labels: str) -> Row | None:
+    """Milliseconds; None if there was nothing."""
+    found = {f"p{share}": window.quantile(share / 100, name, **labels) for share in (50, 95, 99)}
+    return {key: round(value * 1000, 3) for key, value in found.items() if value is not None} or None
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+def records_of(remote: Remote) -> list[Row] | None:
+    """The newest requests; None from a server that tells of none, or wants a key that we do not have.
+
+    Raises `UnreachableError`.
+    """
+    try:
+        answer = remote.json(f"/v1/requests?limit={RECORDS}")
+    except UnreachableError:
+        raise
+    except RemoteError:
+        return None
+    data = answer.get("data") if isinstance(answer, dict) else None
+    return [record for record in data if isinstance(record, dict)] if isinstance(data, list) else None
+
+
+def slowest_of(records: Sequence[Mapping[str, Any]], count: int, now_s: float) -> list[Row]:
+    """Those that took longest, as far as they have come, each with what is told of it in a line."""
+    rows = [_request(record, now_s) for record in records]
+    rows.sort(key=lambda row: -(row["e2e_ms"] or 0.0))
+    return rows[:count]
+
+
+def _request(record: Mapping[str, Any], now_s: float) -> Row:
+    seen, why = record.get("seen") or {}, record.get("why") or {}
+    elapsed_ms = seen.get("e2e_ms")
+    if elapsed_ms is None and record.get("state") == "live" and record.get("created") is not None:
+        elapsed_ms = max(0.0, (now_s - record["created"]) * 1000)
+    return {
+        "id": record.get("id") or record.get("request_id"),
+        "class": record.get("class"),
+        "state": record.get("state"),
+        "outcome": record.get("outcome") or record.get("finish"),
+        "objectives": record.get("objectives") or {},
+        "ttft_ms": seen.get("ttft_ms"),
+        "tpot_ms": seen.get("tpot_ms"),
+        "e2e_ms": elapsed_ms,
+        "prompt_tokens": record.get("prompt_tokens"),
+        "output_tokens": record.get("output_tokens"),
+        "engine": record.get("engine"),
+        "verdict": why.get("verdict"),
+        "summary": why.get("summary"),
+    }
+
+
+def _first(scrape: Scrape, names: Sequence[str], suffix: str = "") -> str:
+    return next((name for name in names if name + suffix in scrape.samples), names[0])
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None

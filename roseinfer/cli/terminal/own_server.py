@@ -1,0 +1,118 @@
+"""A server of one's own, for as long as a conversation lasts."""
+
+import contextlib
+import os
+import re
+import secrets
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from roseinfer.cli.terminal.remote import KEY_VARIABLE, Remote
+from roseinfer.core.errors import RoseinferError
+
+_GREETING = re.compile(r" is served on (http://\S+);")
+# How an engine process says in its log what it is at when it starts.
+_STAGE = " roseinfer.engine.starting: "
+_LINES_KEPT = 40
+_END_PATIENCE_S = 10.0
+_ABOUT_TO_S = 1.0
+
+
+class OwnServerError(RoseinferError):
+    """The server did not start, or has ended."""
+
+
+class OwnServer:
+    """`roseinfer serve` on a free port of this machine, with a key that nobody else has. It ends with this process,
+    however that ends.
+
+    Use as a context manager: `remote` talks to it once it is up. Until then `on_stage` is told what takes it a while.
+    Raises `OwnServerError` with its last words if it does not start.
+    """
+
+    def __init__(self, flags: Sequence[str], on_stage: Callable[[str], None] = lambda stage: None) -> None:
+        self._command = [sys.executable, "-m", "roseinfer.cli.terminal.kept", "serve", "--port=0", "--api-workers=1"]
+        self._command += ["--shutdown-timeout=1", *flags]
+        self._on_stage = on_stage
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._up = False
+
+    def __enter__(self) -> Self:
+        key = secrets.token_hex(16)
+        self.process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, KEY_VARIABLE: key},
+            start_new_session=True,  # Ctrl+C ends an answer, not the server
+        )
+        self._listening = threading.Thread(target=self._listen, name="server-log", daemon=True)
+        self._listening.start()
+        try:
+            self.remote = Remote(self._address(), key)
+        except BaseException:
+            self.close()
+            raise
+        self._up = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def check(self, lost: bool) -> None:
+        """Raises `OwnServerError` if it has ended. `lost`: a connection to it was, so it may be about to."""
+        if lost:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_ABOUT_TO_S)
+        if self.process.poll() is not None:
+            self._listening.join(1.0)
+            code = self.process.returncode
+            how = f" by signal {-code}" if code < 0 else ""
+            raise OwnServerError(f"the server has ended{how}: {self._last_words()}")
+
+    def close(self) -> None:
+        """It is gone when this returns."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(_END_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._listening.join(1.0)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _address(self) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            match = _GREETING.search(line)
+            if match:
+                return match[1]
+        self.process.wait(_END_PATIENCE_S)
+        self._listening.join(1.0)
+        raise OwnServerError(f"the server did not start: {self._last_words()}")
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._lines.append(line.rstrip())
+            _, said, stage = line.rstrip().partition(_STAGE)
+            if said and not self._up:
+                self._on_stage(stage)
+
+    def _last_words(self) -> str:
+        """The error that it ended with, which a command says last."""
+        lines = [line for line in self._lines if line]
+        return lines[-1].removeprefix("roseinfer: error: ") if lines else "it said nothing"

@@ -1,0 +1,1 @@
+"""Options from dataclasses and files, and where models come from."""

@@ -1,0 +1,346 @@
+"""Command-line options from frozen dataclasses and back: one definition per option.
+
+Fields of config dataclasses become flags: `max_num_seqs: int = option(256, "...")` is `--max-num-seqs N`, shown with
+its default, and `--max_num_seqs` is accepted as well. A bool is `--x` and `--no-x`, a tuple may be given several
+times. A flag beats the file given by `--config`, which beats the default.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from roseinfer.config.file import load_file
+from roseinfer.core.errors import ConfigError
+
+Config = TypeVar("Config")
+
+CONFIG_FILE = "config_file"
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The options of one dataclass on a command line.
+
+    `positional` names the field that may also be given without a flag, `skip` those that are no options here. `help`,
+    `defaults` and `choices` complete or replace what the fields say of themselves.
+    """
+
+    kind: type[Any]
+    title: str
+    positional: str | None = None
+    skip: frozenset[str] = frozenset()
+    help: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def options(self) -> list["Option"]:
+        hints = typing.get_type_hints(self.kind)
+        return [self._option(f, hints[f.name]) for f in dataclasses.fields(self.kind) if f.name not in self.skip]
+
+    def _option(self, f: "dataclasses.Field[Any]", hint: Any) -> "Option":
+        default = self.defaults.get(f.name, f.default)
+        text = self.help.get(f.name) or f.metadata.get("help", "")
+        base, optional = _without_none(hint)
+        many = typing.get_origin(base) is tuple and typing.get_args(base)[1:] == (...,)
+        return Option(
+            name=f.name,
+            type=typing.get_args(base)[0] if many else base,
+            many=many,
+            optional=optional,
+            default=default,
+            help=text,
+            choices=tuple(self.choices.get(f.name) or f.metadata.get("choices") or ()),
+            metavar=f.metadata.get("metavar"),
+            aliases=tuple(f.metadata.get("aliases") or ()),
+            spaced=bool(f.metadata.get("spaced")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `type` is that of one value; `many` options take several, each with its flag or, `spaced`, not."""
+
+    name: str
+    type: Any
+    many: bool
+    optional: bool
+    default: Any
+    help: str
+    choices: tuple[str, ...]
+    metavar: str | None
+    aliases: tuple[str, ...] = ()
+    spaced: bool = False
+
+    @property
+    def flag(self) -> str:
+        return _flag(self.name)
+
+    @property
+    def flags(self) -> list[str]:
+        return [self.flag, *map(_flag, self.aliases)]
+
+    def add_to(self, group: "argparse._ArgumentGroup") -> None:
+        """Options not given must not appear among the parsed ones: the config file may hold them."""
+        common: dict[str, Any] = {"dest": self.name, "default": argparse.SUPPRESS, "help": self._described()}
+        if self.type is bool:
+            group.add_argument(*self.flags, action=argparse.BooleanOptionalAction, **common)
+            return
+        common["action"] = "extend" if self.spaced else "append" if self.many else "store"
+        if self.spaced:
+            common["nargs"] = "+"
+        if self.choices:
+            group.add_argument(*self.flags, choices=self.choices, **common)
+        else:
+            group.add_argument(*self.flags, type=_reader(self.type), metavar=self._metavar(), **common)
+
+    def from_file(self, value: Any) -> Any:
+        """A value of the config file as the dataclass wants it. Raises `ConfigError` if it is of another type."""
+        if value is None and self.optional:
+            return None
+        if self.many and isinstance(value, list):
+            return tuple(self._one(item) for item in value)
+        return (self._one(value),) if self.many else self._one(value)
+
+    def as_in_file(self, value: Any) -> Any:
+        """What `from_file` makes this value of."""
+        if self.many:
+            return [self._as_text(item) if isinstance(item, tuple) else item for item in value]
+        return self._as_text(value) if isinstance(value, tuple) else value
+
+    def as_flags(self, value: Any) -> list[str]:
+        """The command line that gives the option this value; none for None."""
+        if value is None:
+            return []
+        if self.type is bool:
+            return [self.flag if value else self.flag.replace("--", "--no-", 1)]
+        return [f"{self.flag}={self._as_text(item)}" for item in (value if self.many else (value,))]
+
+    def _as_text(self, value: Any) -> str:
+        return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+    def _one(self, value: Any) -> Any:
+        if self.type is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if self.type in (int, bool, float, str) and type(value) is self.type:
+            return value
+        if self.type is not bool and self.type is not str and isinstance(value, str):
+            try:
+                return _reader(self.type)(value)
+            except ValueError:
+                pass
+        raise ConfigError(f"{self.name}: {value!r} is no {_type_name(self.type)}")
+
+    def _described(self) -> str:
+        text = self.help
+        if self.default not in (None, ()) and self.default is not dataclasses.MISSING and "default:" not in text:
+            shown = {True: "on", False: "off"}[self.default] if isinstance(self.default, bool) else self.default
+            text = f"{text} (default: {shown})".lstrip()
+        return text.replace("%", "%%")
+
+    def _metavar(self) -> str:
+        return self.metavar or _METAVARS.get(self.type, "ID:VALUE")
+
+
+class OptionSet:
+    """The options of one command. `removed`: former options, and what to use instead; they are rejected by name."""
+
+    def __init__(self, *groups: Group, config_file: bool = True, removed: Mapping[str, str] | None = None) -> None:
+        self.groups = groups
+        self.config_file = config_file
+        self.removed = removed or {}
+        self.options = {option.name: option for group in groups for option in group.options()}
+        assert len(self.options) == sum(len(group.options()) for group in groups), "an option has one home"
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        if self.config_file:
+            parser.add_argument(
+                "--config",
+                dest=CONFIG_FILE,
+                metavar="FILE",
+                help="options from a TOML, JSON or YAML file, by name; flags beat it",
+            )
+        for group in self.groups:
+            if group.positional is not None:
+                option = self.options[group.positional]
+                help = option._described()
+                parser.add_argument(
+                    _positional(group.positional), nargs="?", metavar=option._metavar(), default=None, help=help
+                )
+            section = parser.add_argument_group(group.title)
+            for option in group.options():
+                option.add_to(section)
+        for name, instead in self.removed.items():
+            parser.add_argument(_flag(name), action=_RemovedOption, const=instead, help=argparse.SUPPRESS)
+
+    def resolve(self, name: str) -> str:
+        """The name of the option that `name` or an alias of it stands for; `name` itself if it is none."""
+        return next((option.name for option in self.options.values() if name in option.aliases), name)
+
+    def read(self, args: argparse.Namespace) -> dict[str, Any]:
+        """The options that were given, by flag or in the file. Raises `ConfigError`."""
+        path = getattr(args, CONFIG_FILE, None)
+        given = self._read_file(Path(path)) if path is not None else {}
+        for name, option in self.options.items():
+            if hasattr(args, name):
+                value = getattr(args, name)
+                given[name] = tuple(value) if option.many else value
+        for group in self.groups:
+            if group.positional is not None:
+                self._add_positional(group.positional, args, given)
+        return given
+
+    def build(self, kind: type[Config], given: Mapping[str, Any]) -> Config:
+        """The dataclass `kind` from what was given and the defaults. Raises what the dataclass raises."""
+        group = next(group for group in self.groups if group.kind is kind)
+        names = {option.name for option in group.options()}
+        values = {**group.defaults, **given}
+        return kind(**{name: value for name, value in values.items() if name in names})
+
+    def with_flags(self, message: str) -> str:
+        """An error message that names options by their flags instead of their fields."""
+        for name, option in self.options.items():
+            anywhere = "" if "_" in name else "^"
+            message = re.sub(rf"{anywhere}(?<![-.\w]){name}\b", option.flag, message)
+        return message
+
+    def _add_positional(self, name: str, args: argparse.Namespace, given: dict[str, Any]) -> None:
+        value = getattr(args, _positional(name))
+        if value is None:
+            return
+        if hasattr(args, name) and getattr(args, name) != value:
+            raise ConfigError(f"{name} is given twice: {value!r} and {getattr(args, name)!r}")
+        given[name] = value
+
+    def _read_file(self, path: Path) -> dict[str, Any]:
+        return self.read_values(load_file(path), str(path))
+
+    def read_values(self, found: Mapping[str, Any], source: str) -> dict[str, Any]:
+        """The options that a config file holds, or another mapping like it. Raises `ConfigError` naming `source`."""
+        values = {}
+        for key, value in found.items():
+            name = self.resolve(key.replace("-", "_"))
+            if name in self.removed:
+                raise ConfigError(f"{source}: option {key!r} was removed: {self.removed[name]}")
+            if name not in self.options:
+                raise ConfigError(f"{source}: unknown option {key!r}")
+            try:
+                values[name] = self.options[name].from_file(value)
+            except ConfigError as error:
+                raise ConfigError(f"{source}: {error}") from error
+        return values
+
+
+class _RemovedOption(argparse.Action):
+    """A flag that no longer exists. `const`: what to use instead."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(nargs="?", default=argparse.SUPPRESS, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]} was removed: {self.const}")
+
+
+class OptionParser(argparse.ArgumentParser):
+    """Accepts `--max_num_seqs` for `--max-num-seqs`, and no abbreviations.
+
+    Of an option that a command does not have, its own parser, `parser` in the namespace, says so and names one that is
+    much like it.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_args(with_dashes(sys.argv[1:] if args is None else args), namespace)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            parser: OptionParser = getattr(known, "parser", self)
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{parser._meant(unknown[0])}")
+        return known
+
+    def _meant(self, unknown: str) -> str:
+        near = difflib.get_close_matches(unknown.partition("=")[0], self._option_string_actions, 1)
+        return f"; did you mean {near[0]}?" if near else ""
+
+
+def with_dashes(args: Iterable[str]) -> list[str]:
+    """`--max_num_seqs=8` -> `--max-num-seqs=8`; values, and everything behind `--`, stay as they are."""
+    changed, flags = [], True
+    for arg in args:
+        flags = flags and arg != "--"
+        name, equals, value = arg.partition("=")
+        changed.append(name.replace("_", "-") + equals + value if flags and arg.startswith("--") else arg)
+    return changed
+
+
+def _flag(name: str) -> str:
+    """An alias may also be a flag already."""
+    return name if name.startswith("-") else "--" + name.replace("_", "-")
+
+
+def _positional(name: str) -> str:
+    return f"positional_{name}"
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """`int | None` -> (int, True)."""
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+        return hint, False
+    rest = [part for part in typing.get_args(hint) if part is not types.NoneType]
+    assert len(rest) == 1, f"an option has one type, not {hint}"
+    return rest[0], True
+
+
+def _reader(kind: Any) -> Callable[[str], Any]:
+    """What turns the text of one value into it; raises ValueError."""
+    if kind is int:
+        return parse_int
+    if typing.get_origin(kind) is tuple:
+        return _PairReader(typing.get_args(kind))
+    assert kind in (str, float), f"no option can be of type {kind}"
+    return typing.cast(Callable[[str], Any], kind)
+
+
+def parse_int(text: str) -> int:
+    """An integer; 8k is 8,000 and 8K is 8,192, likewise m, M, g and G."""
+    factor = _SUFFIXES.get(text[-1:])
+    if factor is None:
+        return int(text)
+    product = float(text[:-1]) * factor
+    if not product.is_integer():
+        raise ValueError(f"{text} is no whole number")
+    return int(product)
+
+
+parse_int.__name__ = "integer"  # argparse names the function in its message
+
+
+class _PairReader:
+    """Reads `ID:VALUE` into a tuple of the given types."""
+
+    __name__ = "ID:VALUE"
+
+    def __init__(self, kinds: Sequence[type]) -> None:
+        self._kinds = kinds
+
+    def __call__(self, text: str) -> tuple[Any, ...]:
+        parts = text.split(":")
+        if len(parts) != len(self._kinds):
+            raise ValueError(f"{text!r} is no {self.__name__}")
+        return tuple(kind(part) for kind, part in zip(self._kinds, parts, strict=True))
+
+
+def _type_name(kind: Any) -> str:
+    return {bool: "true or false", int: "integer", float: "number", str: "text"}.get(kind, "ID:VALUE")

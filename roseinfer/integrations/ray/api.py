@@ -1,0 +1,182 @@
+"""One API process of a deployment: the whole server in a replica of Ray Serve, with connections to all engines.
+
+HAProxy sends it requests on a port that Serve gives it. The connections are roseinfer's own class, as in `serve`, with
+its limits; a request that comes another way, through Serve's Python proxy, is one that found no API process: it is told
+to come again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import uvicorn.protocols.http.auto
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from roseinfer.cluster.directory import DynamicDirectory, EngineEntry
+from roseinfer.cluster.directory_sync import start_from_directory
+from roseinfer.cluster.endpoint import Connector
+from roseinfer.cluster.remote.address import HostPort
+from roseinfer.cluster.remote.engines import RemoteEngines
+from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.config.hub import tokenizer_folder
+from roseinfer.core.slo import Cause
+from roseinfer.engine.live import InflightLimit
+from roseinfer.engine.remote.secret import Secret
+from roseinfer.integrations.ray.directory import directory
+from roseinfer.integrations.ray.plan import Plan
+from roseinfer.integrations.ray.register import TELL_S, Engine, Fared
+from roseinfer.server.app import build_app, server_parts
+from roseinfer.server.hosting import LAST_WORDS_S, configure_logging, settle_garbage_collector, with_texts
+from roseinfer.server.http.body import ErrorResponse
+from roseinfer.server.http.connection import EXTENSION, limited_protocol
+from roseinfer.server.http.errors import unavailable
+from roseinfer.server.observe.tallies import Numbers
+from roseinfer.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+# How long the directory may keep a question until there is news, how long it may take for anything else, and how long
+# nobody asks it after a failure.
+NEWS_S, ASK_S, PAUSE_S = 10.0, 5.0, 0.5
+NO_SECRET = Secret(os.urandom(32))  # each engine has its own
+RETRY_S = 5.0  # what clients are told to wait when no API process is up
+REQUESTS, REJECTIONS = "roseinfer:slo_requests", "roseinfer:slo_rejections"
+
+
+class ApiReplica:
+    """A replica of Ray Serve, wrapped by `serve.ingress`. It answers from the start, 503 until an engine is up."""
+
+    async def __init__(self, plan: Plan, engines: Any = None) -> None:  # type: ignore[misc]  # Serve awaits it
+        plan.set_variables()
+        configure_logging(plan.server)
+        self._plan = plan
+        self._process = uuid4().hex[:12]
+        self._parts = server_parts(plan.server, plan.engine.model.model)
+        # Serve makes uvicorn's server itself, and uvicorn looks its connections' class up here when that starts.
+        uvicorn.protocols.http.auto.AutoHTTPProtocol = limited_protocol(self._parts.service.limits)
+        self._told = DynamicDirectory()
+        self._engine: RoutedEngine | None = None
+        self._remote: RemoteEngines
+        self._secrets: dict[str, Secret] = {}
+        self._tasks = [asyncio.create_task(work) for work in (self._follow(), self._attach(), self._report())]
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return FromHaproxy(build_app(self._parts).front)
+
+    async def check_health(self) -> None:
+        """Raises what has ended one of the tasks."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    # --- the engines --------------------------------------------------------------------------------------------
+    async def _attach(self) -> None:
+        """Serves requests once an engine is up."""
+        plan, replicas = self._plan, self._plan.replicas
+        chat_template = None if plan.server.chat_template is None else Path(plan.server.chat_template)
+        folder = await asyncio.to_thread(tokenizer_folder, plan.engine.model)
+        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder, chat_template)
+        self._remote = RemoteEngines(NO_SECRET, quiet_s=replicas.engine_timeout, lost_s=plan.server.stall_timeout)
+        starting = start_from_directory(
+            self._told,
+            self._way,
+            tokenizer,
+            router=plan.router,
+            inflight=InflightLimit(plan.engine.scheduler.max_inflight_requests),
+            prefix=f"{self._process}-",
+            processes=plan.deploy.api_replicas,
+            drain_s=replicas.drain_timeout,
+        )
+        self._engine = engine = await with_texts(self._parts.service, tokenizer, starting)
+        self._parts.service.attach(engine, tokenizer)
+        self._parts.service.warm_up()
+        settle_garbage_collector()
+
+    def _way(self, entry: EngineEntry, number: int) -> Connector:
+        return self._remote.connector(
+            number, HostPort.parse(entry.address, "directory"), self._secrets[entry.incarnation]
+        )
+
+    async def _follow(self) -> None:
+        """Tells the server of the engines that the directory knows, and one that may have been started again of the
+        numbers that are taken. Runs until cancelled.
+        """
+        seen = highest = -1
+        while True:
+            try:
+                async with asyncio.timeout(NEWS_S + ASK_S):
+                    told = await directory()
+                    if seen < 0 <= highest:
+                        with contextlib.suppress(AttributeError):  # an earlier version's, which runs on over updates
+                            await told.known.remote(highest)
+                    seen, engines = await told.engines.remote(seen, NEWS_S)
+                highest = max([highest, *(engine.number for engine in engines)])
+                self._secrets = {engine.incarnation: Secret(engine.secret) for engine in engines}
+                self._told.tell(_entry(engine) for engine in engines)
+            except Exception as error:
+                log.warning("the directory of engines cannot be asked, those that are known serve on: %s", error)
+                seen = -1
+                await asyncio.sleep(PAUSE_S)
+
+    async def _report(self) -> None:
+        """Tells the directory how requests fared. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(TELL_S)
+            with contextlib.suppress(Exception):  # said by `_follow`
+                async with asyncio.timeout(ASK_S):
+                    fared = fared_of(self._parts.observation.tallies.numbers())
+                    await (await directory()).report.remote(self._process, tuple(fared))
+
+    # --- the end ------------------------------------------------------------------------------------------------
+    async def __del__(self) -> None:
+        """Serve has waited for the requests; those that are left end with an error."""
+        for task in self._tasks:
+            task.cancel()
+        await self._parts.service.wind_down(LAST_WORDS_S)
+        if self._engine is not None:
+            await self._engine.close()
+            self._remote.close()
+
+
+class FromHaproxy:
+    """Passes on what comes over connections of `limited_protocol`, and answers 503 to what does not."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif EXTENSION in scope.get("extensions", {}):
+            await self._app(scope, receive, _without_id(send))
+        else:
+            error = unavailable("loading", "No API process was up for this request", RETRY_S)
+            await ErrorResponse(error)(scope, receive, send)
+
+
+def _without_id(send: Send) -> Send:
+    """Serve gives each request an id, as which it comes to the server, and adds it to the answer once more."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [header for header in message["headers"] if header[0].lower() != b"x-request-id"]
+        await send(message)
+
+    return sending
+
+
+def fared_of(numbers: Numbers) -> Fared:
+    """Of a process's counters."""
+    outcomes = {values[-1]: 0.0 for values in numbers.get(REQUESTS, {})}
+    for values, (count,) in numbers.get(REQUESTS, {}).items():
+        outcomes[values[-1]] += count
+    refused = sum(count for (*_, cause, _), (count,) in numbers.get(REJECTIONS, {}).items() if cause != Cause.IDLE)
+    return Fared(sum(outcomes.values()), refused, outcomes.get("met", 0.0))
+
+
+def _entry(engine: Engine) -> EngineEntry:
+    return EngineEntry(engine.address, engine.incarnation, engine.number, engine.retiring)

@@ -1,0 +1,1 @@
+"""Attention over the paged KV cache, and what prepares queries, keys and values for it."""

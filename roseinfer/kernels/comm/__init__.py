@@ -1,0 +1,1 @@
+"""Sums and gathered columns over several GPUs."""

@@ -1,0 +1,1 @@
+"""Helpers that kernels of several folders share."""

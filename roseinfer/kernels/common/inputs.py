@@ -1,0 +1,134 @@
+"""From a step's rows to what its forward pass reads of every token, in one launch.
+
+The host knows seats and positions; token ids (which the previous step may only just have sampled) and block tables are
+on the device. The grid depends on the numbers of tokens and rows alone, so that the launch can be captured in a graph.
+"""
+
+import torch
+
+from roseinfer.kernels.common.triton_support import cdiv, tl, triton
+
+# Rows of `layout`.
+SEAT, START, FIRST, WRITE_FROM, COUNT = range(5)
+BLOCK = 128
+
+_PER_STEP = ("layout_ptr", "token_rows_ptr", "layout_stride", "num_tokens", "num_rows")
+
+
+@triton.jit(do_not_specialize=_PER_STEP)
+def _expand_kernel(
+    layout_ptr,
+    token_rows_ptr,
+    token_pool_ptr,
+    tables_ptr,
+    input_ids_ptr,
+    positions_ptr,
+    slots_ptr,
+    context_len_ptr,
+    query_start_ptr,
+    layout_stride,
+    pool_stride,
+    tables_stride,
+    num_tokens,
+    num_rows,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # As tokens.
+    inside = index < num_tokens
+    row = tl.load(token_rows_ptr + index, mask=inside, other=0)
+    padding = row < 0
+    at = layout_ptr + tl.maximum(row, 0)
+    seat = tl.load(at, mask=inside, other=0).to(tl.int64)
+    start = tl.load(at + layout_stride, mask=inside, other=0)
+    first = tl.load(at + 2 * layout_stride, mask=inside, other=0)
+    write_from = tl.load(at + 3 * layout_stride, mask=inside, other=0)
+    position = tl.where(padding, 0, start + (index - first))
+    token = tl.load(token_pool_ptr + seat * pool_stride + position, mask=inside, other=0)
+    block = tl.load(tables_ptr + seat * tables_stride + position // BLOCK_SIZE, mask=inside, other=0)
+    slot = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+    tl.store(input_ids_ptr + index, token.to(tl.int64), mask=inside)
+    tl.store(positions_ptr + index, position.to(tl.int64), mask=inside)
+    tl.store(slots_ptr + index, tl.where(padding | (position < write_from), -1, slot), mask=inside)
+    # As rows.
+    exists = index < num_rows
+    at = layout_ptr + index
+    start = tl.load(at + layout_stride, mask=exists, other=0)
+    count = tl.load(at + 4 * layout_stride, mask=exists, other=0)
+    first = tl.load(at + 2 * layout_stride, mask=exists, other=0)
+    tl.store(context_len_ptr + index, start + count, mask=exists)
+    tl.store(query_start_ptr + index, tl.where(exists, first, num_tokens), mask=index <= num_rows)
+
+
+def expand_rows(
+    layout: torch.Tensor,
+    token_rows: torch.Tensor,
+    token_pool: torch.Tensor,
+    tables: torch.Tensor,
+    block_size: int,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    context_len: torch.Tensor,
+    query_start: torch.Tensor,
+) -> None:
+    """Fill `input_ids`, `positions`, `slots` ([T] int64 each), `context_len` [R] and `query_start` [R + 1] (int32).
+
+    layout: [5 or more, at least R] int32, by row of the step: seat, start (position of its first token), first (packed
+    index of that token), write_from (first position whose K and V are written), count of tokens.
+    token_rows: [T] int32, the row of each token, or -1 for one that only pads the batch: it gets position 0 of row 0's
+    seat and slot -1. token_pool: [S, W] int32, token ids by seat and position.
+    tables: [S, B] int32, block tables by seat; block_size: a power of two.
+    A slot is block * block_size + offset, or -1 for positions below write_from; context_len is start + count, and
+    query_start ends with T.
+    """
+    num_tokens, num_rows = token_rows.shape[0], context_len.shape[0]
+    # The kernel goes by these numbers alone, and a slice of a buffer that is too small is just shorter.
+    outputs = (input_ids, positions, slots, query_start)
+    assert [len(output) for output in outputs] == [num_tokens] * 3 + [num_rows + 1], "an output is of another size"
+    _expand_kernel[(cdiv(max(num_tokens, num_rows + 1), BLOCK),)](
+        layout,
+        token_rows,
+        token_pool,
+        tables,
+        input_ids,
+        positions,
+        slots,
+        context_len,
+        query_start,
+        layout.stride(0),
+        token_pool.stride(0),
+        tables.stride(0),
+        num_tokens,
+        num_rows,
+        BLOCK_SIZE=block_size,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+
+
+def expand_rows_reference(
+    layout: torch.Tensor,
+    token_rows: torch.Tensor,
+    token_pool: torch.Tensor,
+    tables: torch.Tensor,
+    block_size: int,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    context_len: torch.Tensor,
+    query_start: torch.Tensor,
+) -> None:
+    num_tokens, num_rows = token_rows.shape[0], context_len.shape[0]
+    fields = layout[:, :num_rows].long()
+    padding, row = token_rows < 0, token_rows.long().clamp_min(0)
+    packed = torch.arange(num_tokens, device=layout.device)
+    seat = fields[SEAT, row]
+    positions.copy_(torch.where(padding, 0, fields[START, row] + packed - fields[FIRST, row]))
+    input_ids.copy_(token_pool[seat, positions])
+    place = tables[seat, positions // block_size].long() * block_size + positions % block_size
+    slots.copy_(torch.where(padding | (positions < fields[WRITE_FROM, row]), -1, place))
+    context_len.copy_(fields[START] + fields[COUNT])
+    query_start[:num_rows] = fields[FIRST]
+    query_start[num_rows] = num_tokens

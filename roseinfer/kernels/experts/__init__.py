@@ -1,0 +1,1 @@
+"""Mixtures of experts: the router, and products of tokens sorted by expert."""

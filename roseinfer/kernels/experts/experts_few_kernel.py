@@ -1,0 +1,287 @@
+"""The Triton kernels of `experts_few`.
+
+A thread holds all places of a group of columns, which are one load of 16 bytes: 8 columns in 16 bits, multiplied in
+float32, or 16 in FP8, multiplied in pairs of float16 (`fp8_pairs`). The place is the last dimension of tensors; of the
+others, Triton gives neighbours in the first one to neighbouring threads, until all 32 of a warp have something.
+"""
+
+from roseinfer.kernels.common.triton_support import tl, triton
+from roseinfer.kernels.experts.expert_order import expert_at, first_experts
+from roseinfer.kernels.linear.activation import activate
+from roseinfer.kernels.linear.fp8_pairs import multiply, narrow
+
+
+@triton.jit
+def _groups(chunk, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):
+    """Numbers of the groups of a chunk of columns, [groups, 1, 1]."""
+    return (chunk * (BLOCK_K // GROUP) + tl.arange(0, BLOCK_K // GROUP))[:, None, None]
+
+
+@triton.jit
+def _read_x(rows, groups, inside, MASKED: tl.constexpr, GROUP: tl.constexpr):
+    """Columns 0 to 7 of each group and, of 16, columns 8 to 15: float32. rows: pointers; all three broadcast.
+
+    Past the L1 cache, which may hold what was there before: see `gate_up_kernel`.
+    """
+    at = tl.expand_dims(rows + groups * GROUP, -1) + tl.arange(0, 8)
+    if MASKED:
+        low = tl.load(at, mask=tl.expand_dims(inside, -1), other=0.0, cache_modifier=".cg").to(tl.float32)
+    else:
+        low = tl.load(at, cache_modifier=".cg").to(tl.float32)
+    high = low
+    if GROUP == 16 and MASKED:
+        high = tl.load(at + 8, mask=tl.expand_dims(inside, -1), other=0.0, cache_modifier=".cg").to(tl.float32)
+    elif GROUP == 16:
+        high = tl.load(at + 8, cache_modifier=".cg").to(tl.float32)
+    return low, high
+
+
+@triton.jit
+def _prepared(low, high, GROUP: tl.constexpr, COMPILED: tl.constexpr):
+    """What `_products` multiplies by."""
+    if GROUP == 16:
+        return narrow(low, high, COMPILED)
+    else:
+        return low, low, 1.0
+
+
+@triton.jit
+def _products(w, x, factors, GROUP: tl.constexpr, COMPILED: tl.constexpr):
+    """The sums over each group times `factors`, float32."""
+    if GROUP == 16:
+        return multiply(w, x[0], x[1], COMPILED) * (x[2] * factors)
+    else:
+        return tl.sum(w.to(tl.float32) * x[0], -1)
+
+
+@triton.jit
+def _read_w(
+    w_ptr, rows, groups, inside, K: tl.constexpr, MASKED: tl.constexpr, GROUP: tl.constexpr,
+    EVICTION: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """Groups of columns of rows of [.., K]; four codes in an int32 if COMPILED. rows: int64; all three broadcast."""
+    if GROUP == 16 and COMPILED:
+        at = w_ptr.to(tl.pointer_type(tl.int32)) + tl.expand_dims(rows * (K // 4) + groups * 4, -1) + tl.arange(0, 4)
+    else:
+        at = w_ptr + tl.expand_dims(rows * K + groups * GROUP, -1) + tl.arange(0, GROUP)
+    if MASKED:
+        return tl.load(at, mask=tl.expand_dims(inside, -1), other=0.0, eviction_policy=EVICTION)
+    else:
+        return tl.load(at, eviction_policy=EVICTION)
+
+
+@triton.jit
+def _laid_out(x, GROUP: tl.constexpr):
+    """What `_prepared` gave for [lanes, 1, groups] as [lanes, 1, groups, 1]."""
+    if GROUP == 16:
+        return tl.expand_dims(x[0], 3), tl.expand_dims(x[1], 3), tl.expand_dims(x[2], 3)
+    else:
+        return tl.expand_dims(x[0], 3), 1.0, 1.0
+
+
+@triton.jit
+def gate_up_kernel(
+    x_ptr,
+    norm_ptr,
+    logits_ptr,
+    rstd_ptr,
+    w_ptr,
+    scales_ptr,
+    hidden_ptr,
+    stride_x,
+    E: tl.constexpr,
+    E_PAD: tl.constexpr,
+    TOP_K: tl.constexpr,
+    H: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    LANES: tl.constexpr,
+    TILES: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVICTION: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    SCALES: tl.constexpr,
+    COMPILED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (p, i): of the token p // TOP_K and the expert at its place p % TOP_K, BLOCK_N * TILES outputs.
+
+    Tensors have the dimensions lanes, near rows, groups, far rows: LANES threads of a warp have neighbouring groups of
+    a row. With fewer lanes there is less to sum up across threads, and more of x in each.
+
+    x is older than the logits, whose kernel lets this one start when all before it is done; so it is read before the
+    wait, past the L1 cache, which may hold what was there before.
+    """
+    GROUP: tl.constexpr = 16 if SCALES != "none" else 8
+    CHUNKS: tl.constexpr = (H + BLOCK_K - 1) // BLOCK_K
+    MASKED: tl.constexpr = H % BLOCK_K != 0
+    FAR: tl.constexpr = BLOCK_K // GROUP // LANES  # groups of a lane
+    NEAR_ROWS: tl.constexpr = 32 // LANES
+    FAR_ROWS: tl.constexpr = 2 * BLOCK_N // NEAR_ROWS
+    pick = tl.program_id(0)
+    token = (pick // TOP_K).to(tl.int64)
+    group = tl.arange(0, LANES)[:, None, None] + (tl.arange(0, FAR) * LANES)[None, None, :]
+    xs = ()
+    for chunk in tl.static_range(CHUNKS):
+        columns = chunk * (BLOCK_K // GROUP) + group
+        low, high = _read_x(x_ptr + token * stride_x, columns, columns < H // GROUP, MASKED, GROUP)
+        low_gain, high_gain = _read_x(norm_ptr, columns, columns < H // GROUP, MASKED, GROUP)
+        xs += (_laid_out(_prepared(low * low_gain, high * high_gain, GROUP, COMPILED), GROUP),)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        # From here on the next kernel finds the logits, too.
+        tl.extra.cuda.gdc_launch_dependents()
+    rstd = tl.load(rstd_ptr + token, cache_modifier=".cg")
+    expert = expert_at(logits_ptr + token * E, pick % TOP_K, E, E_PAD).to(tl.int64)
+
+    # Gate's rows are the first half of the last dimension, up's the second.
+    n = tl.arange(0, NEAR_ROWS)[:, None] + (tl.arange(0, FAR_ROWS) * NEAR_ROWS)[None, :]
+    is_up = (tl.arange(0, FAR_ROWS) >= FAR_ROWS // 2)[None, None, None, :]
+    for tile in tl.range(TILES, num_stages=STAGES):
+        first = (tl.program_id(1) * TILES + tile) * BLOCK_N
+        # Rows past the end are copies of the last one, and not written.
+        rows = expert * (2 * WIDTH) + tl.minimum(first + n % BLOCK_N, WIDTH - 1) + n // BLOCK_N * WIDTH
+        sums = tl.zeros([LANES, NEAR_ROWS, FAR, FAR_ROWS], tl.float32)
+        for chunk in tl.static_range(CHUNKS):
+            groups = tl.expand_dims(chunk * (BLOCK_K // GROUP) + group, 3)
+            inside = groups < H // GROUP
+            w = _read_w(w_ptr, rows[None, :, None, :], groups, inside, H, MASKED, GROUP, EVICTION, COMPILED)
+            factors = 1.0
+            if SCALES == "block":
+                # So few numbers that Triton brings them to where the sums are, and not the sums to them.
+                block = chunk * (BLOCK_K // 128) + tl.arange(0, FAR) * LANES // 8
+                first_row = expert * (2 * WIDTH) + tl.minimum(first, WIDTH - 1)
+                at = scales_ptr + first_row // 128 * (H // 128) + block
+                up = WIDTH // 128 * (H // 128)
+                gates = tl.load(at, mask=block < H // 128, other=0.0)[None, None, :, None]
+                ups = tl.load(at + up, mask=block < H // 128, other=0.0)[None, None, :, None]
+                factors = tl.where(is_up, ups, gates)
+            sums += _products(w, xs[chunk], factors, GROUP, COMPILED)
+        sums = tl.reshape(tl.permute(sums, (3, 1, 0, 2)), [FAR_ROWS, NEAR_ROWS, LANES * FAR])
+        result = tl.reshape(tl.sum(sums, 2), [2 * BLOCK_N]) * rstd
+        if SCALES == "channel":
+            of_row = tl.arange(0, 2 * BLOCK_N)
+            of_row = tl.minimum(first + of_row % BLOCK_N, WIDTH - 1) + of_row // BLOCK_N * WIDTH
+            result *= tl.load(scales_ptr + expert * (2 * WIDTH) + of_row)
+        gate, up_part = tl.split(tl.trans(tl.reshape(result, [2, BLOCK_N])))
+        hidden = activate(gate, ACTIVATION) * up_part
+        out = first + tl.arange(0, BLOCK_N)
+        tl.store(hidden_ptr + pick.to(tl.int64) * WIDTH + out, hidden.to(hidden_ptr.dtype.element_ty), mask=out < WIDTH)
+
+
+@triton.jit
+def _scales_of(scales_ptr, experts, n, H: tl.constexpr, WIDTH: tl.constexpr, SCALES: tl.constexpr):
+    """Pointers to the scales of rows n, which share a block, of experts [1, experts, 1]: the row's, or its first."""
+    if SCALES == "block":
+        return scales_ptr + (experts * (H // 128) + tl.min(n, 0) // 128) * (WIDTH // 128)
+    else:
+        return scales_ptr + experts * H + n[None, None, :]
+
+
+@triton.jit
+def _within(groups, place, TOP_K: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    return (groups < WIDTH // GROUP) & (place < TOP_K)
+
+
+@triton.jit
+def _read_down(
+    w_ptr, scales, rows, place, chunk, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVICTION: tl.constexpr, SCALES: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """A chunk of the columns of rows of a token's experts, and the scales of its groups."""
+    MASKED: tl.constexpr = WIDTH % BLOCK_K != 0 or TOP_K != K_PAD
+    groups = _groups(chunk, BLOCK_K, GROUP)
+    inside = _within(groups, place, TOP_K, WIDTH, GROUP)
+    w = _read_w(w_ptr, rows, groups, inside, WIDTH, MASKED, GROUP, EVICTION, COMPILED)
+    factors = 1.0
+    if SCALES == "block" and MASKED:
+        factors = tl.load(scales + groups // 8, mask=inside, other=0.0)
+    elif SCALES == "block":
+        factors = tl.load(scales + groups // 8)
+    return w, factors
+
+
+@triton.jit
+def _read_hidden(
+    rows, shares, place, chunk, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_K: tl.constexpr, GROUP: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """The same columns of what a token's experts are multiplied by, each with its expert's weight."""
+    groups = _groups(chunk, BLOCK_K, GROUP)
+    inside = _within(groups, place, TOP_K, WIDTH, GROUP)
+    low, high = _read_x(rows, groups, inside, WIDTH % BLOCK_K != 0 or TOP_K != K_PAD, GROUP)
+    return _prepared(low * shares, high * shares, GROUP, COMPILED)
+
+
+@triton.jit
+def down_kernel(
+    hidden_ptr,
+    logits_ptr,
+    w_ptr,
+    scales_ptr,
+    residual_ptr,
+    out_ptr,
+    stride_residual,
+    stride_out,
+    E: tl.constexpr,
+    E_PAD: tl.constexpr,
+    TOP_K: tl.constexpr,
+    K_PAD: tl.constexpr,
+    H: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EVICTION: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SCALES: tl.constexpr,
+    COMPILED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (t, i): token t's outputs i * BLOCK_N and following, over all of its experts, BLOCK_K columns at a time.
+
+    The logits are older than the hidden layers, whose kernel lets this one start when they are there; so the first
+    AHEAD chunks of columns are read before the wait.
+    """
+    GROUP: tl.constexpr = 16 if SCALES != "none" else 8
+    CHUNKS: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    out = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = tl.minimum(out, H - 1)
+    experts, shares = first_experts(logits_ptr + token * E, E, E_PAD, TOP_K, K_PAD, RENORMALISE)
+    rows = (experts.to(tl.int64) * H)[None, :, None] + n[None, None, :]
+    place = tl.arange(0, K_PAD)[None, :, None]
+    scales = scales_ptr
+    if SCALES != "none":
+        scales = _scales_of(scales_ptr, experts.to(tl.int64)[None, :, None], n, H, WIDTH, SCALES)
+    ahead = ()
+    for chunk in tl.static_range(AHEAD):
+        ahead += (_read_down(
+            w_ptr, scales, rows, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES, COMPILED
+        ),)  # fmt: skip
+    if SCALES == "channel":
+        row_scales = tl.load(scales)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    x_rows = hidden_ptr + (token * TOP_K + place) * WIDTH
+    shares = shares[None, :, None, None]
+    sums = tl.zeros([BLOCK_K // GROUP, K_PAD, BLOCK_N], tl.float32)
+    for chunk in tl.static_range(AHEAD):
+        x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, COMPILED)
+        sums += _products(ahead[chunk][0], x, ahead[chunk][1], GROUP, COMPILED)
+    for chunk in tl.range(AHEAD, CHUNKS):
+        x = _read_hidden(x_rows, shares, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, COMPILED)
+        w, factors = _read_down(
+            w_ptr, scales, rows, place, chunk, TOP_K, K_PAD, WIDTH, BLOCK_K, GROUP, EVICTION, SCALES, COMPILED
+        )  # fmt: skip
+        sums += _products(w, x, factors, GROUP, COMPILED)
+    if SCALES == "channel":
+        sums *= row_scales
+    result = tl.sum(tl.sum(sums, 0), 0)
+    if HAS_RESIDUAL:
+        result += tl.load(residual_ptr + token * stride_residual + out, mask=out < H, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * stride_out + out, result.to(out_ptr.dtype.element_ty), mask=out < H)

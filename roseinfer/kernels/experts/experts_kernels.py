@@ -1,0 +1,297 @@
+"""The Triton kernels of `experts_tiles`.
+
+A program takes a tile of rows, all of one expert, and some of that expert's outputs. Few rows are the short side of the
+matrix units (`WEIGHT_FIRST`), so that they do not leave them idle. A tile has rows of the next expert behind its own,
+which are computed and not written.
+
+SCALES: "none" for weights in 16 bits. With codes of 8 bits both factors are codes; each row of the input has a scale
+for each 128 columns, and the weight has one for each block of 128 x 128 ("block") or for each row ("channel").
+"""
+
+from roseinfer.kernels.common.triton_support import tl, triton
+from roseinfer.kernels.linear.activation import activate
+from roseinfer.kernels.linear.fp8_rows import code_of, scale_of
+
+
+@triton.jit
+def _add_product(sums, x, w, scale, SCALES: tl.constexpr, WEIGHT_FIRST: tl.constexpr):
+    """sums + x @ w.T, of codes times `scale` [rows of x]; sums are transposed if WEIGHT_FIRST."""
+    if SCALES == "none":
+        if WEIGHT_FIRST:
+            return tl.dot(w, tl.trans(x), sums)
+        else:
+            return tl.dot(x, tl.trans(w), sums)
+    elif WEIGHT_FIRST:
+        return sums + tl.dot(w, tl.trans(x)) * scale[None, :]
+    else:
+        return sums + tl.dot(x, tl.trans(w)) * scale[:, None]
+
+
+@triton.jit
+def _of_block(scales_ptr, row, step, BLOCK_K: tl.constexpr, K: tl.constexpr, SCALES: tl.constexpr):
+    """The weight's scale of the block of columns `step` in which its row `row` is; 1 unless it is scaled by blocks."""
+    if SCALES == "block":
+        return tl.load(scales_ptr + row // 128 * (K // 128) + step * BLOCK_K // 128)
+    else:
+        return 1.0
+
+
+@triton.jit
+def _rows_first(sums, scales_ptr, outs, inside, SCALES: tl.constexpr, WEIGHT_FIRST: tl.constexpr):
+    """The sums of a tile as [rows of x, outputs], times the scale of each output where it has one."""
+    if WEIGHT_FIRST:
+        sums = tl.trans(sums)
+    if SCALES == "channel":
+        sums *= tl.load(scales_ptr + outs, mask=inside, other=0.0)[None, :]
+    return sums
+
+
+@triton.jit
+def _own_tile(tiles_ptr, places, BLOCK_N: tl.constexpr):
+    """Of this program: its expert, the first of its rows and the one behind the last, and the first of its outputs."""
+    place = tl.program_id(1)
+    first_n = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * BLOCK_N
+    first, end = tl.load(tiles_ptr + places + place), tl.load(tiles_ptr + 2 * places + place)
+    return tl.load(tiles_ptr + place), first, end, first_n
+
+
+@triton.jit(do_not_specialize=["places", "x_scale_stride", "h_scale_stride"])
+def gate_up_kernel(
+    x,
+    x_scales_ptr,
+    w_blocks,
+    w_scales_ptr,
+    pairs_ptr,
+    tiles_ptr,
+    h_ptr,
+    h_scales_ptr,
+    places,
+    x_stride,
+    x_scale_stride,
+    h_scale_stride,
+    TOP_K: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    SCALES: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr,
+    GATHER: tl.constexpr,
+    HALVES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """h = activation(x @ gate.T) * (x @ up.T), rows in the order of `pairs`.
+
+    Program (i, place, group): outputs of the hidden layer, a tile, and outputs again: a tile's programs come one after
+    the other, so that they find its rows in the L2 cache, and tiles of an expert find its weight. x: a pointer to
+    tokens' rows if GATHER, else a descriptor of rows that are sorted.
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    expert, first, end, first_n = _own_tile(tiles_ptr, places, BLOCK_N)
+    if first < end and first_n < N:
+        # Of a tile that is half full at most the other half is not computed.
+        if HALVES and end - first <= BLOCK_M // 2:
+            _gate_up_tile(
+                x, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end, first_n,
+                x_stride, x_scale_stride, h_scale_stride,
+                TOP_K, N, K, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, SCALES, ACTIVATION, WEIGHT_FIRST, GATHER, OVERLAP,
+            )  # fmt: skip
+        else:
+            _gate_up_tile(
+                x, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end, first_n,
+                x_stride, x_scale_stride, h_scale_stride,
+                TOP_K, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, SCALES, ACTIVATION, WEIGHT_FIRST, GATHER, OVERLAP,
+            )  # fmt: skip
+
+
+@triton.jit
+def _gate_up_tile(
+    x, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end, first_n, x_stride,
+    x_scale_stride, h_scale_stride, TOP_K: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr, ACTIVATION: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr, GATHER: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    row = first + tl.arange(0, BLOCK_M)
+    there = row < end
+    source = row
+    if GATHER:
+        source = tl.load(pairs_ptr + row, mask=there, other=0) // TOP_K
+    column = tl.arange(0, BLOCK_K)
+    gate_row = expert * (2 * N) + first_n
+    HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
+    WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
+    gate, up = tl.zeros([HEIGHT, WIDTH], tl.float32), tl.zeros([HEIGHT, WIDTH], tl.float32)
+    for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
+        k = step * BLOCK_K
+        if GATHER:
+            at = x + source.to(tl.int64)[:, None] * x_stride + (k + column)[None, :]
+            if K % BLOCK_K == 0:
+                rows = tl.load(at, mask=there[:, None], other=0.0)
+            else:
+                rows = tl.load(at, mask=there[:, None] & (k + column < K)[None, :], other=0.0)
+        else:
+            rows = x.load([first, k])
+        gate_w, up_w = w_blocks.load([gate_row, k]), w_blocks.load([gate_row + N, k])
+        scale = 1.0
+        if SCALES != "none":
+            scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + source, mask=there, other=0.0)
+        gate_scale = scale * _of_block(w_scales_ptr, gate_row, step, BLOCK_K, K, SCALES)
+        up_scale = scale * _of_block(w_scales_ptr, gate_row + N, step, BLOCK_K, K, SCALES)
+        gate = _add_product(gate, rows, gate_w, gate_scale, SCALES, WEIGHT_FIRST)
+        up = _add_product(up, rows, up_w, up_scale, SCALES, WEIGHT_FIRST)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()  # not before: programs are many, and successors would take their room
+    n = first_n + tl.arange(0, BLOCK_N)
+    inside = n < N
+    gate = _rows_first(gate, w_scales_ptr, expert * (2 * N) + n, inside, SCALES, WEIGHT_FIRST)
+    up = _rows_first(up, w_scales_ptr, expert * (2 * N) + N + n, inside, SCALES, WEIGHT_FIRST)
+    h = activate(gate, ACTIVATION) * up
+    if SCALES != "none":
+        largest = scale_of(tl.max(tl.abs(h), 1))
+        tl.store(h_scales_ptr + first_n // 128 * h_scale_stride + row, largest, mask=there)
+        h = code_of(h, largest[:, None])
+    at = h_ptr + row.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(at, h.to(h_ptr.dtype.element_ty), mask=there[:, None] & inside[None, :])
+
+
+@triton.jit(do_not_specialize=["places", "x_scale_stride"])
+def down_kernel(
+    x_blocks,
+    half_blocks,
+    x_scales_ptr,
+    w_blocks,
+    w_scales_ptr,
+    pairs_ptr,
+    tiles_ptr,
+    weights_ptr,
+    out_ptr,
+    places,
+    x_scale_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    SCALES: tl.constexpr,
+    WEIGHT_FIRST: tl.constexpr,
+    HALVES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """out = weight * (x @ down.T), x sorted, out and the weights in the order of tokens; programs as above."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    expert, first, end, first_n = _own_tile(tiles_ptr, places, BLOCK_N)
+    if first < end and first_n < N:
+        if HALVES and end - first <= BLOCK_M // 2:
+            _down_tile(
+                half_blocks, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, weights_ptr, out_ptr, expert, first, end,
+                first_n, x_scale_stride, N, K, BLOCK_M // 2, BLOCK_N, BLOCK_K, STAGES, SCALES, WEIGHT_FIRST, OVERLAP,
+            )  # fmt: skip
+        else:
+            _down_tile(
+                x_blocks, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, weights_ptr, out_ptr, expert, first, end,
+                first_n, x_scale_stride, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, SCALES, WEIGHT_FIRST, OVERLAP,
+            )  # fmt: skip
+
+
+@triton.jit
+def _down_tile(
+    x_blocks, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, weights_ptr, out_ptr, expert, first, end, first_n,
+    x_scale_stride, N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SCALES: tl.constexpr, WEIGHT_FIRST: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    row = first + tl.arange(0, BLOCK_M)
+    there = row < end
+    w_row = expert * N + first_n
+    HEIGHT: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_M
+    WIDTH: tl.constexpr = BLOCK_M if WEIGHT_FIRST else BLOCK_N
+    sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    for step in tl.range(0, (K + BLOCK_K - 1) // BLOCK_K, num_stages=STAGES):
+        k = step * BLOCK_K
+        x, w = x_blocks.load([first, k]), w_blocks.load([w_row, k])
+        scale = 1.0
+        if SCALES != "none":
+            scale = tl.load(x_scales_ptr + k // 128 * x_scale_stride + row, mask=there, other=0.0)
+            scale *= _of_block(w_scales_ptr, w_row, step, BLOCK_K, K, SCALES)
+        sums = _add_product(sums, x, w, scale, SCALES, WEIGHT_FIRST)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    n = first_n + tl.arange(0, BLOCK_N)
+    inside = n < N
+    sums = _rows_first(sums, w_scales_ptr, expert * N + n, inside, SCALES, WEIGHT_FIRST)
+    pair = tl.load(pairs_ptr + row, mask=there, other=0)
+    sums *= tl.load(weights_ptr + pair, mask=there, other=0.0)[:, None]
+    at = out_ptr + pair.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(at, sums.to(out_ptr.dtype.element_ty), mask=there[:, None] & inside[None, :])
+
+
+@triton.jit
+def sum_kernel(
+    parts_ptr,
+    out_ptr,
+    stride,
+    TOP_K: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """out = the sum of a token's parts, in their order, and of what it was if that is a residual.
+
+    Program (token, columns). EARLY: there is room for what comes next beside all programs.
+    """
+    if OVERLAP:
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    sums = tl.zeros([BLOCK], tl.float32)
+    for j in tl.static_range(TOP_K):
+        sums += tl.load(parts_ptr + (token * TOP_K + j) * N + column, mask=inside, other=0.0).to(tl.float32)
+    at = out_ptr + token * stride + column
+    if HAS_RESIDUAL:
+        sums += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(at, sums.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["tokens", "scale_stride", "out_scale_stride"])
+def spread_kernel(
+    x_ptr,
+    scales_ptr,
+    pairs_ptr,
+    out_ptr,
+    out_scales_ptr,
+    tokens,
+    stride,
+    scale_stride,
+    out_scale_stride,
+    TOP_K: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUPS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A program copies the row of its pair's token, and its scales if it has GROUPS of them."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    # A row that nobody's pair is in has any number there.
+    token = tl.minimum(tl.maximum(tl.load(pairs_ptr + row) // TOP_K, 0), tokens - 1).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    for start in tl.static_range(0, N, BLOCK):
+        inside = start + column < N
+        x = tl.load(x_ptr + token * stride + start + column, mask=inside)
+        tl.store(out_ptr + row * N + start + column, x, mask=inside)
+    if GROUPS > 0:
+        group = tl.arange(0, GROUPS)
+        scales = tl.load(scales_ptr + group * scale_stride + token, mask=group < N // 128)
+        tl.store(out_scales_ptr + group * out_scale_stride + row, scales, mask=group < N // 128)

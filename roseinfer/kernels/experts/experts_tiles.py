@@ -1,0 +1,221 @@
+"""Experts of many tokens: pairs of token and expert are sorted by expert, and multiplied in tiles.
+
+Three products a layer, where a tile of rows belongs to one expert: gate and up with the activation between them, down
+with the weight of the pair, and the sum of a token's experts, always in the same order. Numbers of rows are read on the
+device and grids are upper bounds, so all of it can be captured in a graph. A row's result does not depend on the other
+rows, nor on where it is sorted to.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from roseinfer.kernels.common import early_start
+from roseinfer.kernels.common.fp8_codes import CODES, SCALE_BLOCK
+from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tensor_descriptor
+from roseinfer.kernels.experts.experts_kernels import down_kernel, gate_up_kernel, spread_kernel, sum_kernel
+from roseinfer.kernels.experts.experts_order import Order
+from roseinfer.kernels.experts.experts_tile_configs import Cut, ExpertsConfig
+from roseinfer.kernels.linear.fp8_rows import Fp8Rows
+
+# Bytes of an expert's weight that programs of its tiles share before others take the next outputs: they are read from
+# memory once, and for further tiles from the L2 cache.
+_SHARED = 8 << 20
+# Tokens up to which what follows `add_experts` is brought up while that runs: it reads its weight meanwhile.
+_FEW_SUMS = 256
+# Columns that a program of `add_experts` and `spread` takes at most.
+_COLUMNS = 2048
+
+
+class Stack(NamedTuple):
+    """The same matrix of every expert.
+
+    weights: [E, N, K], contiguous, at a multiple of 16 bytes, bfloat16 or float16, or codes (float8_e4m3fn). scales: of
+    codes, float32, contiguous: [E, N] or [E, N / 128, K / 128]; None else. K a multiple of 8, of codes of 128, as N is
+    if blocks have scales.
+    """
+
+    weights: torch.Tensor
+    scales: torch.Tensor | None = None
+
+    @property
+    def scaled_by(self) -> str:
+        if self.scales is None:
+            return "none"
+        return "block" if self.scales.ndim == 3 else "channel"
+
+    def blocks(self, cut: Cut) -> object:
+        """For the copy engine."""
+        experts, outs, columns = self.weights.shape
+        return tensor_descriptor(self.weights.view(experts * outs, columns), cut.block_n, cut.block_k)
+
+
+def gate_up_product(
+    x: torch.Tensor | Fp8Rows, gate_up: Stack, order: Order, top_k: int, activation: str, config: ExpertsConfig
+) -> torch.Tensor | Fp8Rows:
+    """activation(x @ gate.T) * (x @ up.T) [P, I] of each pair's token and expert, in the order of `order.pairs`.
+
+    x: [T, H], its rows may lie apart, or, `config.spread`, [P, H] as `spread` returns it. gate_up: [E, 2 I, H], gate
+    first. For a weight in codes x and the result are `Fp8Rows` with a scale for each group, and I is a multiple of 128.
+    Needs compute capability 9.0.
+    """
+    outs, columns = gate_up.weights.shape[1:]
+    width, pairs, cut = outs // 2, order.pairs.shape[0], config.gate_up
+    codes, scales = _codes(x)
+    _check(gate_up, codes, cut, config)
+    h: torch.Tensor | Fp8Rows
+    if gate_up.scales is None:
+        h = torch.empty((pairs, width), dtype=codes.dtype, device=codes.device)
+    else:
+        assert width % SCALE_BLOCK == 0 and cut.block_n == SCALE_BLOCK
+        h = Fp8Rows.empty(pairs, width, True, codes.device)
+    h_codes, h_scales = _codes(h)
+    gate_up_kernel[_grid(width, columns * 2, gate_up, order, cut)](
+        tensor_descriptor(codes, config.tile, cut.block_k) if config.spread else codes,
+        scales,
+        gate_up.blocks(cut),
+        gate_up.scales,
+        order.pairs,
+        order.tiles,
+        h_codes,
+        h_scales,
+        order.places,
+        codes.stride(0),
+        0 if scales is None else scales.stride(1),
+        0 if h_scales is None else h_scales.stride(1),
+        TOP_K=top_k,
+        N=width,
+        K=columns,
+        BLOCK_M=config.tile,
+        BLOCK_N=cut.block_n,
+        BLOCK_K=cut.block_k,
+        STAGES=cut.stages,
+        SCALES=gate_up.scaled_by,
+        ACTIVATION=activation,
+        WEIGHT_FIRST=config.weight_first,
+        GATHER=not config.spread,
+        HALVES=config.halves,
+        num_warps=cut.warps,
+        **early_start.options(codes.device),
+    )
+    return h
+
+
+def down_product(
+    h: torch.Tensor | Fp8Rows,
+    down: Stack,
+    order: Order,
+    weights: torch.Tensor,
+    config: ExpertsConfig,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """weights * (h @ down.T) [P, H] of `dtype`, in the order of tokens.
+
+    h: as `gate_up_product` returns it. down: [E, H, I]. weights: [T, k] float32, contiguous.
+    """
+    outs, columns = down.weights.shape[1:]
+    pairs, cut = order.pairs.shape[0], config.down
+    codes, scales = _codes(h)
+    _check(down, codes, cut, config)
+    assert weights.dtype == torch.float32 and weights.is_contiguous() and weights.numel() == pairs
+    out = torch.empty((pairs, outs), dtype=dtype, device=codes.device)
+    down_kernel[_grid(outs, columns, down, order, cut)](
+        tensor_descriptor(codes, config.tile, cut.block_k),
+        tensor_descriptor(codes, config.tile // 2, cut.block_k) if config.halves else None,
+        scales,
+        down.blocks(cut),
+        down.scales,
+        order.pairs,
+        order.tiles,
+        weights,
+        out,
+        order.places,
+        0 if scales is None else scales.stride(1),
+        N=outs,
+        K=columns,
+        BLOCK_M=config.tile,
+        BLOCK_N=cut.block_n,
+        BLOCK_K=cut.block_k,
+        STAGES=cut.stages,
+        SCALES=down.scaled_by,
+        WEIGHT_FIRST=config.weight_first,
+        HALVES=config.halves,
+        num_warps=cut.warps,
+        **early_start.options(codes.device),
+    )
+    return out
+
+
+def add_experts(parts: torch.Tensor, top_k: int, residual: torch.Tensor | None) -> torch.Tensor:
+    """residual + the sum of each token's parts in their order [T, H]; the residual, if there is one, is overwritten.
+
+    parts: [T * k, H], contiguous. residual: [T, H], its rows may lie apart.
+    """
+    pairs, width = parts.shape
+    tokens = pairs // top_k
+    out = torch.empty((tokens, width), dtype=parts.dtype, device=parts.device) if residual is None else residual
+    assert out.stride(1) == 1 and parts.is_contiguous()
+    block = min(next_power_of_2(width), _COLUMNS)
+    sum_kernel[(tokens, cdiv(width, block))](
+        parts,
+        out,
+        out.stride(0),
+        TOP_K=top_k,
+        N=width,
+        BLOCK=block,
+        HAS_RESIDUAL=residual is not None,
+        EARLY=tokens <= _FEW_SUMS,
+        num_warps=min(max(block // 256, 1), 8),
+        **early_start.options(parts.device),
+    )
+    return out
+
+
+def spread(x: torch.Tensor | Fp8Rows, order: Order, top_k: int) -> torch.Tensor | Fp8Rows:
+    """The rows of tokens, each copied to where its pairs are sorted [P, H]. x: [T, H], its rows may lie apart."""
+    codes, scales = _codes(x)
+    pairs, width = order.pairs.shape[0], codes.shape[1]
+    out: torch.Tensor | Fp8Rows
+    if scales is None:
+        out = torch.empty((pairs, width), dtype=codes.dtype, device=codes.device)
+    else:
+        out = Fp8Rows.empty(pairs, width, True, codes.device)
+    out_codes, out_scales = _codes(out)
+    spread_kernel[(pairs,)](
+        codes.view(torch.uint8) if codes.dtype == CODES else codes,
+        scales,
+        order.pairs,
+        out_codes.view(torch.uint8) if codes.dtype == CODES else out_codes,
+        out_scales,
+        codes.shape[0],
+        codes.stride(0),
+        0 if scales is None else scales.stride(1),
+        0 if out_scales is None else out_scales.stride(1),
+        TOP_K=top_k,
+        N=width,
+        BLOCK=min(next_power_of_2(width), _COLUMNS),
+        GROUPS=0 if scales is None else next_power_of_2(width // SCALE_BLOCK),
+        num_warps=4,
+        **early_start.options(codes.device),
+    )
+    return out
+
+
+def _codes(x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return (x.codes, x.scales) if isinstance(x, Fp8Rows) else (x, None)
+
+
+def _check(stack: Stack, x: torch.Tensor, cut: Cut, config: ExpertsConfig) -> None:
+    columns = stack.weights.shape[2]
+    assert x.shape[1] == columns and x.stride(1) == 1 and x.dtype == stack.weights.dtype
+    assert config.tile >= (16 if config.weight_first else 64) and columns % 8 == 0
+    if stack.scales is not None:
+        assert columns % SCALE_BLOCK == 0 and cut.block_k == SCALE_BLOCK and cut.block_n <= SCALE_BLOCK
+        assert stack.scaled_by == "channel" or stack.weights.shape[1] % SCALE_BLOCK == 0
+
+
+def _grid(outs: int, columns: int, stack: Stack, order: Order, cut: Cut) -> tuple[int, int, int]:
+    """columns: that a program reads of the weight for each of its outputs."""
+    blocks = cdiv(outs, cut.block_n)
+    together = min(blocks, max(1, _SHARED // (cut.block_n * columns * stack.weights.element_size())))
+    return together, order.places, cdiv(blocks, together)

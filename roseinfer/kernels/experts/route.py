@@ -1,0 +1,302 @@
+"""Which experts a token goes to, with the norm before the router, in one launch or, of many tokens, two: `route`; their
+logits alone, for `experts_few`, which puts them in order itself: `router_logits`.
+
+Choosing is no product: a rounded logit may change the expert, and all that follows. So the normed input is not rounded
+to 16 bits for it: x itself is multiplied by `RouterTerms`, whose products are exact, and the sums are divided by its
+root mean square. Sums, softmax and weights are float32.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from roseinfer.kernels.common import early_start
+from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
+from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tl, triton
+from roseinfer.kernels.experts.route_many import route_choice_kernel, route_products_kernel
+from roseinfer.kernels.experts.route_parts import choose, columns_of, norm_rows, partial_logits, prefetch_terms
+from roseinfer.kernels.experts.route_terms import RouterTerms
+from roseinfer.kernels.linear.fp8_rows import Fp8Rows
+from roseinfer.kernels.linear.skinny_linear import SkinnyNorm
+
+# Tokens of a program at least: `arrived` counts for each so many.
+TOKENS = 16
+# Elements of x that a program holds at once where it norms rows: 64 a thread.
+_ROW_ELEMENTS = 8192
+
+
+class RouteCut(NamedTuple):
+    """A program takes so many tokens and experts and one of `splits` of the columns, `columns` at a time, of which
+    `stages` are on their way. rows: of a program of a launch of its own, which norms and chooses; 0: all is one
+    launch."""
+
+    tokens: int
+    experts: int
+    splits: int
+    columns: int
+    stages: int
+    warps: int
+    rows: int = 0
+
+
+def _cut_of(tokens: int) -> RouteCut:
+    """The fastest for 128 experts and 2,048 columns on an H200 (torch 2.11, Triton 3.6; 2026-11-23): up to 128 tokens
+    alone, at 1, 8, 16 and 64; of more in layers of Qwen3-30B-A3B in FP8, at 256, 536, 800, 1,048, 2,048, 4,096 and
+    8,192. In one launch whoever comes last has all of its tokens' sums to add up, so there are few of those; of many
+    tokens that takes longer than a second launch."""
+    if tokens <= 32:
+        return RouteCut(16, 32, 4, 256, 3, 4)
+    if tokens <= 128:
+        return RouteCut(16, 64, 4, 256, 3, 4)
+    if tokens <= 256:
+        return RouteCut(64, 128, 4, 64, 3, 4, rows=4)
+    if tokens <= 1280:
+        return RouteCut(32, 64, 4, 64, 3, 4, rows=4)
+    return RouteCut(64, 128, 4, 64, 3, 4, rows=4) if tokens <= 4608 else RouteCut(128, 128, 2, 64, 4, 8, rows=4)
+
+
+class Routed(NamedTuple):
+    """ids: [T, k] int32, each token's experts by their weight, largest first. weights: [T, k] float32."""
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+
+def route_reference(x: torch.Tensor, norm: SkinnyNorm, router: torch.Tensor, top_k: int, renormalise: bool) -> Routed:
+    """What `route` gives, of the router [E, H] itself."""
+    wide = F.rms_norm(x.float(), norm.weight.shape, norm.weight.float(), norm.eps)
+    probabilities = F.linear(wide, router.float()).softmax(-1)
+    weights, ids = probabilities.sort(dim=-1, descending=True, stable=True)
+    weights, ids = weights[:, :top_k], ids[:, :top_k]
+    return Routed(ids.int(), weights / weights.sum(-1, keepdim=True) if renormalise else weights)
+
+
+@triton.jit(do_not_specialize=["tokens", "scale_stride"])
+def _route_kernel(
+    x_ptr,
+    norm_ptr,
+    terms_ptr,
+    scale_ptr,
+    sums_ptr,
+    factors_ptr,
+    arrived_ptr,
+    ids_ptr,
+    weights_ptr,
+    normed_ptr,
+    scales_ptr,
+    tokens,
+    stride_x,
+    scale_stride,
+    eps,
+    E: tl.constexpr,
+    E_PAD: tl.constexpr,
+    TOP_K: tl.constexpr,
+    H: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    NORMED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """The first programs are products, each of TOKENS tokens and some experts over some columns; the others norm ROWS
+    rows each. Whoever is the last of its TOKENS tokens chooses, CHOSEN of them at a time."""
+    TILES: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
+    PRODUCTS: tl.constexpr = TILES * SPLITS
+    NORMS: tl.constexpr = TOKENS // ROWS
+    products = (tokens + TOKENS - 1) // TOKENS * PRODUCTS
+    number = tl.program_id(0)
+    multiplies = number < products
+    together = number // PRODUCTS if multiplies else (number - products) // NORMS
+    first = together * TOKENS
+    first_expert, split = number % TILES * BLOCK_E, number // TILES % SPLITS
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        prefetch_terms(terms_ptr, number < PRODUCTS, first_expert, split, E, H, BLOCK_E, SPAN)
+        tl.extra.cuda.gdc_wait()
+    if multiplies:
+        partial_logits(
+            x_ptr, terms_ptr, sums_ptr, tokens, stride_x, first, first_expert, split,
+            E, H, SPAN, TOKENS, BLOCK_E, BLOCK_K, STAGES, H != SPAN * SPLITS, COMPILED,
+        )  # fmt: skip
+    else:
+        row = first + (number - products) % NORMS * ROWS
+        end = tl.minimum(first + TOKENS, tokens)
+        if row < end:
+            rstd = norm_rows(
+                x_ptr, norm_ptr, normed_ptr, scales_ptr, row, end, stride_x, scale_stride, eps, H, ROWS, GROUPS, NORMED
+            )
+            token = row + tl.arange(0, ROWS)
+            tl.store(factors_ptr + token, rstd / tl.load(scale_ptr), mask=token < end)
+
+    tl.debug_barrier()  # all threads have written before one of them says so
+    arrived = arrived_ptr + together
+    if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == PRODUCTS + NORMS - 1:
+        tl.store(arrived, 0)
+        for start in tl.range(first, tl.minimum(first + TOKENS, tokens), CHOSEN):
+            token = tl.minimum(start + tl.arange(0, CHOSEN), tokens - 1)
+            factors = tl.load(factors_ptr + token, cache_modifier=".cg")
+            choose(
+                sums_ptr, factors, ids_ptr, weights_ptr, start, tokens,
+                SPLITS, E, E_PAD, CHOSEN, TOP_K, RENORMALISE,
+            )  # fmt: skip
+
+
+@triton.jit
+def _logits_kernel(
+    x_ptr,
+    norm_ptr,
+    router_ptr,
+    logits_ptr,
+    rstd_ptr,
+    stride_x,
+    eps,
+    E: tl.constexpr,
+    H: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Program (t, i): token t's logits of BLOCK_E experts, and 1 / its root mean square."""
+    CHUNKS: tl.constexpr = (H + BLOCK_K - 1) // BLOCK_K
+    MASKED: tl.constexpr = H % BLOCK_K != 0
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    rows = router_ptr + tl.minimum(expert, E - 1)[:, None] * H
+    k = tl.arange(0, BLOCK_K)[None, :]
+    kept = ()
+    for chunk in tl.static_range(CHUNKS):
+        at = chunk * BLOCK_K + k
+        kept += (columns_of(rows + at, at, H, MASKED) * columns_of(norm_ptr + at, at, H, MASKED),)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        # Behind the wait: a kernel that starts now finds all that is older than this one done.
+        tl.extra.cuda.gdc_launch_dependents()
+    sums = tl.zeros([BLOCK_E, BLOCK_K], tl.float32)
+    squares = tl.zeros([1, BLOCK_K], tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        at = chunk * BLOCK_K + k
+        x = columns_of(x_ptr + token * stride_x + at, at, H, MASKED)
+        squares += x * x
+        sums += x * kept[chunk]
+    rstd = tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / H + eps)
+    tl.store(logits_ptr + token * E + expert, tl.sum(sums, 1) * rstd, mask=expert < E)
+    if tl.program_id(1) == 0:
+        tl.store(rstd_ptr + token, rstd)
+
+
+def route(
+    x: torch.Tensor,
+    norm: SkinnyNorm,
+    terms: RouterTerms,
+    top_k: int,
+    renormalise: bool,
+    arrived: torch.Tensor,
+    normed: torch.Tensor | Fp8Rows | None = None,
+    cut: RouteCut | None = None,
+) -> Routed:
+    """softmax(norm(x) @ router.T), of each token the largest `top_k`; `renormalise`: divided by their sum.
+
+    x: [T, H], its rows may lie apart. norm: an RMSNorm. terms: of it and the router, in x's dtype. arrived: int32, at
+    least T / 16 rounded up, all zero before and after; launches of one stream may have it in common. normed: [T, H],
+    contiguous, becomes norm(x), or that rounded, H a multiple of 128, with a scale for each 128 columns. Starts early
+    (see `early_start`). A row's results depend on the others only by their number, which says how sums are split.
+    """
+    (tokens, hidden), experts = x.shape, terms.values.shape[1]
+    assert norm.bias is None and x.stride(1) == 1 and x.dtype == terms.values.dtype and top_k <= experts
+    assert terms.values.is_contiguous() and arrived.numel() >= cdiv(tokens, TOKENS)
+    ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
+    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
+    wanted, scales = (normed.codes, normed.scales) if isinstance(normed, Fp8Rows) else (normed, None)
+    assert scales is None or scales.shape[1] * SCALE_BLOCK == hidden
+    if not tokens:
+        return Routed(ids, weights)
+    cut = cut or _cut_of(tokens)
+    splits = min(cut.splits, cdiv(hidden, cut.columns))
+    span = cdiv(cdiv(hidden, splits), cut.columns) * cut.columns
+    groups, padded = next_power_of_2(cdiv(hidden, 128)), next_power_of_2(experts)
+    most_rows = max(1, _ROW_ELEMENTS // (groups * 128))
+    block_e = min(cut.experts, max(16, padded))
+    products = cdiv(experts, block_e) * splits
+    sums = torch.empty((splits, tokens, experts), dtype=torch.float32, device=x.device)
+    out, scale_stride = (ids, weights, wanted, scales), 0 if scales is None else scales.stride(1)
+    multiplies: dict[str, Any] = {
+        "E": experts,
+        "H": hidden,
+        "TOKENS": cut.tokens,
+        "BLOCK_E": block_e,
+        "SPLITS": splits,
+        "SPAN": span,
+        "BLOCK_K": cut.columns,
+        "STAGES": cut.stages,
+        "COMPILED": x.is_cuda,
+        "num_warps": cut.warps,
+    }
+    chooses: dict[str, Any] = {
+        "E": experts,
+        "E_PAD": padded,
+        "TOP_K": top_k,
+        "H": hidden,
+        "SPLITS": splits,
+        "GROUPS": groups,
+        "RENORMALISE": renormalise,
+        "NORMED": "none" if wanted is None else "plain" if scales is None else "codes",
+    } | early_start.options(x.device)
+    if cut.rows:
+        rows = min(cut.rows, most_rows)
+        route_products_kernel[(cdiv(tokens, cut.tokens) * products,)](
+            x, terms.values, sums, tokens, x.stride(0), **multiplies, **early_start.options(x.device)
+        )
+        route_choice_kernel[(cdiv(tokens, rows),)](
+            x, norm.weight, terms.scale, sums, *out, tokens, x.stride(0), scale_stride, norm.eps,
+            ROWS=rows, **chooses, num_warps=4,
+        )  # fmt: skip
+        return Routed(ids, weights)
+    rows = min(4 if tokens > 128 else 2, most_rows)
+    factors = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    _route_kernel[(cdiv(tokens, cut.tokens) * (products + cut.tokens // rows),)](
+        x, norm.weight, terms.values, terms.scale, sums, factors, arrived, *out,
+        tokens, x.stride(0), scale_stride, norm.eps,
+        ROWS=rows,
+        CHOSEN=min(cut.tokens, cut.warps * max(1, min(4, 1024 // padded))),
+        maxnreg=None if cut.warps == 4 else 128,  # so that there is room for norms beside a product
+        **(multiplies | chooses),
+    )  # fmt: skip
+    return Routed(ids, weights)
+
+
+def router_logits(x: torch.Tensor, norm: SkinnyNorm, router: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """norm(x) @ router.T [T, E] and 1 / the root mean square of each row of x [T], both float32, of few tokens.
+
+    x: [T, H], its rows may lie apart. norm: an RMSNorm. router: [E, H], contiguous. A row's results
+    do not depend on the other rows.
+    """
+    (tokens, hidden), experts = x.shape, router.shape[0]
+    assert norm.bias is None and x.stride(1) == 1 and router.is_contiguous()
+    logits = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
+    rstd = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    block_e = 2 if tokens <= 2 else 4
+    _logits_kernel[(tokens, cdiv(experts, block_e))](
+        x,
+        norm.weight,
+        router,
+        logits,
+        rstd,
+        x.stride(0),
+        norm.eps,
+        E=experts,
+        H=hidden,
+        BLOCK_E=block_e,
+        BLOCK_K=min(2048, next_power_of_2(hidden)),
+        num_warps=4,
+        **early_start.options(x.device),
+    )
+    return logits, rstd

@@ -1,0 +1,108 @@
+"""Activation functions of feed-forward layers, computed in float32 and rounded once.
+
+Names as in `ModelSpec`: "silu", "gelu" (with erf) and "gelu_tanh". Products that fuse what follows them compute it with
+`activate`, too.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from roseinfer.kernels.common import early_start
+from roseinfer.kernels.common.triton_support import cdiv, tl, triton
+
+BLOCK = 1024  # elements of a program: 16 bytes of a 16-bit type for each of 128 threads
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """x: float32; any other ACTIVATION, such as "none", leaves it as it is."""
+    if ACTIVATION == "silu":
+        x = x * tl.sigmoid(x)
+    elif ACTIVATION == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":  # 0.5 * (1 + tanh(z)) = sigmoid(2 z), z = sqrt(2 / pi) * (x + 0.044715 x^3)
+        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return x
+
+
+@triton.jit
+def _gated_kernel(
+    gate_up_ptr, out_ptr, stride, N: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    at = gate_up_ptr + row * stride + column
+    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + N, mask=inside, other=0.0).to(tl.float32)
+    out = activate(gate, ACTIVATION) * up
+    tl.store(out_ptr + row * N + column, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _pointwise_kernel(
+    x_ptr, stride, N: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < N
+    at = x_ptr + row * stride + column
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(at, activate(x, ACTIVATION).to(x_ptr.dtype.element_ty), mask=inside)
+
+
+def gated(gate_up: torch.Tensor, activation: str, *, block: int = BLOCK, num_warps: int = 4) -> torch.Tensor:
+    """activation(gate) * up. gate_up: [T, 2 * I], gate first, its rows may lie apart. Returns [T, I]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    assert gate_up.stride(1) == 1
+    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    if rows:
+        _gated_kernel[(rows, cdiv(width, block))](
+            gate_up,
+            out,
+            gate_up.stride(0),
+            N=width,
+            ACTIVATION=activation,
+            BLOCK=block,
+            num_warps=num_warps,
+            **early_start.options(gate_up.device),
+        )
+    return out
+
+
+def pointwise(x: torch.Tensor, activation: str, *, block: int = BLOCK, num_warps: int = 4) -> torch.Tensor:
+    """activation(x), in place; returns x. x: [T, N], its rows may lie apart."""
+    rows, width = x.shape
+    assert x.stride(1) == 1
+    if rows:
+        _pointwise_kernel[(rows, cdiv(width, block))](
+            x,
+            x.stride(0),
+            N=width,
+            ACTIVATION=activation,
+            BLOCK=block,
+            num_warps=num_warps,
+            **early_start.options(x.device),
+        )
+    return x
+
+
+def gated_reference(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
+    gate, up = gate_up.float().chunk(2, -1)
+    return (activate_reference(gate, activation) * up).to(gate_up.dtype)
+
+
+def pointwise_reference(x: torch.Tensor, activation: str) -> torch.Tensor:
+    return x.copy_(activate_reference(x.float(), activation))
+
+
+def activate_reference(x: torch.Tensor, activation: str | None) -> torch.Tensor:
+    if activation is None:
+        return x
+    if activation == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

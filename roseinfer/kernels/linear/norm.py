@@ -1,0 +1,89 @@
+"""Normalisation over the last dimension, in float32 and rounded once.
+
+One program normalises one row, which it reads once. Residuals are added by the products before (`CudaMatmul`).
+"""
+
+import torch
+import torch.nn.functional as F
+
+from roseinfer.kernels.common import early_start
+from roseinfer.kernels.common.triton_support import next_power_of_2, tl, triton
+
+MAX_WIDTH = 16384
+
+
+@triton.jit
+def _norm_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    x_stride,
+    eps,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CENTRED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < N
+    x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if CENTRED:
+        x = tl.where(inside, x - tl.sum(x, 0) / N, 0.0)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / N + eps)
+    out = x * scale * tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if CENTRED:
+        out += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * N + column, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, num_warps: int | None = None) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight. x: [T, N], N <= 16384, its rows may lie apart; weight: [N]."""
+    return _launch(x, weight, None, eps, num_warps)
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, num_warps: int | None = None
+) -> torch.Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias; shapes as for `rms_norm`, bias: [N]."""
+    return _launch(x, weight, bias, eps, num_warps)
+
+
+def _launch(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, num_warps: int | None
+) -> torch.Tensor:
+    rows, width = x.shape
+    assert width <= MAX_WIDTH and x.stride(1) == 1
+    block = next_power_of_2(width)
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    if rows:
+        _norm_kernel[(rows,)](
+            x,
+            weight,
+            bias,
+            out,
+            x.stride(0),
+            eps,
+            N=width,
+            BLOCK=block,
+            CENTRED=bias is not None,
+            num_warps=num_warps or default_warps(block),
+            **early_start.options(x.device),
+        )
+    return out
+
+
+def default_warps(block: int) -> int:
+    """16 bytes of a 16-bit type for each thread, within what hides latency and what a block may have."""
+    return min(max(block // 256, 4), 16)
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
+
+
+def layer_norm_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps).to(x.dtype)

@@ -1,0 +1,206 @@
+"""Linear layers for a handful of rows, with the norm before them and the activation or residual after them fused in.
+
+At 1 to 16 rows a linear layer is the reading of its weight. Each program takes a few rows of the weight over the whole
+width, so nothing is combined across programs: results are deterministic, and a row's result does not depend on the
+other rows of the batch (it may differ in the last bit between buckets of rows, which are compiled apart).
+
+In a chain of such layers the gaps between kernels cost as much as the reading. With `overlap` a kernel starts while
+its predecessor still runs (programmatic dependent launch, CUDA programming guide), reads its weight, which depends on
+nothing, and only then waits for its input.
+
+Weights may be in FP8 (e4m3) with their scales: half the reading. They are widened in registers, exactly, and multiplied
+by inputs that are not quantised, so that all that is fused stays so and only the weight's own rounding is lost.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from roseinfer.kernels.common import early_start
+from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
+from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
+from roseinfer.kernels.linear.activation import activate_reference
+from roseinfer.kernels.linear.skinny_configs import choose_config, rule
+from roseinfer.kernels.linear.skinny_fp8_configs import Fp8Config, PairsConfig, choose_fp8_config, fp8_rule, slices
+from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
+from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
+
+# Above this, the input no longer is small beside the weight, and the library's kernels are as fast.
+MAX_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyNorm:
+    """The norm applied to the input: RMSNorm without a bias, LayerNorm with one. weight, bias: [in]."""
+
+    weight: torch.Tensor
+    eps: float
+    bias: torch.Tensor | None = None
+
+    @property
+    def kind(self) -> str:
+        return "rms" if self.bias is None else "layer"
+
+
+def skinny_linear_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    scales: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm: SkinnyNorm | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """`skinny_linear` in plain torch, rounding where separate layers would."""
+    if norm is not None:
+        wide = x.float()
+        if norm.bias is None:
+            wide = F.rms_norm(wide, wide.shape[-1:], norm.weight.float(), norm.eps)
+        else:
+            wide = F.layer_norm(wide, wide.shape[-1:], norm.weight.float(), norm.bias.float(), norm.eps)
+        x = wide.to(x.dtype)
+    y = F.linear(x, weight if scales is None else _widened(weight, scales, x.dtype), bias)
+    if gated:
+        gate, up = y.chunk(2, -1)
+        y = activate_reference(gate, activation) * up
+    else:
+        y = activate_reference(y, activation)
+    if residual is not None:
+        y = y + residual
+    y = y.to(out_dtype or (x.dtype if out is None else out.dtype))
+    return y if out is None else out.copy_(y)
+
+
+def _widened(weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if scales.ndim == 1:
+        scales = scales[:, None]
+    else:
+        rows, columns = weight.shape
+        scales = scales.repeat_interleave(SCALE_BLOCK, 0)[:rows].repeat_interleave(SCALE_BLOCK, 1)[:, :columns]
+    return (weight.float() * scales).to(dtype)
+
+
+def pays(rows: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | None = None) -> bool:
+    """Whether `skinny_linear` takes `rows` rows of input for this weight, and faster than the library's kernels."""
+    if not supports(rows, weight, gated, scales):
+        return False
+    return _choose(next_power_of_2(rows), weight, gated, scales) is not None
+
+
+def supports(rows: int, weight: torch.Tensor, gated: bool = False, scales: torch.Tensor | None = None) -> bool:
+    """Whether `skinny_linear` takes `rows` rows of input for this weight."""
+    if not weight.is_contiguous() or weight.data_ptr() % 16 or not 1 <= rows <= MAX_ROWS:
+        return False
+    if scales is None:
+        return weight.dtype in (torch.bfloat16, torch.float16)
+    if weight.dtype is not torch.float8_e4m3fn or scales.dtype is not torch.float32 or not scales.is_contiguous():
+        return False
+    return scales.ndim == 1 or not gated or weight.shape[0] % (2 * SCALE_BLOCK) == 0
+
+
+def _choose(bucket: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | None) -> Fp8Config | None:
+    if scales is None:
+        return choose_config(bucket, *weight.shape, gated)
+    return choose_fp8_config(bucket, *weight.shape, gated, blocks=scales.ndim == 2)
+
+
+def skinny_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    scales: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm: SkinnyNorm | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    overlap: bool = False,
+    config: Fp8Config | None = None,
+) -> torch.Tensor:
+    """activation(norm(x) @ weight.T + bias) + residual; gated: activation(gate) * up.
+
+    x: [M, in], 1 <= M, the last dimension contiguous. weight: [out, in], one that `supports` takes; gated: the gate's
+    rows, then the up projection's. scales: of a weight in float8_e4m3fn, what its codes are multiplied by, float32,
+    contiguous: [out], or [ceil(out / 128), ceil(in / 128)], one for each block of 128 x 128 (gated: the up projection
+    begins with a block). bias: [weight's rows]. residual: [M, out], and `out` may be the same tensor.
+    activation: None, "silu", "gelu" or "gelu_tanh". The result has x's dtype, or `out_dtype`, or is `out`, which must
+    not share memory with x. Sums are float32 and rounded once.
+
+    overlap: start before the stream's preceding kernel has ended (compute capability 9.0 and higher). Only `x` and
+    `residual` may be that kernel's or an earlier one's results; everything else must be older.
+    """
+    rows, in_features = x.shape
+    width = weight.shape[0] // 2 if gated else weight.shape[0]
+    assert weight.shape[1] == in_features and x.stride(1) == 1 and weight.is_contiguous()
+    assert not gated or residual is None
+    if out is None:
+        out = torch.empty((rows, width), dtype=out_dtype or x.dtype, device=x.device)
+    kind = "none" if scales is None else "channel" if scales.ndim == 1 else "block"
+    assert not (gated and kind == "block") or width % SCALE_BLOCK == 0, "the up projection begins within a block"
+    bucket = next_power_of_2(rows)
+    if config is None:
+        default = rule if scales is None else fp8_rule
+        config = _choose(bucket, weight, gated, scales) or default(bucket, *weight.shape, gated)
+    if isinstance(config, PairsConfig) and norm is not None and norm.kind == "layer":
+        config = fp8_rule(bucket, *weight.shape, gated)
+    overlap = overlap and early_start.capable(x.device)
+    absent = weight  # stands for a pointer that is not read
+    arguments = (
+        x,
+        weight,
+        absent if scales is None else scales,
+        absent if bias is None else bias,
+        absent if residual is None else residual,
+        absent if norm is None else norm.weight,
+        absent if norm is None or norm.bias is None else norm.bias,
+        out,
+        rows,
+        width,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        out.stride(0),
+        0.0 if norm is None else norm.eps,
+    )
+    options: dict[str, Any] = {
+        "ROWS": bucket,
+        "K": in_features,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "STAGES": config.stages,
+        "EVICTION": "evict_first" if config.evict_first else "",
+        "NORM": "none" if norm is None else norm.kind,
+        "ACTIVATION": activation or "none",
+        "GATED": gated,
+        "HAS_BIAS": bias is not None,
+        "HAS_RESIDUAL": residual is not None,
+        "OVERLAP": overlap,
+        "SCALES": kind,
+        "num_warps": config.warps,
+    }
+    if overlap:
+        options["launch_pdl"] = True
+    tiles = cdiv(width, config.block_n)
+    if isinstance(config, PairsConfig):
+        programs = min(tiles, (config.programs or tiles) * _processors(x.device))
+        skinny_pairs_kernel[(programs,)](*arguments, STAY=programs < tiles, COMPILED=x.is_cuda, **options)
+    else:
+        ahead = config.prefetch if overlap and in_features * weight.itemsize % 16 == 0 else 0
+        options |= {"DOT": config.dot, "SLICES": slices(config, blocks=kind == "block"), "PRELOAD": config.preload}
+        skinny_kernel[(tiles,)](*arguments, PREFETCH=min(ahead, in_features), **options)
+    return out
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":  # under Triton's interpreter
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,179 @@
+"""The Triton kernel of `skinny_linear` for a row or two by a weight in FP8, in pairs of float16 (`fp8_pairs`).
+
+Tensors have the dimensions groups of 16 columns, rows of x, rows of the weight, places in a group. A program prepares x
+once and keeps it in registers; that takes long enough that programs may better stay and take tile after tile.
+"""
+
+from roseinfer.kernels.common.triton_support import tl, triton
+from roseinfer.kernels.linear.activation import activate
+from roseinfer.kernels.linear.fp8_pairs import multiply, narrow, read_halves
+
+
+@triton.jit
+def _weight_rows(tile, width, BLOCK_N: tl.constexpr, TILE_N: tl.constexpr):
+    """Rows past the end are copies of the last one. Gated, up's rows follow the gate's."""
+    n = tl.arange(0, TILE_N)
+    return tl.minimum(tile * BLOCK_N + n % BLOCK_N, width - 1) + n // BLOCK_N * width
+
+
+@triton.jit
+def _read_tile(
+    w_ptr, scales_ptr, tile, chunk: tl.constexpr, width, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVICTION: tl.constexpr, GATED: tl.constexpr, BLOCK_SCALED: tl.constexpr, COMPILED: tl.constexpr,
+):  # fmt: skip
+    """One of the chunks of columns of a tile, four codes in an int32 if COMPILED, and the scales of its groups."""
+    TILE_N: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
+    group = tl.arange(0, BLOCK_K // 16)
+    rows = _weight_rows(tile, width, BLOCK_N, TILE_N).to(tl.int64)[None, None, :, None]
+    if COMPILED:
+        at = w_ptr.to(tl.pointer_type(tl.int32)) + (rows * (K // 4) + chunk * (BLOCK_K // 4))
+        at += (group * 4)[:, None, None, None] + tl.arange(0, 4)[None, None, None, :]
+    else:
+        at = w_ptr + (rows * K + chunk * BLOCK_K)
+        at += (group * 16)[:, None, None, None] + tl.arange(0, 16)[None, None, None, :]
+    w = tl.load(at, eviction_policy=EVICTION)
+    scales = 1.0
+    if BLOCK_SCALED:
+        block = (group // 8)[:, None, None] + chunk * (BLOCK_K // 128)
+        first = tile * BLOCK_N
+        scales = tl.load(scales_ptr + first // 128 * (K // 128) + block)
+        if GATED:
+            is_up = (tl.arange(0, TILE_N) >= BLOCK_N)[None, None, :]
+            scales = tl.where(is_up, tl.load(scales_ptr + (width + first) // 128 * (K // 128) + block), scales)
+    return w, scales
+
+
+@triton.jit
+def _finish(
+    result,
+    rstd,
+    tile,
+    scales_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    rows,
+    width,
+    stride_residual,
+    stride_out,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    CHANNEL_SCALED: tl.constexpr,
+):
+    """What follows the sums [ROWS, rows of the weight] of a tile."""
+    result *= rstd
+    w_rows = _weight_rows(tile, width, BLOCK_N, 2 * BLOCK_N if GATED else BLOCK_N)
+    if CHANNEL_SCALED:
+        result *= tl.load(scales_ptr + w_rows)[None, :]
+    if HAS_BIAS:
+        result += tl.load(bias_ptr + w_rows).to(tl.float32)[None, :]
+    if GATED:
+        gate, up = tl.split(tl.trans(tl.reshape(result, [ROWS, 2, BLOCK_N]), (0, 2, 1)))
+        result = activate(gate, ACTIVATION) * up
+    else:
+        result = activate(result, ACTIVATION)
+    m = tl.arange(0, ROWS)[:, None]
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    writable = (m < rows) & (n < width)
+    if HAS_RESIDUAL:
+        result += tl.load(residual_ptr + m.to(tl.int64) * stride_residual + n, mask=writable, other=0.0).to(tl.float32)
+    tl.store(out_ptr + m.to(tl.int64) * stride_out + n, result.to(out_ptr.dtype.element_ty), mask=writable)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def skinny_pairs_kernel(
+    x_ptr,
+    w_ptr,
+    scales_ptr,
+    bias_ptr,
+    residual_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    out_ptr,
+    rows,
+    width,
+    stride_x,
+    stride_residual,
+    stride_out,
+    eps,
+    ROWS: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    EVICTION: tl.constexpr,
+    NORM: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    SCALES: tl.constexpr,
+    STAY: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """See `skinny_linear`. Program i of p computes tile i of BLOCK_N outputs, all rows; to STAY, then i + p, ..."""
+    CHUNKS: tl.constexpr = K // BLOCK_K
+    GROUPS: tl.constexpr = BLOCK_K // 16
+    TILE_N: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
+    BLOCK_SCALED: tl.constexpr = SCALES == "block"
+    CHANNEL_SCALED: tl.constexpr = SCALES == "channel"
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+
+    tile = tl.program_id(0)
+    step = tl.num_programs(0)
+    tiles = tl.cdiv(width, BLOCK_N)
+    w, scales = _read_tile(
+        w_ptr, scales_ptr, tile, 0, width, K, BLOCK_N, BLOCK_K, EVICTION, GATED, BLOCK_SCALED, COMPILED
+    )
+    gains = ()
+    if NORM == "rms":
+        for chunk in tl.static_range(CHUNKS):
+            gains += (read_halves(norm_weight_ptr + chunk * BLOCK_K + tl.zeros([1, 1, 1, 1], tl.int32), BLOCK_K),)
+
+    # Only from here on may what earlier kernels wrote be read, and what they read be overwritten.
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    m = tl.minimum(tl.arange(0, ROWS), rows - 1)  # rows past the end are copies of the last one, and not written
+    x_rows = x_ptr + (m.to(tl.int64) * stride_x)[None, :, None, None]
+    xs = ()
+    squares = tl.zeros([GROUPS, ROWS, 1], tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        low, high = read_halves(x_rows + chunk * BLOCK_K, BLOCK_K)
+        if NORM == "rms":
+            squares += tl.sum(low * low + high * high, 3)
+            low, high = low * gains[chunk][0], high * gains[chunk][1]
+        xs += (narrow(low, high, COMPILED),)
+
+    sums = tl.zeros([GROUPS, ROWS, TILE_N], tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        if chunk > 0:
+            w, scales = _read_tile(
+                w_ptr, scales_ptr, tile, chunk, width, K, BLOCK_N, BLOCK_K, EVICTION, GATED, BLOCK_SCALED, COMPILED
+            )
+        sums += multiply(w, xs[chunk][0], xs[chunk][1], COMPILED) * (xs[chunk][2] * scales)
+    # An RMSNorm divides a row by one number, which can wait until here, off the path to the first product.
+    factor = 1.0
+    if NORM == "rms":
+        factor = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+    _finish(
+        tl.sum(sums, 0), factor, tile, scales_ptr, bias_ptr, residual_ptr, out_ptr, rows, width,
+        stride_residual, stride_out, ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, CHANNEL_SCALED,
+    )  # fmt: skip
+    if STAY:
+        for later in tl.range(tile + step, tiles, step, num_stages=STAGES):
+            sums = tl.zeros([GROUPS, ROWS, TILE_N], tl.float32)
+            for chunk in tl.static_range(CHUNKS):
+                w, scales = _read_tile(
+                    w_ptr, scales_ptr, later, chunk, width, K, BLOCK_N, BLOCK_K, EVICTION, GATED, BLOCK_SCALED, COMPILED
+                )
+                sums += multiply(w, xs[chunk][0], xs[chunk][1], COMPILED) * (xs[chunk][2] * scales)
+            _finish(
+                tl.sum(sums, 0), factor, later, scales_ptr, bias_ptr, residual_ptr, out_ptr, rows, width,
+                stride_residual, stride_out, ROWS, BLOCK_N, ACTIVATION, GATED, HAS_BIAS, HAS_RESIDUAL, CHANNEL_SCALED,
+            )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Sampling from logits: masks, the most likely token, and random draws."""

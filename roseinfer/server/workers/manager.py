@@ -1,0 +1,221 @@
+"""Running the server in several processes: the manager owns the address, the engines and the workers."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from roseinfer.cluster.start import engine_crew, router_record
+from roseinfer.core.clock import MonotonicClock
+from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
+from roseinfer.engine.api import EngineInfo
+from roseinfer.integrations.systemd import SystemdNotifier
+from roseinfer.server.console.looking import tell_of_machine
+from roseinfer.server.console.steps import MAX_STEPS
+from roseinfer.server.hosting import (
+    Reload,
+    Signals,
+    configure_logging,
+    end_of,
+    first_of,
+    greeting,
+    listen,
+    say,
+)
+from roseinfer.server.observe.colleagues import Colleagues
+from roseinfer.server.observe.exposition import Snapshot
+from roseinfer.server.observe.metrics import StepMetrics
+from roseinfer.server.observe.tallies import Tallies
+from roseinfer.server.request.slo_classes import configured_classes
+from roseinfer.server.response_store.start import response_file
+from roseinfer.server.workers.acceptor import Acceptor
+from roseinfer.server.workers.control import Answer, Ask, Collected, FromWorker, Scrape, WorkerBoot
+from roseinfer.server.workers.counters import Count, SharedCounters, counters_file
+from roseinfer.server.workers.heartbeat import Heartbeats
+from roseinfer.server.workers.launch import Launcher, WorkerProcess
+from roseinfer.server.workers.pool import WorkerPool
+from roseinfer.server.workers.questions import Questions
+from roseinfer.server.workers.scrapes import Scrapes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What there is to serve, and how. `tokenizer`: the folder it is read from."""
+
+    engine: EngineConfig
+    replicas: ReplicasConfig
+    tokenizer: Path
+    server: ServerConfig
+    workers: int
+
+    @property
+    def model_name(self) -> str:
+        return self.engine.model.model
+
+    @property
+    def shown_name(self) -> str:
+        return (self.server.served_model_name or (self.model_name,))[0]
+
+
+async def serve_fleet(served: Served, announce: Callable[[str], None] = say) -> None:
+    """Like `run.serve_model`, with `served.workers` processes that answer requests.
+
+    Raises what `run.serve_model` raises, and `WorkersDiedError` if they cannot be kept alive.
+    """
+    configure_logging(served.server)
+    await Fleet(served, announce).run()
+
+
+class Fleet:
+    """Made in its event loop; `run` is all of its life."""
+
+    def __init__(self, served: Served, announce: Callable[[str], None]) -> None:
+        self._served = served
+        self._slo_classes = configured_classes(served.server, served.model_name)  # once: the file may change
+        self._announce = announce
+        self._listener = listen(served.server)
+        stored = response_file(served.server, None)  # before there is a folder, which would be left if this fails
+        self._crew = engine_crew(served.engine, served.replicas, served.server.stall_timeout)
+        self._response_file = stored or response_file(served.server, self._crew.folder)
+        self._counters_file = counters_file(str(self._crew.folder / "counters"), served.workers)
+        self._counters = SharedCounters(self._counters_file, served.workers)
+        self._acceptor = Acceptor(self._listener, self._counters)
+        self._tallies = Tallies()
+        self._scrapes = Scrapes(self._own_snapshot)
+        self._colleagues = Colleagues()
+        self._questions = Questions(self._colleagues)
+        self._steps = StepMetrics(self._tallies, served.shown_name, MAX_STEPS if served.server.console else 0)
+        tell_of_machine(self._colleagues, self._steps, self._crew)
+        clock = MonotonicClock()
+        launcher = Launcher(self._boot, self._counters_file)
+        heartbeats = Heartbeats(self._counters, served.server.worker_timeout)
+        self._pool = WorkerPool(served.workers, launcher, self, self._replacing, heartbeats, clock)
+        self._service_manager = SystemdNotifier()
+        self._signals = Signals(Reload(self._crew, self._service_manager))
+        self._ending = False
+
+    async def run(self) -> None:
+        self._signals.install()
+        self._crew.on_step(self._steps.step)
+        failures = (self._pool.failure, self._crew.failure)
+        try:
+            info = await self._brought_up()
+            if info is not None:
+                words = greeting(self._served.server, self._served.model_name, self._listener, info)
+                self._announce(words)
+                self._service_manager.ready(words.partition(";")[0])
+                await first_of(self._signals.first.wait(), *map(end_of, failures))
+                self._service_manager.stopping()
+                await self._drain()
+        finally:
+            self._service_manager.close()
+            await self._end()
+            for failure in failures:
+                if failure.done():
+                    failure.result()
+
+    async def _brought_up(self) -> EngineInfo | None:
+        """None if a signal or the failure of a worker came first. Raises what keeps the engine from starting."""
+        starting = asyncio.create_task(self._start())
+        await first_of(asyncio.shield(starting), self._signals.first.wait(), end_of(self._pool.failure))
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            return None
+        return starting.result()
+
+    async def _start(self) -> EngineInfo:
+        await self._crew.launch()
+        # The workers load their tokenizers while the engines load the model.
+        starting = asyncio.create_task(self._pool.start())
+        try:
+            info = await self._crew.connect()
+            await starting
+            return info
+        finally:
+            starting.cancel()
+
+    async def _drain(self) -> None:
+        """Like a single process's: new requests are refused, running ones may finish for `shutdown_timeout` seconds."""
+        self._ending = True
+        self._pool.drain()
+        requests, wait_s = self._counters.total(Count.REQUESTS), self._served.server.shutdown_timeout
+        if requests:
+            log.info("shutting down: %d requests may finish within %g s", requests, wait_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await first_of(self._pool.idle(), self._signals.second.wait())
+
+    async def _end(self) -> None:
+        self._ending = True
+        self._acceptor.close()
+        await self._pool.stop()
+        await self._crew.close()
+        os.close(self._counters_file)
+
+    # --- workers ------------------------------------------------------------------------------------------------
+    def _boot(self, index: int, number: int, control: int, connections: int) -> WorkerBoot:
+        served = self._served
+        return WorkerBoot(
+            config=served.server,
+            slo_classes=self._slo_classes,
+            model_name=served.model_name,
+            tokenizer=str(served.tokenizer),
+            replicas=served.replicas,
+            engines=self._crew.places,
+            record=router_record(served.engine, number),
+            response_file=None if self._response_file is None else str(self._response_file),
+            max_inflight=served.engine.scheduler.max_inflight_requests,
+            index=index,
+            number=number,
+            workers=served.workers,
+            control=control,
+            connections=connections,
+            counters=self._counters_file,
+        )
+
+    def _replacing(self) -> bool:
+        """Also while no engine runs: one will, or the server ends."""
+        return not self._ending
+
+    def serving(self, worker: WorkerProcess) -> None:
+        self._acceptor.add(worker, loading=True)
+
+    def up(self, worker: WorkerProcess) -> None:
+        self._acceptor.loaded(worker)
+
+    def quiet(self, worker: WorkerProcess) -> None:
+        self._acceptor.set_quiet(worker, worker.quiet)
+
+    def received(self, worker: WorkerProcess, message: FromWorker) -> None:
+        if isinstance(message, Scrape):
+            self._scrapes.ask(worker, message, self._others(worker))
+        elif isinstance(message, Collected):
+            self._scrapes.told(worker, message)
+        elif isinstance(message, Ask):
+            self._questions.ask(worker, message, self._others(worker))
+        elif isinstance(message, Answer):
+            self._questions.told(worker, message)
+
+    def _others(self, worker: WorkerProcess) -> list[WorkerProcess]:
+        return [other for other in self._pool.workers.values() if other is not worker and _answers(other)]
+
+    def gone(self, worker: WorkerProcess) -> None:
+        self._acceptor.remove(worker)
+        self._scrapes.gone(worker)
+        self._questions.gone(worker)
+        self._counters.clear(worker.index)
+
+    def _own_snapshot(self) -> Snapshot:
+        return Snapshot(self._tallies.numbers(), self._crew.reports())
+
+
+def _answers(worker: WorkerProcess) -> bool:
+    return worker.up and not worker.quiet

@@ -1,0 +1,269 @@
+"""A worker: the same server as one process alone has, but for the address, the engine and the signals."""
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.start import routed_engine
+from roseinfer.core.errors import RoseinferError
+from roseinfer.server.app import server_parts
+from roseinfer.server.hosting import (
+    LAST_WORDS_S,
+    Server,
+    configure_logging,
+    first_of,
+    new_event_loop,
+    settle_garbage_collector,
+    uvicorn_config,
+    with_texts,
+)
+from roseinfer.server.http.errors import unavailable
+from roseinfer.server.observe.exposition import Snapshot
+from roseinfer.server.workers.control import (
+    Answers,
+    Broken,
+    Collect,
+    Collected,
+    ControlChannel,
+    Drain,
+    FromManager,
+    FromWorker,
+    Idle,
+    Question,
+    Scrape,
+    Scraped,
+    Serving,
+    Stop,
+    Up,
+    WorkerBoot,
+)
+from roseinfer.server.workers.counters import Count, SharedCounters, SharedInflight, SharedOccupancy
+from roseinfer.server.workers.handover import ConnectionReceiver
+from roseinfer.server.workers.heartbeat import Pulse
+from roseinfer.server.workers.questions import OtherWorkers
+from roseinfer.text.tokenizer import Tokenizer
+
+log = logging.getLogger("roseinfer.server.worker")
+
+# How long a worker that nobody owns any more may take to notice by itself.
+ORPHAN_PATIENCE_S = 5.0
+# The manager waits a second for workers that do not answer.
+SCRAPE_PATIENCE_S = 5.0
+
+
+class GivenServer(Server):
+    """uvicorn without a listening socket: connections are given to it."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        self.up.set()
+
+    async def take(self, connection: socket.socket) -> None:
+        """Serve a connection that somebody has accepted."""
+        config = self.config
+        connection.setblocking(False)
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            ),
+            connection,
+        )
+
+
+class Worker:
+    """Made in its event loop; `run` returns when the manager says `Stop`."""
+
+    def __init__(self, boot: WorkerBoot) -> None:
+        self._boot = boot
+        self._counters = SharedCounters(boot.counters, boot.workers)
+        self._connections = ConnectionReceiver(socket.socket(fileno=boot.connections))
+        self._channel = ControlChannel[FromWorker, FromManager](FromManager, self._on_message, self._on_lost)
+        self._stopped = asyncio.Event()
+        self._numbers = itertools.count()
+        self._scrapes: dict[int, asyncio.Future[Snapshot]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._colleagues = OtherWorkers(self._channel.send)
+        parts = server_parts(
+            boot.config,
+            boot.model_name,
+            self._gather,
+            self._colleagues,
+            response_file=None if boot.response_file is None else Path(boot.response_file),
+            room=SharedOccupancy(self._counters, boot.index),
+            share=1 / boot.workers,
+            slo_classes=boot.slo_classes,
+        )
+        self._service, self._observation = parts.service, parts.observation
+        self._server = GivenServer(uvicorn_config(parts, self._on_closed))
+
+    async def run(self) -> None:
+        pulse = Pulse(self._counters, self._boot.index)
+        await self._channel.open(socket.socket(fileno=self._boot.control))
+        serving = asyncio.create_task(self._server.serve())
+        engine: RoutedEngine | None = None
+        try:
+            await first_of(self._server.up.wait(), asyncio.shield(serving))
+            asyncio.get_running_loop().add_reader(self._connections.fileno(), self._on_connections)
+            self._channel.send(Serving())
+            engine = await self._start_engine()
+            await self._stopped.wait()
+            await self._end_requests()
+        except RoseinferError as error:
+            self._channel.send(Broken(type(error).__name__, str(error)))
+            await self._stopped.wait()
+        finally:
+            self._server.should_exit = True
+            await serving
+            if engine is not None:
+                await engine.close()
+            self._channel.close()
+            pulse.stop()
+
+    async def _start_engine(self) -> RoutedEngine | None:
+        """None if the manager has said `Stop` before an engine was there."""
+        starting = asyncio.create_task(self._attach())
+        stopping = asyncio.create_task(self._stopped.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            return None
+        return starting.result()
+
+    async def _attach(self) -> RoutedEngine:
+        boot = self._boot
+        chat_template = None if boot.config.chat_template is None else Path(boot.config.chat_template)
+        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(boot.tokenizer), chat_template)
+        inflight = SharedInflight(boot.max_inflight, self._counters, boot.index)
+        starting = routed_engine(
+            boot.engines,
+            tokenizer,
+            boot.replicas,
+            inflight,
+            prefix=f"{boot.number}-",
+            processes=boot.workers,
+            record=boot.record,
+        )
+        engine = await with_texts(self._service, tokenizer, starting)
+        self._service.attach(engine, tokenizer)
+        self._service.warm_up()
+        settle_garbage_collector()
+        self._channel.send(Up())
+        return engine
+
+    async def _end_requests(self) -> None:
+        ended = await self._service.wind_down(LAST_WORDS_S)
+        if ended:
+            log.warning("shutting down: %d requests were cut short", ended)
+
+    # --- from the manager ---------------------------------------------------------------------------------------
+    def _on_message(self, message: FromManager) -> None:
+        if isinstance(message, Drain):
+            self._service.lifecycle.begin_drain()
+            self._spawn(self._tell_when_idle())
+        elif isinstance(message, Stop):
+            self._stopped.set()
+        elif isinstance(message, Collect):
+            self._channel.send(Collected(message.number, self._observation.snapshot()))
+        elif isinstance(message, Scraped):
+            waiting = self._scrapes.pop(message.number, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message.all)
+        elif isinstance(message, Question):
+            self._colleagues.asked(message)
+        elif isinstance(message, Answers):
+            self._colleagues.told(message)
+
+    def _on_lost(self) -> None:
+        """Without a word from the manager: there is nobody to serve for, and nobody who would end us."""
+        if not self._stopped.is_set():
+            os._exit(1)
+
+    async def _tell_when_idle(self) -> None:
+        await self._service.lifecycle.idle()
+        self._channel.send(Idle())
+
+    async def _gather(self, own: Snapshot) -> Snapshot:
+        """Raises `ApiError` 503 if the manager does not answer: half of the numbers would look like a restart."""
+        number = next(self._numbers)
+        self._scrapes[number] = asyncio.get_running_loop().create_future()
+        self._channel.send(Scrape(number, own))
+        try:
+            async with asyncio.timeout(SCRAPE_PATIENCE_S):
+                return await self._scrapes[number]
+        except TimeoutError:
+            self._scrapes.pop(number, None)
+            raise unavailable("metrics_unavailable", "The server's manager does not answer", 1.0) from None
+
+    # --- connections --------------------------------------------------------------------------------------------
+    def _on_connections(self) -> None:
+        connections, _ = self._connections.receive()
+        for connection in connections:
+            self._spawn(self._take(connection))
+
+    async def _take(self, connection: socket.socket) -> None:
+        try:
+            await self._server.take(connection)
+        except OSError:  # the client has left meanwhile
+            connection.close()
+            self._on_closed()
+
+    def _on_closed(self) -> None:
+        self._counters.add(self._boot.index, Count.CLOSED, 1)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _exit_with_manager(stdin: int) -> None:
+    """For a worker whose event loop is stuck: the manager holds the other end of our standard input.
+
+    Reads the descriptor, not the file object, whose lock the interpreter could not take from this thread at exit.
+    """
+    while os.read(stdin, 1):
+        pass
+    time.sleep(ORPHAN_PATIENCE_S)
+    os._exit(1)
+
+
+def main() -> int:
+    """Read a `WorkerBoot` line from standard input, serve until told to stop or left alone."""
+    # Terminals and service managers send these to the whole group; the manager decides what they mean.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
+    configure_logging(boot.config)
+    watch = threading.Thread(target=_exit_with_manager, args=(sys.stdin.fileno(),), name="manager-watch", daemon=True)
+    watch.start()
+
+    async def work() -> None:
+        await Worker(boot).run()
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(work())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""What `roseinfer deploy` says before it asks a cluster for anything."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from roseinfer.cli import main as cli
+from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
+from roseinfer.core.errors import ResourceError
+from roseinfer.integrations.ray import application, cluster
+from roseinfer.integrations.ray.plan import DeployConfig, Plan
+
+
+@pytest.fixture
+def cost(tmp_path: Path) -> Path:
+    file = tmp_path / "cost.json"
+    file.write_text('{"cost": {"step_s": 0.01, "token_s": 1e-5, "pair_s": 0, "row_s": 1e-5, "context_s": 0}}')
+    return file
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--engines", "2", "--min-engines", "3"],
+            "--engines: 2 is not between --min-engines (3) and --max-engines (2)",
+        ),
+        (["--engine-ports", "90-80"], "--engine-ports must be two ports, as 7100-7199, got '90-80'"),
+        (["--engine-ports", "many"], "--engine-ports must be two ports"),
+        (["--engines", "0"], "--engines must be positive"),
+        (["--record", "steps.jsonl"], "--record: engines on Ray write no files"),
+        (["--slow", "1,2"], "--slow: engines on Ray are all alike"),
+        (["--port", "0"], "--port: all processes of a deployment must know it"),
+        (["--otlp-endpoint", "nowhere"], "--otlp-endpoint: 'nowhere/v1/traces' is no URL"),
+        (["--slo-classes", "/nowhere/classes.toml"], "--slo-classes"),
+        (["--length-predictor", "/nowhere/predictor"], "/nowhere/predictor"),
+        (["--api-workers", "2"], "unrecognized arguments: --api-workers"),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(
+    options: list[str], says: str, cost: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["deploy", "--device", "priced", "--cost", str(cost), *options]
+    try:
+        assert cli.main(argv) == 2
+    except SystemExit as error:
+        assert error.code == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert says in told and told.startswith("roseinfer")
+
+
+def test_a_missing_extra_is_told_in_one_line(
+    cost: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
+    for argv in (["deploy", "--status"], ["deploy", "--device", "priced", "--cost", str(cost)]):
+        assert cli.main(argv) == 1
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1 and "pip install 'roseinfer[ray]'" in told
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.check_disk(str(tmp_path))
+    monkeypatch.setattr(cluster, "LEAST_DISK_SHARE", 1.1)
+    with pytest.raises(ResourceError, match=r"the disk of .* has only [\d.]+ GiB left: Ray does not work on it"):
+        cluster.check_disk(str(tmp_path))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the ray extra is not installed")
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("127.0.0.1:9", "no Ray cluster at 127.0.0.1:9 (Connection refused); start one with"),
+        ("nowhere", "--address: must be HOST:PORT, got 'nowhere'"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_told_in_one_line(
+    address: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["deploy", "--status", "--address", address]) in (1, 2)
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_ray_shows_of_a_deployment_holds_no_secret(cost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray writes the environment of a job into its logs; a plan is an argument of actors."""
+    secrets = {"HF_TOKEN": "hf-abc", "OTEL_EXPORTER_OTLP_HEADERS": "key=abc-otel", "ROSEINFER_API_KEY": "abc-key"}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(application, "_haproxy", lambda: "haproxy")
+    plans: list[Plan] = []
+    monkeypatch.setattr(cluster, "require_ray", lambda: None)
+    monkeypatch.setattr(cluster, "connect", lambda address, shown: shown_to_ray.update(shown))
+    monkeypatch.setattr(cluster, "check", lambda plan: plan)
+    monkeypatch.setattr(cluster, "deploy", lambda plan, say: plans.append(plan))
+    shown_to_ray: dict[str, str] = {}
+    assert cli.main(["deploy", "--device", "priced", "--cost", str(cost)]) == 0
+    [plan] = plans
+    assert plan.server.api_key == ("abc-key",)
+    assert plan.variables == {name: value for name, value in secrets.items() if name != "ROSEINFER_API_KEY"}
+    assert "RAY_SERVE_ENABLE_HA_PROXY" in shown_to_ray
+    for value in secrets.values():
+        assert value not in repr(plan) and value not in shown_to_ray.values()
+    for name in plan.variables:
+        monkeypatch.delenv(name)
+    plan.set_variables()
+    assert {name: os.environ.get(name) for name in plan.variables} == plan.variables
+
+
+def test_a_serve_that_listens_elsewhere_is_no_place_for_a_deployment(cost: Path) -> None:
+    """It would be told, take no notice, and requests would be sent where nobody listens."""
+    plan = Plan(
+        deploy=DeployConfig(), engine=EngineConfig(), replicas=ReplicasConfig(), router="pace", server=ServerConfig()
+    )
+    cluster.check_listening(plan, "127.0.0.1", 8000)
+    for host, port in (("127.0.0.1", 8001), ("0.0.0.0", 8000)):
+        with pytest.raises(ResourceError, match=f"listens on {host}, port {port}"):
+            cluster.check_listening(plan, host, port)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_cluster_without_tokens_is_left_as_it_was(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory that is there may be that of a deployment that was to have no tokens."""
+    killed: list[object] = []
+    actor = SimpleNamespace(authenticated=SimpleNamespace(remote=lambda: False))
+
+    def find(name: str, namespace: str) -> object:
+        if not there:
+            raise ValueError(name)
+        return actor
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=bool, kill=killed.append, get_actor=find))
+    monkeypatch.setattr(cluster, "start_directory", lambda: actor)
+    with pytest.raises(ResourceError, match="has no token authentication"):
+        cluster._check_authentication()
+    assert killed == ([] if there else [actor])

@@ -1,0 +1,113 @@
+"""Judging a machine that nobody has: every fact is made up, and the one at fault is named."""
+
+from dataclasses import replace
+
+import pytest
+
+from roseinfer.cli.doctor.checks import GB, State, judge
+from roseinfer.cli.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, RayCluster, Torch
+
+H200 = Gpu("NVIDIA H200", (9, 0), 140 * GB, 139 * GB)
+OLD = Gpu("Tesla T4", (7, 5), 16 * GB, 15 * GB)
+CPU = Torch(version="2.13.0+cpu", threads=8, cpu_gflops=500.0)
+CUDA = Torch(version="2.13.0", cuda="13.0", driver="13.0", gpus=(H200,), triton="3.6.0", threads=8)
+MODEL = Model("m", architecture="LlamaForCausalLM", weight_bytes=2 * GB, context=4096)
+FP8 = replace(MODEL, quantised="fp8 by block")
+GOOD = Facts(
+    roseinfer="0.1.0",
+    python=(3, 12, 1),
+    platform="Linux",
+    packages=(Package("numpy", "numpy>=1.26", "2.0"),),
+    extras={"cuda": (Package("triton", "triton>=3.6", "3.6.0"),), "terminal": (Package("rich", "rich>=14", None),)},
+    torch=CPU,
+    cores=8,
+    memory_bytes=64 * GB,
+    files=(1024, 65536),
+    temporary="/tmp",
+)
+
+
+def worst(facts: Facts) -> list[tuple[str, State]]:
+    """What is not as it should be."""
+    return [(check.name, check.state) for check in judge(facts) if check.state is not State.OK]
+
+
+@pytest.mark.parametrize("torch", [CPU, CUDA])
+def test_a_good_machine(torch: Torch) -> None:
+    hosts = Hosts("secret", bind="a:1", peers=(Peer("b:1", "ready"),), ray=RayCluster("c:1", "2.60.1"))
+    checks = judge(replace(GOOD, torch=torch, gpu_files=bool(torch.gpus), model=MODEL, hosts=hosts))
+    assert {check.state for check in checks} == {State.OK}
+    assert all(check.advice is None for check in checks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "state"),
+    [
+        ({"python": (3, 10, 9)}, "Python", State.PROBLEM),
+        ({"packages": (Package("orjson", "orjson>=3", None),)}, "packages", State.PROBLEM),
+        ({"packages": (Package("numpy", "numpy<3", "4.0", "is not <3"),)}, "packages", State.WARNING),
+        ({"torch": Torch(error="it hangs")}, "PyTorch", State.PROBLEM),
+        ({"gpu_files": True}, "device", State.WARNING),
+        ({"torch": replace(CUDA, gpus=(), gpu_error="too old"), "gpu_files": True}, "device", State.WARNING),
+        ({"torch": replace(CUDA, triton=None)}, "kernels", State.WARNING),
+        ({"torch": replace(CUDA, kernel_error="no gcc")}, "kernels", State.PROBLEM),
+        ({"cores": 1}, "cores", State.WARNING),
+        ({"cpu_quota": 4.0}, "cores", State.WARNING),
+        ({"memory_bytes": GB // 2}, "memory", State.PROBLEM),
+        ({"memory_bytes": 2 * GB}, "memory", State.WARNING),
+        ({"files": (64, 64)}, "open files", State.PROBLEM),
+        ({"files": (256, 512)}, "open files", State.WARNING),
+        ({"temporary_error": "read only"}, "temporary files", State.PROBLEM),
+        ({"port_error": "in use"}, "port", State.PROBLEM),
+        ({"extras": {"cuda": (Package("triton", "triton<4", "4.0", "is not <4"),)}}, "extras", State.WARNING),
+        ({"model": replace(MODEL, error="no such folder")}, "model m", State.PROBLEM),
+        ({"model": replace(MODEL, needs="not here")}, "model m", State.WARNING),
+        ({"model": replace(MODEL, weight_bytes=65 * GB)}, "model m", State.PROBLEM),
+        ({"model": replace(MODEL, weight_bytes=60 * GB)}, "model m", State.WARNING),
+        ({"model": replace(MODEL, widened=(17 * GB, "Q4_K"))}, "model m", State.PROBLEM),
+        ({"hosts": Hosts("secret", secret_error="others may read it")}, "secret", State.PROBLEM),
+        ({"hosts": Hosts(bind="a:1", bind_error="in use")}, "bind", State.PROBLEM),
+        ({"hosts": Hosts("secret", peers=(Peer("a:1"), Peer("b:1", error="no answer")))}, "engine b:1", State.PROBLEM),
+        (
+            {"hosts": Hosts("secret", peers=(Peer("a:1", "ready", "its dtype", misfit=True),))},
+            "engine a:1",
+            State.PROBLEM,
+        ),
+        ({"hosts": Hosts("secret", peers=(Peer("a:1", "starting", up=False),))}, "engine a:1", State.WARNING),
+        ({"hosts": Hosts(ray=RayCluster("auto", error="not installed"))}, "Ray", State.PROBLEM),
+        ({"hosts": Hosts(ray=RayCluster("auto", "2.60.1", token_error="no token"))}, "Ray", State.WARNING),
+        ({"model": FP8, "torch": replace(CUDA, gpus=(OLD,), gpu_error=None)}, "model m", State.PROBLEM),
+    ],
+)
+def test_what_is_wrong_is_named_and_nothing_else(changes: dict[str, object], name: str, state: State) -> None:
+    facts = replace(GOOD, **changes)  # type: ignore[arg-type]
+    assert worst(facts) == [(name, state)]
+    (check,) = (check for check in judge(facts) if check.name == name and check.state is state)
+    assert check.advice
+
+
+def test_a_model_must_fit_the_gpu_that_it_goes_to() -> None:
+    assert worst(replace(GOOD, torch=CUDA, model=replace(MODEL, weight_bytes=100 * GB))) == []
+    assert worst(replace(GOOD, torch=CUDA, model=replace(MODEL, widened=(17 * GB, "Q4_K")))) == [], "16 bits there"
+    assert worst(replace(GOOD, torch=replace(CUDA, gpus=(OLD,)), model=replace(MODEL, weight_bytes=20 * GB)))
+
+
+def test_a_model_for_several_gpus_is_told_how_many() -> None:
+    large = replace(GOOD, torch=replace(CUDA, gpus=(H200,) * 4), model=replace(MODEL, weight_bytes=300 * GB))
+    assert judge(large)[-1].advice == "its weights do not fit one GPU: --tensor-parallel-size 4 shares them"
+    too_large = replace(large, model=replace(MODEL, weight_bytes=500 * GB))
+    assert judge(too_large)[-1].advice == "its weights do not fit"
+
+
+def test_a_cuda_build_without_a_gpu_is_fine() -> None:
+    assert worst(replace(GOOD, torch=replace(CUDA, gpus=(), gpu_error="no driver"))) == []
+
+
+def test_limits_that_are_none() -> None:
+    assert worst(replace(GOOD, files=(None, None), cpu_quota=8.0)) == []
+
+
+@pytest.mark.parametrize("torch", [CPU, CUDA])
+def test_how_weights_are_quantised_is_said(torch: Torch) -> None:
+    check = judge(replace(GOOD, torch=torch, gpu_files=bool(torch.gpus), model=FP8))[-1]
+    assert check.state is State.OK and "2.00 GiB of weights in fp8 by block," in check.found

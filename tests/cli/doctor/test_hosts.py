@@ -1,0 +1,121 @@
+"""Looking at other hosts: engines that answer and such that do not, secrets, ports, and what Ray needs."""
+
+import asyncio
+import json
+import socket
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from roseinfer.cli import main as cli
+from roseinfer.cli.doctor import hosts, probes
+from roseinfer.cli.doctor.config import DoctorConfig
+from roseinfer.cli.doctor.facts import Torch
+from roseinfer.cli.doctor.hosts import find_hosts, look_at_ray
+from roseinfer.core.errors import ConfigError
+from tests.helpers.remote import SECRET, keeper, priced_config
+
+
+def secret_in(folder: Path, value: bytes = SECRET.value, mode: int = 0o600) -> str:
+    path = folder / "secret"
+    path.write_bytes(value)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_nobody_asked() -> None:
+    assert find_hosts(DoctorConfig()) is None
+    with pytest.raises(ConfigError, match="give a secret_file"):
+        DoctorConfig(engines="a:1")
+
+
+def test_engines_are_asked_how_they_do(tmp_path: Path) -> None:
+    """One that is up, one of other options, one that is not there, one of another protocol, one that says nothing."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            engine = priced_config(tmp_path)
+            other = replace(engine, cache=replace(engine.cache, block_size=32, num_kv_blocks=256))
+            addresses = [(await stack.enter_async_context(keeper(each)))[1] for each in (engine, other)]
+            silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            with socket.create_server(("127.0.0.1", 0)) as gone:
+                nobody = gone.getsockname()[1]
+            named = [*map(str, addresses), f"127.0.0.1:{nobody}", f"127.0.0.1:{silent.getsockname()[1]}"]
+            config = DoctorConfig(engines=",".join(named), secret_file=secret_in(tmp_path))
+            found = await asyncio.to_thread(find_hosts, config)
+            assert found is not None and found.secret_error is None
+            good, unfit, away, still = found.peers
+            assert (good.address, good.error, good.up) == (named[0], None, True)
+            assert good.found.startswith("ready, ") and "tiny (none) on priced" in good.found
+            assert unfit.misfit and unfit.error == "its block_size is 32, that of the others 16"
+            assert away.error == "Connection refused"
+            assert still.error is not None and "no handshake within" in still.error
+            wrong = DoctorConfig(engines=named[0], secret_file=secret_in(tmp_path, b"another secret than theirs"))
+            (stranger,) = (await asyncio.to_thread(find_hosts, wrong)).peers
+            assert stranger.error == "the engine has another secret"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosts.tcp, "HANDSHAKE_S", 0.5)
+        asyncio.run(main())
+
+
+def test_a_secret_that_others_may_read(tmp_path: Path) -> None:
+    found = find_hosts(DoctorConfig(secret_file=secret_in(tmp_path, mode=0o644)))
+    assert found is not None and "others may read" in str(found.secret_error) and found.peers == ()
+
+
+def test_a_port_that_is_taken_or_is_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = find_hosts(DoctorConfig(bind=f"127.0.0.1:{port}"))
+        assert found is not None and "Address already in use" in str(found.bind_error)
+    for bind, error in ((f"127.0.0.1:{port}", None), ("7000", "no HOST:PORT"), ("192.0.2.1:7000", "cannot listen")):
+        found = find_hosts(DoctorConfig(bind=bind))
+        assert found is not None
+        assert found.bind_error is None if error is None else error in str(found.bind_error)
+
+
+@pytest.fixture
+def with_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Ray as far as it is looked at. Returns the home."""
+    monkeypatch.setattr(hosts, "require_ray", lambda: None)
+    monkeypatch.setattr(hosts.metadata, "version", lambda name: "2.60.1")
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_what_ray_lacks(with_ray: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "RAY_AUTH_MODE is not token" in str(look_at_ray("auto").token_error)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert "there is no token" in str(look_at_ray("auto").token_error)
+    token = with_ray / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("\n")
+    assert "is empty" in str(look_at_ray("auto").token_error)
+    token.write_text("x" * 32)
+    token.chmod(0o640)
+    assert "others may read" in str(look_at_ray("auto").token_error)
+    token.chmod(0o600)
+    found = look_at_ray("auto")
+    assert (found.version, found.error, found.token_error) == ("2.60.1", None, None)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    assert "no Ray cluster at" in str(look_at_ray(f"127.0.0.1:{port}").error)
+    monkeypatch.setattr(hosts.metadata, "version", lambda name: "2.54.0")
+    assert "this is made for Ray" in str(look_at_ray("auto").error)
+
+
+def test_a_problem_with_another_host_is_in_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(probes, "ask_torch", lambda: Torch(version="2.13.0", threads=2, cpu_gflops=50.0))
+    secret = secret_in(tmp_path, b"short")
+    options = ["--engines", "127.0.0.1:1", "--secret-file", secret]
+    assert cli.main(["doctor", "--port", "0", "--json", *options]) == 1
+    said = json.loads(capsys.readouterr().out)
+    (check,) = (check for check in said["checks"] if check["state"] == "problem")
+    assert check["name"] == "secret" and "16 to 1024 bytes" in check["found"]

@@ -1,0 +1,284 @@
+"""A conversation, against a server with a scripted engine, and once as a person has it: at a terminal."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from roseinfer.cli import main as cli
+from roseinfer.cli.terminal.chat import Chat
+from roseinfer.cli.terminal.conversation import Conversation
+from roseinfer.cli.terminal.own_server import OwnServerError
+from roseinfer.cli.terminal.remote import Remote
+from roseinfer.cli.terminal.screen import Screen, printable
+from roseinfer.cli.terminal.slash import Leave, run_command
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.slo import Cause
+from tests.cli.terminal.pseudo_terminal import PseudoTerminal
+from tests.cli.terminal.saying import saying
+from tests.server.fake_engine import rejected
+from tests.server.live import LiveServer
+from tests.server.real_server import alive, children, until
+
+COST = {"cost": {"step_s": 0.02, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}}
+
+REPLY = "hello world, def words"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Talking:
+    """A chat with a terminal that keeps what is shown. `said` gives it and forgets it."""
+
+    def __init__(self, url: str, **options: object) -> None:
+        self.out = Terminal()
+        extra = {"max_tokens": 8}
+        conversation = Conversation("fake", extra=extra, **options)  # type: ignore[arg-type]
+        self.chat = Chat(Remote(url), conversation, Screen(self.out, self.out), stats=False)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return self.chat.conversation.messages
+
+    def ask(self, question: str) -> str:
+        self.chat.ask(question)
+        return self.said()
+
+    def command(self, line: str) -> str:
+        assert run_command(self.chat, line) is None
+        return self.said()
+
+    def said(self) -> str:
+        said = self.out.getvalue()
+        self.out.seek(0)
+        self.out.truncate()
+        return said
+
+
+@pytest.fixture
+def talking(server: LiveServer) -> Talking:
+    return Talking(server.url)
+
+
+def test_turns_and_the_system_message_go_to_the_server(server: LiveServer, talking: Talking) -> None:
+    talking.command("/system be brief")
+    assert talking.ask("one") == f"{REPLY}\n"
+    talking.ask("two")
+    assert talking.chat.conversation.body()["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": REPLY},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": REPLY},
+    ]
+    first, second = server.engine.requests
+    assert len(second.prompt_ids) > len(first.prompt_ids)
+    assert "empty" in talking.command("/clear")
+    assert talking.messages == []
+
+
+def test_a_refusal_says_why_and_what_could_be_kept(server: LiveServer, talking: Talking) -> None:
+    server.engine.script = lambda request: [rejected(predicted_s=0.9, cause=Cause.QUEUE)]
+    talking.command("/slo ttft=200ms")
+    said = talking.ask("hi")
+    assert "TTFT objective cannot be met" in said and "the prompts before it" in said
+    assert "/slo ttft=950ms" in said
+    assert talking.messages == [], "what was refused is not part of the conversation"
+    server.call(server.engine.reset)
+    talking.command("/slo ttft=10s")
+    question = run_command(talking.chat, "/retry")
+    assert question == "hi"
+    talking.ask(question)
+    assert [message["content"] for message in talking.messages] == ["hi", REPLY]
+    assert server.engine.requests[0].meta.slo.ttft_s == 10.0
+    assert "TTFT" in talking.command("/stats") and "promise kept" in (talking.chat.last or "")
+
+
+def test_retry_asks_the_last_question_anew(talking: Talking) -> None:
+    with pytest.raises(ConfigError, match="no question"):
+        run_command(talking.chat, "/retry")
+    talking.ask("one")
+    assert run_command(talking.chat, "/retry") == "one"
+    assert talking.messages == []
+
+
+def test_an_answer_that_is_cut_stays_as_far_as_it_came() -> None:
+    chunk = {"choices": [{"delta": {"content": "as far as"}}]}
+    with saying(f"HTTP/1.1 200 OK\r\n\r\ndata: {json.dumps(chunk)}\n\n".encode()) as url:
+        talking = Talking(url)
+        said = talking.ask("hi")
+    assert said.startswith("as far as\n") and "cut the answer short" in said
+    assert talking.messages[-1] == {"role": "assistant", "content": "as far as"}
+
+
+def test_a_broken_promise_says_why() -> None:
+    slo = {"ttft_ms": 900.0, "tpot_ms": 5.0, "met": False, "why": {"summary": "Late: all seats were taken."}}
+    events = [
+        {"choices": [{"delta": {"content": "yes"}}]},
+        {"choices": [], "usage": {"completion_tokens": 2, "slo": slo}},
+    ]
+    lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    with saying(f"HTTP/1.1 200 OK\r\n\r\n{lines}data: [DONE]\n\n".encode()) as url:
+        talking = Talking(url, slo={"ttft_ms": 200.0})
+        said = talking.ask("hi")
+    assert "Late: all seats were taken." in said
+    assert talking.chat.last == "2 tokens · 200.0 tokens/s · TTFT 900 ms (promised 200) · promise broken"
+
+
+def test_thoughts_are_dim_and_not_part_of_the_answer() -> None:
+    deltas = [{"role": "assistant", "content": ""}, {"reasoning_content": "hm"}, {"content": "yes"}, {}]
+    events = "".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas)
+    with saying(f"HTTP/1.1 200 OK\r\n\r\n{events}data: [DONE]\n\n".encode()) as url:
+        talking = Talking(url)
+        assert talking.ask("hi") == "\x1b[2mhm\x1b[0m\n\nyes\n"
+        assert talking.messages[-1]["content"] == "yes"
+        assert talking.chat.last is not None and talking.chat.last.startswith("2 tokens")
+        plain = io.StringIO()
+        Chat(Remote(url), Conversation("fake"), Screen(plain, io.StringIO()), stats=False).ask("hi")
+    assert plain.getvalue() == "yes\n"
+
+
+def test_a_model_cannot_command_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\r\x9bc\td\n") == "a[2Jbc\td\n"
+
+
+def test_save_writes_a_request_and_spares_files(talking: Talking, tmp_path: Path) -> None:
+    talking.ask("one")
+    path = tmp_path / "talk.json"
+    assert str(path) in talking.command(f"/save {path}")
+    assert json.loads(path.read_text())["messages"] == talking.messages
+    with pytest.raises(ConfigError, match="File exists"):
+        run_command(talking.chat, f"/save {path}")
+
+
+def test_whoever_owns_the_server_is_asked_whether_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["/stats off", "hi"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    checks = []
+
+    def check(lost: bool) -> None:
+        checks.append(lost)
+        if lost:
+            raise OwnServerError("it has ended")
+
+    with pytest.raises(OwnServerError):
+        Talking("http://127.0.0.1:1").chat.converse(check)
+    assert checks == [False, False, True]
+
+
+@pytest.mark.parametrize("line", ["/fly", "/stats maybe", "/save", "/slo soon"])
+def test_wrong_commands_are_told(talking: Talking, line: str) -> None:
+    with pytest.raises(ConfigError):
+        run_command(talking.chat, line)
+
+
+def test_commands_that_show_something(talking: Talking) -> None:
+    assert "/retry" in talking.command("/help")
+    assert "no answer yet" in talking.command("/stats on") and talking.chat.stats
+    assert "no system message" in talking.command("/system off")
+    assert "no objectives" in talking.command("/slo off")
+    with pytest.raises(Leave):
+        run_command(talking.chat, "/exit")
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+def test_quick(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--max-tokens", "8", "--stats", "--slo", "ttft=10s"]
+    assert cli.main(["chat", server.url, "-q", "hi", *options]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{REPLY}\n"
+    assert said.err.startswith("6 tokens") and "(promised 10000)" in said.err
+    server.engine.script = lambda request: [rejected()]
+    assert cli.main(["chat", "--url", f"{server.url}/v1", "-q", "hi", "--slo", "ttft=1ms"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "refused (429)" in said.err
+
+
+def test_complete(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["complete", server.url, "-q", "def", "--max-tokens", "8"]) == 0
+    assert capsys.readouterr().out == f"{REPLY}\n"
+    (request,) = server.engine.requests
+    assert server.tokenizer.decode(request.prompt_ids).endswith("def")
+
+
+def test_a_question_by_standard_input(
+    server: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a question\n"))
+    assert cli.main(["chat", server.url, "--max-tokens", "8"]) == 0
+    assert capsys.readouterr().out == f"{REPLY}\n"
+    assert cli.main(["chat", server.url, "--max-tokens", "8", "-q", "a question"]) == 0
+    piped, typed = server.engine.requests
+    assert piped.prompt_ids == typed.prompt_ids, "the end of its line is no part of it"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
+    assert cli.main(["chat", server.url]) == 2
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as the locale has it
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_what_is_no_text_is_not_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, errors: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors))
+    assert cli.main([command, "http://127.0.0.1:1"]) == 2
+    assert "standard input is no text in UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["http://x", "--dtype", "float32"], "--dtype does not go with url"),
+        (["http://x", "--url", "http://y"], "--url is given twice"),
+        (["--api-key", "x"], "need url"),
+        (["--slo", "soon"], "--slo: 'soon'"),
+        (["--max-tokens", "0"], "--max-tokens must be positive"),
+        (["ftp://x"], "no such folder"),
+    ],
+)
+def test_wrong_options_start_nothing(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["chat", *argv, "-q", "x"]) in (1, 2)
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
+    """With an engine of its own, whose steps take 20 ms. Ctrl+C ends an answer, not the server, which ends with the
+    conversation, even if that is killed.
+    """
+    cost = tmp_path / "cost.json"
+    cost.write_text(json.dumps(COST))
+    with PseudoTerminal("chat", "--device", "priced", "--cost", str(cost), "--max-tokens", "500") as terminal:
+        terminal.until("Ctrl+D leaves")
+        terminal.until("> ")
+        (server,) = children(terminal.pid)
+        terminal.type("/stats off\nhello\n")
+        terminal.until("> hello\r\n")
+        terminal.until(" ")
+        terminal.type("\x03")
+        terminal.until("stopped")
+        terminal.type("/slo ttft=1ms\nagain\n")
+        terminal.until("what could be kept now: /slo ttft=")
+    until(lambda: not alive(server))
+
+
+@pytest.mark.parametrize("ignores_interrupts", [False, True])
+def test_leaving(server: LiveServer, ignores_interrupts: bool) -> None:
+    with PseudoTerminal("chat", server.url, ignores_interrupts=ignores_interrupts) as terminal:
+        terminal.until("> ")
+        terminal.type("half a line")
+        terminal.until("half a line")
+        terminal.until_it_waits()
+        terminal.type("\x03")
+        terminal.until("Ctrl+D leaves")
+        terminal.until("> ")
+        terminal.type('"""one\ntwo"""\n')
+        terminal.until(REPLY)
+        terminal.until("> ")
+        terminal.type("\x04")
+        assert terminal.exit_code() == 0
+    (request,) = server.engine.requests
+    assert "one\ntwo" in server.tokenizer.decode(request.prompt_ids)

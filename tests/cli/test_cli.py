@@ -1,0 +1,259 @@
+"""The command line from end to end, and its errors."""
+
+import os
+import subprocess
+import sys
+from importlib import resources
+from types import SimpleNamespace
+
+import pytest
+
+from roseinfer.cli import commands
+from roseinfer.cli import main as cli
+from roseinfer.cli.commands.serve import with_keys
+from roseinfer.config.options import OptionParser, OptionSet
+from roseinfer.core.config.engine import EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
+from roseinfer.core.errors import (
+    ConfigError,
+    EngineDeadError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
+
+HELPS = [
+    ["--help"],
+    ["serve", "--help"],
+    ["generate", "--help"],
+    ["bench", "latency", "--help"],
+    ["bench", "streaming", "--help"],
+    ["bench", "serve", "--help"],
+    ["--version"],
+]
+
+
+@pytest.mark.parametrize("argv", HELPS, ids=" ".join)
+def test_help_needs_nothing_heavy(argv):
+    """In an interpreter where the heavy packages cannot be imported."""
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'numpy', 'tokenizers', 'huggingface_hub', 'fastapi', 'uvloop', 'jinja2', 'yaml',\n"
+        "             'rich', 'prometheus_client'):\n"
+        "    sys.modules[name] = None\n"
+        "from roseinfer.cli.main import main\n"
+        f"main({argv!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "roseinfer" in done.stdout
+
+
+def test_help_lists_the_commands(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    out = capsys.readouterr().out
+    for command in commands.COMMANDS:
+        assert command.NAME.split()[0] in out.split()
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--help"])
+    out = capsys.readouterr().out
+    for command in (commands.bench_latency, commands.bench_throughput):
+        assert command.NAME.split()[1] in out and command.HELP in out
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["fly"], ["bench"], ["bench", "fly"], ["serve", "--max-num-seqs", "many"], ["generate"]]
+)
+def test_usage_errors(argv, capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(argv)
+    assert exit.value.code == 2 and "usage: roseinfer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "train-predictor"),
+        (["bench"], "throughput"),
+        (["serve", "--prot", "9000"], "roseinfer serve: error: unrecognized arguments: --prot; did you mean --port?"),
+        (["serve", "--zzz"], "roseinfer serve: error: unrecognized arguments: --zzz\n"),
+        (["bench", "serve", "--requst_rate=3"], "did you mean --request-rate?"),
+    ],
+)
+def test_who_is_close_is_told_what_there_is(argv, said, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(argv)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["serve", "--max_num_seqs", "0"], "--max-num-seqs must be positive"),
+        (["serve", "--port", "70000"], "--port must be within"),
+        (["serve", "a", "--model", "b"], "'a' and 'b'"),
+        (["serve", "--config", "no.toml"], "cannot read no.toml"),
+        (["generate", "--prompt", "x", "--top-p", "2"], "--top-p must be within"),
+        (["generate", "--prompt", "x", "--system", "y"], "--system needs --chat"),
+        (["generate", "--prompt", "x", "--block-size", "3"], "--block-size must be a power of two"),
+    ],
+)
+def test_wrong_options_are_told_in_one_line_before_any_model_is_loaded(argv, message, capsys, no_model):
+    assert cli.main(argv) == 2
+    usage, error = capsys.readouterr().err.strip().splitlines()
+    assert usage.startswith(f"usage: roseinfer {argv[0]}")
+    assert error.startswith("roseinfer: error: ") and message in error
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("no model is needed to see that the options are wrong")
+
+    monkeypatch.setattr("roseinfer.engine.llm.model_folder", refuse)
+
+
+def failing(error: BaseException) -> SimpleNamespace:
+    def run(args: object) -> int:
+        raise error
+
+    return SimpleNamespace(NAME="fail", HELP="fails", OPTIONS=OptionSet(), configure=lambda parser: None, run=run)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigError("a\nb"), 2),
+        (InvalidRequestError("a b", "prompt"), 2),
+        (ModelNotFoundError("a b"), 1),
+        (UnsupportedModelError("a b"), 1),
+        (EngineDeadError("a b"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_end_in_one_line_without_traceback(monkeypatch, capsys, error, status):
+    monkeypatch.setattr(cli, "COMMANDS", (failing(error),))
+    assert cli.main(["fail"]) == status
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("usage")]
+    assert lines == ([] if status == 130 else ["roseinfer: error: a b"])
+
+
+def test_our_own_bugs_show_a_traceback(monkeypatch):
+    monkeypatch.setattr(cli, "COMMANDS", (failing(ZeroDivisionError()),))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["fail"])
+
+
+def test_serve_hands_over_what_was_asked_for(monkeypatch):
+    calls = []
+
+    async def stand_in(engine, replicas, load_tokenizer, config):
+        calls.extend([engine, replicas, load_tokenizer().chat_template, config])
+
+    monkeypatch.setattr("roseinfer.server.run.serve_model", stand_in)
+    with resources.as_file(resources.files("roseinfer") / "assets" / "tiny") as folder:
+        template = folder / "config.json"
+        argv = ["serve", str(folder), "--max-num-seqs", "8", "--api-key", "a", "--api-key", "b"]
+        assert cli.main([*argv, "--chat-template", str(template)]) == 0
+    engine = EngineConfig(model=ModelConfig(model=str(folder)), scheduler=SchedulerConfig(max_num_seqs=8))
+    server = ServerConfig(api_key=("a", "b"), chat_template=str(template))
+    assert calls == [engine, ReplicasConfig(), template.read_text(), server]
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "variable", "told"),
+    [
+        (["--api-key", ""], None, None, "--api-key: a key must not be empty"),
+        (["--api-key", "real", "--api-key", " "], None, None, "--api-key: a key must not be empty"),
+        (["--config", "FILE"], '{"api_key": ["real", ""]}', None, "--api-key: a key must not be empty"),
+        (["--api-key-file", "FILE"], "\n \n", None, "has no key"),
+        (["--api-key-file", "FILE"], "a key\n", None, "visible ASCII characters"),
+        (["--api-key-file", "/no/such/file"], None, None, "--api-key-file: cannot read /no/such/file: No such file"),
+        ([], None, "", "ROSEINFER_API_KEY: a key must not be empty"),
+        (["--served-model-name", ""], None, None, "--served-model-name: a name must not be empty"),
+    ],
+)
+def test_empty_keys_and_names_end_the_command(monkeypatch, capsys, tmp_path, options, text, variable, told):
+    file = tmp_path / "file.json"
+    file.write_text(text or "")
+    if variable is not None:
+        monkeypatch.setenv("ROSEINFER_API_KEY", variable)
+    assert cli.main(["serve", *[option.replace("FILE", str(file)) for option in options]]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert told in said and "real" not in said
+
+
+def test_keys_may_come_from_a_file_and_the_environment(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("one\n\n  two \nopen\n")
+    given = ServerConfig(api_key=("open",), api_key_file=str(file))
+    assert with_keys(given, {"ROSEINFER_API_KEY": "three", "PATH": "x"}).api_key == ("open", "one", "two", "three")
+    assert with_keys(ServerConfig(), {}) == ServerConfig()
+
+
+def test_commands_follow_the_protocol():
+    for command in commands.COMMANDS:
+        parser = OptionParser(prog="x")
+        command.configure(parser)
+        command.OPTIONS.add_to(parser)
+
+
+# Generating with the embedded model.
+
+GREEDY = ["--temperature", "0", "--threads", "1"]
+
+
+def generate(capsys, *argv: str) -> str:
+    assert cli.main(["generate", *GREEDY, *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_generate(capsys):
+    streamed = generate(capsys, "--prompt", "import os\n", "--max-tokens", "12")
+    assert len(streamed) > 12 and streamed.endswith("\n")
+    assert generate(capsys, "--prompt", "import os\n", "--max-tokens", "12", "--no-stream") == streamed
+    longer = generate(capsys, "--prompt", "import os\n", "--max-tokens", "20", "--ignore-eos")
+    assert longer.startswith(streamed.removesuffix("\n")) and len(longer) > len(streamed)
+
+
+def test_generate_stops_at_a_text(capsys):
+    free = generate(capsys, "--prompt", "def add(a, b):\n", "--max-tokens", "24")
+    stop = free.strip()[4:9]
+    stopped = generate(capsys, "--prompt", "def add(a, b):\n", "--max-tokens", "24", "--stop", stop)
+    assert stopped == free[: free.index(stop)] + "\n"
+
+
+def test_generate_chat_and_standard_input(capsys, monkeypatch, tmp_path):
+    (tmp_path / "prompt").write_text("Write a Python function that adds two numbers.")
+    text = "Write a Python function that adds two numbers."
+    plain = generate(capsys, "--prompt", text, "--max-tokens", "16")
+    chat = generate(capsys, "--chat", "--prompt", text, "--max-tokens", "16")
+    assert chat != plain
+    with (tmp_path / "prompt").open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert generate(capsys, "--chat", "--prompt", "-", "--max-tokens", "16") == chat
+    system = generate(capsys, "--chat", "--system", "Be brief.", "--prompt", text, "--max-tokens", "16")
+    assert isinstance(system, str) and system
+
+
+def test_generate_refuses_a_prompt_beyond_the_context(capsys):
+    assert cli.main(["generate", *GREEDY, "--max-model-len", "32", "--prompt", "x = 1\n" * 50]) == 2
+    assert "context" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_default_length_fits_the_context(capsys):
+    """A prompt of more than 4 tokens leaves less than the default."""
+    assert generate(capsys, "--max-model-len", "64", "--ignore-eos", "--prompt", "import os\nimport sys\n")
+
+
+def test_a_reader_that_goes_away_is_no_crash():
+    code = "import sys; from roseinfer.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    argv = ["generate", *GREEDY, "--ignore-eos", "--max-tokens", "400", "--prompt", "import"]
+    reader, writer = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", code, *argv], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    os.close(reader)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1 and "Traceback" not in errors

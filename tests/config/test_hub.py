@@ -1,0 +1,285 @@
+"""Which folder a model name means. The hub itself is replaced by what it would do."""
+
+from fnmatch import fnmatch
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+from huggingface_hub.utils import filter_repo_objects
+
+from roseinfer.config import hub
+from roseinfer.config.hub import cached_model, model_folder, resolve_model, tokenizer_folder
+from roseinfer.core.config.engine import ModelConfig
+from roseinfer.core.errors import ConfigError, ModelNotFoundError
+
+REPOSITORY = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "model-00001-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "consolidated.safetensors",
+    "pytorch_model.bin",
+    "model.pt",
+    "onnx/model.onnx",
+    "original/model.safetensors",
+    "README.md",
+    "modeling.py",
+]
+
+
+class Hub:
+    """Stands in for snapshot_download: remembers the call and 'downloads' what its patterns select."""
+
+    def __init__(self, folder: Path, error: Exception | None = None, content: list[str] = REPOSITORY) -> None:
+        self.folder, self.error, self.content = folder, error, content
+        self.call: dict[str, Any] = {}
+
+    def snapshot_download(self, repo_id: str, **options: Any) -> str:
+        self.call = {"repo_id": repo_id, **options}
+        if self.error is not None:
+            raise self.error
+        for name in self.selected():
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            (self.folder / name).write_text("{}")
+        return str(self.folder)
+
+    def selected(self) -> list[str]:
+        return list(
+            filter_repo_objects(
+                self.content,
+                allow_patterns=self.call["allow_patterns"],
+                ignore_patterns=self.call["ignore_patterns"],
+            )
+        )
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    def refuse(*args: object, **kwargs: object) -> str:
+        raise AssertionError("the hub must not be asked")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+
+
+def use(monkeypatch, stand_in: Hub) -> Hub:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", stand_in.snapshot_download)
+    return stand_in
+
+
+def test_tiny_is_embedded(no_hub, monkeypatch, tmp_path):
+    (tmp_path / "assets" / "tiny").mkdir(parents=True)
+    monkeypatch.setattr(hub, "files", lambda package: tmp_path)
+    with pytest.raises(ModelNotFoundError, match="without the embedded model"):
+        resolve_model("tiny")
+    (tmp_path / "assets" / "tiny" / "config.json").write_text("{}")
+    assert resolve_model("tiny") == tmp_path / "assets" / "tiny"
+
+
+def test_tiny_is_in_this_package(no_hub):
+    folder = resolve_model("tiny")
+    assert folder == Path(str(files("roseinfer"))) / "assets" / "tiny"
+    assert (folder / "tokenizer.json").is_file() and list(folder.glob("*.safetensors"))
+
+
+def test_a_folder(no_hub, monkeypatch, tmp_path):
+    (tmp_path / "m").mkdir()
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        resolve_model(str(tmp_path / "m"))
+    (tmp_path / "m" / "config.json").write_text("{}")
+    assert resolve_model(str(tmp_path / "m")) == tmp_path / "m"
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("m") == Path("m")
+
+
+@pytest.mark.parametrize("name", ["/no/such", "./no", "../no", "~/no", "a/b/c", "a\\b"])
+def test_what_looks_like_a_folder_is_not_looked_up(no_hub, name):
+    with pytest.raises(ModelNotFoundError, match="no such folder"):
+        resolve_model(name)
+
+
+def test_a_file_that_is_no_model_is_not_looked_up(no_hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("README.md").write_text("text")
+    with pytest.raises(ModelNotFoundError, match=r"README\.md: a model is a folder, a file that ends in \.gguf"):
+        resolve_model("README.md")
+
+
+def test_downloads_only_what_is_needed(monkeypatch, tmp_path):
+    stand_in = use(monkeypatch, Hub(tmp_path))
+    assert resolve_model("org/model", revision="v1", download_dir="/downloads") == tmp_path
+    assert stand_in.selected() == REPOSITORY[:7]
+    given = {name: stand_in.call[name] for name in ("repo_id", "revision", "cache_dir")}
+    assert given == {"repo_id": "org/model", "revision": "v1", "cache_dir": "/downloads"}
+
+
+def test_without_weights(monkeypatch, tmp_path):
+    stand_in = use(monkeypatch, Hub(tmp_path))
+    resolve_model("gpt2", weights=False)
+    assert stand_in.selected() == REPOSITORY[:5]
+    assert not any(fnmatch(name, "*.safetensors*") for name in stand_in.selected())
+
+
+def test_a_repository_without_a_model(monkeypatch, tmp_path):
+    use(monkeypatch, Hub(tmp_path, content=["README.md", "tokenizer.json"]))
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        resolve_model("org/data")
+
+
+# --- GGUF files ---------------------------------------------------------------------------------------------------
+GGUF_REPOSITORY = ["README.md", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "x[1].gguf", "big/m-00001-of-00002.gguf"]
+GGUF_REPOSITORY += ["big/m-00002-of-00002.gguf"]
+
+
+def test_a_gguf_file(no_hub, tmp_path):
+    with pytest.raises(ModelNotFoundError, match="no such file"):
+        resolve_model(str(tmp_path / "m.gguf"))
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert resolve_model(str(tmp_path / "m.gguf")) == tmp_path / "m.gguf"
+    assert resolve_model(str(tmp_path), gguf_file="m.gguf") == tmp_path / "m.gguf"
+    assert model_folder(ModelConfig(model=str(tmp_path / "m.gguf"))) == tmp_path / "m.gguf"
+    assert tokenizer_folder(ModelConfig(model=str(tmp_path), gguf_file="m.gguf")) == tmp_path / "m.gguf"
+    with pytest.raises(ModelNotFoundError, match=r"there is no file other\.gguf"):
+        resolve_model(str(tmp_path), gguf_file="other.gguf")
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json; it has GGUF files: name m\.gguf"):
+        resolve_model(str(tmp_path))
+    for name in ("tiny", str(tmp_path / "m.gguf")):
+        with pytest.raises(ModelNotFoundError, match="--gguf-file names a file of a folder or of a Hugging Face id"):
+            resolve_model(name, gguf_file="m.gguf")
+
+
+def test_a_folder_whose_name_ends_as_a_gguf_files_does(no_hub, tmp_path):
+    """Some name a folder of GGUF files so."""
+    folder = tmp_path / "m.gguf"
+    folder.mkdir()
+    (folder / "a.gguf").write_bytes(b"GGUF")
+    assert resolve_model(str(folder), gguf_file="a.gguf") == folder / "a.gguf"
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json; it has GGUF files: name a\.gguf"):
+        resolve_model(str(folder))
+    (folder / "config.json").write_text("{}")
+    assert resolve_model(str(folder)) == cached_model(str(folder)) == folder
+
+
+def test_a_repository_whose_name_ends_as_a_gguf_files_does(monkeypatch, tmp_path):
+    stand_in = use(monkeypatch, Hub(tmp_path, content=GGUF_REPOSITORY))
+    assert resolve_model("org/m.gguf", gguf_file="m-Q8_0.gguf") == tmp_path / "m-Q8_0.gguf"
+    assert stand_in.call["repo_id"] == "org/m.gguf"
+    with pytest.raises(ModelNotFoundError, match=r"org/m\.gguf: no such file; .*--gguf-file"):
+        resolve_model("org/m.gguf")
+    for name in ("/no/such/m.gguf", "a/b/m.gguf"):
+        with pytest.raises(ModelNotFoundError, match="no such"):
+            resolve_model(name, gguf_file="m-Q8_0.gguf")
+
+
+@pytest.mark.parametrize(
+    ("gguf_file", "downloaded"),
+    [
+        ("m-Q8_0.gguf", ["m-Q8_0.gguf"]),
+        ("x[1].gguf", ["x[1].gguf"]),
+        ("big/m-00001-of-00002.gguf", ["big/m-00001-of-00002.gguf", "big/m-00002-of-00002.gguf"]),
+    ],
+)
+def test_a_gguf_file_of_the_hub(monkeypatch, tmp_path, gguf_file, downloaded):
+    """All parts of it, and nothing else."""
+    stand_in = use(monkeypatch, Hub(tmp_path, content=GGUF_REPOSITORY))
+    config = ModelConfig(model="org/model", revision="v1", gguf_file=gguf_file)
+    assert model_folder(config) == tmp_path / gguf_file
+    assert stand_in.selected() == downloaded
+    assert stand_in.call["revision"] == "v1"
+
+
+@pytest.mark.parametrize("option", [{"load_format": "dummy"}, {"device": "priced"}])
+def test_a_gguf_file_comes_before_a_packaged_shape(monkeypatch, tmp_path, option):
+    use(monkeypatch, Hub(tmp_path, content=GGUF_REPOSITORY))
+    config = ModelConfig(model="Qwen/Qwen3-8B", gguf_file="m-Q8_0.gguf", **option)
+    assert model_folder(config) == tokenizer_folder(config) == tmp_path / "m-Q8_0.gguf"
+
+
+def test_a_gguf_file_that_the_hub_does_not_have(monkeypatch, tmp_path):
+    use(monkeypatch, Hub(tmp_path, content=GGUF_REPOSITORY))
+    with pytest.raises(ModelNotFoundError, match=r"org/model: there is no file m-Q2_K\.gguf"):
+        resolve_model("org/model", gguf_file="m-Q2_K.gguf")
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json.*name one with --gguf-file"):
+        resolve_model("org/model")
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "/m.gguf", "../m.gguf", "a/../../m.gguf", ""])
+def test_names_that_are_no_file_of_a_model(name):
+    with pytest.raises(ConfigError, match="gguf_file must be the name of a"):
+        ModelConfig(gguf_file=name)
+
+
+def test_a_gguf_file_that_is_here(monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: str(tmp_path))
+    assert cached_model("org/model", "m.gguf") is None
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert cached_model("org/model", "m.gguf") == tmp_path / "m.gguf"
+
+
+def hub_error(kind: type[Exception]) -> Exception:
+    """Without a response: building one would name an HTTP library."""
+    error = kind.__new__(kind)
+    error.args = ("first line\nsecond line",)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (hub_error(errors.GatedRepoError), "access is restricted"),
+        (hub_error(errors.RepositoryNotFoundError), "no such model on the hub"),
+        (hub_error(errors.RevisionNotFoundError), "no revision 'v9'"),
+        (errors.HFValidationError("bad id"), "neither a folder nor a Hugging Face id"),
+        (errors.LocalEntryNotFoundError("offline"), "hub cannot be reached"),
+        (ConnectionError("reset\nby peer"), "download failed: ConnectionError: reset$"),
+        (RuntimeError(), "download failed: RuntimeError"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_errors_are_one_clear_line(monkeypatch, tmp_path, error, message):
+    use(monkeypatch, Hub(tmp_path, error))
+    with pytest.raises(ModelNotFoundError, match=f"^org/model: .*{message}") as caught:
+        resolve_model("org/model", revision="v9")
+    assert "\n" not in str(caught.value) and caught.value.__cause__ is error
+
+
+def test_interrupting_a_download_is_no_error_of_the_model(monkeypatch, tmp_path):
+    use(monkeypatch, Hub(tmp_path, KeyboardInterrupt()))  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model("org/model")
+
+
+def test_offline_the_cache_is_used(monkeypatch, tmp_path):
+    """Through the real library, cut off from the network."""
+    commit = "0" * 40
+    snapshot = tmp_path / "models--org--model" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (tmp_path / "models--org--model" / "refs").mkdir()
+    (tmp_path / "models--org--model" / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert resolve_model("org/model", download_dir=str(tmp_path)) == snapshot
+    assert cached_model("org/model", download_dir=str(tmp_path)) == snapshot
+    assert cached_model("org/model", download_dir=str(tmp_path), revision=commit) == snapshot
+    assert cached_model("org/model", download_dir=str(tmp_path), revision="other") is None
+    with pytest.raises(ModelNotFoundError, match="hub cannot be reached"):
+        resolve_model("org/other", download_dir=str(tmp_path))
+
+
+def test_known_shapes_with_dummy_weights_need_no_network() -> None:
+    config = ModelConfig(model="gpt2", load_format="dummy")
+    assert (hub.model_folder(config) / "config.json").is_file()
+    assert hub.tokenizer_folder(config) == resolve_model("tiny")
+
+
+def test_a_folder_of_the_user_beats_a_packaged_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    config = ModelConfig(model="gpt2", load_format="dummy")
+    assert hub.model_folder(config) == hub.tokenizer_folder(config) == Path("gpt2")

@@ -1,0 +1,64 @@
+"""A deployment on a Ray cluster of this machine. Needs the ray extra."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.server import until
+from benchmarks.gpu_server import free_port
+from tests.integrations.ray.ray_cluster import API_ACTOR, ENGINE_ACTOR, HAPROXY, RayCluster
+from tests.integrations.ray.ray_load import finished, run, stream_bodies
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the ray extra is not installed"),
+    pytest.mark.long,
+]
+
+
+def listeners(cluster: RayCluster, name: str) -> dict[int, set[str]]:
+    """Return, by port, the addresses from /proc/net on which the processes of this name listen."""
+    sockets = set()
+    for pid in cluster.processes(name):
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                sockets.add(os.readlink(descriptor))
+            except OSError:
+                continue
+    found: dict[int, set[str]] = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                address, port = fields[1].split(":")
+                found.setdefault(int(port, 16), set()).add(address)
+    return found
+
+
+LOOPBACK = "0100007F"
+
+
+def test_killed_processes_are_replaced_and_streams_continue() -> None:
+    """Streams of 1.2 s: first undisturbed, then with a loss a third of the way into the load."""
+    bodies, at_s = stream_bodies(rate=6.0, seconds=2.0, output=60), 0.7
+    with RayCluster() as cluster:
+        ports = free_port()
+        done = cluster.deploy("--engines", "2", "--engine-ports", f"{ports}-{min(ports + 50, 65535)}")
+        assert done.returncode == 0, done.stderr
+        assert until(lambda: cluster.ready(2)), cluster.get("/ready")
+        base = run(cluster, bodies, (), at_s)
+        assert all(map(finished, base)), [each.error for each in base]
+        # Ray's own servers, which all its processes have, use other port ranges.
+        ranges = {HAPROXY: range(65536), API_ACTOR: range(30000, 31000), ENGINE_ACTOR: range(ports, ports + 51)}
+        for name, its in ranges.items():
+            bound = {port: addresses for port, addresses in listeners(cluster, name).items() if port in its}
+            assert bound and all(addresses == {LOOPBACK} for addresses in bound.values()), (name, bound)
+        for kill in (("engine", "directory"), ("actor",)):
+            seen = run(cluster, bodies, kill, at_s)
+            assert all(map(finished, seen)), (kill, [each.error for each in seen])
+            assert [each.text for each in seen] == [each.text for each in base], kill
+        seen = run(cluster, bodies, ("api",), at_s)
+        assert not all(map(finished, seen)), "the only API process was killed, so its streams are cut"
+        seen = run(cluster, bodies[:3], (), at_s)
+        assert all(map(finished, seen)) and [each.text for each in seen] == [each.text for each in base[:3]]

@@ -1,0 +1,126 @@
+"""A layer's decode in one launch against its two steps: on a GPU where there is one, else interpreted."""
+
+import pytest
+import torch
+
+from roseinfer.kernels.attention.decode_attention import decode_attention_reference
+from roseinfer.kernels.attention.decode_few import MOST_ROWS, FewWorkspace, decode_few, few_pays
+from roseinfer.kernels.attention.heads import cos_sin_table, store_heads_reference
+from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
+from tests.helpers.paged import PagedCase, assert_near, paged_case
+
+CONTEXTS = (1, 17, 64, 65, 300)
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_loaded_loop_bounds(monkeypatch)
+    round_codes()
+
+
+class Layer:
+    """Rows with the key and value of their last token still to come, and what heads undergo."""
+
+    def __init__(self, case: PagedCase, *, llama: bool, window: int = 0) -> None:
+        self.case, self.window = case, window
+        self.rows, self.heads, self.dim = case.q.shape
+        self.kv_heads = case.k_cache.shape[2]
+        device, dtype = case.q.device, case.q.dtype
+        self.qkv = torch.randn(self.rows, (self.heads + 2 * self.kv_heads) * self.dim, device=device).to(dtype)
+        last = case.context_len.long() - 1
+        size = case.k_cache.shape[1]
+        blocks = torch.stack(
+            [case.tables[row, at // size] for row, at in zip(case.table_rows.long(), last, strict=True)]
+        )
+        self.slots = blocks.long() * size + last % size
+        frequencies = 1e4 ** (-torch.arange(self.dim // 2, device=device) / self.dim)
+        self.cos_sin = cos_sin_table(frequencies, 512) if llama else None
+        self.weights = [torch.rand(self.dim, device=device).to(dtype) + 0.5 if llama else None for _ in range(2)]
+
+    def expected(self) -> torch.Tensor:
+        case, qkv = self.case, self.qkv.clone()
+        heads = self.heads, self.kv_heads, self.dim
+        turning = self.slots, case.context_len.long() - 1, self.cos_sin, *self.weights, 1e-6
+        store_heads_reference(qkv, *heads, case.k_cache, case.v_cache, *turning, case.kv_scales)
+        q = qkv[:, : self.heads * self.dim].view(case.q.shape)
+        paged = case.k_cache, case.v_cache, case.tables, case.table_rows, case.context_len
+        return decode_attention_reference(q, *paged, case.scale, self.window, case.kv_scales)
+
+    def run(self, workspace: FewWorkspace) -> torch.Tensor:
+        case = self.case
+        case.out.fill_(float("nan"))
+        paged = case.k_cache, case.v_cache, case.tables, case.table_rows, case.context_len
+        turning = self.slots, self.cos_sin, *self.weights, 1e-6
+        decode_few(self.qkv, *paged, *turning, case.out, case.scale, workspace, self.window, case.kv_scales)
+        return case.out
+
+
+def layer_of(contexts, heads, kv_heads, dim, block_size, dtype, device, *, codes=False, **more) -> Layer:
+    rows = [(context - 1, 1) for context in contexts]
+    return Layer(paged_case(rows, heads, kv_heads, dim, block_size, dtype, device, codes=codes), **more)
+
+
+def workspace_of(layer: Layer, parts: int) -> FewWorkspace:
+    """So that contexts are divided into `parts` parts at most."""
+    processors = -(-parts * layer.rows * layer.kv_heads // 4)
+    return FewWorkspace.allocate(layer.heads, layer.kv_heads, layer.dim, processors, layer.qkv.device)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "llama", "block_size", "window", "codes", "parts", "dtype"),
+    [
+        (8, 2, 128, True, 16, 0, False, 4, torch.float16),
+        (8, 2, 128, True, 16, 0, True, 1, torch.bfloat16),
+        (3, 1, 80, True, 32, 33, False, 4, torch.float32),
+        (2, 2, 64, False, 1, 0, True, 3, torch.float16),
+        (17, 1, 16, False, 16, 70, True, 2, torch.float32),
+    ],
+)
+def test_one_launch_is_two(heads, kv_heads, dim, llama, block_size, window, codes, parts, dtype, device) -> None:
+    layer = layer_of(CONTEXTS, heads, kv_heads, dim, block_size, dtype, device, codes=codes, llama=llama, window=window)
+    workspace = workspace_of(layer, parts)
+    caches = layer.case.k_cache, layer.case.v_cache
+    before = [cache.clone() for cache in caches]
+    # Twice, with what the first launch has left behind in the workspace.
+    found = [layer.run(workspace).clone() for _ in range(2)]
+    stored = [cache.clone() for cache in caches]
+    for cache, was in zip(caches, before, strict=True):
+        cache.view(torch.uint8).copy_(was.view(torch.uint8))
+    expected = layer.expected()
+    assert_near(found[0], expected, 4)  # norm and rotation may round to the next code
+    assert torch.equal(found[0], found[1]) and not workspace.arrived.any()
+    for ours, theirs in zip(stored, caches, strict=True):
+        assert torch.equal(ours.float().isnan(), theirs.float().isnan())
+        torch.testing.assert_close(
+            ours.float(), theirs.float(), rtol=0.14 if codes else 1e-2, atol=1e-2, equal_nan=True
+        )
+
+
+def test_more_parts_than_tiles_and_as_many_rows_as_there_may_be(device) -> None:
+    contexts = (1, 2, 64, 65, 66, 129, 1, 200, *range(30, 54))
+    layer = layer_of(contexts, 4, 2, 16, 16, torch.float32, device, llama=True)
+    assert layer.rows == MOST_ROWS
+    for parts in (2, 16):
+        found = layer.run(workspace_of(layer, parts)).clone()
+        assert_near(found, layer.expected())
+
+
+def test_a_long_context_has_more_parts_than_are_merged_at_once(device) -> None:
+    layer = layer_of((2200, 40), 2, 1, 16, 16, torch.float32, device, llama=False)
+    assert_near(layer.run(workspace_of(layer, 32)), layer.expected())
+
+
+def test_a_token_that_is_not_to_be_written_is_in_the_cache_already(device) -> None:
+    layer = layer_of((40, 65, 1), 4, 2, 16, 16, torch.float32, device, llama=True)
+    expected = layer.expected()
+    layer.slots.fill_(-1)
+    layer.qkv[:, 4 * 16 :] = float("nan")
+    before = layer.case.k_cache.clone()
+    assert_near(layer.run(workspace_of(layer, 2)), expected)
+    assert torch.equal(layer.case.k_cache.nan_to_num(9.0), before.nan_to_num(9.0))
+
+
+def test_rows_that_it_is_for() -> None:
+    """More where few heads of K and V leave the GPU idle."""
+    assert not few_pays(0, 8) and few_pays(1, 64) and few_pays(16, 64)
+    assert not few_pays(17, 8) and few_pays(MOST_ROWS, 4) and not few_pays(MOST_ROWS + 1, 1)

@@ -1,0 +1,115 @@
+import pytest
+import torch
+
+from roseinfer.attention.heads import Rotary, default_frequencies, rotate
+from roseinfer.kernels.attention.heads import cos_sin_table, store_heads, store_heads_reference
+from tests.helpers.attention import store_of
+
+TOLERANCE = {
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    torch.bfloat16: {"rtol": 8e-3, "atol": 1e-3},
+    torch.float16: {"rtol": 1e-3, "atol": 1e-3},
+}
+BLOCK_SIZE = 16
+# heads, kv_heads, head_dim, rotary, norm
+SHAPES = [
+    (12, 12, 64, False, False),
+    (16, 8, 128, True, True),
+    (32, 2, 128, True, False),
+    (5, 1, 80, True, True),
+    (3, 3, 96, False, True),
+    (8, 4, 256, True, True),
+    (20, 1, 64, True, False),
+]
+
+
+class Case:
+    def __init__(self, shape, tokens, dtype, device, kept=None):
+        """kept: the dtype of K and V in the cache, if another; codes have a scale for each KV head."""
+        self.heads, self.kv_heads, self.head_dim, rotary, norm = shape
+        width = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv = torch.full((tokens, width + 16), torch.nan, dtype=dtype, device=device)[:, :width]
+        self.qkv.copy_(torch.randn(tokens, width, device=device))
+        self.store = store_of(6, 2, BLOCK_SIZE, self.kv_heads, self.head_dim, kept or dtype, device)
+        slots = torch.randperm(6 * BLOCK_SIZE)[:tokens]
+        slots[1::3] = -1
+        self.slots = slots.to(device)
+        self.positions = torch.randint(0, 4000, (tokens,)).to(device)
+        table = cos_sin_table(default_frequencies(self.head_dim, 1e4), 4000).to(device)
+        self.cos_sin = table if rotary else None
+        weights = [torch.randn(self.head_dim, device=device).to(dtype) if norm else None for _ in range(2)]
+        self.q_weight, self.k_weight = weights
+        scales = [0.1 + torch.rand(self.kv_heads, device=device) for _ in range(2)]
+        self.kv_scales = None if kept is None else tuple(scales)
+
+    def run(self, function):
+        """qkv and the store's data afterwards."""
+        qkv, data = self.qkv.clone(), self.store.data.clone()
+        function(
+            qkv,
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            data[:, 1, 0],
+            data[:, 1, 1],
+            self.slots,
+            self.positions,
+            self.cos_sin,
+            self.q_weight,
+            self.k_weight,
+            1e-6,
+            self.kv_scales,
+        )
+        return qkv, data
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_heads(shape, dtype, device):
+    case = Case(shape, 7, dtype, device)
+    for ours, expected in zip(case.run(store_heads), case.run(store_heads_reference), strict=True):
+        torch.testing.assert_close(ours, expected, **TOLERANCE[dtype])
+
+
+def test_only_queries_and_named_slots_change(device):
+    case = Case((4, 2, 64, True, True), 5, torch.float32, device)
+    case.store.data.fill_(torch.nan)
+    qkv, data = case.run(store_heads)
+    assert torch.equal(qkv[:, 4 * 64 :], case.qkv[:, 4 * 64 :])
+    assert not torch.equal(qkv[:, : 4 * 64], case.qkv[:, : 4 * 64])
+    written = ~data.isnan().any(-1).any(-1)  # [blocks, layers, 2, block_size]
+    slots = case.slots[case.slots >= 0]
+    expected = torch.zeros_like(written)
+    expected[slots // BLOCK_SIZE, 1, :, slots % BLOCK_SIZE] = True
+    assert torch.equal(written, expected)
+
+
+def test_one_token_and_none(device):
+    for tokens in (0, 1):
+        case = Case((4, 2, 64, True, False), tokens, torch.float32, device)
+        for ours, expected in zip(case.run(store_heads), case.run(store_heads_reference), strict=True):
+            torch.testing.assert_close(ours, expected)
+
+
+def test_without_rotary_and_norm_queries_are_not_touched(device):
+    case = Case((4, 4, 64, False, False), 3, torch.bfloat16, device)
+    qkv, _ = case.run(store_heads)
+    assert torch.equal(qkv, case.qkv)
+
+
+def test_the_table_turns_as_the_rotary_layer_does(device):
+    case = Case((4, 2, 80, True, False), 6, torch.float32, device)
+    qkv, _ = case.run(store_heads)
+    rotary = Rotary(default_frequencies(80, 1e4).to(device), 4000)
+    query = case.qkv[:, : 4 * 80].unflatten(-1, (4, 80))
+    expected = rotate(query, rotary.angles(case.positions)).flatten(1)
+    torch.testing.assert_close(qkv[:, : 4 * 80], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("group", "num_warps"), [(1, 1), (2, 2), (16, 8)])
+def test_any_division_of_the_work_gives_the_same(group, num_warps, device):
+    case = Case((12, 3, 64, True, True), 4, torch.float32, device)
+    expected = case.run(store_heads)
+    varied = case.run(lambda *args: store_heads(*args, group=group, num_warps=num_warps))
+    for ours, theirs in zip(varied, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

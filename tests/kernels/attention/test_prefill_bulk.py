@@ -1,0 +1,122 @@
+"""Prompt attention by bulk copies: on a Hopper GPU against softmax over gathered K and V, else what can be told."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from roseinfer.kernels.attention.prefill_attention import PrefillConfig
+from roseinfer.kernels.attention.prefill_bulk import BLOCK_M, BulkPages, bulk_supports, prefill_bulk
+from roseinfer.kernels.attention.prefill_shares import IN_BULK, PARTS
+from roseinfer.kernels.common.gluon_support import HAS_GLUON
+from tests.helpers.paged import PagedCase, assert_near, paged_case
+from tests.helpers.prefill import block_map, reference
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+TILES = PrefillConfig(BLOCK_M, 64, 8, 3)
+
+needs_gluon = pytest.mark.skipif(not HAS_GLUON, reason="needs Triton with Gluon")
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+
+
+def attend(case: PagedCase, programs: int | None = None, padding: int = 0) -> torch.Tensor:
+    found = block_map(case, TILES)
+    found[:, PARTS] = IN_BULK
+    blocks = torch.from_numpy(found).to(case.q.device)
+    blocks = torch.cat((blocks, blocks.new_full((padding, 4), -1)))
+    case.out.fill_(float("nan"))
+    where = (case.tables, case.table_rows, case.query_start, case.context_len)
+    pages = BulkPages.of(case.k_cache, case.v_cache)
+    block_size = case.k_cache.shape[1]
+    prefill_bulk(case.q, pages, *where, case.out, blocks, case.scale, block_size, programs)
+    return case.out
+
+
+@needs_gluon
+def test_pages_are_found_in_a_cache_of_several_layers(device) -> None:
+    """As the copy engine counts: rows of all KV heads of a token, `block_rows` of them from block to block."""
+    case = paged_case([(0, 40)], 8, 2, 64, 16, torch.bfloat16, device)
+    pages = BulkPages.of(case.k_cache, case.v_cache)
+    for found, cache in ((pages.k, case.k_cache), (pages.v, case.v_cache)):
+        assert tuple(found.shape) == tuple(found.base.shape) and tuple(found.strides) == (128, 1)
+        for block, token, head in ((0, 3, 1), (2, 15, 0), (cache.shape[0] - 1, 15, 1)):
+            row = found.base[block * pages.block_rows + token, head * 64 : (head + 1) * 64]
+            assert row.data_ptr() == cache[block, token, head].data_ptr()
+
+
+# Gluon has no interpreter, and what is compiled must not be imported for that of Triton.
+COMPILE = """
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+from roseinfer.kernels.attention import prefill_bulk as bulk
+
+target = GPUTarget("cuda", 90, 32)
+backend = make_backend(target)
+options = backend.parse_options({"num_warps": 4})
+tools = backend.get_codegen_implementation(options), backend.get_module_map()
+kernel, names = bulk._bulk_kernel, bulk._bulk_kernel.arg_names
+for group, head_dim, block_size, in_order in ((4, 128, 16, False), (1, 64, bulk.BLOCK_N, True)):
+    page = f"tensordesc<bf16[{block_size}, 64],{bulk._TILE!r}>"
+    queries = f"tensordesc<bf16[{64 // group}, {group}, 64],{bulk._QUERIES!r}>"
+    types = {"queries": queries, "k_pages": page, "v_pages": page, "out": "*bf16", "scale": "fp32"}
+    types |= dict.fromkeys(("items", "table_stride", "block_rows"), "i32")
+    types |= dict.fromkeys(("tables", "table_rows", "query_start", "context_len", "block_map"), "*i32")
+    sizes = {"KV_HEADS": 2, "GROUP": group, "D": head_dim, "BLOCK_SIZE": block_size, "BLOCK_M": bulk.BLOCK_M}
+    sizes |= {"BLOCK_N": bulk.BLOCK_N, "STAGES": bulk.STAGES, "IN_ORDER": in_order}
+    signature = {name: types.get(name, "constexpr") for name in names}
+    source = GluonASTSource(kernel, signature, {(names.index(name),): value for name, value in sizes.items()})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    module = source.make_ir(target, options, *tools, context)
+    print(module.verify(), str(module).count("warp_group_dot "))
+"""
+
+
+@needs_gluon
+def test_the_kernel_is_well_formed() -> None:
+    """Its types and layouts fit together, which is seen without a GPU."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    # Scores and sums: of the first tile and the last, of masked tiles and of others; for both groups of warps.
+    assert done.stdout.splitlines() == ["True 12"] * 2
+
+
+def test_what_it_supports() -> None:
+    """A GPU of another kind, and a CPU, take the other kernel."""
+    shape = (32, 8, 128, 16, torch.bfloat16)
+    assert bulk_supports(*shape, torch.device("cpu")) is False
+    if HOPPER:
+        device = torch.device("cuda")
+        assert bulk_supports(*shape, device) and bulk_supports(12, 12, 64, 16, torch.bfloat16, device)
+        assert not bulk_supports(28, 4, 128, 16, torch.bfloat16, device), "7 heads do not divide a tile"
+        assert not bulk_supports(32, 8, 96, 16, torch.bfloat16, device)
+        assert not bulk_supports(32, 8, 128, 1, torch.bfloat16, device), "nor do blocks of one token swizzle"
+        assert not bulk_supports(32, 8, 128, 16, torch.float16, device)
+
+
+@needs_hopper
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size"),
+    [(32, 8, 128, 16), (16, 8, 128, 16), (12, 12, 64, 16), (8, 1, 128, 32), (4, 2, 64, 64), (64, 1, 128, 8)],
+)
+def test_every_shape(heads, kv_heads, head_dim, block_size, device) -> None:
+    """Chunks that begin and end before, on and behind borders of tiles, in memory that is NaN where no token is."""
+    rows = [(0, 1), (0, 127), (0, 128), (3, 129), (127, 1), (128, 300), (1000, 65), (2000, 33), (0, 1024)]
+    case = paged_case(rows, heads, kv_heads, head_dim, block_size, torch.bfloat16, device)
+    assert_near(attend(case), reference(case))
+
+
+@needs_hopper
+def test_any_number_of_programs_and_padded_maps(device) -> None:
+    """A program's order of blocks changes nothing in any of them: results are the same to the bit."""
+    case = paged_case([(0, 700), (40, 65), (900, 130)], 32, 8, 128, 16, torch.bfloat16, device)
+    expected = attend(case).clone()
+    assert_near(expected, reference(case))
+    for programs, padding in ((1, 0), (7, 3), (33, 40), (132, 100)):
+        assert torch.equal(attend(case, programs, padding), expected)

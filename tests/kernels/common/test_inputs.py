@@ -1,0 +1,69 @@
+import pytest
+import torch
+
+from roseinfer.kernels.common.inputs import expand_rows, expand_rows_reference
+
+SEATS, LENGTH = 6, 200
+POISON = -(2**30)
+
+
+def expand(function, rows, block_size, device, padding=0):
+    """rows: (seat, start, count, write_from). The five outputs, poisoned before; `padding` more columns of layout."""
+    generator = torch.Generator().manual_seed(5)
+    pool = torch.randint(0, 50000, (SEATS, LENGTH + 1), dtype=torch.int32, generator=generator).to(device)
+    blocks = -(-LENGTH // block_size)
+    tables = torch.randint(0, 2**31 // 16 - 1, (SEATS, blocks), dtype=torch.int32, generator=generator).to(device)
+    first, fields, token_rows = 0, [], []
+    for i, (seat, start, count, write_from) in enumerate(rows):
+        fields.append([seat, start, first, write_from, count])
+        token_rows += [i] * count
+        first += count
+    layout = torch.full((5, len(rows) + padding), 99, dtype=torch.int32)
+    layout[:, : len(rows)] = torch.tensor(fields, dtype=torch.int32).T
+    tokens = torch.tensor(token_rows, dtype=torch.int32, device=device)
+    wide = [torch.full((first + 3,), POISON, dtype=torch.int64, device=device) for _ in range(3)]
+    narrow = [torch.full((len(rows) + n,), POISON, dtype=torch.int32, device=device) for n in (3, 4)]
+    outputs = [w[:first] for w in wide] + [narrow[0][: len(rows)], narrow[1][: len(rows) + 1]]
+    function(layout.to(device), tokens, pool, tables, block_size, *outputs)
+    assert all((w[first:] == POISON).all() for w in wide)
+    assert (narrow[0][len(rows) :] == POISON).all() and (narrow[1][len(rows) + 1 :] == POISON).all()
+    return outputs
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(2, 0, 1, 0)],
+        [(0, 199, 1, 0), (5, 16, 1, 0), (3, 15, 1, 0)],
+        [(1, 0, 200, 0)],
+        [(4, 7, 1, 0), (4, 8, 1, 9), (0, 30, 130, 64), (1, 3, 60, 63), (2, 100, 1, 0)],
+        [(i % SEATS, i, 1, 0) for i in range(190)],
+    ],
+    ids=["one", "decodes", "whole", "mixed", "many"],
+)
+def test_expand(rows, block_size, device):
+    for padding in (0, 5):
+        ours = expand(expand_rows, rows, block_size, device, padding)
+        for got, expected in zip(ours, expand(expand_rows_reference, rows, block_size, device), strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_by_hand(device):
+    rows = [(3, 17, 1, 0), (2, 15, 4, 17)]
+    input_ids, positions, slots, context_len, query_start = expand(expand_rows, rows, 16, device)
+    generator = torch.Generator().manual_seed(5)
+    pool = torch.randint(0, 50000, (SEATS, LENGTH + 1), dtype=torch.int32, generator=generator)
+    tables = torch.randint(0, 2**31 // 16 - 1, (SEATS, 13), dtype=torch.int32, generator=generator).long()
+    assert input_ids.tolist() == [pool[3, 17], *pool[2, 15:19].tolist()]
+    assert positions.tolist() == [17, 15, 16, 17, 18]
+    assert slots.tolist() == [tables[3, 1] * 16 + 1, -1, -1, tables[2, 1] * 16 + 1, tables[2, 1] * 16 + 2]
+    assert context_len.tolist() == [18, 19] and query_start.tolist() == [0, 1, 5]
+
+
+def test_rows_without_tokens(device):
+    """As a layout padded beyond the step's rows has them."""
+    rows = [(3, 17, 2, 0), (0, 0, 0, 0), (0, 0, 0, 0)]
+    ours = expand(expand_rows, rows, 16, device)
+    assert ours[1].tolist() == [17, 18]
+    assert ours[3].tolist() == [19, 0, 0] and ours[4].tolist() == [0, 2, 2, 2]

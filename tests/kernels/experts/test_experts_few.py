@@ -1,0 +1,128 @@
+"""A layer of experts for few tokens against float64; the interpreter multiplies FP8 without pairs of float16."""
+
+import itertools
+
+import pytest
+import torch
+
+from roseinfer.kernels.experts.experts_few import (
+    MAX_TOKENS,
+    ExpertWeights,
+    experts_few,
+    experts_reference,
+    few_pays,
+    few_supports,
+)
+from roseinfer.kernels.experts.experts_few_configs import DownCut, FewConfig, GateUpCut, choose_few_config
+from tests.helpers.expert_layers import exact_experts, expert_weights, router_case
+from tests.helpers.skinny import assert_close
+
+CONFIGS = {
+    "one tile": FewConfig(GateUpCut(32, 1, 128, 1), DownCut(32, 2, 32, 1), evict_first=True),
+    "tiles in turn, masked columns": FewConfig(GateUpCut(8, 3, 256, 2, 2, lanes=8), DownCut(16, 0, 64, 2)),
+}
+SMALL = CONFIGS["one tile"]
+both_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+def layer(device, tokens, experts, hidden, width, dtype, scaled="none"):
+    inputs = router_case(device, tokens, experts, hidden, dtype)
+    return inputs | {"weights": expert_weights(device, experts, hidden, width, dtype, scaled)}
+
+
+@both_configs
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "hidden", "width", "dtype", "scaled"),
+    [
+        (1, 8, 2, 128, 64, torch.bfloat16, "none"),
+        (3, 12, 3, 200, 40, torch.float16, "none"),
+        (2, 5, 2, 144, 48, torch.bfloat16, "channel"),
+        (1, 6, 3, 384, 128, torch.bfloat16, "block"),
+        (2, 6, 2, 256, 128, torch.float16, "block"),
+    ],
+)
+def test_layers(device, config, tokens, experts, top_k, hidden, width, dtype, scaled):
+    inputs = layer(device, tokens, experts, hidden, width, dtype, scaled)
+    options = {"top_k": top_k, "renormalise": tokens > 1}
+    out = experts_few(**inputs, **options, config=config)
+    assert_close(out, exact_experts(**inputs, **options))
+
+
+def test_the_reference(device):
+    inputs = layer(device, 3, 8, 128, 128, torch.bfloat16, "block")
+    options = {"top_k": 2, "renormalise": False, "activation": "gelu_tanh", "residual": inputs["x"]}
+    expected = exact_experts(**inputs, **options)
+    assert_close(experts_reference(**inputs, **options), expected)
+    assert_close(experts_few(**inputs, **options, config=SMALL), expected)
+
+
+def test_the_residual_stream_in_place(device):
+    inputs = layer(device, 3, 8, 128, 64, torch.bfloat16)
+    wide = torch.randn(3, 200, dtype=torch.bfloat16, device=device)
+    wide[:, 40:168] = inputs["x"]
+    x, before = wide[:, 40:168], wide.clone()
+    inputs |= {"x": x, "residual": x, "top_k": 2, "renormalise": True}
+    expected = exact_experts(**inputs)
+    assert experts_few(**inputs, out=x, config=SMALL) is x
+    assert_close(x, expected)
+    assert torch.equal(wide[:, :40], before[:, :40]) and torch.equal(wide[:, 168:], before[:, 168:])
+
+
+def test_all_tokens_to_one_expert(device):
+    inputs = layer(device, 4, 8, 128, 64, torch.float16)
+    inputs["x"] = inputs["x"].abs()
+    inputs["router"][5] = 4.0  # far above all others
+    options = {"top_k": 1, "renormalise": False}
+    assert_close(experts_few(**inputs, **options, config=SMALL), exact_experts(**inputs, **options))
+
+
+def test_very_many_experts(device):
+    inputs = layer(device, 2, 150, 64, 32, torch.float16)
+    options = {"top_k": 6, "renormalise": True}
+    assert_close(experts_few(**inputs, **options, config=SMALL), exact_experts(**inputs, **options))
+
+
+def test_as_many_experts_as_there_are(device):
+    inputs = layer(device, 2, 3, 128, 64, torch.float16)
+    options = {"top_k": 3, "renormalise": False}
+    assert_close(experts_few(**inputs, **options, config=SMALL), exact_experts(**inputs, **options))
+
+
+@pytest.mark.parametrize("scaled", ["none", "block"])
+def test_a_token_does_not_depend_on_the_others(device, scaled):
+    inputs = layer(device, 3, 8, 128, 128, torch.bfloat16, scaled)
+    options = {"top_k": 2, "renormalise": True, "config": SMALL}
+    together = experts_few(**inputs, **options)
+    alone = experts_few(**inputs | {"x": inputs["x"][2:3]}, **options)
+    inputs["x"][1] = torch.nan
+    beside = experts_few(**inputs, **options)
+    assert torch.equal(alone[0], together[2]) and torch.equal(beside[2:], together[2:])
+    assert beside[1].isnan().all()
+
+
+def test_what_is_supported(device):
+    weights = expert_weights(device, 4, 256, 128, torch.bfloat16, "block")
+    assert few_supports(1, weights) and few_supports(MAX_TOKENS, weights)
+    assert not few_supports(MAX_TOKENS + 1, weights) and not few_supports(0, weights)
+    assert few_pays(1, weights, 2) and not few_pays(2, weights, 2)  # four pairs for four experts
+    plain = expert_weights(device, 4, 64, 36, torch.bfloat16)
+    assert not few_supports(1, plain)  # rows of 72 bytes
+    wide = ExpertWeights(plain.gate_up.float(), plain.down.float())
+    assert not few_supports(1, wide)
+
+
+def test_programs_of_the_default_config():
+    """Qwen3-30B-A3B, whole and a half of it, and Mixtral: nothing is read twice, and enough run at once."""
+    for top_k, hidden, width in ((8, 2048, 768), (8, 2048, 384), (2, 4096, 14336)):
+        for tokens, scaled in itertools.product((1, 2, 8), ("none", "block")):
+            config = choose_few_config(tokens, top_k, hidden, width, scaled)
+            assert width % (config.gate_up.block_n * config.gate_up.tiles) == 0 and width % config.down.block_k == 0
+            assert tokens * top_k * width // (config.gate_up.block_n * config.gate_up.tiles) >= 256
+
+
+@pytest.mark.parametrize(
+    ("scaled", "tiles"), [("none", [(2, 3), (2, 6), (4, 6), (4, 6)]), ("block", [(8, 1), (8, 3), (8, 6), (16, 6)])]
+)
+def test_the_default_config_is_what_was_fastest(scaled, tiles):
+    cuts = [choose_few_config(tokens, 8, 2048, 768, scaled).gate_up for tokens in (1, 2, 4, 8)]
+    assert [(cut.block_n, cut.tiles) for cut in cuts] == tiles

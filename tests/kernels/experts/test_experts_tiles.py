@@ -1,0 +1,158 @@
+"""Experts' products in tiles against float64 on the widened factors: both ways round, gathered and spread."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from roseinfer.kernels.experts.experts_order import order_pairs
+from roseinfer.kernels.experts.experts_tile_configs import Cut, ExpertsConfig, choose_experts_config
+from roseinfer.kernels.experts.experts_tiles import Stack, add_experts, down_product, gate_up_product, spread
+from roseinfer.kernels.linear.fp8_rows import Fp8Rows, rows_reference
+from tests.helpers.interpreter import round_codes
+
+WIDE = Cut(64, 64, 4, 3)
+CODES = Cut(128, 128, 4, 3)
+EXPERTS, TOP_K = 5, 2
+
+
+def config(cut, tile, weight_first, spreads):
+    return ExpertsConfig(tile, weight_first, spreads, cut, cut)
+
+
+KINDS = [(16, True, False), (32, True, True), (64, False, False), (64, False, True), (128, False, False)]
+IDS = ["weight first", "weight first, spread", "rows first", "rows first, spread", "rows first, halves"]
+
+
+@pytest.fixture(params=KINDS, ids=IDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _hopper_or_a_cpu_that_rounds_alike():
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("the tensor memory accelerator needs compute capability 9.0")
+    round_codes()
+
+
+def stack(outs, columns, device, scaled_by="none"):
+    """A matrix of each expert, and what it is in float64."""
+    shape = (EXPERTS, outs, columns)
+    if scaled_by == "none":
+        weights = (torch.randn(shape, device=device) / columns**0.5).half()
+        return Stack(weights), weights.double()
+    codes = (torch.randn(shape, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
+    blocks = (EXPERTS, outs // 128, columns // 128)
+    scales = (0.5 + torch.rand(blocks if scaled_by == "block" else shape[:2], device=device)) / 100 / columns**0.5
+    if scaled_by == "block":
+        spread_scales = scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    else:
+        spread_scales = scales[:, :, None]
+    return Stack(codes, scales), codes.double() * spread_scales
+
+
+def choice(tokens, device):
+    """The second expert gets most tokens, the last none."""
+    ids = torch.tensor([[1, 0], [3, 1], [1, 2]], dtype=torch.int32).repeat(-(-tokens // 3), 1)[:tokens].contiguous()
+    return ids.to(device), torch.rand(tokens, TOP_K, device=device)
+
+
+def hidden_layer(x, gate_up, ids):
+    """[T, k, I] float64."""
+    gate, up = torch.einsum("th,teoh->teo", x, gate_up[ids.long()]).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def assert_close(found, expected, most=2e-3):
+    error = (found.double() - expected).norm(dim=1) / expected.norm(dim=1)
+    assert found.shape == expected.shape and (error < most).all(), error  # NaN fails too
+
+
+def run(x, gate_up, down, ids, weights, config, residual=None):
+    order = order_pairs(ids, EXPERTS, config.tile)
+    rows = spread(x, order, TOP_K) if config.spread else x
+    h = gate_up_product(rows, gate_up, order, TOP_K, "silu", config)
+    parts = down_product(h, down, order, weights, config, torch.float16)
+    return order, h, parts, add_experts(parts, TOP_K, residual)
+
+
+# Neither width is a multiple of what a program takes at a time, and there are more tokens than rows of a tile.
+def test_experts_in_16_bits(kind, device):
+    gate_up, exact_gate_up = stack(2 * 72, 200, device)
+    down, exact_down = stack(200, 72, device)
+    ids, weights = choice(70, device)
+    wide = torch.randn(70, 264, device=device).half()
+    x, residual = wide[:, :200], torch.randn(70, 264, device=device).half()
+    beside, before = residual[:, 200:].clone(), residual[:, :200].double()
+    order, h, parts, out = run(x, gate_up, down, ids, weights, config(WIDE, *kind), residual[:, :200])
+    exact = hidden_layer(x.double(), exact_gate_up, ids)
+    assert_close(h, exact.flatten(0, 1)[order.pairs.long()])
+    of_each = torch.einsum("tki,tkhi->tkh", exact, exact_down[ids.long()]) * weights.double()[:, :, None]
+    assert_close(parts, of_each.flatten(0, 1))
+    assert_close(out, before + of_each.sum(1))
+    assert torch.equal(residual[:, 200:], beside) and out.data_ptr() == residual.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("scaled_by", "kind"),
+    [("block", KINDS[1]), ("block", KINDS[2]), ("block", KINDS[4]), ("channel", KINDS[0]), ("channel", KINDS[3])],
+    ids=["block, weight first, spread", "block, rows first", "block, halves", "channel", "channel, rows first, spread"],
+)
+def test_experts_in_codes(scaled_by, kind, device):
+    gate_up, exact_gate_up = stack(2 * 128, 256, device, scaled_by)
+    down, exact_down = stack(256, 128, device, scaled_by)
+    ids, weights = choice(37, device)
+    x = rows_reference(torch.randn(37, 256, device=device), grouped=True)
+    order, h, parts, out = run(x, gate_up, down, ids, weights, config(CODES, *kind))
+    exact = hidden_layer(x.widen().double(), exact_gate_up, ids)
+    assert isinstance(h, Fp8Rows)
+    assert_close(h.widen(), exact.flatten(0, 1)[order.pairs.long()], 4e-2)  # half a step of codes is 1 / 17 at most
+    seen = torch.empty_like(exact.flatten(0, 1))
+    seen[order.pairs.long()] = h.widen().double()
+    of_each = torch.einsum("tki,tkhi->tkh", seen.view(37, TOP_K, 128), exact_down[ids.long()]) * weights[:, :, None]
+    assert_close(parts, of_each.flatten(0, 1))
+    assert_close(out, of_each.sum(1))
+
+
+def test_tiles_that_are_half_empty_at_least_and_others(device):
+    """An expert has 130 rows, and so a whole tile and two rows of the next; others have some 40."""
+    (gate_up, exact_gate_up), (down, exact_down) = stack(2 * 64, 64, device), stack(64, 64, device)
+    ids, weights = choice(130, device)
+    x = (torch.randn(130, 64, device=device) / 4).half()
+    _, _, parts, _ = run(x, gate_up, down, ids, weights, config(WIDE, *KINDS[4]))
+    hidden = hidden_layer(x.double(), exact_gate_up, ids)
+    expected = torch.einsum("tki,tkhi->tkh", hidden, exact_down[ids.long()]) * weights.double()[:, :, None]
+    assert_close(parts, expected.flatten(0, 1), most=4e-3)
+
+
+@pytest.mark.parametrize("codes", [False, True], ids=["16 bits", "codes"])
+@pytest.mark.parametrize("kind", [KINDS[0], *KINDS[3:]], ids=[IDS[0], *IDS[3:]])
+def test_a_row_does_not_depend_on_the_others(codes, kind, device):
+    scaled_by = "block" if codes else "none"
+    gate_up, down = stack(2 * 128, 128, device, scaled_by)[0], stack(128, 128, device, scaled_by)[0]
+    ids, weights = choice(20, device)
+    x = torch.randn(20, 128, device=device).half()
+
+    def of(tokens):
+        rows = rows_reference(x[tokens].contiguous(), grouped=True) if codes else x[tokens]
+        return run(rows, gate_up, down, ids[tokens], weights[tokens], config(CODES, *kind))[-1]
+
+    together = of(slice(0, 20))
+    # The interpreter multiplies by numpy, whose last bit depends on where in a matrix a row is.
+    most = 0.0 if device.type == "cuda" else 1e-3
+    for tokens in (slice(0, 3), slice(13, 20)):
+        torch.testing.assert_close(of(tokens), together[tokens], rtol=most, atol=most)
+
+
+@pytest.mark.parametrize("codes", [False, True])
+@pytest.mark.parametrize(("experts", "top_k", "width"), [(128, 8, 768), (8, 2, 14336)])
+def test_every_number_of_tokens_has_a_config(experts, top_k, width, codes):
+    numbers = (1, 16, 64, 256, 1024, 16384)
+    chosen = [choose_experts_config(tokens, top_k, experts, width, codes=codes) for tokens in numbers]
+    tiles = [config.tile for config in chosen]
+    assert tiles == sorted(tiles) and tiles[0] == 16 and tiles[-1] >= 64
+    for config in chosen:
+        assert config.tile >= (16 if config.weight_first else 64)
+        for cut in (config.gate_up, config.down):
+            assert cut.block_n >= 64 and (not codes or cut.block_k == 128)
+        assert not codes or config.gate_up.block_n == 128, "it is written in groups of 128"
