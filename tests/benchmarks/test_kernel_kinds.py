@@ -41,7 +41,7 @@ def test_kinds(name, kind):
 
 def launched() -> list[str]:
     """The names of the kernels that roseinfer's own code launches."""
-    source = "\n".join(path.read_text() for path in sorted(KERNELS.glob("*.py")))
+    source = "\n".join(path.read_text() for path in sorted(KERNELS.rglob("*.py")))
     defined = set(re.findall(r"@(?:triton|gluon)\.jit.*?\ndef (\w+)", source, re.DOTALL))
     return sorted(name for name in defined if re.search(rf"\b{name}\[", source))
 
