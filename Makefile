@@ -1,6 +1,7 @@
 # Everyday commands, each of which works from a bare clone with nothing but Python >= 3.11.
 #   make serve ARGS="--port 9000"       serve the embedded model
 #   make test ARGS="tests/kv -x"        run the tests, WORKERS=2 files at a time
+#   make test-all                       run these and the exhaustive ones
 #   make test-clients ARGS="llm aider"  run clients from PyPI against a server, each in an environment of its own
 #   make lint | types | clean
 # PYTHON=python3.12 picks the interpreter, PIP_ARGS passes options to pip (another index, for example).
@@ -13,7 +14,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python)
 
-.PHONY: help serve test test-clients lint types clean
+TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+.PHONY: help serve test test-all test-clients lint types clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -22,7 +25,10 @@ serve: $(VENV)/.installed
 	$(BIN)/roseinfer serve $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(TESTS) -m "not exhaustive" $(ARGS)
+
+test-all: $(VENV)/.installed-dev
+	$(TESTS) $(ARGS)
 
 test-clients: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.clients $(ARGS)
