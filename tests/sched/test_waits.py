@@ -199,11 +199,11 @@ class SlowGuides(ArithmeticGuides):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blueprints: list[ArithmeticBlueprint] = []
+        self.pending: list[ArithmeticBlueprint] = []
 
-    def blueprint(self, spec: GuideSpec) -> ArithmeticBlueprint:
-        self.blueprints.append(ArithmeticBlueprint(spec.grammar, self, ready=False))
-        return self.blueprints[-1]
+    def prepare(self, spec: GuideSpec) -> ArithmeticBlueprint:
+        self.pending.append(ArithmeticBlueprint(spec.grammar, self, ready=False))
+        return self.pending[-1]
 
     def wait(self, timeout_s: float) -> None: ...
 
@@ -218,7 +218,7 @@ def test_its_grammar() -> None:
     turn(core, done)
     core.abort(["gone:0"])
     turn(core, done)
-    guides.blueprints[0].ready = True
+    guides.pending[0].ready = True
     while core.busy:
         turn(core, done)
     assert dict(why_of(done["guided:0"]).waited) == {Cause.GRAMMAR: 2.0, Cause.SEATS: 1.0, Cause.TRANSIT: 0.5}

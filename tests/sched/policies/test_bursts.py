@@ -99,7 +99,7 @@ def test_what_the_runner_is_made_for() -> None:
         ({"slack_burst_tokens": 4096, "scheduling_policy": "fifo"}, "needs scheduling_policy slack, not fifo"),
         (
             {"slack_burst_tokens": 4096, "enable_chunked_prefill": False},
-            f"{BURST_TOKENS}: prompts that are not chunked",
+            f"{BURST_TOKENS} needs enable_chunked_prefill",
         ),
     ],
 )
