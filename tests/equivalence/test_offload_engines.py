@@ -175,7 +175,7 @@ class Engine:
         assert scheduler.num_live == stats.blocks_used == stats.policy_faults == stats.integrity_errors == 0
         if scheduler.offload is not None:
             scheduler.offload.check_integrity()
-            assert not list(scheduler.kv.host.pins()) and not scheduler.offload.must_plan
+            assert not list(scheduler.kv.host.referenced_blocks()) and not scheduler.offload.must_plan
             assert scheduler.offload.num_waiting == 0
 
     @property
