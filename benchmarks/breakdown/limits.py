@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from roseinfer.runner.device import device_seconds
+from roseinfer.runner.timing import device_seconds
 
 REPEATS = 7
 # Runs that do not count: an idle GPU takes a while to raise its clocks.

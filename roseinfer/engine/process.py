@@ -231,7 +231,7 @@ def _overlaps(config: EngineConfig, facts: RunnerFacts) -> bool:
 
 
 def _observed(runner: Runner, observer: StepObserver) -> Runner:
-    from roseinfer.runner.observed import ObservedRunner
+    from roseinfer.runner.trace import ObservedRunner
 
     return ObservedRunner(runner, observer)
 

@@ -12,7 +12,8 @@ from roseinfer.parallel.shared_store import SharedStore
 from roseinfer.ranks.boot import RankBoot
 from roseinfer.ranks.leader import end_on_loss
 from roseinfer.ranks.others import OtherRanks
-from roseinfer.runner.build import BuiltRunner, build_runner, rank_device
+from roseinfer.runner.build import BuiltRunner, build_runner
+from roseinfer.runner.device import rank_device
 
 
 def build_led(config: EngineConfig, folder: Path, others: OtherRanks) -> tuple[BuiltRunner, LiveGroup]:

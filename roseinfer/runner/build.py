@@ -33,6 +33,7 @@ from roseinfer.runner.cache_size import (
     resolve_max_model_len,
     spare_from,
 )
+from roseinfer.runner.device import rank_device
 from roseinfer.runner.host_copies import CopyTimes, time_copies
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
@@ -136,30 +137,6 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         block_bytes=bytes_per_block * group.size,
     )
     return BuiltRunner(assembly.runner, facts)
-
-
-def resolve_device(name: str) -> torch.device:
-    """`name` as in `ModelConfig`. Raises `ConfigError` for a GPU that is not there."""
-    has_cuda = torch.cuda.is_available()
-    if name == "cuda" and not has_cuda:
-        raise ConfigError("device is cuda, but PyTorch finds no CUDA GPU")
-    return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
-
-
-def rank_device(name: str, rank: int, size: int) -> torch.device:
-    """The device of a rank: the GPU of its number, of those that the process sees. From then on it is the current one.
-
-    Raises `ConfigError` if there are not so many.
-    """
-    device = resolve_device(name)
-    if device.type != "cuda" or size == 1:
-        return device
-    found = torch.cuda.device_count()
-    if found < size:
-        there = "there is 1 GPU" if found == 1 else f"there are {found} GPUs"
-        raise ConfigError(f"tensor_parallel_size is {size}, but {there}")
-    torch.cuda.set_device(rank)
-    return torch.device("cuda", rank)
 
 
 @cache

@@ -1,21 +1,25 @@
 """The kernels of all kinds of steps, compiled before the first of these runs: many at a time."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from roseinfer.core.plan import Row, StepLimits
 from roseinfer.kernels.common.compile_ahead import compiling
 from roseinfer.models.base import CausalLM
-from roseinfer.runner.assembly import Assembly
 from roseinfer.runner.cuda_sampler import CudaChoice
 from roseinfer.runner.forward import Columns
 from roseinfer.runner.seats import Feature
+
+if TYPE_CHECKING:
+    from roseinfer.runner.assembly import Assembly
 
 # Rows up to which products and attention take one kernel, and from which on another.
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 
 
 @torch.inference_mode()
-def compile_ahead(assembly: Assembly, model: CausalLM, limits: StepLimits) -> None:
+def compile_ahead(assembly: "Assembly", model: CausalLM, limits: StepLimits) -> None:
     """Go through the forward pass and the choice of tokens for steps of every kind, without launching a kernel of ours.
 
     What is not found here is compiled when it is first launched, as without this. Nothing that the library's kernels
@@ -39,7 +43,7 @@ def _chunks(model: CausalLM, most: int) -> set[int]:
     return {min(tokens, most) for tokens in (384, 768, *(1 << power for power in range(1, most.bit_length() + 1)))}
 
 
-def _forward(assembly: Assembly, model: CausalLM, choice: CudaChoice, counts: list[int]) -> None:
+def _forward(assembly: "Assembly", model: CausalLM, choice: CudaChoice, counts: list[int]) -> None:
     rows = [Row("ahead", seat, 0, count, 1, True, 0, 0, ()) for seat, count in enumerate(counts)]
     out = assembly.forward.run(Columns.of(rows))
     assert out.hidden is not None and out.sample_at is not None, "a step that is launched kernel by kernel"

@@ -10,9 +10,10 @@ import torch
 from roseinfer.attention.base import CHUNK_FIELDS
 from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.kernels.common.inputs import COUNT, FIRST, SEAT, START, WRITE_FROM, expand_rows
-from roseinfer.runner.forward import Columns, Prepared, SampleAt
+from roseinfer.runner.device import Staging, aligned
+from roseinfer.runner.forward import Columns, Prepared
+from roseinfer.runner.rows import SampleAt
 from roseinfer.runner.seats import SeatTable
-from roseinfer.runner.staging import Staging, aligned
 
 # The layout of `expand_rows`, an int32 table with a column for each row of the step, and two lines more: the position
 # of the row's next token, and the context of a row that decodes (0 for chunks).

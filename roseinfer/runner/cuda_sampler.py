@@ -1,10 +1,17 @@
-"""The choice of tokens on a GPU: a few kernels over all rows of a step, whatever their settings."""
+"""Sampling on a GPU: a few kernels over all rows of a step, and the way of masks to the device."""
 
 import torch
 
+from roseinfer.core.plan import TokenMasks
 from roseinfer.kernels.sampling.argmax import greedy
 from roseinfer.kernels.sampling.draw import draw
+from roseinfer.kernels.sampling.mask import mask_logits
+from roseinfer.runner.device import aligned, upload
+from roseinfer.runner.masks import RowMasks, places
 from roseinfer.runner.seats import Feature, SeatTable
+
+# Buffers in turn: while the host writes one, the masks of the step before may still be read.
+_TURNS = 3
 
 
 class CudaChoice:
@@ -28,3 +35,55 @@ class CudaChoice:
         filtered = bool(features & Feature.FILTERED)
         draw(logits, seats, ends, table.settings, table.integers, table.tokens, tokens, filtered=filtered)
         return tokens
+
+
+class CudaMasks:
+    """Pinned buffers that the host fills, and where their contents go on the device, over a stream of their own.
+
+    A buffer holds the rows of its masks, then their words.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._line = TokenMasks.words_per_row(vocab_size)
+        self._head = aligned(max_rows)
+        size = self._head + max_rows * self._line
+        self._pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_TURNS)]
+        self._arrays = [buffer.numpy() for buffer in self._pinned]
+        self._on_device = [torch.zeros(size, dtype=torch.int32, device=device) for _ in range(_TURNS)]
+        self._copied = [torch.cuda.Event() for _ in range(_TURNS)]
+        self._copies = torch.cuda.Stream(device)
+        self._turn = 0
+
+    def take(self, lines: int) -> memoryview:
+        """The next buffer's words, once the device has copied what was in it. See `Runner.mask_space`."""
+        self._turn = (self._turn + 1) % _TURNS
+        self._copied[self._turn].synchronize()
+        words = self._arrays[self._turn][self._head : self._head + lines * self._line]
+        return memoryview(words.view("uint32"))  # type: ignore[arg-type]  # it is a buffer
+
+    def place(self, masks: TokenMasks, sampling: list[int]) -> RowMasks | None:
+        """Queue the copy of what was written to the buffer that `take` gave last. See `RowMasks.of`."""
+        at = places(masks, sampling)
+        if not at:
+            return None
+        host, device = self._pinned[self._turn], self._on_device[self._turn]
+        self._arrays[self._turn][: len(at)] = at
+        size = self._head + len(at) * self._line
+        # The buffer was read last by a step that has been collected since: the host has seen the tokens behind it.
+        with torch.cuda.stream(self._copies):
+            device[:size].copy_(host[:size], non_blocking=True)
+            self._copied[self._turn].record()
+        torch.cuda.current_stream().wait_event(self._copied[self._turn])
+        words = device[self._head : size].view(len(at), self._line)
+        return RowMasks(at, words.view(torch.uint8), device[: len(at)])
+
+
+class MaskKernel:
+    """Applies masks in one launch."""
+
+    def apply(self, logits: torch.Tensor, masks: RowMasks) -> None:
+        """As `MaskTable.apply`."""
+        index = masks.index
+        if index is None:
+            index = upload(masks.at, torch.int32, logits.device)
+        mask_logits(logits, index, masks.bits.view(torch.int32))

@@ -1,16 +1,45 @@
-"""Between host and device: small values moved without making either wait for the other, and steps timed."""
+"""Devices: which one a process uses, and small values moved to and from it without making either side wait."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from time import perf_counter
-from typing import Protocol
+from collections.abc import Sequence
 
+import numpy as np
 import torch
+
+from roseinfer.core.errors import ConfigError
 
 # Work over rows of a vocabulary goes by slices of this many elements. A CPU then stays within its caches, and its
 # allocator within memory that is mapped already: fresh pages cost more than the arithmetic. A GPU wants few launches.
 CPU_SLICE_ELEMENTS = 2**19
 GPU_SLICE_ELEMENTS = 2**25
+# Host buffers in turn, so that filling one need not wait for the copy out of the last.
+_TURNS = 4
+# Sections begin at multiples of this many integers. Kernels are compiled for aligned pointers, and a section at an odd
+# address would be a new compilation while serving.
+ALIGN = 32
+
+
+def resolve_device(name: str) -> torch.device:
+    """`name` as in `ModelConfig`. Raises `ConfigError` for a GPU that is not there."""
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise ConfigError("device is cuda, but PyTorch finds no CUDA GPU")
+    return torch.device("cuda" if has_cuda and name != "cpu" else "cpu")
+
+
+def rank_device(name: str, rank: int, size: int) -> torch.device:
+    """The device of a rank: the GPU of its number, of those that the process sees. From then on it is the current one.
+
+    Raises `ConfigError` if there are not so many.
+    """
+    device = resolve_device(name)
+    if device.type != "cuda" or size == 1:
+        return device
+    found = torch.cuda.device_count()
+    if found < size:
+        there = "there is 1 GPU" if found == 1 else f"there are {found} GPUs"
+        raise ConfigError(f"tensor_parallel_size is {size}, but {there}")
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
 
 
 def rows_at_once(rows: torch.Tensor) -> int:
@@ -61,103 +90,36 @@ def write_ranges(
     target.view(-1).index_copy_(0, where, upload(flat, target.dtype, target.device))
 
 
-# --- how long a step took where it ran, and when its results are on the host -----------------------------------------
-class StepTimer(Protocol):
-    """Runs between `start` and `stop`, which may be repeated; then `downloads` once; `wait` ends the step."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def downloads(self) -> AbstractContextManager[None]:
-        """Copies to the host that are queued within are waited for by `wait`."""
-        ...
-
-    def wait(self) -> float:
-        """Block until the device is done with the step and its downloads. Seconds the step took."""
-        ...
+def aligned(count: int) -> int:
+    """`count` rounded up to a whole number of `ALIGN`."""
+    return -(-count // ALIGN) * ALIGN
 
 
-class HostTimer:
-    """The device is the host: what was spent inside is the time, pauses between stop and start do not count."""
+class Staging:
+    """One device buffer of `size` int32 and the pinned buffers that feed it.
 
-    def __init__(self) -> None:
-        self._seconds = 0.0
-
-    def start(self) -> None:
-        self._seconds -= perf_counter()
-
-    def stop(self) -> None:
-        self._seconds += perf_counter()
-
-    def downloads(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def wait(self) -> float:
-        return self._seconds
-
-
-class CudaTimer:
-    """From the first `start` to the last `stop` on the stream.
-
-    Downloads go over a stream of their own: the next step's work need not wait behind them. Whoever queues them keeps
-    what they read alive until `wait` returns.
-
-    Streams are given wherever torch would look for the current one, which takes it longer than the call.
+    `fill` hands out the next host buffer, `send` queues the copy of its first integers and returns the device's. Work
+    on the same stream, the one that was current at first, that reads the device buffer comes before the next copy into
+    it.
     """
 
-    def __init__(self, steps: torch.cuda.Stream, copies: torch.cuda.Stream) -> None:
-        self._steps = steps
-        self._copies = copies
-        self._first: torch.cuda.Event | None = None
-        self._last = torch.cuda.Event(enable_timing=True)
-        self._done = torch.cuda.Event()
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.device = torch.zeros(size, dtype=torch.int32, device=device)
+        self._pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_TURNS)]
+        self._arrays = [buffer.numpy() for buffer in self._pinned]
+        self._copied = [torch.cuda.Event() for _ in range(_TURNS)]
+        self._stream = torch.cuda.current_stream(device)  # to look for it takes longer than to record an event
+        self._turn = 0
 
-    def start(self) -> None:
-        if self._first is None:
-            self._first = torch.cuda.Event(enable_timing=True)
-            self._first.record(self._steps)
+    def fill(self) -> np.ndarray:
+        """The host buffer to fill, once the device has read what was in it."""
+        self._turn = (self._turn + 1) % _TURNS
+        self._copied[self._turn].synchronize()
+        return self._arrays[self._turn]
 
-    def stop(self) -> None:
-        self._last.record(self._steps)
-
-    @contextmanager
-    def downloads(self) -> Iterator[None]:
-        self._copies.wait_event(self._last)
-        torch.cuda.set_stream(self._copies)
-        try:
-            yield
-            self._done.record(self._copies)
-        finally:
-            torch.cuda.set_stream(self._steps)
-
-    def wait(self) -> float:
-        assert self._first is not None, "the step was never started"
-        self._done.synchronize()
-        return self._first.elapsed_time(self._last) / 1000
-
-
-class StepTimers:
-    """Makes the timers of one device, for steps on the stream that is current now."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
-        if device.type == "cuda":
-            self._streams = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-
-    def new(self) -> StepTimer:
-        """Of a step whose work is given to that stream from now on, whichever one the caller is at."""
-        if self._streams is None:
-            return HostTimer()
-        torch.cuda.set_stream(self._streams[0])
-        return CudaTimer(*self._streams)
-
-
-def device_seconds(work: Callable[[], object]) -> float:
-    """Of what a GPU is given by `work`: the host's part in launching and waiting would make it look slower."""
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    first.record()
-    work()
-    last.record()
-    last.synchronize()
-    return first.elapsed_time(last) / 1000
+    def send(self, count: int) -> torch.Tensor:
+        """Queue the copy of the first `count` integers of what `fill` gave."""
+        target = self.device[:count]
+        target.copy_(self._pinned[self._turn][:count], non_blocking=True)
+        self._copied[self._turn].record(self._stream)
+        return target

@@ -11,7 +11,7 @@ from roseinfer.core.config.engine import (
     EngineConfig,
     SchedulerConfig,
 )
-from roseinfer.runner.build import resolve_device
+from roseinfer.runner.device import resolve_device
 
 LARGE_GPU_BYTES = 64 << 30
 # A step's weights are read for twice the rows. More would rather wait for KV blocks than for seats, and take each

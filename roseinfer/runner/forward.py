@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import add, gt, sub
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
@@ -19,6 +19,7 @@ from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.device import upload
+from roseinfer.runner.rows import SampleAt
 from roseinfer.runner.seats import SeatTable
 
 
@@ -125,13 +126,6 @@ def _mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) ->
 def _at(table: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
     """table[row, column] as int64 [n]; table: [R, C]."""
     return table.view(-1).index_select(0, row * table.shape[1] + column).long()
-
-
-class SampleAt(NamedTuple):
-    """Where the tokens of the n sampling rows go, on the device: seats [n], and positions of the new tokens [n]."""
-
-    seats: torch.Tensor
-    ends: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

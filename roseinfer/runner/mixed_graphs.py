@@ -16,8 +16,8 @@ from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row
 from roseinfer.core.progress import report
 from roseinfer.models.base import CausalLM
-from roseinfer.runner.device import device_seconds
 from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
+from roseinfer.runner.timing import device_seconds
 
 if TYPE_CHECKING:  # needs triton
     from roseinfer.runner.cuda_inputs import CudaInputs

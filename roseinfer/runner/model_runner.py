@@ -13,17 +13,18 @@ from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult
 from roseinfer.core.runner import Capabilities
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.models.base import CausalLM
-from roseinfer.runner.device import StepTimer, StepTimers, start_download, upload
-from roseinfer.runner.forward import Columns, ForwardPass, SampleAt
+from roseinfer.runner.device import start_download, upload
+from roseinfer.runner.forward import Columns, ForwardPass
 from roseinfer.runner.host_copies import Copier, StepCopies
-from roseinfer.runner.logprobs import Scores
+from roseinfer.runner.logprobs import PromptScores, Scores, score_prompt
 from roseinfer.runner.masks import HostMasks
-from roseinfer.runner.prompt_scores import PromptScores, score_prompt
+from roseinfer.runner.rows import SampleAt
 from roseinfer.runner.sampler import NOTHING_LEFT, Sampled, Sampler
 from roseinfer.runner.seats import SeatTable
+from roseinfer.runner.timing import StepTimer, StepTimers
 
 if TYPE_CHECKING:
-    from roseinfer.runner.cuda_masks import CudaMasks
+    from roseinfer.runner.cuda_sampler import CudaMasks
 
 NOT_FINITE_ERROR = "the model returned logits that are not finite"
 NOTHING_LEFT_ERROR = f"{NO_TOKEN_ALLOWED}every logit is -inf"
@@ -67,7 +68,7 @@ class _Downloaded:
 def _make_masks(seats: SeatTable, limits: StepLimits) -> "HostMasks | CudaMasks":
     if not has_triton(seats.device):
         return HostMasks(seats.vocab_size, seats.device)
-    from roseinfer.runner.cuda_masks import CudaMasks
+    from roseinfer.runner.cuda_sampler import CudaMasks
 
     return CudaMasks(limits.max_rows, seats.vocab_size, seats.device)
 

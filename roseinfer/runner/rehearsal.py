@@ -1,11 +1,14 @@
 """Steps that nobody asked for: they load kernels before the first request, and show how much memory a step takes."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from roseinfer.core.plan import Admission, BlockCopy, Row, StepLimits, StepPlan, TokenMasks
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
+
+if TYPE_CHECKING:
+    from roseinfer.runner.model_runner import ModelRunner
 
 GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
 PLAIN = SamplingParams(max_tokens=2, temperature=1.0)
@@ -29,7 +32,7 @@ def full_step(limits: StepLimits, chunked: bool) -> list[int]:
 
 
 def rehearse(
-    runner: ModelRunner,
+    runner: "ModelRunner",
     seats: SeatTable,
     num_blocks: int,
     lengths: Sequence[int],
@@ -74,7 +77,7 @@ def _row(seat: int, start: int, count: int) -> Row:
     return Row(f"rehearsal-{seat}", seat, start, count, 1, True, start, 0, ())
 
 
-def _run(runner: ModelRunner, plan: StepPlan, guided: bool = False) -> None:
+def _run(runner: "ModelRunner", plan: StepPlan, guided: bool = False) -> None:
     masks = None
     if guided:
         plan.guided = tuple(range(len(plan.rows)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -26,6 +27,13 @@ class Subset:
             target.copy_(values)
         else:
             target.index_copy_(0, self.index, values)
+
+
+class SampleAt(NamedTuple):
+    """Where the tokens of the n sampling rows go, on the device: seats [n], and positions of the new tokens [n]."""
+
+    seats: torch.Tensor
+    ends: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

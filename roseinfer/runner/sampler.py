@@ -21,15 +21,14 @@ from roseinfer.runner.draw import (
     draw_plain,
 )
 from roseinfer.runner.edits.base import CountsTokens, GivesWay, LogitEdit
-from roseinfer.runner.forward import SampleAt
 from roseinfer.runner.logprobs import Scores, score
 from roseinfer.runner.masks import MaskTable, RowMasks
 from roseinfer.runner.rng import uniforms
-from roseinfer.runner.rows import SampledRows, Subset, in_parts
+from roseinfer.runner.rows import SampleAt, SampledRows, Subset, in_parts
 from roseinfer.runner.seats import Feature, SeatTable
 
 if TYPE_CHECKING:
-    from roseinfer.runner import cuda_masks
+    from roseinfer.runner import cuda_sampler
 
 # What stands in for a token where none could be chosen.
 NOT_FINITE = -1
@@ -52,13 +51,12 @@ class Sampler:
 
     def __init__(self, seats: SeatTable) -> None:
         self._seats = seats
-        self._masks: MaskTable | cuda_masks.MaskKernel = MaskTable(seats.device)
+        self._masks: MaskTable | cuda_sampler.MaskKernel = MaskTable(seats.device)
         self._kernels = None
         # What needs neither float32 logits nor int64 indices.
         self._on_any_logits = 0
         if has_triton(seats.device):
-            from roseinfer.runner.cuda_masks import MaskKernel
-            from roseinfer.runner.cuda_sampler import CudaChoice
+            from roseinfer.runner.cuda_sampler import CudaChoice, MaskKernel
 
             self._kernels = CudaChoice(seats)
             self._masks = MaskKernel()

@@ -10,8 +10,8 @@ from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities, PassThrough, Runner
 from roseinfer.engine.record import RecordingRunner
 from roseinfer.priced.machine import Machine, PricedRunner
-from roseinfer.runner.observed import ObservedRunner
 from roseinfer.runner.threaded import ThreadedRunner
+from roseinfer.runner.trace import ObservedRunner
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sim.engine import FixedLengthRunner
 from roseinfer.sim.replay import RecordedRunner

@@ -14,7 +14,8 @@ from roseinfer.core.runner import ExpertChoice
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.models import decoder
 from roseinfer.parallel.group import Alone
-from roseinfer.runner.build import BuiltRunner, build_runner, found_threads, resolve_device
+from roseinfer.runner.build import BuiltRunner, build_runner, found_threads
+from roseinfer.runner.device import resolve_device
 from roseinfer.sched.registry import scheduler_config
 from tests.runner.tiny import run
 

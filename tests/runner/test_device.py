@@ -1,6 +1,7 @@
 import torch
 
-from roseinfer.runner.device import StepTimers, write_ranges
+from roseinfer.runner.device import write_ranges
+from roseinfer.runner.timing import StepTimers
 
 
 def test_ranges_land_where_they_belong_and_nowhere_else():

@@ -167,7 +167,7 @@ def test_the_embedded_model_obeys_guides_in_a_mixed_batch():
 def test_a_step_that_waits_for_its_masks_takes_that_long(monkeypatch, guided):
     """What the cost model is told. The clock is the test's."""
     clock = ManualClock()
-    monkeypatch.setattr("roseinfer.runner.device.perf_counter", clock.now)
+    monkeypatch.setattr("roseinfer.runner.timing.perf_counter", clock.now)
     with LLM("tiny", threads=1, num_kv_blocks=8, max_num_seqs=1, device="cpu") as llm:
         runner = llm.core._runner
         params = SamplingParams(max_tokens=4)

@@ -218,7 +218,7 @@ def test_prompt_logprobs_are_the_same_in_chunks(chunk):
 
 
 def test_prompt_logprobs_in_slices_of_a_chunk(monkeypatch):
-    monkeypatch.setattr("roseinfer.runner.prompt_scores.POSITIONS_AT_ONCE", 3)
+    monkeypatch.setattr("roseinfer.runner.logprobs.POSITIONS_AT_ONCE", 3)
     monkeypatch.setattr("roseinfer.runner.device.CPU_SLICE_ELEMENTS", 2 * VOCAB)
     bench = Bench()
     admitted = [bench.admit(0, PROMPT, prompt_logprobs=0)]

@@ -13,7 +13,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM
 from roseinfer.runner.cuda_graphs import DecodeGraphs
 from roseinfer.runner.forward import Columns, EagerForward
-from roseinfer.runner.observed import ObservedRunner
+from roseinfer.runner.trace import ObservedRunner
 
 ENGINE = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, "device": "cpu"}
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
