@@ -15,10 +15,10 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.side_stream import SideStream
 from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.attention.store_qkv import store_qkv, turning
-from roseinfer.kernels.attention.decode_attention import DecodeWorkspace, decode_attention, plan_decode
+from roseinfer.kernels.attention.decode import DecodeWorkspace, decode_attention, plan_decode
 from roseinfer.kernels.attention.decode_config import choose_decode_config
 from roseinfer.kernels.attention.decode_few import FewWorkspace, decode_few, few_pays
-from roseinfer.kernels.attention.prefill_attention import (
+from roseinfer.kernels.attention.prefill import (
     SMALL_STEP,
     PrefillConfig,
     choose_prefill_config,

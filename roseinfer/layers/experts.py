@@ -3,8 +3,7 @@
 import torch
 
 from roseinfer.parallel.group import Group, share_of, start, whole
-from roseinfer.quant.base import Experts, Norm, WeightSource
-from roseinfer.quant.experts import ExpertNames, ExpertShape
+from roseinfer.quant.base import ExpertNames, Experts, ExpertShape, Norm, WeightSource
 
 
 class RoutedExperts:

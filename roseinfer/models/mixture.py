@@ -3,7 +3,7 @@
 from roseinfer.layers.experts import RoutedExperts
 from roseinfer.models.decoder import FeedForward
 from roseinfer.models.llama import Llama
-from roseinfer.quant.experts import ExpertNames, ExpertShape
+from roseinfer.quant.base import ExpertNames, ExpertShape
 
 
 class Qwen3Mixture(Llama):

@@ -11,7 +11,6 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from roseinfer.parallel.group import Group, Share
-from roseinfer.quant.experts import ExpertNames, ExpertShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +134,45 @@ class Table(Protocol):
     def head(self) -> Matmul:
         """The output head's product by the matrix."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertShape:
+    """Of one layer, whole: what all ranks hold together.
+
+    count: experts, numbered from 0. top_k: of them for each token. hidden: width of the residual stream. width: of each
+    expert's hidden layer. renormalise: whether the weights of the chosen are divided by their sum. activation as in
+    `Epilogue`.
+    """
+
+    count: int
+    top_k: int
+    hidden: int
+    width: int
+    renormalise: bool
+    activation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """What a checkpoint calls a layer's matrices, without ".weight".
+
+    gate, up, down: with a place for the expert's number, as "mlp.experts.{}.gate_proj".
+    """
+
+    router: str
+    gate: str
+    up: str
+    down: str
+
+    def under(self, prefix: str) -> "ExpertNames":
+        """The same names behind `prefix` and a dot."""
+        return ExpertNames(
+            router=f"{prefix}.{self.router}",
+            gate=f"{prefix}.{self.gate}",
+            up=f"{prefix}.{self.up}",
+            down=f"{prefix}.{self.down}",
+        )
 
 
 class Experts(Protocol):

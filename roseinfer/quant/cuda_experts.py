@@ -11,19 +11,18 @@ import torch
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.common.triton_support import cdiv
-from roseinfer.kernels.experts.experts_few import ExpertWeights, experts_few, few_pays
-from roseinfer.kernels.experts.experts_order import order_pairs
-from roseinfer.kernels.experts.experts_tile_configs import choose_experts_config
-from roseinfer.kernels.experts.experts_tiles import Stack, add_experts, down_product, gate_up_product, spread
+from roseinfer.kernels.experts.few_tokens import ExpertWeights, experts_few, few_pays
+from roseinfer.kernels.experts.pair_order import order_pairs
 from roseinfer.kernels.experts.route import TOKENS as ROUTED_TOGETHER
 from roseinfer.kernels.experts.route import route
 from roseinfer.kernels.experts.route_terms import RouterTerms, split_router
+from roseinfer.kernels.experts.tile_configs import choose_experts_config
+from roseinfer.kernels.experts.tiles import Stack, add_experts, down_product, gate_up_product, spread
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows
-from roseinfer.kernels.linear.skinny_linear import SkinnyNorm
+from roseinfer.kernels.linear.skinny import SkinnyNorm
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Norm, Piece, WeightSource
-from roseinfer.quant.expert_weights import expert_pieces, read_router
-from roseinfer.quant.experts import ExpertNames, ExpertShape
+from roseinfer.quant.base import ExpertNames, ExpertShape, Norm, Piece, WeightSource
+from roseinfer.quant.experts import expert_pieces, read_router
 
 _MOST_TOKENS = 1 << 17  # of a step, but for what nobody should need: prompts as long that are not cut
 # The matrices of pieces, stacked in their order [rows, in], and of codes their scales [rows] or [rows / 128, in / 128].

@@ -4,7 +4,7 @@ a product of many."""
 import torch
 
 from roseinfer.kernels.linear.activation import gated, pointwise
-from roseinfer.kernels.linear.skinny_linear import SkinnyNorm, pays, skinny_linear
+from roseinfer.kernels.linear.skinny import SkinnyNorm, pays, skinny_linear
 from roseinfer.quant.base import Epilogue, Norm
 
 

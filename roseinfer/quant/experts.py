@@ -1,46 +1,104 @@
-"""What a layer of experts is, as a format of weights is told: plain data. `base.Experts` is what it makes of it.
+"""Experts as one product after the other, for CPUs: each multiplies all rows of the tokens that chose it, at once."""
 
-A router chooses `top_k` of `count` feed-forward networks for each token, and the layer adds up what they make of it,
-each with its weight (Shazeer et al., 2017). Every rank holds a slice of all experts' widths, as of a dense layer's.
-"""
+from collections.abc import Sequence
 
-from dataclasses import dataclass
+import torch
+import torch.nn.functional as F
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.parallel.group import Share
+from roseinfer.quant.base import (
+    NOTHING_MORE,
+    Epilogue,
+    ExpertNames,
+    ExpertShape,
+    Matmul,
+    Norm,
+    Piece,
+    WeightFormat,
+    WeightSource,
+    read_new,
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertShape:
-    """Of one layer, whole: what all ranks hold together.
+class SequentialExperts:
+    """See `Experts`. Which experts have rows is asked of the device, so this cannot be captured in a graph."""
 
-    count: experts, numbered from 0. top_k: of them for each token. hidden: width of the residual stream. width: of each
-    expert's hidden layer. renormalise: whether the weights of the chosen are divided by their sum. activation as in
-    `Epilogue`.
+    def __init__(self, router: torch.Tensor, experts: Sequence[tuple[Matmul, Matmul]], shape: ExpertShape) -> None:
+        """router: [count, hidden] float32. experts: of each, gate and up with what follows them, and down."""
+        self._router = router
+        self._experts = experts
+        self._shape = shape
+
+    def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        h = norm(x)
+        ids, weights = route(h, self._router, self._shape.top_k, renormalise=self._shape.renormalise)
+        # By experts, and for each of them in the order of the tokens.
+        numbers = ids.flatten()
+        order = numbers.argsort(stable=True)
+        tokens = order // self._shape.top_k
+        factors = weights.flatten()[order, None]
+        rows = torch.bincount(numbers, minlength=self._shape.count).tolist()
+        # Experts are added in the order of their numbers, whoever else is in the batch.
+        total = torch.zeros(h.shape, dtype=torch.float32, device=h.device)
+        start = 0
+        for (gate_up, down), count in zip(self._experts, rows, strict=True):
+            if count == 0:
+                continue
+            chosen = slice(start, start + count)
+            result = down(gate_up(h[tokens[chosen]]))
+            total.index_add_(0, tokens[chosen], result.to(torch.float32) * factors[chosen])
+            start = chosen.stop
+        result = total.to(x.dtype)
+        return result if residual is None else residual + result
+
+
+def route(h: torch.Tensor, router: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which experts each token goes to, and with which weights: [T, top_k] int64 and float32, the largest weight first.
+
+    h: [T, hidden], after the norm. router: [count, hidden] float32. See `Experts` for the formula.
     """
-
-    count: int
-    top_k: int
-    hidden: int
-    width: int
-    renormalise: bool
-    activation: str
+    probabilities = F.linear(h.to(torch.float32), router).softmax(-1)
+    # Of equal ones `topk` would return any.
+    weights, ids = probabilities.sort(stable=True, dim=-1, descending=True)
+    weights, ids = weights[:, :top_k], ids[:, :top_k]
+    return ids, weights / weights.sum(-1, keepdim=True) if renormalise else weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertNames:
-    """What a checkpoint calls a layer's matrices, without ".weight".
+def load_sequential_experts(
+    weights: WeightFormat, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames
+) -> SequentialExperts:
+    """Every expert as two linear layers of the format `weights`, whatever that keeps. `share`: of their width.
 
-    gate, up, down: with a place for the expert's number, as "mlp.experts.{}.gate_proj".
+    Raises like `WeightFormat.load`, and `ConfigError` on other devices than a CPU.
     """
-
-    router: str
-    gate: str
-    up: str
-    down: str
-
-    def under(self, prefix: str) -> "ExpertNames":
-        """The same names behind `prefix` and a dot."""
-        return ExpertNames(
-            router=f"{prefix}.{self.router}",
-            gate=f"{prefix}.{self.gate}",
-            up=f"{prefix}.{self.up}",
-            down=f"{prefix}.{self.down}",
+    if source.build.device.type != "cpu":
+        raise ConfigError("models with experts run on a CPU, or on a GPU with Triton")
+    router = read_router(source, shape, names, torch.float32)
+    gated = Epilogue(shape.activation, gated=True)
+    gate_up, down = expert_pieces(shape, share, names)
+    experts = [
+        (
+            weights.load(source, gate_up[2 * number : 2 * number + 2], gated),
+            weights.load(source, [down[number]], NOTHING_MORE),
         )
+        for number in range(shape.count)
+    ]
+    return SequentialExperts(router, experts, shape)
+
+
+def expert_pieces(shape: ExpertShape, share: Share, names: ExpertNames) -> tuple[list[Piece], list[Piece]]:
+    """The matrices of a layer's experts in the order of their numbers: gate and up of each, and down of each.
+
+    share: of each expert's width. Stacked, the first are [count * 2 * share.width, hidden], the second
+    [count * hidden, share.width].
+    """
+    hidden = Share(0, shape.hidden, shape.hidden)
+    numbers = range(shape.count)
+    gate_up = [Piece(name.format(number), share, hidden) for number in numbers for name in (names.gate, names.up)]
+    return gate_up, [Piece(names.down.format(number), hidden, share) for number in numbers]
+
+
+def read_router(source: WeightSource, shape: ExpertShape, names: ExpertNames, dtype: torch.dtype) -> torch.Tensor:
+    """The router's matrix [count, hidden] in `dtype`, a float type."""
+    return read_new(source, f"{names.router}.weight", shape.count, shape.hidden, dtype=dtype)

@@ -9,9 +9,8 @@ import torch
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Epilogue, Experts, Matmul, Piece, Table, WeightSource
-from roseinfer.quant.each_expert import load_each_expert
-from roseinfer.quant.experts import ExpertNames, ExpertShape
+from roseinfer.quant.base import Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Piece, Table, WeightSource
+from roseinfer.quant.experts import load_sequential_experts
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import is_fp8, new_weight, part_of, read_codes
 from roseinfer.quant.fp8_weight import Fp8Weight
@@ -79,7 +78,7 @@ class Fp8Format:
             from roseinfer.quant.cuda_experts import load_cuda_experts  # imports Triton, which only GPUs have
 
             return load_cuda_experts(source, shape, share, names, partial(self._stack, source))
-        return load_each_expert(self, source, shape, share, names)
+        return load_sequential_experts(self, source, shape, share, names)
 
     def _stack(self, source: WeightSource, pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The matrices of `pieces`, stacked in their order, and their scales if they are in FP8."""

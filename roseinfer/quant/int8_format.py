@@ -6,9 +6,8 @@ import torch
 
 from roseinfer.core.memory import available_memory_bytes
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Epilogue, Experts, Matmul, Piece, WeightSource
-from roseinfer.quant.each_expert import load_each_expert
-from roseinfer.quant.experts import ExpertNames, ExpertShape
+from roseinfer.quant.base import Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Piece, WeightSource
+from roseinfer.quant.experts import load_sequential_experts
 from roseinfer.quant.int8_matmul import Int8Matmul
 from roseinfer.quant.int8_product import activation_codes, has_fast_onednn, head_product, layer_product
 from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
@@ -43,7 +42,7 @@ class Int8Format:
         return Int8Matmul(product, read_bias(source, pieces), epilogue, rotation)
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
-        return load_each_expert(self, source, shape, share, names)
+        return load_sequential_experts(self, source, shape, share, names)
 
     def table(self, rows: torch.Tensor) -> "Int8Table":
         return Int8Table(Int8Weight.of(rows), rows.dtype, self._memory)

@@ -8,10 +8,9 @@ import torch.nn.functional as F
 
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import NOTHING_MORE, Epilogue, Experts, Matmul, Piece, WeightSource
+from roseinfer.quant.base import NOTHING_MORE, Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Piece, WeightSource
 from roseinfer.quant.cpu_matmul import PackedMatmul, PlainMatmul, can_pack
-from roseinfer.quant.each_expert import load_each_expert
-from roseinfer.quant.experts import ExpertNames, ExpertShape
+from roseinfer.quant.experts import load_sequential_experts
 
 
 class PlainFormat:
@@ -27,7 +26,7 @@ class PlainFormat:
             from roseinfer.quant.cuda_experts import load_cuda_experts  # imports Triton, which only GPUs have
 
             return load_cuda_experts(source, shape, share, names, lambda pieces: (read_weight(source, pieces), None))
-        return load_each_expert(self, source, shape, share, names)
+        return load_sequential_experts(self, source, shape, share, names)
 
     def table(self, rows: torch.Tensor) -> "PlainTable":
         return PlainTable(rows)

@@ -12,7 +12,7 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.kernels.attention import prefill_shares
 from roseinfer.kernels.attention.decode_few import MOST_ROWS
-from roseinfer.kernels.attention.prefill_attention import SMALL_STEP
+from roseinfer.kernels.attention.prefill import SMALL_STEP
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from tests.helpers.attention import shape_of, spec_of, store_of

@@ -2,7 +2,7 @@
 
 import torch
 
-from roseinfer.kernels.attention.decode_attention import (
+from roseinfer.kernels.attention.decode import (
     DecodeWorkspace,
     decode_attention,
     decode_attention_reference,

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.experts.experts_few import ExpertWeights
-from roseinfer.kernels.linear.skinny_linear import SkinnyNorm
+from roseinfer.kernels.experts.few_tokens import ExpertWeights
+from roseinfer.kernels.linear.skinny import SkinnyNorm
 
 
 def router_case(device: torch.device, tokens: int, experts: int, hidden: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from roseinfer.kernels.attention.prefill_attention import (
+from roseinfer.kernels.attention.prefill import (
     PrefillConfig,
     prefill_attention,
     prefill_attention_reference,

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from roseinfer.kernels.linear.skinny import SkinnyNorm
 from roseinfer.kernels.linear.skinny_configs import SkinnyConfig
-from roseinfer.kernels.linear.skinny_linear import SkinnyNorm
 
 CONFIGS = {
     "tensor cores": SkinnyConfig(block_n=8, block_k=64, dot=True, warps=2, stages=2, preload=True),

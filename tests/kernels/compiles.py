@@ -13,8 +13,8 @@ from triton.compiler import ASTSource, make_backend
 
 from roseinfer.kernels.comm.push_blocks import push_blocks_kernel
 from roseinfer.kernels.comm.push_words import push_words_kernel
-from roseinfer.kernels.experts import experts_kernels, experts_order, route
-from roseinfer.kernels.experts.experts_few_kernel import down_kernel, gate_up_kernel
+from roseinfer.kernels.experts import pair_order, route, tile_kernels
+from roseinfer.kernels.experts.few_tokens_kernel import down_kernel, gate_up_kernel
 from roseinfer.kernels.experts.route_many import route_choice_kernel, route_products_kernel
 from roseinfer.kernels.linear.skinny_fp8_configs import slices
 from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
@@ -89,7 +89,7 @@ def read_order(padded, chunks) -> None:
     """Of experts some fewer than the next power of two."""
     constants = {"E": padded - 3, "E_PAD": padded, "TILE": 16, "BLOCK": 64, "PLACES": 32, "CHUNKS": chunks}
     pointers = dict.fromkeys(INTEGERS, "*i32") | {"counts_ptr": "*i16"}
-    for kernel in (experts_order._order_kernel, experts_order._count_kernel, experts_order._place_kernel):
+    for kernel in (pair_order._order_kernel, pair_order._count_kernel, pair_order._place_kernel):
         read(kernel, constants | {"OVERLAP": True}, pointers)
 
 
@@ -124,13 +124,13 @@ def read_tiles(scales, weight_first, gathers) -> None:
         constants |= dict.fromkeys(scaled)
     else:
         pointers |= dict.fromkeys(scaled, "*fp32")
-    read(experts_kernels.gate_up_kernel, constants, pointers)
-    read(experts_kernels.down_kernel, constants, pointers)
+    read(tile_kernels.gate_up_kernel, constants, pointers)
+    read(tile_kernels.down_kernel, constants, pointers)
     if gathers:
         scaled = dict.fromkeys(("scales_ptr", "out_scales_ptr"), "*fp32")
         groups = {"BLOCK": 128, "GROUPS": 0 if scales == "none" else 2}
-        read(experts_kernels.spread_kernel, constants | groups, dict.fromkeys(INTEGERS, "*i32") | scaled)
-        read(experts_kernels.sum_kernel, constants | groups | {"HAS_RESIDUAL": True}, {})
+        read(tile_kernels.spread_kernel, constants | groups, dict.fromkeys(INTEGERS, "*i32") | scaled)
+        read(tile_kernels.sum_kernel, constants | groups | {"HAS_RESIDUAL": True}, {})
 
 
 def read_experts(scales, hidden, top_k) -> None:

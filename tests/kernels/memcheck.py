@@ -23,18 +23,18 @@ from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.core.plan import Row
 from roseinfer.kernels.attention.heads import cos_sin_table
 from roseinfer.kernels.common.fp8_codes import CODES
-from roseinfer.kernels.experts.experts_tiles import Stack
+from roseinfer.kernels.experts.tiles import Stack
 from roseinfer.kernels.linear.activation import gated, pointwise
 from roseinfer.kernels.linear.fp8_rows import gated_rows, normed_rows, plain_rows
 from roseinfer.kernels.linear.fp8_tile_configs import choose_tile_config
 from roseinfer.kernels.linear.fp8_tiles import Parts, tile_product
 from roseinfer.kernels.linear.norm import layer_norm, rms_norm
-from roseinfer.kernels.linear.skinny_linear import SkinnyNorm, skinny_linear, supports
+from roseinfer.kernels.linear.skinny import SkinnyNorm, skinny_linear, supports
 from roseinfer.kernels.sampling.argmax import greedy
 from roseinfer.kernels.sampling.draw import draw
 from roseinfer.layers.linear import RMSNorm
+from roseinfer.quant.base import ExpertShape
 from roseinfer.quant.cuda_experts import CudaExperts
-from roseinfer.quant.experts import ExpertShape
 from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.runner.cuda_inputs import CudaInputs
 from roseinfer.runner.forward import Columns

@@ -14,7 +14,7 @@ from roseinfer.engine.llm import make_engine_config
 from roseinfer.engine.messages import Add
 from roseinfer.engine.process import build_engine
 from roseinfer.layers.experts import RoutedExperts
-from roseinfer.quant.each_expert import route
+from roseinfer.quant.experts import route
 from tests.helpers.mixture import MIXTURE
 
 STEPS = 6

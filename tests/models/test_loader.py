@@ -205,7 +205,7 @@ def test_drawn_routers_spread_the_tokens_of_a_prompt(tmp_path: Path, monkeypatch
         return ids, weights
 
     model = load(tmp_path, "dummy")
-    monkeypatch.setattr("roseinfer.quant.each_expert.route", noted)
+    monkeypatch.setattr("roseinfer.quant.experts.route", noted)
     logits(model, list(range(60)))
     for ids in chosen:
         assert len(ids.unique()) > 0.9 * 64 * (1 - (1 - 4 / 64) ** 60)

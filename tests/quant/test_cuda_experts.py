@@ -13,8 +13,7 @@ from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.layers.linear import RMSNorm
 from roseinfer.parallel.group import share_of
 from roseinfer.quant import cuda_experts, fp8_format, plain
-from roseinfer.quant.base import Build, Experts
-from roseinfer.quant.experts import ExpertNames, ExpertShape
+from roseinfer.quant.base import Build, ExpertNames, Experts, ExpertShape
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight

@@ -9,9 +9,8 @@ from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.layers.experts import RoutedExperts
 from roseinfer.layers.linear import RMSNorm
 from roseinfer.parallel.group import Alone, Group
-from roseinfer.quant.base import Build, WeightFormat
-from roseinfer.quant.each_expert import route
-from roseinfer.quant.experts import ExpertNames, ExpertShape
+from roseinfer.quant.base import Build, ExpertNames, ExpertShape, WeightFormat
+from roseinfer.quant.experts import route
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight

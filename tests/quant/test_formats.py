@@ -14,10 +14,19 @@ from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import Checkpoint, load_model
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Epilogue, Experts, Matmul, Piece, Table, WeightFormat, WeightSource
+from roseinfer.quant.base import (
+    Epilogue,
+    ExpertNames,
+    Experts,
+    ExpertShape,
+    Matmul,
+    Piece,
+    Table,
+    WeightFormat,
+    WeightSource,
+)
 from roseinfer.quant.cpu_matmul import PlainMatmul
-from roseinfer.quant.each_expert import load_each_expert
-from roseinfer.quant.experts import ExpertNames, ExpertShape
+from roseinfer.quant.experts import load_sequential_experts
 from roseinfer.quant.plain import PlainFormat, PlainTable
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, save_reference
@@ -36,7 +45,7 @@ class ChannelFp8:
         return PlainMatmul(torch.cat([self._widened(source, piece) for piece in pieces]), None, epilogue)
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
-        return load_each_expert(self, source, shape, share, names)
+        return load_sequential_experts(self, source, shape, share, names)
 
     def table(self, rows: torch.Tensor) -> Table:
         return PlainTable(rows)

@@ -18,7 +18,7 @@ from roseinfer.kernels.experts.route_many import route_choice_kernel, route_prod
 from roseinfer.kernels.experts.route_parts import choose, columns_of, norm_rows, partial_logits, prefetch_terms
 from roseinfer.kernels.experts.route_terms import RouterTerms
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows
-from roseinfer.kernels.linear.skinny_linear import SkinnyNorm
+from roseinfer.kernels.linear.skinny import SkinnyNorm
 
 # Tokens of a program at least: `arrived` counts for each so many.
 TOKENS = 16

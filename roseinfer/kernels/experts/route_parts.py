@@ -1,7 +1,7 @@
 """What programs of the router do, for the kernels of `route` and `route_many`."""
 
 from roseinfer.kernels.common.triton_support import tl, triton
-from roseinfer.kernels.experts.expert_order import read_logits, sort_keys
+from roseinfer.kernels.experts.logit_order import read_logits, sort_keys
 from roseinfer.kernels.linear.fp8_rows import code_of, scale_of
 from roseinfer.kernels.linear.skinny_kernel import prefetch_rows
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from roseinfer.kernels.linear.skinny_linear import SkinnyNorm
+from roseinfer.kernels.linear.skinny import SkinnyNorm
 
 
 class RouterTerms(NamedTuple):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from roseinfer.kernels.attention.decode_attention import decode_attention_reference
+from roseinfer.kernels.attention.decode import decode_attention_reference
 from roseinfer.kernels.attention.decode_few import MOST_ROWS, FewWorkspace, decode_few, few_pays
 from roseinfer.kernels.attention.heads import cos_sin_table, store_heads_reference
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes

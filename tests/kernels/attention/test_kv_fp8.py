@@ -7,7 +7,7 @@ import torch
 
 from roseinfer.kernels.attention.decode_config import ELEMENTWISE, MATRIX, TOKENS, DecodeConfig, choose_decode_config
 from roseinfer.kernels.attention.heads import store_heads, store_heads_reference
-from roseinfer.kernels.attention.prefill_attention import PrefillConfig
+from roseinfer.kernels.attention.prefill import PrefillConfig
 from roseinfer.kernels.attention.prefill_shares import PARTS, Division
 from roseinfer.kernels.common.fp8_codes import CODES, MAX_CODE
 from tests.helpers import decode, prefill

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from roseinfer.kernels.attention.prefill_attention import PrefillConfig
+from roseinfer.kernels.attention.prefill import PrefillConfig
 from roseinfer.kernels.attention.prefill_bulk import BLOCK_M, BulkPages, bulk_supports, prefill_bulk
 from roseinfer.kernels.attention.prefill_shares import IN_BULK, PARTS
 from roseinfer.kernels.common.gluon_support import HAS_GLUON

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from roseinfer.kernels.attention.prefill_attention import PrefillConfig, choose_prefill_config, queries_per_block
+from roseinfer.kernels.attention.prefill import PrefillConfig, choose_prefill_config, queries_per_block
 from roseinfer.kernels.attention.prefill_shares import Division, map_blocks, part_count
 from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import PagedCase, assert_near, paged_case

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from roseinfer.kernels.attention.paged import gathered
-from roseinfer.kernels.attention.prefill_attention import PrefillConfig
+from roseinfer.kernels.attention.prefill import PrefillConfig
 from roseinfer.kernels.attention.prefill_bulk import BLOCK_M, BLOCK_N, prefill_bulk
 from roseinfer.kernels.attention.prefill_shares import IN_BULK, PARTS
 from roseinfer.kernels.common.gluon_support import HAS_GLUON

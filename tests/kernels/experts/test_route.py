@@ -7,7 +7,7 @@ from roseinfer.kernels.experts import route as route_module
 from roseinfer.kernels.experts.route import TOKENS, route_reference, router_logits
 from roseinfer.kernels.experts.route_terms import split_router
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, normed_rows_reference
-from roseinfer.kernels.linear.skinny_linear import SkinnyNorm
+from roseinfer.kernels.linear.skinny import SkinnyNorm
 from tests.helpers.expert_layers import exact_routes, router_case
 from tests.helpers.interpreter import round_codes
 

@@ -5,8 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from roseinfer.kernels.linear.skinny_fp8_configs import PairsConfig, choose_fp8_config, fp8_rule, slices
-from roseinfer.kernels.linear.skinny_linear import (
+from roseinfer.kernels.linear.skinny import (
     MAX_ROWS,
     SkinnyNorm,
     pays,
@@ -14,6 +13,7 @@ from roseinfer.kernels.linear.skinny_linear import (
     skinny_linear_reference,
     supports,
 )
+from roseinfer.kernels.linear.skinny_fp8_configs import PairsConfig, choose_fp8_config, fp8_rule, slices
 from tests.helpers.skinny import CONFIGS, KINDS, assert_close, case, dtype_of, exact
 
 SCALES = ["channel", "block"]

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from roseinfer.kernels.linear.skinny import skinny_linear
 from roseinfer.kernels.linear.skinny_fp8_configs import PairsConfig
-from roseinfer.kernels.linear.skinny_linear import skinny_linear
 from tests.helpers.skinny import assert_close, exact
 from tests.kernels.linear.test_skinny_fp8 import fp8_case
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from roseinfer.kernels.experts.experts_order import OrderCut, order_pairs, order_reference
+from roseinfer.kernels.experts.pair_order import OrderCut, order_pairs, order_reference
 
 EXPERTS = 12
 

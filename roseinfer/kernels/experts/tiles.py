@@ -13,9 +13,9 @@ import torch
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES, SCALE_BLOCK
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tensor_descriptor
-from roseinfer.kernels.experts.experts_kernels import down_kernel, gate_up_kernel, spread_kernel, sum_kernel
-from roseinfer.kernels.experts.experts_order import Order
-from roseinfer.kernels.experts.experts_tile_configs import Cut, ExpertsConfig
+from roseinfer.kernels.experts.pair_order import Order
+from roseinfer.kernels.experts.tile_configs import Cut, ExpertsConfig
+from roseinfer.kernels.experts.tile_kernels import down_kernel, gate_up_kernel, spread_kernel, sum_kernel
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows
 
 # Bytes of an expert's weight that programs of its tiles share before others take the next outputs: they are read from

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from roseinfer.kernels.experts.experts_order import order_pairs
-from roseinfer.kernels.experts.experts_tile_configs import Cut, ExpertsConfig, choose_experts_config
-from roseinfer.kernels.experts.experts_tiles import Stack, add_experts, down_product, gate_up_product, spread
+from roseinfer.kernels.experts.pair_order import order_pairs
+from roseinfer.kernels.experts.tile_configs import Cut, ExpertsConfig, choose_experts_config
+from roseinfer.kernels.experts.tiles import Stack, add_experts, down_product, gate_up_product, spread
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, rows_reference
 from tests.helpers.interpreter import round_codes
 

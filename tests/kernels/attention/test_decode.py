@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from roseinfer.kernels.attention.decode_attention import plan_decode
+from roseinfer.kernels.attention.decode import plan_decode
 from roseinfer.kernels.attention.decode_config import ELEMENTWISE, MATRIX, DecodeConfig, choose_decode_config
 from roseinfer.kernels.common.triton_support import cdiv
 from tests.helpers.decode import attend, decodes, reference, workspace_of

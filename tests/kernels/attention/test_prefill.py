@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from roseinfer.kernels.attention.prefill_attention import (
+from roseinfer.kernels.attention.prefill import (
     SMALL_STEP,
     PrefillConfig,
     choose_prefill_config,

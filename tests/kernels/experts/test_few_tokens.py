@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from roseinfer.kernels.experts.experts_few import (
+from roseinfer.kernels.experts.few_tokens import (
     MAX_TOKENS,
     ExpertWeights,
     experts_few,
@@ -13,7 +13,7 @@ from roseinfer.kernels.experts.experts_few import (
     few_pays,
     few_supports,
 )
-from roseinfer.kernels.experts.experts_few_configs import DownCut, FewConfig, GateUpCut, choose_few_config
+from roseinfer.kernels.experts.few_tokens_configs import DownCut, FewConfig, GateUpCut, choose_few_config
 from tests.helpers.expert_layers import exact_experts, expert_weights, router_case
 from tests.helpers.skinny import assert_close
 

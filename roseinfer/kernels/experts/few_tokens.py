@@ -18,11 +18,11 @@ import torch
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES, SCALE_BLOCK
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
-from roseinfer.kernels.experts.experts_few_configs import FewConfig, choose_few_config
-from roseinfer.kernels.experts.experts_few_kernel import down_kernel, gate_up_kernel
+from roseinfer.kernels.experts.few_tokens_configs import FewConfig, choose_few_config
+from roseinfer.kernels.experts.few_tokens_kernel import down_kernel, gate_up_kernel
 from roseinfer.kernels.experts.route import route_reference, router_logits
 from roseinfer.kernels.linear.activation import gated_reference
-from roseinfer.kernels.linear.skinny_linear import SkinnyNorm
+from roseinfer.kernels.linear.skinny import SkinnyNorm
 
 # Above this nearly all experts are read, and programs of a token each would read them again and again.
 MAX_TOKENS = 16

@@ -7,14 +7,14 @@ import sys
 import pytest
 import torch
 
-from roseinfer.kernels.linear.skinny_configs import choose_config, rule
-from roseinfer.kernels.linear.skinny_linear import (
+from roseinfer.kernels.linear.skinny import (
     MAX_ROWS,
     SkinnyNorm,
     skinny_linear,
     skinny_linear_reference,
     supports,
 )
+from roseinfer.kernels.linear.skinny_configs import choose_config, rule
 from tests.helpers.skinny import CONFIGS, KINDS, assert_close, case, dtype_of, exact
 
 

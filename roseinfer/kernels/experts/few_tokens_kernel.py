@@ -6,7 +6,7 @@ others, Triton gives neighbours in the first one to neighbouring threads, until 
 """
 
 from roseinfer.kernels.common.triton_support import tl, triton
-from roseinfer.kernels.experts.expert_order import expert_at, first_experts
+from roseinfer.kernels.experts.logit_order import expert_at, first_experts
 from roseinfer.kernels.linear.activation import activate
 from roseinfer.kernels.linear.fp8_pairs import multiply, narrow
 
