@@ -12,7 +12,7 @@ from roseinfer.models.config import read_model_spec
 from roseinfer.models.finite import FiniteCheck
 from roseinfer.models.loader import Checkpoint, load_model, resolve_dtype
 from roseinfer.parallel.group import Share
-from roseinfer.quant import each_expert
+from roseinfer.quant import experts
 from tests.helpers.batches import HandRow, HandRunner
 from tests.helpers.checkpoints import make_reference, reference_logits, save_reference
 from tests.helpers.weights import BUILD
@@ -197,7 +197,7 @@ def test_drawn_routers_spread_the_tokens_of_a_prompt(tmp_path: Path, monkeypatch
     reference.config.architectures = ["Qwen3MoeForCausalLM"]
     reference.config.save_pretrained(tmp_path)
     chosen: list[torch.Tensor] = []
-    route = each_expert.route
+    route = experts.route
 
     def noted(*args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         ids, weights = route(*args, **options)
