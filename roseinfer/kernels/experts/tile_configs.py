@@ -1,12 +1,18 @@
-"""How the products of `experts_tiles` cut their work, by the number of rows that an expert gets on average."""
+"""Configs of the products of `tiles`, by the number of rows that an expert gets on average."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+from roseinfer.kernels.common.tuning import TuningTable
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """block_n: outputs of a program, at least 64 if the weight is first; 128 for what is written as codes. block_k:
-    columns taken at a time, 128 of codes. stages: how many blocks of columns are on their way."""
+    """How one product is divided.
+
+    block_n: outputs of a program, at least 64 if the weight is first; 128 for results that are written as codes.
+    block_k: columns taken at a time, 128 of codes. stages: blocks of columns being copied at a time.
+    """
 
     block_n: int
     block_k: int
@@ -16,11 +22,11 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """It decides speed, and the order of a sum's terms.
+    """How the products of a layer are divided. It decides the speed, and the order of a sum's terms.
 
     tile: rows of a tile, a power of two; at least 16, or 64 unless `weight_first`. weight_first: the weight's rows are
-    the long side of the matrix units. spread: the rows of tokens are copied to where they are sorted before they are
-    multiplied, which takes bulk copies and as many copies as a token has experts; else each program gathers its own.
+    the long side of the matrix units. spread: copy each token's row to where its pairs are sorted before multiplying,
+    else each program gathers its rows. Copies allow bulk loads, and take as many rows as a token has experts.
     """
 
     tile: int
@@ -31,36 +37,32 @@ class ExpertsConfig:
 
     @property
     def halves(self) -> bool:
-        """Of a tile whose second half is empty, an expert's last one, only the first is computed: where tiles are so
-        large that a half still fills the matrix units. 2% of a layer of 4,096 or 8,192 tokens in 16 bits."""
+        """True if of a tile with an empty second half, an expert's last one, only the first half is computed.
+
+        It pays where a half still fills the matrix units: 2% of a layer of 4,096 or 8,192 tokens in 16 bits.
+        """
         return self.tile >= 128 and not self.weight_first and not self.spread
 
 
-# Rows of an expert on average, up to which a config serves: the fastest for Qwen3-30B-A3B (2,048 columns, width 768,
-# 128 experts of which a token has 8, scales by blocks) on an H200 (torch 2.11, Triton 3.6; 2026-11-23), measured at .5,
-# 1, 2, 4, 8, 16, 32, 128 and 512.
-_WIDE: tuple[tuple[float, ExpertsConfig], ...] = (
-    (10, ExpertsConfig(16, True, False, Cut(64, 128, 4, 3), Cut(128, 64, 4, 3))),
-    (24, ExpertsConfig(32, True, False, Cut(64, 64, 4, 3), Cut(64, 64, 4, 3))),
-    (56, ExpertsConfig(64, False, False, Cut(64, 64, 4, 3), Cut(128, 64, 8, 3))),
-    (256, ExpertsConfig(128, False, False, Cut(128, 64, 8, 4), Cut(256, 64, 8, 4))),
-    (float("inf"), ExpertsConfig(128, False, False, Cut(128, 64, 8, 4), Cut(128, 64, 8, 3))),
+TABLE: TuningTable[ExpertsConfig] = TuningTable(
+    Path(__file__).with_name("tuning") / "tiles.json",
+    {"codes": bool, "max_rows": int | None},
+    {"tiles": ExpertsConfig},
 )
-_CODES: tuple[tuple[float, ExpertsConfig], ...] = (
-    (3, ExpertsConfig(16, True, False, Cut(128, 128, 4, 3), Cut(128, 128, 4, 3))),
-    (10, ExpertsConfig(16, True, False, Cut(128, 128, 4, 3), Cut(128, 128, 4, 2))),
-    (24, ExpertsConfig(32, True, False, Cut(128, 128, 4, 3), Cut(64, 128, 4, 3))),
-    (56, ExpertsConfig(64, False, False, Cut(128, 128, 8, 5), Cut(128, 128, 4, 3))),
-    (256, ExpertsConfig(64, False, False, Cut(128, 128, 8, 4), Cut(128, 128, 4, 3))),
-    (float("inf"), ExpertsConfig(64, False, False, Cut(128, 128, 8, 3), Cut(128, 128, 4, 3))),
-)
-# Rows of an expert, and outputs of one, from which copying rows to where they are sorted is expected to pay: with 512
+# Copying rows to where they are sorted is expected to pay above so many rows of an expert, and outputs of one: with 512
 # rows of width 768 it takes 108 us (FP8: 61) and saves gate and up 80 (46), which grows with the width.
-_SPREAD_ROWS, _SPREAD_WIDTH = 256, 1536
+_MIN_SPREAD_ROWS, _MIN_SPREAD_WIDTH = 256, 1536
 
 
 def choose_experts_config(tokens: int, top_k: int, experts: int, width: int, *, codes: bool) -> ExpertsConfig:
-    """For `tokens` tokens that each choose `top_k` of `experts` of `width`, weights of codes or in 16 bits."""
+    """Return the config for `tokens` tokens that each choose `top_k` of `experts` experts of `width`.
+
+    codes: weights are in FP8, else in 16 bits.
+    """
     rows = tokens * top_k / experts
-    config = next(config for most, config in (_CODES if codes else _WIDE) if rows <= most)
-    return replace(config, spread=rows > _SPREAD_ROWS and width >= _SPREAD_WIDTH)
+    config = next(
+        config
+        for (of_codes, max_rows), config in TABLE.entries.items()
+        if of_codes == codes and (max_rows is None or rows <= max_rows)
+    )
+    return replace(config, spread=rows > _MIN_SPREAD_ROWS and width >= _MIN_SPREAD_WIDTH)

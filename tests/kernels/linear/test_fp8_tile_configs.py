@@ -1,6 +1,13 @@
 import pytest
 
-from roseinfer.kernels.linear.fp8_tile_configs import BUCKETS, MAX_ROWS, MEASURED, RULED_ROWS, choose_tile_config, rule
+from roseinfer.kernels.linear.fp8_tile_configs import (
+    BUCKETS,
+    MAX_ROWS,
+    MAX_UNMEASURED_ROWS,
+    TABLE,
+    choose_tile_config,
+    rule,
+)
 from roseinfer.kernels.linear.fp8_tiles import MAX_SUMS, MAX_TILES
 
 # What a program of an H100 or H200 has of shared memory, in bytes.
@@ -12,17 +19,19 @@ def cdiv(a, b):
     return -(-a // b)
 
 
-def every():
-    """Each config that may be chosen, with its shape."""
+def possible_choices():
+    """Yield each config that may be chosen, with its shape."""
     for bucket in BUCKETS:
         for outs, columns in SHAPES:
             yield from (
                 ((bucket, outs, columns, blocks), rule(bucket, outs, columns, blocks)) for blocks in (False, True)
             )
-    yield from MEASURED.items()
+    yield from TABLE.entries.items()
 
 
-@pytest.mark.parametrize(("shape", "config"), [(shape, config) for shape, config in every() if config is not None])
+@pytest.mark.parametrize(
+    ("shape", "config"), [(shape, config) for shape, config in possible_choices() if config is not None]
+)
 def test_a_config_fits_its_shape_and_the_hardware(shape, config):
     bucket, outs, columns, blocks = shape
     assert columns % (config.block_k * config.shares) == 0 and (config.block_k == 128 or not blocks)
@@ -37,8 +46,8 @@ def test_a_config_fits_its_shape_and_the_hardware(shape, config):
 
 @pytest.mark.parametrize("blocks", [False, True])
 def test_what_is_left_to_the_library(blocks):
-    assert choose_tile_config(RULED_ROWS, 1024, 1024, blocks=blocks) is not None
-    assert choose_tile_config(RULED_ROWS + 1, 1024, 1024, blocks=blocks) is None
+    assert choose_tile_config(MAX_UNMEASURED_ROWS, 1024, 1024, blocks=blocks) is not None
+    assert choose_tile_config(MAX_UNMEASURED_ROWS + 1, 1024, 1024, blocks=blocks) is None
     for outs, columns in SHAPES:
         assert choose_tile_config(MAX_ROWS + 1, outs, columns, blocks=blocks) is None
     assert choose_tile_config(0, 1024, 1024, blocks=blocks) is None
