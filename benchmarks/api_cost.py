@@ -32,7 +32,9 @@ from roseinfer.bench.report import header
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
+from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import sequence_id
+from roseinfer.core.runner import RunnerFacts
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo, StepRecord
 from roseinfer.engine.client import AsyncEngine
@@ -49,20 +51,23 @@ if TYPE_CHECKING:
 CONTEXT, VOCAB, TOKEN = 4096, 4096, 150
 INFO = EngineInfo(
     model="none",
-    model_type="none",
-    max_model_len=CONTEXT,
-    vocab_size=VOCAB,
+    facts=RunnerFacts(
+        model_type="none",
+        max_model_len=CONTEXT,
+        num_blocks=1000,
+        limits=StepLimits(256, CONTEXT),
+        vocab_size=VOCAB,
+        eos_token_ids=(0,),
+        dtype="none",
+        weights="none",
+        device="none",
+        default_sampling={},
+        startup_s={},
+    ),
     block_size=16,
-    num_blocks=1000,
     max_num_seqs=256,
-    dtype="none",
-    weights="none",
     kv_cache="float32",
-    device="none",
-    eos_token_ids=(0,),
-    default_sampling={},
     policy=PolicyTraits("slack", sheds=True, priorities=True),
-    startup_s={},
 )
 HEAD = (
     b"POST %b HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nAccept: */*\r\nAccept-Encoding: gzip, deflate\r\n"

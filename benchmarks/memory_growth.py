@@ -69,13 +69,13 @@ def main() -> None:
     core, info = build_engine(EngineConfig(model=model, cache=cache), model_folder(model))
     print(header("memory growth", vars(args)))
     rng = random.Random(args.seed)
-    longest = min(info.max_model_len - OUTPUT_TOKENS, args.longest or info.max_model_len)
+    longest = min(info.facts.max_model_len - OUTPUT_TOKENS, args.longest or info.facts.max_model_len)
     lengths = draw_lengths(rng, args.first + args.new, longest)
     print("| prompts | resident MB |\n| ---: | ---: |")
     print(f"| 0 | {resident_mb():.0f} |", flush=True)
     settled = 0.0
     for done, length in zip(itertools.count(1), lengths, strict=False):
-        run_prompt(core, f"prompt-{done}", rng.choices(range(info.vocab_size), k=length))
+        run_prompt(core, f"prompt-{done}", rng.choices(range(info.facts.vocab_size), k=length))
         if done == args.first:
             settled = resident_mb()
         if done in (args.first, len(lengths)) or done % args.every == 0:

@@ -15,14 +15,14 @@ def engine_cost(spec: ModelSpec, info: EngineInfo) -> ModelCost:
     Of the head only int8 makes one byte. Layers that a checkpoint leaves in 16 bits beside FP8 count as FP8, too.
     Raises like `ModelCost.of`.
     """
-    itemsize = _itemsize(info.dtype)
-    narrow = info.weights.startswith((_FP8, _INT8)) and not info.weights.endswith(_WIDENED)
+    itemsize = _itemsize(info.facts.dtype)
+    narrow = info.facts.weights.startswith((_FP8, _INT8)) and not info.facts.weights.endswith(_WIDENED)
     return ModelCost.of(
         spec,
         itemsize,
-        layer_itemsize=1 if narrow else _itemsize(info.dtype),
+        layer_itemsize=1 if narrow else _itemsize(info.facts.dtype),
         kv_itemsize=1 if info.kv_cache.startswith(_FP8) else _itemsize(info.kv_cache),
-        head_itemsize=1 if info.weights.startswith(_INT8) else itemsize,
+        head_itemsize=1 if info.facts.weights.startswith(_INT8) else itemsize,
     )
 
 

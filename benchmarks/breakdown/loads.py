@@ -66,7 +66,7 @@ def steps_of(llm: LLM, load: Load) -> Generator[None, None, None]:
     core, scheduler = llm.core, llm.core.scheduler.config
     prefills = math.ceil(load.batch_size * load.input_len / scheduler.max_num_batched_tokens)
     wanted = load.warm_up + 2 * load.steps + 2 * prefills + SPARE_STEPS
-    vocab = llm.info.vocab_size
+    vocab = llm.info.facts.vocab_size
     added: list[str] = []
 
     def add(name: str, prompt: list[int], outputs: int) -> None:

@@ -124,7 +124,7 @@ def measure(llm: LLM, clock: HostClock, load: Load, cost: ModelCost, limits: Lim
         host = _host_phases(clock, step_s, load.steps)
         plans = clock.plans[-load.steps :]
         chunks = [_chunks(plan, load) for plan in plans]
-        kernels = _profiled(steps, load.steps, on_cuda=llm.info.device.startswith("cuda"))
+        kernels = _profiled(steps, load.steps, on_cuda=llm.info.facts.device.startswith("cuda"))
     finally:
         gc.unfreeze()
         steps.close()

@@ -13,10 +13,11 @@ NAME_WIDTH = 90
 
 def start_as_text(info: EngineInfo) -> str:
     """What the start of the engine took, and what it holds."""
-    seconds = [f"{phase} {seconds:.1f}" for phase, seconds in info.startup_s.items()]
+    seconds = [f"{phase} {seconds:.1f}" for phase, seconds in info.facts.startup_s.items()]
     return (
         f"  started, seconds: {', '.join(seconds)}\n"
-        f"  weights {info.weights}, K/V {info.kv_cache}, {info.num_blocks} blocks of {info.block_size} tokens"
+        f"  weights {info.facts.weights}, K/V {info.kv_cache}, "
+        f"{info.facts.num_blocks} blocks of {info.block_size} tokens"
     )
 
 

@@ -54,7 +54,7 @@ def summarise(info: EngineInfo, runs: Sequence[RunRecord]) -> dict[str, Any]:
     completion = sum(record.completion_tokens for record in records)
     report: dict[str, Any] = {
         "model": info.model,
-        "device": info.device,
+        "device": info.facts.device,
         "requests": len(records),
         "prompt_tokens": sum(record.prompt_tokens for record in records),
         "completion_tokens": completion,

@@ -65,8 +65,10 @@ def calibrate(config: CalibrateConfig, engine: EngineConfig) -> Calibration:
     if config.recorded:
         return Calibration(fit_cost(*recorded_samples(config.recorded)), {})
     samples, info = measure(config, engine)
-    copies = {name: getattr(info, name) for name in COPIES} if info.num_host_blocks else {}
-    return Calibration(fit_cost(samples, info.experts), {name: getattr(info, name) for name in FACTS}, copies)
+    facts = info.facts
+    copies = {name: getattr(facts, name) for name in COPIES} if facts.num_host_blocks else {}
+    machine = {name: getattr(info if hasattr(info, name) else facts, name) for name in FACTS}
+    return Calibration(fit_cost(samples, facts.experts), machine, copies)
 
 
 def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[Sample], EngineInfo]:
@@ -76,7 +78,9 @@ def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[Sample]
     options |= asdict(engine.priced)
     with LLM(**options) as llm:
         info = llm.info
-        bounds = EngineLimits(info.max_model_len, info.num_blocks * info.block_size, info.max_num_seqs, info.vocab_size)
-        grid = config.grid(CPU_GRID if info.device == "cpu" else GPU_GRID)
+        bounds = EngineLimits(
+            info.facts.max_model_len, info.facts.num_blocks * info.block_size, info.max_num_seqs, info.facts.vocab_size
+        )
+        grid = config.grid(CPU_GRID if info.facts.device == "cpu" else GPU_GRID)
         samples = CalibrationSweep(llm.core, bounds, grid, engine.model.seed).run()
     return samples, info

@@ -227,6 +227,6 @@ class Endpoint:
 
     def expected_wait_s(self) -> float:
         """Seconds until it is expected to be there, if it is on its way. One that is about to go has all before it."""
-        start_s = 0.0 if self.info is None else self.info.startup_s.get("engine", 0.0)
+        start_s = 0.0 if self.info is None else self.info.facts.startup_s.get("engine", 0.0)
         gone_s = 0.0 if self.engine is not None else self._clock.now() - self._lost_since_s
         return max(MIN_WAIT_S, start_s - gone_s)

@@ -75,23 +75,24 @@ def _weakness(health: EngineHealth) -> tuple[bool, bool, float]:
     return not health.alive, health.final, health.heartbeat_age_s
 
 
-# What engines have in common that go on with each other's requests.
-_ALIKE = ("model_type", "vocab_size", "block_size", "eos_token_ids", "dtype", "weights", "kv_cache", "prefix_caching")
+# Attributes of `EngineInfo` that engines share if one can continue requests of another.
+_SHARED = ("kv_cache", "block_size", "prefix_caching")
+_SHARED_FACTS = ("model_type", "vocab_size", "eos_token_ids", "dtype", "weights")
 
 
 def incompatibility(ours: EngineInfo, info: EngineInfo) -> str | None:
-    """Why an engine cannot go on with requests of the others, of which `ours` is the first; None: it can.
+    """Return why an engine cannot continue requests of the others, of which `ours` is the first; None if it can.
 
-    The same model may lie in another folder on another host: of its name the last part counts.
+    The folder of the same model may differ between hosts, so only the last part of its name counts.
     """
-    for name, wanted, found in (
-        ("model", _last_part(ours.model), _last_part(info.model)),
-        *((name, getattr(ours, name), getattr(info, name)) for name in _ALIKE),
-    ):
+    pairs = [("model", _last_part(ours.model), _last_part(info.model))]
+    pairs += [(name, getattr(ours.facts, name), getattr(info.facts, name)) for name in _SHARED_FACTS]
+    pairs += [(name, getattr(ours, name), getattr(info, name)) for name in _SHARED]
+    for name, wanted, found in pairs:
         if wanted != found:
             return f"its {name} is {found}, that of the others {wanted}"
-    if info.max_model_len < ours.max_model_len:
-        return f"its max_model_len is {info.max_model_len}, that of the others {ours.max_model_len}"
+    if info.facts.max_model_len < ours.facts.max_model_len:
+        return f"its max_model_len is {info.facts.max_model_len}, that of the others {ours.facts.max_model_len}"
     return None
 
 

@@ -267,7 +267,7 @@ class RoutedEngine:
             self._router,
             [endpoint.number for endpoint in self._endpoints],
             share=self._processes,
-            blocks=info.num_blocks,
+            blocks=info.facts.num_blocks,
             delay_s=SEND_DELAY_S,
             seed=self._seed,
         )

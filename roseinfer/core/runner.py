@@ -50,7 +50,6 @@ class RunnerFacts:
     model_type: str
     max_model_len: int
     num_blocks: int
-    spare_from: int | None
     limits: StepLimits
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -59,6 +58,7 @@ class RunnerFacts:
     device: str
     default_sampling: dict[str, float | int]
     startup_s: dict[str, float]
+    spare_from: int | None = None
     num_host_blocks: int = 0
     load_s: float = 0.0
     store_s: float = 0.0

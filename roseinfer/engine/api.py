@@ -11,7 +11,7 @@ from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import NO_META, RequestMeta
-from roseinfer.core.runner import ExpertChoice
+from roseinfer.core.runner import RunnerFacts
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Why
 from roseinfer.core.traits import PolicyTraits
@@ -72,36 +72,21 @@ class SequenceChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """Fixed once the engine is up. `default_sampling` holds what the model's generation_config.json sets. `seed`: from
-    which clients draw for requests that name none. `prefix_caching`: whether prompts share what they have in common.
-    `dtype` is computed in; `weights` and `kv_cache` say what the weights of linear layers and K and V are kept as.
-    `num_host_blocks`: KV blocks in host memory, of which one takes `load_s` seconds from there and `store_s` to there.
-    `experts`: how the model chooses among them, None if it has none.
-    `block_bytes`: what a KV block takes, in either memory; 0 if nobody knows. `ranks`: processes that share the model.
+    """Description of an engine, fixed once it is up.
+
+    `facts`: what building its runner found; their `startup_s` has the whole start as `engine`. `kv_cache`: format of K
+    and V. `seed`: seeds the requests that name none. `prefix_caching`: prompts share cached prefixes. `ranks`:
+    processes that share the model.
     """
 
     model: str
-    model_type: str
-    max_model_len: int
-    vocab_size: int
+    facts: RunnerFacts
     block_size: int
-    num_blocks: int
     max_num_seqs: int
-    dtype: str
-    weights: str
     kv_cache: str
-    device: str
-    eos_token_ids: tuple[int, ...]
-    default_sampling: dict[str, float | int]
-    startup_s: dict[str, float]
     policy: PolicyTraits
     seed: int = 0
     prefix_caching: bool = True
-    num_host_blocks: int = 0
-    load_s: float = 0.0
-    store_s: float = 0.0
-    experts: ExpertChoice | None = None
-    block_bytes: int = 0
     ranks: int = 1
 
 

@@ -108,11 +108,12 @@ class EngineCrew:
             await self.close()
             raise
         self._up = True
-        return replace(
-            infos[0],
-            max_model_len=min(info.max_model_len for info in infos),
-            num_blocks=min(info.num_blocks for info in infos),
+        facts = replace(
+            infos[0].facts,
+            max_model_len=min(info.facts.max_model_len for info in infos),
+            num_blocks=min(info.facts.num_blocks for info in infos),
         )
+        return replace(infos[0], facts=facts)
 
     @property
     def places(self) -> EngineAddresses:

@@ -141,7 +141,7 @@ class LiveRequests:
         `TooManyInflightError`.
         """
         if request.params.bad_words or request.params.truncate_prompt_tokens is not None:
-            ready = prepare(request.prompt_ids, request.params, self._tokenizer, info.max_model_len)
+            ready = prepare(request.prompt_ids, request.params, self._tokenizer, info.facts.max_model_len)
             request = replace(request, prompt_ids=ready.prompt_ids, params=ready.params)
         self._check(request, info)
         if request.meta.arrival_s is None:
@@ -165,7 +165,7 @@ class LiveRequests:
             raise InvalidRequestError("n must be positive", "n")
         if not request.prompt_ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
-        check_context(len(request.prompt_ids), request.params.max_tokens, info.max_model_len)
+        check_context(len(request.prompt_ids), request.params.max_tokens, info.facts.max_model_len)
 
     def _text(self, request: GenerateRequest, index: int) -> SequenceText:
         if request.parser is None:

@@ -207,11 +207,11 @@ class LLM:
             prompt_ids = self.tokenizer.encode(prompt, keep_last=self._kept(params))
         else:
             prompt_ids = _as_ids(prompt)
-        ready = prepare(prompt_ids, params, self.tokenizer, self.info.max_model_len)
+        ready = prepare(prompt_ids, params, self.tokenizer, self.info.facts.max_model_len)
         return _Job(ready.prompt_ids, ready.params, n, self.tokenizer, RequestMeta(slo=slo), guide)
 
     def _kept(self, params: SamplingParams) -> int | None:
-        return kept_prompt_tokens(params.truncate_prompt_tokens, params.max_tokens, self.info.max_model_len)
+        return kept_prompt_tokens(params.truncate_prompt_tokens, params.max_tokens, self.info.facts.max_model_len)
 
     def _params_of_each(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int

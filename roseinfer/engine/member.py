@@ -140,7 +140,7 @@ class Member:
         await life.connect()
         self.info = life.info
         self._longest_start_s = max(self._longest_start_s, life.age_s)
-        self._listening = Listening(*self._limits_s, on_cpu=life.info.device == "cpu")
+        self._listening = Listening(*self._limits_s, on_cpu=life.info.facts.device == "cpu")
         self._error = None
         self._say(EngineState.READY)
         if not self.first.done():

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -157,28 +158,14 @@ def _build_core(
     )
     info = EngineInfo(
         model=config.model.model,
-        model_type=facts.model_type,
-        max_model_len=facts.max_model_len,
-        vocab_size=facts.vocab_size,
+        facts=replace(facts, startup_s={**facts.startup_s, "engine": time.monotonic() - started}),
         block_size=config.cache.block_size,
-        num_blocks=facts.num_blocks,
         max_num_seqs=config.scheduler.seats,
-        dtype=facts.dtype,
-        weights=facts.weights,
-        ranks=config.model.tensor_parallel_size,
         kv_cache=facts.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype,
-        device=facts.device,
-        eos_token_ids=facts.eos_token_ids,
-        default_sampling=dict(facts.default_sampling),
-        startup_s={**facts.startup_s, "engine": time.monotonic() - started},
         policy=entry_of(config.scheduler.policy_name).traits,
         seed=config.model.seed,
         prefix_caching=config.cache.enable_prefix_caching,
-        num_host_blocks=facts.num_host_blocks,
-        load_s=facts.load_s,
-        store_s=facts.store_s,
-        experts=facts.experts,
-        block_bytes=facts.block_bytes,
+        ranks=config.model.tensor_parallel_size,
     )
     return core, info
 

@@ -58,7 +58,6 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
         model_type=_architecture(model),
         max_model_len=max_model_len,
         num_blocks=blocks,
-        spare_from=None,
         limits=limits,
         vocab_size=vocabulary.size,
         eos_token_ids=eos_ids,

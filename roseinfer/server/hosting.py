@@ -258,7 +258,7 @@ def greeting(config: ServerConfig, model_name: str, listener: socket.socket, inf
     body = json.dumps({"model": name, "prompt": "def fibonacci(", "max_tokens": 64, "temperature": 0})
     command = f"curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     ways = "open it in a browser, or try" if config.console else "try"
-    kept = "" if info.device == PRICED else f"weights in {info.weights}, K/V in {info.kv_cache}; "
+    kept = "" if info.facts.device == PRICED else f"weights in {info.facts.weights}, K/V in {info.kv_cache}; "
     return f"{name} is served on {url}; {kept}{ways}\n  {command}"
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 
@@ -10,6 +9,7 @@ from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.errors import EngineClosedError, EngineDeadError, EngineUnavailableError
 from roseinfer.engine.api import EngineHealth, EngineState
 from roseinfer.engine.messages import Abort
+from tests.helpers.engine_info import changed
 from tests.helpers.model_engine import INFO
 from tests.helpers.routed_fleet import Fleet, with_fleet
 
@@ -143,17 +143,17 @@ async def test_counters_do_not_go_back_when_an_engine_goes(fleet: Fleet) -> None
 @dynamic(1)
 async def test_an_engine_of_another_sort_is_not_used(fleet: Fleet) -> None:
     for info, why in (
-        (replace(INFO, model="/other/model"), "its model is model, that of the others fake"),
-        (replace(INFO, weights="fp8"), "its weights is fp8, that of the others float32"),
-        (replace(INFO, block_size=8), "its block_size is 8, that of the others 4"),
-        (replace(INFO, max_model_len=128), "its max_model_len is 128, that of the others 256"),
+        (changed(INFO, model="/other/model"), "its model is model, that of the others fake"),
+        (changed(INFO, weights="fp8"), "its weights is fp8, that of the others float32"),
+        (changed(INFO, block_size=8), "its block_size is 8, that of the others 4"),
+        (changed(INFO, max_model_len=128), "its max_model_len is 128, that of the others 256"),
     ):
         number = fleet.add(info)
         await fleet.reach(number)
         report = fleet.routed.reports()[-1]
         assert report.engine == number and report.state is not EngineState.READY and report.health.error == why
         assert fleet.models[number].dead, "the connection is closed"
-    number = fleet.add(replace(INFO, model="/models/fake/", max_model_len=512))
+    number = fleet.add(changed(INFO, model="/models/fake/", max_model_len=512))
     await fleet.reach(number)
     assert {fleet.where(fleet.submit()) for _ in range(4)} == {0, number}
 

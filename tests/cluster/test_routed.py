@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from roseinfer.kv.blocks import block_keys
 from roseinfer.router.base import RoutingRequest
 from roseinfer.router.record import RecordingPlacer
 from roseinfer.sim.router_replay import replay_placements
+from tests.helpers.engine_info import changed
 from tests.helpers.routed_fleet import Fleet, with_fleet
 
 COST_S = (0.01, 1e-4, 1e-4, 0.0)  # of a step, a prompt token, a row, a token of context
@@ -638,7 +638,7 @@ async def test_what_a_restart_on_purpose_cuts_short_may_come_again(fleet: Fleet)
 
 @fleet_test(engines=1)
 async def test_an_engine_that_is_about_to_be_restarted_is_back_after_all_of_its_start(fleet: Fleet) -> None:
-    fleet.routed._endpoints[0].info = replace(fleet.routed.info, startup_s={"engine": 40.0})
+    fleet.routed._endpoints[0].info = changed(fleet.routed.info, startup_s={"engine": 40.0})
     fleet.clock.advance(1000.0)
     fleet.stand(0, EngineState.DRAINING)
     fleet.routed.tick()

@@ -24,12 +24,12 @@ from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Slo
-from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guides import GuideFactory
 from roseinfer.engine.thread_transport import ThreadTransport
+from tests.helpers.engine_info import engine_info
 from tests.helpers.engines import EOS, make_core
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.guides import ArithmeticGuides, obeys
@@ -56,22 +56,12 @@ class GatedRunner(FakeRunner):
 
 
 def info() -> EngineInfo:
-    return EngineInfo(
-        model="fake",
-        model_type="fake",
+    return engine_info(
         max_model_len=BLOCKS * BLOCK_SIZE,
         vocab_size=VOCAB,
         block_size=BLOCK_SIZE,
         num_blocks=BLOCKS,
-        max_num_seqs=8,
-        dtype="float32",
-        weights="float32",
-        kv_cache="float32",
-        device="cpu",
         eos_token_ids=(EOS,),
-        default_sampling={},
-        policy=PolicyTraits("slack", sheds=True, priorities=True),
-        startup_s={},
     )
 
 

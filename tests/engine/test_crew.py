@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from roseinfer.engine.silence import Vitals
 from roseinfer.engine.transport import OnDeath, OnMessage
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
+from tests.helpers.engine_info import changed
 from tests.helpers.model_engine import INFO
 
 COST = (1e-3, 2e-5, 3e-6, 4e-9)
@@ -208,10 +209,10 @@ def test_all_start_at_once_and_the_info_is_what_each_of_them_can_do() -> None:
         connecting = asyncio.create_task(scene.crew.connect())
         for process, blocks in zip(scene.made, (64, 32, 48), strict=True):
             assert not connecting.done()
-            process.info = replace(INFO, num_blocks=blocks, max_model_len=256 - blocks)
+            process.info = changed(INFO, num_blocks=blocks, max_model_len=256 - blocks)
             process.held.set()
             await asyncio.sleep(0.01)
-        assert await connecting == replace(INFO, num_blocks=32, max_model_len=192)
+        assert await connecting == changed(INFO, num_blocks=32, max_model_len=192)
         assert scene.states == [EngineState.READY] * 3
         assert [report.info for report in scene.crew.reports()] == [process.info for process in scene.made]
 

@@ -33,7 +33,7 @@ def test_answers_are_those_of_the_folder(embedded: Path) -> None:
         expected = [answer.text for answer in llm.generate(PROMPTS, PARAMS)]
     with LLM(str(embedded.parent), gguf_file=embedded.name, tokenizer="tiny", **OPTIONS) as llm:
         assert [answer.text for answer in llm.generate(PROMPTS, PARAMS)] == expected
-        assert (llm.info.model_type, llm.info.vocab_size) == ("LlamaForCausalLM", 4096)
+        assert (llm.info.facts.model_type, llm.info.facts.vocab_size) == ("LlamaForCausalLM", 4096)
     assert all(expected)
 
 

@@ -197,11 +197,11 @@ def test_allowed_tokens_are_the_only_ones(llm: LLM) -> None:
     for sample in llm.generate("def main(", params, n=3)[0].samples:
         assert set(sample.token_ids) <= set(allowed)
     with pytest.raises(InvalidRequestError, match="vocabulary"):
-        llm.generate("x", SamplingParams(allowed_token_ids=(llm.info.vocab_size,)))
+        llm.generate("x", SamplingParams(allowed_token_ids=(llm.info.facts.vocab_size,)))
 
 
 def test_long_prompts_are_cut_at_their_start_when_asked(llm: LLM) -> None:
-    context = llm.info.max_model_len
+    context = llm.info.facts.max_model_len
     text = "x = 1\n" * context
     whole = llm.tokenizer.encode(text)
     with pytest.raises(RequestTooLongError):
@@ -298,7 +298,7 @@ def test_a_grammar_that_does_not_compile_is_an_error_and_leaves_nothing(llm: LLM
 
 
 def test_wrong_requests_run_nothing(llm: LLM) -> None:
-    context = f"This model's maximum context length is {llm.info.max_model_len} tokens"
+    context = f"This model's maximum context length is {llm.info.facts.max_model_len} tokens"
     with pytest.raises(RequestTooLongError, match=f"^{context}. .* 2 in the prompt and 1000000 "):
         llm.generate(["fine", "x"], [GREEDY, SamplingParams(max_tokens=10**6)])
     with pytest.raises(RequestTooLongError, match=f"^{context}. .*the prompt has 5000 tokens"):

@@ -64,7 +64,7 @@ def test_it_gives_what_the_engine_in_process_gives(overlap: bool) -> None:
             chunks = [chunk async for chunk in client.generate(request("a", prompt_ids))]
             assert [i for chunk in chunks for i in chunk.token_ids] == expected.samples[0].token_ids
             assert "".join(chunk.text for chunk in chunks) == expected.text
-            assert client.info.max_model_len == 2048
+            assert client.info.facts.max_model_len == 2048
             pid = transport.pid
         assert pid is not None and not alive(pid)
 

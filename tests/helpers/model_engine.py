@@ -11,27 +11,11 @@ from roseinfer.core.errors import EngineDeadError
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
 from roseinfer.core.request import sequence_id
 from roseinfer.core.slo import Cause, Rejection
-from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.messages import Abort, Add, ClientMessage, EngineMessage, Failed, Heartbeat, Outputs
+from tests.helpers.engine_info import engine_info
 
-INFO = EngineInfo(
-    model="fake",
-    model_type="fake",
-    max_model_len=256,
-    vocab_size=256,
-    block_size=4,
-    num_blocks=64,
-    max_num_seqs=8,
-    dtype="float32",
-    weights="float32",
-    kv_cache="float32",
-    device="cpu",
-    eos_token_ids=(),
-    default_sampling={},
-    policy=PolicyTraits("slack", sheds=True, priorities=True),
-    startup_s={},
-)
+INFO = engine_info()
 TIMES = RequestTimes(1.0, 2.0, 3.0, 9.0)
 
 

@@ -12,6 +12,7 @@ from roseinfer.kv.manager import KvManager
 from roseinfer.sched.registry import entry_of, make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.text.tokenizer import Tokenizer
+from tests.helpers.engine_info import engine_info
 from tests.helpers.fake_runner import FakeRunner, Seat
 
 BLOCKS, BLOCK_SIZE, CONTEXT = 512, 16, 4096
@@ -54,21 +55,14 @@ def scripted_engine(tokenizer: Tokenizer, script: Script) -> tuple[Core, EngineI
     core = EngineCore(
         scheduler, runner, MonotonicClock(), depth=1, eos_ids=(eos,), vocab_size=vocab_size, guides=guides
     )
-    info = EngineInfo(
+    info = engine_info(
         model="scripted",
         model_type="llama",
         max_model_len=CONTEXT,
         vocab_size=vocab_size,
         block_size=BLOCK_SIZE,
         num_blocks=BLOCKS,
-        max_num_seqs=8,
-        dtype="float32",
-        weights="float32",
-        kv_cache="float32",
-        device="cpu",
         eos_token_ids=(eos,),
-        default_sampling={},
-        startup_s={},
         policy=entry_of(config.policy_name).traits,
     )
     return core, info, runner

@@ -27,10 +27,10 @@ def test_dummy_routers_spread(rows: int, tmp_path: Path, monkeypatch: pytest.Mon
         model=str(tmp_path), load_format="dummy", device="cpu", threads=1, overlap=False, num_kv_blocks=192
     )
     core, info = build_engine(config, tmp_path)
-    assert info.experts == ExpertChoice(16, 2)
+    assert info.facts.experts == ExpertChoice(16, 2)
     draw, params = random.Random(0), SamplingParams(max_tokens=STEPS + 1, temperature=0.0, ignore_eos=True)
     for number in range(rows):
-        core.add(Add(f"r{number}", [draw.randrange(10, info.vocab_size) for _ in range(32)], params))
+        core.add(Add(f"r{number}", [draw.randrange(10, info.facts.vocab_size) for _ in range(32)], params))
     while any(request.num_outputs == 0 for request in core.scheduler.roster.requests.values()):
         core.step()
     read: dict[RoutedExperts, list[int]] = {}
@@ -47,5 +47,5 @@ def test_dummy_routers_spread(rows: int, tmp_path: Path, monkeypatch: pytest.Mon
         core.step()
     core.close()
     assert len(read) == 2 and all(len(steps) == STEPS for steps in read.values())
-    mean, expected = fmean(fmean(steps) for steps in read.values()), info.experts.read(rows)
+    mean, expected = fmean(fmean(steps) for steps in read.values()), info.facts.experts.read(rows)
     assert 0.95 * expected <= mean <= 1.25 * expected

@@ -42,7 +42,7 @@ def test_steps_take_their_time_and_texts_are_the_same(cost: str, overlap: bool) 
             (answer,) = llm.generate("def f():", params)
             assert time.monotonic() - start >= 12 * STEP_S * (2 if slow else 1)
             texts.append(answer.text)
-        assert llm.info.device == "priced"
+        assert llm.info.facts.device == "priced"
     assert texts[0] == texts[1] and len(texts[0].split()) == 12
 
 
@@ -62,7 +62,7 @@ def test_the_experts_of_its_cost_file_are_known_to_its_policy_and_to_a_recording
     file.write_text(json.dumps(cost_as_json(costs)))
     with LLM(device="priced", cost=str(file), record=str(record)) as llm:
         llm.generate(["def f():", "x = ", "import"], SamplingParams(max_tokens=8, ignore_eos=True))
-        assert llm.info.experts == ExpertChoice(64, 4)
+        assert llm.info.facts.experts == ExpertChoice(64, 4)
         assert llm.core.scheduler.policy.state.cost.params.experts == ExpertChoice(64, 4)
     recording = read_recording(str(record))
     samples, experts = recorded_samples(str(record))

@@ -185,7 +185,7 @@ def test_the_engine_rounds_a_model_that_is_asked_for_in_fp8() -> None:
     params = SamplingParams(max_tokens=48, temperature=0.0)
     options = {"num_kv_blocks": 64, "max_num_seqs": 2, "threads": 1, "device": "cpu"}
     with LLM(str(TINY), quantization="fp8", kv_cache_dtype="fp8", **options) as engine:
-        assert (engine.info.weights, engine.info.kv_cache) == ("fp8 by channel, widened", "fp8")
+        assert (engine.info.facts.weights, engine.info.kv_cache) == ("fp8 by channel, widened", "fp8")
         text = engine.generate("def fibonacci(", params)[0].text
     assert "):" in text
 

@@ -86,7 +86,9 @@ def test_the_tokens_are_those_of_one(alone: LLM, pair: LLM, params: SamplingPara
 
 def test_the_engine_is_as_large_as_that_of_one(alone: LLM, pair: LLM) -> None:
     """Blocks hold the same tokens, in two parts. Both have been preempted, and have loaded from the host's memory."""
-    sizes = [(llm.info.num_blocks, llm.info.num_host_blocks, llm.info.block_bytes) for llm in (alone, pair)]
+    sizes = [
+        (llm.info.facts.num_blocks, llm.info.facts.num_host_blocks, llm.info.facts.block_bytes) for llm in (alone, pair)
+    ]
     assert sizes[0] == sizes[1] and (alone.info.ranks, pair.info.ranks) == (1, 2)
     stats = pair.core.stats()
     assert stats.preemptions and stats.offload is not None and stats.offload.loaded

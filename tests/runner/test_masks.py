@@ -144,9 +144,9 @@ def said_under_guides(overlap: bool) -> dict[str, list[int]]:
             llm.core._runner,
             MonotonicClock(),
             depth=1 + overlap,
-            eos_ids=llm.info.eos_token_ids,
-            vocab_size=llm.info.vocab_size,
-            guides=ArithmeticGuides(llm.info.vocab_size),
+            eos_ids=llm.info.facts.eos_token_ids,
+            vocab_size=llm.info.facts.vocab_size,
+            guides=ArithmeticGuides(llm.info.facts.vocab_size),
         )
         for i in range(3):
             params = SamplingParams(max_tokens=9, temperature=0.5 * i, seed=i, ignore_eos=True)

@@ -11,7 +11,6 @@ from roseinfer.core.errors import EngineClosedError, EngineDeadError, RoseinferE
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.slo import Cause, Rejection
-from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import (
     EngineHealth,
     EngineInfo,
@@ -26,22 +25,17 @@ from roseinfer.engine.api import (
 )
 from roseinfer.engine.parsed import ParsedSequenceText
 from roseinfer.text.tokenizer import Tokenizer
+from tests.helpers.engine_info import engine_info
 
-INFO = EngineInfo(
-    model="fake",
+INFO = engine_info(
     model_type="llama",
     max_model_len=64,
     vocab_size=400,
     block_size=16,
     num_blocks=100,
-    max_num_seqs=8,
-    dtype="float32",
     weights="fp8 by block",
     kv_cache="fp8",
-    device="cpu",
     eos_token_ids=(1,),
-    default_sampling={},
-    policy=PolicyTraits("slack", sheds=True, priorities=True),
     startup_s={"load": 0.5},
     block_bytes=1000,
 )

@@ -89,14 +89,14 @@ def test_when_an_engine_is_expected_back(fleet: LiveServer, gone_s: float, wait_
     """It took 40 s to start; one that is overdue may come at any moment."""
     become(fleet, STARTING)
     fleet.engine.heartbeat_age_s = gone_s
-    fleet.engine.info.startup_s["engine"] = 40.0
+    fleet.engine.info.facts.startup_s["engine"] = 40.0
     try:
         assert fleet.get("/health").headers["retry-after"] == str(wait_s)
         become(fleet, DRAINING)
         fleet.engine.heartbeat_age_s = 0.0
         assert fleet.get("/ready").headers["retry-after"] == "43", "all of its start is yet to come"
     finally:
-        del fleet.engine.info.startup_s["engine"]
+        del fleet.engine.info.facts.startup_s["engine"]
         fleet.engine.heartbeat_age_s = 0.0
 
 

@@ -144,7 +144,7 @@ def _plot(path: str, measured: "Mapping[str, SettingRuns]") -> None:
     from roseinfer.bench.streaming_report import samples
 
     info = _info(next(iter(measured.values())))
-    title = f"roseinfer bench streaming: {info.model} on {info.device}"
+    title = f"roseinfer bench streaming: {info.model} on {info.facts.device}"
     plot_latencies(path, title, {name: samples(result.runs) for name, result in measured.items()})
 
 

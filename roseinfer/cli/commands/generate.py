@@ -89,8 +89,8 @@ def _chat_ids(llm: "LLM", text: str, system: str | None) -> list[int]:
 
 def _params(llm: "LLM", given: dict[str, Any], prompt_tokens: int) -> SamplingParams:
     """A flag beats the model's generation_config, which beats the default; the default length fits the context."""
-    room = max(llm.info.max_model_len - prompt_tokens, 1)
-    values = {"max_tokens": min(MAX_TOKENS, room), **llm.info.default_sampling, **given}
+    room = max(llm.info.facts.max_model_len - prompt_tokens, 1)
+    values = {"max_tokens": min(MAX_TOKENS, room), **llm.info.facts.default_sampling, **given}
     return OPTIONS.build(SamplingParams, values)
 
 

@@ -86,7 +86,7 @@ async def _ask(address: str, secret: Secret) -> tuple[Peer, EngineInfo | None]:
     report, away_ms = update.report, 1000 * connected.round_trip_s
     found = f"{report.state.value}, {away_ms:.1f} ms there and back"
     if report.info is not None:
-        found += f", {report.info.model} ({report.info.dtype}) on {report.info.device}"
+        found += f", {report.info.model} ({report.info.facts.dtype}) on {report.info.facts.device}"
     return Peer(address, found, up=report.health.alive), report.info
 
 

@@ -20,7 +20,7 @@ def hello(service: Service) -> dict[str, Any]:
         "models": list(service.served_names),
         "policy": policy,
         "classes": {name: objectives_json(each.slo) for name, each in service.slo_classes.classes.items()},
-        "max_model_len": info.max_model_len,
+        "max_model_len": info.facts.max_model_len,
         "max_num_seqs": info.max_num_seqs,
         "engines": len(service.backend.engine.reports()),
         "at": time.time(),
@@ -61,7 +61,7 @@ def _engine(report: EngineReport) -> dict[str, Any]:
 
 def _host_memory(report: EngineReport, up: bool) -> dict[str, Any]:
     """Of an engine that keeps K and V there. Bytes of one that does not say what a block takes are 0."""
-    offload, block_bytes = report.stats.offload, 0 if report.info is None else report.info.block_bytes
+    offload, block_bytes = report.stats.offload, 0 if report.info is None else report.info.facts.block_bytes
     if offload is None:
         return {}
     return {

@@ -88,7 +88,7 @@ class Draft:
         if truncate is None:
             return None
         self.params = replace(self.params, truncate_prompt_tokens=None)
-        context = self.call.backend.info.max_model_len
+        context = self.call.backend.info.facts.max_model_len
         # The rest of the context is what is left, but it cannot be nothing.
         return kept_prompt_tokens(truncate, 1 if max_tokens is None else max_tokens, context)
 
@@ -98,7 +98,7 @@ class Draft:
         Raises `RequestTooLongError` for a prompt that leaves no room in the context, `ApiError` 400 for too much.
         """
         call, request, promised = self.call, self.request, self.objectives
-        context = call.backend.info.max_model_len
+        context = call.backend.info.facts.max_model_len
         meta = promised.meta(call.arrival_s, self.salt)
         prompts = tuple(
             Prompt(

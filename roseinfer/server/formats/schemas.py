@@ -330,7 +330,7 @@ def sampling_params(
     Raises `InvalidRequestError` or `ApiError` 400 naming the field.
     """
     fields: dict[str, Any] = {
-        "max_tokens": info.max_model_len if max_tokens is None else max_tokens,
+        "max_tokens": info.facts.max_model_len if max_tokens is None else max_tokens,
         "logprobs": asked.output,
         "prompt_logprobs": asked.prompt,
         "truncate_prompt_tokens": request.truncate_prompt_tokens,
@@ -351,7 +351,7 @@ def sampling_params(
             fields[name] = value
     for name in _MODEL_DEFAULTS:
         value = getattr(request, name)
-        value = info.default_sampling.get(name) if value is None else value
+        value = info.facts.default_sampling.get(name) if value is None else value
         if value is not None:
             fields[name] = value
     if fields.get("top_k") == -1:
@@ -450,5 +450,5 @@ def _allowed_token_ids(ids: list[int], info: EngineInfo, limits: Limits) -> tupl
 
 
 def _check_token(token: int, name: str, info: EngineInfo) -> None:
-    if not 0 <= token < info.vocab_size:
-        raise bad_request(f"{name}: token id {token} is not within the vocabulary of {info.vocab_size}", name)
+    if not 0 <= token < info.facts.vocab_size:
+        raise bad_request(f"{name}: token id {token} is not within the vocabulary of {info.facts.vocab_size}", name)

@@ -91,7 +91,7 @@ def _samples(report: EngineReport, info: EngineInfo, breakers: Sequence[int]) ->
         yield from _prospects(report)
     yield from _constraints(stats.guides or GuideStats())
     if stats.offload is not None:
-        yield from _host_memory(stats.offload, info.block_bytes)
+        yield from _host_memory(stats.offload, info.facts.block_bytes)
     yield from _fixed(info, stats)
 
 
@@ -194,11 +194,11 @@ def _prospects(report: EngineReport) -> Iterator[_Sample]:
 
 
 def _fixed(info: EngineInfo, stats: SchedulerStats) -> Iterator[_Sample]:
-    blocks = str(stats.blocks_total or info.num_blocks)
+    blocks = str(stats.blocks_total or info.facts.num_blocks)
     size = {"block_size": str(info.block_size), "num_gpu_blocks": blocks}
     yield _gauge("vllm:cache_config_info", "Size of the KV cache", 1, **size)
     yield _gauge("roseinfer:ranks", "Processes that share the model, each with its GPU if there are such", info.ranks)
-    for phase, seconds in info.startup_s.items():
+    for phase, seconds in info.facts.startup_s.items():
         yield _gauge("roseinfer:startup_phase_seconds", "Time to start", seconds, phase=phase)
 
 

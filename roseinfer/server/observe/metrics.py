@@ -171,7 +171,7 @@ class EngineMetrics:
         self._tallies = tallies
         self._values = values
         self._latencies()
-        self._sizes(length_buckets(info.max_model_len))
+        self._sizes(length_buckets(info.facts.max_model_len))
         self._counters()
 
     def prompt_done(self, tokens: int, cached_tokens: int) -> None:

@@ -118,11 +118,13 @@ class Service:
         info = engine.info
         self.texts = texts = self.texts or Texts(tokenizer, self._on_refused_text, self._on_text)
         self.lifecycle.on_end(texts.refuse)
-        prompts = PromptEncoder(tokenizer, texts, self._planning_offload, info.max_model_len, info.vocab_size)
+        prompts = PromptEncoder(
+            tokenizer, texts, self._planning_offload, info.facts.max_model_len, info.facts.vocab_size
+        )
         observer = self._observing.attach(engine)
         path = self.config.length_predictor
         lengths = length_prediction(path, tokenizer, self._planning_offload, self._observing.lengths)
-        grammars = Grammars(tokenizer, info.vocab_size, info.eos_token_ids, self._observing.grammars())
+        grammars = Grammars(tokenizer, info.facts.vocab_size, info.facts.eos_token_ids, self._observing.grammars())
         speech = Speech.of(tokenizer, self.config)
         self._backend = Backend(engine, info, prompts, observer, grammars, speech, self._observing.texts(), lengths)
         self.lifecycle.ready()
@@ -262,5 +264,5 @@ class Service:
 
 def _until_back_s(info: EngineInfo, gone_s: float) -> float:
     """Seconds until an engine that has been gone for `gone_s` takes requests again, if it starts as fast as before."""
-    left_s = info.startup_s.get("engine", 0.0) + START_MARGIN_S - gone_s
+    left_s = info.facts.startup_s.get("engine", 0.0) + START_MARGIN_S - gone_s
     return min(left_s, MAX_RETRY_S) if left_s > 0 else START_MARGIN_S

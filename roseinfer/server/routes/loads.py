@@ -43,7 +43,7 @@ def add(app: FastAPI, service: Service) -> None:
     async def promise(request: Request) -> Response:
         asked = _asked(request, (*_COUNTS, *_OBJECTIVES))
         backend = service.backend
-        prompt, output, n = (_count(asked, name, backend.info.max_model_len) for name in _COUNTS)
+        prompt, output, n = (_count(asked, name, backend.info.facts.max_model_len) for name in _COUNTS)
         if prompt is None:
             raise bad_request("prompt_tokens is required: the length of the prompt", "prompt_tokens")
         slo = Slo(_seconds(asked, "ttft_ms"), _seconds(asked, "tpot_ms"), _seconds(asked, "e2e_ms"))
@@ -93,7 +93,7 @@ def _chosen(reports: list[EngineReport], asked: Mapping[str, str]) -> list[Engin
 def _load(report: EngineReport, info: EngineInfo) -> dict[str, Any]:
     """Of an engine that is gone nothing runs, whatever it had said last."""
     stats = report.stats if report.state.is_up else SchedulerStats()
-    total = stats.blocks_total or info.num_blocks
+    total = stats.blocks_total or info.facts.num_blocks
     waiting = sum(report.promise.waiting_tokens) if report.promise is not None else None
     per_second = stats.step_rows / stats.step_duration_s if stats.running and stats.step_duration_s else 0.0
     return {

@@ -30,7 +30,7 @@ def add(app: FastAPI, service: Service) -> None:
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)
             listed, ignored = await _listed(backend.prompts, wanted)
-            answer: dict[str, Any] = {"count": listed.count, "max_model_len": backend.info.max_model_len}
+            answer: dict[str, Any] = {"count": listed.count, "max_model_len": backend.info.facts.max_model_len}
             answer["tokens"] = orjson.Fragment(listed.tokens)
             answer["token_strs"] = None if listed.strings is None else orjson.Fragment(listed.strings)
             return _with_warnings(answer, warnings + ignored)

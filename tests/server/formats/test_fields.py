@@ -248,7 +248,7 @@ def test_absurdly_long_text_is_not_tokenised(server: LiveServer, monkeypatch: py
 
 def test_the_models_own_defaults_come_first(server: LiveServer) -> None:
     backend = server.service.backend
-    defaults = backend.info.default_sampling
+    defaults = backend.info.facts.default_sampling
     defaults.update(temperature=0.6, top_k=20, top_p=0.95)
     try:
         server.post("/v1/completions", {"prompt": "x", "top_k": -1})

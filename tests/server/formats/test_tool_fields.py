@@ -1,7 +1,6 @@
 """tools, tool_choice and the fields of thinking: what the template and the engine get, and what is refused."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from roseinfer.engine.api import GenerateRequest
 from roseinfer.server.answer_shapes import ChatCompletion
 from roseinfer.server.request.speech import Speech
 from roseinfer.text.tokenizer import Tokenizer
+from tests.helpers.engine_info import changed
 from tests.server.fake_engine import INFO, rejected
 from tests.server.live import LiveServer
 from tests.text.tokenizers import THINKING, tool_caller
@@ -26,7 +26,7 @@ STRICT = {"type": "function", "function": {"name": "weather", "parameters": CITY
 
 def live(tokenizer: Tokenizer, **options: Any) -> LiveServer:
     made = LiveServer(tokenizer, ServerConfig(**options))
-    made.info = replace(INFO, max_model_len=4096)
+    made.info = changed(INFO, max_model_len=4096)
     return made
 
 

@@ -1,12 +1,12 @@
 """Messages with tool calls, their results and reasoning: what the template gets of them, and what is refused."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from roseinfer.text.tokenizer import Tokenizer
+from tests.helpers.engine_info import changed
 from tests.server.fake_engine import INFO
 from tests.server.live import LiveServer
 from tests.text.tokenizers import TOOL_TEMPLATE, tool_caller
@@ -17,7 +17,7 @@ RESULT = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
 
 def live(tokenizer: Tokenizer) -> LiveServer:
     made = LiveServer(tokenizer)
-    made.info = replace(INFO, max_model_len=2048)
+    made.info = changed(INFO, max_model_len=2048)
     return made
 
 

@@ -112,7 +112,10 @@ def test_what_goes_to_host_memory_and_comes_back(server: LiveServer) -> None:
         assert server.metric(name, **LABELS) == value, name
     for name, way, blocks, seconds in (("load", "CPU_to_GPU", 5, 0.25), ("store", "GPU_to_CPU", 6, 0.5)):
         assert server.metric("roseinfer:kv_offload_blocks_total", transfer_type=way, **LABELS) == blocks
-        assert server.metric(f"vllm:kv_offload_{name}_bytes_total", **LABELS) == blocks * server.engine.info.block_bytes
+        assert (
+            server.metric(f"vllm:kv_offload_{name}_bytes_total", **LABELS)
+            == blocks * server.engine.info.facts.block_bytes
+        )
         assert server.metric(f"vllm:kv_offload_{name}_time_total", **LABELS) == seconds
 
 

@@ -1,7 +1,6 @@
 """An engine whose accelerator fails: every open request ends loudly, and the server says that it is not well."""
 
 import threading
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.thread_transport import ThreadTransport
+from tests.helpers.engine_info import changed
 from tests.helpers.engines import make_core
 from tests.helpers.fake_runner import FakeRunner
 from tests.server.live import PATIENCE_S, LiveServer, http_post, read_all
@@ -53,7 +53,7 @@ class FailingServer(LiveServer):
         core = make_core(
             num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=self.runner, vocab_size=VOCAB, depth=self._depth
         )
-        info = replace(self.info, max_model_len=BLOCKS * BLOCK_SIZE, vocab_size=VOCAB)
+        info = changed(self.info, max_model_len=BLOCKS * BLOCK_SIZE, vocab_size=VOCAB)
         return await AsyncEngine.start(ThreadTransport(lambda: (core, info)), self.tokenizer)
 
 

@@ -28,6 +28,7 @@ from roseinfer.server.observe.report import Observation
 from roseinfer.server.request.length_prediction import LengthPrediction, length_prediction
 from roseinfer.server.text_work.offload import Offload
 from roseinfer.text.tokenizer import Tokenizer
+from tests.helpers.engine_info import changed
 from tests.server.fake_engine import INFO
 from tests.server.live import LiveServer
 from tests.server.real_server import RealServer
@@ -62,7 +63,7 @@ def file(predictor: LengthPredictor, tmp_path_factory) -> str:
 def shared(tokenizer: Tokenizer, file: str) -> Iterator[LiveServer]:
     """The server of this file's tests: it has a predictor, and room for what that predicts."""
     live = LiveServer(tokenizer, ServerConfig(length_predictor=file))
-    live.info = replace(INFO, max_model_len=4096)
+    live.info = changed(INFO, max_model_len=4096)
     with live:
         yield live
 
