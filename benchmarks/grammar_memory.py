@@ -1,10 +1,10 @@
-"""What the compiled grammars that an engine keeps really take, beside what it reckons.
+"""Memory of the compiled grammars that an engine caches, compared with its estimate.
 
     python -m benchmarks.grammar_memory [--only KIND ...] [--outputs 2] [--tokens 100]
 
 Each kind of grammar gets a process of its own. Many of that kind are compiled one after the other, and a few random
-outputs follow each. The table has the most that was reckoned and allocated (by glibc's count) and by how much the
-process has grown. Nothing of a model runs; the vocabulary is that of the embedded model.
+outputs follow each. The table has the maxima of the estimate, of the allocations (by glibc's count) and of the growth
+of the process. No model runs; the vocabulary is that of the embedded model.
 """
 
 import argparse
@@ -20,9 +20,8 @@ from roseinfer.bench.report import header, table
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.engine.guided.grammar_cache import GrammarCache
 from roseinfer.engine.start import load_tokenizer
-from roseinfer.grammar.build import built, proved
+from roseinfer.grammar.build import build_grammar, prove_grammar
 from roseinfer.grammar.constraint import Choice, Constraint, GrammarText, JsonSchema, Regex
-from roseinfer.grammar.harmless import is_harmless
 from roseinfer.grammar.library import Grammar, GrammarTokens, MatcherError
 from roseinfer.grammar.memory import heap_bytes
 
@@ -98,14 +97,14 @@ def measure(kind: str, outputs: int, tokens: int, pipe: Connection) -> None:
     vocabulary = GrammarTokens.of(tokenizer, tokenizer.vocab_size, [tokenizer.eos_token_id or 0])
     shelf = GrammarCache(lambda: vocabulary)
     shelf.tokens.result()
-    proved(built(JsonSchema(schema={"type": "object"}), {}), vocabulary)  # what the library needs once
+    prove_grammar(build_grammar(JsonSchema(schema={"type": "object"}), {}), vocabulary)  # llguidance's own allocations
     heap_before, resident_before = heap_bytes() or 0, resident_bytes()
     count, make = KINDS[kind]
     most = {"reckoned MB": 0.0, "allocated MB": 0.0, "resident MB": 0.0}
     for i in range(count):
         constraint = make(i)
-        made = built(constraint, {})
-        memory = None if is_harmless(constraint) else proved(made, vocabulary).memory
+        made = build_grammar(constraint, {})
+        memory = prove_grammar(made, vocabulary).memory
         grammar = shelf.grammar(made.grammar, memory).result()
         for seed in range(outputs):
             write(grammar, vocabulary.vocab_size, vocabulary.eos_ids, tokens, seed)

@@ -35,9 +35,9 @@ import httpx
 from roseinfer.bench.report import header, percentile
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.engine.start import load_tokenizer
-from roseinfer.grammar.build import built
+from roseinfer.grammar.build import build_grammar
 from roseinfer.grammar.constraint import JsonSchema
-from roseinfer.grammar.json_schema import explained
+from roseinfer.grammar.json_schema import explain_error
 from roseinfer.grammar.library import Grammar, GrammarError, GrammarTokens, MatcherError, compile_grammar
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -86,9 +86,11 @@ class Ours:
 
     def compile(self, schema: dict[str, Any]) -> Grammar:
         try:
-            return compile_grammar(built(JsonSchema(schema=schema, strict=self._strict), {}).grammar, self._tokens)
+            return compile_grammar(
+                build_grammar(JsonSchema(schema=schema, strict=self._strict), {}).grammar, self._tokens
+            )
         except GrammarError as error:
-            raise Refused(explained(error).message) from error
+            raise Refused(explain_error(error).message) from error
 
     def start(self, grammar: Grammar) -> "OursFollowing":
         return OursFollowing(grammar, self._tokens.vocab_size)

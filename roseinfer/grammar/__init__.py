@@ -1,1 +1,1 @@
-"""Grammars that outputs follow: from what a request asks for to what may be said next."""
+"""Grammars of constrained outputs: constraints of requests, their proof, and masks of the tokens that may follow."""

@@ -1,4 +1,4 @@
-"""From a constraint to a grammar that is proved."""
+"""Build the grammar of a constraint, and prove that it can be used."""
 
 from collections.abc import Mapping
 
@@ -13,27 +13,29 @@ from roseinfer.grammar.constraint import (
     Prepared,
     Regex,
 )
-from roseinfer.grammar.json_schema import explained, keywords, schema_text
+from roseinfer.grammar.json_schema import explain_error, schema_text, unenforced_keywords
 from roseinfer.grammar.lark import choice_grammar, lark_text, regex_grammar, serialised, with_leading_space
 from roseinfer.grammar.library import GrammarError, GrammarTokens, compile_grammar
 from roseinfer.grammar.limits import MAX_BYTES, check_depth, too_complex
+from roseinfer.grammar.mask_time import mask_time_s
 from roseinfer.grammar.memory import GrammarMemory, heap_bytes
 from roseinfer.grammar.structural_tag import structural_tag_grammar
-from roseinfer.grammar.walk import mask_time_s
 
 
-def built(constraint: Constraint, markers: Mapping[str, int], leading_space: bool = False) -> BuiltGrammar:
-    """`leading_space`: allow white space before the answer, as models write it behind their thinking. `markers`: see
-    `lark.literal`. Nothing is compiled. Raises `GrammarError` for what cannot be built.
+def build_grammar(constraint: Constraint, markers: Mapping[str, int], leading_space: bool = False) -> BuiltGrammar:
+    """Return the grammar of a constraint, which is not compiled. Raises `GrammarError` for an invalid constraint.
+
+    `leading_space`: allow white space before the answer, as models write it after their thinking. `markers`: see
+    `lark.literal`.
     """
-    made = _built(constraint, markers)
+    made = _build(constraint, markers)
     if leading_space and made.grammar and not isinstance(constraint, Prepared):
         made = BuiltGrammar(grammar=with_leading_space(made.grammar), warnings=made.warnings)
     return made
 
 
-def proved(made: BuiltGrammar, tokens: GrammarTokens) -> BuiltGrammar:
-    """Compile all of it, and measure what its masks take. What is not enforced joins the warnings.
+def prove_grammar(made: BuiltGrammar, tokens: GrammarTokens) -> BuiltGrammar:
+    """Compile the grammars and measure the time and memory of their masks. Unenforced keywords join the warnings.
 
     Raises `GrammarError`.
     """
@@ -47,7 +49,7 @@ def proved(made: BuiltGrammar, tokens: GrammarTokens) -> BuiltGrammar:
         try:
             grammar = compile_grammar(text, tokens)
         except GrammarError as error:
-            raise explained(error) from error
+            raise explain_error(error) from error
         compiled = heap_bytes()
         mask_s = max(mask_s, mask_time_s(grammar, tokens))
         walked = heap_bytes()
@@ -55,25 +57,27 @@ def proved(made: BuiltGrammar, tokens: GrammarTokens) -> BuiltGrammar:
             taken = GrammarMemory(max(0, compiled - before), max(0, walked - compiled))
             memory = max(memory or taken, taken, key=sum)
         for warning in grammar.warnings():
-            ignored |= dict.fromkeys(keywords(warning) or [warning[:200]])
+            ignored |= dict.fromkeys(unenforced_keywords(warning) or [warning[:200]])
     return msgspec.structs.replace(made, warnings=tuple(ignored), mask_s=mask_s, memory=memory)
 
 
 def check_size(constraint: Constraint, encoded: int) -> None:
-    """`encoded`: bytes that it takes as msgpack. Raises `GrammarError` if they are more than `MAX_BYTES`."""
+    """Raise `GrammarError` for a constraint of more than `MAX_BYTES`. `encoded`: its bytes as msgpack."""
     if encoded <= MAX_BYTES:
         return
     if isinstance(constraint, Prepared):
-        how = "fewer parameters, or fewer strict tools, take less"
-        raise too_complex(f"calls of all these tools take a grammar of {encoded} bytes, over {MAX_BYTES}: {how}")
+        advice = "use fewer parameters or fewer strict tools"
+        raise too_complex(
+            f"the grammar of all tool calls has {encoded} bytes, at most {MAX_BYTES} are allowed: {advice}"
+        )
     raise too_complex(f"the constraint is larger than {MAX_BYTES} bytes")
 
 
-def _built(constraint: Constraint, markers: Mapping[str, int]) -> BuiltGrammar:
+def _build(constraint: Constraint, markers: Mapping[str, int]) -> BuiltGrammar:
     if isinstance(constraint, JsonSchema):
         check_depth(constraint.schema)
         schema = schema_text(constraint.schema, strict=constraint.strict, options=constraint.options)
-        # Not decoded again: a schema is large, and its keys have an order.
+        # The schema stays text: it may be large, and the order of its keys counts.
         text = '{"grammars":[{"json_schema":' + schema.text + "}]}"
         return BuiltGrammar(grammar=text, warnings=schema.ignored)
     if isinstance(constraint, Regex):

@@ -1,4 +1,4 @@
-"""What a client asks of an output, as plain data that travels between processes."""
+"""Constraints on outputs, as plain data that is sent between processes."""
 
 from typing import Any
 
@@ -8,9 +8,11 @@ from roseinfer.core.guide import Trigger
 
 
 class JsonOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How documents are written. `whitespace_pattern`: a regex of what may stand between two symbols, None = 0 to 32
-    characters of white space; `any_whitespace` False: nothing may. `additional_properties`: whether objects may have
-    properties that their schema does not name, where the schema itself says nothing of it.
+    """Options of JSON documents.
+
+    `whitespace_pattern`: regex of the text between two symbols, None = 0 to 32 characters of white space.
+    `any_whitespace` False: no text between symbols. `additional_properties`: default for schemas that do not say
+    whether objects may have unnamed properties.
     """
 
     whitespace_pattern: str | None = None
@@ -19,8 +21,9 @@ class JsonOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema"):
-    """A document that follows `schema`, its keys in the schema's order. `strict`: what cannot be enforced is refused;
-    else it is ignored, and named in the warnings.
+    """A document that follows `schema`, with keys in the schema's order.
+
+    `strict`: reject keywords that cannot be enforced. Otherwise they are ignored and named in the warnings.
     """
 
     schema: dict[str, Any]
@@ -29,7 +32,7 @@ class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, tag="json_schema"):
 
 
 class Regex(msgspec.Struct, frozen=True, tag="regex"):
-    """A text that `pattern`, of Rust's regex syntax without look-around, matches as a whole."""
+    """A text that matches `pattern` as a whole. The syntax is that of Rust's regexes, without look-around."""
 
     pattern: str
 
@@ -41,20 +44,20 @@ class Choice(msgspec.Struct, frozen=True, tag="choice"):
 
 
 class GrammarText(msgspec.Struct, frozen=True, tag="grammar"):
-    """A text of a grammar in Lark, or in GBNF if there is a `::=` in it."""
+    """A grammar in Lark, or in GBNF if it contains `::=`."""
 
     text: str
 
 
 class StructuralTag(msgspec.Struct, frozen=True, kw_only=True, tag="structural_tag"):
-    """What a `structural_tag` holds: `structures` and `triggers`, or `format`."""
+    """Fields of a `structural_tag`: `structures` and `triggers`, or `format`."""
 
     spec: dict[str, Any]
     options: JsonOptions = JsonOptions()
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
-    """Grammars of our own making, which may hold schemas of a client's. Fields as in `GuideSpec`."""
+    """Grammars that roseinfer has built, which may contain a client's schemas. Fields as in `GuideSpec`."""
 
     grammar: str = ""
     triggers: tuple[Trigger, ...] = ()
@@ -67,8 +70,9 @@ JSON_OBJECT = JsonSchema(schema={"type": "object"}, strict=True)
 
 
 class BuiltGrammar(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
-    """What a constraint becomes, fields as in `GuideSpec`. `warnings`: what of it is not enforced. `mask_s`: processor
-    time that a token of one output takes, 0 if it is not known. `memory`: as in `GuideSpec`.
+    """Grammar of a constraint, with fields as in `GuideSpec`.
+
+    `warnings`: what is not enforced. `mask_s`: processor time for a token of one output, 0 if not measured.
     """
 
     grammar: str = ""

@@ -1,14 +1,14 @@
-"""JSON schemas for the grammar library: with our options inside, and looked through for what the library lets pass.
+"""Prepare JSON schemas for llguidance: add our options, and check what llguidance does not.
 
-The library refuses what it cannot enforce, or, when lenient, ignores it and says so. It does not see:
-- properties by names with escapes: `{"\\u0061": 1}` passes for another property than `a`. Hence no `\\u` at all;
-- that keys which no schema names may come twice, so that they count for less than `minProperties` wants;
-- that it leaves control characters out of the texts that `const` and `enum` name, without that `\\u`;
-- that in older drafts an `$id` beside a `$ref` means nothing;
-- that it takes numbers as 64-bit floats, and those of integers as 64-bit integers, the nearest there are: bounds move,
-  and `const` names another number, or runs for ever at -2^63 until the stack is full;
-- that a schema which only refers to itself has no instance. Such a grammar compiles, and its matchers run into it;
-- keywords that no draft knows, which are no mistake.
+llguidance rejects keywords that it cannot enforce, or, if lenient, ignores and reports them. It does not notice:
+- names of properties with escapes: `{"\\u0061": 1}` passes for another property than `a`. So `\\u` is never allowed;
+- keys that no schema names may come twice, and then count for `minProperties` once;
+- without `\\u` the control characters in texts of `const` and `enum` are left out;
+- in older drafts an `$id` next to a `$ref` has no meaning;
+- numbers are rounded to 64-bit floats or integers: bounds move, `const` names another number, and -2^63 recurses until
+  the stack is full;
+- a schema that only refers to itself has no instance. Its grammar compiles, and its matchers fail;
+- keywords that no draft defines.
 """
 
 import re
@@ -22,12 +22,12 @@ from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.limits import check_literals, check_regex
 from roseinfer.grammar.patterns import with_supported_patterns
-from roseinfer.grammar.rewriting import FURTHEST, out_of_reach, rewritten
-from roseinfer.grammar.subschemas import Schema, SchemaGraph
+from roseinfer.grammar.rewriting import MAX_BOUND, rewrite_schema, unreachable_bounds
+from roseinfer.grammar.schema_graph import Schema, SchemaGraph
 
-# Nobody needs more between two symbols, and a model that may pad for ever sometimes does.
+# Bounded, as a model that may write white space without end sometimes does.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
-# What may stand behind a backslash in strings.
+# Characters allowed after a backslash in strings.
 ESCAPES = 'nrbtf\\"'
 OPTIONS_KEY = "x-guidance"
 _INEXACT = "integers must lie between -2^63 and 2^63 and be such that 64-bit floats hold them"
@@ -49,7 +49,7 @@ _ANNOTATIONS = frozenset(
         "description", "example", "examples", "externalDocs", "id", "readOnly", "title", "writeOnly", "xml",
     }
 )
-# Known to a draft and not enforced: of these the library speaks itself.
+# Keywords of a draft that are not enforced: llguidance reports them itself.
 _REPORTED = frozenset(
     {
         "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas", "else",
@@ -58,14 +58,14 @@ _REPORTED = frozenset(
     }
 )
 # fmt: on
-# What says something of documents: all else is a note, or no keyword at all.
-KEYWORDS = _ENFORCED | _REPORTED
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaText:
-    """`text`: the schema as JSON, as the library reads it, also behind `%json` in a Lark grammar. `ignored`: keywords
-    that it does not enforce, beside those that the library names.
+    """A schema as llguidance reads it.
+
+    `text`: JSON, also for use after `%json` in a Lark grammar. `ignored`: unenforced keywords that llguidance does not
+    report.
     """
 
     text: str
@@ -73,17 +73,18 @@ class SchemaText:
 
 
 def schema_text(schema: Schema, *, strict: bool, options: JsonOptions) -> SchemaText:
-    """The keys of documents come in the order of `schema`. Raises `GrammarError` for what cannot be enforced, with
-    `strict`, and for what has no instance.
+    """Return the text of a schema. Keys of documents come in its order.
+
+    Raises `GrammarError` for a schema without instances and, with `strict`, for keywords that cannot be enforced.
     """
-    schema = rewritten(schema if options.additional_properties else _closed(schema))
+    schema = rewrite_schema(schema if options.additional_properties else _closed(schema))
     schema, left_out = with_supported_patterns(schema, strict=strict)
     graph = SchemaGraph(schema)
     ignored = dict.fromkeys([*left_out, *_ignored(graph, schema, strict)])
     if graph.loops():
         raise GrammarError("the schema refers to itself without end")
     if not graph.has_finite_instance():
-        raise GrammarError("the schema is unsatisfiable: what it requires contains itself without end")
+        raise GrammarError("the schema is unsatisfiable: a required part contains itself without end")
     settings = {
         "whitespace_flexible": options.any_whitespace,
         "whitespace_pattern": _whitespace(options),
@@ -128,8 +129,8 @@ def _ignored(graph: SchemaGraph, schema: Schema, strict: bool) -> Iterator[str]:
             number = _inexact(part.get(name))
             if number is not None:
                 raise _beyond(name, str(number), f": {_INEXACT}")
-        for name in out_of_reach(part):
-            raise _beyond(name, f"numbers beyond {FURTHEST}")
+        for name in unreachable_bounds(part):
+            raise _beyond(name, f"numbers beyond {MAX_BOUND}")
         if _counts_keys_twice(part):
             yield from _unless_strict("minProperties", strict)
         for name in _moved_bounds(part):
@@ -145,7 +146,7 @@ def _unless_strict(name: str, strict: bool) -> Iterator[str]:
 
 
 def _has_control_characters(value: Any) -> bool:
-    """Whether texts of a value have characters that JSON can only write as `\\u`. Its depth has been checked."""
+    """Return True if a text in `value` has characters that JSON writes as `\\u`. Its depth has been checked."""
     if isinstance(value, str):
         return _CONTROL.search(value) is not None
     if isinstance(value, dict):
@@ -154,13 +155,13 @@ def _has_control_characters(value: Any) -> bool:
 
 
 def _inexact(value: Any) -> int | float | None:
-    """A number in a value that the library would write as another one. Its depth has been checked."""
+    """Return a number in `value` that llguidance would change, None if there is none. Its depth has been checked."""
     if isinstance(value, dict | list):
         entries = value.values() if isinstance(value, dict) else value
         return next((number for entry in entries if (number := _inexact(entry)) is not None), None)
     if isinstance(value, bool) or not isinstance(value, int | float) or value == 2**63 - 1:
         return None
-    if abs(value) > FURTHEST and (isinstance(value, int) or value.is_integer()):
+    if abs(value) > MAX_BOUND and (isinstance(value, int) or value.is_integer()):
         return value
     return value if isinstance(value, int) and int(float(value)) != value else None
 
@@ -174,7 +175,7 @@ def _counts_keys_twice(part: Schema) -> bool:
 
 
 def _moved_bounds(part: Schema) -> Iterator[str]:
-    """The bounds of numbers that the library moves outwards, so that more is allowed than the schema allows."""
+    """Yield the numeric bounds that llguidance moves outwards, so that invalid numbers pass."""
     kinds = part.get("type")
     only_integers = kinds == "integer" or (isinstance(kinds, list) and "integer" in kinds and "number" not in kinds)
     for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
@@ -193,9 +194,9 @@ def _names(value: Any) -> list[str]:
 
 
 def _closed(value: Any, is_schema: bool = True) -> Any:
-    """`value` with `additionalProperties: false` where a schema names properties and says nothing of others.
+    """Return `value` with `additionalProperties: false` in each schema that only has `properties`.
 
-    Its depth has been checked.
+    The value's depth has been checked.
     """
     if isinstance(value, list):
         return [_closed(entry) for entry in value]
@@ -214,19 +215,19 @@ def _closed(value: Any, is_schema: bool = True) -> Any:
     return closed
 
 
-# --- what the library says --------------------------------------------------------------------------------------
+# --- messages of llguidance -------------------------------------------------------------------------------------
 _KEYS = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 _FORMAT = re.compile(r"Unknown format: (.*)")
 _OURS = re.compile(r"(?s)^at \d+\(\d+\): (?=.*\n   1 \| start: TEXT)|\n   1 \| start: TEXT.*")
-# A schema within a grammar: where it stands there, and the lines around it.
+# Position of a schema within a grammar, and the lines around it.
 _IN_GRAMMAR = re.compile(r"(?s)^at \d+\(\d+\): failed to compile JSON schema: (.*?)(?:\n +\d+ \| .*)?$")
 _COUNTS = "min/maxProperties only supported"
 _RANGE = re.compile(r"Failed to generate regex for (?:integer|float) range: min=(\w+)[^,]*, max=(\w+)")
 _DIGITS = re.compile(r"Value for 'multipleOf' has too many digits")
 
 
-def keywords(message: str) -> list[str]:
-    """The keywords that a message of the library says it cannot enforce; none if it is about something else."""
+def unenforced_keywords(message: str) -> list[str]:
+    """Return the keywords that cannot be enforced by a message of llguidance; none if it is about something else."""
     found = _KEYS.search(message)
     if found is not None:
         return [name.strip().strip('"') for name in found[1].split(",")]
@@ -247,9 +248,9 @@ def _beyond(name: str, numbers: str, why: str = "") -> GrammarError:
     return GrammarError(f"{name} of {numbers} cannot be enforced{why}", code="unsupported_schema")
 
 
-def explained(error: GrammarError) -> GrammarError:
-    """What the library says, in terms of the schema where it is about one."""
-    names = keywords(error.message)
+def explain_error(error: GrammarError) -> GrammarError:
+    """Return an error of llguidance in terms of the client's schema."""
+    names = unenforced_keywords(error.message)
     if names:
         return not_enforceable(names)
     edge = _RANGE.search(error.message)
@@ -260,6 +261,6 @@ def explained(error: GrammarError) -> GrammarError:
         return _beyond("multipleOf", "a number of so many digits")
     if "NoExtension" in error.message:
         return GrammarError("no output satisfies the constraint")
-    # Where in a grammar of our own it stands tells a client nothing.
+    # A position in a grammar that roseinfer has built means nothing to a client.
     message = _IN_GRAMMAR.sub(r"\1", _OURS.sub("", error.message))
     return GrammarError(message, code=error.code or "invalid_grammar")

@@ -1,4 +1,4 @@
-"""Pieces of grammars in Lark, as the grammar library reads it, and its serialised form."""
+"""Parts of grammars in Lark as llguidance reads it, and llguidance's serialised form."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -11,28 +11,30 @@ from roseinfer.grammar.limits import MAX_CHOICES, MAX_LITERAL_BYTES, check_liter
 
 # Models write line breaks between the end of their thinking and a document.
 LEADING_SPACE = r"/[ \n]{0,8}/"
-# Options of a rule that would have to be done while sampling: `stop` takes tokens back.
+# Options of a rule. Some cannot be supported: `temperature` changes sampling, `stop` takes tokens back.
 _RULE_OPTIONS = re.compile(r"(?m)^[ \t]*[?!]*[\w-]+[ \t]*\[([^\]\n]*)\]")
-# Lark's strings and regexes, which end on their line.
+# Lark's strings and regexes end on their line.
 _LITERALS = re.compile(r'"((?:[^"\\\n]|\\.)*)"|/((?:[^/\\\n]|\\.)+)/')
-_NOT_OURS = re.compile(r"\b(temperature|stop|stop_capture)\b[ \t]*(?:=|,|$)")
+_UNSUPPORTED_OPTION = re.compile(r"\b(temperature|stop|stop_capture)\b[ \t]*(?:=|,|$)")
 
 
 def literal(text: str, markers: Mapping[str, int]) -> str:
-    """`text` as an expression. `markers`: tokens (text -> id) that are whole words of the model's: where the text has
-    one, the model may say the token or spell it.
+    """Return `text` as an expression.
+
+    `markers`: special tokens (text -> id). Where the text contains one, the model may sample the token or spell it.
     """
     names = sorted(filter(None, markers), key=len, reverse=True)
     if not names:
         return quoted(text)
     parts = re.split("(" + "|".join(map(re.escape, names)) + ")", text)
-    said = [f"({quoted(part)} | <[{markers[part]}]>)" if part in markers else quoted(part) for part in parts if part]
-    return " ".join(said) or '""'
+    terms = [f"({quoted(part)} | <[{markers[part]}]>)" if part in markers else quoted(part) for part in parts if part]
+    return " ".join(terms) or '""'
 
 
 def quoted(text: str) -> str:
-    """Lark's strings are JSON's. Raises `GrammarError` for a text that is too long."""
+    """Return `text` as a string. Raises `GrammarError` for a text that is too long."""
     check_literal(text, "the constraint")
+    # Lark's strings are those of JSON.
     return dumps(text).decode().replace("\x7f", "\\u007f")
 
 
@@ -42,13 +44,13 @@ def regex_grammar(pattern: str) -> str:
 
 
 def regex_term(pattern: str) -> str:
-    """A regex as an expression."""
+    """Return a regex as an expression."""
     return f"/{slashes_escaped(pattern)}/" if pattern else '""'
 
 
 def choice_grammar(choices: list[str]) -> str:
     if not choices:
-        raise GrammarError("there is nothing to choose from")
+        raise GrammarError("the list of choices is empty")
     if len(choices) > MAX_CHOICES:
         raise too_complex(f"{len(choices)} choices, at most {MAX_CHOICES} are allowed")
     for choice in choices:
@@ -57,16 +59,14 @@ def choice_grammar(choices: list[str]) -> str:
 
 
 def lark_text(text: str) -> str:
-    """A client's grammar in Lark. Raises `GrammarError` for one in GBNF that cannot be read, and for options of rules
-    that cannot be kept.
-    """
+    """Return a client's grammar in Lark. Raises `GrammarError` for invalid GBNF and unsupported options of rules."""
     if "::=" in text:
         text = gbnf_to_lark(text)
         _check_literals(text)
         return text
     _check_literals(text)
     for options in _RULE_OPTIONS.findall(text):
-        found = _NOT_OURS.search(options)
+        found = _UNSUPPORTED_OPTION.search(options)
         if found is not None:
             raise GrammarError(f"the option {found[1]!r} of a rule is not supported")
     return text
@@ -81,12 +81,12 @@ def _check_literals(text: str) -> None:
 
 
 def serialised(grammars: Iterable[Mapping[str, Any]]) -> str:
-    """The first one is the whole; it may name the others as `@name`."""
+    """Return grammars in llguidance's form. The first is the whole; it may refer to the others as `@name`."""
     return dumps({"grammars": list(grammars)}).decode()
 
 
 def with_leading_space(grammar: str) -> str:
-    """The same texts, perhaps behind some white space. `grammar` is serialised."""
+    """Return a grammar that also accepts white space before its texts. `grammar` is serialised."""
     first, *others = loads(grammar)["grammars"]
     start = {"lark_grammar": f"start: SPACE @answer\nSPACE: {LEADING_SPACE}"}
     return serialised([start, first | {"name": "answer"}, *others])

@@ -1,18 +1,18 @@
-"""What a constraint may cost: the sizes that are looked at before anything is compiled."""
+"""Limits on the size and cost of constraints. Sizes are checked before anything is compiled."""
 
 from typing import Any
 
 from roseinfer.grammar.library import GrammarError
 
-# Of a schema, a grammar or a structural tag, and of all schemas of a request's tools together.
+# Limit for a schema, a grammar or a structural tag, and for all schemas of a request's tools together.
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 100
 MAX_REGEX_BYTES = 8 * 1024
 MAX_CHOICES = 1024
-# A text that has to be written as it stands: of enum, const or a name in a schema, a choice, a string of a grammar.
-# Within one, a mask takes 0.11 us for each byte that is left (llguidance 1.9.1): 0.9 ms for this many.
+# Limit for a literal: a value of enum or const, a name in a schema, a choice, a string of a grammar. Within one, a mask
+# takes 0.11 us for each byte that is left (llguidance 1.9.1), 0.9 ms for this many.
 MAX_LITERAL_BYTES = 8 * 1024
-# Time for the masks of all samples of a request in each step, without what each of them may take for free.
+# Time for the masks of all samples of a request in each step. `FREE_MASK_S` of each sample does not count.
 MAX_MASKS_S = 0.02
 FREE_MASK_S = 50e-6
 
@@ -22,10 +22,8 @@ def too_complex(message: str) -> GrammarError:
 
 
 def check_depth(value: Any) -> None:
-    """Raises `GrammarError` for more than `MAX_DEPTH` objects and lists within one another. A loop: the depth is a
-    stranger's.
-    """
-    level = [value]
+    """Raise `GrammarError` for more than `MAX_DEPTH` nested objects and lists."""
+    level = [value]  # a loop: a client's nesting must not exhaust the stack
     for _ in range(MAX_DEPTH + 1):
         level = [entry for entry in level if isinstance(entry, dict | list)]
         if not level:
@@ -40,14 +38,14 @@ def check_regex(pattern: str) -> None:
 
 
 def check_literal(text: str, where: str) -> None:
-    """Raise `GrammarError` for a literal of more than `MAX_LITERAL_BYTES`. `where`: what it is part of."""
+    """Raise `GrammarError` for a literal of more than `MAX_LITERAL_BYTES`. `where`: its name in the message."""
     size = len(text.encode(errors="replace"))
     if size > MAX_LITERAL_BYTES:
         raise too_complex(f"a text in {where} has {size} bytes, at most {MAX_LITERAL_BYTES} are allowed")
 
 
 def check_literals(value: Any, where: str) -> None:
-    """`check_literal` of all texts within a value. The value's depth has been checked."""
+    """Check all texts within a value, whose depth has been checked. Raises `GrammarError`."""
     if isinstance(value, str):
         check_literal(value, where)
     elif isinstance(value, dict | list):

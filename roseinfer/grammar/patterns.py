@@ -1,15 +1,15 @@
-"""Patterns of JSON schemas that the grammar library does not support: found one by one, before a grammar is compiled.
+"""Find patterns of JSON schemas that llguidance does not support, before a grammar is compiled.
 
-Only then is it known which pattern of which part it is, and can it be left out of a schema that is not strict.
+The compiler's error would not say which pattern of which part it is, so it could not be left out of a lenient schema.
 """
 
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
-from roseinfer.grammar.library import GrammarError, pattern_fault
+from roseinfer.grammar.library import GrammarError, pattern_error
 from roseinfer.grammar.limits import check_regex
-from roseinfer.grammar.subschemas import Schema, SchemaGraph
+from roseinfer.grammar.schema_graph import Schema, SchemaGraph
 
 MAX_SHOWN_CHARS = 80
 
@@ -17,8 +17,8 @@ MAX_SHOWN_CHARS = 80
 def with_supported_patterns(schema: Schema, *, strict: bool) -> tuple[Schema, list[str]]:
     """Return `schema`, or a copy without the patterns that are not supported, and what was left out.
 
-    Its depth has been checked. Raises `GrammarError` for a pattern that is too long and, with `strict`, for one that is
-    not supported: it names the pattern and its place.
+    The schema's depth has been checked. Raises `GrammarError` for a pattern that is too long and, with `strict`, for
+    one that is not supported; the error names the pattern and its place.
     """
     faults: dict[str, str | None] = {}
     bad = [found for part in SchemaGraph(schema).parts for found in _unsupported(part, faults)]
@@ -40,11 +40,11 @@ def with_supported_patterns(schema: Schema, *, strict: bool) -> tuple[Schema, li
 
 
 def _unsupported(part: Schema, faults: dict[str, str | None]) -> Iterator[tuple[Schema, str, str]]:
-    """Yield the part, keyword and pattern of each pattern that is not supported. `faults`: what is known already."""
+    """Yield the part, keyword and pattern of each unsupported pattern. `faults`: results so far, by pattern."""
     for name, pattern in _patterns(part):
         check_regex(pattern)
         if pattern not in faults:
-            faults[pattern] = pattern_fault(pattern)
+            faults[pattern] = pattern_error(pattern)
         if faults[pattern] is not None:
             yield part, name, pattern
 
@@ -63,7 +63,7 @@ def _shown(name: str, pattern: str) -> str:
 
 
 def _place(schema: Schema, part: Schema) -> str:
-    """Return where in `schema` a part of it stands, as a JSON pointer."""
+    """Return the place of `part` in `schema` as a JSON pointer."""
     waiting: list[tuple[Any, str]] = [(schema, "#")]
     while waiting:
         value, place = waiting.pop()

@@ -1,10 +1,10 @@
-"""A process that builds grammars and proves them: `python -m roseinfer.grammar.prover`.
+"""Prover process, which builds and proves grammars: `python -m roseinfer.grammar.prover`.
 
-Some grammars of a few hundred bytes would be compiled for hours, and a thread cannot be stopped. A process can: the
-system ends one that takes too long, too much memory or too much stack, and the next question finds a new one.
+Compiling some grammars of a few hundred bytes would take hours, and a thread cannot be stopped. So the system kills a
+prover process that exceeds its limits on time, memory or stack, and the next request starts a new one.
 
-Both ways go frames: the length of a message in 4 bytes, little end first, then msgpack. First comes `Vocabulary`, then
-questions, each with an answer.
+Messages in both directions are frames: the length in 4 bytes, little-endian, then msgpack. `ProverBoot` comes first,
+then a `ProofRequest` for each `ProofResult`.
 """
 
 import contextlib
@@ -22,25 +22,26 @@ import msgspec
 import tokenizers
 
 from roseinfer.core.errors import InvalidRequestError, RoseinferError
-from roseinfer.grammar.build import built, proved
+from roseinfer.grammar.build import build_grammar, prove_grammar
 from roseinfer.grammar.constraint import BuiltGrammar, Constraint
 from roseinfer.grammar.library import GrammarTokens
 from roseinfer.text.tokenizer import Tokenizer
 
-# Processor time for one grammar, and time by the clock on a machine that has no processor to spare.
+# Limits for one grammar: processor time, and wall-clock time on a busy machine.
 COMPILE_CPU_S = 2.0
 COMPILE_WALL_S = 8.0
 MEMORY_BYTES = 4 * 2**30
-# The library's recursion is as deep as the grammar. The engine's threads have twice as much, wherever it runs: what is
-# proved within this does not end the engine.
+# llguidance recurses as deep as the grammar. The engine's threads have at least twice this stack, so a proved grammar
+# cannot overflow it.
 STACK_BYTES = 2**20
 HEADER_BYTES = 4
-GONE_S = 1.0  # from when the process has closed its pipes until the system knows what has ended it
+REAP_TIMEOUT_S = 1.0  # from the end of the process's pipes until its exit status is known
 
 
-class Vocabulary(msgspec.Struct):
-    """What `GrammarTokens` needs: tokenizer.json, the model's vocabulary, the tokens that end an output. `cpu_s`:
-    processor time for one grammar.
+class ProverBoot(msgspec.Struct):
+    """First message to a prover: the text of tokenizer.json, the size of the model's vocabulary, and the end tokens.
+
+    `cpu_s`: limit on the processor time for one grammar.
     """
 
     tokenizer: str
@@ -49,37 +50,38 @@ class Vocabulary(msgspec.Struct):
     cpu_s: float = COMPILE_CPU_S
 
 
-class Question(msgspec.Struct):
+class ProofRequest(msgspec.Struct):
     constraint: Constraint
     leading_space: bool = False
 
 
-class Refused(msgspec.Struct, tag="refused"):
+class ProofRefused(msgspec.Struct, tag="refused"):
     """Fields of `InvalidRequestError`."""
 
     message: str
     code: str | None
 
 
-Answer = BuiltGrammar | Refused
+ProofResult = BuiltGrammar | ProofRefused
 
-# Signals that end the process for what the machine does, or whoever runs it. All others are for what the grammar does:
-# its processor time (SIGPROF), its stack (SIGSEGV), its memory (SIGABRT).
-_FOREIGN = frozenset(map(signal.Signals, (signal.SIGALRM, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
+# Signals for causes outside the grammar. The grammar causes the others: SIGPROF by its processor time, SIGSEGV by its
+# stack, SIGABRT by its memory.
+_UNRELATED_SIGNALS = frozenset(map(signal.Signals, (signal.SIGALRM, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
 
 
-class Interrupted(RoseinferError):
-    """There is no answer, for a reason that says nothing of the grammar: another time there may be one."""
+class ProverInterruptedError(RoseinferError):
+    """The prover ended for a reason unrelated to the grammar, which may be proved later."""
 
     def __init__(self) -> None:
         super().__init__("the process that compiles constraints was interrupted")
 
 
 class Prover:
-    """Its side of the process, which starts with the first question. Blocks; for one thread at a time."""
+    """Client of one prover process, which starts with the first request. Blocks; for one thread at a time."""
 
-    def __init__(self, vocabulary: Callable[[], bytes]) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, boot: Callable[[], bytes]) -> None:
+        """boot: returns an encoded `ProverBoot`."""
+        self._boot = boot
         self._process: subprocess.Popen[bytes] | None = None
         self._ended = False
 
@@ -89,48 +91,48 @@ class Prover:
         if self._process is not None and self._process.poll() is None:
             return
         command = [sys.executable, "-m", "roseinfer.grammar.prover"]
-        # A session of its own: Ctrl-C is the server's.
+        # In a session of its own, as Ctrl-C is for the server.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
         )
-        self._send(self._vocabulary())
+        self._send(self._boot())
 
-    def ask(self, question: bytes) -> bytes | None:
-        """The answer, or None if the grammar takes too long, or more memory or stack than it may. Both are encoded.
+    def prove(self, request: bytes) -> bytes | None:
+        """Return the encoded `ProofResult` of an encoded `ProofRequest`, None if the grammar exceeds a limit.
 
-        Raises `Interrupted`. Where there is no answer, the process is gone.
+        Raises `ProverInterruptedError`. Without a result the process has ended.
         """
         try:
             self.start()
-            self._send(question)
+            self._send(request)
             return self._receive()
         except (BrokenPipeError, EOFError):
-            if self._reap() in _FOREIGN:
-                raise Interrupted from None
+            if self._reap() in _UNRELATED_SIGNALS:
+                raise ProverInterruptedError from None
             return None
         except TimeoutError:
             self._reap()
-            raise Interrupted from None
+            raise ProverInterruptedError from None
 
     def end(self) -> None:
-        """From any thread: whoever waits for an answer gets none, now and later."""
+        """Kill the process, from any thread. Pending and later calls of `prove` fail."""
         self._ended = True
         process = self._process
         if process is not None:
             process.kill()
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Release the process. No other thread may be in `prove`."""
         self._ended = True
         self._reap()
 
     def _reap(self) -> int | None:
-        """The number of the signal that ended the process, SIGKILL if it is only now that it ends, 0 for none."""
+        """Return the signal that ended the process, 0 for none. A process that still runs is killed."""
         process, self._process = self._process, None
         if process is None:
             return signal.SIGKILL
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0 if self._ended else GONE_S)
+            process.wait(0 if self._ended else REAP_TIMEOUT_S)
         process.kill()
         status = process.wait()
         for pipe in (process.stdin, process.stdout):
@@ -148,7 +150,7 @@ class Prover:
         pipe = self._process.stdout
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
-        # The process ends itself long before, unless the machine has stood still.
+        # The process ends itself long before, unless the whole machine was stopped.
         until_s = time.monotonic() + 4 * COMPILE_WALL_S
         if not poll.poll(1000 * (until_s - time.monotonic())):
             raise TimeoutError
@@ -162,7 +164,7 @@ def write(pipe: IO[bytes], message: bytes) -> None:
 
 
 def read(pipe: IO[bytes]) -> bytes:
-    """Raises `EOFError` if the other side is gone."""
+    """Read one frame. Raises `EOFError` at the end of the pipe."""
     return _exactly(pipe, int.from_bytes(_exactly(pipe, HEADER_BYTES), "little"))
 
 
@@ -176,60 +178,59 @@ def _exactly(pipe: IO[bytes], count: int) -> bytes:
     return bytes(parts)
 
 
-# --- within the process -----------------------------------------------------------------------------------------
-class Answerer:
-    """Answers questions about one vocabulary."""
+# --- in the process ---------------------------------------------------------------------------------------------
+class ProofServer:
+    """Proofs with the vocabulary of one model."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        backend = tokenizers.Tokenizer.from_str(vocabulary.tokenizer)
+    def __init__(self, boot: ProverBoot) -> None:
+        backend = tokenizers.Tokenizer.from_str(boot.tokenizer)
         self._markers = {token.content: id for id, token in backend.get_added_tokens_decoder().items()}
         self._tokens: GrammarTokens | None = None
-        self._why: InvalidRequestError | None = None
+        self._error: InvalidRequestError | None = None
         try:
-            tokenizer = Tokenizer(backend, {}, None)
-            self._tokens = GrammarTokens.of(tokenizer, vocabulary.vocab_size, vocabulary.eos_ids)
+            self._tokens = GrammarTokens.of(Tokenizer(backend, {}, None), boot.vocab_size, boot.eos_ids)
         except InvalidRequestError as error:
-            self._why = error
+            self._error = error
 
-    def answer(self, question: Question) -> Answer:
+    def prove(self, request: ProofRequest) -> ProofResult:
         try:
             if self._tokens is None:
-                assert self._why is not None
-                raise self._why
-            return proved(built(question.constraint, self._markers, question.leading_space), self._tokens)
+                assert self._error is not None
+                raise self._error
+            return prove_grammar(build_grammar(request.constraint, self._markers, request.leading_space), self._tokens)
         except InvalidRequestError as error:
-            return Refused(error.message, error.code)
+            return ProofRefused(error.message, error.code)
 
 
 def main() -> None:
-    """Until nobody asks any more. Takes the standard streams, so that nothing else is written to them."""
-    questions, answers = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0)
-    os.dup2(2, 1)
+    """Prove grammars until standard input ends."""
+    requests, results = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0)
+    os.dup2(2, 1)  # other output must not reach the results
     with contextlib.suppress(ImportError, OSError, ValueError):  # not every system has these limits
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(STACK_BYTES)
-    worker = threading.Thread(target=_answer_all, args=(questions, answers))
+    worker = threading.Thread(target=_serve, args=(requests, results))
     worker.start()
     worker.join()
 
 
-def _answer_all(questions: IO[bytes], answers: IO[bytes]) -> None:
+def _serve(requests: IO[bytes], results: IO[bytes]) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
-        vocabulary = msgspec.msgpack.decode(read(questions), type=Vocabulary)
-        answerer = Answerer(vocabulary)
+        boot = msgspec.msgpack.decode(read(requests), type=ProverBoot)
+        server = ProofServer(boot)
         while True:
-            message = read(questions)
-            with _limited(vocabulary.cpu_s):
-                answer = answerer.answer(msgspec.msgpack.decode(message, type=Question))
-            write(answers, msgspec.msgpack.encode(answer))
+            message = read(requests)
+            with _limited(boot.cpu_s):
+                result = server.prove(msgspec.msgpack.decode(message, type=ProofRequest))
+            write(results, msgspec.msgpack.encode(result))
 
 
 @contextlib.contextmanager
 def _limited(cpu_s: float) -> Iterator[None]:
-    """The system ends this process if what is within takes too long."""
+    """Have the system kill this process if the block exceeds its time limits."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, COMPILE_WALL_S)
     yield

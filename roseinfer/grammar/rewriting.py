@@ -1,39 +1,38 @@
-"""A JSON schema in words that the grammar library takes: without keywords that say nothing, and with bounds within its
-numbers.
+"""Rewrite a JSON schema for llguidance: drop keywords without effect, and move bounds into the range of its numbers.
 
-The library looks at names: `uniqueItems: false` is as unknown to it as `true`. It takes numbers as 64-bit floats and
-integers, and fails at the edge of those, where the bounds of 64-bit integers are.
+llguidance rejects keywords by name: `uniqueItems: false` just as `true`. It reads numbers as 64-bit floats and integers
+and fails at the ends of 64-bit integers.
 """
 
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
-from roseinfer.grammar.subschemas import Schema, SchemaGraph
+from roseinfer.grammar.schema_graph import Schema, SchemaGraph
 
-# The bounds furthest from 0 that the library takes: the last 64-bit float before 2^63, which it calls out of range.
-FURTHEST = 2**63 - 1024
+# The bound furthest from 0 that llguidance accepts: the last 64-bit float before 2^63.
+MAX_BOUND = 2**63 - 1024
 
 
-def rewritten(schema: Schema) -> Schema:
-    """`schema`, or a copy that says the same. A bound beyond `FURTHEST` comes nearer: no document passes for it that
-    should not, and integers within 1,024 of the ends of 64 bits are not written.
+def rewrite_schema(schema: Schema) -> Schema:
+    """Return `schema`, or an equivalent copy. The schema's depth has been checked.
 
-    Its depth has been checked.
+    A bound beyond `MAX_BOUND` moves to it: no invalid document passes, but integers within 1,024 of the ends of 64 bits
+    are never written.
     """
-    if not any(_drop(part) or _nearer(part) for part in SchemaGraph(schema).parts):
+    if not any(_neutral_keywords(part) or _clamped_bounds(part) for part in SchemaGraph(schema).parts):
         return schema
     copy = deepcopy(schema)
     for part in SchemaGraph(copy).parts:
-        for name in _drop(part):
+        for name in _neutral_keywords(part):
             del part[name]
-        part |= _nearer(part)
+        part |= _clamped_bounds(part)
     return copy
 
 
-# --- keywords that say nothing ----------------------------------------------------------------------------------
+# --- keywords without effect ------------------------------------------------------------------------------------
 def _anything(value: Any) -> bool:
-    """Whether every document follows a schema."""
+    """Return True if every document follows the schema."""
     return value is True or value == {}
 
 
@@ -53,8 +52,8 @@ _NEUTRAL: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _drop(part: Schema) -> list[str]:
-    """Keywords of a part of a schema that exclude no document."""
+def _neutral_keywords(part: Schema) -> list[str]:
+    """Return the keywords of a part that exclude no document."""
     names = [name for name, neutral in _NEUTRAL.items() if name in part and neutral(part[name])]
     if "contains" not in part:
         names += [name for name in ("minContains", "maxContains") if name in part]
@@ -67,20 +66,20 @@ def _drop(part: Schema) -> list[str]:
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------
-def _nearer(part: Schema) -> dict[str, int]:
-    """The bounds of a part that are too far out, and where they go instead."""
-    lower = {name: -FURTHEST for name in ("minimum", "exclusiveMinimum") if _number(part, name) < -FURTHEST}
-    upper = {name: FURTHEST for name in ("maximum", "exclusiveMaximum") if _number(part, name) > FURTHEST}
+def _clamped_bounds(part: Schema) -> dict[str, int]:
+    """Return new values for the bounds of a part that are too far from 0."""
+    lower = {name: -MAX_BOUND for name in ("minimum", "exclusiveMinimum") if _number(part, name) < -MAX_BOUND}
+    upper = {name: MAX_BOUND for name in ("maximum", "exclusiveMaximum") if _number(part, name) > MAX_BOUND}
     return lower | upper
 
 
-def out_of_reach(part: Schema) -> list[str]:
-    """Bounds that leave only numbers beyond `FURTHEST`."""
-    lower = [name for name in ("minimum", "exclusiveMinimum") if _number(part, name) > FURTHEST]
-    return lower + [name for name in ("maximum", "exclusiveMaximum") if _number(part, name) < -FURTHEST]
+def unreachable_bounds(part: Schema) -> list[str]:
+    """Return the bounds of a part that leave only numbers beyond `MAX_BOUND`."""
+    lower = [name for name in ("minimum", "exclusiveMinimum") if _number(part, name) > MAX_BOUND]
+    return lower + [name for name in ("maximum", "exclusiveMaximum") if _number(part, name) < -MAX_BOUND]
 
 
 def _number(part: Schema, name: str) -> int | float:
-    """0 if it is none: older drafts have booleans there, and what is wrong is the library's to say."""
+    """Return the keyword's number, 0 if it has none: older drafts have booleans there; llguidance reports errors."""
     value = part.get(name)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else 0

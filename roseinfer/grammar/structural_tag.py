@@ -1,7 +1,8 @@
-"""Structural tags: text that is free but for what stands between the tags, as clients write it down.
+"""Structural tags: free text with constrained parts between tags.
 
-Two forms: `structures` with `triggers`, and `format`, a tree of nodes. Where the tags stand in text that is free to its
-end, the grammar is asleep until a trigger is said, which costs nothing; everywhere else it is one grammar in Lark.
+There are two forms: `structures` with `triggers`, and `format`, a tree of nodes. For tags within otherwise free text,
+each trigger has a grammar of its own, so free text needs no masks. Every other tag becomes one grammar in Lark.
+llguidance's `StructTag` covers triggered tags only, and would compute masks for the free text, too.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,29 +16,29 @@ from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.limits import MAX_CHOICES, check_regex, too_complex
 
 Node = dict[str, Any]
-# `(?s:.*)`: line breaks too.
+# `(?s:.*)`: including line breaks.
 FREE_TEXT = "FREE: /(?s:.*)/"
 
 
 def structural_tag_grammar(tag: StructuralTag, markers: Mapping[str, int]) -> BuiltGrammar:
-    """Raises `GrammarError` that names the node."""
-    node = _modern(tag.spec)
+    """Return the grammar of a structural tag. Raises `GrammarError` that names the node."""
+    node = _normalised(tag.spec)
     if node.get("type") == "triggered_tags" and not _flag(node, "at_least_one"):
-        return _asleep(node, tag, markers)
+        return _triggered(node, tag, markers)
     rules = _Rules(tag, markers)
     rules.define("start", rules.expression(node, ""))
     return BuiltGrammar(grammar=rules.text(), warnings=tuple(rules.ignored))
 
 
-def _modern(spec: Node) -> Node:
-    """The tree of a tag in either form."""
+def _normalised(spec: Node) -> Node:
+    """Return the tree of a tag in either form."""
     known = {"type", "format", "structures", "triggers"}
     extra = sorted(str(name)[:80] for name in spec.keys() - known)
     if extra:
-        raise GrammarError(f"structural_tag: {extra[0]!r} is not known")
+        raise GrammarError(f"structural_tag: unknown field {extra[0]!r}")
     if "format" in spec:
         if "structures" in spec or "triggers" in spec:
-            raise GrammarError("structural_tag: give format, or structures and triggers")
+            raise GrammarError("structural_tag: give either format, or structures and triggers")
         return _node(spec["format"], "format")
     structures = _nodes({"type": "structural_tag"} | spec, "structures")
     tags = [
@@ -52,12 +53,12 @@ def _modern(spec: Node) -> Node:
     return {"type": "triggered_tags", "triggers": spec.get("triggers"), "tags": tags}
 
 
-def _asleep(node: Node, tag: StructuralTag, markers: Mapping[str, int]) -> BuiltGrammar:
+def _triggered(node: Node, tag: StructuralTag, markers: Mapping[str, int]) -> BuiltGrammar:
     triggers = []
     ignored: dict[str, None] = {}
     for trigger, tags in _by_trigger(node).items():
         rules = _Rules(tag, markers)
-        rules.define("start", rules.tags(tags, behind=trigger))
+        rules.define("start", rules.tags(tags, after=trigger))
         ignored |= rules.ignored
         triggers.append(Trigger(grammar=rules.text(), text=trigger, token_id=markers.get(trigger)))
     ends_after = 1 if _flag(node, "stop_after_first") else 0
@@ -65,7 +66,7 @@ def _asleep(node: Node, tag: StructuralTag, markers: Mapping[str, int]) -> Built
 
 
 class _Rules:
-    """A grammar in Lark that grows, rule by rule."""
+    """Builder of a grammar in Lark."""
 
     def __init__(self, tag: StructuralTag, markers: Mapping[str, int]) -> None:
         self.ignored: dict[str, None] = {}
@@ -82,7 +83,7 @@ class _Rules:
         return name
 
     def expression(self, node: Node, end: str) -> str:
-        """What a node says, and `end` behind it."""
+        """Return the expression of a node, followed by the text `end`."""
         kind = node.get("type")
         make = _KINDS.get(kind) if isinstance(kind, str) else None
         if make is None:
@@ -120,13 +121,13 @@ class _Rules:
         return self._until(end) if end else "FREE"
 
     def sequence(self, node: Node, end: str) -> str:
-        """Free text goes on to the text that has to follow it, so what follows it must be one."""
+        """Return the elements one after another. A text must follow free text, which ends at its first occurrence."""
         parts: list[str] = []
         elements = _nodes(node, "elements")
         at = 0
         while at < len(elements):
             element, last = elements[at], at == len(elements) - 1
-            if last or not _is_open(element):
+            if last or not _ends_free(element):
                 parts.append(self.expression(element, end if last else ""))
             else:
                 following = elements[at + 1]
@@ -144,24 +145,24 @@ class _Rules:
         return " | ".join(f"({self.expression(element, end)})" for element in _nodes(node, "elements"))
 
     def tag(self, node: Node, end: str) -> str:
-        return self.tags([node], behind="", end=end)
+        return self.tags([node], after="", end=end)
 
-    def tags(self, tags: list[Node], behind: str, end: str = "") -> str:
-        """One of the tags, of which `behind` has been said."""
-        said = []
+    def tags(self, tags: list[Node], after: str, end: str = "") -> str:
+        """Return the alternatives of tags whose beginning `after` has been written."""
+        parts = []
         for tag in tags:
-            begin = _text(tag, "begin")[len(behind) :]
+            begin = _text(tag, "begin")[len(after) :]
             content = self.expression(_node(_required(tag, "content"), "content"), _text(tag, "end") + end)
-            said.append(f"{literal(begin, self._markers)} ({content})" if begin else f"({content})")
-        return " | ".join(said)
+            parts.append(f"{literal(begin, self._markers)} ({content})" if begin else f"({content})")
+        return " | ".join(parts)
 
     def triggered_tags(self, node: Node, end: str) -> str:
-        """Text and tags in turn; text first unless a tag has to come."""
+        """Return text and tags in turn. Text comes first unless a tag is required."""
         by_trigger = _by_trigger(node)
         opened = []
         for trigger, tags in by_trigger.items():
             head = self._until(trigger)
-            opened.append(self.define(self._name(), f"{head} ({self.tags(tags, behind=trigger)})"))
+            opened.append(self.define(self._name(), f"{head} ({self.tags(tags, after=trigger)})"))
         more = " | ".join(opened)
         if _flag(node, "at_least_one"):
             first = self.define(self._name(), self.tags([tag for tags in by_trigger.values() for tag in tags], ""))
@@ -174,7 +175,7 @@ class _Rules:
         return f"({more})* {rest}"
 
     def _until(self, text: str) -> str:
-        """Free text up to the first `text`, and that."""
+        """Return free text up to the first `text`, included."""
         return self.define(self._name(), f"FREE {quoted(text)}", "[lazy]")
 
     def _name(self) -> str:
@@ -194,17 +195,17 @@ _KINDS: dict[str, Callable[[_Rules, Node, str], str]] = {
 }
 
 
-def _is_open(node: Node) -> bool:
-    """Whether a node ends in free text, which has to be told where to end."""
+def _ends_free(node: Node) -> bool:
+    """Return True if a node ends in free text, which needs a text that ends it."""
     kind = node.get("type")
     if kind in ("sequence", "or"):
         elements = _nodes(node, "elements")
-        return any(map(_is_open, elements[-1:] if kind == "sequence" else elements))
+        return any(map(_ends_free, elements[-1:] if kind == "sequence" else elements))
     return kind == "any_text" or (kind == "triggered_tags" and not _flag(node, "stop_after_first"))
 
 
 def _by_trigger(node: Node) -> dict[str, list[Node]]:
-    """Every trigger with the tags that begin with it."""
+    """Return the tags of each trigger."""
     triggers = node.get("triggers")
     if not isinstance(triggers, list) or not triggers or not all(isinstance(t, str) and t for t in triggers):
         raise GrammarError("structural_tag: triggers must be a list of texts")

@@ -24,14 +24,14 @@ def test_a_regex_is_matched_as_a_whole(pattern: str, allowed: str, forbidden: st
     assert accepts(grammar, allowed) and not accepts(grammar, forbidden)
 
 
-def test_choices_are_taken_by_the_letter() -> None:
+def test_choices_are_literal() -> None:
     choices = ["a", "ab", 'x\ny"\\', "é\x01\x7f", "/re/", "😀", "%json", ""]
     grammar = make(Choice(choices)).grammar
     assert all(accepts(grammar, choice) for choice in choices)
     assert not accepts(grammar, "abc") and not accepts(grammar, "b")
 
 
-def test_what_is_wrong_with_a_regex_is_said_in_its_own_terms() -> None:
+def test_errors_of_a_regex_do_not_show_the_grammar_around_it() -> None:
     with pytest.raises(GrammarError) as raised:
         make(Regex("a["))
     assert raised.value.message.startswith('invalid regex "a["') and "start" not in raised.value.message
@@ -61,7 +61,7 @@ def test_white_space_may_come_first_where_models_write_it() -> None:
         (Regex("("), "unclosed group", "invalid_grammar"),
         (Regex("a(?=b)"), "look-around", "invalid_grammar"),
         (Regex("a" * 8193), "longer than 8192 bytes", "grammar_too_complex"),
-        (Choice([]), "nothing to choose from", "invalid_grammar"),
+        (Choice([]), "list of choices is empty", "invalid_grammar"),
         (Choice(["a"] * 1025), "1025 choices", "grammar_too_complex"),
         (GrammarText('start: "a" b'), "unknown name", "invalid_grammar"),
         (GrammarText('x: "a"'), "no start rule", "invalid_grammar"),
@@ -75,7 +75,7 @@ def test_white_space_may_come_first_where_models_write_it() -> None:
         (GrammarText("root ::= " + "(" * 9000), "recursion", "invalid_grammar"),
     ],
 )
-def test_what_is_no_grammar_is_refused(constraint: Regex | Choice | GrammarText, words: str, code: str) -> None:
+def test_invalid_grammars_are_rejected(constraint: Regex | Choice | GrammarText, words: str, code: str) -> None:
     with pytest.raises(GrammarError) as raised:
         make(constraint)
     assert words in raised.value.message and raised.value.code == code

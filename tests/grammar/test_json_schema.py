@@ -1,4 +1,4 @@
-"""JSON schemas: what is strict is enforced or refused by name, what is lenient says what it ignores."""
+"""JSON schemas: strict ones are enforced or rejected by keyword, lenient ones name what they ignore."""
 
 import copy
 import re
@@ -7,7 +7,7 @@ import pytest
 
 from roseinfer.grammar.constraint import JSON_OBJECT, Prepared
 from roseinfer.grammar.library import GrammarError
-from roseinfer.grammar.subschemas import SchemaGraph
+from roseinfer.grammar.schema_graph import SchemaGraph
 from tests.helpers.grammars import accepts, make, of_schema
 
 PERSON = {
@@ -47,7 +47,7 @@ def test_options(options: dict, allowed: str, forbidden: str) -> None:
     assert accepts(grammar, allowed) and not accepts(grammar, forbidden)
 
 
-def test_objects_are_closed_where_their_schema_says_nothing() -> None:
+def test_additional_properties_can_be_off_by_default() -> None:
     inner = {"type": "object", "properties": {"a": {"type": "integer"}}}
     opened = inner | {"additionalProperties": {"type": "integer"}}
     schema = {"properties": {"properties": inner, "open": opened, "list": {"items": inner}}, "type": "object"}
@@ -57,7 +57,7 @@ def test_objects_are_closed_where_their_schema_says_nothing() -> None:
     assert "additionalProperties" not in inner, "the client's own is left alone"
 
 
-def test_a_key_in_disguise_is_not_let_through() -> None:
+def test_a_key_with_escapes_is_rejected() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
     grammar = of_schema(schema).grammar
     assert accepts(grammar, '{"a":1,"b":"x"}') and not accepts(grammar, '{"a":"x"}')
@@ -92,7 +92,7 @@ UNSUPPORTED = [
 
 
 @pytest.mark.parametrize(("schema", "keyword"), UNSUPPORTED)
-def test_what_cannot_be_enforced_is_refused_when_strict_and_named_when_not(schema: dict, keyword: str) -> None:
+def test_unenforced_keywords_are_rejected_if_strict_and_named_if_lenient(schema: dict, keyword: str) -> None:
     with pytest.raises(GrammarError, match="cannot be enforced") as raised:
         of_schema(schema)
     assert keyword in raised.value.message and raised.value.code == "unsupported_schema"
@@ -100,7 +100,7 @@ def test_what_cannot_be_enforced_is_refused_when_strict_and_named_when_not(schem
 
 
 @pytest.mark.parametrize("most", [2**63 - 1, 2**64 - 1, 1e19, 2**53])
-def test_bounds_that_are_those_of_usual_integers(most: float) -> None:
+def test_bounds_of_usual_integer_types(most: float) -> None:
     made = of_schema({"type": ["integer", "null"], "minimum": 0, "maximum": most})
     assert made.warnings == () and accepts(made.grammar, str(2**53)) and not accepts(made.grammar, "-1")
 
@@ -108,7 +108,7 @@ def test_bounds_that_are_those_of_usual_integers(most: float) -> None:
 @pytest.mark.parametrize("kind", ["integer", "number"])
 @pytest.mark.parametrize("prefix", ["m", "exclusiveM"])
 @pytest.mark.parametrize("edge", [2**63, 2**63 - 1, 1e300])
-def test_bounds_at_the_edge_of_64_bits_come_nearer(kind: str, prefix: str, edge: float) -> None:
+def test_bounds_at_the_ends_of_64_bits_are_clamped(kind: str, prefix: str, edge: float) -> None:
     schema = {"type": kind, f"{prefix}inimum": -edge, f"{prefix}aximum": edge}
     made = of_schema(schema)
     assert made.warnings == () and schema[f"{prefix}inimum"] == -edge, "the client's own is left alone"
@@ -130,7 +130,7 @@ def test_bounds_at_the_edge_of_64_bits_come_nearer(kind: str, prefix: str, edge:
         (-(2**63) + 1024, "-9223372036854774784"),
     ],
 )
-def test_numbers_by_name(number: float, written: str) -> None:
+def test_numbers_of_const(number: float, written: str) -> None:
     assert accepts(of_schema({"const": number}).grammar, written)
     assert accepts(of_schema({"enum": ["a", {"b": [number]}]}).grammar, f'{{"b":[{written}]}}')
 
@@ -138,7 +138,7 @@ def test_numbers_by_name(number: float, written: str) -> None:
 # A library that meets these takes its process along, names another number, or looks for it for ever.
 @pytest.mark.parametrize("number", [-(2**63), -(2**63) + 1, -(2**63) - 1, 2**53 + 1, 2**63, 2**64, -1e300, 10**400])
 @pytest.mark.parametrize("strict", [True, False])
-def test_numbers_that_cannot_be_named_are_refused(number: float, strict: bool) -> None:
+def test_inexact_numbers_of_const_are_rejected(number: float, strict: bool) -> None:
     for schema in ({"const": number}, {"type": "integer", "enum": ["a", number]}, {"const": {"a": [number]}}):
         with pytest.raises(
             GrammarError, match=f"(const|enum) of {re.escape(str(number))} cannot be enforced: integers"
@@ -159,7 +159,7 @@ def test_numbers_that_cannot_be_named_are_refused(number: float, strict: bool) -
     ],
 )
 @pytest.mark.parametrize("strict", [True, False])
-def test_numbers_that_are_too_large_are_refused_by_name(schema: dict, words: str, strict: bool) -> None:
+def test_too_large_numbers_are_rejected_by_keyword(schema: dict, words: str, strict: bool) -> None:
     with pytest.raises(GrammarError, match=words):
         of_schema(schema, strict)
 
@@ -181,7 +181,7 @@ def test_numbers_that_are_too_large_are_refused_by_name(schema: dict, words: str
         {"deprecated": True, "readOnly": False, "required": [], "patternProperties": {}},
     ],
 )
-def test_a_keyword_that_excludes_nothing_passes(neutral: dict) -> None:
+def test_keywords_without_effect_pass(neutral: dict) -> None:
     schema = {"type": ["object", "array", "string"], "$defs": {"a": neutral}, "items": {"$ref": "#/$defs/a"}, **neutral}
     plain = of_schema({"type": ["object", "array", "string"]})
     for strict in (True, False):
@@ -201,17 +201,17 @@ def test_a_keyword_that_excludes_nothing_passes(neutral: dict) -> None:
         ({"uniqueItems": 0}, "uniqueItems"),
     ],
 )
-def test_a_keyword_that_may_exclude_something_does_not(schema: dict, keyword: str) -> None:
+def test_keywords_with_effect_do_not_pass(schema: dict, keyword: str) -> None:
     with pytest.raises(GrammarError, match=keyword):
         of_schema(schema)
 
 
-def test_a_definition_that_nothing_leads_to_does_not_count() -> None:
+def test_unused_definitions_are_ignored() -> None:
     unused = {"type": "string", "$defs": {"a": {"not": {}, "minProperties": 3}}}
     assert of_schema(unused).warnings == ()
 
 
-def test_what_no_draft_knows_is_named() -> None:
+def test_unknown_keywords_are_named() -> None:
     schema = {"type": "string", "nullable": True, "title": "t", "x-order": 1, "deprecated": True}
     assert of_schema(schema).warnings == of_schema(schema, strict=False).warnings == ("nullable",)
 
@@ -256,7 +256,7 @@ def test_options_in_a_schema_do_not_weaken_ours() -> None:
     ],
 )
 @pytest.mark.parametrize("strict", [True, False])
-def test_what_no_output_can_follow_is_refused(schema: dict, words: str, strict: bool) -> None:
+def test_schemas_without_an_instance_are_rejected(schema: dict, words: str, strict: bool) -> None:
     with pytest.raises(GrammarError) as raised:
         of_schema(schema, strict)
     assert words in raised.value.message and "<state>" not in raised.value.message
@@ -280,7 +280,7 @@ UNSUPPORTED = [
 
 @pytest.mark.parametrize(("schema", "named", "place", "why", "document"), UNSUPPORTED)
 def test_a_pattern_that_is_not_supported(schema: dict, named: str, place: str, why: str, document: str) -> None:
-    """Lenient schemas are followed without it, strict ones are refused with its name and place."""
+    """Lenient schemas are followed without the pattern, strict ones rejected with its name and place."""
     before = copy.deepcopy(schema)
     made = of_schema(schema, strict=False)
     assert made.warnings == (named,) and accepts(made.grammar, document)
@@ -303,7 +303,7 @@ def test_a_word_in_data_is_no_pattern() -> None:
     assert of_schema(schema, strict=True).warnings == ()
 
 
-def test_what_is_wrong_with_a_schema_within_a_grammar_is_said_without_the_grammar() -> None:
+def test_errors_of_a_schema_do_not_show_the_grammar_around_it() -> None:
     text = 'start: "x" a\na: "b" %json {"type":"string","minLength":5,"maxLength":3} "}"\n'
     with pytest.raises(GrammarError) as raised:
         make(Prepared(grammar=text))
@@ -345,8 +345,8 @@ def test_depth(levels: int, words: str) -> None:
     assert raised.value.code == "grammar_too_complex"
 
 
-def test_a_schema_is_looked_through_in_linear_time() -> None:
-    """Long chains in either order of definition, and a part that needs all of them: a quadratic walk takes minutes."""
+def test_checking_a_schema_takes_linear_time() -> None:
+    """Long chains in either order of definition, and a part that needs all of them: quadratic time is minutes."""
     count = 20_000
     names = [f"d{i}" for i in range(count)]
     chain = {

@@ -24,7 +24,7 @@ DRAFTS = ("draft2020-12", "draft7")
 
 
 def outcomes(group: dict[str, Any]) -> Counter[str]:
-    """Tests of one schema by what becomes of them: passed, refused (the schema is), or wrongly accepted or rejected."""
+    """Tests of one schema by result: passed, refused (the schema is), or wrongly accepted or rejected."""
     tests = group["tests"]
     try:
         if not isinstance(group["schema"], dict):
@@ -50,15 +50,15 @@ def measured() -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.skipif(not SUITE.is_dir(), reason="there is no JSON-Schema-Test-Suite")
-def test_the_suite_comes_out_as_written_down() -> None:
+def test_the_results_of_the_suite_are_as_recorded() -> None:
     known, found = json.loads(RATCHET.read_text()), measured()
     assert sum(map(sum, (counts.values() for counts in found.values()))) > 3000
     assert {name: found[name] for name in found if found[name] != known.get(name)} == {}
     assert found.keys() == known.keys()
 
 
-def test_what_is_wrongly_accepted_is_about_optional_formats_and_contents() -> None:
-    """No schema that is enforced lets through what it forbids, but for values that validators need not check."""
+def test_wrongly_accepted_documents_concern_optional_formats_and_contents() -> None:
+    """Enforced schemas accept an invalid document only where validators need not check it."""
     known = json.loads(RATCHET.read_text())
     wrong = {name for name, counts in known.items() if "wrongly_accepted" in counts}
     assert {name.partition("/optional/")[1] for name in wrong} == {"/optional/"}

@@ -1,4 +1,4 @@
-"""The grammar library as the rest sees it: what it refuses is an error, and masks are what may come next."""
+"""Wrapper of the grammar library: errors are raised, and masks hold the tokens that may come next."""
 
 from array import array
 
@@ -38,7 +38,7 @@ def mask(matcher) -> set[int]:
     return allowed(words)
 
 
-def test_a_mask_says_what_may_come_next():
+def test_a_mask_holds_the_tokens_that_may_come_next():
     matcher = compile_grammar('start: "a" /[bc]{1,2}/', tokens_of()).matcher()
     assert mask(matcher) == {ord("a")}
     matcher.consume(b"a")
@@ -56,7 +56,7 @@ def test_a_grammar_is_complete_once_nothing_may_follow():
     assert matcher.complete and not matcher.failed
 
 
-def test_every_matcher_follows_an_output_of_its_own():
+def test_matchers_are_independent():
     grammar = compile_grammar('start: "ab"', tokens_of())
     first, second = grammar.matcher(), grammar.matcher()
     first.consume(b"a")
@@ -83,7 +83,7 @@ def test_a_forbidden_token_is_an_error_that_stays():
         ("start: again\nagain: again", "."),
     ],
 )
-def test_what_no_output_can_follow_is_refused(text: str, words: str):
+def test_grammars_without_an_output_are_rejected(text: str, words: str):
     with pytest.raises(GrammarError, match=words) as raised:
         compile_grammar(text, tokens_of())
     assert raised.value.code == "invalid_grammar"
@@ -107,14 +107,14 @@ def test_a_schema_that_only_refers_to_itself_is_refused_although_it_compiles():
         (byte_level(), (1,), 20, "vocab size too small"),
     ],
 )
-def test_tokenizers_that_cannot_be_matched_are_named(tokenizer, eos_ids, vocab_size, words):
+def test_unsupported_tokenizers_are_rejected(tokenizer, eos_ids, vocab_size, words):
     with pytest.raises(UnsupportedTokenizerError, match=words) as raised:
         tokens_of(tokenizer, vocab_size, eos_ids)
     assert raised.value.code == "unsupported_tokenizer"
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
-def test_tokens_have_the_bytes_that_the_tokenizer_says(make):
+def test_tokens_have_the_bytes_of_the_tokenizer(make):
     tokenizer = make()
     tokens = tokens_of(tokenizer, 600, (1, 2))
     for token in set(range(tokenizer.vocab_size)) - tokenizer.special_ids - set(tokenizer.fallback_bytes):
@@ -124,7 +124,7 @@ def test_tokens_have_the_bytes_that_the_tokenizer_says(make):
     assert b"".join(map(tokenizer.token_bytes, spelt)).strip() == "héllo 日本".encode()
 
 
-def test_a_model_may_end_with_a_token_that_its_tokenizer_does_not_have():
+def test_an_end_token_may_be_missing_from_the_tokenizer():
     tokens = tokens_of(byte_tokenizer(), 400, (EOS_ID, 390))
     matcher = compile_grammar('start: "é" "a"?', tokens).matcher()
     assert tokens.spell("é".encode()) == [*"é".encode()]
@@ -136,7 +136,7 @@ def test_a_model_may_end_with_a_token_that_its_tokenizer_does_not_have():
     assert matcher.complete
 
 
-def test_every_token_that_ends_an_output_ends_a_grammar():
+def test_every_end_token_ends_a_grammar():
     matcher = compile_grammar('start: "a"?', tokens_of(byte_level(), 400, (1, 2))).matcher()
     words = line(400)
     matcher.fill(words)
@@ -144,7 +144,7 @@ def test_every_token_that_ends_an_output_ends_a_grammar():
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_compute_what_each_matcher_would(threads: int):
+def test_threads_compute_the_masks_of_each_matcher(threads: int):
     grammar = compile_grammar("start: /[a-z]{40}/", tokens_of())
     matchers = [grammar.matcher() for _ in range(20)]
     for count, matcher in enumerate(matchers):
@@ -164,7 +164,7 @@ def test_threads_compute_what_each_matcher_would(threads: int):
 
 
 @pytest.mark.parametrize("vocab_size", [287, 288, 289, 320])
-def test_the_first_mask_has_the_length_of_a_line(vocab_size: int):
+def test_the_first_mask_has_the_length_of_a_row(vocab_size: int):
     grammar = compile_grammar('start: "a"', tokens_of(vocab_size=vocab_size))
     first, second = (grammar.matcher() for _ in range(2))
     words = memoryview(array("I", bytes(8 * TokenMasks.words_per_row(vocab_size))))
@@ -173,7 +173,7 @@ def test_the_first_mask_has_the_length_of_a_line(vocab_size: int):
     assert allowed(words[:half]) == allowed(words[half:]) == {ord("a")}
 
 
-def test_threads_may_have_nothing_to_compute_but_first_masks():
+def test_threads_handle_steps_of_only_first_masks():
     grammar = compile_grammar('start: "ab"', tokens_of())
     matchers = [grammar.matcher() for _ in range(20)]
     size = TokenMasks.words_per_row(VOCAB)
@@ -185,18 +185,18 @@ def test_threads_may_have_nothing_to_compute_but_first_masks():
         assert all(allowed(words[at * size : (at + 1) * size]) == {ord("a")} for at in range(len(matchers)))
 
 
-def test_matchers_are_shared_out_among_lanes_wherever_they_are():
+def test_matchers_are_distributed_over_lanes():
     text = 'start: "ab" /[c-e]{3,8}/ "f"'
     grammar, tokens = compile_grammar(text, tokens_of()), tokens_of()
     early = [grammar.matcher() for _ in range(6)]
     for count, matcher in enumerate(early):
         matcher.consume(b"abcdec"[:count])
-        matcher.spread()
+        matcher.change_lane()
     assert len({matcher.lane for matcher in early}) == 1 and not grammar.wide
     before = [mask(matcher) for matcher in early]
     grammar.widen([compile_grammar(text, tokens) for _ in range(2)])
     for matcher in early:
-        matcher.spread()
+        matcher.change_lane()
     assert grammar.lanes == 3
     lanes = [matcher.lane for matcher in early]
     assert sorted(lanes.count(lane) for lane in set(lanes)) == [2, 2, 2]
@@ -206,11 +206,11 @@ def test_matchers_are_shared_out_among_lanes_wherever_they_are():
     late = [grammar.matcher() for _ in range(3)]
     assert {matcher.lane for matcher in late} == set(lanes)
     for matcher in [*early, *late]:
-        matcher.spread()
+        matcher.change_lane()
     assert [matcher.lane for matcher in early] == lanes, "once"
 
 
-def test_a_matcher_that_has_come_far_stays_in_its_lane():
+def test_a_matcher_with_many_tokens_keeps_its_lane():
     text = "start: /[a-z]{400}/"
     grammar = compile_grammar(text, tokens_of())
     near, far = grammar.matcher(), grammar.matcher()
@@ -218,5 +218,5 @@ def test_a_matcher_that_has_come_far_stays_in_its_lane():
     grammar.widen([compile_grammar(text, tokens_of()) for _ in range(3)])
     lane = far.lane
     for matcher in (far, near):
-        matcher.spread()
+        matcher.change_lane()
     assert far.lane == lane and near.lane != lane

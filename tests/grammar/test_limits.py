@@ -1,10 +1,10 @@
-"""How deep JSON may be, how long a literal, and how much time masks may take."""
+"""Limits on the depth of JSON, the length of literals and the time of masks."""
 
 from typing import Any
 
 import pytest
 
-from roseinfer.grammar.build import built
+from roseinfer.grammar.build import build_grammar
 from roseinfer.grammar.constraint import Choice, Constraint, GrammarText, JsonSchema, Regex, StructuralTag
 from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.limits import FREE_MASK_S, MAX_LITERAL_BYTES, MAX_MASKS_S, check_depth, check_mask_time
@@ -18,12 +18,12 @@ def lists(levels: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("value", [None, "text", 5, [], {}, {"a": [1, {"b": "c"}]}, lists(100), [1, lists(99)]])
-def test_depths_that_are_allowed(value: Any) -> None:
+def test_allowed_depths(value: Any) -> None:
     check_depth(value)
 
 
 @pytest.mark.parametrize("value", [lists(101), {"a": lists(100)}, lists(100_000)])
-def test_depths_that_are_not(value: Any) -> None:
+def test_too_deep_values_are_rejected(value: Any) -> None:
     with pytest.raises(GrammarError, match="deeper than 100") as raised:
         check_depth(value)
     assert raised.value.code == "grammar_too_complex"
@@ -48,20 +48,20 @@ def literals(size: int) -> list[tuple[Constraint, str]]:
 
 @pytest.mark.parametrize("number", range(len(literals(1))))
 def test_literals_have_a_limit(number: int) -> None:
-    assert built(literals(MAX_LITERAL_BYTES)[number][0], {})
+    assert build_grammar(literals(MAX_LITERAL_BYTES)[number][0], {})
     constraint, where = literals(MAX_LITERAL_BYTES + 1)[number]
     with pytest.raises(GrammarError, match=f"a text in {where} has 8193 bytes, at most 8192 are allowed") as raised:
-        built(constraint, {})
+        build_grammar(constraint, {})
     assert raised.value.code == "grammar_too_complex"
 
 
-def test_long_texts_of_a_grammar_that_are_no_literal_are_none() -> None:
+def test_long_texts_that_are_not_literals_have_no_limit() -> None:
     many = " | ".join(f'"{i:05}"' for i in range(2000))
-    assert built(GrammarText(f"start: {many}"), {}) and built(Regex("a" * MAX_LITERAL_BYTES), {})
-    assert built(JsonSchema(schema={"description": "a" * 20_000, "type": "integer"}), {})
+    assert build_grammar(GrammarText(f"start: {many}"), {}) and build_grammar(Regex("a" * MAX_LITERAL_BYTES), {})
+    assert build_grammar(JsonSchema(schema={"description": "a" * 20_000, "type": "integer"}), {})
 
 
-def test_the_time_of_masks_is_that_of_all_samples() -> None:
+def test_the_time_limit_on_masks_covers_all_samples() -> None:
     check_mask_time(MAX_MASKS_S, 1)
     check_mask_time(FREE_MASK_S, 10_000)
     with pytest.raises(GrammarError, match="128 samples take 115 ms for each token, at most 20 ms") as raised:

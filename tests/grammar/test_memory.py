@@ -1,14 +1,14 @@
-"""What grammars take: the model against the allocator's own count, with a wide margin."""
+"""Memory of grammars: the estimate against the allocator's own count, with a wide margin."""
 
 import random
 from array import array
 
 import pytest
 
-from roseinfer.grammar.build import built, proved
+from roseinfer.grammar.build import build_grammar, prove_grammar
 from roseinfer.grammar.constraint import Constraint, JsonSchema, Regex
 from roseinfer.grammar.library import GrammarTokens, compile_grammar
-from roseinfer.grammar.memory import GrammarMemory, estimated, heap_bytes
+from roseinfer.grammar.memory import GrammarMemory, estimate_memory, heap_bytes
 from tests.helpers.grammars import tiny_tokenizer
 
 MASKS = 200
@@ -32,8 +32,8 @@ KINDS = {
 
 
 def taken(constraint: Constraint) -> int:
-    """Bytes of a grammar that was compiled and followed by outputs of `MASKS` tokens."""
-    text = built(constraint, {}).grammar
+    """Return the bytes that a grammar takes after outputs of `MASKS` tokens."""
+    text = build_grammar(constraint, {}).grammar
     words = memoryview(array("I", bytes(4 * -(-TOKENS.vocab_size // 32))))
     before = heap_bytes()
     grammar = compile_grammar(text, TOKENS)
@@ -55,21 +55,21 @@ def taken(constraint: Constraint) -> int:
     return heap_bytes() - before
 
 
-@pytest.mark.skipif(heap_bytes() is None, reason="this system's allocator does not count")
+@pytest.mark.skipif(heap_bytes() is None, reason="this system's allocator reports no counts")
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_reckoned_is_of_the_order_of_what_is_taken(kind: str) -> None:
+def test_measured_and_estimated_memory_are_of_the_right_order(kind: str) -> None:
     constraint = KINDS[kind]
-    taken(KINDS["small"])  # what the library needs once
+    taken(KINDS["small"])  # llguidance's own allocations
     real = taken(constraint)
-    made = proved(built(constraint, {}), TOKENS)
+    made = prove_grammar(build_grammar(constraint, {}), TOKENS)
     measured = GrammarMemory(*made.memory).after(MASKS)
     assert real / 3 < measured < 6 * real + MB / 4, f"{real} bytes taken, {measured} measured"
-    if kind != "regex":  # what is not measured is a schema that is harmless
-        reckoned = estimated(made.grammar).after(MASKS)
-        assert real / 3 < reckoned < 10 * real + MB / 4, f"{real} bytes taken, {reckoned} reckoned"
+    if kind != "regex":  # whose states depend on more than the length of its text
+        estimate = estimate_memory(made.grammar).after(MASKS)
+        assert real / 3 < estimate < 10 * real + MB / 4, f"{real} bytes taken, {estimate} estimated"
 
 
-def test_growth_is_that_of_each_copy() -> None:
+def test_each_copy_of_a_grammar_grows() -> None:
     memory = GrammarMemory(1000, 100)
     assert memory.after(0) == 1000 and memory.after(0, lanes=3) == 3000
     assert memory.grown(48) == memory.grown(48, lanes=2) == 200

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from roseinfer.grammar.constraint import JSON_OBJECT, BuiltGrammar, Constraint, GrammarText, JsonSchema
-from roseinfer.grammar.prover import Answer, Interrupted, Prover, Question, Refused, Vocabulary
+from roseinfer.grammar.prover import ProofRefused, ProofRequest, ProofResult, Prover, ProverBoot, ProverInterruptedError
 from tests.helpers.grammars import tiny_tokenizer
 
 # Deciding whether any text follows all of these takes hours.
@@ -17,7 +17,7 @@ ENDLESS = JsonSchema(schema={"allOf": [{"type": "string", "pattern": f".*a.{{{i}
 
 def vocabulary() -> bytes:
     tokenizer = tiny_tokenizer()
-    return msgspec.msgpack.encode(Vocabulary(tokenizer.backend.to_str(), tokenizer.vocab_size, [0], cpu_s=0.1))
+    return msgspec.msgpack.encode(ProverBoot(tokenizer.backend.to_str(), tokenizer.vocab_size, [0], cpu_s=0.1))
 
 
 @pytest.fixture
@@ -27,14 +27,14 @@ def prover() -> Iterator[Prover]:
     made.close()
 
 
-def ask(prover: Prover, constraint: Constraint) -> Answer | None:
-    said = prover.ask(msgspec.msgpack.encode(Question(constraint)))
-    return None if said is None else msgspec.msgpack.decode(said, type=Answer)
+def ask(prover: Prover, constraint: Constraint) -> ProofResult | None:
+    said = prover.prove(msgspec.msgpack.encode(ProofRequest(constraint)))
+    return None if said is None else msgspec.msgpack.decode(said, type=ProofResult)
 
 
 def test_it_answers(prover: Prover) -> None:
     assert isinstance(ask(prover, JSON_OBJECT), BuiltGrammar)
-    assert ask(prover, JsonSchema(schema={"not": {}}, strict=True)) == Refused(
+    assert ask(prover, JsonSchema(schema={"not": {}}, strict=True)) == ProofRefused(
         "the schema is strict, and not cannot be enforced", "unsupported_schema"
     )
     assert ask(prover, JsonSchema(schema={"not": {}})).warnings == ("not",)
@@ -60,7 +60,7 @@ def test_it_can_be_ended_while_it_works(prover: Prover) -> None:
     assert ask(prover, JSON_OBJECT)
     os.kill(prover._process.pid, signal.SIGSTOP)
     prover.end()
-    with pytest.raises(Interrupted):
+    with pytest.raises(ProverInterruptedError):
         ask(prover, JSON_OBJECT)
     assert prover._process is None
 
@@ -81,7 +81,7 @@ def test_what_the_machine_does_to_it_says_nothing_of_the_grammar(
         return receive()
 
     monkeypatch.setattr(prover, "_receive", end)
-    with pytest.raises(Interrupted):
+    with pytest.raises(ProverInterruptedError):
         ask(prover, JSON_OBJECT)
     monkeypatch.undo()
     assert ask(prover, JSON_OBJECT), "the next one answers"
@@ -89,11 +89,11 @@ def test_what_the_machine_does_to_it_says_nothing_of_the_grammar(
 
 def test_a_vocabulary_that_grammars_cannot_be_matched_with() -> None:
     tokenizer = tiny_tokenizer()
-    none = msgspec.msgpack.encode(Vocabulary(tokenizer.backend.to_str(), tokenizer.vocab_size, []))
+    none = msgspec.msgpack.encode(ProverBoot(tokenizer.backend.to_str(), tokenizer.vocab_size, []))
     prover = Prover(lambda: none)
     answer = ask(prover, JSON_OBJECT)
     prover.close()
-    assert isinstance(answer, Refused) and answer.code == "unsupported_tokenizer"
+    assert isinstance(answer, ProofRefused) and answer.code == "unsupported_tokenizer"
 
 
 def test_it_does_not_outlive_who_started_it(prover: Prover) -> None:

@@ -20,7 +20,7 @@ def of_format(node: dict[str, Any], markers: dict[str, int] | None = None) -> Bu
     return make(StructuralTag(spec={"type": "structural_tag", "format": node}), markers=markers)
 
 
-def test_structures_sleep_until_their_trigger() -> None:
+def test_structures_apply_after_their_trigger() -> None:
     structures = [
         {"begin": "<function=f>", "schema": NUMBER, "end": "</function>"},
         {"begin": "<function=g>", "schema": {"type": "boolean"}, "end": "</function>"},
@@ -39,7 +39,7 @@ def test_structures_sleep_until_their_trigger() -> None:
     assert accepts(brackets.grammar, "1>>")
 
 
-def test_triggered_tags_may_end_the_output_or_have_to_come() -> None:
+def test_triggered_tags_may_end_the_output_or_be_required() -> None:
     node = {"type": "triggered_tags", "triggers": ["<"], "tags": [tag("<a>", WORD, "</a>"), tag("<b>", WORD, "</b>")]}
     assert of_format(node).ends_after == 0
     once = of_format(node | {"stop_after_first": True})
@@ -90,12 +90,12 @@ def test_nodes(node: dict[str, Any], allowed: list[str], forbidden: list[str]) -
     assert not any(accepts(grammar, text) for text in forbidden)
 
 
-def test_a_text_that_is_a_token_of_its_own_may_be_said_either_way() -> None:
+def test_a_special_token_may_be_sampled_or_spelled() -> None:
     grammar = of_format(tag("<|user|>", WORD, "."), {"<|user|>": 3}).grammar
     assert accepts(grammar, 3, "a.") and accepts(grammar, "<|us", "er|>", "a.")
 
 
-def test_lenient_schemas_say_what_they_ignore() -> None:
+def test_lenient_schemas_name_what_they_ignore() -> None:
     node = {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True, "nullable": True}}
     assert set(of_format(node).warnings) == {"uniqueItems", "nullable"}
     node = {"type": "triggered_tags", "triggers": ["<"], "tags": [tag("<", node, ">")]}
@@ -110,8 +110,8 @@ ANY = {"type": "any_text"}
     [
         ({}, "structural_tag needs 'structures'"),
         ({"format": 1}, "'format' must be an object"),
-        ({"format": ANY, "triggers": ["<"]}, "give format, or structures"),
-        ({"format": ANY, "stop_after_first": True}, "'stop_after_first' is not known"),
+        ({"format": ANY, "triggers": ["<"]}, "give either format, or structures"),
+        ({"format": ANY, "stop_after_first": True}, "unknown field 'stop_after_first'"),
         ({"format": {"type": "qwen_xml_parameter"}}, "'qwen_xml_parameter' are not supported"),
         ({"format": {"type": "tags_with_separator"}}, "'tags_with_separator' are not supported"),
         ({"format": {"type": ["tag"]}}, "are not supported"),
@@ -129,7 +129,7 @@ ANY = {"type": "any_text"}
         ({"structures": [{"begin": "<a", "end": ""}], "triggers": ["<a"]}, "needs 'schema'"),
     ],
 )
-def test_what_is_not_supported_is_named(spec: dict[str, Any], words: str) -> None:
+def test_unsupported_fields_are_named(spec: dict[str, Any], words: str) -> None:
     with pytest.raises(GrammarError) as raised:
         make(StructuralTag(spec={"type": "structural_tag", **spec}))
     assert words in raised.value.message

@@ -4,7 +4,7 @@ from functools import cache
 
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.engine.start import load_tokenizer
-from roseinfer.grammar.build import built, proved
+from roseinfer.grammar.build import build_grammar, prove_grammar
 from roseinfer.grammar.constraint import BuiltGrammar, Constraint, JsonOptions, JsonSchema
 from roseinfer.grammar.library import GrammarTokens, compile_grammar
 from roseinfer.text.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ def tiny_tokens() -> GrammarTokens:
 
 
 def make(constraint: Constraint, leading_space: bool = False, markers: dict[str, int] | None = None) -> BuiltGrammar:
-    return proved(built(constraint, markers or {}, leading_space), tiny_tokens())
+    return prove_grammar(build_grammar(constraint, markers or {}, leading_space), tiny_tokens())
 
 
 def of_schema(schema: dict, strict: bool = True, **options: object) -> BuiltGrammar:

@@ -17,7 +17,7 @@ from roseinfer.core.outputs import GuideStats
 from roseinfer.engine.guided.constraints import Vocabulary, grammars_of, make_guide, token_ids_of
 from roseinfer.engine.guided.guides import Guide, MaskSource
 from roseinfer.grammar.library import Grammar, GrammarTokens, MaskThreads, Matcher, compile_grammar
-from roseinfer.grammar.memory import GrammarMemory, estimated
+from roseinfer.grammar.memory import GrammarMemory, estimate_memory
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class GrammarCache:
             del self._grammars[key]
         future = self._pool.submit(self._compile, text)
         future.add_done_callback(lambda _: self._news.set())
-        self._keep(key, _Kept(future, estimated(text) if memory is None else GrammarMemory(*memory)))
+        self._keep(key, _Kept(future, estimate_memory(text) if memory is None else GrammarMemory(*memory)))
         self.compiled += 1
         return future
 

@@ -12,11 +12,10 @@ import msgspec
 
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.guide import GuideSpec, Thinking
-from roseinfer.grammar.build import built, check_size
+from roseinfer.grammar.build import check_size
 from roseinfer.grammar.constraint import BuiltGrammar, Constraint
-from roseinfer.grammar.harmless import is_harmless
 from roseinfer.grammar.limits import MAX_DEPTH, check_mask_time, too_complex
-from roseinfer.grammar.prover import Answer, Interrupted, Prover, Question, Refused, Vocabulary
+from roseinfer.grammar.prover import ProofRefused, ProofRequest, ProofResult, Prover, ProverBoot, ProverInterruptedError
 from roseinfer.server.http.errors import unavailable
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -28,8 +27,6 @@ MAX_WAITING = 64
 MAX_WAIT_S = 5.0
 MAX_ENTRIES = 1024
 MAX_CACHED_BYTES = 64 * 2**20
-# Of a schema that is built here, in less than a millisecond, because there is nothing to prove of it.
-MAX_UNPROVED_BYTES = 16 * 1024
 RETRY_S = 2.0
 
 
@@ -66,10 +63,9 @@ class Grammars:
         self._threads = ThreadPoolExecutor(PROVERS, thread_name_prefix="roseinfer-grammar")
         self._turns = asyncio.Semaphore(PROVERS)
         self._waiting = 0
-        self._pending: dict[bytes, asyncio.Task[Answer]] = {}
-        self._known: OrderedDict[bytes, Answer] = OrderedDict()
+        self._pending: dict[bytes, asyncio.Task[ProofResult]] = {}
+        self._known: OrderedDict[bytes, ProofResult] = OrderedDict()
         self._known_bytes = 0
-        self._proves = False  # that grammars can be matched with the tokenizer at all
 
     def begin(self, constraint: Constraint, param: str, leading_space: bool = False) -> Proof:
         """`prove` beside what else there is to do, such as the prompt. Whoever begins need not wait for the end."""
@@ -107,14 +103,14 @@ class Grammars:
     async def prove(self, constraint: Constraint, param: str, leading_space: bool = False) -> BuiltGrammar:
         """Raises what `guide` raises."""
         try:
-            question = msgspec.msgpack.encode(Question(constraint, leading_space))
+            question = msgspec.msgpack.encode(ProofRequest(constraint, leading_space))
             check_size(constraint, len(question))
         except RecursionError:
             raise self._refusal(f"nested deeper than {MAX_DEPTH} levels", "grammar_too_complex", param) from None
         except InvalidRequestError as error:
             raise self._refusal(error.message, error.code, param) from error
-        answer = await self._answer(constraint, leading_space, question)
-        if isinstance(answer, Refused):
+        answer = await self._answer(question)
+        if isinstance(answer, ProofRefused):
             raise self._refusal(answer.message, answer.code, param)
         return answer
 
@@ -129,15 +125,13 @@ class Grammars:
         for prover in self._all:
             prover.close()
 
-    async def _answer(self, constraint: Constraint, leading_space: bool, question: bytes) -> Answer:
+    async def _answer(self, question: bytes) -> ProofResult:
         key = sha256(question).digest()
         known = self._known.get(key)
         if known is not None:
             self._known.move_to_end(key)
             self._observer.cached()
             return known
-        if self._proves and len(question) <= MAX_UNPROVED_BYTES and is_harmless(constraint):
-            return self._unproved(key, constraint, leading_space)
         task = self._pending.get(key)
         if task is None:
             task = self._pending[key] = asyncio.create_task(self._ask(key, question))
@@ -147,38 +141,26 @@ class Grammars:
         # It is not the request's alone: others may wait for it too, and it is remembered if this one leaves.
         return await asyncio.shield(task)
 
-    def _unproved(self, key: bytes, constraint: Constraint, leading_space: bool) -> Answer:
-        """What needs no proof, at once."""
-        started_s = time.perf_counter()
-        try:
-            answer: Answer = built(constraint, {}, leading_space)
-        except InvalidRequestError as error:
-            answer = Refused(error.message, error.code)
-        self._observer.compiled(time.perf_counter() - started_s)
-        self._remember(key, answer)
-        return answer
-
-    async def _ask(self, key: bytes, question: bytes) -> Answer:
+    async def _ask(self, key: bytes, question: bytes) -> ProofResult:
         await self._turn()
         try:
             started_s = time.perf_counter()
             loop = asyncio.get_running_loop()
-            said = await loop.run_in_executor(self._threads, self._with_prover, lambda prover: prover.ask(question))
-        except Interrupted:
+            said = await loop.run_in_executor(self._threads, self._with_prover, lambda prover: prover.prove(question))
+        except ProverInterruptedError:
             message = "The constraint could not be compiled now: the process that does it was interrupted"
             raise unavailable("grammar_interrupted", message, RETRY_S) from None
         finally:
             self._turns.release()
         self._observer.compiled(time.perf_counter() - started_s)
         if said is None:
-            answer: Answer = Refused("it takes too long or too much memory to compile", too_complex("").code)
+            answer: ProofResult = ProofRefused("it takes too long or too much memory to compile", too_complex("").code)
         else:
-            answer = msgspec.msgpack.decode(said, type=Answer)
-            self._proves = self._proves or isinstance(answer, BuiltGrammar)
+            answer = msgspec.msgpack.decode(said, type=ProofResult)
         self._remember(key, answer)
         return answer
 
-    def _forget(self, key: bytes, task: "asyncio.Task[Answer]") -> None:
+    def _forget(self, key: bytes, task: "asyncio.Task[ProofResult]") -> None:
         del self._pending[key]
         _retrieved(task)
 
@@ -204,7 +186,7 @@ class Grammars:
         finally:
             self._idle.append(prover)
 
-    def _remember(self, key: bytes, answer: Answer) -> None:
+    def _remember(self, key: bytes, answer: ProofResult) -> None:
         """Refusals too: what takes too long counts by the processor's time, so that it would do so again."""
         self._known[key] = answer
         self._known_bytes += _size(answer)
@@ -218,10 +200,10 @@ class Grammars:
 
     def _encoded_vocabulary(self) -> bytes:
         tokenizer, vocab_size, eos_ids = self._vocabulary
-        return msgspec.msgpack.encode(Vocabulary(tokenizer.backend.to_str(), vocab_size, list(eos_ids)))
+        return msgspec.msgpack.encode(ProverBoot(tokenizer.backend.to_str(), vocab_size, list(eos_ids)))
 
 
-def _size(answer: Answer) -> int:
+def _size(answer: ProofResult) -> int:
     """Bytes, about, that it takes to remember."""
     return len(msgspec.msgpack.encode(answer))
 

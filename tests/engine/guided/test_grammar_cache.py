@@ -17,7 +17,7 @@ from roseinfer.engine.guided.grammar_cache import HITS_BEFORE_TRIM, GrammarCache
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Abort, Add, Invalid
 from roseinfer.grammar.library import GrammarError, GrammarTokens, MatcherError, UnsupportedTokenizerError
-from roseinfer.grammar.memory import estimated
+from roseinfer.grammar.memory import estimate_memory
 from tests.engine.test_loop import Script
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 from tests.helpers.writing import TOKENS, VOCAB, grammar_guides
@@ -116,10 +116,10 @@ def test_a_grammar_that_has_failed_is_compiled_anew_for_outputs_to_come():
 
 
 def test_what_was_not_measured_is_estimated_by_its_text():
-    literal = estimated('{"enum":["' + "a" * 8000 + '"]}')
-    schema = estimated('{"properties":{' + ",".join(f'"name{i}":{{"type":"string"}}' for i in range(300)) + "}}")
+    literal = estimate_memory('{"enum":["' + "a" * 8000 + '"]}')
+    schema = estimate_memory('{"properties":{' + ",".join(f'"name{i}":{{"type":"string"}}' for i in range(300)) + "}}")
     assert literal.base > 2_900_000 and schema.base < 1_000_000
-    assert estimated('{"maxLength":10}').growth > estimated('{"minimum":100}').growth
+    assert estimate_memory('{"maxLength":10}').growth > estimate_memory('{"minimum":100}').growth
 
 
 def test_what_does_not_compile_is_not_kept():

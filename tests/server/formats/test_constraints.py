@@ -170,7 +170,7 @@ def test_what_is_ignored_is_named(server: LiveServer) -> None:
         (outputs(regex="("), "structured_outputs", "unclosed group", "invalid_grammar"),
         (outputs(regex="a(?=b)"), "structured_outputs", "look-around", "invalid_grammar"),
         (outputs(regex="a" * 8193), "structured_outputs", "longer than 8192", "grammar_too_complex"),
-        (outputs(choice=[]), "structured_outputs", "nothing to choose", "invalid_grammar"),
+        (outputs(choice=[]), "structured_outputs", "list of choices is empty", "invalid_grammar"),
         (outputs(choice=["a"] * 1025), "structured_outputs", "at most 1024", "grammar_too_complex"),
         (outputs(choice=[1]), "structured_outputs", "valid string", None),
         (outputs(grammar="start: ("), "structured_outputs", "", "invalid_grammar"),

@@ -98,34 +98,6 @@ def test_a_proof_can_be_begun_before_it_is_asked_for() -> None:
     run(work)
 
 
-def test_a_harmless_schema_needs_no_process_once_the_tokenizer_is_known_to_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[bytes] = []
-    ask = module.Prover.ask
-    monkeypatch.setattr(module.Prover, "ask", lambda prover, question: asked.append(question) or ask(prover, question))
-
-    def harmless(name: str, **more: Any) -> JsonSchema:
-        return JsonSchema(schema={"type": "object", "properties": {name: {"type": "integer"}}, **more})
-
-    async def work(grammars: Grammars, notes: Notes) -> None:
-        first = await grammars.guide(harmless("a"), "x")
-        for _ in range(2):
-            spec, warnings = await grammars.guide(harmless("b", mood="good"), "x")
-        assert (len(asked), notes.compilations, notes.hits) == (1, 2, 1)
-        assert accepts(spec.grammar, '{"b": 1}') and warnings == ["x: mood is not enforced"] and not first[1]
-        spec, _ = await grammars.guide(harmless("b"), "x", Thinking(inside=True, begin=(), end=(1,)))
-        assert accepts(spec.grammar, '\n{"b": 1}') and len(asked) == 1
-        with pytest.raises(InvalidRequestError, match="x: the schema refers to itself"):
-            await grammars.guide(JsonSchema(schema={"$ref": "#"}), "x")
-        assert len(asked) == 1
-        await grammars.guide(harmless("c", description="c" * module.MAX_UNPROVED_BYTES), "x")
-        await grammars.guide(harmless("d", minProperties=1), "x")
-        assert len(asked) == 3
-
-    run(work)
-
-
 def test_refusals_name_the_field_and_are_remembered() -> None:
     async def work(grammars: Grammars, notes: Notes) -> None:
         for _ in range(2):
@@ -172,7 +144,7 @@ def test_what_took_too_long_is_forgotten_with_as_many_bytes_as_it_was_remembered
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_ENTRIES", 1)
-    monkeypatch.setattr(module.Prover, "ask", lambda prover, question: None)
+    monkeypatch.setattr(module.Prover, "prove", lambda prover, question: None)
 
     async def work(grammars: Grammars, notes: Notes) -> None:
         kept = set()
@@ -186,14 +158,14 @@ def test_what_took_too_long_is_forgotten_with_as_many_bytes_as_it_was_remembered
 
 
 def test_what_only_the_machine_kept_from_an_answer_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask, failures = module.Prover.ask, [module.Interrupted(), module.Interrupted()]
+    ask, failures = module.Prover.prove, [module.ProverInterruptedError(), module.ProverInterruptedError()]
 
     def failing(prover: module.Prover, question: bytes) -> bytes | None:
         if failures:
             raise failures.pop()
         return ask(prover, question)
 
-    monkeypatch.setattr(module.Prover, "ask", failing)
+    monkeypatch.setattr(module.Prover, "prove", failing)
 
     async def work(grammars: Grammars, notes: Notes) -> None:
         for _ in range(2):

@@ -1,12 +1,12 @@
-"""What masks take, measured by walking: which places are seen, and that it is bounded. Times are only compared."""
+"""Measurement of mask times: which states are visited, and that it is bounded. Time is simulated."""
 
 import pytest
 
-from roseinfer.grammar import walk
-from roseinfer.grammar.build import built, proved
+from roseinfer.grammar import mask_time
+from roseinfer.grammar.build import build_grammar, prove_grammar
 from roseinfer.grammar.constraint import JSON_OBJECT, Choice, Constraint, GrammarText, JsonSchema
 from roseinfer.grammar.library import Grammar, GrammarTokens, Matcher, MatcherError, compile_grammar
-from roseinfer.grammar.walk import mask_time_s
+from roseinfer.grammar.mask_time import mask_time_s
 from tests.helpers.grammars import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -14,12 +14,12 @@ TOKENS = GrammarTokens.of(TOKENIZER, TOKENIZER.vocab_size, [0])
 
 
 def compiled(constraint: Constraint) -> Grammar:
-    return compile_grammar(built(constraint, {}).grammar, TOKENS)
+    return compile_grammar(build_grammar(constraint, {}).grammar, TOKENS)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Each mask that is computed behind a token takes `mask_s`, on a clock of its own."""
+    """Have each mask take `mask_s` on a simulated clock."""
     told = {"now_s": 0.0, "mask_s": 0.001, "masks": 0.0}
     fill = Matcher.fill
 
@@ -29,30 +29,30 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         told["masks"] += 1
 
     monkeypatch.setattr(Matcher, "fill", slow)
-    monkeypatch.setattr(walk, "thread_time", lambda: told["now_s"])
+    monkeypatch.setattr(mask_time, "thread_time", lambda: told["now_s"])
     return told
 
 
 def test_the_time_of_a_mask_is_reported_with_the_grammar(clock: dict[str, float]) -> None:
-    made = proved(built(JSON_OBJECT, {}), TOKENS)
+    made = prove_grammar(build_grammar(JSON_OBJECT, {}), TOKENS)
     assert made.mask_s == pytest.approx(0.001)
 
 
-def test_masks_beyond_the_first_are_computed_also_within_a_literal(clock: dict[str, float]) -> None:
+def test_masks_within_a_literal_are_measured(clock: dict[str, float]) -> None:
     assert mask_time_s(compiled(Choice(["a" * 8000])), TOKENS) == pytest.approx(0.001)
     assert clock["masks"] > 20
 
 
-def test_a_walk_ends_when_it_has_taken_long_enough(clock: dict[str, float]) -> None:
+def test_the_measurement_is_bounded_in_time(clock: dict[str, float]) -> None:
     clock["mask_s"] = 0.05
     assert mask_time_s(compiled(JSON_OBJECT), TOKENS) > 0.02
     assert clock["masks"] < 10
 
 
-def test_a_walk_does_not_depend_on_chance(clock: dict[str, float]) -> None:
+def test_the_measurement_is_deterministic(clock: dict[str, float]) -> None:
     said: list[list[int]] = []
 
-    class Noting(Matcher):
+    class RecordingMatcher(Matcher):
         def consume(self, token_ids) -> None:
             said[-1] += token_ids
             super().consume(token_ids)
@@ -60,12 +60,12 @@ def test_a_walk_does_not_depend_on_chance(clock: dict[str, float]) -> None:
     for _ in range(2):
         said.append([])
         grammar = compiled(JsonSchema(schema={"type": "array", "items": {"type": "string"}}))
-        grammar.matcher = lambda grammar=grammar: Noting(grammar)
+        grammar.matcher = lambda grammar=grammar: RecordingMatcher(grammar)
         mask_time_s(grammar, TOKENS)
     assert said[0] == said[1] and len(said[0]) > 20
 
 
-def test_a_place_beyond_the_limits_ends_the_walk_and_nothing_else() -> None:
+def test_a_state_beyond_the_limits_ends_the_measurement_without_an_error() -> None:
     rules = "".join(f"r{i}: r{i + 1} | r{i + 1} r{i + 1}\n" for i in range(100))
     grammar = compiled(GrammarText(f'start: r0\n{rules}r100: "a"'))
     with pytest.raises(MatcherError):
@@ -77,5 +77,5 @@ def test_a_place_beyond_the_limits_ends_the_walk_and_nothing_else() -> None:
     assert mask_time_s(grammar, TOKENS) > 0
 
 
-def test_an_output_that_ends_at_once_takes_nothing() -> None:
+def test_an_empty_output_takes_no_time() -> None:
     assert mask_time_s(compiled(Choice([""])), TOKENS) == 0

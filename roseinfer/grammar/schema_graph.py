@@ -1,11 +1,11 @@
-"""A JSON schema as a graph: which of its parts an instance can come to, and how."""
+"""Graph of a JSON schema: the parts that an instance can reach, and the references between them."""
 
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
 Schema = dict[str, Any]
-# A part of a schema by its identity, or what it is as an object or an array.
+# A part of a schema by its identity, or the part as an object or as an array.
 Node = int | tuple[str, int]
 
 # Keywords whose value is a schema, a list of schemas, or schemas by name.
@@ -28,7 +28,7 @@ _DEFINITIONS = ("$defs", "definitions")
 
 
 class SchemaGraph:
-    """The parts of `schema` that its root leads to, each once, the root first."""
+    """Parts of `schema` that can be reached from its root, each once, the root first."""
 
     def __init__(self, schema: Schema) -> None:
         self.root = schema
@@ -45,11 +45,11 @@ class SchemaGraph:
             waiting += self._below(part)
 
     def loops(self) -> bool:
-        """Whether a part refers to itself before anything of an instance is read: such a schema says nothing."""
+        """Return True if a part refers to itself without reading anything of an instance: it has no meaning."""
         done: set[int] = set()
         for start in self.parts:
             path: set[int] = set()
-            # (part, leaving): a part is left when all that it leads to has been looked at.
+            # (part, leaving): depth first; a part is left after all parts that it refers to.
             waiting = [(start, False)]
             while waiting:
                 part, leaving = waiting.pop()
@@ -65,13 +65,13 @@ class SchemaGraph:
         return False
 
     def has_finite_instance(self) -> bool:
-        """Whether some finite document may follow the schema, as far as its recursion is concerned.
+        """Return True unless the schema's recursion rules out every finite document.
 
-        A part has one if all its conditions hold, and a condition holds if one of the parts it names has one. Each
-        condition is met once (Dowling and Gallier 1984), which keeps the work linear in the schema.
+        A part has a finite instance if all its conditions hold, and a condition holds if one of its parts has one. Each
+        condition is met once (Dowling and Gallier 1984), so the work is linear in the schema.
         """
         unmet: dict[Node, int] = {}
-        watchers: dict[Node, list[list[Node]]] = {}  # part -> [[whose condition it meets], ...], emptied when met
+        watchers: dict[Node, list[list[Node]]] = {}  # part -> [[owner of a condition it meets], ...], emptied when met
         finite: list[Node] = []
         for part in self.parts:
             for node, conditions in self._conditions(part).items():
@@ -92,7 +92,7 @@ class SchemaGraph:
         return not unmet[id(self.root)]
 
     def _conditions(self, part: Schema) -> dict["Node", list[list["Node"]]]:
-        """Those of a part, and of the objects and arrays that it may be, if it can be nothing else."""
+        """Return the conditions of a part, and of its object and array forms if it allows no other type."""
         target = self._target(part)
         own: list[list[Node]] = [] if target is None else [[id(target)]]
         own += [[id(other)] for other in _schemas(_list(part.get("allOf")))]
@@ -123,10 +123,10 @@ class SchemaGraph:
             yield target
         elif isinstance(part.get("$ref"), str) and not self._with_definitions:
             self._with_definitions = True
-            yield from self._definitions()  # by an anchor or an id: it may be any of them
+            yield from self._definitions()  # a reference by anchor or id may name any of them
 
     def _in_place(self, part: Schema) -> Iterator[Schema]:
-        """What an instance of `part` has to follow as well, or may."""
+        """Yield the parts that an instance of `part` must follow as well, or may."""
         target = self._target(part)
         if target is not None:
             yield target
@@ -139,11 +139,11 @@ class SchemaGraph:
                 yield from _schemas(self.root[name].values())
 
     def _target(self, part: Schema) -> Schema | None:
-        return target(self.root, part.get("$ref"))
+        return resolve_reference(self.root, part.get("$ref"))
 
 
-def target(root: Schema, reference: Any) -> Schema | None:
-    """What a `$ref` by JSON pointer (RFC 6901) leads to, if it does."""
+def resolve_reference(root: Schema, reference: Any) -> Schema | None:
+    """Return the schema that a `$ref` by JSON pointer (RFC 6901) names, None if there is none."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     place: Any = root

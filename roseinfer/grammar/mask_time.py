@@ -1,4 +1,4 @@
-"""Measurement of the time that masks of a grammar take, by writing the beginnings of a few outputs."""
+"""Measure how long masks of a grammar take, by drawing the beginnings of a few outputs."""
 
 import random
 from array import array
@@ -7,29 +7,29 @@ from time import thread_time
 
 from roseinfer.grammar.library import Grammar, GrammarTokens, Matcher, MatcherError
 
-OUTPUTS = 2
+OUTPUTS_COUNT = 2
 MAX_OUTPUT_TOKENS = 12
-# Of processor time, for the outputs of one grammar. Measuring them again takes as much at most.
+# Processor time for drawing the outputs of one grammar. Measuring them again takes at most as long.
 MAX_WALK_S = 0.1
 
 
 def mask_time_s(grammar: Grammar, tokens: GrammarTokens) -> float:
     """Return the processor time of a mask, with that of taking a token: the mean of the slower output.
 
-    Tokens are drawn from what the grammar allows, always the same ones. Each output is written twice and the second
-    time counts: a grammar remembers the places where it has been, so that other outputs get there sooner.
+    The drawn tokens are always the same. Each output is followed twice and the second time counts: a grammar caches the
+    states that outputs reach, so that later outputs reach them faster.
     """
     worst_s = 0.0
     until_s = thread_time() + MAX_WALK_S
-    for seed in range(OUTPUTS):
-        said = list(_drawn(grammar, tokens, random.Random(seed), until_s))
-        if said:
-            worst_s = max(worst_s, _time_again(grammar, tokens, said))
+    for seed in range(OUTPUTS_COUNT):
+        drawn = list(_draw(grammar, tokens, random.Random(seed), until_s))
+        if drawn:
+            worst_s = max(worst_s, _time_again(grammar, tokens, drawn))
     return worst_s
 
 
-def _drawn(grammar: Grammar, tokens: GrammarTokens, rng: random.Random, until_s: float) -> Iterator[int]:
-    """Yield the tokens of an output, none that ends it."""
+def _draw(grammar: Grammar, tokens: GrammarTokens, rng: random.Random, until_s: float) -> Iterator[int]:
+    """Yield the tokens of an output, without the one that ends it."""
     matcher = grammar.matcher()
     mask = _Mask(tokens)
     for _ in range(MAX_OUTPUT_TOKENS):
@@ -39,28 +39,28 @@ def _drawn(grammar: Grammar, tokens: GrammarTokens, rng: random.Random, until_s:
                 return
             yield token
             matcher.consume((token,))
-        except MatcherError:  # a place beyond the limits: an output that gets there ends
+        except MatcherError:  # beyond the limits of a mask, which ends the output
             return
         if matcher.halted or thread_time() > until_s:
             return
 
 
-def _time_again(grammar: Grammar, tokens: GrammarTokens, said: list[int]) -> float:
+def _time_again(grammar: Grammar, tokens: GrammarTokens, drawn: list[int]) -> float:
     matcher = grammar.matcher()
     mask = _Mask(tokens)
     began_s = thread_time()
-    for done, token in enumerate(said):
+    for done, token in enumerate(drawn):
         try:
             matcher.consume((token,))
             if not matcher.halted:
                 matcher.fill(mask.words)
         except MatcherError:
             return (thread_time() - began_s) / (done + 1)
-    return (thread_time() - began_s) / len(said)
+    return (thread_time() - began_s) / len(drawn)
 
 
 class _Mask:
-    """A line of `TokenMasks` to draw tokens from."""
+    """A row of `TokenMasks` to draw tokens from."""
 
     def __init__(self, tokens: GrammarTokens) -> None:
         self._eos_ids = tokens.eos_ids
@@ -69,7 +69,7 @@ class _Mask:
     def draw(self, matcher: Matcher, rng: random.Random) -> int | None:
         """Return a token that may come next and does not end the output, None if there is none.
 
-        Not quite evenly: the first that is allowed from some byte of the mask on.
+        The draw is uneven: the first allowed token after a random byte of the mask.
         """
         matcher.fill(self.words)
         for token in self._eos_ids:
