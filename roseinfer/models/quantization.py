@@ -10,8 +10,7 @@ from typing import Literal
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.json_file import read_object
 from roseinfer.models.fields import Fields
-from roseinfer.quant.fp8_scheme import PATTERN, Fp8Scheme
-from roseinfer.quant.name_pattern import name_pattern
+from roseinfer.quant.fp8_scheme import Fp8Scheme, check_ignored
 
 MODELOPT_FILE = "hf_quant_config.json"
 _KEY = "quantization_config"
@@ -151,9 +150,8 @@ def _check_kv_cache(fields: Fields) -> None:
 def _ignored(fields: Fields, key: str) -> tuple[str, ...]:
     names = fields.names(key)
     for name in names:
-        if name.startswith(PATTERN):
-            try:
-                name_pattern(name.removeprefix(PATTERN))
-            except ValueError as error:
-                fields.refuse(key, name, str(error))
+        try:
+            check_ignored(name)
+        except ValueError as error:
+            fields.refuse(key, name, str(error))
     return names

@@ -163,8 +163,9 @@ def test_floats(tmp_path: Path, nothing: Any) -> None:
         (changed(COMPRESSED, "transform_config", {"config_groups": {"R1": {}}}), "transform_config"),
         (changed(COMPRESSED, "sparsity_config", {"format": "sparse-24-bitmask"}), "sparsity_config"),
         (changed(COMPRESSED, "kv_cache_scheme", {**ARGS, "num_bits": 4}), "kv_cache_scheme: num_bits = 4"),
-        (changed(COMPRESSED, "ignore", ["re:("]), r"ignore = 're:\(' is not supported; .*no simple regular expression"),
-        (changed(COMPRESSED, "ignore", ["re:(a+)+$"]), "what begins at character 1 is no simple regular expression"),
+        (changed(COMPRESSED, "ignore", ["re:("]), r"ignore = 're:\(' is not supported; .*invalid regular expression: missing \)"),
+        (changed(COMPRESSED, "ignore", ["re:" + "(" * 5000 + ")" * 5000]), "invalid regular expression"),
+        (changed(COMPRESSED, "ignore", ["re:a{1,99999999999}"]), "invalid regular expression"),
         ({**MODELOPT, "quant_algo": "NVFP4"}, "quant_algo = 'NVFP4' is not supported; known: FP8"),
         ({**MODELOPT, "quantized_layers": {"a": {}}}, "quantized_layers"),
         (changed({"quant_method": "modelopt", **MODELOPT_FILE}, "quantization.group_size", 16), "group_size = 16"),
@@ -191,6 +192,9 @@ def test_the_file_is_named(tmp_path: Path) -> None:
         ("*.mlp.*", ["model.layers.1.mlp.up_proj"], ["model.layers.1.self_attn.q_proj"]),
         ("model.layers.1*", ["model.layers.1.mlp.up_proj", "layers.12.mlp.up_proj"], ["model.layers.2.mlp.up_proj"]),
         (r"re:.*layers\.[01]\..*_proj$", ["model.layers.1.mlp.up_proj"], ["model.layers.2.mlp.up_proj"]),
+        ("re:visual", ["visual", "visual.blocks.3.attn.qkv"], ["model.visual.merger"]),
+        (r"re:(?!.*lm_head).*mlp\.(up|gate)_proj", ["model.layers.1.mlp.up_proj"], ["lm_head", "layers.1.mlp.gate"]),
+        ("re:.*visual.*|.*lm_head", ["model.visual.merger", "lm_head"], ["model.layers.1.mlp.gate"]),
     ],
 )
 def test_names_of_layers_that_are_ignored(pattern: str, matched: list[str], others: list[str]) -> None:
