@@ -24,7 +24,7 @@ from roseinfer.config.options import OptionParser
 from roseinfer.core.config.engine import EngineConfig
 
 NAME = "latency"
-HELP = "time batches of equal requests, with transformers beside"
+HELP = "measure the latency of batches of equal requests, with transformers beside"
 OPTIONS = bench_latency.OPTIONS
 
 

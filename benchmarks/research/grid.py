@@ -18,7 +18,7 @@ from benchmarks.research.evaluation import POLICIES, Grid, check_grid, run_grid
 from roseinfer.bench.report import table
 from roseinfer.cli.commands import Command
 from roseinfer.cli.commands.groups import POLICY, SCHEDULER, scheduler_options
-from roseinfer.cli.commands.simulate import NAMING, OTHERWISE
+from roseinfer.cli.commands.simulate import POLICY_KNOWLEDGE_OPTIONS, SINGLE_RUN_OPTIONS
 from roseinfer.cli.main import run_alone
 from roseinfer.config.options import Group, OptionParser, OptionSet
 from roseinfer.core.config.option import check_positive, option
@@ -49,8 +49,8 @@ NAME = "grid"
 HELP = "compare scheduling policies on random loads"
 OPTIONS = OptionSet(
     Group(GridConfig, "random loads"),
-    replace(SCHEDULER, skip=SCHEDULER.skip | {*NAMING}),
-    Group(POLICY.kind, POLICY.title, skip=OTHERWISE),
+    replace(SCHEDULER, skip=SCHEDULER.skip | {*SINGLE_RUN_OPTIONS}),
+    Group(POLICY.kind, POLICY.title, skip=POLICY_KNOWLEDGE_OPTIONS),
 )
 
 

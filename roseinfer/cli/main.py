@@ -1,4 +1,4 @@
-"""The command line: `roseinfer serve | generate | ...`."""
+"""Entry point of the command line: parse arguments, run one command, report its error in one line."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from functools import partial
 from io import TextIOWrapper
 
 from roseinfer import __version__
-from roseinfer.cli.commands import COMMANDS, Command
+from roseinfer.cli.commands import COMMANDS, Command, add_arguments
 from roseinfer.cli.commands.progress import shown
 from roseinfer.config.options import OptionParser
 from roseinfer.core.cpu_settings import prepare_cpu_libraries
@@ -19,10 +19,12 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0, 1 if it failed, 2 if it was asked the wrong way; what the user can mend is told in
-    one line, only our own bugs show a traceback."""
+    """Run one command and return its exit status: 0, 1 if it failed, 2 for wrong arguments.
+
+    Errors that the user can fix are reported in one line. A traceback means a bug in roseinfer.
+    """
     prepare_cpu_libraries()
-    _print_whatever_comes()
+    _replace_unencodable()
     parser = OptionParser(prog="roseinfer", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"roseinfer {__version__}")
     _add_commands(parser, COMMANDS)
@@ -33,23 +35,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(args.command, args, args.parser)
 
 
-def _print_whatever_comes() -> None:
-    """What a model writes may not be in the terminal's encoding: a question mark is no reason to end."""
+def _replace_unencodable() -> None:
+    """Replace characters that the terminal cannot encode by question marks instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="replace")
 
 
 def run_alone(command: Command, prog: str, argv: Sequence[str] | None = None) -> int:
-    """Run a command that is a program of its own, as those of `benchmarks/` are. Returns what `main` returns."""
+    """Run a command that is a program of its own, for example one of `benchmarks/`. Returns what `main` returns."""
     prepare_cpu_libraries()
     parser = _described(OptionParser, command, prog)
     return _run(command, parser.parse_args(argv), parser)
 
 
 def _add_commands(parser: OptionParser, commands: Sequence[Command]) -> None:
-    """Commands named by two words get a parser for the first word and one of its own below that. Where the command is
-    missing, `parser` of the namespace is the one that knows which there are."""
+    """Add a parser per command; commands of two words get a parser for the first word too.
+
+    `parser` in the namespace is the parser to ask for help if the command is missing.
+    """
     parser.set_defaults(command=None, parser=parser)
     parents = {"": parser.add_subparsers(title="commands", metavar="COMMAND")}
     for command in commands:
@@ -65,12 +69,11 @@ def _add_commands(parser: OptionParser, commands: Sequence[Command]) -> None:
 
 
 def _described(make: Callable[..., OptionParser], command: Command, prog: str) -> OptionParser:
-    """A parser of `make` with the command's usage, description and options."""
+    """Make a parser with the command's usage, description and options."""
     positionals = [group.positional for group in command.OPTIONS.groups if group.positional]
     usage = " ".join([prog, *(f"[{name.upper()}]" for name in positionals), "[options]"])
     parser = make(usage=usage, description=f"{command.HELP[0].upper()}{command.HELP[1:]}.")
-    command.configure(parser)
-    command.OPTIONS.add_to(parser)
+    add_arguments(command, parser)
     return parser
 
 
@@ -86,7 +89,7 @@ def _run(command: Command, args: Namespace, parser: OptionParser) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output is gone. Keep the interpreter from failing again when it flushes at exit.
+        # The reader of our output has left. Redirect stdout, so that flushing at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 

@@ -1,4 +1,4 @@
-"""Options from a file: TOML, JSON or, if PyYAML is there, YAML."""
+"""Config files: TOML, JSON or, if PyYAML is installed, YAML."""
 
 import tomllib
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from roseinfer.core.json_file import parse_json
 
 
 def load_file(path: Path) -> dict[str, Any]:
-    """A mapping from a .toml, .json, .yaml or .yml file. Raises `ConfigError`."""
+    """Return the mapping in a .toml, .json, .yaml or .yml file. Raise `ConfigError` if there is none."""
     loaders: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": parse_json}
     loader = loaders.get(path.suffix) or (_yaml_loader() if path.suffix in (".yaml", ".yml") else None)
     if loader is None:
-        raise ConfigError(f"config: {path} is no .toml, .json or .yaml file")
+        raise ConfigError(f"config: {path} is not a .toml, .json or .yaml file")
     try:
         values = loader(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -32,7 +32,7 @@ def _yaml_loader() -> Callable[[str], Any]:
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ConfigError("config: YAML needs the package PyYAML; TOML and JSON work without it") from error
+        raise ConfigError("config: YAML requires the package PyYAML; TOML and JSON do not") from error
 
     def load(text: str) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""From the name of a model to the folder that holds its files, or to the GGUF file that stands for one."""
+"""Find the folder or GGUF file of a model by its name, downloading it if necessary."""
 
 import glob
 import sys
@@ -15,7 +15,7 @@ EMBEDDED = "tiny"
 SHAPES = "shapes"
 TEXT_FILES = ("config*.json", "hf_quant_config.json", "generation_config.json", "tokenizer*", "chat_template*")
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
-# Folders hold other formats of the same weights, and consolidated.* a second copy of them.
+# Subfolders hold other formats of the same weights; consolidated.* is a second copy.
 NEVER = ("*/*", "consolidated*", "*.bin", "*.pt", "*.pth")
 
 
@@ -27,12 +27,12 @@ def resolve_model(
     gguf_file: str | None = None,
     weights: bool = True,
 ) -> Path:
-    """Where model `name` is: 'tiny' (embedded in the package), an existing folder or GGUF file, or a Hugging Face id.
+    """Return the path of model `name`: 'tiny' (embedded), an existing folder or GGUF file, or a Hugging Face id.
 
-    A Hugging Face id is downloaded as far as `download_dir` (default: the hub's own cache) does not hold it, config,
-    tokenizer and, if `weights`, safetensors only. Without a network, what the cache holds is used. `gguf_file`: the
-    file of that name, and its later parts if there are some, in the folder or on the hub instead; the result is it.
-    Raises `ModelNotFoundError` with the reason in one line, `UnsupportedModelError` for a later part of a GGUF model.
+    A Hugging Face id is downloaded unless `download_dir` (default: the hub's cache) holds it: config, tokenizer and, if
+    `weights`, safetensors. Without a network the cache is used. `gguf_file` names a file in the folder or on the hub;
+    later parts of a split file are downloaded too, and the path of the first is returned. Raises `ModelNotFoundError`
+    with the reason in one line, and `UnsupportedModelError` for a later part of a split file.
     """
     found = _local(name, gguf_file)
     if found is not None:
@@ -43,16 +43,16 @@ def resolve_model(
     patterns = [*TEXT_FILES, *(WEIGHT_FILES if weights else ())]
     folder = _from_hub(name, revision, download_dir, patterns, list(NEVER))
     if not (folder / "config.json").is_file():
-        hint = "the repository has no config.json, so it holds no model for roseinfer"
-        raise ModelNotFoundError(f"{name}: {hint}; of a repository of GGUF files, name one with --gguf-file")
+        hint = "the repository has no config.json"
+        raise ModelNotFoundError(f"{name}: {hint}; if it has GGUF files, choose one with --gguf-file")
     return folder
 
 
 def cached_model(
     name: str, gguf_file: str | None = None, *, revision: str | None = None, download_dir: str | None = None
 ) -> Path | None:
-    """Where a model is that is here, None for one that would have to be downloaded. Raises like `resolve_model`, for
-    what is neither a folder nor a GGUF file nor a Hugging Face id.
+    """Return the path of a model that is on this machine; None if it must be downloaded. Raises `ModelNotFoundError`
+    for a name that is neither a folder, a GGUF file nor a Hugging Face id.
     """
     found = _local(name, gguf_file)
     if found is not None:
@@ -74,22 +74,22 @@ def cached_model(
 
 
 def _local(name: str, gguf_file: str | None) -> Path | None:
-    """What cannot be on the hub, None for what may be. Raises `ModelNotFoundError`."""
+    """Return the path of a model that is not on the hub; None if it may be. Raises `ModelNotFoundError`."""
     path = Path(name)
     if path.is_dir() and name != EMBEDDED:
         return _in_folder(path, name, gguf_file)
     if gguf_file is not None and (name == EMBEDDED or path.is_file()):
-        raise ModelNotFoundError(f"{name}: --gguf-file names a file of a folder or of a Hugging Face id")
+        raise ModelNotFoundError(f"{name}: --gguf-file requires a folder or a Hugging Face id as model")
     if name == EMBEDDED:
         return _embedded()
     may_be_id = not name.startswith((".", "/", "~")) and name.count("/") <= 1 and "\\" not in name
     if path.suffix == SUFFIX and gguf_file is None:
         if not path.is_file():
-            hint = "; of a repository of that name, name a file with --gguf-file" if may_be_id else ""
+            hint = "; if this is a repository, choose a file with --gguf-file" if may_be_id else ""
             raise ModelNotFoundError(f"{name}: no such file{hint}")
         return path
     if path.is_file():
-        raise ModelNotFoundError(f"{name}: a model is a folder, a file that ends in {SUFFIX}, or a Hugging Face id")
+        raise ModelNotFoundError(f"{name}: not a model (expected a folder, a {SUFFIX} file or a Hugging Face id)")
     if not may_be_id:
         raise ModelNotFoundError(f"{name}: no such folder")
     return None
@@ -100,22 +100,22 @@ def _in_folder(folder: Path, name: str, gguf_file: str | None) -> Path:
         return _file_in(folder, name, gguf_file)
     if not (folder / "config.json").is_file():
         files = sorted(path.name for path in folder.glob(f"*{SUFFIX}"))
-        hint = f"; it has GGUF files: name {files[0]}, or another, with --gguf-file" if files else ""
+        hint = f"; choose one of its GGUF files, for example --gguf-file {files[0]}" if files else ""
         raise ModelNotFoundError(f"{name}: the folder has no config.json{hint}")
     return folder
 
 
 def _file_in(folder: Path, name: str, gguf_file: str) -> Path:
     if not (folder / gguf_file).is_file():
-        raise ModelNotFoundError(f"{name}: there is no file {gguf_file}")
+        raise ModelNotFoundError(f"{name}: no file {gguf_file!r}")
     return folder / gguf_file
 
 
 def model_folder(config: ModelConfig) -> Path:
-    """The folder, or the GGUF file, that the engine loads its model from.
+    """Return the folder or GGUF file that the engine loads its model from.
 
-    The configs of a few well-known models come with the package (`assets/shapes`): with dummy weights, or with none
-    (`device` priced), these need no network. Raises like `resolve_model`.
+    The package contains the configs of a few well-known models (`assets/shapes`), so that dummy weights and priced
+    engines need no network. Raises like `resolve_model`.
     """
     dummy = config.load_format == "dummy" or config.device == PRICED
     shape = _shape(config.model)
@@ -127,10 +127,10 @@ def model_folder(config: ModelConfig) -> Path:
 
 
 def tokenizer_folder(config: ModelConfig) -> Path:
-    """The folder, or the GGUF file, that the tokenizer is read from: `tokenizer`'s, else the model's.
+    """Return the folder or GGUF file of the tokenizer: the one of `config.tokenizer`, else the model's.
 
-    A packaged shape has none of its own and gets the embedded model's, whose ids are within any of their vocabularies.
-    Raises like `resolve_model`.
+    A packaged shape uses the embedded model's tokenizer, whose ids fit any of their vocabularies. Raises like
+    `resolve_model`.
     """
     if config.tokenizer is not None:
         return resolve_model(config.tokenizer, config.revision, config.download_dir, weights=False)
@@ -139,7 +139,7 @@ def tokenizer_folder(config: ModelConfig) -> Path:
 
 
 def _shape(name: str) -> Path | None:
-    """The packaged config of a Hugging Face model, unless a folder of the user's has that name."""
+    """Return the packaged config of a Hugging Face model; None if there is none or a folder of that name exists."""
     folder = _assets() / SHAPES / name.replace("/", "--")
     return folder if not Path(name).exists() and (folder / "config.json").is_file() else None
 
@@ -151,15 +151,15 @@ def _assets() -> Path:
 def _embedded() -> Path:
     folder = _assets() / EMBEDDED
     if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(f"{EMBEDDED}: this installation came without the embedded model")
+        raise ModelNotFoundError(f"{EMBEDDED}: this installation does not contain the embedded model")
     return folder
 
 
 def _from_hub(name: str, revision: str | None, download_dir: str | None, patterns: list[str], never: list[str]) -> Path:
-    """The folder of what matches `patterns`, and none of `never`."""
+    """Download the files that match `patterns` but none of `never`, and return their folder."""
     import huggingface_hub
 
-    # On a terminal the hub shows bars of its own.
+    # On a terminal the hub library shows its own progress bars.
     telling = nullcontext() if sys.stderr.isatty() else stage(f"downloading {name}")
     try:
         with telling:
@@ -170,7 +170,7 @@ def _from_hub(name: str, revision: str | None, download_dir: str | None, pattern
                 allow_patterns=patterns,
                 ignore_patterns=never,
             )
-    except Exception as error:  # beside its own, the library lets through those of its HTTP client and of the disk
+    except Exception as error:  # the library also raises errors of its HTTP client and of the disk
         raise ModelNotFoundError(f"{name}: {_reason(error, revision)}") from error
     return Path(folder)
 
@@ -181,12 +181,12 @@ def _reason(error: Exception, revision: str | None) -> str:
     if isinstance(error, errors.GatedRepoError):
         return "access is restricted; accept the terms on its hub page, then log in with `hf auth login`"
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"the hub has no revision {revision!r} of it"
+        return f"the hub has no revision {revision!r}"
     if isinstance(error, errors.RepositoryNotFoundError):
         return "no such folder, and no such model on the hub (or it is private: log in with `hf auth login`)"
     if isinstance(error, errors.HFValidationError):
         return "neither a folder nor a Hugging Face id"
     if isinstance(error, errors.LocalEntryNotFoundError):
-        return "no such folder, the hub cannot be reached (is there a network?), and its cache does not hold the model"
+        return "no such folder, the model is not in the hub's cache, and the hub cannot be reached (check the network)"
     lines = str(error).strip().splitlines() or [""]
     return f"the download failed: {type(error).__name__}: {lines[0][:300]}"

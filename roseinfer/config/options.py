@@ -1,8 +1,8 @@
-"""Command-line options from frozen dataclasses and back: one definition per option.
+"""Command-line options generated from frozen dataclasses, and configs built from options.
 
-Fields of config dataclasses become flags: `max_num_seqs: int = option(256, "...")` is `--max-num-seqs N`, shown with
-its default, and `--max_num_seqs` is accepted as well. A bool is `--x` and `--no-x`, a tuple may be given several
-times. A flag beats the file given by `--config`, which beats the default.
+A field `max_num_seqs: int = option(256, "...")` becomes `--max-num-seqs N`, shown with its default; `--max_num_seqs` is
+accepted too. A bool becomes `--x` and `--no-x`; a tuple may be given several times. A flag overrides the file of
+`--config`, which overrides the default.
 """
 
 import argparse
@@ -29,10 +29,10 @@ _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The options of one dataclass on a command line.
+    """Options of one dataclass on a command line.
 
-    `positional` names the field that may also be given without a flag, `skip` those that are no options here. `help`,
-    `defaults` and `choices` complete or replace what the fields say of themselves.
+    `positional` names the field that may also be given without a flag; `skip` names fields that are not options here.
+    `help`, `defaults` and `choices` replace what the fields declare.
     """
 
     kind: type[Any]
@@ -68,7 +68,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `type` is that of one value; `many` options take several, each with its flag or, `spaced`, not."""
+    """One option. `type` is the type of one value. A `many` option takes several values, each after its own flag, or
+    after one flag if `spaced`.
+    """
 
     name: str
     type: Any
@@ -90,7 +92,9 @@ class Option:
         return [self.flag, *map(_flag, self.aliases)]
 
     def add_to(self, group: "argparse._ArgumentGroup") -> None:
-        """Options not given must not appear among the parsed ones: the config file may hold them."""
+        """Add the option to a parser. An option that is not given is absent from the namespace, so that the config file
+        can provide it.
+        """
         common: dict[str, Any] = {"dest": self.name, "default": argparse.SUPPRESS, "help": self._described()}
         if self.type is bool:
             group.add_argument(*self.flags, action=argparse.BooleanOptionalAction, **common)
@@ -104,7 +108,7 @@ class Option:
             group.add_argument(*self.flags, type=_reader(self.type), metavar=self._metavar(), **common)
 
     def from_file(self, value: Any) -> Any:
-        """A value of the config file as the dataclass wants it. Raises `ConfigError` if it is of another type."""
+        """Convert a value of the config file to the field's type. Raises `ConfigError` for any other type."""
         if value is None and self.optional:
             return None
         if self.many and isinstance(value, list):
@@ -112,13 +116,13 @@ class Option:
         return (self._one(value),) if self.many else self._one(value)
 
     def as_in_file(self, value: Any) -> Any:
-        """What `from_file` makes this value of."""
+        """Return the config file's value of which `from_file` makes this one."""
         if self.many:
             return [self._as_text(item) if isinstance(item, tuple) else item for item in value]
         return self._as_text(value) if isinstance(value, tuple) else value
 
     def as_flags(self, value: Any) -> list[str]:
-        """The command line that gives the option this value; none for None."""
+        """Return the command-line arguments that give the option this value; none for None."""
         if value is None:
             return []
         if self.type is bool:
@@ -138,7 +142,7 @@ class Option:
                 return _reader(self.type)(value)
             except ValueError:
                 pass
-        raise ConfigError(f"{self.name}: {value!r} is no {_type_name(self.type)}")
+        raise ConfigError(f"{self.name}: invalid value {value!r} (expected {_type_name(self.type)})")
 
     def _described(self) -> str:
         text = self.help
@@ -152,7 +156,7 @@ class Option:
 
 
 class OptionSet:
-    """The options of one command. `removed`: former options, and what to use instead; they are rejected by name."""
+    """Options of one command. `removed` maps former options to what replaces them; they are rejected by name."""
 
     def __init__(self, *groups: Group, config_file: bool = True, removed: Mapping[str, str] | None = None) -> None:
         self.groups = groups
@@ -167,7 +171,7 @@ class OptionSet:
                 "--config",
                 dest=CONFIG_FILE,
                 metavar="FILE",
-                help="options from a TOML, JSON or YAML file, by name; flags beat it",
+                help="TOML, JSON or YAML file with options by name; flags override it",
             )
         for group in self.groups:
             if group.positional is not None:
@@ -183,11 +187,11 @@ class OptionSet:
             parser.add_argument(_flag(name), action=_RemovedOption, const=instead, help=argparse.SUPPRESS)
 
     def resolve(self, name: str) -> str:
-        """The name of the option that `name` or an alias of it stands for; `name` itself if it is none."""
+        """Return the name of the option with this name or alias; `name` itself if there is none."""
         return next((option.name for option in self.options.values() if name in option.aliases), name)
 
     def read(self, args: argparse.Namespace) -> dict[str, Any]:
-        """The options that were given, by flag or in the file. Raises `ConfigError`."""
+        """Return the options that were given by flag or in the file. Raises `ConfigError`."""
         path = getattr(args, CONFIG_FILE, None)
         given = self._read_file(Path(path)) if path is not None else {}
         for name, option in self.options.items():
@@ -200,14 +204,14 @@ class OptionSet:
         return given
 
     def build(self, kind: type[Config], given: Mapping[str, Any]) -> Config:
-        """The dataclass `kind` from what was given and the defaults. Raises what the dataclass raises."""
+        """Build the dataclass `kind` from the given options and the defaults. Raises what the dataclass raises."""
         group = next(group for group in self.groups if group.kind is kind)
         names = {option.name for option in group.options()}
         values = {**group.defaults, **given}
         return kind(**{name: value for name, value in values.items() if name in names})
 
     def with_flags(self, message: str) -> str:
-        """An error message that names options by their flags instead of their fields."""
+        """Replace the names of fields in an error message by their flags."""
         for name, option in self.options.items():
             anywhere = "" if "_" in name else "^"
             message = re.sub(rf"{anywhere}(?<![-.\w]){name}\b", option.flag, message)
@@ -225,7 +229,7 @@ class OptionSet:
         return self.read_values(load_file(path), str(path))
 
     def read_values(self, found: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """The options that a config file holds, or another mapping like it. Raises `ConfigError` naming `source`."""
+        """Return the options in a mapping such as a config file. Raises `ConfigError` that names `source`."""
         values = {}
         for key, value in found.items():
             name = self.resolve(key.replace("-", "_"))
@@ -241,7 +245,7 @@ class OptionSet:
 
 
 class _RemovedOption(argparse.Action):
-    """A flag that no longer exists. `const`: what to use instead."""
+    """Flag that no longer exists. `const` says what to use instead."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(nargs="?", default=argparse.SUPPRESS, **options)
@@ -251,10 +255,9 @@ class _RemovedOption(argparse.Action):
 
 
 class OptionParser(argparse.ArgumentParser):
-    """Accepts `--max_num_seqs` for `--max-num-seqs`, and no abbreviations.
+    """Argument parser that accepts `--max_num_seqs` for `--max-num-seqs` and no abbreviations.
 
-    Of an option that a command does not have, its own parser, `parser` in the namespace, says so and names one that is
-    much like it.
+    An unknown option is reported by the command's own parser (`parser` in the namespace), with the most similar option.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -267,16 +270,18 @@ class OptionParser(argparse.ArgumentParser):
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:
             parser: OptionParser = getattr(known, "parser", self)
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}{parser._meant(unknown[0])}")
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{parser._suggestion(unknown[0])}")
         return known
 
-    def _meant(self, unknown: str) -> str:
+    def _suggestion(self, unknown: str) -> str:
         near = difflib.get_close_matches(unknown.partition("=")[0], self._option_string_actions, 1)
         return f"; did you mean {near[0]}?" if near else ""
 
 
 def with_dashes(args: Iterable[str]) -> list[str]:
-    """`--max_num_seqs=8` -> `--max-num-seqs=8`; values, and everything behind `--`, stay as they are."""
+    """Replace underscores in flags: `--max_num_seqs=8` -> `--max-num-seqs=8`. Values, and arguments after `--`, stay as
+    they are.
+    """
     changed, flags = [], True
     for arg in args:
         flags = flags and arg != "--"
@@ -286,7 +291,7 @@ def with_dashes(args: Iterable[str]) -> list[str]:
 
 
 def _flag(name: str) -> str:
-    """An alias may also be a flag already."""
+    """Return the flag of a name or alias; an alias may already be a flag."""
     return name if name.startswith("-") else "--" + name.replace("_", "-")
 
 
@@ -295,7 +300,7 @@ def _positional(name: str) -> str:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """`int | None` -> (int, True)."""
+    """Split off None: `int | None` -> (int, True)."""
     if typing.get_origin(hint) not in (types.UnionType, typing.Union):
         return hint, False
     rest = [part for part in typing.get_args(hint) if part is not types.NoneType]
@@ -304,7 +309,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _reader(kind: Any) -> Callable[[str], Any]:
-    """What turns the text of one value into it; raises ValueError."""
+    """Return the function that parses the text of one value. It raises ValueError."""
     if kind is int:
         return parse_int
     if typing.get_origin(kind) is tuple:
@@ -314,21 +319,21 @@ def _reader(kind: Any) -> Callable[[str], Any]:
 
 
 def parse_int(text: str) -> int:
-    """An integer; 8k is 8,000 and 8K is 8,192, likewise m, M, g and G."""
+    """Parse an integer. 8k is 8,000 and 8K is 8,192; likewise m, M, g and G."""
     factor = _SUFFIXES.get(text[-1:])
     if factor is None:
         return int(text)
     product = float(text[:-1]) * factor
     if not product.is_integer():
-        raise ValueError(f"{text} is no whole number")
+        raise ValueError(f"{text!r} is not an integer")
     return int(product)
 
 
-parse_int.__name__ = "integer"  # argparse names the function in its message
+parse_int.__name__ = "integer"  # argparse prints the function's name in its message
 
 
 class _PairReader:
-    """Reads `ID:VALUE` into a tuple of the given types."""
+    """Parser of `ID:VALUE` into a tuple of the given types."""
 
     __name__ = "ID:VALUE"
 
@@ -338,9 +343,9 @@ class _PairReader:
     def __call__(self, text: str) -> tuple[Any, ...]:
         parts = text.split(":")
         if len(parts) != len(self._kinds):
-            raise ValueError(f"{text!r} is no {self.__name__}")
+            raise ValueError(f"{text!r} is not a valid {self.__name__}")
         return tuple(kind(part) for kind, part in zip(self._kinds, parts, strict=True))
 
 
 def _type_name(kind: Any) -> str:
-    return {bool: "true or false", int: "integer", float: "number", str: "text"}.get(kind, "ID:VALUE")
+    return {bool: "true or false", int: "an integer", float: "a number", str: "text"}.get(kind, "ID:VALUE")

@@ -120,7 +120,7 @@ def test_options_reach_the_engine(starts, capsys):
         ("--prefill-max-tokens 0", "--prefill-max-tokens"),
         ("--compare pretok=on", "--compare"),
         ("--compare pretok=on,on", "--compare"),
-        ("--compare json=a,b", "'json' is no option that can be compared"),
+        ("--compare json=a,b", "'json' is not an option that can be compared"),
         ("--compare block_size=16,3", "--block-size"),
         ("--compare pretok=on,perhaps", "--pretok"),
         ("--plot out.txt", "--plot"),

@@ -132,12 +132,12 @@ def test_what_follows_from_what_was_given(given, expected, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"host": "a", "url": "b"}, "url and host"),
-        ({"dataset_name": "random", "cycle": "1"}, "cycle is for dataset_name ids"),
-        ({"dataset_name": "sharegpt", "in_len": 1}, "in_len is for"),
+        ({"host": "a", "url": "b"}, "either url, or host"),
+        ({"dataset_name": "random", "cycle": "1"}, "cycle requires dataset_name ids"),
+        ({"dataset_name": "sharegpt", "in_len": 1}, "in_len requires"),
         ({"dataset_name": "timed_trace", "out_len": 1}, "out_len"),
         ({"max_concurrency": 3, "procs": 2}, "procs must be 1"),
-        ({"ramp_up_strategy": "linear", "rate": 1.0}, "ramp_up_strategy takes no rate"),
+        ({"ramp_up_strategy": "linear", "rate": 1.0}, "ramp_up_strategy cannot be combined with rate"),
     ],
 )
 def test_what_contradicts_itself_is_refused(given, told):

@@ -1,4 +1,4 @@
-"""The command line from end to end, and its errors."""
+"""Command line end to end, and its errors."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ HELPS = [
 
 @pytest.mark.parametrize("argv", HELPS, ids=" ".join)
 def test_help_needs_nothing_heavy(argv):
-    """In an interpreter where the heavy packages cannot be imported."""
+    """The heavy packages cannot be imported in this interpreter."""
     code = (
         "import sys\n"
         "for name in ('torch', 'numpy', 'tokenizers', 'huggingface_hub', 'fastapi', 'uvloop', 'jinja2', 'yaml',\n"
@@ -196,8 +196,7 @@ def test_keys_may_come_from_a_file_and_the_environment(tmp_path):
 def test_commands_follow_the_protocol():
     for command in commands.COMMANDS:
         parser = OptionParser(prog="x")
-        command.configure(parser)
-        command.OPTIONS.add_to(parser)
+        commands.add_arguments(command, parser)
 
 
 # Generating with the embedded model.
@@ -244,7 +243,7 @@ def test_generate_refuses_a_prompt_beyond_the_context(capsys):
 
 
 def test_the_default_length_fits_the_context(capsys):
-    """A prompt of more than 4 tokens leaves less than the default."""
+    """A prompt of more than 4 tokens leaves less than the default length."""
     assert generate(capsys, "--max-model-len", "64", "--ignore-eos", "--prompt", "import os\nimport sys\n")
 
 

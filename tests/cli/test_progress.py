@@ -1,4 +1,4 @@
-"""How far something is, said where it takes long."""
+"""Progress lines of long operations."""
 
 import io
 import threading
@@ -17,16 +17,16 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What time it is."""
+    """Set the current time."""
     now = [0.0]
     monkeypatch.setattr(progress, "monotonic", lambda: now[0])
-    monkeypatch.setattr(progress, "FRAME_S", 0.2)
-    monkeypatch.setattr(progress.threading.Thread, "start", lambda thread: None)  # nobody writes behind our back
+    monkeypatch.setattr(progress, "REDRAW_INTERVAL_S", 0.2)
+    monkeypatch.setattr(progress.threading.Thread, "start", lambda thread: None)  # the background thread must not write
     return now
 
 
 def shown(out: io.StringIO, moments: list[float], clock: list[float]) -> str:
-    """What is written if things are done at these moments."""
+    """Return what is written when operations report at these times."""
     with Progress("loads", out) as line:
         for number, moment in enumerate(moments, 1):
             clock[0] = moment
@@ -56,7 +56,7 @@ def test_stages(clock: list[float]) -> None:
     line.report("loading")
     clock[0] = 1.5
     line.report("")
-    line.report("sizing")  # at once: still the same wait
+    line.report("sizing")  # no gap: still the same wait
     clock[0] = 2.5
     line.tick()
     assert out.getvalue() == "sizing: 1 s\n"
@@ -75,8 +75,8 @@ def test_stages(clock: list[float]) -> None:
 
 
 def test_a_thread_writes_while_nobody_says_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "SOON_S", 0.0)
-    monkeypatch.setattr(progress, "FRAME_S", 0.001)
+    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)
+    monkeypatch.setattr(progress, "REDRAW_INTERVAL_S", 0.001)
     written = threading.Event()
 
     class Out(Terminal):
@@ -90,7 +90,7 @@ def test_a_thread_writes_while_nobody_says_anything(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_others_report_is_shown_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "SOON_S", 0.0)
+    monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)
     out = Terminal()
     monkeypatch.setattr("sys.stderr", out)
     core.report("before", 1, 2)

@@ -1,4 +1,4 @@
-"""Which folder a model name means. The hub itself is replaced by what it would do."""
+"""Folder that a model name resolves to. The hub is replaced by a fake."""
 
 from fnmatch import fnmatch
 from importlib.resources import files
@@ -34,7 +34,7 @@ REPOSITORY = [
 
 
 class Hub:
-    """Stands in for snapshot_download: remembers the call and 'downloads' what its patterns select."""
+    """Fake of snapshot_download: records the call and creates the files that its patterns select."""
 
     def __init__(self, folder: Path, error: Exception | None = None, content: list[str] = REPOSITORY) -> None:
         self.folder, self.error, self.content = folder, error, content
@@ -75,7 +75,7 @@ def use(monkeypatch, stand_in: Hub) -> Hub:
 def test_tiny_is_embedded(no_hub, monkeypatch, tmp_path):
     (tmp_path / "assets" / "tiny").mkdir(parents=True)
     monkeypatch.setattr(hub, "files", lambda package: tmp_path)
-    with pytest.raises(ModelNotFoundError, match="without the embedded model"):
+    with pytest.raises(ModelNotFoundError, match="does not contain the embedded model"):
         resolve_model("tiny")
     (tmp_path / "assets" / "tiny" / "config.json").write_text("{}")
     assert resolve_model("tiny") == tmp_path / "assets" / "tiny"
@@ -106,7 +106,7 @@ def test_what_looks_like_a_folder_is_not_looked_up(no_hub, name):
 def test_a_file_that_is_no_model_is_not_looked_up(no_hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("README.md").write_text("text")
-    with pytest.raises(ModelNotFoundError, match=r"README\.md: a model is a folder, a file that ends in \.gguf"):
+    with pytest.raises(ModelNotFoundError, match=r"README\.md: not a model \(expected a folder, a \.gguf file"):
         resolve_model("README.md")
 
 
@@ -131,7 +131,6 @@ def test_a_repository_without_a_model(monkeypatch, tmp_path):
         resolve_model("org/data")
 
 
-# --- GGUF files ---------------------------------------------------------------------------------------------------
 GGUF_REPOSITORY = ["README.md", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "x[1].gguf", "big/m-00001-of-00002.gguf"]
 GGUF_REPOSITORY += ["big/m-00002-of-00002.gguf"]
 
@@ -144,12 +143,14 @@ def test_a_gguf_file(no_hub, tmp_path):
     assert resolve_model(str(tmp_path), gguf_file="m.gguf") == tmp_path / "m.gguf"
     assert model_folder(ModelConfig(model=str(tmp_path / "m.gguf"))) == tmp_path / "m.gguf"
     assert tokenizer_folder(ModelConfig(model=str(tmp_path), gguf_file="m.gguf")) == tmp_path / "m.gguf"
-    with pytest.raises(ModelNotFoundError, match=r"there is no file other\.gguf"):
+    with pytest.raises(ModelNotFoundError, match=r"no file 'other\.gguf'"):
         resolve_model(str(tmp_path), gguf_file="other.gguf")
-    with pytest.raises(ModelNotFoundError, match=r"no config\.json; it has GGUF files: name m\.gguf"):
+    with pytest.raises(
+        ModelNotFoundError, match=r"no config\.json; choose one of its GGUF files, for example --gguf-file m\.gguf"
+    ):
         resolve_model(str(tmp_path))
     for name in ("tiny", str(tmp_path / "m.gguf")):
-        with pytest.raises(ModelNotFoundError, match="--gguf-file names a file of a folder or of a Hugging Face id"):
+        with pytest.raises(ModelNotFoundError, match="--gguf-file requires a folder or a Hugging Face id as model"):
             resolve_model(name, gguf_file="m.gguf")
 
 
@@ -159,7 +160,9 @@ def test_a_folder_whose_name_ends_as_a_gguf_files_does(no_hub, tmp_path):
     folder.mkdir()
     (folder / "a.gguf").write_bytes(b"GGUF")
     assert resolve_model(str(folder), gguf_file="a.gguf") == folder / "a.gguf"
-    with pytest.raises(ModelNotFoundError, match=r"no config\.json; it has GGUF files: name a\.gguf"):
+    with pytest.raises(
+        ModelNotFoundError, match=r"no config\.json; choose one of its GGUF files, for example --gguf-file a\.gguf"
+    ):
         resolve_model(str(folder))
     (folder / "config.json").write_text("{}")
     assert resolve_model(str(folder)) == cached_model(str(folder)) == folder
@@ -202,7 +205,7 @@ def test_a_gguf_file_comes_before_a_packaged_shape(monkeypatch, tmp_path, option
 
 def test_a_gguf_file_that_the_hub_does_not_have(monkeypatch, tmp_path):
     use(monkeypatch, Hub(tmp_path, content=GGUF_REPOSITORY))
-    with pytest.raises(ModelNotFoundError, match=r"org/model: there is no file m-Q2_K\.gguf"):
+    with pytest.raises(ModelNotFoundError, match=r"org/model: no file 'm-Q2_K\.gguf'"):
         resolve_model("org/model", gguf_file="m-Q2_K.gguf")
     with pytest.raises(ModelNotFoundError, match=r"no config\.json.*name one with --gguf-file"):
         resolve_model("org/model")

@@ -174,8 +174,6 @@ def test_integers_with_units():
             parse_int(text)
 
 
-# The config file.
-
 FILES = {
     "c.toml": 'max-size = 7\nshare = 1\nlimit = "4k"\nloud = true\ntags = ["a"]\nids = 5\nport = 3\nbias = ["1:2"]\n',
     "c.json": json.dumps(
@@ -216,12 +214,12 @@ def test_null_is_for_optional_ones(tmp_path):
     ("name", "text", "message"),
     [
         ("c.toml", "max_sizes = 1", "unknown option 'max_sizes'"),
-        ("c.toml", "max_size = 1.5", "max_size: 1.5 is no integer"),
-        ("c.toml", 'max_size = "many"', "max_size: 'many' is no integer"),
-        ("c.toml", "max_size = true", "max_size: True is no integer"),
-        ("c.toml", 'loud = "yes"', "loud: 'yes' is no true or false"),
-        ("c.toml", "name = 3", "name: 3 is no text"),
-        ("c.toml", "tags = [1]", "tags: 1 is no text"),
+        ("c.toml", "max_size = 1.5", "max_size: invalid value 1.5 (expected an integer)"),
+        ("c.toml", 'max_size = "many"', "max_size: invalid value 'many' (expected an integer)"),
+        ("c.toml", "max_size = true", "max_size: invalid value True (expected an integer)"),
+        ("c.toml", 'loud = "yes"', "loud: invalid value 'yes' (expected true or false)"),
+        ("c.toml", "name = 3", "name: invalid value 3 (expected text)"),
+        ("c.toml", "tags = [1]", "tags: invalid value 1 (expected text)"),
         ("c.toml", "max_size = [1]", "max_size"),
         ("c.toml", "[example]\nmax_size = 1", "unknown option 'example'"),
         ("c.toml", "= 1", "c.toml"),
@@ -230,7 +228,7 @@ def test_null_is_for_optional_ones(tmp_path):
         ("c.json", "[" * 100_000, "nested too deeply"),
         ("c.toml", "a = " + "[" * 100_000, "nested too deeply"),
         ("c.yaml", "a: [", "c.yaml"),
-        ("c.ini", "a", "no .toml, .json or .yaml"),
+        ("c.ini", "a", "is not a .toml, .json or .yaml"),
     ],
 )
 def test_bad_files(tmp_path, name, text, message):
@@ -250,8 +248,6 @@ def test_yaml_without_its_package(tmp_path, monkeypatch):
         load_file(Path(write(tmp_path, "c.yaml", "a: 1")))
 
 
-# roseinfer's own options.
-
 OWN = (
     ModelConfig,
     CacheConfig,
@@ -267,7 +263,7 @@ OWN = (
 
 @pytest.mark.parametrize("kind", OWN)
 def test_own_options_round_trip_and_are_described(kind):
-    nested = frozenset({"policy_options", "rank", "served_name"})  # a dataclass of their own; what the server gives
+    nested = frozenset({"policy_options", "rank", "served_name"})  # own dataclasses; values come from the server
     options = OptionSet(Group(kind, "own", skip=nested))
     parser = OptionParser(prog="x")
     options.add_to(parser)
@@ -309,7 +305,7 @@ def test_aliases_are_the_same_option():
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spaced:
-    """Several values may follow a flag once."""
+    """Config whose option takes several values after one flag."""
 
     limits: tuple[str, ...] = option((), "which", spaced=True)
 

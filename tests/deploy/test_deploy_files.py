@@ -31,7 +31,6 @@ MARGIN_S = 10
 def served(arguments: list[str]) -> tuple[str, ServerConfig]:
     """The model and the options of a command to serve. Raises for wrong ones."""
     parser = OptionParser(prog="roseinfer serve")
-    serve.configure(parser)
     serve.OPTIONS.add_to(parser)
     given = serve.OPTIONS.read(parser.parse_args(arguments))
     return serve.OPTIONS.build(ModelConfig, given).model, serve.OPTIONS.build(ServerConfig, given)

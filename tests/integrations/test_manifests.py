@@ -94,7 +94,6 @@ def test_the_pod_serves_with_the_options_that_were_given(printed: Any) -> None:
     spec = documents["Deployment"]["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     parser = OptionParser(prog="roseinfer serve")
-    serve.configure(parser)
     serve.OPTIONS.add_to(parser)
     given = serve.OPTIONS.read(parser.parse_args(container["args"]))
     server = serve.OPTIONS.build(ServerConfig, given)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from roseinfer import LLM, cli
+from roseinfer import LLM
+from roseinfer.cli import main as cli
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ResourceError, UnsupportedModelError

@@ -360,7 +360,7 @@ def test_capacity_at_objectives_of_ones_own(tmp_path: Path, capsys: pytest.Captu
     file.write_text("[classes.chat]\nttft_ms = 500\ntpot_ms = 20\n")
     flags = f"simulate --slo-classes {file} --step-ms 10 --row-us 100 --context-ns 0 --requests 60 --policies slack"
     assert cli.main([*flags.split(), "--capacity", "--target", "0.9", "--jobs", "1"]) == 0
-    assert "class chat (TTFT 500 ms, TPOT 20 ms) is the tight one" in capsys.readouterr().out
+    assert "class chat (TTFT 500 ms, TPOT 20 ms) is the limit" in capsys.readouterr().out
     file.write_text(file.read_text().replace("20", "9"))
     assert cli.main([*flags.split(), "--rates", "1", "--jobs", "1", "--json", str(tmp_path / "out.json")]) == 0
     assert json.loads((tmp_path / "out.json").read_text())["points"][0]["adherence"] < 0.5

@@ -246,7 +246,7 @@ def test_rates_seeds_capacity_and_knowledge_go_with_a_file(tmp_path: Path, capsy
     points = json.loads(out.read_text())["points"]
     assert [(point["rate"], len(point["seeds"])) for point in points] == [(2.0, 2), (5.0, 2)]
     assert cli.main([*base, "--capacity", "--policies", "fifo"]) == 0
-    assert "class a (TTFT 40 ms) is the tight one" in capsys.readouterr().out
+    assert "class a (TTFT 40 ms) is the limit" in capsys.readouterr().out
     assert cli.main(base) != 0
     assert "rates" in capsys.readouterr().err
 
@@ -256,7 +256,10 @@ def test_what_the_file_settles_is_no_option(flag: str, tmp_path: Path, capsys: p
     (tmp_path / "load.toml").write_text(SMALL)
     assert cli.main(["simulate", "--workload", str(tmp_path / "load.toml"), "--rates", "1", flag]) != 0
     told = capsys.readouterr().err
-    assert flag.partition("=")[0].removeprefix("--").replace("-", "_") in told.replace("-", "_") and "the file" in told
+    assert (
+        flag.partition("=")[0].removeprefix("--").replace("-", "_") in told.replace("-", "_")
+        and "which sets it" in told
+    )
 
 
 def test_a_prefix_that_requests_share_is_computed_once(tmp_path: Path) -> None:

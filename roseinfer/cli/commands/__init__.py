@@ -1,4 +1,4 @@
-"""The sub-commands of `roseinfer`: one module each, listed here. Imports nothing heavy, so that `--help` is quick."""
+"""Subcommands of `roseinfer`, one module each. Importing this package loads nothing heavy, so that `--help` is fast."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -26,20 +26,18 @@ from roseinfer.config.options import OptionParser, OptionSet
 
 
 class Command(Protocol):
-    """What a module of this package offers. A NAME of two words is a command of a group, as in `bench latency`."""
+    """Interface of the modules of this package. A NAME of two words is a command of a group, such as `bench latency`.
+
+    A module may also define `configure(parser)` to add arguments that OPTIONS does not cover.
+    """
 
     NAME: str
     HELP: str
     OPTIONS: OptionSet
 
     @property
-    def configure(self) -> Callable[[OptionParser], None]:
-        """Add what OPTIONS does not cover."""
-        ...
-
-    @property
     def run(self) -> Callable[[Namespace], int]:
-        """Do it; returns the exit status. May raise any `RoseinferError`."""
+        """Run the command and return its exit status. May raise any `RoseinferError`."""
         ...
 
 
@@ -61,3 +59,11 @@ COMMANDS: tuple[Command, ...] = (
     calibrate,
     train_predictor,
 )
+
+
+def add_arguments(command: Command, parser: OptionParser) -> None:
+    """Add all arguments of a command to its parser."""
+    configure = getattr(command, "configure", None)
+    if configure is not None:
+        configure(parser)
+    command.OPTIONS.add_to(parser)

@@ -1,4 +1,4 @@
-"""What `chat` and `complete` share: whom they ask, a server that is up or one of their own."""
+"""Server of `chat` and `complete`: one that is running, or one started for them."""
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from roseinfer.cli.terminal.own_server import OwnServer
 
 SERVER, ANSWERS = Group(RemoteConfig, "server"), Group(AskConfig, "answers")
-# One person asks one question at a time: fewer seats start sooner and leave more memory to the context.
-OWN_SEATS = 4
+# One person asks one question at a time: fewer seats start faster and leave more memory for the context.
+DEFAULT_OWN_SEATS = 4
 
 
 def add_quick(parser: OptionParser, help: str) -> None:
@@ -27,7 +27,7 @@ def add_quick(parser: OptionParser, help: str) -> None:
 
 
 def read(options: OptionSet, args: Namespace) -> dict[str, Any]:
-    """The options that were given; MODEL may be a URL. Raises `ConfigError`."""
+    """Return the given options; MODEL may be a URL. Raises `ConfigError`."""
     given = options.read(args)
     if is_url(str(given.get("model", ""))):
         if "url" in given:
@@ -38,15 +38,15 @@ def read(options: OptionSet, args: Namespace) -> dict[str, Any]:
     if "url" in given:
         for_engine = sorted({option.name for group in ENGINE for option in group.options()} & given.keys())
         if for_engine:
-            raise ConfigError(f"{for_engine[0]} does not go with url: that server has an engine already")
+            raise ConfigError(f"{for_engine[0]} cannot be combined with url: that server has its own engine")
     elif "model_name" in given or "api_key" in given:
-        raise ConfigError("model_name and api_key need url: without one the server is our own")
+        raise ConfigError("model_name and api_key require url")
     return given
 
 
 @contextmanager
 def server(options: OptionSet, given: Mapping[str, Any]) -> "Iterator[tuple[Remote, OwnServer | None]]":
-    """The server to ask, and the same as what it is if it is our own, which ends with the context."""
+    """Yield the server to ask, and the same object again if we started it; our own ends with the context."""
     config = options.build(RemoteConfig, given)
     if config.url is not None:
         yield Remote(config.url, given_key(config.api_key)), None
@@ -54,7 +54,7 @@ def server(options: OptionSet, given: Mapping[str, Any]) -> "Iterator[tuple[Remo
     from roseinfer.cli.terminal.own_server import OwnServer
 
     _download(options, given)
-    wanted = {"max_num_seqs": OWN_SEATS, **given}
+    wanted = {"max_num_seqs": DEFAULT_OWN_SEATS, **given}
     flags = [
         flag
         for group in ENGINE
@@ -69,7 +69,7 @@ def server(options: OptionSet, given: Mapping[str, Any]) -> "Iterator[tuple[Remo
 
 
 def _download(options: OptionSet, given: Mapping[str, Any]) -> None:
-    """Here, where the hub can show how far it is, and an interrupt works."""
+    """Download the model in this process, where the hub's progress bar and Ctrl+C work."""
     from roseinfer.config.hub import model_folder, tokenizer_folder
     from roseinfer.core.config.engine import ModelConfig
 

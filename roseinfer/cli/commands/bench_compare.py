@@ -1,4 +1,4 @@
-"""roseinfer bench compare: what changed from one result of a load to another."""
+"""roseinfer bench compare: compare two saved results of a load."""
 
 from argparse import Namespace
 
@@ -6,7 +6,7 @@ from roseinfer.config.options import OptionParser, OptionSet
 from roseinfer.core.errors import ConfigError
 
 NAME = "bench compare"
-HELP = "show what changed from one result of bench serve to another, ours or vLLM's"
+HELP = "compare two results of `roseinfer bench serve` or `vllm bench serve`"
 OPTIONS = OptionSet(config_file=False)
 
 

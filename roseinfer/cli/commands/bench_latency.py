@@ -1,4 +1,4 @@
-"""roseinfer bench latency: how long batches of equal requests take, and how many tokens a second that is."""
+"""roseinfer bench latency: latency and throughput of batches of equal requests."""
 
 import asyncio
 from argparse import Namespace
@@ -7,20 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from roseinfer.bench.config import LatencyConfig
 from roseinfer.cli.commands.groups import ENGINE, engine_config
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.engine import EngineConfig
 
 if TYPE_CHECKING:
     from roseinfer.bench.batches import BatchWorkload
 
 NAME = "bench latency"
-HELP = "time batches of equal requests"
+HELP = "measure the latency of batches of equal requests"
 OPTIONS = OptionSet(Group(LatencyConfig, "benchmark"), *ENGINE)
 DEFAULT_BATCH_SIZES = (8,)
-
-
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
 
 
 def run(args: Namespace) -> int:
@@ -35,12 +31,12 @@ def run(args: Namespace) -> int:
 
 
 def measure(bench: LatencyConfig, engine: EngineConfig, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row per batch size: offline, then over HTTP if asked for. `given`: the options, with which a server starts."""
+    """Measure each batch size offline and, if requested, over HTTP. `given` holds the options for the server."""
     return asyncio.run(_measure(bench, engine, _serve_flags(given)))
 
 
 def report(rows: list[dict[str, Any]], bench: LatencyConfig, given: Mapping[str, Any]) -> None:
-    """Print the rows, and write them if a file was asked for."""
+    """Print the rows, and write them to a file if requested."""
     from roseinfer.bench.report import table, write_json
 
     for row in rows:
@@ -77,7 +73,7 @@ async def _measure(bench: LatencyConfig, engine: EngineConfig, serve_flags: list
 
 
 def _serve_flags(given: Mapping[str, Any]) -> list[str]:
-    """The engine options that were given, as `roseinfer serve` takes them."""
+    """Return the given engine options as arguments of `roseinfer serve`."""
     flags = []
     for group in ENGINE:
         for option in group.options():

@@ -1,4 +1,4 @@
-"""roseinfer bench serve: load on a server that is up, from arrivals that do not wait for it."""
+"""roseinfer bench serve: open-loop load on a running server."""
 
 import time
 from argparse import Namespace
@@ -17,7 +17,7 @@ from roseinfer.bench.serve_config import (
     environment_api_key,
     parse_pairs,
 )
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,24 +25,20 @@ if TYPE_CHECKING:
     from roseinfer.bench.requests import RequestTemplate
 
 NAME = "bench serve"
-HELP = "time requests that arrive at a running OpenAI-compatible server, ours or another"
+HELP = "measure latencies and throughput of any running OpenAI-compatible server"
 OPTIONS = OptionSet(
     Group(OpenLoopConfig, "load (lengths, cycle, shared_prefix, same_prompt and vocab: of the dataset ids)"),
     Group(DatasetConfig, "datasets"),
     Group(ClientConfig, "requests"),
     Group(ResultConfig, "result"),
 )
-# Who gives one of these without a dataset means token ids.
-OF_IDS = frozenset(
+# Each of these options without a dataset selects token ids.
+TOKEN_ID_OPTIONS = frozenset(
     {"workload", "in_len", "in_min", "out_len", "out_min", "cycle", "shared_prefix", "same_prompt", "vocab"}
 )
-FULL_LENGTH = (IDS, "random", "timed_trace")  # whose outputs have the tokens that are asked for
+FULL_LENGTH_DATASETS = (IDS, "random", "timed_trace")  # datasets whose outputs have the requested number of tokens
 SAMPLING = ("top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty")
 DEFAULT_PROMPTS = 1000
-
-
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
 
 
 def run(args: Namespace) -> int:
@@ -63,24 +59,24 @@ def run(args: Namespace) -> int:
     check_client()
     classes = load_classes(config)
     shown = {name: value for name, value in given.items() if name not in ("api_key", "header")}
-    machine = host()  # of the client: what the server runs on is not known here
+    machine = host()  # The machine of the client; the server's is unknown here.
     print(header("roseinfer bench serve", shown, machine), flush=True)
     model = client.served_model_name or config.model or first_model(config, parse_pairs("header", client.header))
     template = make_template(config, dataset, client, report)
     planned, tokenizer = _plan(config, dataset, client, model, classes)
     outcomes, probes = measure(config, client, model, planned, template)
-    named = _asked(config, client, report, model, tokenizer)
+    named = _load_fields(config, client, report, model, tokenizer)
     return _report(outcomes, probes, classes, config, report, named, shown, machine)
 
 
 def completed(given: dict[str, Any]) -> dict[str, Any]:
-    """What was given, with what follows from it: dataset, address, arrivals, lengths, numbers of processes and prompts.
+    """Return the given options together with those derived from them: dataset, address, arrivals, lengths, processes.
 
     Raises `ConfigError`.
     """
     given = dict(given)
-    given.setdefault("dataset_name", IDS if OF_IDS & given.keys() else "random")
-    _name_address(given)
+    given.setdefault("dataset_name", IDS if TOKEN_ID_OPTIONS & given.keys() else "random")
+    _set_url(given)
     if isinf(given.get("rate", 0.0)):
         del given["rate"]
         given["workload"] = "burst"
@@ -92,34 +88,34 @@ def completed(given: dict[str, Any]) -> dict[str, Any]:
     if one_process and given.setdefault("procs", 1) != 1:
         raise ConfigError("procs must be 1 with max_concurrency or probe_request_rate")
     if given.get("ramp_up_strategy") and ("rate" in given or given["dataset_name"] == IDS):
-        raise ConfigError("ramp_up_strategy takes no rate, and not the dataset ids")
+        raise ConfigError("ramp_up_strategy cannot be combined with rate or the dataset ids")
     if given.get("api_key") is None and environment_api_key():
         given["api_key"] = environment_api_key()
     return given
 
 
-def _name_address(given: dict[str, Any]) -> None:
+def _set_url(given: dict[str, Any]) -> None:
     if given.get("host") is None and given.get("port") is None:
         return
     if "url" in given:
-        raise ConfigError("url and host or port are given: one of them is enough")
+        raise ConfigError("give either url, or host and port")
     host = given.get("host") or "127.0.0.1"
     given["url"] = f"http://{f'[{host}]' if ':' in host else host}:{given.get('port') or 8000}"
 
 
 def _translate_lengths(given: dict[str, Any]) -> None:
-    """The general names of lengths stand for the dataset's own."""
-    for name in OF_IDS & given.keys() - {"workload"}:
+    """Translate the general names of lengths to those of the dataset."""
+    for name in TOKEN_ID_OPTIONS & given.keys() - {"workload"}:
         if name not in ("in_len", "out_len"):
-            raise ConfigError(f"{name} is for dataset_name ids, not {given['dataset_name']}")
+            raise ConfigError(f"{name} requires dataset_name ids, not {given['dataset_name']}")
     dataset = given["dataset_name"]
     if "in_len" in given:
         if dataset != "random":
-            raise ConfigError(f"in_len is for dataset_name ids or random, not {dataset}")
+            raise ConfigError(f"in_len requires dataset_name ids or random, not {dataset}")
         given["random_input_len"] = given.pop("in_len")
     if "out_len" in given:
         if dataset == "timed_trace":
-            raise ConfigError("out_len: a timed_trace has its own")
+            raise ConfigError("out_len cannot be combined with timed_trace, which has output lengths")
         given[f"{dataset}_output_len"] = given.pop("out_len")
 
 
@@ -137,7 +133,7 @@ def make_template(
         fields["repetition_penalty"] = client.repetition_penalty or 1.0
     if client.logprobs is not None:
         fields |= {"logprobs": True, "top_logprobs": client.logprobs} if chat else {"logprobs": client.logprobs}
-    if client.ignore_eos or dataset.dataset_name in FULL_LENGTH:
+    if client.ignore_eos or dataset.dataset_name in FULL_LENGTH_DATASETS:
         fields["ignore_eos"] = True
     prefix = client.request_id_prefix
     return RequestTemplate(
@@ -156,7 +152,7 @@ def make_template(
 def _plan(
     config: OpenLoopConfig, dataset: DatasetConfig, client: ClientConfig, model: str, classes: Sequence[Any]
 ) -> "tuple[list[PlannedRequest], str | None]":
-    """The requests, and whose tokenizer made them (None: nobody's)."""
+    """Return the requests and the name of the tokenizer that made them, None for token ids."""
     from roseinfer.bench.arrivals import Ramp, draw, plan
     from roseinfer.bench.codec import align_to_server, find_codec
     from roseinfer.bench.datasets import load, templated
@@ -179,10 +175,10 @@ def _plan(
     return plan(config, samples, classes, ramp), codec.name
 
 
-def _asked(
+def _load_fields(
     config: OpenLoopConfig, client: ClientConfig, report: ResultConfig, model: str, tokenizer: str | None
 ) -> dict[str, Any]:
-    """What a result says of its load, by the names of `vllm bench serve`."""
+    """Return the description of the load in a result, by the names of `vllm bench serve`."""
     rate: float | str = "inf" if config.workload == "burst" else config.rate
     ramp = {name: getattr(client, name) for name in ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")}
     return {
@@ -234,6 +230,6 @@ def _report(
         }
         seen["latency_ms"] = seen.pop("e2e_ms")
         plot_latencies(report.plot, f"bench serve: {named['model_id']}", {str(named["label"] or "load"): seen})
-    # With objectives, turning requests away is an answer.
+    # With objectives, a rejection counts as an answer.
     answered = summary["ok"] + (summary["rejected"] if classes else 0)
     return 0 if answered == summary["requests"] else 1

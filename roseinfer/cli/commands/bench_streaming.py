@@ -1,4 +1,4 @@
-"""roseinfer bench streaming: what clients see whose requests arrive one after the other."""
+"""roseinfer bench streaming: client-side latencies of requests that arrive one after another."""
 
 import asyncio
 from argparse import Namespace
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from roseinfer.bench.config import StreamingConfig
 from roseinfer.cli.commands.generate import SAMPLING_HELP
 from roseinfer.cli.commands.groups import ENGINE, engine_config
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.sampling import SamplingParams
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from roseinfer.bench.streaming_compare import Setting, SettingRuns
 
 NAME = "bench streaming"
-HELP = "time requests that arrive one after the other, as their readers see them"
-# The engine's seed covers requests; length and end have names of their own here; nobody looks at log probabilities.
+HELP = "measure client-side latencies of requests that arrive one after another"
+# `seed` is the engine's option, length and end have their own options, and nothing reads log probabilities.
 SAMPLING = Group(
     SamplingParams,
     "sampling",
@@ -26,15 +26,11 @@ SAMPLING = Group(
     defaults={"temperature": 0.0},
 )
 OPTIONS = OptionSet(Group(StreamingConfig, "benchmark"), SAMPLING, *ENGINE)
-# Name in the benchmark -> name of the engine's option.
+# Benchmark's option -> engine's option.
 SYNONYMS = {"hf_model_id": "model"}
 NOT_COMPARED = frozenset({"json", "plot", "compare", "warmup_runs", "repeat_runs"})
-NOT_GIVEN = "default"
+DEFAULT_SETTING = "default"
 SWITCH = {"on": True, "true": True, "off": False, "false": False}
-
-
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
 
 
 def run(args: Namespace) -> int:
@@ -64,7 +60,7 @@ def run(args: Namespace) -> int:
 
 
 def make_settings(given: Mapping[str, Any]) -> "list[Setting]":
-    """One setting, or the two that --compare asks for. Raises `ConfigError` for whatever is wrong with the options."""
+    """Return one setting, or the two of --compare. Raises `ConfigError` for invalid options."""
     spec = given.get("compare")
     if spec is None:
         return [make_setting("", given)]
@@ -73,7 +69,7 @@ def make_settings(given: Mapping[str, Any]) -> "list[Setting]":
 
 
 def make_setting(name: str, given: Mapping[str, Any]) -> "Setting":
-    """What `given` asks for. Raises `ConfigError`."""
+    """Build the setting that `given` describes. Raises `ConfigError`."""
     from roseinfer.bench.streaming import StreamingLoad, check_nvtx
     from roseinfer.bench.streaming_compare import Setting
 
@@ -88,7 +84,7 @@ def make_setting(name: str, given: Mapping[str, Any]) -> "Setting":
 
 
 def _without_synonyms(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's own names for its options. Raises `ConfigError` if both are given and differ."""
+    """Replace synonyms by the engine's options. Raises `ConfigError` if both are given with different values."""
     plain = dict(given)
     for synonym, name in SYNONYMS.items():
         value = plain.pop(synonym, None)
@@ -106,15 +102,15 @@ def _parse_compare(spec: str) -> tuple[str, list[str]]:
     if not equals or len(both) != 2 or both[0] == both[1]:
         raise ConfigError(f"compare must be OPTION=A,B with two different values, got {spec!r}")
     if key not in OPTIONS.options or key in NOT_COMPARED:
-        raise ConfigError(f"compare: {key!r} is no option that can be compared")
+        raise ConfigError(f"compare: {key!r} is not an option that can be compared")
     return key, both
 
 
 def _with(given: Mapping[str, Any], key: str, text: str) -> dict[str, Any]:
-    """`given`, but for one option that has the value of `text`."""
+    """Return `given` with one option set to the value of `text`."""
     option = OPTIONS.options[key]
     rest = {name: value for name, value in given.items() if name != key}
-    if text == NOT_GIVEN:
+    if text == DEFAULT_SETTING:
         return rest
     value = SWITCH.get(text, text) if option.type is bool else text
     return {**rest, key: option.from_file(value)}

@@ -1,20 +1,16 @@
-"""roseinfer bench throughput: how many requests and tokens a second the engine does when it is never idle."""
+"""roseinfer bench throughput: requests and tokens per second of an engine that is never idle."""
 
 import asyncio
 from argparse import Namespace
 
 from roseinfer.bench.config import ThroughputConfig
 from roseinfer.cli.commands.groups import ENGINE, engine_config
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.engine import EngineConfig
 
 NAME = "bench throughput"
-HELP = "run many requests at once and count tokens a second"
+HELP = "measure tokens per second with many requests at once"
 OPTIONS = OptionSet(Group(ThroughputConfig, "benchmark"), *ENGINE)
-
-
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
 
 
 def run(args: Namespace) -> int:

@@ -1,32 +1,28 @@
-"""roseinfer calibrate: what steps cost on this machine, for the simulator and for a scheduler's first guess."""
+"""roseinfer calibrate: measure step costs on this machine for the simulator and schedulers."""
 
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
 from roseinfer.calibration.config import CalibrateConfig
-from roseinfer.cli.commands.groups import CACHE, MODEL, NESTED, PRICED, PROFILE, engine_config
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.cli.commands.groups import CACHE, MODEL, NESTED_OPTIONS, PRICED, PROFILE, engine_config
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.sched.prefill import PrefillOptions
 
 NAME = "calibrate"
-HELP = "measure what steps cost, and fit the cost model that schedulers and the simulator use"
-# Here the sweep chooses the steps, no policy.
+HELP = "measure step costs and fit the cost model of schedulers and the simulator"
+# The sweep chooses the steps; no policy runs.
 CHOSEN = frozenset({"scheduling_policy", "prefill_admission_policy", "max_inflight_requests", "max_active_requests"})
 OPTIONS = OptionSet(
     Group(CalibrateConfig, "sweep"),
     MODEL,
     CACHE,
-    Group(SchedulerConfig, "scheduler", skip=NESTED | CHOSEN),
+    Group(SchedulerConfig, "scheduler", skip=NESTED_OPTIONS | CHOSEN),
     Group(PrefillOptions, "prompts", skip=frozenset({"max_batch_size"})),
     PROFILE,
     PRICED,
 )
-
-
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
 
 
 def run(args: Namespace) -> int:
@@ -46,6 +42,6 @@ def run(args: Namespace) -> int:
 
 
 def _simulate_flags(machine: Mapping[str, Any]) -> str:
-    """A cost model says nothing of the context and the cache."""
+    """Return options of `simulate` that the cost model does not contain: context and cache."""
     flags = {"max_model_len": "--max-model-len", "num_blocks": "--num-kv-blocks", "block_size": "--block-size"}
     return "".join(f" {flag} {machine[name]}" for name, flag in flags.items() if name in machine)

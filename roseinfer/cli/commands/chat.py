@@ -10,7 +10,7 @@ from roseinfer.config.options import Group, OptionParser, OptionSet
 from roseinfer.core.errors import ConfigError
 
 NAME = "chat"
-HELP = "talk to a model, here or on a server: MODEL may be a URL"
+HELP = "talk to a model in the terminal; MODEL may be the URL of a server"
 OPTIONS = OptionSet(Group(ChatConfig, "conversation"), asking.ANSWERS, asking.SERVER, *ENGINE)
 
 
@@ -28,7 +28,7 @@ def run(args: Namespace) -> int:
 
     question = args.quick if args.quick is not None else piped()
     if question is not None and not question.strip():
-        raise ConfigError("there is no question: -q is empty, or standard input")
+        raise ConfigError("no question: -q or standard input is empty")
     screen = Screen()
     stats = screen.stats_wanted(answers.stats)
     with asking.server(OPTIONS, given) as (remote, own):
@@ -49,4 +49,4 @@ def run(args: Namespace) -> int:
 def _welcome(model: str, url: str | None) -> str:
     where = "in this terminal" if url is None else f"on {url}"
     embedded = " (the embedded model: it is tiny, and writes something like Python)" if model == "tiny" else ""
-    return f"{model} {where}{embedded}; /help lists commands, Ctrl+D leaves"
+    return f"{model} {where}{embedded}; /help lists commands, Ctrl+D quits"

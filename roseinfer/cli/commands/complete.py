@@ -1,4 +1,4 @@
-"""roseinfer complete: go on with a text, by a server's API."""
+"""roseinfer complete: continue a text through a server's API."""
 
 from argparse import Namespace
 
@@ -10,7 +10,7 @@ from roseinfer.config.options import OptionParser, OptionSet
 from roseinfer.core.errors import ConfigError
 
 NAME = "complete"
-HELP = "go on with a text, here or on a server: MODEL may be a URL"
+HELP = "continue a text; MODEL may be the URL of a server"
 OPTIONS = OptionSet(asking.ANSWERS, asking.SERVER, *ENGINE)
 
 
@@ -29,7 +29,7 @@ def run(args: Namespace) -> int:
 
     prompt = args.quick if args.quick is not None else read_all()
     if not prompt:
-        raise ConfigError("there is no text: -q is empty, or standard input")
+        raise ConfigError("no text: -q or standard input is empty")
     screen = Screen()
     slo = parse_objectives(answers.slo or "")
     with asking.server(OPTIONS, given) as (remote, _):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from roseinfer.cli.commands.groups import ENGINE, engine_config
 from roseinfer.cli.commands.otlp import with_traces
 from roseinfer.cli.commands.serve import check_classes, check_predictor, with_keys
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.replicas import DEFAULT_ROUTER, ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
@@ -31,10 +31,6 @@ SERVER = Group(ServerConfig, "server", skip=frozenset({"host", "api_workers", "w
 HIDDEN = frozenset({"HF_TOKEN"})
 DEPLOYMENT = Group(DeployConfig, "deployment")
 OPTIONS = OptionSet(*ENGINE, DEPLOYMENT, ENGINES, SERVER)
-
-
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
 
 
 def run(args: Namespace) -> int:

@@ -1,4 +1,4 @@
-"""roseinfer doctor: whether serving will work on this machine, and if not, why."""
+"""roseinfer doctor: check whether serving works on this machine, and explain failures."""
 
 import json
 import sys
@@ -6,20 +6,16 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from roseinfer.cli.doctor.config import DoctorConfig
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.progress import stage
 
 if TYPE_CHECKING:
     from roseinfer.cli.doctor.checks import Check
 
 NAME = "doctor"
-HELP = "look at the machine: what will work, what will not, and why"
+HELP = "check what works on this machine, what does not, and why"
 OPTIONS = OptionSet(Group(DoctorConfig, "what to look at", positional="model"))
 COLOURS = {"ok": "\x1b[32m", "warning": "\x1b[33m", "problem": "\x1b[31m"}
-
-
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
 
 
 def run(args: Namespace) -> int:
@@ -36,12 +32,12 @@ def run(args: Namespace) -> int:
         print(json.dumps({"works": works, "checks": [check.as_json() for check in checks]}, indent=2))
     else:
         print(as_text(checks, colours=sys.stdout.isatty()))
-        print("serving will work" if works else "serving would not work: see the problems above")
+        print("serving will work" if works else "serving will not work: see the problems above")
     return 0 if works else 1
 
 
 def as_text(checks: "list[Check]", *, colours: bool) -> str:
-    """A line for each, and below it what to do."""
+    """Format one line per check, with its remedy below."""
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:

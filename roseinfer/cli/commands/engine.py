@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roseinfer.cli.commands.groups import ENGINE, engine_config
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import KeeperConfig
 from roseinfer.core.errors import ConfigError
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 NAME = "engine"
 HELP = "keep an engine for servers on other hosts (serve --engines)"
 OPTIONS = OptionSet(*ENGINE, Group(KeeperConfig, "engine for others"))
-
-
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
 
 
 def run(args: Namespace) -> int:

@@ -1,11 +1,11 @@
-"""What `simulate` does with several engines beside its table of policies: further tables, and replays."""
+"""Tables and replays of `simulate` with several engines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-# Column -> what of `fleet`; shown where some run has it.
-ON_THE_WAY = {
+# Column -> key of `fleet`; shown if any run has it.
+ROUTING_COLUMNS = {
     "retried": "retries",
     "good then": "good_retries",
     "deaths": "deaths",
@@ -18,7 +18,7 @@ ON_THE_WAY = {
 
 
 def which(point: Mapping[str, Any], several_sizes: bool) -> dict[str, Any]:
-    """The columns that say which fleet a point is of."""
+    """Return the columns that identify the fleet of a point."""
     named = {"router": point["router"]}
     return {**named, "replicas": point["replicas"]} if several_sizes else named
 
@@ -28,7 +28,7 @@ def several_sizes(points: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def print_fleets(points: Sequence[Mapping[str, Any]]) -> None:
-    """What became of requests on the way, and a line for each engine."""
+    """Print what routing did to requests, and one line per engine."""
     from roseinfer.bench.report import table
 
     sizes = several_sizes(points)
@@ -45,7 +45,7 @@ def _fleet_row(point: Mapping[str, Any], sizes: bool, points: Sequence[Mapping[s
         row |= {"replica s": f"{fleet['replica_s']:.0f}", "most": f"{fleet['most_engines']:g}"}
         row["s below target"] = f"{fleet['below_target_s']:g}"
     row["prefix hits"] = f"{fleet['prefix_hit_share']:.3f}"
-    for title, name in ON_THE_WAY.items():
+    for title, name in ROUTING_COLUMNS.items():
         if any(other["fleet"][name] for other in points):
             row[title] = fleet[name]
     row["placed for"] = reasons(fleet["reasons"])
@@ -54,7 +54,7 @@ def _fleet_row(point: Mapping[str, Any], sizes: bool, points: Sequence[Mapping[s
 
 
 def reasons(counts: Mapping[str, float]) -> str:
-    """`pace 91%, retry 9%`, the most frequent first."""
+    """Format shares of reasons, most frequent first: `pace 91%, retry 9%`."""
     whole = sum(counts.values())
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     return ", ".join(f"{reason} {count / whole:.0%}" for reason, count in ordered if count)

@@ -23,7 +23,7 @@ SAMPLING_HELP = {
     "max_tokens": "tokens to generate at most",
     "min_tokens": "tokens to generate before the model may end",
     "temperature": "0 = greedy",
-    "top_k": "sample among the k likeliest tokens; 0 = off",
+    "top_k": "sample among the k most likely tokens; 0 = off",
     "top_p": "sample among the likeliest tokens that reach this mass",
     "min_p": "sample among tokens at least this likely relative to the likeliest",
     "repetition_penalty": "above 1 makes tokens of prompt and output less likely",
@@ -37,8 +37,8 @@ SAMPLING_HELP = {
     "skip_special_tokens": "do not print special tokens",
     "bad_words": "text that the output must not hold, as the tokenizer writes it; may be given several times",
 }
-# The seed is the model's option of that name; log probabilities have no place in printed text; lists of token ids and
-# cut prompts are for programs.
+# `seed` is the model's option of that name; log probabilities cannot be shown in printed text; lists of token ids and
+# truncated prompts are for programs.
 SAMPLING = Group(
     SamplingParams,
     "sampling",
@@ -52,17 +52,20 @@ OPTIONS = OptionSet(SAMPLING, *ENGINE)
 
 
 def configure(parser: OptionParser) -> None:
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what to complete; - reads standard input")
-    parser.add_argument("--chat", action="store_true", help="the prompt is a user's message to the chat model")
-    parser.add_argument("--system", metavar="TEXT", help="with --chat: a system message before it")
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="text to complete; - reads standard input")
+    parser.add_argument("--chat", action="store_true", help="treat the prompt as a user message of a chat")
+    parser.add_argument("--system", metavar="TEXT", help="with --chat: system message")
     parser.add_argument(
-        "--stream", action=argparse.BooleanOptionalAction, default=True, help="print text as it comes (default: on)"
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="print text while it is generated",
     )
 
 
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
-    OPTIONS.build(SamplingParams, given)  # a wrong value is told before the model is loaded
+    OPTIONS.build(SamplingParams, given)  # report a wrong value before the model is loaded
     if args.system is not None and not args.chat:
         raise ConfigError("--system needs --chat")
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
@@ -88,7 +91,9 @@ def _chat_ids(llm: "LLM", text: str, system: str | None) -> list[int]:
 
 
 def _params(llm: "LLM", given: dict[str, Any], prompt_tokens: int) -> SamplingParams:
-    """A flag beats the model's generation_config, which beats the default; the default length fits the context."""
+    """Return sampling parameters: flags override the model's generation_config, which overrides the defaults. The
+    default length fits the context.
+    """
     room = max(llm.info.facts.max_model_len - prompt_tokens, 1)
     values = {"max_tokens": min(MAX_TOKENS, room), **llm.info.facts.default_sampling, **given}
     return OPTIONS.build(SamplingParams, values)

@@ -1,4 +1,4 @@
-"""The option groups that commands share."""
+"""Option groups that several commands share."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -16,11 +16,11 @@ from roseinfer.core.config.engine import (
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.sched.registry import all_options, option_names, policies, scheduler_config
 
-NESTED = frozenset({"policy_options"})  # an option of its own is each of these
+NESTED_OPTIONS = frozenset({"policy_options"})  # each of these is an option of its own
 
 MODEL = Group(ModelConfig, "model", positional="model")
 CACHE = Group(CacheConfig, "KV cache")
-SCHEDULER = Group(SchedulerConfig, "scheduler", skip=NESTED, choices={"scheduling_policy": tuple(policies())})
+SCHEDULER = Group(SchedulerConfig, "scheduler", skip=NESTED_OPTIONS, choices={"scheduling_policy": tuple(policies())})
 POLICY = Group(all_options(), "scheduling policies (an option that the chosen one does not have is an error)")
 PROFILE = Group(ProfileConfig, "profiling")
 PRICED = Group(PricedConfig, "an engine without a model")
@@ -29,7 +29,7 @@ ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, PROFILE, PRICED, KV_EVENTS)
 
 
 def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
-    """The engine's config from what was given; `options` holds the groups of ENGINE, but perhaps the last one."""
+    """Build the engine's config from the given options. `options` holds ENGINE's groups, but perhaps the last."""
     told = any(group is KV_EVENTS for group in options.groups)
     name = next(iter(given.get("served_model_name", ())), None)
     return EngineConfig(
@@ -43,6 +43,6 @@ def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
 
 
 def scheduler_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the given options that are the scheduler's or a policy's."""
+    """Return the given options that belong to the scheduler or a policy."""
     names = {f.name for f in fields(SchedulerConfig)} | option_names()
     return {name: value for name, value in given.items() if name in names}

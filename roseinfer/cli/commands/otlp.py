@@ -1,4 +1,4 @@
-"""Where traces go: the option, else the variables of OpenTelemetry's specification, made one address."""
+"""Address of the trace collector: from the option, else from OpenTelemetry's environment variables."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
 
-# opentelemetry.io/docs/specs/otel/protocol/exporter: the first is used as it is, the path is added to the second.
+# opentelemetry.io/docs/specs/otel/protocol/exporter: the first is used as is; the signal's path is appended to the
+# second.
 TRACES_VARIABLE, BASE_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
@@ -16,9 +17,9 @@ PATH = "/v1/traces"
 
 
 def with_traces(server: ServerConfig, environment: Mapping[str, str]) -> ServerConfig:
-    """The same options with the address of what takes traces, or with None if there are to be none.
+    """Return the options with the collector's address, or None if there is none.
 
-    Raises `ConfigError` for an address or protocol that cannot be used, or if the extra is not installed.
+    Raises `ConfigError` for an unsupported address or protocol, or if the extra `otel` is not installed.
     """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return replace(server, otlp_endpoint=None)
@@ -49,17 +50,15 @@ def _check(source: str, url: str, exporter: str, environment: Mapping[str, str])
     except ValueError:
         usable = False
     if not usable:
-        raise ConfigError(f"{source}: {url[:200]!r} is no URL like http://127.0.0.1:4318")
+        raise ConfigError(f"{source}: {url[:200]!r} is not a URL (expected http://host:port)")
     if exporter not in ("", "otlp", "none"):
-        raise ConfigError(f"OTEL_TRACES_EXPORTER: {exporter[:40]!r} is not supported, only otlp and none are")
+        raise ConfigError(f"OTEL_TRACES_EXPORTER: {exporter[:40]!r} is not supported (expected otlp or none)")
     asked = next((environment[name] for name in PROTOCOL_VARIABLES if environment.get(name)), PROTOCOL)
     if asked != PROTOCOL:
-        raise ConfigError(
-            f"traces are sent by {PROTOCOL} only, and {asked[:40]!r} is asked for ({PROTOCOL_VARIABLES[1]})"
-        )
+        raise ConfigError(f"{PROTOCOL_VARIABLES[1]}: {asked[:40]!r} is not supported (expected {PROTOCOL})")
     if not _installed():
         why = "without them, unset it or set OTEL_SDK_DISABLED=true" if source != "otlp_endpoint" else "or do without"
-        raise ConfigError(f"{source}: traces need the extra: pip install 'roseinfer[otel]' ({why})")
+        raise ConfigError(f"{source}: traces require an extra: pip install 'roseinfer[otel]' ({why})")
 
 
 def _installed() -> bool:
@@ -68,5 +67,5 @@ def _installed() -> bool:
             find_spec("opentelemetry.sdk") is not None
             and find_spec("opentelemetry.exporter.otlp.proto.http") is not None
         )
-    except ModuleNotFoundError:  # of what is above them
+    except ModuleNotFoundError:  # cells of the row above
         return False

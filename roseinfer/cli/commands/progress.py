@@ -1,6 +1,6 @@
-"""How far something is that takes a while, on stderr: the one mechanism that all commands use.
+"""Progress of long operations on stderr, for all commands.
 
-Who works says so by `roseinfer.core.progress`; every command is run with a `Progress` that listens.
+Work reports through `roseinfer.core.progress`; every command runs with a `Progress` that listens.
 """
 
 import sys
@@ -13,17 +13,17 @@ from typing import Self, TextIO
 
 from roseinfer.core.progress import listening
 
-SOON_S = 2.0  # what takes no longer needs no line
-BETWEEN_S = 30.0  # where lines stay
-FRAME_S = 0.2  # where they are written over
-PAUSE_S = 0.5  # stages that follow each other sooner are one wait
+FIRST_LINE_S = 2.0  # shorter operations need no line
+LOG_INTERVAL_S = 30.0  # interval where lines stay
+REDRAW_INTERVAL_S = 0.2  # interval where the line is overwritten
+MAX_STAGE_GAP_S = 0.5  # stages that follow each other faster count as one wait
 
 
 class Progress:
-    """One line that is written over on a terminal; elsewhere one now and then. None for what is done at once.
+    """One line that is overwritten on a terminal; elsewhere a new line now and then. Short operations print nothing.
 
-    Use as a context manager. `report` says what is done and how far it is. Once something is, a thread writes the line
-    also while nobody says anything. `what`: is done from the start.
+    Use it as a context manager. `report` sets the current operation and its progress. A thread rewrites the line while
+    an operation lasts. `what`: the operation at the start.
     """
 
     def __init__(self, what: str = "", out: TextIO | None = None) -> None:
@@ -31,7 +31,7 @@ class Progress:
         self._terminal = self._out.isatty()
         self._what, self._done, self._total = "", 0, 0
         self._stage_s = self._next_s = 0.0
-        self._idle_s = float("-inf")  # when the last stage ended
+        self._idle_s = float("-inf")  # end time of the last stage
         self._shown = False
         self._over = threading.Event()
         self._writing = threading.Lock()
@@ -46,37 +46,37 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """The line goes away, and none comes any more."""
+        """Remove the line and stop printing."""
         with self._writing:
             self._over.set()
             self._wipe()
 
     def report(self, what: str, done: int = 0, total: int = 0) -> None:
-        """As `roseinfer.core.progress` has it."""
+        """Set the current operation and progress; see `roseinfer.core.progress`."""
         with self._writing:
             if what != self._what:
-                self._turn_to(what, monotonic())
+                self._start_stage(what, monotonic())
             self._done, self._total = done, total
         self.tick()
 
     def tick(self) -> None:
-        """Writes the line if it is time to."""
+        """Write the line if it is due."""
         with self._writing:
             now_s = monotonic()
             if not self._what or now_s < self._next_s or self._over.is_set():
                 return
-            self._next_s = now_s + (FRAME_S if self._terminal else BETWEEN_S)
+            self._next_s = now_s + (REDRAW_INTERVAL_S if self._terminal else LOG_INTERVAL_S)
             line = self._line(now_s)
             self._out.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
             self._out.flush()
             self._shown = True
 
-    def _turn_to(self, what: str, now_s: float) -> None:
+    def _start_stage(self, what: str, now_s: float) -> None:
         if not what:
             self._idle_s = now_s
             self._wipe()
-        elif not self._what and now_s - self._idle_s > PAUSE_S:
-            self._next_s = now_s + SOON_S
+        elif not self._what and now_s - self._idle_s > MAX_STAGE_GAP_S:
+            self._next_s = now_s + FIRST_LINE_S
         self._what, self._stage_s = what, now_s
         if what and self._ticker is None:
             self._ticker = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -98,12 +98,12 @@ class Progress:
         self._shown = False
 
     def _run(self) -> None:
-        while not self._over.wait(FRAME_S):
+        while not self._over.wait(REDRAW_INTERVAL_S):
             self.tick()
 
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """What the work inside reports, wherever in this process it does so, is shown."""
+    """Show the progress that the work inside the context reports, from any thread of this process."""
     with Progress() as progress, listening(progress.report):
         yield

@@ -1,4 +1,4 @@
-"""What `simulate` compares policies on: requests and a machine, from the options or from a workload's file."""
+"""Scenario of `simulate`: requests and a machine, from options or a workload file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,8 +13,8 @@ from roseinfer.sim.setups import SETUPS
 from roseinfer.sim.sweep import LoadPoint
 from roseinfer.sim.workload_file import FileArrivals, read_workload
 
-# Options that say what a workload's file says.
-SETTLED = (
+# Options that a workload file replaces.
+WORKLOAD_FILE_OPTIONS = (
     "setup",
     "cv",
     "trace",
@@ -36,9 +36,10 @@ SETTLED = (
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`at_rate(None)`: at the rate of a trace. `rates`: those to compare at, if no others are asked for.
+    """Requests and machine on which policies are compared.
 
-    `common`: scheduler options of all policies.
+    `at_rate(None)` keeps the rate of a trace. `rates` are the default rates of a comparison. `common` holds scheduler
+    options of all policies.
     """
 
     machine: Machine
@@ -49,12 +50,12 @@ class Scenario:
 
 
 def scenario_of(workload: WorkloadConfig, cost: CostConfig, given: Mapping[str, Any]) -> Scenario:
-    """`given`: the options that were given. Raises `ConfigError`."""
+    """Build the scenario from the given options. Raises `ConfigError`."""
     return _of_options(workload, cost) if workload.file is None else _of_file(workload.file, workload, given)
 
 
 def slo_classes(workload: WorkloadConfig) -> tuple[Slo, ...]:
-    """Those of the file, if one is given."""
+    """Return the classes in the file, if one is given."""
     if workload.slo_classes is None:
         return ()
     from roseinfer.server.request.slo_classes import read_slo_classes
@@ -78,9 +79,9 @@ def _of_options(workload: WorkloadConfig, cost: CostConfig) -> Scenario:
 
 
 def _of_file(path: str, workload: WorkloadConfig, given: Mapping[str, Any]) -> Scenario:
-    settled = next((name for name in SETTLED if name in given), None)
+    settled = next((name for name in WORKLOAD_FILE_OPTIONS if name in given), None)
     if settled is not None:
-        raise ConfigError(f"{settled} does not go with workload {path}: the file says it")
+        raise ConfigError(f"{settled} cannot be combined with workload {path}, which sets it")
     found = read_workload(path)
     count = workload.num_requests if "num_requests" in given else found.requests or workload.num_requests
 

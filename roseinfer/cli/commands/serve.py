@@ -10,7 +10,7 @@ from typing import Any
 
 from roseinfer.cli.commands.groups import ENGINE, engine_config
 from roseinfer.cli.commands.otlp import with_traces
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.engine import EngineConfig, ModelConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig, check_api_keys
@@ -20,26 +20,22 @@ from roseinfer.sched.estimates import LengthOptions
 from roseinfer.sched.registry import options_of
 
 NAME = "serve"
-# What an OSError says when the machine is short of something: no bug of ours.
-LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# A key beside those of the options; unlike a command line, other users of the machine cannot read it.
+# OSErrors of a machine that lacks a resource; these are not bugs of roseinfer.
+RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# An additional API key. Unlike a command line, other users of the machine cannot read it.
 KEY_VARIABLE = "ROSEINFER_API_KEY"
 HELP = "serve a model over the OpenAI API"
 ENGINES = Group(ReplicasConfig, "engines", choices={"router": ROUTERS})
 OPTIONS = OptionSet(*ENGINE, ENGINES, Group(ServerConfig, "server"))
-# Options of an engine that a server in front of others' engines has too.
-OF_OTHERS = {"model", "gguf_file", "tokenizer", "revision", "download_dir", "max_inflight_requests"}
-
-
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
+# Engine options that also apply to a server in front of remote engines.
+REMOTE_ENGINE_OPTIONS = {"model", "gguf_file", "tokenizer", "revision", "download_dir", "max_inflight_requests"}
 
 
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     engine = engine_config(OPTIONS, given)
     replicas = OPTIONS.build(ReplicasConfig, given)
-    _check_owner(replicas, given)
+    _check_engine_options(replicas, given)
     server = with_traces(with_keys(OPTIONS.build(ServerConfig, given), os.environ), os.environ)
     if server.length_predictor is not None:
         check_predictor(server.length_predictor, None if replicas.engine_list else engine)
@@ -49,9 +45,9 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _check_owner(replicas: ReplicasConfig, given: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for options of engines that are not ours, for what does not lead to these, and for a secret
-    that nobody asks for.
+def _check_engine_options(replicas: ReplicasConfig, given: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for engine options without an engine of our own, and for options of remote engines without
+    one.
     """
     from roseinfer.cluster.start import remote_places
 
@@ -61,15 +57,15 @@ def _check_owner(replicas: ReplicasConfig, given: Mapping[str, Any]) -> None:
         return
     own = {option.name for group in ENGINE for option in group.options()}
     for name in given:
-        if name in own - OF_OTHERS:
-            raise ConfigError(f"{name} is an option of the engines: give it to each `roseinfer engine`")
+        if name in own - REMOTE_ENGINE_OPTIONS:
+            raise ConfigError(f"{name} is an engine option: pass it to each `roseinfer engine`")
     remote_places(replicas)
 
 
 def with_keys(server: ServerConfig, environment: Mapping[str, str]) -> ServerConfig:
-    """The same options with the keys of the key file and of the environment beside those given in the open.
+    """Return the options with the keys of the key file and of the environment added.
 
-    Raises `ConfigError` if one of the two is there and has no key, or has an empty one.
+    Raises `ConfigError` if one of these exists and has no key or an empty one.
     """
     keys = list(server.api_key)
     if server.api_key_file is not None:
@@ -86,7 +82,7 @@ def _keys_in(path: Path) -> list[str]:
     except OSError as error:
         raise ConfigError(f"api_key_file: cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"api_key_file: {path} is no text in UTF-8") from error
+        raise ConfigError(f"api_key_file: {path} is not UTF-8 text") from error
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
         raise ConfigError(f"api_key_file: {path} has no key")
@@ -102,8 +98,8 @@ def check_classes(server: ServerConfig, engine: EngineConfig) -> None:
 
 
 def check_predictor(path: str, engine: EngineConfig | None, tokenizer: Path | None = None) -> None:
-    """Raises `ConfigError` before anything is downloaded or loaded; with the tokenizer's folder, for its vocabulary.
-    `engine`: None: others', with policies that nobody here knows.
+    """Raises `ConfigError` before anything is downloaded or loaded; also, given the tokenizer's folder, for a
+    vocabulary that does not fit. `engine` is None for remote engines, whose policies are unknown here.
     """
     from roseinfer.server.request.length_prediction import check_vocabulary, read_predictor
     from roseinfer.text.tokenizer import Tokenizer
@@ -119,13 +115,13 @@ def _check_policy(engine: EngineConfig) -> None:
     planned = options_of(engine.scheduler)
     if not isinstance(planned, LengthOptions):
         policy = engine.scheduler.policy_name
-        raise ConfigError(f"length_predictor: the scheduling policy {policy} does without predictions")
+        raise ConfigError(f"length_predictor: the scheduling policy {policy} uses no predictions")
     if planned.length_estimator == "ecdf":
-        raise ConfigError("length_predictor: length_estimator ecdf does without predictions")
+        raise ConfigError("length_predictor: length_estimator ecdf uses no predictions")
 
 
 def _serve(engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig) -> None:
-    """Download first, where an interrupt works and nobody is kept waiting on an open port; then serve."""
+    """Download first, while Ctrl+C works and no port is open; then serve."""
     import asyncio
 
     from roseinfer.server.hosting import claim_descriptors, configure_logging, new_event_loop, worker_count
@@ -133,7 +129,7 @@ def _serve(engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig)
     configure_logging(server)
     claim_descriptors(server)
 
-    folder = _fetched(engine.model, weights=not replicas.engine_list)
+    folder = _download_tokenizer(engine.model, weights=not replicas.engine_list)
     if server.length_predictor is not None:
         check_predictor(server.length_predictor, None if replicas.engine_list else engine, folder)
     workers = worker_count(server.api_workers, engine.model.device)
@@ -145,13 +141,13 @@ def _serve(engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig)
         try:
             runner.run(running)
         except OSError as error:
-            if error.errno not in LACKING:
+            if error.errno not in RESOURCE_ERRNOS:
                 raise
-            raise ResourceError(f"the server cannot go on: {os.strerror(error.errno)}") from error
+            raise ResourceError(f"the server cannot continue: {os.strerror(error.errno)}") from error
 
 
-def _fetched(model: ModelConfig, *, weights: bool) -> Path:
-    """The tokenizer's folder. Whose engines are others' needs no weights."""
+def _download_tokenizer(model: ModelConfig, *, weights: bool) -> Path:
+    """Return the tokenizer's folder. A server in front of remote engines needs no weights."""
     from roseinfer.config.hub import model_folder, resolve_model, tokenizer_folder
 
     if weights:

@@ -1,4 +1,4 @@
-"""roseinfer simulate: what a scheduling policy would do to a workload, in a moment and without a model."""
+"""roseinfer simulate: evaluate scheduling policies on a workload in simulated time, without a model."""
 
 import json
 from argparse import Namespace
@@ -10,7 +10,7 @@ from typing import Any
 
 from roseinfer.cli.commands import fleet_tables
 from roseinfer.cli.commands.groups import POLICY, SCHEDULER, scheduler_options
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.progress import stage
@@ -19,30 +19,30 @@ from roseinfer.sim.config import CONSTANTS, CostConfig, SweepConfig, WorkloadCon
 from roseinfer.sim.fleet_config import FleetConfig
 
 NAME = "simulate"
-# Here policies are told what steps cost and how long outputs will be in other ways: `cost` and `lengths`.
-OTHERWISE = frozenset({"cost_model", "length_estimator"})
-KNOWING = "a policy with -oracle or -none behind it knows true lengths, or none"
-HELP = "run the scheduler on a workload without a model, with a cost model for time"
+# In a simulation, `cost` and `lengths` describe step costs and output lengths to policies.
+POLICY_KNOWLEDGE_OPTIONS = frozenset({"cost_model", "length_estimator"})
+POLICY_NAMES_HELP = "append -oracle or -none to a policy for true or no output lengths"
+HELP = "simulate scheduling policies on a workload with a cost model instead of a model"
 OPTIONS = OptionSet(
     Group(WorkloadConfig, "workload"),
-    Group(SweepConfig, "comparison", help={"policies": f"compare {', '.join(contenders())}; {KNOWING}"}),
+    Group(SweepConfig, "comparison", help={"policies": f"compare {', '.join(contenders())}; {POLICY_NAMES_HELP}"}),
     Group(FleetConfig, "several engines"),
     Group(CostConfig, "cost model and cache (without a setup)"),
     SCHEDULER,
-    Group(POLICY.kind, POLICY.title, skip=OTHERWISE),
+    Group(POLICY.kind, POLICY.title, skip=POLICY_KNOWLEDGE_OPTIONS),
     removed={
         **dict.fromkeys(
             ("random_loads", "traces", "cache"), "use `python -m benchmarks.research.grid`, with the same options"
         ),
-        "roles": "the experiment with prefill and decode apart has ended (docs/research/prefill-and-decode-apart.md)",
+        "roles": "the experiment with separate prefill engines has ended (docs/research/prefill-and-decode-apart.md)",
         "move_us": "it belonged to --roles (docs/research/prefill-and-decode-apart.md)",
     },
 )
 PERCENTILES = (50, 95, 99)
-# With one of these runs are compared, be they of one policy.
-OF_COMPARISON = frozenset(each.name for each in fields(SweepConfig))
-# What names one policy where none are compared.
-NAMING = ("scheduling_policy", "prefill_admission_policy")
+# Each of these starts a comparison, even of one policy.
+COMPARISON_OPTIONS = frozenset(each.name for each in fields(SweepConfig))
+# Options that name the policy of a single run.
+SINGLE_RUN_OPTIONS = ("scheduling_policy", "prefill_admission_policy")
 # Column of the table -> member of a point.
 COLUMNS = {
     "goodput": ("goodput_req_s",),
@@ -59,13 +59,9 @@ COLUMNS = {
     "policy us": ("scheduler_us_per_step",),
 }
 SHARES = ("adherence", "rejected", "missed", "best effort")
-REFUSED_BY = "refused by"  # shown where somebody was
-WAITED_FOR = "waited for"
-BEST_EFFORT = ("best effort", "wait p50 ms", "p99")  # shown where there is some
-
-
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
+REJECTED_BY_COLUMN = "refused by"  # shown if a request was rejected
+WAITED_FOR_COLUMN = "waited for"
+BEST_EFFORT = ("best effort", "wait p50 ms", "p99")  # shown if there is a value
 
 
 def run(args: Namespace) -> int:
@@ -75,12 +71,12 @@ def run(args: Namespace) -> int:
     fleet = OPTIONS.build(FleetConfig, given)
     fleet.check_needed(given)
     if cost.cost is not None and given.keys() & set(CONSTANTS):
-        raise ConfigError(f"cost: the file holds {min(given.keys() & set(CONSTANTS))} already")
+        raise ConfigError(f"cost: the file already contains {min(given.keys() & set(CONSTANTS))}")
     if workload.replay is not None:
         if fleet.active:
-            raise ConfigError("replicas does not go with replay: the recording says how many engines there were")
+            raise ConfigError("replicas cannot be combined with replay: the recording sets the number of engines")
         result = run_replay(workload.replay)
-    elif not (fleet.active or workload.setup or workload.file or given.keys() & OF_COMPARISON):
+    elif not (fleet.active or workload.setup or workload.file or given.keys() & COMPARISON_OPTIONS):
         result = run_one(workload, cost, scheduler_config(**scheduler_options(given)))
     else:
         result = run_comparison(workload, sweep, cost, fleet, given)
@@ -90,7 +86,7 @@ def run(args: Namespace) -> int:
 
 
 def run_replay(path: str) -> dict[str, Any]:
-    """A recorded run again, on its own times: are the plans the same? Of several engines, placements too."""
+    """Replay a recorded run on its own times and compare plans and, for several engines, placements."""
     from roseinfer.sim.fleet_parity import is_fleet
     from roseinfer.sim.parity import parity_of
 
@@ -102,7 +98,6 @@ def run_replay(path: str) -> dict[str, Any]:
     return {"parity": {**asdict(parity), "plans_agree": parity.plans_agree, "medians_agree": parity.medians_agree}}
 
 
-# --- one run ----------------------------------------------------------------------------------------------------
 def run_one(workload: WorkloadConfig, cost: CostConfig, scheduler: SchedulerConfig) -> dict[str, Any]:
     from roseinfer.cli.commands.scenario import slo_classes
     from roseinfer.sim.arrivals import make_arrivals
@@ -117,7 +112,7 @@ def run_one(workload: WorkloadConfig, cost: CostConfig, scheduler: SchedulerConf
 
 
 def describe(simulation: Any) -> dict[str, float | int]:
-    """Milliseconds where the name says so; rates per simulated second."""
+    """Return figures in milliseconds where the name says so; rates are per simulated second."""
     from roseinfer.bench.report import percentile
 
     lives = [life for life in simulation.lifetimes if life.token_s]
@@ -142,7 +137,6 @@ def describe(simulation: Any) -> dict[str, float | int]:
     return summary
 
 
-# --- policies against loads -------------------------------------------------------------------------------------
 def run_comparison(
     workload: WorkloadConfig,
     options: SweepConfig,
@@ -150,16 +144,14 @@ def run_comparison(
     fleet: FleetConfig,
     given: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """`given`: all options that were given; those of the scheduler and of policies hold for the policies that have
-    them.
-    """
+    """Compare policies. Scheduler and policy options in `given` apply to the policies that have them."""
     from roseinfer.cli.commands.scenario import scenario_of
     from roseinfer.sim.plot import check_plot, plot_sweep
     from roseinfer.sim.sweep import PolicySweep, check_given, contender, run_sweep
 
     scheduler = scheduler_options(given)
-    chosen = {name: value for name, value in scheduler.items() if name not in NAMING}
-    named: dict[str, Any] = {name: scheduler.get(name) for name in NAMING}
+    chosen = {name: value for name, value in scheduler.items() if name not in SINGLE_RUN_OPTIONS}
+    named: dict[str, Any] = {name: scheduler.get(name) for name in SINGLE_RUN_OPTIONS}
     names = options.policy_list or [SchedulerConfig(**named).policy_name]
     for name in names:
         contender(name)
@@ -185,7 +177,7 @@ def run_comparison(
     check_given(sweep)
     if options.capacity:
         if all(slo.empty for slo in scenario.classes):
-            raise ConfigError("capacity: at which objectives? Give a setup or slo_classes")
+            raise ConfigError("capacity requires objectives: give a setup or slo_classes")
         return _capacities(sweep, scenario.at_rate, options.target, scenario.classes)
     points = run_sweep(sweep)
     print_points(points)
@@ -202,11 +194,11 @@ def _loads(scenario: Any, options: SweepConfig) -> list[Any]:
     traced = None in scenario.rates
     if options.capacity:
         if traced:
-            raise ConfigError("capacity needs a rate that can vary, not a trace")
+            raise ConfigError("capacity requires a variable rate, not a trace")
         return []
     rates = scenario.rates if traced else options.rate_list or scenario.rates
     if not rates:
-        raise ConfigError("rates: at which arrival rates?")
+        raise ConfigError("rates is required")
     return [scenario.at_rate(rate) for rate in rates]
 
 
@@ -221,8 +213,8 @@ def _capacities(sweep: Any, at_rate: Any, target: float, classes: Sequence[Any])
         who = name if plan is None else f"{name}, {plan.router}, {plan.size} engines"
         kept = f"{capacity.rate:.2f} req/s at {target:.1%}; just above"
         if capacity.adherence is None:
-            kept = f"does not meet {target:.1%} at any rate; with one request after the other"
-        print(f"{who}: {kept}, {tight} is the tight one")
+            kept = f"does not meet {target:.1%} at any rate; with one request at a time"
+        print(f"{who}: {kept}, {tight} is the limit")
         where = {} if plan is None else {"router": plan.router, "replicas": plan.size}
         found.append({**asdict(capacity), **where, "target": target, "tight_objective": tight})
     return {"capacity": found}
@@ -242,25 +234,25 @@ def print_points(points: Sequence[Mapping[str, Any]]) -> None:
                 value = None if value is None else value[part]
             shown = title in SHARES and value is not None
             row[title] = f"{value:.3f}" if shown else value
-        row[REFUSED_BY] = shares(point["refused_by"])
-        row[WAITED_FOR] = shares(point["waited_s"], most=2)
+        row[REJECTED_BY_COLUMN] = shares(point["refused_by"])
+        row[WAITED_FOR_COLUMN] = shares(point["waited_s"], most=2)
         rows.append(row)
     if all(point["best_effort"] is None for point in points):
         rows = [{title: row[title] for title in row if title not in BEST_EFFORT} for row in rows]
-    if not any(row[REFUSED_BY] for row in rows):
-        rows = [{title: row[title] for title in row if title != REFUSED_BY} for row in rows]
+    if not any(row[REJECTED_BY_COLUMN] for row in rows):
+        rows = [{title: row[title] for title in row if title != REJECTED_BY_COLUMN} for row in rows]
     print(table(rows))
 
 
 def shares(counts: Mapping[str, float], most: int | None = None) -> str:
-    """`price 91%, queue 9%` of all, the largest first, and no more than `most` of them."""
+    """Format the `most` largest shares: `price 91%, queue 9%`."""
     whole = sum(counts.values())
     ordered = sorted(counts.items(), key=lambda item: -item[1])[:most]
     return ", ".join(f"{cause} {count / whole:.0%}" for cause, count in ordered if count > 0.005 * whole)
 
 
 def print_classes(points: Sequence[Mapping[str, Any]]) -> None:
-    """What became of each class."""
+    """Print the outcome of each class."""
     from roseinfer.bench.report import table
 
     rows = []

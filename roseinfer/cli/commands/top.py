@@ -1,4 +1,4 @@
-"""roseinfer top: a running server at a glance."""
+"""roseinfer top: live overview of a running server."""
 
 import json
 import sys
@@ -8,17 +8,13 @@ from importlib.util import find_spec
 
 from roseinfer.cli.terminal.config import TopConfig
 from roseinfer.cli.terminal.remote import Remote, given_key
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.errors import ConfigError
 
 NAME = "top"
-HELP = "watch a server: promises, engines, the slowest requests"
+HELP = "show promises, engines and the slowest requests of a running server"
 OPTIONS = OptionSet(Group(TopConfig, "view", positional="url"))
 TIMEOUT_S = 10.0
-
-
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
 
 
 def run(args: Namespace) -> int:
@@ -27,9 +23,9 @@ def run(args: Namespace) -> int:
     if config.once:
         return _once(remote, config)
     if find_spec("rich") is None:
-        raise ConfigError("a live view needs rich: pip install 'roseinfer[terminal]'; --once does without")
+        raise ConfigError("the live view requires rich (pip install 'roseinfer[terminal]'); --once does not")
     if not sys.stdout.isatty():
-        raise ConfigError("a live view needs a terminal: --once does without")
+        raise ConfigError("the live view requires a terminal; --once does not")
 
     from roseinfer.cli.terminal.top_screen import watch
 

@@ -1,32 +1,28 @@
-"""roseinfer train-predictor: learn from past requests how long outputs will be."""
+"""roseinfer train-predictor: learn output lengths from past requests."""
 
 import json
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.progress import stage
 from roseinfer.predictor.config import TrainConfig
 
 NAME = "train-predictor"
-HELP = "learn from past requests how long outputs will be"
+HELP = "train a predictor of output lengths on past requests"
 OPTIONS = OptionSet(Group(TrainConfig, "training", positional="data"))
-
-
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
 
 
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     config = OPTIONS.build(TrainConfig, given)
     if config.data is None:
-        raise ConfigError("data: which file to learn from?")
+        raise ConfigError("data is required: the file with past requests")
     if config.out is None:
-        raise ConfigError("out: which file to write?")
+        raise ConfigError("out is required: the file to write")
 
     from time import perf_counter
 
@@ -47,8 +43,8 @@ def run(args: Namespace) -> int:
     spent_s = perf_counter() - start
     trained.predictor.save(config.out)
     width = trained.predictor.settings.width
-    print(f"{trained.train_rows} of {len(rows)} rows learnt in {spent_s:.1f} s, best epoch {trained.best_epoch}")
-    print(f"100 buckets of {width} tokens; on the rows held out:")
+    print(f"{trained.train_rows} of {len(rows)} rows used, trained in {spent_s:.1f} s, best epoch {trained.best_epoch}")
+    print(f"100 buckets of {width} tokens; results on held-out rows:")
     figures = {readout: asdict(found) for readout, found in trained.figures.items()}
     print(table([{"readout": readout, **found} for readout, found in figures.items()]))
     if config.json:

@@ -1,1 +1,1 @@
-"""`roseinfer doctor`: what of this machine will work, what will not, and why."""
+"""Checks of `roseinfer doctor`: what works on this machine, what does not, and why."""

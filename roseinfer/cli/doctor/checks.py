@@ -1,4 +1,4 @@
-"""Judging what was found: one line each, with what to do where something is wrong."""
+"""Turn facts about a machine into checks: one line each, with advice where something is wrong."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -9,24 +9,24 @@ from roseinfer.cli.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, 
 
 GB = 2**30
 OLDEST_PYTHON = (3, 11)
-# Of memory: what a server takes with the smallest model, and what leaves room for one of some use.
+# Memory for the smallest model, and memory for a useful one.
 LEAST_BYTES, ENOUGH_BYTES = GB, 4 * GB
-# Open files: what a start needs, and what the default of --max-num-queued-reqs wants besides.
+# Open files that a start needs, and those that the default of --max-num-queued-reqs adds.
 LEAST_FILES, ENOUGH_FILES = 128, 1024 + 128
 OLDEST_FP8 = (9, 0)
-# Of memory: beyond that little is left for the KV cache.
+# Larger weights leave little memory for the KV cache.
 _WEIGHTS_SHARE = 0.8
 
 
 class State(StrEnum):
     OK = "ok"
-    WARNING = "warning"  # serving works, but not everything, or not as well as it could
-    PROBLEM = "problem"  # serving would not work
+    WARNING = "warning"  # serving works, but with limits
+    PROBLEM = "problem"  # serving does not work
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`found`: what there is; `advice`: what to do, if anything."""
+    """One check: `found` is the state, `advice` what to do about it."""
 
     name: str
     state: State
@@ -50,7 +50,7 @@ def problem(name: str, found: str, advice: str) -> Check:
 
 
 def judge(facts: Facts) -> list[Check]:
-    """All lines, in the order in which they are shown."""
+    """Return all checks in display order."""
     checks = [_python(facts), *_packages(facts), _torch(facts.torch)]
     if facts.torch.error is None:
         checks += [_device(facts), *_kernels(facts)]
@@ -70,7 +70,7 @@ def _python(facts: Facts) -> Check:
 
 
 def _packages(facts: Facts) -> Iterator[Check]:
-    """One line if all is well, else one for each package that is not."""
+    """Return one check if all packages fit, else one per package that does not."""
     wrong = [package for package in facts.packages if package.found is None or package.why_not is not None]
     for package in wrong:
         yield _wrong_package(package)
@@ -156,7 +156,7 @@ def _memory(facts: Facts) -> Check:
 
 
 def _files(facts: Facts) -> Check:
-    """The server raises its own limit as far as it may, so the hard one counts."""
+    """Check the hard limit on open files: the server raises its soft limit itself."""
     soft, hard = facts.files
     if hard is None:
         return ok("open files", "no limit")
@@ -198,12 +198,12 @@ def _install(extra: str) -> str:
 
 
 def _installed(facts: Facts) -> list[str]:
-    """The extras all of whose packages are there."""
+    """Return the extras whose packages are all installed."""
     return [name for name, packages in facts.extras.items() if all(package.found for package in packages)]
 
 
 def _too_large(loaded: float, gpus: Sequence[Gpu]) -> str:
-    """What to do with so many bytes of weights."""
+    """Return advice for weights of this size in bytes."""
     for count in (2, 4, 8):
         if count <= len(gpus) and loaded <= count * _WEIGHTS_SHARE * min(gpu.free_bytes for gpu in gpus):
             return f"its weights do not fit one GPU: --tensor-parallel-size {count} shares them"
@@ -235,7 +235,6 @@ def _model(model: Model, facts: Facts) -> Check:
     return ok(name, found)
 
 
-# --- other hosts --------------------------------------------------------------------------------------------------
 def _hosts(hosts: Hosts) -> Iterator[Check]:
     if hosts.secret_error is not None:
         yield problem(

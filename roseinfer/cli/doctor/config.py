@@ -1,4 +1,4 @@
-"""The options of `roseinfer doctor`."""
+"""Options of `roseinfer doctor`."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from roseinfer.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorConfig:
-    """What to look at beside the machine."""
+    """What to check beside the machine."""
 
     model: str | None = option(
         None, "a model to look at: 'tiny', a folder, a GGUF file, or a Hugging Face id", metavar="MODEL"
@@ -35,7 +35,7 @@ class DoctorConfig:
 
     @property
     def server_port(self) -> int | None:
-        """None: no server is to listen here, as on a host that has an engine."""
+        """Return the port to check; None if no server is to listen here, as on the host of an engine."""
         return 8000 if self.port is None and self.bind is None else self.port
 
     @property

@@ -1,13 +1,13 @@
-"""Asks PyTorch what it can do here, and prints that as a line of JSON: `python -m roseinfer.cli.doctor.device`.
+"""Print what PyTorch can do here as a line of JSON: `python -m roseinfer.cli.doctor.device`.
 
-Run in a process of its own by `ask_torch`: what a broken installation or driver does to it is found, not suffered.
+`ask_torch` runs it in a separate process, so that a broken installation or driver cannot take the doctor down.
 """
 
 import json
 import time
 from typing import Any
 
-SIZE = 1024  # of the matrices of a product on the CPU
+SIZE = 1024  # size of the matrices of the CPU product
 REPEATS = 4
 
 
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _cpu_gflops() -> float:
-    """The best of a few products."""
+    """Return the best of a few products."""
     import torch
 
     x = torch.ones(SIZE, SIZE)
@@ -43,12 +43,12 @@ def _triton() -> str | None:
 
 
 def _gpus() -> dict[str, Any]:
-    """What each has, and whether the first computes."""
+    """Return each GPU's properties, and an error if the first cannot compute."""
     import torch
 
     try:
         if not torch.cuda.is_available():
-            torch.cuda.init()  # which says why not
+            torch.cuda.init()  # the message says why not
             return {"gpu_error": "PyTorch finds none"}
         gpus = [_gpu(number) for number in range(torch.cuda.device_count())]
         torch.ones(8, device="cuda").sum().item()
@@ -70,7 +70,7 @@ def _gpu(number: int) -> dict[str, Any]:
 
 
 def _driver() -> str | None:
-    """The newest CUDA that the driver can run."""
+    """Return the newest CUDA version that the driver supports."""
     import ctypes
 
     version = ctypes.c_int()
@@ -83,7 +83,7 @@ def _driver() -> str | None:
 
 
 def _kernel_error() -> str | None:
-    """Why one of our kernels does not run on the first GPU as it should; None if it does."""
+    """Return the error of one of our kernels on the first GPU; None if it works."""
     import torch
 
     if _triton() is None:

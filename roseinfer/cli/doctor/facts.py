@@ -1,13 +1,13 @@
-"""What is known of a machine and an installation, as plain data, whoever found it out."""
+"""Facts about a machine and an installation, as plain data."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A requirement of ours: `wanted` as the metadata has it, `found` its version or None.
+    """One of our requirements: `wanted` in the metadata, `found` version or None.
 
-    `why_not`: how the version does not fit, as the end of a sentence.
+    `why_not` completes a sentence on why the version does not fit.
     """
 
     name: str
@@ -18,7 +18,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Bytes of its memory; `capability` as in (9, 0)."""
+    """One GPU: memory in bytes; `capability` such as (9, 0)."""
 
     name: str
     capability: tuple[int, int]
@@ -28,10 +28,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """What PyTorch said in a process of its own.
+    """Report of PyTorch, asked in a separate process.
 
-    `error`: it could not be asked, and why. `gpu_error`: there are GPUs, and they could not be used. `kernel_error`:
-    one of our Triton kernels does not run. `cpu_gflops`: of a float32 product on all cores.
+    `error`: why it could not be asked. `gpu_error`: why existing GPUs cannot be used. `kernel_error`: one of our Triton
+    kernels does not run. `cpu_gflops`: speed of a float32 product on all cores.
     """
 
     version: str = ""
@@ -48,10 +48,10 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that was asked about. `error`: why it cannot be served; `needs`: what it lacks yet, as a download.
+    """Model that was checked. `error`: why it cannot be served; `needs`: what is missing, such as a download.
 
-    `quantised`: how its weights are in FP8, None for floats. `widened`: of a GGUF file how many they are and how they
-    are kept there, because they are widened while they load.
+    `quantised`: kind of FP8 weights, None for floats. `widened`: size and dtype of a GGUF file's weights, which are
+    widened while they load.
     """
 
     name: str
@@ -66,8 +66,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An engine on another host. `error`: why it cannot be used; with `misfit`, beside the first one. `up`: it takes
-    requests just now.
+    """Engine on another host. `error`: why it cannot be used; `misfit`: how it differs from the first engine. `up`: it
+    accepts requests.
     """
 
     address: str
@@ -79,7 +79,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """`error`: why nothing can be deployed on it. `token_error`: why it is not shown a token."""
+    """Ray cluster. `error`: why nothing can be deployed on it. `token_error`: why it receives no token."""
 
     address: str
     version: str = ""
@@ -89,7 +89,7 @@ class RayCluster:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """What was asked of other hosts, and of this one for others. `bind`: where an engine is to listen."""
+    """Checks of other hosts, and of this one for them. `bind`: where an engine is to listen."""
 
     secret_file: str | None = None
     secret_error: str | None = None
@@ -101,10 +101,11 @@ class Hosts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`gpu_files`: whether the kernel shows NVIDIA GPUs. `cpu_quota`: cores that a container may use, None = all.
+    """All facts. `gpu_files`: the kernel shows NVIDIA GPUs. `cpu_quota`: cores of a container, None = all.
 
-    `files`: soft and hard limit on open files, None without one. `temporary_error`: why sockets cannot live there.
-    `port`: where a server is to listen, None if none is. `port_error`: why it cannot. `hosts`: None if nobody asked.
+    `files`: soft and hard limit on open files, None without one. `temporary_error`: why sockets cannot be created.
+    `port`: port of the server, None if there is none; `port_error`: why it cannot be used. `hosts`: None if not asked
+    for.
     """
 
     roseinfer: str

@@ -1,4 +1,4 @@
-"""Finding out whether engines on other hosts can be used, or one be kept here for others. Nothing here raises."""
+"""Check engines on other hosts, or whether this host can run one. Failures are returned, never raised."""
 
 import asyncio
 import os
@@ -22,13 +22,13 @@ from roseinfer.engine.remote.sealed import SealedFrames
 from roseinfer.engine.remote.secret import Secret, read_secret
 from roseinfer.integrations.ray.cluster import RAY, knock, require_ray
 
-TIDINGS_S = 5.0  # which an engine's keeper may take for its first word
+TIDINGS_S = 5.0  # timeout of an engine's first message
 _CHUNK_BYTES = 2**16
 TOKEN_FILE = "~/.ray/auth_token"
 
 
 def find_hosts(config: DoctorConfig) -> Hosts | None:
-    """None if nobody asked for any."""
+    """Return the facts about other hosts; None if not asked for."""
     if (config.secret_file, config.bind, config.engines, config.ray_address) == (None,) * 4:
         return None
     secret, secret_error = _secret(config.secret_file)
@@ -59,7 +59,6 @@ def _bind_error(bind: str) -> str | None:
     return None
 
 
-# --- engines ------------------------------------------------------------------------------------------------------
 async def _peers(addresses: tuple[str, ...], secret: Secret) -> tuple[Peer, ...]:
     asked = await asyncio.gather(*(_ask(address, secret) for address in addresses))
     first = next((info for _, info in asked if info is not None), None)
@@ -71,7 +70,7 @@ async def _peers(addresses: tuple[str, ...], secret: Secret) -> tuple[Peer, ...]
 
 
 async def _ask(address: str, secret: Secret) -> tuple[Peer, EngineInfo | None]:
-    """As a server does that begins to follow it."""
+    """Connect like a server that subscribes to the engine."""
     try:
         connected = await tcp.connect(HostPort.parse(address, "engines"), secret, Purpose.FOLLOW)
         with connected.socket:
@@ -91,7 +90,7 @@ async def _ask(address: str, secret: Secret) -> tuple[Peer, EngineInfo | None]:
 
 
 async def _status_update(connected: tcp.Connected) -> StatusUpdate:
-    """The first word of an engine's keeper."""
+    """Read the engine's first status message."""
     frames, loop = SealedFrames(connected.greeted.keys), asyncio.get_running_loop()
     while data := await loop.sock_recv(connected.socket, _CHUNK_BYTES):
         for body in frames.feed(data):
@@ -100,9 +99,8 @@ async def _status_update(connected: tcp.Connected) -> StatusUpdate:
     raise ConnectionResetError("it hung up")
 
 
-# --- Ray ----------------------------------------------------------------------------------------------------------
 def look_at_ray(address: str) -> RayCluster:
-    """What `roseinfer deploy` would meet; the cluster itself is knocked at, and not joined."""
+    """Check the Ray cluster for `roseinfer deploy` without joining it."""
     try:
         require_ray()
     except RoseinferError as error:
@@ -118,7 +116,7 @@ def look_at_ray(address: str) -> RayCluster:
 
 
 def _token_error() -> str | None:
-    """Why the processes of this shell show a cluster no token."""
+    """Return why processes of this shell send the cluster no token."""
     if os.environ.get("RAY_AUTH_MODE") != "token":
         return "RAY_AUTH_MODE is not token in this shell"
     if os.environ.get("RAY_AUTH_TOKEN"):

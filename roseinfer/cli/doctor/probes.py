@@ -1,4 +1,4 @@
-"""Finding out what the machine and the installation are. Nothing here raises: what fails is what was found."""
+"""Collect facts about the machine and the installation. Failures are facts too; nothing here raises."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from roseinfer.cli.doctor.hosts import find_hosts
 from roseinfer.cli.doctor.requirements import declared
 from roseinfer.core.memory import available_memory_bytes
 
-TORCH_PATIENCE_S = 180.0  # a first kernel is compiled, and a driver may hang
-NO_EXTRAS = ("dev",)  # for those who work on roseinfer
-_MAX_SOCKET_PATH_BYTES = 103  # as macOS has it; Linux takes four more
+TORCH_PATIENCE_S = 180.0  # the first kernel is compiled, and a driver may hang
+NO_EXTRAS = ("dev",)  # for developers of roseinfer
+_MAX_SOCKET_PATH_BYTES = 103  # limit of macOS; Linux allows four more
 _LONGEST_NAME = "/roseinfer-12345678/engine999.new"
 
 
 def find_out(config: DoctorConfig) -> Facts:
-    """Everything; takes as long as PyTorch takes to be imported, and a kernel to be compiled."""
+    """Collect all facts. Takes as long as importing PyTorch and compiling a kernel."""
     requirements = declared()
     return Facts(
         roseinfer=roseinfer.__version__,
@@ -49,9 +49,8 @@ def find_out(config: DoctorConfig) -> Facts:
     )
 
 
-# --- the installation ---------------------------------------------------------------------------------------------
 def ask_torch(command: Sequence[str] = (sys.executable, "-m", "roseinfer.cli.doctor.device")) -> Torch:
-    """In a process of its own: a broken driver may end or hang whoever asks."""
+    """Run `device` in a separate process: a broken driver may crash or hang it."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TORCH_PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -69,13 +68,12 @@ def ask_torch(command: Sequence[str] = (sys.executable, "-m", "roseinfer.cli.doc
         return Torch(error=f"PyTorch {how}: {last}")
 
 
-# --- the machine --------------------------------------------------------------------------------------------------
 def cpu_quota(path: Path) -> float | None:
-    """Cores that cgroup v2 lets a container use; None = all."""
+    """Return the cores that cgroup v2 lets a container use; None = all."""
     try:
         quota, period = path.read_text().split()
         return int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # there is no such file, or it says "max"
+    except (OSError, ValueError, ZeroDivisionError):  # no such file, or it contains "max"
         return None
 
 
@@ -114,11 +112,10 @@ def _port_error(port: int) -> str | None:
     return None
 
 
-# --- a model ------------------------------------------------------------------------------------------------------
 def look_at(
     name: str, gguf_file: str | None = None, *, revision: str | None = None, download_dir: str | None = None
 ) -> Model:
-    """What its folder, or its GGUF file, says; nothing is downloaded."""
+    """Read the model's folder or GGUF file; nothing is downloaded."""
     from roseinfer.config.hub import cached_model
     from roseinfer.core.errors import RoseinferError
     from roseinfer.models.config import read_model_spec

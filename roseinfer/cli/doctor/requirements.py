@@ -1,4 +1,4 @@
-"""What roseinfer's own metadata says that it needs, and whether it is there."""
+"""Requirements in roseinfer's own metadata, and whether they are installed."""
 
 import re
 import sys
@@ -21,7 +21,7 @@ _HOLDS = {
 
 
 def declared() -> dict[str, tuple[Package, ...]]:
-    """Packages by extra; "" are those of the base install. Empty for a copy that was never installed."""
+    """Return required packages by extra; "" is the base install. Empty for a copy that was never installed."""
     try:
         return sort_out(metadata.requires("roseinfer") or ())
     except metadata.PackageNotFoundError:
@@ -29,7 +29,7 @@ def declared() -> dict[str, tuple[Package, ...]]:
 
 
 def sort_out(requirements: Iterable[str]) -> dict[str, tuple[Package, ...]]:
-    """`torch>=2.11,<3; extra == "x"` and the like, as far as they are meant for this platform."""
+    """Parse `torch>=2.11,<3; extra == "x"` and the like; requirements of other platforms are left out."""
     found: dict[str, list[Package]] = {}
     for requirement in requirements:
         wanted, _, marker = requirement.partition(";")
@@ -52,7 +52,7 @@ def _package(wanted: str) -> Package:
 
 
 def misfit(wanted: str, version: str) -> str | None:
-    """Why a version does not fit what is wanted, as the end of a sentence; None if it does."""
+    """Return why a version does not fit, to complete a sentence; None if it fits."""
     for operator, bound in _BOUND.findall(wanted):
         if not _HOLDS[operator](_order(_numbers(version), _numbers(bound))):
             return f"is not {operator}{bound}, which was tested"
@@ -60,13 +60,13 @@ def misfit(wanted: str, version: str) -> str | None:
 
 
 def _numbers(version: str) -> list[int]:
-    """2.11.0+cu128 -> [2, 11, 0]; what follows a letter, as in 3.0rc1, counts for nothing."""
+    """Parse the release of a version: 2.11.0+cu128 -> [2, 11, 0]. Ignore what follows a letter, as in 3.0rc1."""
     match = re.match(r"\d+(\.\d+)*", version)
     return [int(part) for part in match[0].split(".")] if match else []
 
 
 def _order(one: list[int], other: list[int]) -> int:
-    """Below, equal or above: -1, 0, 1; missing numbers are zero."""
+    """Compare releases: -1, 0 or 1; missing numbers are zero."""
     length = max(len(one), len(other))
     left, right = (numbers + [0] * (length - len(numbers)) for numbers in (one, other))
     return (left > right) - (left < right)

@@ -1,1 +1,1 @@
-"""What a person at a terminal uses: a conversation, a view of a running server, and a look at the machine."""
+"""Interactive commands: conversations with a model, and the live view of a server."""

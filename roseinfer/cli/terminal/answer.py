@@ -1,4 +1,4 @@
-"""One streamed answer of a server: its pieces as they come, and what is known of it in the end."""
+"""One streamed answer of a server: its pieces, and its figures at the end."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -11,7 +11,7 @@ from roseinfer.cli.terminal.remote import Remote
 
 
 class Piece(NamedTuple):
-    """Text of the answer, or (`thought`) of the thinking before it."""
+    """Text of the answer, or of the reasoning before it (`thought`)."""
 
     text: str
     thought: bool
@@ -19,9 +19,9 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """`text` and `thoughts` so far; times in seconds as the client has seen them, None before the first token.
+    """Answer so far: `text` and `thoughts`; times in seconds as the client saw them, None before the first token.
 
-    `slo`: what the server says of the objectives (`usage.slo`), if it was asked.
+    `slo` is the server's report on the objectives (`usage.slo`), if requested.
     """
 
     asked_s: float
@@ -39,13 +39,13 @@ class Answer:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per token behind the first; None if there is none."""
+        """Return the mean time per token after the first; None if there is none."""
         if self.first_s is None or self.last_s is None or self.tokens < 2:
             return None
         return (self.last_s - self.first_s) / (self.tokens - 1)
 
     def seen_ms(self, name: str) -> float | None:
-        """The server's own figure if it gave one, else the client's."""
+        """Return the server's figure if it sent one, else the client's."""
         if self.slo.get(f"{name}_ms") is not None:
             return float(self.slo[f"{name}_ms"])
         e2e_s = None if self.last_s is None else self.last_s - self.asked_s
@@ -54,7 +54,7 @@ class Answer:
 
 
 class Asking:
-    """Iterate over it for the pieces; `answer` grows meanwhile. Raises what `Remote.stream` raises."""
+    """Iterator over the pieces of a streamed answer; `answer` grows with each. Raises what `Remote.stream` raises."""
 
     def __init__(self, remote: Remote, path: str, body: Mapping[str, Any]) -> None:
         self.answer = Answer(monotonic())
@@ -72,10 +72,10 @@ class Asking:
             answer.finish = choice.get("finish_reason") or answer.finish
             if not choice.get("delta", True):  # the chunk that ends a chat; the last token came before it
                 continue
-            if not (choice.get("delta") or {}).get("role"):  # which may come before there is a token
+            if not (choice.get("delta") or {}).get("role"):  # may come before the first token
                 answer.last_s = monotonic()
                 answer.first_s = answer.last_s if answer.first_s is None else answer.first_s
-                answer.tokens += 1  # a chunk is a token, until the usage says better
+                answer.tokens += 1  # one token per chunk, until the usage has the exact number
             yield from self._pieces(choice)
         if usage:
             answer.tokens = int(usage.get("completion_tokens") or answer.tokens)
@@ -94,7 +94,7 @@ class Asking:
 
 
 def describe(answer: Answer, promised: Mapping[str, Any]) -> str:
-    """One line: tokens, pace, times and what had been promised (`slo` of the request)."""
+    """Format one line with tokens, pace, times and the request's objectives (`slo`)."""
     parts = [f"{answer.tokens} tokens"]
     tpot_ms = answer.seen_ms("tpot")
     if tpot_ms:

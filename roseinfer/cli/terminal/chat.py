@@ -1,4 +1,4 @@
-"""The conversation at a terminal: questions, commands, answers as they stream."""
+"""Conversation in a terminal: questions, commands and streamed answers."""
 
 import signal
 import sys
@@ -15,25 +15,26 @@ from roseinfer.cli.terminal.slash import COMMANDS, Leave, run_command
 from roseinfer.core.errors import ConfigError
 
 PROMPT = "> "
-BLOCK = '"""'  # begins and ends a question of several lines
+BLOCK = '"""'  # starts and ends a question of several lines
 PATH = "/v1/chat/completions"
 
 
 class Chat:
-    """Asks `remote` and shows its answers. `stats`: a line with tokens and times behind each."""
+    """Conversation with the server behind `remote`. `stats` adds a line with tokens and times after each answer."""
 
     def __init__(self, remote: Remote, conversation: Conversation, screen: Screen, *, stats: bool) -> None:
         self.remote = remote
         self.conversation = conversation
         self.screen = screen
         self.stats = stats
-        self.last: str | None = None  # the line of the newest answer
+        self.last: str | None = None  # figures of the newest answer
         self.unanswered: str | None = None
-        self.lost = False  # the connection, at the last question
+        self.lost = False  # the last question lost the connection
 
     def ask(self, question: str, *, once: bool = False) -> bool:
-        """One turn; whether there is an answer, if only a part of one. Ctrl+C ends it with what there is. `once`: it is
-        the only one."""
+        """Run one turn and return True if there is an answer, even a partial one. Ctrl+C stops it. `once`: the only
+        turn.
+        """
         self.conversation.ask(question)
         asking = Asking(self.remote, PATH, self.conversation.body())
         outcome = stream_to(self.screen, asking)
@@ -48,10 +49,12 @@ class Chat:
         return outcome.error is None
 
     def converse(self, check: Callable[[bool], None] = lambda lost: None) -> None:
-        """Reads questions and commands until the input ends. `check` is called before each with whether the connection
-        was lost in the one before, and may raise. Ctrl+C interrupts from now on, even where it was ignored.
+        """Read questions and commands until the input ends.
+
+        `check(lost)` runs before each one and may raise; `lost` is True if the previous one lost the connection. Ctrl+C
+        interrupts from here on, even if it was ignored before.
         """
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a script has put into the background
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for a script's background jobs
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _edit_lines()
         while True:
@@ -79,7 +82,7 @@ class Chat:
 
 
 class Outcome(NamedTuple):
-    """How the reading of an answer ended. `nothing`: before its first token."""
+    """How reading an answer ended. `nothing`: before the first token."""
 
     nothing: bool = False
     stopped: bool = False
@@ -87,7 +90,7 @@ class Outcome(NamedTuple):
 
 
 def stream_to(screen: Screen, asking: Asking) -> Outcome:
-    """Shows an answer as it comes. Ctrl+C ends it, at the server too."""
+    """Show an answer while it streams. Ctrl+C stops it, on the server too."""
     error, stopped = None, False
     try:
         for piece in asking:
@@ -101,7 +104,9 @@ def stream_to(screen: Screen, asking: Asking) -> Outcome:
 
 
 def tell(screen: Screen, answer: Answer, promised: Mapping[str, Any], *, stats: bool) -> str:
-    """What is known of an answer: a line if `stats` are wanted, which is returned; and why a promise was broken."""
+    """Show the figures of an answer if `stats` are on, and why a promise was broken. Return the line with the
+    figures.
+    """
     line = describe(answer, promised)
     if stats:
         screen.note(line)
@@ -112,7 +117,7 @@ def tell(screen: Screen, answer: Answer, promised: Mapping[str, Any], *, stats: 
 
 
 def explain(screen: Screen, outcome: Outcome, *, once: bool) -> None:
-    """Why there is no more of it, and what to do about that. `once`: nothing can be typed any more."""
+    """Show why an answer stopped and what to do. `once`: the user cannot type any more."""
     if outcome.stopped:
         screen.note("stopped")
     if outcome.error is None:
@@ -124,7 +129,7 @@ def explain(screen: Screen, outcome: Outcome, *, once: bool) -> None:
 
 
 def _read() -> str:
-    """A line, or several between two lines that hold `\"\"\"`. Raises `EOFError` when the input ends."""
+    """Read a line, or several lines between two `BLOCK`s. Raises `EOFError` at the end of the input."""
     line = input(PROMPT)
     if not line.startswith(BLOCK):
         return line
@@ -136,7 +141,7 @@ def _read() -> str:
 
 
 def _edit_lines() -> None:
-    """Arrow keys, earlier lines, and commands completed by tab, where the terminal's library is there."""
+    """Enable arrow keys, history and tab completion of commands, if readline is available."""
     with suppress(ImportError):
         import readline
 
@@ -150,7 +155,7 @@ def _edit_lines() -> None:
 
 
 def model_of(remote: Remote, name: str | None) -> str:
-    """The model to ask for: `name`, else the first that is served. Raises `ConfigError` if there is none."""
+    """Return the model to ask for: `name`, else the first that is served. Raises `ConfigError` if there is none."""
     if name is not None:
         return name
     served = remote.models()
@@ -160,17 +165,17 @@ def model_of(remote: Remote, name: str | None) -> str:
 
 
 def piped() -> str | None:
-    """What comes by standard input if that is no terminal, without the end of its last line. Raises `ConfigError` for
-    what is no text.
+    """Return the text on standard input without its last newline; None for a terminal. Raises `ConfigError` for bytes
+    that are not text.
     """
     return None if sys.stdin.isatty() else read_all().removesuffix("\n")
 
 
 def read_all() -> str:
-    """Standard input to its end. Raises `ConfigError` for what is no text."""
+    """Read standard input to its end. Raises `ConfigError` for bytes that are not text."""
     try:
         text = sys.stdin.read()
-        text.encode()  # in some locales what is no text comes as lone surrogates
+        text.encode()  # in some locales, invalid bytes become lone surrogates
     except UnicodeError:
-        raise ConfigError("standard input is no text in UTF-8") from None
+        raise ConfigError("standard input is not UTF-8 text") from None
     return text

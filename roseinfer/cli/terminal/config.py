@@ -1,4 +1,4 @@
-"""The options of the commands for a terminal, as frozen dataclasses like all others."""
+"""Options of the terminal commands, as frozen dataclasses."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from roseinfer.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteConfig:
-    """A server that is up."""
+    """Running server to connect to."""
 
     url: str | None = option(None, "of a server, as http://127.0.0.1:8000; default: one is started here", metavar="URL")
     model_name: str | None = option(
@@ -19,7 +19,7 @@ class RemoteConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskConfig:
-    """What every answer should be like. What is not given is the server's choice."""
+    """Sampling options and objectives of every answer. The server decides what is not given."""
 
     max_tokens: int | None = option(None, "tokens of an answer at most")
     temperature: float | None = option(None, "0 = greedy")
@@ -36,21 +36,21 @@ class AskConfig:
 
     @property
     def fields(self) -> dict[str, int | float]:
-        """Of the request, those that were given."""
+        """Return the given options as fields of a request."""
         given = {"max_tokens": self.max_tokens, "temperature": self.temperature, "top_p": self.top_p}
         return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatConfig:
-    """The conversation."""
+    """Options of `chat`."""
 
     system_prompt: str | None = option(None, "a system message", metavar="TEXT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopConfig:
-    """The view of a server."""
+    """Options of `top`."""
 
     url: str = option("http://127.0.0.1:8000", "the server, ours or one that has vLLM's metrics", metavar="URL")
     api_key: str | None = option(None, "the server's key; default: ROSEINFER_API_KEY", metavar="KEY")

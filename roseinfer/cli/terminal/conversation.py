@@ -1,4 +1,4 @@
-"""A conversation as it is sent: messages, objectives, and what each request asks for."""
+"""Conversation as it is sent: messages, objectives and the fields of each request."""
 
 import json
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ Message = dict[str, str]
 
 
 def asked_of(slo: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request with these objectives says: with some it also asks how they were kept, and why not."""
+    """Return the request fields for these objectives; with objectives, they also ask for the report on them."""
     return {"slo": {**slo, "why": True}} if slo else {}
 
 
 @dataclass(slots=True)
 class Conversation:
-    """`messages` are the turns so far, without the system's. `extra`: further fields of every request."""
+    """Turns so far in `messages`, without the system message. `extra`: further fields of every request."""
 
     model: str
     system: str | None = None
@@ -27,7 +27,7 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
 
     def body(self) -> dict[str, Any]:
-        """The request for the next answer."""
+        """Return the body of the request for the next answer."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         body: dict[str, Any] = {"model": self.model, "messages": [*first, *self.messages], **self.extra}
         return {**body, **asked_of(self.slo)}
@@ -39,7 +39,7 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": text})
 
     def take_back(self) -> str | None:
-        """Drops the last question and its answer; the question, None if there is none."""
+        """Remove the last question and its answer. Return the question, None if there is none."""
         while self.messages:
             message = self.messages.pop()
             if message["role"] == "user":
@@ -47,7 +47,9 @@ class Conversation:
         return None
 
     def save(self, path: Path) -> None:
-        """The body of a request that would go on with it, as JSON. Raises `ConfigError`, also if the file is there."""
+        """Write the request that would continue the conversation as JSON. Raises `ConfigError`, also if the file
+        exists.
+        """
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(self.body(), indent=2, ensure_ascii=False) + "\n")

@@ -1,6 +1,6 @@
-"""Runs the command line for as long as somebody holds the other end of our standard input.
+"""Run the command line until the other end of standard input closes.
 
-`python -m roseinfer.cli.terminal.kept serve`: however its owner ends, be it by `kill -9`, the server drains and goes.
+`python -m roseinfer.cli.terminal.kept serve`: the server drains and exits when its owner ends, even by `kill -9`.
 """
 
 import os
@@ -16,7 +16,7 @@ def main() -> None:
 
 
 def _leave_with_owner(stdin: int) -> None:
-    """Reads the descriptor, not the file object, whose lock the interpreter could not take from this thread at exit."""
+    """Read the descriptor instead of the file object, whose lock would block the interpreter's exit."""
     while os.read(stdin, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What a server's `/metrics` says, and what became of it between two readings. vLLM's names where we share them."""
+"""Metrics of a server, and their changes between two readings. Names are vLLM's where both have them."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -15,19 +15,19 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One reading, made at `at_s` of a monotonic clock: samples by name."""
+    """One reading at `at_s` (monotonic clock): samples by name."""
 
     at_s: float
     samples: Mapping[str, list[Sample]] = field(default_factory=dict)
 
     def of(self, name: str, **labels: str) -> Iterator[Sample]:
-        """The samples of this name that have these labels."""
+        """Return the samples of this name with these labels."""
         for sample in self.samples.get(name, ()):
             if all(sample.labels.get(key) == value for key, value in labels.items()):
                 yield sample
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Their sum; None if there is none."""
+        """Return the sum of these samples; None if there is none."""
         values = [sample.value for sample in self.of(name, **labels)]
         return sum(values) if values else None
 
@@ -36,7 +36,7 @@ class Scrape:
         return sum(values) / len(values) if values else None
 
     def buckets(self, name: str, **labels: str) -> dict[float, float]:
-        """Of a histogram: counts by upper bound, together."""
+        """Return a histogram's cumulative counts by upper bound."""
         counts: dict[float, float] = {}
         for sample in self.of(f"{name}_bucket", **labels):
             bound = float(sample.labels["le"])
@@ -44,13 +44,13 @@ class Scrape:
         return counts
 
     def values(self, label: str, name: str, **labels: str) -> list[str]:
-        """The values that a label has among them, in order; numbers by size."""
+        """Return the sorted values of a label among these samples; numbers by size."""
         found = {sample.labels.get(label, "") for sample in self.of(name, **labels)}
         return sorted(found, key=lambda value: (not value.isdecimal(), int(value) if value.isdecimal() else 0, value))
 
 
 def parse_metrics(text: str, at_s: float) -> Scrape:
-    """Raises `RemoteError` for what is no Prometheus text."""
+    """Parse Prometheus text. Raises `RemoteError` for anything else."""
     from prometheus_client.parser import text_string_to_metric_families
 
     samples: dict[str, list[Sample]] = {}
@@ -65,8 +65,8 @@ def parse_metrics(text: str, at_s: float) -> Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From one reading to a later one. A counter that fell began anew, as the server was started again; of one that is
-    gone, as engines may be, nobody knows by how much it grew.
+    """Change between two readings. A counter that fell has restarted from zero; one that disappeared has no known
+    change.
     """
 
     before: Scrape
@@ -77,7 +77,7 @@ class Window:
         return self.after.at_s - self.before.at_s
 
     def gained(self, name: str, **labels: str) -> float | None:
-        """By how much counters grew, together; None if there are none."""
+        """Return the total increase of these counters; None if there is none."""
         before = {frozenset(sample.labels.items()): sample.value for sample in self.before.of(name, **labels)}
         grown = []
         for series, now in self.after.of(name, **labels):
@@ -86,13 +86,14 @@ class Window:
         return sum(grown) if grown else None
 
     def rate(self, name: str, **labels: str) -> float | None:
-        """The same per second."""
+        """Return the increase per second."""
         gained = self.gained(name, **labels)
         return None if gained is None or not self.seconds > 0 else gained / self.seconds
 
     def quantile(self, share: float, name: str, **labels: str) -> float | None:
-        """Of what a histogram took in meanwhile, as Prometheus' `histogram_quantile` has it: straight lines between the
-        bounds of buckets, and the last finite bound for what lies above it. None if it took in nothing.
+        """Return a quantile of what a histogram recorded within the window; None if it recorded nothing.
+
+        As Prometheus' `histogram_quantile`: linear between the bounds of a bucket, and the last finite bound above it.
         """
         then, now = (scrape.buckets(name, **labels) for scrape in (self.before, self.after))
         gained = {bound: count - then.get(bound, 0.0) for bound, count in now.items()}
@@ -101,7 +102,7 @@ class Window:
 
 
 def _quantile(share: float, counts: Mapping[float, float]) -> float | None:
-    """`counts`: cumulative, by upper bound, in order."""
+    """Compute a quantile of cumulative `counts` by upper bound, in order."""
     total = counts.get(math.inf, 0.0)
     if not total > 0:
         return None

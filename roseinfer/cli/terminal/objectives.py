@@ -11,9 +11,10 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s)?")
 
 
 def parse_objectives(text: str) -> dict[str, Any]:
-    """The `slo` of a request from words like `ttft=200ms`, `e2e=2s`, `class=chat`; milliseconds without a unit.
+    """Parse words like `ttft=200ms`, `e2e=2s` and `class=chat` into the `slo` field of a request. The default unit is
+    ms.
 
-    `off` alone is {}. Raises `ConfigError` naming the word that is wrong.
+    `off` alone gives {}. Raises `ConfigError` that names the invalid word.
     """
     if text.strip() == "off":
         return {}
@@ -38,6 +39,6 @@ def _milliseconds(word: str, value: str) -> float:
 
 
 def shown_objectives(slo: Mapping[str, Any]) -> str:
-    """The words that `parse_objectives` reads; empty for none."""
+    """Format objectives as words that `parse_objectives` reads; empty for none."""
     words = [f"{name}={slo[f'{name}_ms']:g}ms" for name in NAMES if slo.get(f"{name}_ms")]
     return " ".join([*words, *([f"class={slo['class']}"] if slo.get("class") else [])])

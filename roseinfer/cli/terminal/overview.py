@@ -1,4 +1,4 @@
-"""What `roseinfer top` shows, as plain data: promises by class, the machine, its engines, the slowest requests."""
+"""View of `roseinfer top` as plain data: promises by class, machine, engines, slowest requests."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,14 @@ from typing import Any
 from roseinfer.cli.terminal.metrics import Scrape, Window, parse_metrics
 from roseinfer.cli.terminal.remote import Remote, RemoteError, UnreachableError
 
-RECORDS = 200  # of the newest requests, among which the slowest are looked for
+RECORDS = 200  # number of newest requests searched for the slowest
 OUTCOMES = "roseinfer:slo_requests_total"
 REFUSALS = "roseinfer:slo_rejections_total"
 RUNNING = "vllm:num_requests_running"
-# Newer and older names of one thing in vLLM.
+# Newer and older vLLM names of one metric.
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 BETWEEN_TOKENS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-# Key of an engine's row -> its gauge and what a value is multiplied by.
+# Column of an engine's row -> its gauge and factor.
 ENGINE_GAUGES = {
     "running": (RUNNING, 1.0),
     "waiting": ("vllm:num_requests_waiting", 1.0),
@@ -31,13 +31,14 @@ Row = dict[str, Any]
 
 
 def scrape(remote: Remote) -> Scrape:
-    """Raises what `Remote.text` raises, and `RemoteError` for what is no metrics."""
+    """Read the metrics. Raises what `Remote.text` raises, and `RemoteError` for anything but metrics."""
     return parse_metrics(remote.text("/metrics"), time.monotonic())
 
 
 def overview(window: Window, records: Sequence[Mapping[str, Any]] | None, slowest: int, now_s: float) -> Row:
-    """`records`: of requests, None if the server has none to show; `slowest` of them are kept. Rates are those of the
-    window, per second; None is what the server does not say. `now_s`: Unix time.
+    """Build the view. Rates are per second within the window; None means that the server does not report it.
+
+    `records` are request records, None if the server has none; the `slowest` of them are shown. `now_s`: Unix time.
     """
     after = window.after
     return {
@@ -52,7 +53,7 @@ def overview(window: Window, records: Sequence[Mapping[str, Any]] | None, slowes
 
 
 def promise(window: Window, name: str) -> Row:
-    """A class of objectives: how many came, and how many promises were kept, since the start and in the window."""
+    """Return a class's number of requests and kept promises, since the start and within the window."""
     outcomes = window.after.values("outcome", OUTCOMES, slo_class=name)
     since_start = {outcome: window.after.total(OUTCOMES, slo_class=name, outcome=outcome) or 0 for outcome in outcomes}
     lately = {outcome: window.gained(OUTCOMES, slo_class=name, outcome=outcome) or 0 for outcome in outcomes}
@@ -69,7 +70,7 @@ def promise(window: Window, name: str) -> Row:
 
 
 def machine(window: Window) -> Row:
-    """All engines together; times in ms, as percentiles of the window."""
+    """Return figures over all engines; times are percentiles of the window in ms."""
     after = window.after
     queries = window.gained("vllm:prefix_cache_queries_total")
     return {
@@ -104,7 +105,7 @@ def engine(window: Window, name: str) -> Row:
 
 
 def router(window: Window) -> Row | None:
-    """Of several engines: what became of requests between them, since the start; None if nothing is routed."""
+    """Return what routing did to requests since the start; None if nothing is routed."""
     placed = window.after.total("roseinfer:router_placements_total")
     if placed is None:
         return None
@@ -114,14 +115,13 @@ def router(window: Window) -> Row | None:
 
 
 def percentiles(window: Window, name: str, **labels: str) -> Row | None:
-    """Milliseconds; None if there was nothing."""
+    """Return percentiles in milliseconds; None without samples."""
     found = {f"p{share}": window.quantile(share / 100, name, **labels) for share in (50, 95, 99)}
     return {key: round(value * 1000, 3) for key, value in found.items() if value is not None} or None
 
 
-# --- requests -----------------------------------------------------------------------------------------------------
 def records_of(remote: Remote) -> list[Row] | None:
-    """The newest requests; None from a server that tells of none, or wants a key that we do not have.
+    """Return the newest request records; None if the server has none or requires another API key.
 
     Raises `UnreachableError`.
     """
@@ -136,7 +136,7 @@ def records_of(remote: Remote) -> list[Row] | None:
 
 
 def slowest_of(records: Sequence[Mapping[str, Any]], count: int, now_s: float) -> list[Row]:
-    """Those that took longest, as far as they have come, each with what is told of it in a line."""
+    """Return the requests that took longest so far, each described in one line."""
     rows = [_request(record, now_s) for record in records]
     rows.sort(key=lambda row: -(row["e2e_ms"] or 0.0))
     return rows[:count]

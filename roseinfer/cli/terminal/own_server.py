@@ -1,4 +1,4 @@
-"""A server of one's own, for as long as a conversation lasts."""
+"""Server that is started for one conversation."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from roseinfer.cli.terminal.remote import KEY_VARIABLE, Remote
 from roseinfer.core.errors import RoseinferError
 
 _GREETING = re.compile(r" is served on (http://\S+);")
-# How an engine process says in its log what it is at when it starts.
+# How an engine process logs its current start-up stage.
 _STAGE = " roseinfer.engine.starting: "
 _LINES_KEPT = 40
 _END_PATIENCE_S = 10.0
@@ -24,15 +24,15 @@ _ABOUT_TO_S = 1.0
 
 
 class OwnServerError(RoseinferError):
-    """The server did not start, or has ended."""
+    """The server did not start, or has exited."""
 
 
 class OwnServer:
-    """`roseinfer serve` on a free port of this machine, with a key that nobody else has. It ends with this process,
-    however that ends.
+    """`roseinfer serve` on a free loopback port with a random API key. It exits with this process, however this one
+    ends.
 
-    Use as a context manager: `remote` talks to it once it is up. Until then `on_stage` is told what takes it a while.
-    Raises `OwnServerError` with its last words if it does not start.
+    Use it as a context manager: `remote` connects to the running server. `on_stage` reports start-up stages. Raises
+    `OwnServerError` with the server's last error if it does not start.
     """
 
     def __init__(self, flags: Sequence[str], on_stage: Callable[[str], None] = lambda stage: None) -> None:
@@ -52,7 +52,7 @@ class OwnServer:
             text=True,
             errors="replace",
             env={**os.environ, KEY_VARIABLE: key},
-            start_new_session=True,  # Ctrl+C ends an answer, not the server
+            start_new_session=True,  # Ctrl+C stops an answer, not the server
         )
         self._listening = threading.Thread(target=self._listen, name="server-log", daemon=True)
         self._listening.start()
@@ -70,7 +70,7 @@ class OwnServer:
         self.close()
 
     def check(self, lost: bool) -> None:
-        """Raises `OwnServerError` if it has ended. `lost`: a connection to it was, so it may be about to."""
+        """Raise `OwnServerError` if the server has exited. After a lost connection, wait briefly for its exit."""
         if lost:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_ABOUT_TO_S)
@@ -81,7 +81,7 @@ class OwnServer:
             raise OwnServerError(f"the server has ended{how}: {self._last_words()}")
 
     def close(self) -> None:
-        """It is gone when this returns."""
+        """Stop the server and wait until it has exited."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -113,6 +113,6 @@ class OwnServer:
                 self._on_stage(stage)
 
     def _last_words(self) -> str:
-        """The error that it ended with, which a command says last."""
+        """Return the server's last error message."""
         lines = [line for line in self._lines if line]
         return lines[-1].removeprefix("roseinfer: error: ") if lines else "it said nothing"

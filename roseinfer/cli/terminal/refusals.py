@@ -1,10 +1,10 @@
-"""What to do about a request that a server refused."""
+"""Advice on requests that a server rejected."""
 
 from collections.abc import Iterator
 
 from roseinfer.cli.terminal.remote import RefusedError
 
-# By `cause` of a refusal for its objectives: what stood against it.
+# Cause of a rejection -> what prevented the objectives.
 _STOOD_AGAINST = {
     "idle": "nothing but the request itself: an idle server would miss the objective too",
     "price": "overload: more is asked than can be done, and this is more work than what is served",
@@ -27,7 +27,7 @@ _DO = {
     "queue_full": "the server has too many requests: /retry in a moment",
     "draining": "the server is shutting down",
 }
-# The same where there is no conversation to type in.
+# The same advice for commands without a conversation.
 _DO_ONCE = _DO | {
     "context_length_exceeded": "a shorter text, or a smaller --max-tokens",
     "loading": "the model is still loading: try again in a moment",
@@ -36,7 +36,7 @@ _DO_ONCE = _DO | {
 
 
 def advice(error: RefusedError, *, once: bool = False) -> Iterator[str]:
-    """Lines for the person who asked: why, and what could be kept instead. `once`: by a command for one question."""
+    """Return lines that explain the rejection and what could be promised instead. `once`: for a single question."""
     if error.code != "slo_unattainable":
         known = _DO_ONCE if once else _DO
         if error.code in known:
@@ -59,7 +59,7 @@ def advice(error: RefusedError, *, once: bool = False) -> Iterator[str]:
 
 
 def _rounded_up(ms: float) -> float:
-    """A little more than it, in two digits: what could be kept a moment ago shall be kept now."""
+    """Round up to two digits with a margin, so that a suggestion still holds a moment later."""
     digits = 1.0
     while ms / digits >= 100:
         digits *= 10

@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible servers in the standard library alone, so that the base install can talk to them."""
+"""Client of OpenAI-compatible servers that uses the standard library only."""
 
 import json
 import os
@@ -11,20 +11,20 @@ from urllib.parse import urlsplit
 from roseinfer.core.errors import ConfigError, RoseinferError
 
 KEY_VARIABLE = "ROSEINFER_API_KEY"
-TIMEOUT_S = 600.0  # as the openai package has it
+TIMEOUT_S = 600.0  # default of the openai package
 MAX_ERROR_BYTES = 2**20
 
 
 class RemoteError(RoseinferError):
-    """The server did not do what it was asked."""
+    """The server did not do what the client asked for."""
 
 
 class UnreachableError(RemoteError):
-    """Nobody answers at the address, or the connection was lost."""
+    """The server cannot be reached, or the connection was lost."""
 
 
 class RefusedError(RemoteError):
-    """An answer other than success. `error` holds the fields of the body's `error`, as far as it has any."""
+    """HTTP answer other than success. `error` holds the fields of the body's `error`."""
 
     def __init__(self, status: int, error: Mapping[str, Any]) -> None:
         how = "the answer failed" if status == 200 else f"refused ({status})"
@@ -42,9 +42,9 @@ def is_url(text: str) -> bool:
 
 
 class Remote:
-    """One server. `url` may end in `/v1`. Every call has a connection of its own. Proxies are not used.
+    """One server. `url` may end in `/v1`. Each call opens its own connection; proxies are not used.
 
-    Raises `ConfigError` for what is no URL, or no key that can be sent.
+    Raises `ConfigError` for an invalid URL or a key that cannot be sent.
     """
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
@@ -64,7 +64,7 @@ class Remote:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def text(self, path: str) -> str:
-        """The body of a GET. Raises `UnreachableError`, `RefusedError`."""
+        """Return the body of a GET. Raises `UnreachableError`, `RefusedError`."""
         with closing(self._connection()) as connection:
             try:
                 return self._ask(connection, "GET", path).read().decode("utf-8", "replace")
@@ -72,7 +72,9 @@ class Remote:
                 raise self._lost(error) from error
 
     def json(self, path: str) -> Any:
-        """Raises `UnreachableError`, `RefusedError`, and `RemoteError` for a body that is no JSON."""
+        """Return the parsed body of a GET. Raises `UnreachableError`, `RefusedError`, and `RemoteError` for invalid
+        JSON.
+        """
         text = self.text(path)
         try:
             return json.loads(text)
@@ -80,7 +82,7 @@ class Remote:
             raise RemoteError(f"{self.url}{path} is no JSON") from error
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The events of a streamed answer up to `[DONE]`; to close the iterator ends the request.
+        """Yield the events of a streamed answer up to `[DONE]`. Closing the iterator cancels the request.
 
         Raises `UnreachableError`, also if the stream ends without `[DONE]`; `RefusedError`, also for an error event.
         """
@@ -91,12 +93,11 @@ class Remote:
                 raise self._lost(error) from error
 
     def models(self) -> list[str]:
-        """The names that it serves."""
+        """Return the names of the served models."""
         listed = self.json("/v1/models")
         cards = listed.get("data") if isinstance(listed, dict) else None
         return [str(card["id"]) for card in cards or [] if isinstance(card, dict) and "id" in card]
 
-    # --- inside -------------------------------------------------------------------------------------------------
     def _connection(self) -> HTTPConnection:
         host, port = self._address
         return self._connect(host, port, timeout=self._timeout_s)
@@ -134,7 +135,7 @@ class Remote:
 
 
 def given_key(key: str | None) -> str | None:
-    """The key given by option, else that of the environment."""
+    """Return the API key of the option, else of the environment."""
     return key or os.environ.get(KEY_VARIABLE) or None
 
 

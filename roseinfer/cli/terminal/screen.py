@@ -1,21 +1,21 @@
-"""Where a conversation is written to: a terminal, dim and coloured, or a file, with nothing but the answers."""
+"""Output of a conversation: a terminal with colours, or a file with the answers only."""
 
 import re
 import sys
 from typing import TextIO
 
 _DIM, _RED, _BOLD, _OFF = "\x1b[2m", "\x1b[31m", "\x1b[1m", "\x1b[0m"
-# A model may write what terminals obey: everything that is no text, but for ends of lines and tabs.
+# A model may write control characters, which terminals obey; newlines and tabs stay.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """The text without control characters, which terminals obey."""
+    """Return the text without control characters."""
     return _CONTROLS.sub("", text)
 
 
 class Screen:
-    """`plain`: no terminal, so answers only; what is said beside them goes to standard error."""
+    """Output of one conversation. `plain`: not a terminal, so answers only; notes go to standard error."""
 
     def __init__(self, out: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._out = out or sys.stdout
@@ -25,11 +25,11 @@ class Screen:
         self._in_line = False
 
     def stats_wanted(self, asked: bool | None) -> bool:
-        """Whether answers have a line with tokens and times behind them: if nobody says, on a terminal."""
+        """True if answers are followed by a line of figures: by default on a terminal."""
         return not self.plain if asked is None else asked
 
     def piece(self, text: str, *, thought: bool) -> None:
-        """A part of an answer. Thoughts are dim, and left out where it is plain."""
+        """Write a part of an answer. Reasoning is dim, and left out of plain output."""
         if self.plain:
             if not thought:
                 self._write(text)
@@ -41,7 +41,7 @@ class Screen:
         self._write(text)
 
     def end(self) -> None:
-        """Of an answer: what follows begins a line."""
+        """End an answer: start a new line."""
         if self._thinking:
             self._write(_OFF)
             self._thinking = False
@@ -49,7 +49,7 @@ class Screen:
             self._write("\n")
 
     def note(self, text: str) -> None:
-        """What the program says, dim; to standard error where it is plain."""
+        """Write a dim note of the program; to standard error if plain."""
         self._say(text, _DIM)
 
     def complaint(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The commands of a conversation: `/system`, `/slo`, `/help`..."""
+"""Commands within a conversation: `/system`, `/slo`, `/help`..."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,11 +11,11 @@ from roseinfer.core.errors import ConfigError
 
 
 class Leave(Exception):
-    """The conversation is over."""
+    """The user ends the conversation."""
 
 
 class Talk(Protocol):
-    """What commands work on: a `Chat`. `unanswered`: the last question that got no answer."""
+    """Interface of `Chat` for commands. `unanswered`: the last question without an answer."""
 
     conversation: Conversation
     screen: Screen
@@ -85,7 +85,7 @@ def _leave(talk: Talk, rest: str) -> str | None:
 
 
 class Command(NamedTuple):
-    """`run` may return a question to ask at once."""
+    """One command. `run` may return a question to ask at once."""
 
     run: Callable[[Talk, str], str | None]
     takes: str
@@ -105,9 +105,9 @@ COMMANDS: Mapping[str, Command] = {
 
 
 def run_command(talk: Talk, line: str) -> str | None:
-    """A line that begins with a slash. Returns a question to ask at once, if any.
+    """Run a line that starts with a slash. Return a question to ask at once, if any.
 
-    Raises `Leave`, `ConfigError` for what cannot be done.
+    Raises `Leave`, and `ConfigError` for invalid commands.
     """
     name, _, rest = line[1:].partition(" ")
     command = COMMANDS.get({"exit": "quit", "bye": "quit", "?": "help"}.get(name, name))

@@ -1,4 +1,4 @@
-"""The tables of `roseinfer top`: their columns and how values are written, whatever draws them."""
+"""Tables of `roseinfer top`: columns and number formats, independent of how they are drawn."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ ELASTIC_LEAST = 24
 
 
 class Column(NamedTuple):
-    """`elastic`: a text that is cut to what the others leave, and stays when they do not fit."""
+    """One column. `elastic`: text that is truncated to the remaining width and never dropped."""
 
     title: str
     write: Callable[[Row], str]
@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """A table. `missing`: said instead if there are no rows."""
+    """One table. `missing` is shown instead of an empty one."""
 
     title: str
     columns: Sequence[Column]
@@ -31,8 +31,8 @@ class Sheet(NamedTuple):
 
 
 def fitting(sheet: Sheet, width: int) -> list[tuple[Column, int]]:
-    """The columns that a line of `width` characters has room for, and how wide each is: the first ones whole, and the
-    elastic one, of which there is one at most, as wide as is left.
+    """Return the columns that fit into `width` characters and their widths: the first ones in full, the elastic one in
+    the remaining width.
     """
     elastic = next((column for column in sheet.columns if column.elastic), None)
     left = width - (0 if elastic is None else ELASTIC_LEAST + GAP)
@@ -57,7 +57,7 @@ def share(value: float | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """Three digits and a unit."""
+    """Format a time with three digits and a unit."""
     if value is None:
         return UNKNOWN
     return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.3g} ms"
@@ -70,7 +70,7 @@ def seen_and_promised(row: Row, name: str) -> str:
 
 
 def counts(values: Mapping[str, float | None]) -> str:
-    """`price 3, queue 1`, the most frequent first."""
+    """Format counts, most frequent first: `price 3, queue 1`."""
     found = sorted(((value, key) for key, value in values.items() if value), reverse=True)
     return ", ".join(f"{key} {value:,.0f}" for value, key in found)
 
@@ -128,7 +128,7 @@ def sheets(view: Row) -> list[Sheet]:
 
 
 def machine_lines(view: Row) -> list[str]:
-    """What holds of all engines together."""
+    """Return the lines about all engines together."""
     all_of = view["machine"]
     first = [
         f"{number(all_of['generation_tok_s'])} tok/s",

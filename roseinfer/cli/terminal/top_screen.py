@@ -1,4 +1,4 @@
-"""`roseinfer top` as it lives: a screen that is drawn anew with each reading. The only module that needs rich."""
+"""Live screen of `roseinfer top`. The only module that needs rich."""
 
 import contextlib
 import os
@@ -19,11 +19,11 @@ from roseinfer.cli.terminal.watching import Seen, Watching
 
 FRAME_S = 0.2
 _BARS = " ▁▂▃▄▅▆▇█"
-_BAD, _GOOD = 0.9, 0.99  # shares of promises kept below which, and from which on, they are coloured
+_BAD, _GOOD = 0.9, 0.99  # shares of kept promises that are coloured as bad and as good
 
 
 def watch(remote: Remote, interval_s: float, slowest: int) -> None:
-    """Until q, Ctrl+C or Ctrl+D. A server that goes away is waited for."""
+    """Show the view until q, Ctrl+C or Ctrl+D. Keep trying while the server is unreachable."""
     console = Console()
     with (
         Watching(remote, interval_s, slowest) as watching,
@@ -42,10 +42,9 @@ def watch(remote: Remote, interval_s: float, slowest: int) -> None:
 
 @contextlib.contextmanager
 def _keys() -> "Iterator[_Pressed]":
-    """Single keys, without echo; none where standard input is no terminal.
+    """Yield a reader of single keys without echo; it reads nothing if standard input is not a terminal.
 
-    Ctrl+C is one of them: as a signal it would be lost where signals are ignored, as in what a script has put into the
-    background.
+    Ctrl+C is read as a key: as a signal it would be lost where signals are ignored, as in a script's background jobs.
     """
     try:
         import termios
@@ -66,7 +65,7 @@ def _keys() -> "Iterator[_Pressed]":
 
 
 class _Pressed:
-    """Called with seconds: the key that is pressed within them, empty if none is."""
+    """Reader of keys: called with a timeout in seconds, it returns the pressed key or ""."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
@@ -80,7 +79,7 @@ class _Pressed:
 
 
 def picture(url: str, seen: Seen, width: int) -> RenderableType:
-    """The whole screen; `width` in columns."""
+    """Draw the whole screen, `width` columns wide."""
     parts: list[RenderableType] = [Text(headline(url, seen.view, time.time()), style="bold", overflow="ellipsis")]
     if seen.error is not None and seen.lost_s is not None:
         ago_s = time.time() - seen.lost_s
@@ -130,7 +129,7 @@ def _colour(row: Row) -> str | None:
 
 
 def _bars(values: Sequence[float], width: int) -> str:
-    """The newest values as bars, the highest as high as a line, behind what they are."""
+    """Draw the newest values as bars after their label, scaled to the largest."""
     newest = values[-max(1, min(60, width - 30)) :]
     most = max(newest, default=0.0)
     bars = "".join(_BARS[round(value / most * (len(_BARS) - 1))] if most else " " for value in newest)

@@ -1,4 +1,4 @@
-"""`roseinfer top --once`, without colours and without rich."""
+"""Text output of `roseinfer top --once`, without colours and rich."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

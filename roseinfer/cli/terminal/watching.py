@@ -1,4 +1,4 @@
-"""Looking at a server again and again, in a thread, so that a server that hangs keeps nobody from leaving."""
+"""Repeated readings of a server in a thread, so that a hanging server does not block the user."""
 
 import threading
 import time
@@ -11,12 +11,14 @@ from roseinfer.cli.terminal.metrics import Scrape, Window
 from roseinfer.cli.terminal.overview import overview, records_of, scrape
 from roseinfer.cli.terminal.remote import Remote, RemoteError
 
-HISTORY = 120  # readings whose token rates are kept
+HISTORY = 120  # number of kept token rates
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The newest view; `error` and since when, in Unix time, if the server does not answer. `tok_s`: of late."""
+    """Newest view. If the server does not respond, `error` and the Unix time since when. `tok_s`: recent token
+    rates.
+    """
 
     view: dict[str, Any] | None = None
     error: str | None = None
@@ -25,7 +27,7 @@ class Seen:
 
 
 class Watching:
-    """Use as a context manager: `seen` is what is known, and `news` is set when that changes."""
+    """Background reader, used as a context manager. `seen` is the newest state; `news` is set when it changes."""
 
     def __init__(self, remote: Remote, interval_s: float, slowest: int) -> None:
         self.seen = Seen()
@@ -48,7 +50,7 @@ class Watching:
         self._over.set()
 
     def look(self) -> None:
-        """One reading. The view needs two, so the first one after a server was away shows no rates."""
+        """Read once. A view needs two readings, so the first one after an outage has no rates."""
         try:
             now = scrape(self._remote)
             records = records_of(self._remote)

@@ -1,4 +1,4 @@
-"""What `roseinfer deploy` says before it asks a cluster for anything."""
+"""Checks of `roseinfer deploy` before it contacts a cluster."""
 
 import importlib.util
 import os
@@ -37,7 +37,7 @@ def cost(tmp_path: Path) -> Path:
         (["--record", "steps.jsonl"], "--record: engines on Ray write no files"),
         (["--slow", "1,2"], "--slow: engines on Ray are all alike"),
         (["--port", "0"], "--port: all processes of a deployment must know it"),
-        (["--otlp-endpoint", "nowhere"], "--otlp-endpoint: 'nowhere/v1/traces' is no URL"),
+        (["--otlp-endpoint", "nowhere"], "--otlp-endpoint: 'nowhere/v1/traces' is not a URL"),
         (["--slo-classes", "/nowhere/classes.toml"], "--slo-classes"),
         (["--length-predictor", "/nowhere/predictor"], "/nowhere/predictor"),
         (["--api-workers", "2"], "unrecognized arguments: --api-workers"),
@@ -113,7 +113,7 @@ def test_what_ray_shows_of_a_deployment_holds_no_secret(cost: Path, monkeypatch:
 
 
 def test_a_serve_that_listens_elsewhere_is_no_place_for_a_deployment(cost: Path) -> None:
-    """It would be told, take no notice, and requests would be sent where nobody listens."""
+    """Ray Serve would ignore the option, and requests would go to an address where nothing listens."""
     plan = Plan(
         deploy=DeployConfig(), engine=EngineConfig(), replicas=ReplicasConfig(), router="pace", server=ServerConfig()
     )
@@ -125,7 +125,7 @@ def test_a_serve_that_listens_elsewhere_is_no_place_for_a_deployment(cost: Path)
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_cluster_without_tokens_is_left_as_it_was(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory that is there may be that of a deployment that was to have no tokens."""
+    """The directory may belong to a deployment that is meant to have no tokens."""
     killed: list[object] = []
     actor = SimpleNamespace(authenticated=SimpleNamespace(remote=lambda: False))
 

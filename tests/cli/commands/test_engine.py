@@ -1,4 +1,4 @@
-"""`roseinfer engine` and `serve --engines`: what is wrong with their options is told in one line, before any start."""
+"""`roseinfer engine` and `serve --engines` report invalid options in one line before any start."""
 
 import os
 from pathlib import Path
@@ -78,9 +78,9 @@ def test_an_engine_that_cannot_be_kept(
         ),
         (
             ["--engines", "a:1", "--secret-file", "FILE", "--max-num-seqs", "8"],
-            "--max-num-seqs is an option of the engines: give it to each `roseinfer engine`",
+            "--max-num-seqs is an engine option: pass it to each `roseinfer engine`",
         ),
-        (["--engines", "a:1", "--secret-file", "FILE", "--device", "cpu"], "--device is an option of the engines"),
+        (["--engines", "a:1", "--secret-file", "FILE", "--device", "cpu"], "--device is an engine option"),
         (["--engines", "a:1", "--secret-file", "FILE", "--router", "pace"], "--router needs several"),
         (["--engines", "a:1", "--secret-file", "nowhere"], "--secret-file: cannot read nowhere"),
     ],
@@ -114,7 +114,7 @@ def test_an_address_that_is_not_ours_is_told_before_anything_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    with TemporaryDirectory() as folder:  # pytest's own may be too long for a socket
+    with TemporaryDirectory() as folder:  # pytest's own path may be too long for a socket
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr("tempfile.tempdir", None)
         argv = ["engine", "--bind", "192.0.2.1:7000", "--secret-file", secret_file(tmp_path)]

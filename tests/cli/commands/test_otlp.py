@@ -1,4 +1,4 @@
-"""Where traces go: what the option and the environment come to."""
+"""Address of the trace collector from option and environment."""
 
 import pytest
 
@@ -40,10 +40,10 @@ def test_the_option_comes_before_the_environment(given: str | None, environment:
 @pytest.mark.parametrize(
     ("given", "environment", "says"),
     [
-        ("localhost:4318", {}, "otlp_endpoint: 'localhost:4318/v1/traces' is no URL"),
+        ("localhost:4318", {}, "otlp_endpoint: 'localhost:4318/v1/traces' is not a URL"),
         ("http://[::1", {}, "otlp_endpoint"),
-        (None, {BASE: "grpc://collector"}, f"{BASE}: 'grpc://collector/v1/traces' is no URL"),
-        (None, {BASE: URL, PROTOCOL: "grpc"}, "http/protobuf only"),
+        (None, {BASE: "grpc://collector"}, f"{BASE}: 'grpc://collector/v1/traces' is not a URL"),
+        (None, {BASE: URL, PROTOCOL: "grpc"}, "'grpc' is not supported"),
         (None, {BASE: URL, "OTEL_TRACES_EXPORTER": "zipkin"}, "'zipkin' is not supported"),
     ],
 )

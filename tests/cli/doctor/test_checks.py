@@ -1,4 +1,4 @@
-"""Judging a machine that nobody has: every fact is made up, and the one at fault is named."""
+"""Checks of made-up machines: the faulty fact is named."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ GOOD = Facts(
 
 
 def worst(facts: Facts) -> list[tuple[str, State]]:
-    """What is not as it should be."""
+    """Return the checks that are not ok."""
     return [(check.name, check.state) for check in judge(facts) if check.state is not State.OK]
 
 

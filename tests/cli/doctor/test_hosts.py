@@ -1,4 +1,4 @@
-"""Looking at other hosts: engines that answer and such that do not, secrets, ports, and what Ray needs."""
+"""Checks of other hosts: engines that respond or do not, credentials, ports, and Ray's requirements."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ def test_nobody_asked() -> None:
 
 
 def test_engines_are_asked_how_they_do(tmp_path: Path) -> None:
-    """One that is up, one of other options, one that is not there, one of another protocol, one that says nothing."""
+    """Engines that are up, have other options, are missing, speak another protocol, or say nothing."""
 
     async def main() -> None:
         async with AsyncExitStack() as stack:
@@ -79,7 +79,7 @@ def test_a_port_that_is_taken_or_is_none() -> None:
 
 @pytest.fixture
 def with_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Ray as far as it is looked at. Returns the home."""
+    """Fake the parts of Ray that are checked. Return the home folder."""
     monkeypatch.setattr(hosts, "require_ray", lambda: None)
     monkeypatch.setattr(hosts.metadata, "version", lambda name: "2.60.1")
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):

@@ -1,4 +1,4 @@
-"""Finding things out: of installations and devices that are broken in every way, and once of this one."""
+"""Facts about broken installations and devices, and once about this machine."""
 
 import json
 import socket
@@ -117,7 +117,6 @@ def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     assert "cut off or damaged" in str(probes.look_at(str(path)).error)
 
 
-# --- the command --------------------------------------------------------------------------------------------------
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = Torch(version="2.13.0", threads=2, cpu_gflops=50.0)

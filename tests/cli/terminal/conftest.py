@@ -20,7 +20,7 @@ def shared(tokenizer: Tokenizer) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def server(shared: LiveServer) -> Iterator[LiveServer]:
-    """A server around a fake engine, shared by all tests of this folder; the engine is reset for each."""
+    """Server around a fake engine, shared by this folder; the engine is reset for each test."""
     shared.call(shared.engine.reset)
     yield shared
     shared.until(lambda: shared.engine.live == [])

@@ -1,4 +1,4 @@
-"""A command at a terminal that a test holds."""
+"""A command in a pseudo-terminal that a test controls."""
 
 import contextlib
 import fcntl
@@ -19,9 +19,9 @@ PATIENCE_S = 40.0
 
 
 class PseudoTerminal:
-    """`roseinfer ARGS` at a terminal. Use as a context manager: the command is gone on exit.
+    """`roseinfer ARGS` in a pseudo-terminal. A context manager: the command is stopped on exit.
 
-    `ignores_interrupts`: it is started with SIGINT ignored, as scripts start what they put into the background.
+    `ignores_interrupts`: start it with SIGINT ignored, as shells start a script's background jobs.
     """
 
     def __init__(self, *args: str, columns: int = 100, rows: int = 30, ignores_interrupts: bool = False) -> None:
@@ -33,9 +33,9 @@ class PseudoTerminal:
     def __enter__(self) -> Self:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
-            # Without a size: readline, if it is loaded here, leaves one in the environment.
+            # Without a size: readline, if loaded here, leaves one in the environment.
             kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-            signal.signal(signal.SIGINT, self._interrupts)  # whatever these tests themselves were started with
+            signal.signal(signal.SIGINT, self._interrupts)  # whatever the tests' own process inherited
             command = [sys.executable, "-m", "roseinfer.cli", *self._args]
             os.execve(sys.executable, command, {**kept, "TERM": "xterm-256color"})
         self.resize(*self._size)
@@ -56,7 +56,7 @@ class PseudoTerminal:
         os.write(self._fd, keys.encode())
 
     def until(self, text: str) -> str:
-        """Waits until `text` has come since the last call; what came up to there."""
+        """Wait until `text` appears after the last call; return the output up to there."""
         deadline = time.monotonic() + PATIENCE_S
         while text not in self.shown:
             assert time.monotonic() < deadline and self._read(), f"{text!r} never came: {self.shown!r}"
@@ -64,11 +64,11 @@ class PseudoTerminal:
         return before + text
 
     def until_it_waits(self) -> None:
-        """For what has been typed to be read, and for more: readline forgets a signal that comes just before."""
+        """Wait until typed input is read and more is awaited: readline loses a signal that comes just before."""
         until(lambda: process_table()[self.pid].state.startswith("S"))
 
     def exit_code(self) -> int:
-        """Waits for the end of the command, reading on; what it showed is in `shown`."""
+        """Wait for the exit of the command; its output is in `shown`."""
         deadline = time.monotonic() + PATIENCE_S
         while self._read():
             assert time.monotonic() < deadline, f"it never ended: {self.shown!r}"
@@ -77,10 +77,10 @@ class PseudoTerminal:
         return os.waitstatus_to_exitcode(status)
 
     def _read(self) -> bool:
-        """Whether there may be more."""
+        """Read once; return False at the end of the output."""
         ready, _, _ = select.select([self._fd], [], [], PATIENCE_S)
         assert ready, f"nothing came any more: {self.shown!r}"
-        with contextlib.suppress(OSError):  # as Linux has the end of the other side
+        with contextlib.suppress(OSError):  # Linux reports the closed other end this way
             part = os.read(self._fd, 65536)
             self.shown += part.decode(errors="replace")
             return bool(part)

@@ -1,4 +1,4 @@
-"""A server that answers whatever it is asked with the same bytes."""
+"""Server that answers every request with the same bytes."""
 
 import socket
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def saying(answer: bytes) -> Iterator[str]:
-    """Its URL; it answers one connection after the other."""
+    """Yield its URL; it answers one connection after another."""
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=_answer, args=(listener, answer), daemon=True)
     thread.start()
@@ -24,12 +24,12 @@ def _answer(listener: socket.socket, answer: bytes) -> None:
     while True:
         try:
             connection, _ = listener.accept()
-        except OSError:  # it is closed
+        except OSError:  # the listener is closed
             return
         with connection:
             connection.settimeout(10.0)
             connection.recv(65536)
             connection.sendall(answer)
             connection.shutdown(socket.SHUT_WR)
-            while connection.recv(65536):  # closing while something is unread would take the answer back
+            while connection.recv(65536):  # closing with unread input would discard the answer
                 pass

@@ -1,4 +1,4 @@
-"""A conversation, against a server with a scripted engine, and once as a person has it: at a terminal."""
+"""Conversations with a server around a scripted engine, and one at a real terminal."""
 
 import io
 import json
@@ -33,7 +33,7 @@ class Terminal(io.StringIO):
 
 
 class Talking:
-    """A chat with a terminal that keeps what is shown. `said` gives it and forgets it."""
+    """Chat whose terminal records what is shown. `said` returns and clears it."""
 
     def __init__(self, url: str, **options: object) -> None:
         self.out = Terminal()
@@ -186,7 +186,6 @@ def test_commands_that_show_something(talking: Talking) -> None:
         run_command(talking.chat, "/exit")
 
 
-# --- the command --------------------------------------------------------------------------------------------------
 def test_quick(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--max-tokens", "8", "--stats", "--slo", "ttft=10s"]
     assert cli.main(["chat", server.url, "-q", "hi", *options]) == 0
@@ -219,14 +218,14 @@ def test_a_question_by_standard_input(
     assert cli.main(["chat", server.url]) == 2
 
 
-@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as the locale has it
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # as the locale encodes it
 @pytest.mark.parametrize("command", ["chat", "complete"])
 def test_what_is_no_text_is_not_asked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, errors: str
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors))
     assert cli.main([command, "http://127.0.0.1:1"]) == 2
-    assert "standard input is no text in UTF-8" in capsys.readouterr().err
+    assert "standard input is not UTF-8 text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -246,7 +245,7 @@ def test_wrong_options_start_nothing(argv: list[str], message: str, capsys: pyte
 
 
 def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
-    """With an engine of its own, whose steps take 20 ms. Ctrl+C ends an answer, not the server, which ends with the
+    """Its own engine takes 20 ms per step. Ctrl+C stops an answer but not the server, which exits with the
     conversation, even if that is killed.
     """
     cost = tmp_path / "cost.json"

@@ -1,4 +1,4 @@
-"""Objectives as people type them, and what they are told of a refusal."""
+"""Objectives as people type them, and advice on rejections."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A client in the standard library, against a real server."""
+"""Standard-library client against a real server."""
 
 import pytest
 
@@ -120,6 +120,6 @@ def test_every_cause_of_a_refusal_has_words() -> None:
         Cause.PARENT,
         Cause.GRAMMAR,
         Cause.OTHER,
-    }:  # which only waits have, or which says nothing
+    }:  # causes that only waiting requests have, or that explain nothing
         error = RefusedError(429, {"code": "slo_unattainable", "cause": cause.value, "reason": "e2e"})
         assert next(advice(error)).startswith("what stood against it: "), cause

@@ -1,4 +1,4 @@
-"""What a server's metrics say, and the view that is made of it."""
+"""Metrics of a server and the view made of them."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from tests.cli.terminal.saying import saying
 from tests.server.fake_engine import rejected
 from tests.server.live import LiveServer
 
-# As vLLM writes it: no word of ours in it.
+# Metrics as vLLM writes them, without any of ours.
 VLLM = """
 # HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -63,7 +63,7 @@ def test_one_reading_twice_has_no_rates() -> None:
 
 
 def test_quantiles_are_those_of_prometheus() -> None:
-    """50 of the new ones up to 0.1, 40 above up to 0.2, 10 beyond."""
+    """50 of the new samples are at most 0.1, 40 at most 0.2, 10 above."""
     window = Window(vllm(0.0, 0, 100, 100, 100), vllm(1.0, 0, 150, 190, 200))
     name = "vllm:time_to_first_token_seconds"
     assert window.quantile(0.25, name) == pytest.approx(0.05)
@@ -194,11 +194,11 @@ def test_a_narrow_screen(server: LiveServer) -> None:
 
 
 def test_top_at_a_terminal(server: LiveServer) -> None:
-    """It follows the size of the terminal, and q leaves it as it was."""
+    """The view follows the size of the terminal, and q restores the terminal."""
     with PseudoTerminal("top", server.url, "--interval", "0.1", columns=70) as terminal:
         terminal.until("engines")
         terminal.resize(160, 40)
-        terminal.until("budget")  # too far right for the narrow one
+        terminal.until("budget")  # outside the narrow terminal
         terminal.type("q")
         assert terminal.exit_code() == 0
         assert "\x1b[?1049l" in terminal.shown
