@@ -46,7 +46,7 @@ def run(args: Namespace) -> int:
 
 
 def _check_engine_options(replicas: ReplicasConfig, given: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for engine options without an engine of our own, and for options of remote engines without
+    """Raise `ConfigError` for engine options without an engine of our own, and for options of remote engines without
     one.
     """
     from roseinfer.cluster.start import remote_places
@@ -91,14 +91,14 @@ def _keys_in(path: Path) -> list[str]:
 
 
 def check_classes(server: ServerConfig, engine: EngineConfig) -> None:
-    """Raises `ConfigError` before anything is downloaded or loaded."""
+    """Raise `ConfigError` before anything is downloaded or loaded."""
     from roseinfer.server.request.slo_classes import configured_classes
 
     configured_classes(server, engine.model.model)
 
 
 def check_predictor(path: str, engine: EngineConfig | None, tokenizer: Path | None = None) -> None:
-    """Raises `ConfigError` before anything is downloaded or loaded; also, given the tokenizer's folder, for a
+    """Raise `ConfigError` before anything is downloaded or loaded; also, given the tokenizer's folder, for a
     vocabulary that does not fit. `engine` is None for remote engines, whose policies are unknown here.
     """
     from roseinfer.server.request.length_prediction import check_vocabulary, read_predictor
