@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import roseinfer
-from roseinfer.cli.commands.groups import NESTED, POLICY, SCHEDULER, engine_config, scheduler_options
+from roseinfer.cli.commands.groups import NESTED_OPTIONS, POLICY, SCHEDULER, engine_config, scheduler_options
 from roseinfer.cli.commands.serve import OPTIONS as SERVE
 from roseinfer.config.options import OptionParser
 from roseinfer.core.config.engine import EngineConfig, SchedulerConfig
@@ -218,7 +218,7 @@ def test_the_documented_policies_are_those_there_are() -> None:
 
 
 def test_nested_options_are_no_flags() -> None:
-    assert {f.name for f in fields(SchedulerConfig)} - NESTED == {one.name for one in SCHEDULER.options()}
+    assert {f.name for f in fields(SchedulerConfig)} - NESTED_OPTIONS == {one.name for one in SCHEDULER.options()}
     assert scheduler_options({"port": 1, "max_num_seqs": 2, "scorpio_eps": 2.0}) == {
         "max_num_seqs": 2,
         "scorpio_eps": 2.0,
