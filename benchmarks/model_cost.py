@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.runner import ExpertChoice
-from roseinfer.models.config import ModelSpec
+from roseinfer.models.spec import ModelSpec
 
 
 class Chunk(NamedTuple):

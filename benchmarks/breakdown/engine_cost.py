@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.model_cost import ModelCost
 from roseinfer.engine.api import EngineInfo
-from roseinfer.models.config import ModelSpec
+from roseinfer.models.spec import ModelSpec
 
 _FP8, _INT8, _WIDENED = "fp8", "int8", "widened"
 

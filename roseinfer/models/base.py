@@ -8,7 +8,7 @@ from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.spec import AttentionSpec
-from roseinfer.models.config import ModelSpec
+from roseinfer.models.spec import ModelSpec
 from roseinfer.quant.base import WeightSource
 
 

@@ -17,7 +17,7 @@ from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import ConfigError
 from roseinfer.layers.embedding import Embedding, LMHead, VocabEmbedding
 from roseinfer.layers.linear import Linear, NormedLinear, Out, Split
-from roseinfer.models.config import ModelSpec
+from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import Group, share_of
 from roseinfer.quant.base import Build, Norm, WeightSource
 

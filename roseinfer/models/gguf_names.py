@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.models.config import ModelSpec
+from roseinfer.models.spec import ModelSpec
 
 _LLAMA_ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _LLAMA_BLOCK = {

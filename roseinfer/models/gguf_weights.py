@@ -18,7 +18,7 @@ from roseinfer.core.progress import report
 from roseinfer.gguf.files import open_gguf
 from roseinfer.gguf.reader import TensorInfo, shown
 from roseinfer.gguf.rope import DIVISORS
-from roseinfer.models.config import ModelSpec
+from roseinfer.models.spec import ModelSpec
 from roseinfer.models.gguf_names import GgufNames, Place
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, Held

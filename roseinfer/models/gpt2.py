@@ -6,7 +6,7 @@ from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.layers.linear import MLP, LayerNorm
-from roseinfer.models.config import ModelSpec
+from roseinfer.models.spec import ModelSpec
 from roseinfer.models.decoder import Names, SelfAttention
 from roseinfer.quant.base import Build, WeightSource
 

@@ -9,7 +9,7 @@ from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.heads import HeadTransform, Rotary, default_frequencies, linear_frequencies, llama3_frequencies
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.layers.linear import GatedMLP, RMSNorm
-from roseinfer.models.config import ModelSpec, RopeSpec
+from roseinfer.models.spec import ModelSpec, RopeSpec
 from roseinfer.models.decoder import FeedForward, Names, SelfAttention
 from roseinfer.quant.base import Build, WeightSource
 

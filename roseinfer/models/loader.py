@@ -17,7 +17,7 @@ from roseinfer.core.json_file import field_name, read_object
 from roseinfer.core.progress import report
 from roseinfer.gguf.files import is_gguf
 from roseinfer.models.base import CausalLM
-from roseinfer.models.config import ModelSpec
+from roseinfer.models.spec import ModelSpec
 from roseinfer.models.finite import FiniteCheck
 from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.registry import build_model

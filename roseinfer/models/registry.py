@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.base import CausalLM
-from roseinfer.models.config import ModelSpec
+from roseinfer.models.spec import ModelSpec
 from roseinfer.models.decoder import Decoder, Family
 from roseinfer.models.gpt2 import GPT2
 from roseinfer.models.llama import Llama

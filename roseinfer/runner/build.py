@@ -21,9 +21,10 @@ from roseinfer.core.progress import stage
 from roseinfer.core.runner import ExpertChoice, RunnerFacts
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.models.base import CausalLM
-from roseinfer.models.config import ModelSpec, read_model_spec
+from roseinfer.models.config import read_model_spec
 from roseinfer.models.generation import GenerationDefaults, read_generation_config
 from roseinfer.models.loader import load_model, resolve_dtype
+from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import Alone, LiveGroup
 from roseinfer.runner.assembly import Assembly, Shape, assemble
 from roseinfer.runner.cache_size import (

@@ -6,8 +6,7 @@ import pytest
 
 from benchmarks.model_cost import Chunk, ModelCost, Work
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.models.config import ModelSpec, RopeSpec
-from roseinfer.models.experts import ExpertsSpec
+from roseinfer.models.spec import ExpertsSpec, ModelSpec, RopeSpec
 
 SHAPE = {
     "num_layers": 2,

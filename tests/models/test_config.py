@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
-from roseinfer.models.config import (
-    ModelSpec,
-    RopeSpec,
-    read_model_spec,
-)
-from roseinfer.models.experts import ExpertsSpec
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.spec import ModelSpec, RopeSpec
+from roseinfer.models.spec import ExpertsSpec
 from roseinfer.models.generation import GenerationDefaults, read_generation_config
 
 GPT2 = {

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.models.config import RopeSpec, read_model_spec
-from roseinfer.models.experts import ExpertsSpec
+from roseinfer.models.config import read_model_spec
+from roseinfer.models.spec import RopeSpec
+from roseinfer.models.spec import ExpertsSpec
 from roseinfer.models.generation import GenerationDefaults, read_generation_config
 from roseinfer.models.loader import load_model
 

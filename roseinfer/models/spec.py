@@ -1,0 +1,91 @@
+"""Shape and options of a model, as read from its config; without torch."""
+
+from dataclasses import dataclass
+
+from roseinfer.attention.spec import AttentionSpec
+from roseinfer.quant.fp8_scheme import Fp8Scheme
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """Feed-forward layers of which a router chooses, for each token, `top_k` of `count` experts.
+
+    width: of each expert's hidden layer. renormalise: whether the weights of the chosen, from a softmax over all
+    experts, are divided by their sum. dense_layers: those that have one ordinary feed-forward network instead, in
+    ascending order.
+    """
+
+    count: int
+    top_k: int
+    width: int
+    renormalise: bool
+    dense_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary position embedding.
+
+    `scaling` is "default" (none), "linear" (positions divided by `factor`) or "llama3" (wavelengths that are long
+    against `original_max_position` tokens are stretched by `factor`, see attention/heads.py).
+    """
+
+    theta: float
+    scaling: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_position: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Shape and options of a decoder-only model.
+
+    `max_position` is the longest context in tokens. `activation` is "silu", "gelu" (exact) or "gelu_tanh". `rope` is
+    None for learned positions. `dtype` is the checkpoint's. `qk_norm`: RMSNorm over each head of q and k. `windows`: of
+    each layer's attention, in tokens, None for full attention; empty if no layer has one. `quantization`: how the
+    checkpoint's linear layers are kept, None in floats. `experts`: of the layers that have them, None if none has;
+    `intermediate_size` is that of the dense layers.
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    norm_eps: float
+    activation: str
+    rope: RopeSpec | None
+    tied_embeddings: bool
+    dtype: str
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: tuple[int | None, ...] = ()
+    quantization: Fp8Scheme | None = None
+    experts: ExpertsSpec | None = None
+
+    @property
+    def expert_layers(self) -> int:
+        """How many layers have experts."""
+        return 0 if self.experts is None else self.num_layers - len(self.experts.dense_layers)
+
+    @property
+    def attention(self) -> tuple[AttentionSpec, ...]:
+        """What each layer's attention computes, in the order of the layers."""
+        return tuple(
+            AttentionSpec(
+                heads=self.num_heads,
+                kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                scale=self.head_dim**-0.5,
+                window=window,
+            )
+            for window in self.windows or (None,) * self.num_layers
+        )
