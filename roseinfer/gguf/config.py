@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.gguf.metadata import Fields
+from roseinfer.gguf.metadata import MetadataFields
 from roseinfer.gguf.reader import GgufFile
 from roseinfer.gguf.rope import rope_parameters
 from roseinfer.gguf.tokens import read_vocabulary
@@ -26,7 +26,7 @@ _SAMPLING = {"top_p": "top_p", "min_p": "min_p", "temp": "temperature", "penalty
 
 def config_of(file: GgufFile) -> dict[str, Any]:
     """As config.json has it. Raises `UnsupportedModelError` naming what is missing or not supported."""
-    fields = Fields(file)
+    fields = MetadataFields(file)
     kind = fields.text("general.type")
     if kind not in (None, "model"):
         fields.refuse("general.type", "only whole models are")
@@ -51,7 +51,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 def generation_config_of(file: GgufFile) -> dict[str, Any]:
     """As generation_config.json has it; empty where the file proposes no sampling."""
-    fields = Fields(file)
+    fields = MetadataFields(file)
     found: dict[str, Any] = {ours: fields.number(f"general.sampling.{key}") for key, ours in _SAMPLING.items()}
     found["top_k"] = fields.integer("general.sampling.top_k")
     proposed = {name: value for name, value in found.items() if value is not None}
@@ -73,7 +73,7 @@ def _rows(file: GgufFile) -> int:
     return file.tensors[_EMBEDDING].shape[0]
 
 
-def _gpt2(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+def _gpt2(file: GgufFile, fields: MetadataFields, arch: str) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": fields.needed_integer(f"{arch}.embedding_length"),
@@ -87,22 +87,22 @@ def _gpt2(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
     }
 
 
-def _llama(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+def _llama(file: GgufFile, fields: MetadataFields, arch: str) -> dict[str, Any]:
     if fields.integer(f"{arch}.expert_count"):
         # Mixtral. Its experts are as wide as the metadata say of other models' feed-forward networks.
         return {"architectures": ["MixtralForCausalLM"], **_experts(fields, arch), **_decoder(file, fields, arch)}
     return {"architectures": ["LlamaForCausalLM"], **_biases(file, mlp=True), **_decoder(file, fields, arch)}
 
 
-def _qwen2(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+def _qwen2(file: GgufFile, fields: MetadataFields, arch: str) -> dict[str, Any]:
     return {"architectures": ["Qwen2ForCausalLM"], **_decoder(file, fields, arch)}
 
 
-def _qwen3(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+def _qwen3(file: GgufFile, fields: MetadataFields, arch: str) -> dict[str, Any]:
     return {"architectures": ["Qwen3ForCausalLM"], **_biases(file, mlp=False), **_decoder(file, fields, arch)}
 
 
-def _qwen3_moe(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+def _qwen3_moe(file: GgufFile, fields: MetadataFields, arch: str) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3MoeForCausalLM"],
         **_experts(fields, arch),
@@ -113,7 +113,7 @@ def _qwen3_moe(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
     }
 
 
-def _experts(fields: Fields, arch: str) -> dict[str, Any]:
+def _experts(fields: MetadataFields, arch: str) -> dict[str, Any]:
     """llama.cpp divides the weights of the chosen by their sum in both architectures, whatever the metadata say."""
     if fields.flag(f"{arch}.expert_weights_norm") is False:
         fields.refuse(f"{arch}.expert_weights_norm")
@@ -133,7 +133,7 @@ def _biases(file: GgufFile, *, mlp: bool) -> dict[str, Any]:
     return {**found, "mlp_bias": "blk.0.ffn_up.bias" in file.tensors} if mlp else found
 
 
-def _decoder(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
+def _decoder(file: GgufFile, fields: MetadataFields, arch: str) -> dict[str, Any]:
     hidden = fields.needed_integer(f"{arch}.embedding_length")
     heads = fields.needed_integer(f"{arch}.attention.head_count")
     head_dim = fields.integer(f"{arch}.attention.key_length") or hidden // max(1, heads)
@@ -155,7 +155,7 @@ def _decoder(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
     }
 
 
-_READERS: dict[str, Callable[[GgufFile, Fields, str], dict[str, Any]]] = {
+_READERS: dict[str, Callable[[GgufFile, MetadataFields, str], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from roseinfer.gguf.layout import MAX_PARTS
-from roseinfer.gguf.reader import GgufFile, TensorInfo, read_file, shown
+from roseinfer.gguf.reader import GgufFile, TensorInfo, printable, read_file
 
 SUFFIX = ".gguf"
 MAX_KEPT = 16  # files whose metadata is kept: some kilobytes, as lists stay in the file
@@ -79,5 +79,5 @@ def _part(path: Path, number: int, first: GgufFile, before: dict[str, TensorInfo
         raise UnsupportedModelError(f"{path}: split.no = {part.metadata.get('split.no')!r}, its name says {number}")
     twice = sorted(part.tensors.keys() & before.keys())
     if twice:
-        raise UnsupportedModelError(f"{path}: tensor {shown(twice[0])} is in an earlier part, too")
+        raise UnsupportedModelError(f"{path}: tensor {printable(twice[0])} is in an earlier part, too")
     return part.tensors

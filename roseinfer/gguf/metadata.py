@@ -4,10 +4,10 @@ import math
 from typing import Any, NoReturn
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.gguf.reader import ArrayValue, GgufFile, shown
+from roseinfer.gguf.reader import ArrayValue, GgufFile, printable
 
 
-class Fields:
+class MetadataFields:
     """Values by key; knows which keys were asked for. Raises `UnsupportedModelError` for one of another kind."""
 
     def __init__(self, file: GgufFile) -> None:
@@ -18,7 +18,9 @@ class Fields:
         found = self._file.metadata.get(key)
         value = "a list" if isinstance(found, ArrayValue) else repr(found)
         value = value if len(value) <= 200 else value[:200] + "..."
-        raise UnsupportedModelError(f"{self._file.path}: {shown(key)} = {value} is not supported{hint and '; ' + hint}")
+        raise UnsupportedModelError(
+            f"{self._file.path}: {printable(key)} = {value} is not supported{hint and '; ' + hint}"
+        )
 
     def text(self, key: str) -> str | None:
         return self._get(key, str, "a string is needed")

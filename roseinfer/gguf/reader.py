@@ -91,7 +91,7 @@ def read_file(path: Path) -> GgufFile:
         for _ in range(keys):
             key = cursor.text(layout.MAX_NAME_BYTES)
             if key in metadata:
-                cursor.refuse(f"the metadata has {shown(key)} twice")
+                cursor.refuse(f"the metadata has {printable(key)} twice")
             metadata[key] = cursor.value()
         return GgufFile(path, metadata, _tensors(cursor, tensors, metadata))
 
@@ -133,9 +133,9 @@ def _tensors(cursor: "_Cursor", count: int, metadata: dict[str, Value]) -> dict[
         nbytes = prod(shape) // encoding.block * encoding.size
         end = base + offset + nbytes
         if end > cursor.size:
-            cursor.refuse(f"tensor {shown(name)} ends at byte {end:.6g}, the file has {cursor.size}: it is cut off")
+            cursor.refuse(f"tensor {printable(name)} ends at byte {end:.6g}, the file has {cursor.size}: it is cut off")
         if name in found:
-            cursor.refuse(f"the file has tensor {shown(name)} twice")
+            cursor.refuse(f"the file has tensor {printable(name)} twice")
         found[name] = TensorInfo(cursor.path, shape, encoding, base + offset, nbytes)
     return found
 
@@ -145,18 +145,18 @@ def _tensor(cursor: "_Cursor", alignment: int) -> tuple[str, tuple[int, ...], En
     name = cursor.text(layout.MAX_NAME_BYTES)
     dimensions = cursor.unsigned32()
     if not 0 < dimensions <= layout.MAX_DIMENSIONS:
-        cursor.refuse(f"tensor {shown(name)} has {dimensions} dimensions")
+        cursor.refuse(f"tensor {printable(name)} has {dimensions} dimensions")
     shape = tuple(cursor.unsigned64() for _ in range(dimensions))[::-1]
     code, offset = cursor.unsigned32(), cursor.unsigned64()
     encoding = layout.ENCODINGS.get(code)
     if encoding is None:
         called = layout.OTHER_ENCODINGS.get(code, f"number {code}")
         known = ", ".join(each.name for each in layout.ENCODINGS.values())
-        cursor.refuse(f"tensor {shown(name)} has type {called}, which is not supported; known: {known}")
+        cursor.refuse(f"tensor {printable(name)} has type {called}, which is not supported; known: {known}")
     if 0 in shape or shape[-1] % encoding.block:
-        cursor.refuse(f"tensor {shown(name)} is {list(shape)}, {encoding.name} comes in blocks of {encoding.block}")
+        cursor.refuse(f"tensor {printable(name)} is {list(shape)}, {encoding.name} comes in blocks of {encoding.block}")
     if offset % alignment:
-        cursor.refuse(f"tensor {shown(name)} begins at {offset}, which is no multiple of {alignment}")
+        cursor.refuse(f"tensor {printable(name)} begins at {offset}, which is no multiple of {alignment}")
     return name, shape, encoding, offset
 
 
@@ -236,7 +236,7 @@ class _Cursor:
         return layout.NUMBERS[kind]
 
 
-def shown(name: str) -> str:
+def printable(name: str) -> str:
     """A name of the file's as a message may have it, on one line and not too long."""
     name = name if len(name) <= 100 else name[:100] + "..."
     return name if name.isprintable() else repr(name)

@@ -5,7 +5,7 @@ import struct
 from typing import Any
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.gguf.metadata import Fields
+from roseinfer.gguf.metadata import MetadataFields
 from roseinfer.gguf.reader import GgufFile
 
 DIVISORS = "rope_freqs.weight"
@@ -15,7 +15,7 @@ _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 _TOLERANCE = 1e-4
 
 
-def rope_parameters(file: GgufFile, fields: Fields, arch: str, head_dim: int) -> dict[str, Any]:
+def rope_parameters(file: GgufFile, fields: MetadataFields, arch: str, head_dim: int) -> dict[str, Any]:
     """As config.json's `rope_parameters` has it. Raises `UnsupportedModelError` for scaling of another kind."""
     theta = fields.number(f"{arch}.rope.freq_base") or 10000.0
     if theta < 1:

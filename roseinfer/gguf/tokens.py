@@ -5,7 +5,7 @@ from enum import IntEnum
 from math import isfinite
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.gguf.metadata import Fields
+from roseinfer.gguf.metadata import MetadataFields
 from roseinfer.gguf.reader import GgufFile
 
 _KEY = "tokenizer.ggml"
@@ -16,7 +16,7 @@ _ENDINGS = frozenset({"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_i
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
-class Kind(IntEnum):
+class TokenKind(IntEnum):
     """What a token is, as sentencepiece tells them apart."""
 
     NORMAL = 1
@@ -28,7 +28,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
+class GgufVocabulary:
     """Texts, kinds and scores by id; merges as "left right" in their order. `scores` and `merges` may be empty.
 
     `model`: "gpt2" (byte-level BPE) or "llama" (sentencepiece), as `tokenizer.ggml.model` has it. `named`: bos_token
@@ -48,16 +48,16 @@ class Vocabulary:
     add_space_prefix: bool | None
 
 
-def read_vocabulary(file: GgufFile) -> Vocabulary:
+def read_vocabulary(file: GgufFile) -> GgufVocabulary:
     """Raises `UnsupportedModelError` for one that is missing or contradicts itself."""
-    fields = Fields(file)
+    fields = MetadataFields(file)
     model = fields.needed_text(f"{_KEY}.model")
     texts = file.strings(f"{_KEY}.tokens")
     if not texts:
         raise UnsupportedModelError(f"{file.path}: {_KEY}.tokens is missing")
     if len(set(texts)) != len(texts):
         raise UnsupportedModelError(f"{file.path}: {_KEY}.tokens has a token twice")
-    kinds = _kinds(file) or [Kind.NORMAL.value] * len(texts)
+    kinds = _kinds(file) or [TokenKind.NORMAL.value] * len(texts)
     scores = [float(score) for score in file.numbers(f"{_KEY}.scores")]
     if not all(map(isfinite, scores)):
         raise UnsupportedModelError(f"{file.path}: {_KEY}.scores holds NaN or infinity")
@@ -66,7 +66,7 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
             raise UnsupportedModelError(f"{file.path}: {_KEY}.{name} has {len(values)} values for {len(texts)} tokens")
     if fields.flag(f"{_KEY}.remove_extra_whitespaces"):
         fields.refuse(f"{_KEY}.remove_extra_whitespaces")
-    return Vocabulary(
+    return GgufVocabulary(
         model=model,
         pre_tokenizer=fields.text(f"{_KEY}.pre"),
         texts=texts,
@@ -89,19 +89,19 @@ def _kinds(file: GgufFile) -> list[int]:
     return kinds
 
 
-def _named(fields: Fields, count: int) -> dict[str, int]:
+def _named(fields: MetadataFields, count: int) -> dict[str, int]:
     found = {name: _id(fields, f"{_KEY}.{called}_token_id", count) for name, called in _NAMED.items()}
     return {name: id for name, id in found.items() if id is not None}
 
 
-def _endings(fields: Fields, texts: list[str], kinds: list[int]) -> tuple[int, ...]:
+def _endings(fields: MetadataFields, texts: list[str], kinds: list[int]) -> tuple[int, ...]:
     """Ids that end an answer: those that the file names, then those that are known for it."""
     named = [_id(fields, f"{_KEY}.{called}_token_id", len(texts)) for called in ("eos", "eot", "eom")]
-    known = [id for id, text in enumerate(texts) if text in _ENDINGS and kinds[id] == Kind.CONTROL]
+    known = [id for id, text in enumerate(texts) if text in _ENDINGS and kinds[id] == TokenKind.CONTROL]
     return tuple(dict.fromkeys(id for id in (*named, *known) if id is not None))
 
 
-def _id(fields: Fields, key: str, count: int) -> int | None:
+def _id(fields: MetadataFields, key: str, count: int) -> int | None:
     id = fields.integer(key)
     if id is not None and not 0 <= id < count:
         fields.refuse(key, f"the file has {count} tokens")

@@ -11,8 +11,8 @@ from typing import Any
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.json_file import shortened
-from roseinfer.models.documents import CONFIG, place_of, read_config, weight_bytes
-from roseinfer.models.fields import Fields
+from roseinfer.models.documents import CONFIG, document_path, read_config, weight_bytes
+from roseinfer.models.fields import ConfigFields
 from roseinfer.models.gpt2_config import read_gpt2
 from roseinfer.models.llama_config import read_llama, read_mistral, read_qwen2, read_qwen3
 from roseinfer.models.mixture_config import read_mixtral, read_qwen3_moe
@@ -45,7 +45,7 @@ _HARMLESS = frozenset(
 )
 _HARMLESS_PREFIXES = ("_", "transformers", "unsloth")
 
-_Reader = Callable[[Fields, str, int | None], ModelSpec]
+_Reader = Callable[[ConfigFields, str, int | None], ModelSpec]
 _READERS: dict[str, _Reader] = {
     "GPT2LMHeadModel": read_gpt2,
     "LlamaForCausalLM": read_llama,
@@ -63,10 +63,10 @@ def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec
     `max_model_len` is the context that will be used: a sliding window at least that long is full attention.
     Raises `ModelNotFoundError` without a config.json, `UnsupportedModelError` naming what is not supported.
     """
-    path = place_of(folder, CONFIG)
+    path = document_path(folder, CONFIG)
     data = read_config(folder)
     architecture = _architecture(data, str(path))
-    fields = Fields(data, f"{path} ({architecture})")
+    fields = ConfigFields(data, f"{path} ({architecture})")
     spec = _READERS[architecture](fields, architecture, max_model_len)
     spec = replace(spec, quantization=read_quantization(fields, folder))
     fields.refuse_unread(_HARMLESS, _HARMLESS_PREFIXES)

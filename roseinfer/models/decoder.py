@@ -23,7 +23,7 @@ from roseinfer.quant.base import Build, Norm, WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class TensorNames:
     """What a checkpoint calls the tensors outside the blocks, and how the names of a block's begin.
 
     positions: of the table of learned positions, None without one. block: with a place for the layer's number.
@@ -36,7 +36,7 @@ class Names:
     head: str = "lm_head"
 
 
-class Block(Protocol):
+class DecoderBlock(Protocol):
     """One layer of a model: attention, then feed-forward."""
 
     @property
@@ -63,7 +63,7 @@ class FeedForward(Protocol):
         ...
 
 
-class Family(Protocol):
+class ModelFamily(Protocol):
     """What tells one family of models from another."""
 
     ignored: tuple[str, ...]
@@ -73,15 +73,15 @@ class Family(Protocol):
         """The one before the head."""
         ...
 
-    def block(self, layer: int) -> Block: ...
+    def block(self, layer: int) -> DecoderBlock: ...
 
-    def names(self, source: WeightSource) -> Names: ...
+    def names(self, source: WeightSource) -> TensorNames: ...
 
 
 class Decoder:
     """See `CausalLM`."""
 
-    def __init__(self, spec: ModelSpec, build: Build, family: Family) -> None:
+    def __init__(self, spec: ModelSpec, build: Build, family: ModelFamily) -> None:
         self.spec, self.dtype, self.device = spec, build.dtype, build.device
         self.weights = build.weight_format.kept or str(build.dtype).removeprefix("torch.")
         self.attention = tuple(held_heads(layer, build.group) for layer in spec.attention)
@@ -89,7 +89,7 @@ class Decoder:
         self._family = family
         self._tokens = VocabEmbedding(spec.vocab_size, spec.hidden_size)
         self._positions = Embedding(spec.max_position, spec.hidden_size) if spec.rope is None else None
-        self._blocks: Sequence[Block] = [family.block(layer) for layer in range(spec.num_layers)]
+        self._blocks: Sequence[DecoderBlock] = [family.block(layer) for layer in range(spec.num_layers)]
         self._head = LMHead(family.norm(), spec.hidden_size, spec.vocab_size, tied=spec.tied_embeddings)
 
     def load(self, source: WeightSource) -> None:

@@ -1,8 +1,8 @@
-"""Fields of config.json that several families share, read without torch."""
+"""ConfigFields of config.json that several families share, read without torch."""
 
 from typing import Any
 
-from roseinfer.models.fields import Fields
+from roseinfer.models.fields import ConfigFields
 from roseinfer.models.spec import ModelSpec, RopeSpec
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -28,12 +28,12 @@ _ROPE_FIELDS = {
 }
 
 
-def read_dtype(fields: Fields) -> str:
+def read_dtype(fields: ConfigFields) -> str:
     key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
     return fields.choice(key, {name: name for name in DTYPES}, "float32")
 
 
-def read_decoder(fields: Fields, architecture: str, windows: tuple[int | None, ...], **options: Any) -> ModelSpec:
+def read_decoder(fields: ConfigFields, architecture: str, windows: tuple[int | None, ...], **options: Any) -> ModelSpec:
     """Llama and its relatives: RMSNorm, rotary positions, gated MLP, grouped KV heads."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
@@ -62,7 +62,7 @@ def read_decoder(fields: Fields, architecture: str, windows: tuple[int | None, .
     )
 
 
-def read_windows(fields: Fields, window: int | None, first: int, max_model_len: int | None) -> tuple[int | None, ...]:
+def read_windows(fields: ConfigFields, window: int | None, first: int, max_model_len: int | None) -> tuple[int | None, ...]:
     """Of each layer, for `ModelSpec.windows`: layers from `first` on have the window, unless `layer_types` says which.
 
     A window that covers the context that will be used hides nothing, and is none.
@@ -84,7 +84,7 @@ def read_windows(fields: Fields, window: int | None, first: int, max_model_len: 
     return windows if any(windows) else ()
 
 
-def read_one_window(fields: Fields, window: int | None, max_model_len: int | None, family: str) -> tuple[int | None, ...]:
+def read_one_window(fields: ConfigFields, window: int | None, max_model_len: int | None, family: str) -> tuple[int | None, ...]:
     """As `_windows`, of a family whose layers all have the window."""
     windows = read_windows(fields, window, 0, max_model_len)
     if len(set(windows)) > 1:
@@ -92,7 +92,7 @@ def read_one_window(fields: Fields, window: int | None, max_model_len: int | Non
     return windows
 
 
-def optional_integer(fields: Fields, key: str, default: int | None) -> int | None:
+def optional_integer(fields: ConfigFields, key: str, default: int | None) -> int | None:
     """A number of tokens or layers from 0 on, or null; `default` if the field is left out."""
     value = fields.get(key, default)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
@@ -100,14 +100,14 @@ def optional_integer(fields: Fields, key: str, default: int | None) -> int | Non
     return value
 
 
-def _rope(fields: Fields) -> RopeSpec:
+def _rope(fields: ConfigFields) -> RopeSpec:
     """From `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
     theta = fields.number("rope_theta", 10000.0)
     key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     data = fields.get(key) or {}
     if not isinstance(data, dict):
         fields.refuse(key, data)
-    inner = Fields(data, f"{fields.where} {key}")
+    inner = ConfigFields(data, f"{fields.where} {key}")
     # `type` is the older name; transformers keeps it when it adds the newer one.
     older = inner.get("type")
     kind = inner.get("rope_type") or older or "default"

@@ -31,7 +31,7 @@ def read_generation(model: Path) -> dict[str, Any]:
     return read_object(path) if path.is_file() else {}
 
 
-def place_of(model: Path, document: str) -> Path:
+def document_path(model: Path, document: str) -> Path:
     """Where a message says that something stands."""
     return model if is_gguf(model) else model / document
 

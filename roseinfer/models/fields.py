@@ -12,7 +12,7 @@ MAX_SIZE = 2**24
 MIN_FLOAT, MAX_FLOAT = 2.0**-126, 2.0**127
 
 
-class Fields:
+class ConfigFields:
     """A dict of a config, which knows which of its keys were looked at. `where` begins every error."""
 
     def __init__(self, data: dict[str, Any], where: str) -> None:
@@ -83,7 +83,7 @@ class Fields:
             self.refuse(key, value, "a list of names is needed")
         return tuple(value)
 
-    def inner(self, key: str) -> "Fields | None":
+    def inner(self, key: str) -> "ConfigFields | None":
         """An object within, which the caller reads to its end; None if it is absent, null or empty."""
         value = self.get(key)
         if value is None:
@@ -92,7 +92,7 @@ class Fields:
             self.refuse(key, value, "an object is needed")
         if not value:
             return None
-        return Fields(value, f"{self.where} {key}")
+        return ConfigFields(value, f"{self.where} {key}")
 
     def refuse_unread(self, harmless: frozenset[str] = frozenset(), prefixes: tuple[str, ...] = ()) -> None:
         for key, value in self._data.items():

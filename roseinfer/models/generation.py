@@ -7,7 +7,7 @@ from typing import Any
 from roseinfer.core.errors import InvalidRequestError, UnsupportedModelError
 from roseinfer.core.json_file import shortened
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.models.documents import CONFIG, GENERATION, place_of, read_config, read_generation
+from roseinfer.models.documents import CONFIG, GENERATION, document_path, read_config, read_generation
 from roseinfer.models.fields import MAX_SIZE
 
 
@@ -29,9 +29,9 @@ def read_generation_config(folder: Path) -> GenerationDefaults:
     Raises `UnsupportedModelError` for a default that no request could use.
     """
     generation = read_generation(folder)
-    has_config = place_of(folder, CONFIG).is_file()
+    has_config = document_path(folder, CONFIG).is_file()
     config = read_config(folder) if has_config else {}
-    ends = _eos_ids(generation, place_of(folder, GENERATION)) + _eos_ids(config, place_of(folder, CONFIG))
+    ends = _eos_ids(generation, document_path(folder, GENERATION)) + _eos_ids(config, document_path(folder, CONFIG))
     eos = tuple(dict.fromkeys(ends))
     if not generation.get("do_sample"):
         return GenerationDefaults(eos_token_ids=eos)
@@ -46,7 +46,7 @@ def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, An
     try:
         SamplingParams(**values)
     except InvalidRequestError as error:
-        raise UnsupportedModelError(f"{place_of(folder, GENERATION)}: {error}") from error
+        raise UnsupportedModelError(f"{document_path(folder, GENERATION)}: {error}") from error
     return values
 
 

@@ -61,7 +61,7 @@ _QUERIES_KEYS = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(?:weight|bias)")
 _INTERLEAVED = ("LlamaForCausalLM", "MixtralForCausalLM")
 
 
-class Place(NamedTuple):
+class StoredTensor(NamedTuple):
     """The tensor of a file that holds one of the model's: all of it, or as its slice `part` of the first dimension."""
 
     name: str
@@ -79,17 +79,17 @@ class GgufNames:
         self._ends, self._block = _NAMES[spec.architecture]
         self._spec = spec
 
-    def of(self, name: str) -> Place | None:
+    def of(self, name: str) -> StoredTensor | None:
         """None for a tensor that such files do not have."""
         match = _IN_EXPERT.fullmatch(name)
         if match is not None and match["part"] in _STACKED:
-            return Place(f"blk.{match['layer']}.{_STACKED[match['part']]}.weight", int(match["expert"]))
+            return StoredTensor(f"blk.{match['layer']}.{_STACKED[match['part']]}.weight", int(match["expert"]))
         match = _IN_BLOCK.fullmatch(name)
         if match is not None and match["part"] in self._block:
-            return Place(f"blk.{match['layer']}.{self._block[match['part']]}.{match['kind']}")
+            return StoredTensor(f"blk.{match['layer']}.{self._block[match['part']]}.{match['kind']}")
         match = _AT_END.fullmatch(name)
         if match is not None and match["part"] in self._ends:
-            return Place(f"{self._ends[match['part']]}.{match['kind']}")
+            return StoredTensor(f"{self._ends[match['part']]}.{match['kind']}")
         return None
 
     def row_order(self, gguf_name: str) -> np.ndarray | None:

@@ -16,10 +16,10 @@ import torch
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.progress import report
 from roseinfer.gguf.files import open_gguf
-from roseinfer.gguf.reader import TensorInfo, shown
+from roseinfer.gguf.reader import TensorInfo, printable
 from roseinfer.gguf.rope import DIVISORS
 from roseinfer.models.spec import ModelSpec
-from roseinfer.models.gguf_names import GgufNames, Place
+from roseinfer.models.gguf_names import GgufNames, StoredTensor
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, Held
 
@@ -107,10 +107,10 @@ class GgufWeights:
         unexpected = sorted(self._tensors.keys() - self._read - {DIVISORS})  # which the config was read from
         if unexpected:
             more = f" and {len(unexpected) - 5} more" if len(unexpected) > 5 else ""
-            names = ", ".join(map(shown, unexpected[:5]))
+            names = ", ".join(map(printable, unexpected[:5]))
             raise UnsupportedModelError(f"{self._path}: the model has no place for tensor {names}{more}")
 
-    def _find(self, name: str) -> Place:
+    def _find(self, name: str) -> StoredTensor:
         place = self._names.of(name)
         if place is None or place.name not in self._tensors:
             raise UnsupportedModelError(f"{self._path}: tensor {place.name if place else name} is missing")

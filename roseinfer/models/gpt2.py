@@ -7,7 +7,7 @@ from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.layers.linear import MLP, LayerNorm
 from roseinfer.models.spec import ModelSpec
-from roseinfer.models.decoder import Names, SelfAttention
+from roseinfer.models.decoder import TensorNames, SelfAttention
 from roseinfer.quant.base import Build, WeightSource
 
 
@@ -49,7 +49,7 @@ class GPT2:
     def block(self, layer: int) -> GPT2Block:
         return GPT2Block(self._spec, layer)
 
-    def names(self, source: WeightSource) -> Names:
+    def names(self, source: WeightSource) -> TensorNames:
         # The checkpoints on the hub leave the prefix out, those that transformers saves have it.
         prefix = "transformer." if "transformer.wte.weight" in source else ""
-        return Names(tokens=f"{prefix}wte", positions=f"{prefix}wpe", block=prefix + "h.{}", norm=f"{prefix}ln_f")
+        return TensorNames(tokens=f"{prefix}wte", positions=f"{prefix}wpe", block=prefix + "h.{}", norm=f"{prefix}ln_f")

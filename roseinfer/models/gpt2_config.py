@@ -1,11 +1,11 @@
 """Reader of GPT-2's config.json, without torch."""
 
 from roseinfer.models.decoder_config import ACTIVATIONS, read_dtype
-from roseinfer.models.fields import Fields
+from roseinfer.models.fields import ConfigFields
 from roseinfer.models.spec import ModelSpec
 
 
-def read_gpt2(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_gpt2(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     fields.only("scale_attn_weights", True)
     for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
         fields.only(key, False)

@@ -10,7 +10,7 @@ from roseinfer.attention.heads import HeadTransform, Rotary, default_frequencies
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.layers.linear import GatedMLP, RMSNorm
 from roseinfer.models.spec import ModelSpec, RopeSpec
-from roseinfer.models.decoder import FeedForward, Names, SelfAttention
+from roseinfer.models.decoder import FeedForward, TensorNames, SelfAttention
 from roseinfer.quant.base import Build, WeightSource
 
 
@@ -63,8 +63,8 @@ class Llama:
         spec = self.spec
         return GatedMLP(self.norm(), spec.hidden_size, spec.intermediate_size, spec.activation, bias=spec.mlp_bias)
 
-    def names(self, source: WeightSource) -> Names:
-        return Names(tokens="model.embed_tokens", block="model.layers.{}", norm="model.norm")
+    def names(self, source: WeightSource) -> TensorNames:
+        return TensorNames(tokens="model.embed_tokens", block="model.layers.{}", norm="model.norm")
 
 
 def _frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:

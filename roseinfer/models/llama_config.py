@@ -1,11 +1,11 @@
 """Readers of config.json of Llama, Mistral, Qwen2 and Qwen3, without torch."""
 
 from roseinfer.models.decoder_config import optional_integer, read_decoder, read_one_window, read_windows
-from roseinfer.models.fields import Fields
+from roseinfer.models.fields import ConfigFields
 from roseinfer.models.spec import ModelSpec
 
 
-def read_llama(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_llama(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     attention_bias = fields.flag("attention_bias", False)
     return read_decoder(
         fields,
@@ -17,23 +17,23 @@ def read_llama(fields: Fields, architecture: str, max_model_len: int | None) -> 
     )
 
 
-def read_mistral(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_mistral(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     # Left out, the window is 4096: the default of transformers' MistralConfig. All layers have it.
     window = optional_integer(fields, "sliding_window", 4096)
     return read_decoder(fields, architecture, read_one_window(fields, window, max_model_len, "Mistral"))
 
 
-def read_qwen2(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_qwen2(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     return read_decoder(fields, architecture, _qwen_windows(fields, max_model_len), qkv_bias=True)
 
 
-def read_qwen3(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_qwen3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     bias = fields.flag("attention_bias", False)
     windows = _qwen_windows(fields, max_model_len)
     return read_decoder(fields, architecture, windows, qkv_bias=bias, o_bias=bias, qk_norm=True)
 
 
-def _qwen_windows(fields: Fields, max_model_len: int | None) -> tuple[int | None, ...]:
+def _qwen_windows(fields: ConfigFields, max_model_len: int | None) -> tuple[int | None, ...]:
     """Qwen configs carry a window even when `use_sliding_window` turns it off. Else, later layers have it."""
     window = optional_integer(fields, "sliding_window", 4096)
     first = optional_integer(fields, "max_window_layers", 28) or 0

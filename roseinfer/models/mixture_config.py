@@ -3,11 +3,11 @@
 from typing import Any
 
 from roseinfer.models.decoder_config import optional_integer, read_decoder, read_one_window
-from roseinfer.models.fields import Fields
+from roseinfer.models.fields import ConfigFields
 from roseinfer.models.spec import ExpertsSpec, ModelSpec
 
 
-def read_qwen3_moe(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_qwen3_moe(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     fields.need("num_key_value_heads")  # left out, they are 4 in transformers
     fields.only("use_qk_norm", True)
     fields.only("qkv_bias", False, hint="attention_bias says whether there are biases")
@@ -26,7 +26,7 @@ def read_qwen3_moe(fields: Fields, architecture: str, max_model_len: int | None)
     return read_decoder(fields, architecture, windows, **options)
 
 
-def read_mixtral(fields: Fields, architecture: str, max_model_len: int | None) -> ModelSpec:
+def read_mixtral(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     # Left out, they have other defaults than their relatives'.
     fields.need("num_key_value_heads", "rms_norm_eps")
     if fields.get("rope_parameters") is None:
@@ -36,7 +36,7 @@ def read_mixtral(fields: Fields, architecture: str, max_model_len: int | None) -
     return read_decoder(fields, architecture, windows, experts=experts)
 
 
-def _read_experts(fields: Fields, *, width: int, renormalise: bool, dense_layers: tuple[int, ...]) -> ExpertsSpec | None:
+def _read_experts(fields: ConfigFields, *, width: int, renormalise: bool, dense_layers: tuple[int, ...]) -> ExpertsSpec | None:
     """None if all layers are dense."""
     older, newer = fields.get("num_experts"), fields.get("num_local_experts")
     if None not in (older, newer) and older != newer:
@@ -50,7 +50,7 @@ def _read_experts(fields: Fields, *, width: int, renormalise: bool, dense_layers
     return ExpertsSpec(count=count, top_k=top_k, width=width, renormalise=renormalise, dense_layers=dense_layers)
 
 
-def _read_dense_layers(fields: Fields) -> tuple[int, ...]:
+def _read_dense_layers(fields: ConfigFields) -> tuple[int, ...]:
     """Layers without experts: those that are named, and all but every `decoder_sparse_step`-th."""
     layers, step = fields.integer("num_hidden_layers"), fields.integer("decoder_sparse_step", 1)
     named = fields.get("mlp_only_layers") or []

@@ -9,7 +9,7 @@ from typing import Literal
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.json_file import read_object
-from roseinfer.models.fields import Fields
+from roseinfer.models.fields import ConfigFields
 from roseinfer.quant.fp8_scheme import Fp8Scheme, check_ignored
 
 MODELOPT_FILE = "hf_quant_config.json"
@@ -28,7 +28,7 @@ _HARMLESS_OF_MODELOPT = _HARMLESS | {"config_groups"}
 _ALGORITHMS: dict[str, Layout] = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}
 
 
-def read_quantization(config: Fields, folder: Path) -> Fp8Scheme | None:
+def read_quantization(config: ConfigFields, folder: Path) -> Fp8Scheme | None:
     """How the checkpoint in `folder` is quantised; None if its weights are floats. `config`: its config.json.
 
     Raises `UnsupportedModelError` naming what is not supported.
@@ -36,14 +36,14 @@ def read_quantization(config: Fields, folder: Path) -> Fp8Scheme | None:
     fields = config.inner(_KEY)
     if fields is None:
         path = folder / MODELOPT_FILE
-        return _modelopt(Fields(read_object(path), str(path))) if path.is_file() else None
+        return _modelopt(ConfigFields(read_object(path), str(path))) if path.is_file() else None
     method = fields.get("quant_method")
     if not isinstance(method, str) or method not in _READERS:
         fields.refuse("quant_method", method, f"known: {', '.join(_READERS)}")
     return _READERS[method](fields)
 
 
-def _fp8(fields: Fields) -> Fp8Scheme:
+def _fp8(fields: ConfigFields) -> Fp8Scheme:
     """Qwen's and DeepSeek's blocks, AutoFP8's scalars."""
     fields.only("fmt", "e4m3")
     fields.only("activation_scheme", "dynamic", "static")
@@ -57,7 +57,7 @@ def _fp8(fields: Fields) -> Fp8Scheme:
     return Fp8Scheme("tensor" if block is None else "block", ignored)
 
 
-def _compressed_tensors(fields: Fields) -> Fp8Scheme:
+def _compressed_tensors(fields: ConfigFields) -> Fp8Scheme:
     fields.only("format", "float-quantized")
     groups = fields.inner("config_groups")
     if groups is None:
@@ -71,7 +71,7 @@ def _compressed_tensors(fields: Fields) -> Fp8Scheme:
     return Fp8Scheme(layouts.pop(), ignored)
 
 
-def _group(group: Fields) -> Layout:
+def _group(group: ConfigFields) -> Layout:
     """How the weights of a group share scales. Which layers it targets is seen from their tensors."""
     group.names("targets")
     group.only("format", "float-quantized")
@@ -90,7 +90,7 @@ def _group(group: Fields) -> Layout:
     return layout
 
 
-def _weights(args: Fields) -> Layout:
+def _weights(args: ConfigFields) -> Layout:
     _check_args(args)
     args.only("dynamic", False)
     layouts: dict[str, Layout] = {"channel": "channel", "tensor": "tensor", "block": "block"}
@@ -104,14 +104,14 @@ def _weights(args: Fields) -> Layout:
     return layouts[strategy]
 
 
-def _check_args(args: Fields) -> None:
+def _check_args(args: ConfigFields) -> None:
     for key, wanted in (("num_bits", 8), ("type", "float")):
         if args.get(key) != wanted:
             args.refuse(key, args.get(key), f"it is {wanted} here")
     args.only("symmetric", True)
 
 
-def _modelopt(fields: Fields) -> Fp8Scheme:
+def _modelopt(fields: ConfigFields) -> Fp8Scheme:
     """Either form: all in one object, or within `quantization`."""
     quantization = fields.inner("quantization")
     if quantization is not None:
@@ -129,14 +129,14 @@ def _modelopt(fields: Fields) -> Fp8Scheme:
     return Fp8Scheme(layout, ignored)
 
 
-_READERS: dict[str, Callable[[Fields], Fp8Scheme]] = {
+_READERS: dict[str, Callable[[ConfigFields], Fp8Scheme]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
 }
 
 
-def _check_kv_cache(fields: Fields) -> None:
+def _check_kv_cache(fields: ConfigFields) -> None:
     """What is said of the KV cache: that there are scales for it, which are looked for among the tensors."""
     scheme = fields.inner("kv_cache_scheme")
     if scheme is None:
@@ -147,7 +147,7 @@ def _check_kv_cache(fields: Fields) -> None:
     scheme.refuse_unread(_HARMLESS_OF_ARGS)
 
 
-def _ignored(fields: Fields, key: str) -> tuple[str, ...]:
+def _ignored(fields: ConfigFields, key: str) -> tuple[str, ...]:
     names = fields.names(key)
     for name in names:
         try:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.base import CausalLM
 from roseinfer.models.spec import ModelSpec
-from roseinfer.models.decoder import Decoder, Family
+from roseinfer.models.decoder import Decoder, ModelFamily
 from roseinfer.models.gpt2 import GPT2
 from roseinfer.models.llama import Llama
 from roseinfer.models.mixture import Mixtral, Qwen3Mixture
 from roseinfer.quant.base import Build
 
-_FAMILIES: dict[str, Callable[[ModelSpec, Build], Family]] = {
+_FAMILIES: dict[str, Callable[[ModelSpec, Build], ModelFamily]] = {
     "GPT2LMHeadModel": GPT2,
     "LlamaForCausalLM": Llama,
     "MistralForCausalLM": Llama,

@@ -108,13 +108,13 @@ def _forward_pass(
     if not isinstance(attention, GraphableAttention):
         return EagerForward(model, attention, store, from_rows(seats)), ()
     from roseinfer.runner.cuda_inputs import CudaInputs
-    from roseinfer.runner.cuda_sampler import CudaChoice
+    from roseinfer.runner.cuda_sampler import CudaTokenChooser
 
     inputs = CudaInputs(seats, shape.limits.max_rows, shape.limits.max_tokens)
     eager = EagerForward(model, attention, store, inputs.prepare)
     if not shape.graphs:
         return eager, ()
-    buckets, choice = decode_buckets(shape.limits.max_rows), CudaChoice(seats)
+    buckets, choice = decode_buckets(shape.limits.max_rows), CudaTokenChooser(seats)
     mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.captured_tokens), group.least)
     decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets, choice)
     return decodes, (decodes, mixed)

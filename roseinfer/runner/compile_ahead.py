@@ -7,7 +7,7 @@ import torch
 from roseinfer.core.plan import Row, StepLimits
 from roseinfer.kernels.common.compile_ahead import compiling
 from roseinfer.models.base import CausalLM
-from roseinfer.runner.cuda_sampler import CudaChoice
+from roseinfer.runner.cuda_sampler import CudaTokenChooser
 from roseinfer.runner.forward import Columns
 from roseinfer.runner.seats import Feature
 
@@ -28,7 +28,7 @@ def compile_ahead(assembly: "Assembly", model: CausalLM, limits: StepLimits) -> 
     sizes = sorted({min(rows, limits.max_rows) for rows in (*_ROWS, limits.max_rows)})
     steps = [[1] * rows for rows in sizes]
     steps += [[tokens] for tokens in _chunks(model, limits.max_tokens)]
-    choice = CudaChoice(assembly.seats)
+    choice = CudaTokenChooser(assembly.seats)
     with compiling() as ahead:
         if not ahead:
             return
@@ -43,7 +43,7 @@ def _chunks(model: CausalLM, most: int) -> set[int]:
     return {min(tokens, most) for tokens in (384, 768, *(1 << power for power in range(1, most.bit_length() + 1)))}
 
 
-def _forward(assembly: "Assembly", model: CausalLM, choice: CudaChoice, counts: list[int]) -> None:
+def _forward(assembly: "Assembly", model: CausalLM, choice: CudaTokenChooser, counts: list[int]) -> None:
     rows = [Row("ahead", seat, 0, count, 1, True, 0, 0, ()) for seat, count in enumerate(counts)]
     out = assembly.forward.run(Columns.of(rows))
     assert out.hidden is not None and out.sample_at is not None, "a step that is launched kernel by kernel"

@@ -26,8 +26,8 @@ def decode_buckets(max_rows: int) -> list[int]:
     return [*(size for size in sizes if size < max_rows), max_rows]
 
 
-class Choice(Protocol):
-    """What finds the likeliest tokens: `CudaChoice`."""
+class TokenChooser(Protocol):
+    """What finds the likeliest tokens: `CudaTokenChooser`."""
 
     def choose(self, logits: torch.Tensor, seats: torch.Tensor, ends: torch.Tensor, features: int) -> torch.Tensor: ...
 
@@ -51,7 +51,7 @@ class DecodeGraphs:
         store: KVStore,
         inputs: "CudaInputs",
         buckets: list[int],
-        choice: Choice,
+        choice: TokenChooser,
     ) -> None:
         self._others = others
         self._model = model

@@ -64,15 +64,15 @@ def _check(error: int) -> None:
 class CudaCopier:
     """Steps run on the stream that is current when it is made."""
 
-    beside = True
+    overlaps_steps = True
 
     def __init__(self, store: KVStore, host: HostStore) -> None:
         device = store.parts[0].device
         self._memory = store, host  # the pages are pinned as long as the host store is there, not its parts
         self._steps = torch.cuda.current_stream(device)
         driver = CopyDriver()
-        self._loads = _Lane(driver, host.parts, store.blocks, device)
-        self._stores = _Lane(driver, store.blocks, host.parts, device)
+        self._loads = _CopyStream(driver, host.parts, store.blocks, device)
+        self._stores = _CopyStream(driver, store.blocks, host.parts, device)
 
     def start(self, loads: Sequence[HostCopy], stores: Sequence[HostCopy]) -> StepCopies:
         begin = torch.cuda.Event()
@@ -108,7 +108,7 @@ class Addresses:
 _Timed = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
-class _Lane:
+class _CopyStream:
     """Copies from some parts to others of the same widths, on one stream."""
 
     def __init__(

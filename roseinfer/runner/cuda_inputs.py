@@ -11,7 +11,7 @@ from roseinfer.attention.base import CHUNK_FIELDS
 from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.kernels.common.inputs import COUNT, FIRST, SEAT, START, WRITE_FROM, expand_rows
 from roseinfer.runner.device import Staging, aligned
-from roseinfer.runner.forward import Columns, Prepared
+from roseinfer.runner.forward import Columns, PreparedBatch
 from roseinfer.runner.rows import SampleAt
 from roseinfer.runner.seats import SeatTable
 
@@ -44,7 +44,7 @@ class CudaInputs:
         self._numbers = np.arange(rows, dtype=np.int32)
 
     # --- any step, for an eager forward pass --------------------------------------------------------------------
-    def prepare(self, columns: Columns) -> Prepared:
+    def prepare(self, columns: Columns) -> PreparedBatch:
         num_rows, num_tokens = len(columns.seat), sum(columns.count)
         width = aligned(num_rows)
         host = self.staging.fill()
@@ -68,7 +68,7 @@ class CudaInputs:
             max_context=max(context_lens),
             num_decodes=columns.num_decodes,
         )
-        return Prepared(batch, tail.sample_at(on_device))
+        return PreparedBatch(batch, tail.sample_at(on_device))
 
     # --- decode steps, for captured graphs ----------------------------------------------------------------------
     def stage_decodes(self, columns: Columns, bucket: int) -> SampleAt:

@@ -7,14 +7,14 @@ from roseinfer.kernels.sampling.argmax import greedy
 from roseinfer.kernels.sampling.draw import draw
 from roseinfer.kernels.sampling.mask import mask_logits
 from roseinfer.runner.device import aligned, upload
-from roseinfer.runner.masks import RowMasks, places
+from roseinfer.runner.masks import RowMasks, sampling_positions
 from roseinfer.runner.seats import Feature, SeatTable
 
 # Buffers in turn: while the host writes one, the masks of the step before may still be read.
 _TURNS = 3
 
 
-class CudaChoice:
+class CudaTokenChooser:
     """Greedy and random choice for the seats of one table.
 
     A row's token depends on its seed, its position and its own logits alone. Where top-k or top-p apply, the draw runs
@@ -63,7 +63,7 @@ class CudaMasks:
 
     def place(self, masks: TokenMasks, sampling: list[int]) -> RowMasks | None:
         """Queue the copy of what was written to the buffer that `take` gave last. See `RowMasks.of`."""
-        at = places(masks, sampling)
+        at = sampling_positions(masks, sampling)
         if not at:
             return None
         host, device = self._pinned[self._turn], self._on_device[self._turn]

@@ -143,7 +143,7 @@ class Forwarded:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedBatch:
     """A batch on the device, and where its samples go if that is there, too."""
 
     batch: ForwardBatch
@@ -160,11 +160,11 @@ class ForwardPass(Protocol):
         ...
 
 
-def from_rows(seats: SeatTable) -> Callable[[Columns], Prepared]:
+def from_rows(seats: SeatTable) -> Callable[[Columns], PreparedBatch]:
     """How `EagerForward` gets its batches where nothing is prepared on the device."""
 
-    def prepare(columns: Columns) -> Prepared:
-        return Prepared(build_batch(columns, seats))
+    def prepare(columns: Columns) -> PreparedBatch:
+        return PreparedBatch(build_batch(columns, seats))
 
     return prepare
 
@@ -173,7 +173,7 @@ class EagerForward:
     """Prepares the batch, then calls the model layer by layer."""
 
     def __init__(
-        self, model: CausalLM, attention: AttentionBackend, store: KVStore, prepare: Callable[[Columns], Prepared]
+        self, model: CausalLM, attention: AttentionBackend, store: KVStore, prepare: Callable[[Columns], PreparedBatch]
     ) -> None:
         self._model = model
         self._attention = attention

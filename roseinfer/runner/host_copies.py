@@ -30,11 +30,11 @@ class Copier(Protocol):
     """Moves whole blocks, in every layer: `loads` from the host's blocks to the device's, `stores` the other way.
 
     Both begin once the device has done what it was given so far. No block is in both, or is a destination twice, and
-    nobody else touches one until `wait` returns. `beside`: what the device is given after `start` need not wait for
+    nobody else touches one until `wait` returns. `overlaps_steps`: work given after `start` need not wait for
     them.
     """
 
-    beside: bool
+    overlaps_steps: bool
 
     def start(self, loads: Sequence[HostCopy], stores: Sequence[HostCopy]) -> StepCopies: ...
 
@@ -53,7 +53,7 @@ class _Done(NamedTuple):
 class CpuCopier:
     """Between two tensors of the same memory: `start` does it at once, so the rows of the step wait for it."""
 
-    beside = False
+    overlaps_steps = False
 
     def __init__(self, store: KVStore, host: HostStore) -> None:
         self._parts = tuple(zip(store.blocks, host.parts, strict=True))

@@ -9,7 +9,7 @@ from roseinfer.runner.device import upload
 from roseinfer.runner.rows import in_parts
 
 
-def places(masks: TokenMasks, sampling: list[int]) -> list[int]:
+def sampling_positions(masks: TokenMasks, sampling: list[int]) -> list[int]:
     """Of each masked row its number among the plan's rows that sample, `sampling`, as the sampler counts them."""
     place = {row: at for at, row in enumerate(sampling)}
     return [place[row] for row in masks.rows]
@@ -50,7 +50,7 @@ class HostMasks:
         bits = torch.frombuffer(masks.words, dtype=torch.uint8).view(len(masks.rows), -1)
         if self._device.type == "cuda":
             bits = bits.pin_memory().to(self._device, non_blocking=True)
-        return RowMasks(places(masks, sampling), bits)
+        return RowMasks(sampling_positions(masks, sampling), bits)
 
 
 class MaskTable:

@@ -19,7 +19,7 @@ from roseinfer.runner.host_copies import Copier, StepCopies
 from roseinfer.runner.logprobs import PromptScores, Scores, score_prompt
 from roseinfer.runner.masks import HostMasks
 from roseinfer.runner.rows import SampleAt
-from roseinfer.runner.sampler import NOTHING_LEFT, Sampled, Sampler
+from roseinfer.runner.sampler import NOTHING_LEFT, SampledTokens, Sampler
 from roseinfer.runner.seats import SeatTable
 from roseinfer.runner.timing import StepTimer, StepTimers
 
@@ -41,7 +41,7 @@ class StepHandle:
     logits: torch.Tensor | None = None
     sample_at: SampleAt | None = None
     greedy: torch.Tensor | None = None
-    sampled: Sampled | None = None
+    sampled: SampledTokens | None = None
     prompts: list[PromptScores] = field(default_factory=list)
     downloaded: "_Downloaded" = field(default_factory=lambda: _Downloaded())
     host_copies: StepCopies | None = None
@@ -168,7 +168,7 @@ class ModelRunner:
             self._add_errors(handle, results, tokens)
         if handle.host_copies is None:
             return StepResult(handle.plan.step, results, duration_s)
-        copied, first = handle.host_copies.wait(), self._copier is not None and not self._copier.beside
+        copied, first = handle.host_copies.wait(), self._copier is not None and not self._copier.overlaps_steps
         return StepResult(handle.plan.step, results, max(duration_s, *copied), *copied, first)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from roseinfer.runner.draw import (
     draw_filtered,
     draw_plain,
 )
-from roseinfer.runner.edits.base import CountsTokens, GivesWay, LogitEdit
+from roseinfer.runner.edits.base import AppliesAfterMasks, CountsTokens, LogitEdit
 from roseinfer.runner.logprobs import Scores, score
 from roseinfer.runner.masks import MaskTable, RowMasks
 from roseinfer.runner.rng import uniforms
@@ -38,7 +38,7 @@ Edit = tuple[LogitEdit, list[int]]  # and the rows that use it
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledTokens:
     """tokens: [n] int64, negative where none could be chosen. `scores` cover the rows `scored` in order."""
 
     tokens: torch.Tensor
@@ -56,9 +56,9 @@ class Sampler:
         # What needs neither float32 logits nor int64 indices.
         self._on_any_logits = 0
         if has_triton(seats.device):
-            from roseinfer.runner.cuda_sampler import CudaChoice, MaskKernel
+            from roseinfer.runner.cuda_sampler import CudaTokenChooser, MaskKernel
 
-            self._kernels = CudaChoice(seats)
+            self._kernels = CudaTokenChooser(seats)
             self._masks = MaskKernel()
             self._on_any_logits = Feature.RANDOM | Feature.FILTERED
 
@@ -70,7 +70,7 @@ class Sampler:
         on_device: SampleAt | None = None,
         masks: RowMasks | None = None,
         greedy: torch.Tensor | None = None,
-    ) -> Sampled:
+    ) -> SampledTokens:
         """Choose one token per row and write it to the token pool.
 
         logits: [n, V]; they may be overwritten. Row i belongs to seat seats[i], whose next token
@@ -79,7 +79,7 @@ class Sampler:
         """
         rows = self._rows(seats, ends, on_device)
         if greedy is not None and masks is None and not rows.any_feature:
-            return Sampled(greedy.clone(), [], [])
+            return SampledTokens(greedy.clone(), [], [])
         if rows.any_feature & ~self._on_any_logits:
             rows = replace(rows, seat_index=rows.seat_index.long(), end_index=rows.end_index.long())
             # Edits go through a flat view, and a GPU's logits may be columns of a wider buffer.
@@ -97,7 +97,7 @@ class Sampler:
         """Have the edits and the masks change the logits. An edit that gives way to masks comes behind them."""
         last = []
         for edit, using in edits:
-            if masks is not None and isinstance(edit, GivesWay):
+            if masks is not None and isinstance(edit, AppliesAfterMasks):
                 last.append((edit, using))
             else:
                 edit.apply(logits, rows, using)
@@ -175,13 +175,13 @@ class Sampler:
         changes = changes or bool(rows.any_feature & Feature.EDITED)
         return wanted.clone() if changes and wanted is logits else wanted
 
-    def _score(self, tokens: torch.Tensor, rows: SampledRows, raw: torch.Tensor | None) -> Sampled:
+    def _score(self, tokens: torch.Tensor, rows: SampledRows, raw: torch.Tensor | None) -> SampledTokens:
         if raw is None:
-            return Sampled(tokens, [], [])
+            return SampledTokens(tokens, [], [])
         scored = rows.that_use(Feature.LOGPROBS)
         wanted = [self._seats.at(rows.seats[i]).params.logprobs or 0 for i in scored]
         chosen = rows.subset(scored).of(tokens).clamp_min(0)
-        return Sampled(tokens, scored, score(raw, chosen, wanted))
+        return SampledTokens(tokens, scored, score(raw, chosen, wanted))
 
 
 def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

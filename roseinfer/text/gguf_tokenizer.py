@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.gguf.reader import GgufFile
-from roseinfer.gguf.tokens import Kind, Vocabulary, read_vocabulary
+from roseinfer.gguf.tokens import GgufVocabulary, TokenKind, read_vocabulary
 from roseinfer.text.tokenizer_files import library_errors
 
 _SPACE = "\u2581"  # sentencepiece's stand-in
@@ -85,17 +85,17 @@ def _unknown(file: GgufFile, key: str, value: str | None, known: list[str]) -> U
     )
 
 
-def _ids(vocabulary: Vocabulary) -> dict[str, int]:
+def _ids(vocabulary: GgufVocabulary) -> dict[str, int]:
     """Those that a text may give: what only fills the vocabulary up is none of them."""
     texts = enumerate(vocabulary.texts)
-    return {text: id for id, text in texts if vocabulary.kinds[id] != Kind.UNUSED}
+    return {text: id for id, text in texts if vocabulary.kinds[id] != TokenKind.UNUSED}
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
+def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary) -> None:
     """Control tokens and those of users are found in a text before it is cut up."""
     kinds = list(zip(vocabulary.texts, vocabulary.kinds, strict=True))
-    backend.add_special_tokens([_whole(text, special=True) for text, kind in kinds if kind == Kind.CONTROL])
-    backend.add_tokens([_whole(text, special=False) for text, kind in kinds if kind == Kind.USER_DEFINED])
+    backend.add_special_tokens([_whole(text, special=True) for text, kind in kinds if kind == TokenKind.CONTROL])
+    backend.add_tokens([_whole(text, special=False) for text, kind in kinds if kind == TokenKind.USER_DEFINED])
 
 
 def _whole(text: str, *, special: bool) -> AddedToken:
@@ -103,7 +103,7 @@ def _whole(text: str, *, special: bool) -> AddedToken:
 
 
 # --- byte-level BPE -----------------------------------------------------------------------------------------------
-def _byte_level(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+def _byte_level(file: GgufFile, vocabulary: GgufVocabulary) -> tokenizers.Tokenizer:
     rule = _RULES.get(vocabulary.pre_tokenizer or "")
     if rule is None:
         raise _unknown(file, "pre", vocabulary.pre_tokenizer, list(_RULES))
@@ -123,7 +123,7 @@ def _byte_level(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     return backend
 
 
-def _merges(file: GgufFile, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _merges(file: GgufFile, vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
     """A token may begin with a space, but holds none."""
     pairs = []
     for merge in vocabulary.merges:
@@ -135,7 +135,7 @@ def _merges(file: GgufFile, vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 # --- sentencepiece ------------------------------------------------------------------------------------------------
-def _sentencepiece(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+def _sentencepiece(file: GgufFile, vocabulary: GgufVocabulary) -> tokenizers.Tokenizer:
     """A text, and what follows a control token, begins with a space unless the file says otherwise."""
     if len(vocabulary.scores) != len(vocabulary.texts):
         raise UnsupportedModelError(f"{file.path}: tokenizer.ggml.scores is missing")
@@ -156,9 +156,9 @@ def _sentencepiece(file: GgufFile, vocabulary: Vocabulary) -> tokenizers.Tokeniz
     return backend
 
 
-def _merges_by_score(file: GgufFile, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _merges_by_score(file: GgufFile, vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
     """sentencepiece joins the neighbours whose joint has the best score: every cut of every piece, best piece first."""
-    plain = (Kind.NORMAL, Kind.USER_DEFINED)
+    plain = (TokenKind.NORMAL, TokenKind.USER_DEFINED)
     ids = {text: id for text, id in _ids(vocabulary).items() if vocabulary.kinds[id] in plain}
     ranked = []
     for text, id in ids.items():
@@ -171,7 +171,7 @@ def _merges_by_score(file: GgufFile, vocabulary: Vocabulary) -> list[tuple[str, 
 
 
 # --- what is put around a text ------------------------------------------------------------------------------------
-def _add_ends(backend: tokenizers.Tokenizer, vocabulary: Vocabulary, *, bos: bool) -> None:
+def _add_ends(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary, *, bos: bool) -> None:
     """`bos`: whether a text begins with one where the file does not say."""
     wanted = {
         "bos_token": bos if vocabulary.add_bos is None else vocabulary.add_bos,
@@ -189,7 +189,7 @@ def _piece(texts: dict[str, str], name: str) -> list[str]:
     return [texts[name]] if name in texts else []
 
 
-_BUILDERS: dict[str, Callable[[GgufFile, Vocabulary], tokenizers.Tokenizer]] = {
+_BUILDERS: dict[str, Callable[[GgufFile, GgufVocabulary], tokenizers.Tokenizer]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
 }

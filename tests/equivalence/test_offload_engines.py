@@ -54,7 +54,7 @@ class Watched:
     """A copier, and what was on both sides when each copy was said to be done. Waits for nothing itself."""
 
     def __init__(self, inner: Copier, store: KVStore, host: HostStore) -> None:
-        self.beside = inner.beside
+        self.overlaps_steps = inner.overlaps_steps
         self._inner, self._store, self._host = inner, store, host
         self.loads: list[tuple[int, Bytes, Bytes]] = []
         self.stores: list[tuple[int, Bytes, Bytes]] = []

@@ -9,7 +9,7 @@ from roseinfer.attention.host_store import HostStore
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import Admission, BlockCopy, HostCopy, Row, StepLimits, StepPlan, StepResult
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.runner.forward import EagerForward, Prepared, build_batch
+from roseinfer.runner.forward import EagerForward, PreparedBatch, build_batch
 from roseinfer.runner.host_copies import Copier, CpuCopier
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import SeatTable
@@ -87,7 +87,7 @@ class Bench:
         self.store = store_of(blocks, 1, block_size, 1, DIM, torch.float32, device)
         self.seats = SeatTable(seats, length, block_size, VOCAB, device)
         forward = EagerForward(
-            self.model, LoopAttention(), self.store, lambda columns: Prepared(build_batch(columns, self.seats))
+            self.model, LoopAttention(), self.store, lambda columns: PreparedBatch(build_batch(columns, self.seats))
         )
         copier = copier_of(self.store, HostStore(host_blocks, self.store)) if host_blocks else None
         limits = StepLimits(seats, seats * length)

@@ -46,7 +46,7 @@ class CountsTokens(Protocol):
 
 
 @runtime_checkable
-class GivesWay(Protocol):
+class AppliesAfterMasks(Protocol):
     """An edit that comes behind the masks of guides and does nothing to a row of which it would leave no token."""
 
     def apply_if_possible(self, logits: torch.Tensor, rows: SampledRows, using: list[int]) -> None:

@@ -12,7 +12,7 @@ from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.limits import MAX_BYTES, check_depth
 from roseinfer.server.formats.schemas import ChatRequest
 from roseinfer.server.http.errors import ApiError, bad_request
-from roseinfer.text.tools.base import MOST_CALLS, Tool
+from roseinfer.text.tools.base import MAX_CALLS, Tool
 
 MAX_NAME_CHARS = 64
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}")
@@ -56,7 +56,7 @@ class ToolUse:
             tools=tuple(tools.values()),
             callable=tuple(tool for tool in tools.values() if names is None or tool.name in names),
             calls=calls,
-            most=1 if single else MOST_CALLS if calls is Calls.ALWAYS else None,
+            most=1 if single else MAX_CALLS if calls is Calls.ALWAYS else None,
         )
 
 

@@ -9,7 +9,7 @@ from roseinfer.grammar.library import GrammarError
 from roseinfer.grammar.limits import check_depth
 from roseinfer.server.formats.tool_fields import Calls, ToolUse
 from roseinfer.server.http.errors import bad_request
-from roseinfer.text.tools.base import MOST_CALLS, ToolFormat, grammar
+from roseinfer.text.tools.base import MAX_CALLS, ToolFormat, grammar
 
 
 def tool_constraint(
@@ -21,7 +21,7 @@ def tool_constraint(
     that document, which has been proved. Much work for large schemas. Raises `ApiError` 400.
     """
     schemas = _Schemas()
-    most = use.most or MOST_CALLS
+    most = use.most or MAX_CALLS
     if document is None and use.calls is Calls.PERHAPS:
         triggers = calls.triggers(use.callable, most, schemas, others=use.callable == use.tools)
         return Prepared(triggers=triggers, ends_after=use.most or 0), schemas.ignored

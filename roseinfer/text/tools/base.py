@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Protocol
 from roseinfer.core.guide import Trigger
 from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, OutputParser, Text
 from roseinfer.text.tokenizer import Tokenizer
-from roseinfer.text.tools.reader import Reader, Steps
+from roseinfer.text.tools.reader import Steps, TextReader
 
 # Most calls of an answer that must call: models told to call tools may go on calling them without end.
-MOST_CALLS = 16
+MAX_CALLS = 16
 # A JSON schema, and whether it must be kept to the letter -> the schema that a grammar's `%json` takes.
 Schemas = Callable[[Mapping[str, Any], bool], str]
 
@@ -138,21 +138,21 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class Malformed(Exception):
+class MalformedCall(Exception):
     """What looked like a call is none, or the rest of a call is not what it must be. Never leaves a parser."""
 
 
-class Cut(Exception):
+class CallCutOff(Exception):
     """The output ended within a call. Never leaves a parser."""
 
 
-def expect(reader: Reader, chars: str) -> Steps[str]:
-    """Take one of these characters. Raises `Malformed` at any other, `Cut` at the end."""
+def expect(reader: TextReader, chars: str) -> Steps[str]:
+    """Take one of these characters. Raises `MalformedCall` at any other, `CallCutOff` at the end."""
     char = yield from reader.peek()
     if not char:
-        raise Cut
+        raise CallCutOff
     if char not in chars:
-        raise Malformed
+        raise MalformedCall
     return reader.take(1)
 
 
@@ -174,7 +174,7 @@ class MarkedParser:
     ) -> None:
         """`closers`: what may stand behind a call and says nothing. `inner`: marks within calls."""
         self.failures = 0
-        self.reader = Reader()
+        self.reader = TextReader()
         self._marks = tuple(marks)
         self._closers = tuple(closers)
         self._new_id = new_id
@@ -279,10 +279,10 @@ class MarkedParser:
             yield from self._call()
             self.reader.forget()
             return True
-        except Malformed:
+        except MalformedCall:
             self.failures += self._sure or self._open
             back = self.reader.kept()
-        except Cut:
+        except CallCutOff:
             # Behind a call, what may still become another one is one that was cut before its name.
             back = self.reader.kept() if self._index < 0 else ""
         finally:
@@ -294,7 +294,7 @@ class MarkedParser:
     def _call(self) -> Steps[None]:
         """The rest of a call, its mark has just been taken.
 
-        Raises `Malformed` at the first character that does not fit, which is not taken, and `Cut` at the end.
+        Raise `MalformedCall` at the first character that does not fit, which is not taken, and `CallCutOff` at the end.
         """
         raise NotImplementedError
 

@@ -4,7 +4,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roseinfer.text.tools.base import Cut, Malformed, MarkedParser, Schemas, Tool, expect, literal, other_name
+from roseinfer.text.tools.base import (
+    CallCutOff,
+    MalformedCall,
+    MarkedParser,
+    Schemas,
+    Tool,
+    expect,
+    literal,
+    other_name,
+)
 from roseinfer.text.tools.json_value import JsonValue
 from roseinfer.text.tools.reader import Steps
 
@@ -25,11 +34,11 @@ class JsonCallParser(MarkedParser):
         call = _Call(self, self._sure)
         try:
             yield from self._members(call)
-        except Malformed:
+        except MalformedCall:
             # The arguments may be whole where only the end of the object is missing.
             if not call.whole:
                 raise
-        except Cut:
+        except CallCutOff:
             call.cut()
             if not call.whole:
                 raise
@@ -67,7 +76,7 @@ class JsonCallParser(MarkedParser):
             yield from expect(self.reader, '"')
         name = yield from self._string()
         if not self._sure and not call.started and name not in self.LIKELY:
-            raise Malformed
+            raise MalformedCall
         yield from reader.space()
         yield from expect(self.reader, ":")
         yield from reader.space()
@@ -103,7 +112,7 @@ class JsonCallParser(MarkedParser):
             text = str(json.loads(raw, strict=False))
             text.encode()
         except ValueError as error:  # an escape that is none, or half of a pair
-            raise Malformed from error
+            raise MalformedCall from error
         return text
 
     def _raw(self) -> Steps[str]:
@@ -128,11 +137,11 @@ class JsonCallParser(MarkedParser):
             if end > reader.at:
                 sink(reader.take(end - reader.at))
             if value.failed:
-                raise Malformed
+                raise MalformedCall
         if not value.done:
             value.end()
             if not value.done:
-                raise Cut
+                raise CallCutOff
 
 
 class _Call:
@@ -151,7 +160,7 @@ class _Call:
 
     def named(self, name: str) -> None:
         if self._name is not None or not name:
-            raise Malformed
+            raise MalformedCall
         self._name = name
         if self._has_arguments or self._sure:
             self._start()
@@ -178,7 +187,7 @@ class _Call:
     def end(self) -> None:
         """The object has ended. Without arguments it is a call only if that is sure."""
         if not self.started:
-            raise Malformed
+            raise MalformedCall
         if not self._has_arguments:
             self._parser.arguments("{}")
         self._parser.finish()
@@ -191,14 +200,14 @@ class _Call:
 
 
 def _quoted_arguments(text: str, quoted: bool) -> str:
-    """Arguments that came as the JSON string `text`, or as the word null. Raises `Malformed` for anything else."""
+    """Arguments that came as the JSON string `text`, or as the word null. Raises `MalformedCall` for anything else."""
     if not quoted:
         if text == NULL:
             return "{}"
-        raise Malformed
+        raise MalformedCall
     value = JsonValue()
     if not text.startswith("{") or value.feed(text, 0) != len(text) or not value.done:
-        raise Malformed
+        raise MalformedCall
     return text
 
 

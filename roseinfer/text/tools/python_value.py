@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable
 from json.encoder import encode_basestring
 
-from roseinfer.text.tools.base import Cut, Malformed
-from roseinfer.text.tools.reader import Reader, Steps
+from roseinfer.text.tools.base import CallCutOff, MalformedCall
+from roseinfer.text.tools.reader import Steps, TextReader
 
-MOST_DEPTH = 32
+MAX_DEPTH = 32
 WORDS = {"True": "true", "true": "true", "False": "false", "false": "false", "None": "null", "null": "null"}
 WORD = re.compile(r"[\w.]+")
 IDENTIFIERS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -43,7 +43,7 @@ class PythonValue:
     its source: models write variables.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: TextReader) -> None:
         self._reader = reader
         self._json: list[str] = []
 
@@ -52,7 +52,7 @@ class PythonValue:
         return "".join(self._json)
 
     def read(self, depth: int = 0) -> Steps[None]:
-        """Raises `Malformed` or `Cut`."""
+        """Raises `MalformedCall` or `CallCutOff`."""
         char = yield from self._peek()
         if char in "'\"":
             yield from self._string(char)
@@ -93,18 +93,18 @@ class PythonValue:
         digits = ""
         while len(digits) < length:
             if not HEX.fullmatch((yield from self._peek())):
-                raise Malformed
+                raise MalformedCall
             digits += self._reader.take(1)
         code = int(digits, 16)
         if code > 0x10FFFF:
-            raise Malformed
+            raise MalformedCall
         return code
 
     def _number(self) -> Steps[None]:
         text = (yield from self._reader.run(NUMBER_CHARS)).replace("_", "")
         number = NUMBER.fullmatch(text)
         if number is None:
-            raise Malformed
+            raise MalformedCall
         sign = "-" if text.startswith("-") else ""
         frac = number["frac"] or number["bare"] or ""
         frac += "0" if frac == "." else ""
@@ -113,7 +113,7 @@ class PythonValue:
     def _word(self) -> Steps[None]:
         word = yield from self._reader.run(WORD)
         if not IDENTIFIERS.fullmatch(word):
-            raise Malformed
+            raise MalformedCall
         if (yield from self._peek()) not in "([":
             self._json.append(WORDS.get(word) or quoted(word))
             return
@@ -173,7 +173,7 @@ class PythonValue:
                 self._json.append(", ")
             yield from self._key(depth)
             if (yield from self._next()) != ":":
-                raise Malformed
+                raise MalformedCall
             self._reader.take(1)
             self._json.append(": ")
             yield from self._next()
@@ -186,7 +186,7 @@ class PythonValue:
     def _key(self, depth: int) -> Steps[None]:
         """Keys of JSON are strings: others become one, but for lists and the like."""
         if (yield from self._peek()) in "[({":
-            raise Malformed
+            raise MalformedCall
         place = len(self._json)
         yield from self.read(depth + 1)
         if self._json[place] != '"':
@@ -194,8 +194,8 @@ class PythonValue:
 
     # --- steps -------------------------------------------------------------------------------------------------------
     def _open(self, bracket: str, depth: int) -> int:
-        if depth >= MOST_DEPTH:
-            raise Malformed
+        if depth >= MAX_DEPTH:
+            raise MalformedCall
         self._reader.take(1)
         self._json.append(bracket)
         return len(self._json) - 1
@@ -203,7 +203,7 @@ class PythonValue:
     def _peek(self) -> Steps[str]:
         char = yield from self._reader.peek()
         if not char:
-            raise Cut
+            raise CallCutOff
         return char
 
     def _next(self) -> Steps[str]:
@@ -215,7 +215,7 @@ class PythonValue:
         """Whether a comma is behind an item; it is taken, and the closing bracket is not."""
         char = yield from self._next()
         if char != closer and char != ",":
-            raise Malformed
+            raise MalformedCall
         if char == ",":
             self._reader.take(1)
         return char == ","

@@ -14,7 +14,7 @@ Steps = Generator[None, None, Result]
 SPACE = re.compile(r"[ \t\r\n]+")
 
 
-class Reader:
+class TextReader:
     """`more`, `peek` and so on wait for text; at the end of the output they say that there is none.
 
     `letters`: a mark that is one token may be spelled out in the text at hand, as its tokens are unknown. `mark`: where

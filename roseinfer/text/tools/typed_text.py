@@ -3,9 +3,9 @@
 import json
 import re
 
-from roseinfer.text.tools.base import Cut, Malformed
+from roseinfer.text.tools.base import CallCutOff, MalformedCall
 from roseinfer.text.tools.python_value import PythonValue, quoted
-from roseinfer.text.tools.reader import Reader
+from roseinfer.text.tools.reader import TextReader
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 NULLS = frozenset({"null", "None"})
@@ -55,13 +55,13 @@ def _refuse(constant: str) -> None:
 
 def _from_python(text: str) -> str | None:
     """Models write lists and objects as Python does, too."""
-    reader = Reader()
+    reader = TextReader()
     reader.give(text, letters=True)
     reader.ended = True
     value = PythonValue(reader)
     try:
         for _ in value.read():
             raise AssertionError("an ended reader never waits")
-    except (Malformed, Cut):
+    except (MalformedCall, CallCutOff):
         return None
     return value.json if reader.at == len(text) else None

@@ -13,7 +13,7 @@ from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.json_schema import schema_text
 from roseinfer.grammar.library import GrammarTokens, Matcher, compile_grammar
 from roseinfer.text.tokenizer import Tokenizer
-from roseinfer.text.tools.base import MOST_CALLS, Tool, ToolFormat, grammar
+from roseinfer.text.tools.base import MAX_CALLS, Tool, ToolFormat, grammar
 from roseinfer.text.tools.registry import format_names, tool_format
 from tests.text.tools.recorded import ORDINARY, by_ids, fed, marked_tokenizer, plain_tokenizer
 
@@ -130,15 +130,15 @@ def test_several_calls(name: str, language: Language):
     several = SEVERAL[name]
     if name == "mistral" and language.tokenizer is marked_tokenizer():
         several = "".join(calls_of(format, name, language))
-    assert language.accepts(grammar(format.rules(TOOLS, MOST_CALLS, schemas)), several)
+    assert language.accepts(grammar(format.rules(TOOLS, MAX_CALLS, schemas)), several)
     assert not language.accepts(grammar(format.rules(TOOLS, 1, schemas)), several)
     assert fed(format.parser(TOOLS), by_ids(language.tokenizer, several)) == SAID
     least = calls_of(format, name, language)[1]
-    many = {"hermes": "\n", "qwen_xml": "\n"}.get(name, "").join([least] * (MOST_CALLS + 1))
-    assert not language.accepts(grammar(format.rules(TOOLS, MOST_CALLS, schemas)), many)
+    many = {"hermes": "\n", "qwen_xml": "\n"}.get(name, "").join([least] * (MAX_CALLS + 1))
+    assert not language.accepts(grammar(format.rules(TOOLS, MAX_CALLS, schemas)), many)
 
 
-def opened(format: ToolFormat, call: str, most: int = MOST_CALLS, tools: list[Tool] = TOOLS, **options: bool):
+def opened(format: ToolFormat, call: str, most: int = MAX_CALLS, tools: list[Tool] = TOOLS, **options: bool):
     """The grammar that a call wakes, and the rest of the call; None if it wakes none."""
     for trigger in format.triggers(tools, most, schemas, **options):
         mark = next((mark.text for mark in format.marks if mark.id is not None and mark.id == trigger.token_id), None)

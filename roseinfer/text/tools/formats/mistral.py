@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from roseinfer.core.guide import Trigger
 from roseinfer.text.tokenizer import Tokenizer
-from roseinfer.text.tools.base import CallParser, Cut, Malformed, Mark, Schemas, Tool, literal, other_name
+from roseinfer.text.tools.base import CallCutOff, CallParser, MalformedCall, Mark, Schemas, Tool, literal, other_name
 from roseinfer.text.tools.json_call import JsonCallParser, any_object_rules, object_rules
 from roseinfer.text.tools.reader import Steps
 
@@ -96,9 +96,9 @@ class MistralParser(JsonCallParser):
             id = yield from reader.run(NAME)
             word, taken = yield from reader.one_of((ARGS,))
         if not (yield from reader.more()):
-            raise Cut
+            raise CallCutOff
         if not name or (taken and word != ARGS) or (yield from reader.peek()) != "{":
-            raise Malformed
+            raise MalformedCall
         self.start(name, id if id is not None and _is_id(id) else None)
         yield from self.value(self.arguments, said=True)
         self.finish()

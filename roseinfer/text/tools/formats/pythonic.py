@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from roseinfer.core.guide import Trigger
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.tools.base import (
+    CallCutOff,
     CallParser,
-    Cut,
-    Malformed,
+    MalformedCall,
     Mark,
     MarkedParser,
     Schemas,
@@ -152,7 +152,7 @@ class PythonicParser(MarkedParser):
         try:
             yield from value.read()
             end = yield from self._expect(",)")
-        except Cut:
+        except CallCutOff:
             self.reader.forget()
             self.arguments(before + value.json)
             raise
@@ -162,9 +162,9 @@ class PythonicParser(MarkedParser):
     def _name(self) -> Steps[str]:
         name = yield from self.reader.run(NAME)
         if not (yield from self.reader.more()):
-            raise Cut
+            raise CallCutOff
         if not name or name[0].isdecimal():
-            raise Malformed
+            raise MalformedCall
         return name
 
     def _expect(self, chars: str) -> Steps[str]:

@@ -16,7 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from roseinfer.core.guide import Trigger
 from roseinfer.text.tokenizer import Tokenizer
-from roseinfer.text.tools.base import CallParser, Cut, Malformed, Mark, MarkedParser, Schemas, Tool, literal, other_name
+from roseinfer.text.tools.base import (
+    CallCutOff,
+    CallParser,
+    MalformedCall,
+    Mark,
+    MarkedParser,
+    Schemas,
+    Tool,
+    literal,
+    other_name,
+)
 from roseinfer.text.tools.parameters import DEFINITIONS, Parameter, Parameters, refusal
 from roseinfer.text.tools.python_value import quoted
 from roseinfer.text.tools.reader import Steps
@@ -105,9 +115,9 @@ class QwenXmlParser(MarkedParser):
         name = (yield from reader.run(NAME)).strip()
         char = yield from reader.peek()
         if not char:
-            raise Cut
+            raise CallCutOff
         if not name or char != ">":
-            raise Malformed
+            raise MalformedCall
         reader.take(1)
         return name
 
@@ -115,7 +125,7 @@ class QwenXmlParser(MarkedParser):
         word, _ = yield from self.reader.one_of(words)
         if word:
             return word
-        raise (Malformed if (yield from self.reader.more()) else Cut)
+        raise (MalformedCall if (yield from self.reader.more()) else CallCutOff)
 
     def _value(self, before: str, types: frozenset[str]) -> Steps[bool]:
         """Whether the value counts: an empty one of a type that has none is left out."""
@@ -161,7 +171,7 @@ class QwenXmlParser(MarkedParser):
             held = ""
             self._flow = flow
             yield from reader.run(PLAIN, sink)
-        raise Cut
+        raise CallCutOff
 
 
 # --- grammars -----------------------------------------------------------------------------------------------------
