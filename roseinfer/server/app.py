@@ -39,10 +39,10 @@ from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import DROPPED_REASON, OPENAI, ApiError, as_api_error
 from roseinfer.server.http.hosts import HostMiddleware
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, DirectRoutes, EdgeMiddleware
-from roseinfer.server.observe.colleagues import Colleagues
 from roseinfer.server.observe.metrics import HttpMetrics
+from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.report import Gather, Observation
-from roseinfer.server.observe.stored import StoreMetrics
+from roseinfer.server.observe.store_metrics import StoreMetrics
 from roseinfer.server.observe.throttle import ThrottledLog
 from roseinfer.server.observe.watchdog import watch_descriptors, watch_engine
 from roseinfer.server.request.inference import Inference
@@ -86,7 +86,7 @@ class ServerParts:
 
     service: Service
     observation: Observation
-    colleagues: Colleagues
+    peer_queries: PeerQueries
     traces: "Traces | None" = None
     responses: SharedResponses | None = None
 
@@ -95,7 +95,7 @@ def server_parts(
     config: ServerConfig,
     model_name: str,
     gather: Gather | None = None,
-    colleagues: Colleagues | None = None,
+    peer_queries: PeerQueries | None = None,
     response_file: Path | None = None,
     **shared: Any,
 ) -> ServerParts:
@@ -112,15 +112,15 @@ def server_parts(
     keep_steps = MAX_STEPS if config.console else 0
     observation = Observation(name, gather, keep_steps, watch, config.enable_log_requests)
     service = Service(config, model_name, observation, **shared)
-    colleagues = colleagues or Colleagues()
-    responses = None if response_file is None else _responses(config, response_file, name, observation, colleagues)
-    return ServerParts(service, observation, colleagues, traces, responses)
+    peer_queries = peer_queries or PeerQueries()
+    responses = None if response_file is None else _responses(config, response_file, name, observation, peer_queries)
+    return ServerParts(service, observation, peer_queries, traces, responses)
 
 
 def _responses(
-    config: ServerConfig, path: Path, model_name: str, observation: Observation, colleagues: Colleagues
+    config: ServerConfig, path: Path, model_name: str, observation: Observation, peer_queries: PeerQueries
 ) -> SharedResponses | None:
-    metrics = StoreMetrics(observation.tallies, model_name)
+    metrics = StoreMetrics(observation.registry, model_name)
     try:
         store = open_store(config, path, metrics)
     except ConfigError as error:
@@ -135,8 +135,8 @@ def _responses(
         except StoreFailedError:
             return ()
 
-    observation.show_too(gauges)
-    return SharedResponses(store, colleagues)
+    observation.add_gauges(gauges)
+    return SharedResponses(store, peer_queries)
 
 
 def build_app(parts: ServerParts) -> Application:
@@ -158,7 +158,7 @@ def build_app(parts: ServerParts) -> Application:
     formats = (CompletionFormat(), ChatFormat(), MessagesFormat())
     make = Inference if parts.traces is None else parts.traces.inference
     inferences = [make(service, answer_format) for answer_format in formats]
-    inferences.append(make(service, ResponsesFormat(history), runs=BackgroundRuns()))
+    inferences.append(make(service, ResponsesFormat(history), make_run=BackgroundRuns()))
     for inference in inferences:
         app.add_api_route(inference.path, _endpoint(inference), methods=["POST"], **inference_docs(inference.path))
     models.add(app, service)
@@ -167,11 +167,11 @@ def build_app(parts: ServerParts) -> Application:
     responses.add(app, service, history)
     status.add(app, service, parts.observation)
     loads.add(app, service)
-    requests.add(app, service, parts.observation.records, parts.colleagues)
-    public = console.add(app, service, parts.observation, parts.colleagues) if config.console else []
+    requests.add(app, service, parts.observation.records, parts.peer_queries)
+    public = console.add(app, service, parts.observation, parts.peer_queries) if config.console else []
     documents.install(app, bool(config.api_key), lambda: service.limits)
     _add_error_handlers(app)
-    http_metrics = HttpMetrics(parts.observation.tallies, _methods_by_path(app))
+    http_metrics = HttpMetrics(parts.observation.registry, _methods_by_path(app))
 
     load_header = LoadHeader()
 

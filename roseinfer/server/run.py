@@ -91,7 +91,7 @@ async def serve(
     server = Server(uvicorn_config(parts))
     serving = asyncio.create_task(server.serve([listener]))
     if crew is not None:
-        parts.observation.owns(crew)
+        parts.observation.set_owner(crew)
     ends: list[asyncio.Future[None]] = [serving] if crew is None else [serving, crew.failure]
     engine: Engine | None = None
     try:

@@ -34,7 +34,7 @@ from roseinfer.server.hosting import LAST_WORDS_S, configure_logging, settle_gar
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.connection import EXTENSION, limited_protocol
 from roseinfer.server.http.errors import unavailable
-from roseinfer.server.observe.tallies import Numbers
+from roseinfer.server.observe.metric_registry import Numbers
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class ApiReplica:
         self._parts = server_parts(plan.server, plan.engine.model.model)
         # Serve makes uvicorn's server itself, and uvicorn looks its connections' class up here when that starts.
         uvicorn.protocols.http.auto.AutoHTTPProtocol = limited_protocol(self._parts.service.limits)
-        self._told = DynamicDirectory()
+        self._summarize = DynamicDirectory()
         self._engine: RoutedEngine | None = None
         self._remote: RemoteEngines
         self._secrets: dict[str, Secret] = {}
@@ -82,7 +82,7 @@ class ApiReplica:
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder, chat_template)
         self._remote = RemoteEngines(NO_SECRET, quiet_s=replicas.engine_timeout, lost_s=plan.server.stall_timeout)
         starting = start_from_directory(
-            self._told,
+            self._summarize,
             self._way,
             tokenizer,
             router=plan.router,
@@ -116,7 +116,7 @@ class ApiReplica:
                     seen, engines = await told.engines.remote(seen, NEWS_S)
                 highest = max([highest, *(engine.number for engine in engines)])
                 self._secrets = {engine.incarnation: Secret(engine.secret) for engine in engines}
-                self._told.tell(_entry(engine) for engine in engines)
+                self._summarize.tell(_entry(engine) for engine in engines)
             except Exception as error:
                 log.warning("the directory of engines cannot be asked, those that are known serve on: %s", error)
                 seen = -1
@@ -128,7 +128,7 @@ class ApiReplica:
             await asyncio.sleep(TELL_S)
             with contextlib.suppress(Exception):  # said by `_follow`
                 async with asyncio.timeout(ASK_S):
-                    fared = fared_of(self._parts.observation.tallies.numbers())
+                    fared = fared_of(self._parts.observation.registry.numbers())
                     await (await directory()).report.remote(self._process, tuple(fared))
 
     # --- the end ------------------------------------------------------------------------------------------------

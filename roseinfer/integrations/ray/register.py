@@ -39,20 +39,20 @@ class Register:
 
     def __init__(self, clock: Clock, first_version: int = 0, anew: bool = False) -> None:
         self._clock = clock
-        self._told: dict[bytes, tuple[Engine, float]] = {}
+        self._summarize: dict[bytes, tuple[Engine, float]] = {}
         self._next = 0
         self._numbers_from_s = clock.now() + (SETTLE_S if anew else 0.0)
         self.version = first_version
 
     def engines(self) -> list[Engine]:
-        return sorted(engine for engine, _ in self._told.values())
+        return sorted(engine for engine, _ in self._summarize.values())
 
     def tell(self, address: str, secret: bytes, number: int | None, retiring: bool) -> int | None:
         """Of an engine, by itself. Returns its number: the one that it has, else the next that nobody has had; None:
         ask again later, numbers that others have may yet be told. Who was at the address before is gone.
         """
         now_s = self._clock.now()
-        known = self._told.get(secret)
+        known = self._summarize.get(secret)
         if number is None and known is not None:
             number = known[0].number
         if number is None:
@@ -63,7 +63,7 @@ class Register:
         for other in [other for other in self.engines() if other.address == address and other.secret != secret]:
             self.gone(other.secret)
         engine = Engine(number, address, secret, retiring)
-        self._told[secret] = engine, now_s
+        self._summarize[secret] = engine, now_s
         if known is None or known[0] != engine:
             self.version += 1
         return number
@@ -74,13 +74,13 @@ class Register:
 
     def gone(self, secret: bytes) -> None:
         """It has ended."""
-        if self._told.pop(secret, None) is not None:
+        if self._summarize.pop(secret, None) is not None:
             self.version += 1
 
     def expire(self) -> list[Engine]:
         """Forget those that have told nothing for `EXPIRE_S`, and say which."""
         before_s = self._clock.now() - EXPIRE_S
-        silent = [engine for engine, told_s in self._told.values() if told_s < before_s]
+        silent = [engine for engine, told_s in self._summarize.values() if told_s < before_s]
         for engine in silent:
             self.gone(engine.secret)
         return silent

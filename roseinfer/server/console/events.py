@@ -7,7 +7,7 @@ from typing import Any
 from roseinfer import __version__
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.engine.api import EngineReport
-from roseinfer.server.observe.telling import ms, objectives_json
+from roseinfer.server.observe.record_json import ms, objectives_json
 from roseinfer.server.request.service import Service
 
 

@@ -21,9 +21,9 @@ from roseinfer.server.console.news import (
     router_json,
 )
 from roseinfer.server.console.steps import Kept
-from roseinfer.server.observe.colleagues import Colleagues
-from roseinfer.server.observe.report import Observation, Owner
-from roseinfer.server.observe.tallies import total
+from roseinfer.server.observe.metric_registry import total
+from roseinfer.server.observe.peer_queries import PeerQueries
+from roseinfer.server.observe.report import EngineOwner, Observation
 from roseinfer.server.request.service import Service
 
 TOPIC = "console"
@@ -35,14 +35,14 @@ _since = msgspec.msgpack.Decoder(Since).decode
 _news = msgspec.msgpack.Decoder(News).decode
 
 
-def tell(colleagues: Colleagues, known: Callable[[Since], News]) -> None:
+def tell(peer_queries: PeerQueries, known: Callable[[Since], News]) -> None:
     """Have those be told what is `known` here who ask for their readers."""
-    colleagues.on(TOPIC, lambda body: _encode(known(_since(body))))
+    peer_queries.on(TOPIC, lambda body: _encode(known(_since(body))))
 
 
-def tell_of_machine(colleagues: Colleagues, kept: Kept, owner: Owner) -> None:
+def tell_of_machine(peer_queries: PeerQueries, kept: Kept, owner: EngineOwner) -> None:
     """For who owns the engines, and answers no requests."""
-    tell(colleagues, lambda since: News(machine_news(since, kept, owner.reports())))
+    tell(peer_queries, lambda since: News(machine_news(since, kept, owner.reports())))
 
 
 class Known:
@@ -64,10 +64,10 @@ class Known:
 class Look:
     """See `feed.Reader`. Nothing is kept for it but how far it has got."""
 
-    def __init__(self, service: Service, known: Known, colleagues: Colleagues) -> None:
+    def __init__(self, service: Service, known: Known, peer_queries: PeerQueries) -> None:
         self._service = service
         self._known = known
-        self._colleagues = colleagues
+        self._peer_queries = peer_queries
         self._seen = Since()
         self._count = 0
         self._engines: list[dict[str, Any]] = []
@@ -78,7 +78,7 @@ class Look:
     async def tick(self) -> dict[str, Any]:
         since, at_s = self._seen, time.time()
         news = [self._known(since)]
-        news += map(_news, await self._colleagues.ask(TOPIC, _encode(since)))
+        news += map(_news, await self._peer_queries.ask(TOPIC, _encode(since)))
         machine = next((each.machine for each in news if each.machine is not None), None)
         self._note(news, machine)
         told, dropped = _requests(news)

@@ -10,10 +10,10 @@ import orjson
 from roseinfer.engine.api import EngineReport
 from roseinfer.server.console.events import engines_json
 from roseinfer.server.console.steps import Kept, NewSteps, steps_since
+from roseinfer.server.observe.metric_registry import Numbers
+from roseinfer.server.observe.record_json import record_json
 from roseinfer.server.observe.records import RequestRecord, RequestRecords
 from roseinfer.server.observe.routing import PLACED_AGAIN, PLACEMENTS, RESUMES, RETRIES
-from roseinfer.server.observe.tallies import Numbers
-from roseinfer.server.observe.telling import record_json
 
 # In one event: a reader that has missed more gets the newest.
 MAX_STEPS_TOLD = 600

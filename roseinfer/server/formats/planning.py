@@ -55,7 +55,7 @@ class Draft:
         self.n = self._checked_n(prompts)
         self.warnings = check_extras(unknown_fields(request), self.n)
         self.objectives = self._checked_objectives()
-        call.end_planning_by(self.objectives.first_token_by_s(call.arrival_s))
+        call.set_preparation_deadline(self.objectives.first_token_by_s(call.arrival_s))
         self.stream = self._stream_choices()
         self.salt = _checked_salt(request.cache_salt)
         self.params = sampling_params(request, max_tokens, asked, call.backend.info, call.limits)

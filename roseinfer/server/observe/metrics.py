@@ -1,7 +1,7 @@
-"""The metrics that are counted as things happen: vLLM's names where it has them, `roseinfer:` for the rest.
+"""Metrics counted by events: vLLM's names where it has them, `roseinfer:` for the rest.
 
-What engines say of themselves is in `exposition`. Buckets keep every bound of vLLM's and add some, so that dashboards
-and mixed fleets still aggregate.
+`exposition` adds the engines' own statistics. Buckets keep every bound of vLLM's and add some, so that dashboards and
+mixed fleets still aggregate.
 """
 
 from collections import deque
@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.slo import Cause
 from roseinfer.engine.api import EngineInfo, StepRecord
-from roseinfer.server.observe.tallies import Counter, Histogram, Labels, Tallies
+from roseinfer.server.observe.metric_registry import Counter, Histogram, Labels, MetricRegistry
 from roseinfer.server.request.job import PromptRun, SampleRecord
 
 LABELS = ("model_name", "engine")
-# The engine of what is counted by request: which of several serves one may change while it runs.
+# `engine` label of metrics by request: a request may move between several engines.
 ONE_ENGINE, ALL_ENGINES = "0", "all"
 
 # fmt: off
@@ -39,7 +39,7 @@ PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 
 
 def length_buckets(longest: int) -> list[int]:
-    """1, 2, 5, 10, 20, ... up to `longest`."""
+    """Return 1, 2, 5, 10, 20, ... up to `longest`."""
     bounds: list[int] = []
     scale = 1
     while True:
@@ -51,21 +51,20 @@ def length_buckets(longest: int) -> list[int]:
 
 
 class HttpMetrics:
-    """Answers by route, method and class of status. Exists before the engine does. `routes`: the methods of each.
+    """Counts and durations of answers by route, method and status class. `routes`: methods by path.
 
-    What clients make up has one label each: `none` for all paths without a route, `OTHER` for all methods that a route
-    does not have. So there are never more series than the server has routes, methods and classes of status.
+    Unknown paths share the label `none`, unknown methods `OTHER`: clients cannot create series.
     """
 
-    def __init__(self, tallies: Tallies, routes: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, registry: MetricRegistry, routes: Mapping[str, Collection[str]]) -> None:
         labels = ("handler", "method", "status")
         self._routes = {path: frozenset(methods) for path, methods in routes.items()}
-        self._requests = tallies.counters("http_requests", "HTTP answers", labels)
-        help = "From the request's head to the end of the answer"
-        self._duration = tallies.histograms("http_request_duration_seconds", help, HTTP_S, labels)
+        self._requests = registry.counters("http_requests", "HTTP answers", labels)
+        help = "From the request headers to the end of the answer"
+        self._duration = registry.histograms("http_request_duration_seconds", help, HTTP_S, labels)
 
     def observe(self, path: str, method: str, status: int, seconds: float) -> None:
-        """`status` 0: the client left before there was an answer, filed under 4xx."""
+        """Count one answer. `status` 0: the client left before the answer, counted as 4xx."""
         handler = path if path in self._routes else _route_of(path)
         known = method in self._routes.get(handler, ())
         labels = (handler, method if known else "OTHER", f"{status // 100 or 4}xx")
@@ -84,31 +83,31 @@ _BELOW_RESPONSES = ("input_items", "cancel")
 
 
 class StepMetrics:
-    """Every step of the engines. Kept by whoever owns them, since nobody else is told of each.
+    """Metrics of engine steps, kept by the process that owns the engines.
 
-    `count` of them there were, ever; `newest` has the last `keep`, with their engines.
+    `count`: all steps so far; `newest`: the last `keep` steps with their engines.
     """
 
-    def __init__(self, tallies: Tallies, model_name: str, keep: int = 0) -> None:
+    def __init__(self, registry: MetricRegistry, model_name: str, keep: int = 0) -> None:
         tokens, seconds = "Tokens computed in a step", "Duration of an engine step"
-        self._tokens = tallies.histograms("vllm:iteration_tokens_total", tokens, STEP_TOKENS, LABELS)
-        self._times = tallies.histograms("roseinfer:step_time_seconds", seconds, STEP_S, LABELS)
-        said = "Duration of an engine step over what the scheduling policy's cost model predicted"
-        self._ratios = tallies.histograms("roseinfer:step_time_ratio", said, STEP_RATIO, LABELS)
-        help = "Time that the masks of constrained outputs took the host in a step that had some"
-        self._masks = tallies.histograms("roseinfer:mask_time_seconds", help, MASK_S, LABELS)
+        self._tokens = registry.histograms("vllm:iteration_tokens_total", tokens, STEP_TOKENS, LABELS)
+        self._times = registry.histograms("roseinfer:step_time_seconds", seconds, STEP_S, LABELS)
+        ratio = "Duration of an engine step divided by the cost model's prediction"
+        self._ratios = registry.histograms("roseinfer:step_time_ratio", ratio, STEP_RATIO, LABELS)
+        help = "Host time for the masks of constrained outputs, per step with such outputs"
+        self._masks = registry.histograms("roseinfer:mask_time_seconds", help, MASK_S, LABELS)
         self._model_name = model_name
         self.count = 0
         self.newest: deque[tuple[int, StepRecord]] = deque(maxlen=keep)
 
     def expect(self, engines: Iterable[int]) -> None:
-        """These are there: what is counted of each is 0 before its first step, and not absent."""
+        """Create the series of `engines`, so that they are 0 and not absent before the first step."""
         for engine in engines:
             for family in (self._tokens, self._times, self._ratios, self._masks):
                 family.labels(self._model_name, str(engine))
 
     def forget(self, engine: int) -> None:
-        """It is gone for good, and its series with it."""
+        """Drop the series of an engine that will not return."""
         for family in (self._tokens, self._times, self._ratios, self._masks):
             family.drop(self._model_name, str(engine))
 
@@ -125,23 +124,23 @@ class StepMetrics:
 
 
 class LengthMetrics:
-    """How well outputs' lengths are predicted, and how long that takes. There only with a predictor."""
+    """Accuracy and duration of length predictions. Only with a predictor."""
 
-    def __init__(self, tallies: Tallies, values: Labels) -> None:
-        help = "Predicted output length over the true one, of samples that ended by themselves"
-        ratios = tallies.histograms("roseinfer:length_prediction_ratio", help, LENGTH_RATIO, LABELS)
-        times = tallies.histograms(
-            "roseinfer:length_prediction_seconds", "Time a prediction took", PREDICTION_S, LABELS
+    def __init__(self, registry: MetricRegistry, values: Labels) -> None:
+        help = "Predicted divided by actual output length, of samples that stopped by themselves"
+        ratios = registry.histograms("roseinfer:length_prediction_ratio", help, LENGTH_RATIO, LABELS)
+        times = registry.histograms(
+            "roseinfer:length_prediction_seconds", "Duration of a prediction", PREDICTION_S, LABELS
         )
         self.was_off, self.took = ratios.labels(*values).observe, times.labels(*values).observe
 
 
 class TextMetrics:
-    """How long text work takes, by the lane in which it waited."""
+    """Duration of text work by lane."""
 
-    def __init__(self, tallies: Tallies, values: Labels) -> None:
-        help = "Time to render and tokenise a request's text, or to turn ids into one, waiting included"
-        self._times = tallies.histograms("roseinfer:text_seconds", help, TEXT_S, (*LABELS, "lane"))
+    def __init__(self, registry: MetricRegistry, values: Labels) -> None:
+        help = "Time to render and tokenise a text, or to decode token ids, waiting included"
+        self._times = registry.histograms("roseinfer:text_seconds", help, TEXT_S, (*LABELS, "lane"))
         self._values = values
 
     def took(self, lane: str, seconds: float) -> None:
@@ -149,33 +148,32 @@ class TextMetrics:
 
 
 class GrammarMetrics:
-    """What became of the constraints of requests. See `request.grammars.GrammarObserver`."""
+    """Metrics of output constraints. See `request.grammars.GrammarObserver`."""
 
-    def __init__(self, tallies: Tallies, values: Labels) -> None:
-        help = "Time to build and prove the grammar of a constraint that was not known yet"
-        times = tallies.histograms("roseinfer:grammar_compile_seconds", help, GRAMMAR_S, LABELS)
+    def __init__(self, registry: MetricRegistry, values: Labels) -> None:
+        help = "Time to build and verify the grammar of a constraint that was not cached"
+        times = registry.histograms("roseinfer:grammar_compile_seconds", help, GRAMMAR_S, LABELS)
         self.compiled = times.labels(*values).observe
-        known = tallies.counters("roseinfer:grammars_cached", "Constraints whose grammar was known already", LABELS)
+        known = registry.counters("roseinfer:grammars_cached", "Constraints whose grammar was cached", LABELS)
         self.cached = known.labels(*values).inc
         self._values = values
-        self._refused = tallies.counters("roseinfer:grammars_refused", "Constraints refused", (*LABELS, "reason"))
+        self._refused = registry.counters("roseinfer:grammars_refused", "Rejected constraints", (*LABELS, "reason"))
 
     def refused(self, code: str) -> None:
         self._refused.labels(*self._values, code).inc()
 
 
 class EngineMetrics:
-    """Everything that requests leave behind. `values`: of `LABELS`, here and below."""
+    """Metrics of requests. `values`: of `LABELS`."""
 
-    def __init__(self, tallies: Tallies, info: EngineInfo, values: Labels) -> None:
-        self._tallies = tallies
+    def __init__(self, registry: MetricRegistry, info: EngineInfo, values: Labels) -> None:
+        self._registry = registry
         self._values = values
         self._latencies()
         self._sizes(length_buckets(info.facts.max_model_len))
         self._counters()
 
     def prompt_done(self, tokens: int, cached_tokens: int) -> None:
-        """A prompt has been processed: `tokens` of it, `cached_tokens` of them found in the cache."""
         self._prompts.inc(tokens)
         self._cached.inc(cached_tokens)
 
@@ -186,7 +184,7 @@ class EngineMetrics:
         self._aborted.labels(*self._values, reason).inc()
 
     def prompt_ended(self, run: PromptRun, reason: str, now_s: float) -> None:
-        """`reason` is that of the samples without a finish reason of their own."""
+        """Count an ended prompt. `reason`: finish reason of samples without one of their own."""
         self._prompt_tokens.observe(run.prompt_tokens)
         self._computed.observe(run.prompt_tokens - run.cached_tokens)
         self._n.observe(len(run.samples))
@@ -200,20 +198,22 @@ class EngineMetrics:
             self._preemptions.observe(sample.preemptions)
             if sample.why is not None:
                 for cause, seconds in sample.why.waited:
-                    if cause is not Cause.ENGINE or run.route is None or not run.route.resumes:  # else it ran there
+                    if (
+                        cause is not Cause.ENGINE or run.route is None or not run.route.resumes
+                    ):  # otherwise it ran there
                         self._waited.labels(*self._values, cause).inc(seconds)
             if finish in COMPLETE:
                 self._phases(sample)
 
     def parsed(self, parser: str, runs: Sequence[PromptRun]) -> None:
-        """Of a request whose outputs were read by a parser; `parser` names that of tool calls, "none" without one."""
+        """Count reasoning tokens and tool calls. `parser`: name of the tool call format, or "none"."""
         samples = [sample for run in runs for sample in run.samples]
         self._reasoning.inc(sum(sample.reasoning_tokens for sample in samples))
         self._calls.labels(*self._values, parser).inc(sum(sample.calls for sample in samples))
         self._failures.labels(*self._values, parser).inc(sum(sample.parse_failures for sample in samples))
 
     def _phases(self, sample: SampleRecord) -> None:
-        """Times on the engine's clock; those of a phase that was never reached are left out."""
+        """Record the durations of the phases that the sample reached, on the engine's clock."""
         times = sample.times
         if times is None or not times.scheduled_s:
             return
@@ -228,7 +228,7 @@ class EngineMetrics:
 
     def _latencies(self) -> None:
         seconds = self._histogram
-        # These two, once or more per token, are calls of the histogram itself: see `request.generation.Observer`.
+        # Called at least once per token, so these are the histograms' own methods.
         self.first_token = seconds("vllm:time_to_first_token_seconds", "Arrival to first token", TTFT_S).observe
         self.inter_token = seconds("vllm:inter_token_latency_seconds", "Between tokens of a sequence", TOKEN_S).observe
         self._tpot = seconds("vllm:request_time_per_output_token_seconds", "Mean time per later token", TOKEN_S)
@@ -243,29 +243,31 @@ class EngineMetrics:
         self._prompt_tokens = sizes("vllm:request_prompt_tokens", "Tokens of a prompt", lengths)
         self._computed = sizes("vllm:request_prefill_kv_computed_tokens", "Prompt tokens not found cached", lengths)
         self._output_tokens = sizes("vllm:request_generation_tokens", "Tokens generated for a sample", lengths)
-        self._longest_output = sizes("vllm:request_max_num_generation_tokens", "Most tokens of a sample", lengths)
+        self._longest_output = sizes(
+            "vllm:request_max_num_generation_tokens", "Tokens of the longest sample of a prompt", lengths
+        )
         self._max_tokens = sizes("vllm:request_params_max_tokens", "max_tokens as run", lengths)
         self._n = sizes("vllm:request_params_n", "Samples per prompt", CHOICES)
         self._preemptions = sizes("vllm:request_num_preemptions", "Preemptions of a sample", PREEMPTIONS)
 
     def _counters(self) -> None:
-        self._success = self._tallies.counters("vllm:request_success", "Ended samples", (*LABELS, "finished_reason"))
+        self._success = self._registry.counters("vllm:request_success", "Ended samples", (*LABELS, "finished_reason"))
         self._prompts = self._counter("vllm:prompt_tokens", "Tokens of prompts processed, cached ones included")
-        self._cached = self._counter("vllm:prompt_tokens_cached", "Prompt tokens not computed anew")
-        turned_away = ("model_name", "reason")
-        self._rejections = self._tallies.counters("vllm:admission_rejections", "Requests turned away", turned_away)
-        self._aborted = self._tallies.counters("roseinfer:requests_aborted", "Requests cut short", (*LABELS, "reason"))
+        self._cached = self._counter("vllm:prompt_tokens_cached", "Prompt tokens found in the cache")
+        by_reason = ("model_name", "reason")
+        self._rejections = self._registry.counters("vllm:admission_rejections", "Rejected requests", by_reason)
+        self._aborted = self._registry.counters("roseinfer:requests_aborted", "Aborted requests", (*LABELS, "reason"))
 
-        help = "Seconds that samples spent without a seat, by what they waited for, of those that have ended"
-        self._waited = self._tallies.counters("roseinfer:request_wait_seconds", help, (*LABELS, "cause"))
-        self._reasoning = self._counter("roseinfer:reasoning_tokens", "Tokens that models thought with")
+        help = "Seconds that ended samples spent without a seat, by cause"
+        self._waited = self._registry.counters("roseinfer:request_wait_seconds", help, (*LABELS, "cause"))
+        self._reasoning = self._counter("roseinfer:reasoning_tokens", "Reasoning tokens generated")
         by_parser = (*LABELS, "parser")
-        self._calls = self._tallies.counters("roseinfer:tool_calls", "Complete tool calls", by_parser)
-        help = "Outputs, or parts of them, that began as a tool call and were none"
-        self._failures = self._tallies.counters("roseinfer:tool_call_parse_failures", help, by_parser)
+        self._calls = self._registry.counters("roseinfer:tool_calls", "Complete tool calls", by_parser)
+        help = "Malformed tool calls in outputs"
+        self._failures = self._registry.counters("roseinfer:tool_call_parse_failures", help, by_parser)
 
     def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
-        return self._tallies.histograms(name, help, buckets, LABELS).labels(*self._values)
+        return self._registry.histograms(name, help, buckets, LABELS).labels(*self._values)
 
     def _counter(self, name: str, help: str) -> Counter:
-        return self._tallies.counters(name, help, LABELS).labels(*self._values)
+        return self._registry.counters(name, help, LABELS).labels(*self._values)

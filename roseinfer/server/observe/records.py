@@ -1,4 +1,4 @@
-"""What became of this process's requests, the last of them, and how those do that run: numbers and ids, no texts."""
+"""Records of this process's running and recently ended requests: numbers and ids, no texts."""
 
 import time
 from collections import deque
@@ -11,22 +11,22 @@ from typing import Any, NamedTuple
 
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.slo import Rejection, Slo, Why
+from roseinfer.engine.api import Route
 from roseinfer.server.http.errors import ApiError, SloUnattainable
 from roseinfer.server.request.job import (
-    Account,
     Job,
-    Measured,
+    JobProgress,
+    Latencies,
     Outcome,
     PromptRun,
     SampleRecord,
-    Visit,
-    measured,
+    UnreadRequest,
     tpot_s,
+    worst_latencies,
 )
 
-# Of requests that have ended, the newest that a process remembers; of those that were turned away before anything was
-# known of them fewer, and apart: when the server is full they come by the thousand.
-RING, TURNED_AWAY = 1024, 128
+# Requests rejected before their body was read have a list of their own: a full server rejects thousands of them.
+MAX_ENDED_RECORDS, MAX_REJECTED_RECORDS = 1024, 128
 API_NAMES = {
     "text_completion": "completions",
     "chat.completion": "chat",
@@ -35,11 +35,11 @@ API_NAMES = {
 }
 
 
-class Told(NamedTuple):
-    """One sample, in seconds from the request's arrival; None = not yet, or nobody says.
+class SampleSummary(NamedTuple):
+    """Times of one sample in seconds from the request's arrival; None = not yet, or unknown.
 
-    `scheduled_s`: when it got a seat; `first_s`, `last_s`: when its first and its newest token came; `tpot_s`: seconds
-    per token after the first. `preemptions`: known when it has ended.
+    `scheduled_s`: first seat; `first_s`, `last_s`: first and newest token; `tpot_s`: seconds per token after the first.
+    `preemptions` is known once the sample has ended.
     """
 
     scheduled_s: float | None = None
@@ -52,8 +52,8 @@ class Told(NamedTuple):
     finish: str = ""
 
 
-class Way(NamedTuple):
-    """The way between several engines, see `Route`."""
+class RouteInfo(NamedTuple):
+    """Path of a request over several engines, see `Route`."""
 
     engine: int
     reason: str
@@ -63,13 +63,13 @@ class Way(NamedTuple):
 
 
 class RequestRecord(NamedTuple):
-    """One request as of a moment: as it ended, or while it is `live`.
+    """State of one request when it ended, or now if it is `live`.
 
-    `number`: of those that have ended in this process, from 1; 0 while it is live. `created_s`: Unix time of its
-    arrival; `age_s`: from then to its end, or to now. `finish`: as of the sample that `told` is of, or what ended it
-    before its time; `reason`: a word on that. `status`: of the answer over HTTP, None before there is one. `seen`: the
-    worst of all samples, None before each has a token; `told`: the sample that was worst. `way`: None if there is one
-    engine.
+    `number`: counts ended requests of this process from 1; 0 while live.
+    `created_s`: Unix time of arrival; `age_s`: seconds from arrival to the end, or to now.
+    `worst`: the sample that kept its objectives least. `finish`: its finish reason, or what ended the request early.
+    `reason`: details of an early end. `status`: HTTP status, None before the answer begins.
+    `seen`: worst latencies of all samples, None until each has a token. `route`: None with a single engine.
     """
 
     number: int
@@ -90,14 +90,14 @@ class RequestRecord(NamedTuple):
     cached_tokens: int
     output_tokens: int
     choices: int
-    seen: Measured | None
-    told: Told
-    way: Way | None
+    seen: Latencies | None
+    worst: SampleSummary
+    route: RouteInfo | None
     rejection: Rejection | None
 
 
 class End(NamedTuple):
-    """How a request ended. `cause`: what ended it before its time, None if all of it finished."""
+    """End of a request. `cause`: the error that ended it early, None if all samples finished."""
 
     outcome: Outcome | None
     finish: str = ""
@@ -109,7 +109,7 @@ class End(NamedTuple):
 class _Live(NamedTuple):
     created_s: float
     job: Job
-    account: Account
+    progress: JobProgress
     state: Mapping[str, Any]
 
 
@@ -117,33 +117,33 @@ _NUMBER = attrgetter("number")  # the wall clock may jump
 
 
 class RequestRecords:
-    """Bounded: `size` requests that have ended, and those that run. `wall`: Unix time.
+    """All running requests and the last `size` that ended. `wall`: returns Unix time.
 
-    Everywhere `now_s` is on the clock of the requests' arrivals.
+    `now_s` is always on the clock of the requests' arrivals.
     """
 
-    def __init__(self, size: int = RING, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, size: int = MAX_ENDED_RECORDS, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
         self._live: dict[int, _Live] = {}
         self._ended: deque[RequestRecord] = deque(maxlen=size)
-        self._turned_away: deque[RequestRecord] = deque(maxlen=TURNED_AWAY)
+        self._turned_away: deque[RequestRecord] = deque(maxlen=MAX_REJECTED_RECORDS)
         self._count = 0
 
-    def started(self, job: Job, account: Account, state: Mapping[str, Any], now_s: float) -> None:
-        self._live[id(account)] = _Live(self._wall() - (now_s - job.arrival_s), job, account, state)
+    def started(self, job: Job, progress: JobProgress, state: Mapping[str, Any], now_s: float) -> None:
+        self._live[id(progress)] = _Live(self._wall() - (now_s - job.arrival_s), job, progress, state)
 
-    def ended(self, job: Job, account: Account, now_s: float, end: End) -> RequestRecord:
-        live = self._live.pop(id(account))
+    def ended(self, job: Job, progress: JobProgress, now_s: float, end: End) -> RequestRecord:
+        live = self._live.pop(id(progress))
         begun = live.state["status"]
-        if begun and begun != end.status:  # an answer that has begun has one, whatever came of it
+        if begun and begun != end.status:  # the client has already received this status
             end = end._replace(status=begun)
         self._count += 1
-        record = _record(self._count, live.created_s, job, account, now_s, end)
+        record = _record(self._count, live.created_s, job, progress, now_s, end)
         self._ended.append(record)
         return record
 
-    def turned_away(self, visit: Visit, age_s: float, error: ApiError) -> None:
-        """One that nobody has read. `age_s`: since it came."""
+    def rejected_unread(self, visit: UnreadRequest, age_s: float, error: ApiError) -> None:
+        """Record a request that was rejected before its body was read. `age_s`: seconds since its arrival."""
         self._count += 1
         record = RequestRecord(
             number=self._count,
@@ -165,26 +165,26 @@ class RequestRecords:
             output_tokens=0,
             choices=0,
             seen=None,
-            told=Told(),
-            way=None,
+            worst=SampleSummary(),
+            route=None,
             rejection=None,
         )
         self._turned_away.append(record)
 
     def newest(self, limit: int, now_s: float, *, live: bool = True, ended: bool = True) -> list[RequestRecord]:
-        """At most `limit`, those that run before those that have ended."""
+        """Return at most `limit` records: running requests first, then ended ones, newest first."""
         return list(islice(self._all(now_s, live, ended), limit))
 
     def find(self, id: str, now_s: float) -> RequestRecord | None:
-        """By the answer's id or by that of the request; the newest of those that a client gave the same."""
+        """Return the newest record whose answer or request has this id."""
         for live in reversed(self._live.values()):
             if id in (live.job.id, live.job.request_id):
                 return self._of_live(live, now_s)
         return next((each for each in self._all(now_s, False, True) if id in (each.id, each.request_id)), None)
 
-    def of(self, job: Job, account: Account, now_s: float, outcome: Outcome) -> RequestRecord:
-        """Of a request all of whose samples have ended, while its answer has not."""
-        return _record(0, job.created, job, account, now_s, End(outcome))
+    def of(self, job: Job, progress: JobProgress, now_s: float, outcome: Outcome) -> RequestRecord:
+        """Return the record of a request whose samples have ended and whose answer is still being sent."""
+        return _record(0, job.created, job, progress, now_s, End(outcome))
 
     def _all(self, now_s: float, live: bool, ended: bool) -> Iterator[RequestRecord]:
         if live:
@@ -195,28 +195,28 @@ class RequestRecords:
 
     def _of_live(self, live: _Live, now_s: float) -> RequestRecord:
         end = End(None, status=live.state["status"])
-        return _record(0, live.created_s, live.job, live.account, now_s, end)
+        return _record(0, live.created_s, live.job, live.progress, now_s, end)
 
 
 def ended_s(record: RequestRecord) -> float:
-    """Unix time."""
+    """Unix time of a request's end."""
     return record.created_s + record.age_s
 
 
-def _record(number: int, created_s: float, job: Job, account: Account, now_s: float, end: End) -> RequestRecord:
-    """All fields in their order: by name it would take half as long again."""
+def _record(number: int, created_s: float, job: Job, progress: JobProgress, now_s: float, end: End) -> RequestRecord:
+    """Build a record. Positional arguments: keywords take half as long again."""
     arrival_s = job.arrival_s
     if job.num_choices == 1:
-        run = account.runs[0]
-        told = _told(arrival_s, run.samples[0])
-        prompt, cached, output = run.prompt_tokens, run.cached_tokens, told.tokens
-        seen = None if told.first_s is None else Measured(told.first_s, told.tpot_s, told.last_s or 0.0)
+        run = progress.runs[0]
+        worst = _summarize(arrival_s, run.samples[0])
+        prompt, cached, output = run.prompt_tokens, run.cached_tokens, worst.tokens
+        seen = None if worst.first_s is None else Latencies(worst.first_s, worst.tpot_s, worst.last_s or 0.0)
     else:
-        run, sample = _worst(job, account)
-        told = _told(arrival_s, sample)
-        usage = account.usage()
+        run, sample = _worst_sample(job, progress)
+        worst = _summarize(arrival_s, sample)
+        usage = progress.usage()
         prompt, cached, output = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
-        seen = measured(account.runs)
+        seen = worst_latencies(progress.runs)
     cause, route = end.cause, run.route
     return RequestRecord(
         number,
@@ -230,7 +230,7 @@ def _record(number: int, created_s: float, job: Job, account: Account, now_s: fl
         now_s - arrival_s,
         job.slo,
         end.outcome,
-        told.finish or end.finish,
+        worst.finish or end.finish,
         end.reason,
         end.status or None,
         prompt,
@@ -238,34 +238,39 @@ def _record(number: int, created_s: float, job: Job, account: Account, now_s: fl
         output,
         job.num_choices,
         seen,
-        told,
-        None if route is None else Way(route.engine, route.reason, route.retries, route.placed_again, route.resumes),
+        worst,
+        None if route is None else _route_info(route),
         cause.rejection if isinstance(cause, SloUnattainable) else None,
     )
 
 
-def _told(arrival_s: float, sample: SampleRecord) -> Told:
+def _route_info(route: Route) -> RouteInfo:
+    return RouteInfo(route.engine, route.reason, route.retries, route.placed_again, route.resumes)
+
+
+def _summarize(arrival_s: float, sample: SampleRecord) -> SampleSummary:
     times, finish = sample.times, sample.finish_reason
     scheduled_s = first_s = last_s = None
     if times is not None and times.scheduled_s:
-        scheduled_s = times.scheduled_s - times.arrival_s  # all of the engine's clock, wherever that is
+        scheduled_s = times.scheduled_s - times.arrival_s  # both on the engine's clock
     if sample.first_s:
         first_s, last_s = sample.first_s - arrival_s, sample.last_s - arrival_s
-    how = "" if finish is None else finish
-    return Told(scheduled_s, first_s, last_s, tpot_s(sample), sample.tokens, sample.preemptions, sample.why, how)
+    return SampleSummary(
+        scheduled_s, first_s, last_s, tpot_s(sample), sample.tokens, sample.preemptions, sample.why, finish or ""
+    )
 
 
-def _worst(job: Job, account: Account) -> tuple[PromptRun, SampleRecord]:
-    """The choice that has kept its objectives least, of those that have not the one that has waited for longest."""
+def _worst_sample(job: Job, progress: JobProgress) -> tuple[PromptRun, SampleRecord]:
+    """Return the choice that kept its objectives least; between equals, the one with the latest first token."""
     if job.num_choices == 1:
-        run = account.runs[0]
+        run = progress.runs[0]
         return run, run.samples[0]
-    pairs = ((run, sample) for run in account.runs for sample in run.samples)
+    pairs = ((run, sample) for run in progress.runs for sample in run.samples)
     return max(pairs, key=lambda pair: _badness(job.slo, *pair))
 
 
 def _badness(slo: Slo | None, run: PromptRun, sample: SampleRecord) -> tuple[bool, float, float]:
-    """Whether it did not complete, the largest share of an objective that it took, and when its first token came."""
+    """Sort key: incomplete, largest ratio of a latency to its objective, time to first token."""
     incomplete = sample.finish_reason is not None and sample.finish_reason not in COMPLETE
     if not sample.first_s:
         return incomplete, inf, inf

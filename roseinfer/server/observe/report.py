@@ -15,6 +15,7 @@ from roseinfer.engine.api import Engine, EngineReport, StepRecord
 from roseinfer.server.http.errors import ApiError, SloUnattainable, as_api_error
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST
 from roseinfer.server.observe.exposition import Exposition, Snapshot
+from roseinfer.server.observe.metric_registry import Labels, MetricRegistry
 from roseinfer.server.observe.metrics import (
     ALL_ENGINES,
     LABELS,
@@ -25,22 +26,21 @@ from roseinfer.server.observe.metrics import (
     StepMetrics,
     TextMetrics,
 )
+from roseinfer.server.observe.record_json import why_json
 from roseinfer.server.observe.records import End, RequestRecord, RequestRecords
 from roseinfer.server.observe.routing import RoutingMetrics
-from roseinfer.server.observe.tallies import Labels, Tallies
-from roseinfer.server.observe.telling import why_json
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.job import (
-    Account,
     Job,
+    JobProgress,
     Outcome,
     PromptRun,
-    class_of,
     cut_short,
-    measured,
     outcome,
     slack_s,
+    slo_class_name,
+    worst_latencies,
 )
 
 _LATE_S = (30, 10, 5, 2.5, 1, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025, 0.001)
@@ -49,24 +49,28 @@ SLACK_S = (*(-bound for bound in _LATE_S), 0, *reversed(_LATE_S))
 
 
 class SloMetrics:
-    """Labels hold the names of the server's own classes, never what clients write. A request with several prompts
-    counts once for each.
+    """Metrics of objectives. A request with several prompts counts once for each.
+
+    Labels hold names of configured classes only, never text from clients.
     """
 
-    def __init__(self, tallies: Tallies, values: Labels) -> None:
+    def __init__(self, registry: MetricRegistry, values: Labels) -> None:
         self._values = values
         labels = (*LABELS, "slo_class", "outcome")
-        self._requests = tallies.counters("roseinfer:slo_requests", "Prompts by how their objectives were kept", labels)
+        self._requests = registry.counters("roseinfer:slo_requests", "Prompts by outcome of their objectives", labels)
         why = (*LABELS, "reason", "cause", "slo_class")
-        help = "Prompts turned away because an objective was out of reach, by objective and what stood against them"
-        self._rejections = tallies.counters("roseinfer:slo_rejections", help, why)
+        help = "Prompts rejected because an objective was out of reach, by objective and cause"
+        self._rejections = registry.counters("roseinfer:slo_rejections", help, why)
         labels = (*LABELS, "slo_class", "objective")
-        help = "Objective less what the server saw, of prompts that finished; negative = late"
-        self._slack = tallies.histograms("roseinfer:slo_slack_seconds", help, SLACK_S, labels)
+        help = "Objective minus measured latency of finished prompts; negative = late"
+        self._slack = registry.histograms("roseinfer:slo_slack_seconds", help, SLACK_S, labels)
 
     def ended(self, job: Job, runs: list[PromptRun], cause: BaseException | None) -> Outcome | None:
-        """`cause`: what ended the request before its time. Returns the worst that became of a prompt, if it counts."""
-        name = class_of(job)
+        """Count the prompts of an ended request and return the worst outcome; None if the request was invalid.
+
+        `cause`: the error that ended the request early.
+        """
+        name = slo_class_name(job)
         if cause is not None:
             early = cut_short(cause)
             if early is not None:
@@ -81,7 +85,7 @@ class SloMetrics:
         self._requests.labels(*self._values, name, came).inc()
         if job.slo is None or came is Outcome.TIMEOUT:
             return came
-        seen = measured([run])
+        seen = worst_latencies([run])
         if seen is not None:
             for objective, slack in slack_s(job.slo, seen).items():
                 self._slack.labels(*self._values, name, objective).observe(slack)
@@ -97,18 +101,18 @@ def _worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 log = logging.getLogger(__name__)
 
-# From what this process has counted to what all of the server has.
+# Merges this process's numbers with those of the server's other processes.
 Gather = Callable[[Snapshot], Awaitable[Snapshot]]
-# Metrics that are read when they are asked for, and are the same in all processes.
+# Metrics read at scrape time that are the same in all processes.
 Gauges = Callable[[], Awaitable[Iterable[Metric]]]
-# Puts who else is to be told of requests around who tells the metrics, the records and the log.
-Watch = Callable[[Observer, RequestRecords], Observer]
+# Wraps the request observer with another one (tracing).
+WrapObserver = Callable[[Observer, RequestRecords], Observer]
 
 
 class RequestReports:
-    """Tells the metrics, the records and the log of requests. See `request.generation.Observer`.
+    """Observer that updates metrics and records and writes the log. See `request.generation.Observer`.
 
-    `log_starts`: whether a request is logged when it begins too.
+    `log_starts`: also log the start of each request.
     """
 
     def __init__(
@@ -118,15 +122,15 @@ class RequestReports:
         self._records = records
         self._log_starts = log_starts
         self._slo_metrics = slo_metrics
-        # Once or more per token: without a call in between.
+        # Called at least once per token, so no method in between.
         self.prompt_done = metrics.prompt_done
         self.first_token = metrics.first_token
         self.inter_token = metrics.inter_token
         self.refused = metrics.refused
-        self.turned_away = records.turned_away
+        self.rejected_unread = records.rejected_unread
 
-    def started(self, job: Job, account: Account, state: Mapping[str, Any], now_s: float) -> None:
-        self._records.started(job, account, state, now_s)
+    def started(self, job: Job, progress: JobProgress, state: Mapping[str, Any], now_s: float) -> None:
+        self._records.started(job, progress, state, now_s)
         if self._log_starts:
             self._log_start(job)
 
@@ -137,27 +141,31 @@ class RequestReports:
         log.info(LogLine("request started", fields))
 
     def ended_early(self, request_id: str, cause: BaseException) -> None:
-        """Counts those that a client or the server cut short; the others are mistakes, which are answered."""
+        """Count and log a request that the client or the server aborted. Invalid requests are only answered."""
         reason, why = _classify(cause)
         if reason == FinishReason.ABORT:
             self._metrics.aborted(why)
-            log.info(LogLine("request ended before its run", {"request": request_id, "finish": reason, "why": why}))
+            log.info(
+                LogLine(
+                    "request aborted before it reached the engine",
+                    {"request": request_id, "finish": reason, "why": why},
+                )
+            )
 
-    def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
-        """`cause`: what ended the request before its time, None if all of it finished."""
+    def ended(self, job: Job, progress: JobProgress, now_s: float, cause: BaseException | None) -> None:
         reason, why = _classify(cause)
-        for run in account.runs:
+        for run in progress.runs:
             self._metrics.prompt_ended(run, reason, now_s)
-        if account.parsed:
-            self._metrics.parsed(job.tool_parser, account.runs)
+        if progress.parsed:
+            self._metrics.parsed(job.tool_parser, progress.runs)
         if reason == FinishReason.ABORT:
             self._metrics.aborted(why)
         if isinstance(cause, SloUnattainable):
             self._metrics.refused("slo_unattainable")
-        came = self._slo_metrics.ended(job, account.runs, cause)
-        record = self._records.ended(job, account, now_s, End(came, reason, why, status_of(cause), cause))
-        fields = _fields(record, job, account, reason if cause else "")
-        fields["slo_class"], fields["slo"] = class_of(job), came or "invalid"
+        came = self._slo_metrics.ended(job, progress.runs, cause)
+        record = self._records.ended(job, progress, now_s, End(came, reason, why, status_of(cause), cause))
+        fields = _fields(record, job, progress, reason if cause else "")
+        fields["slo_class"], fields["slo"] = slo_class_name(job), came or "invalid"
         if why:
             fields["why"] = why
         if came in _EXPLAINED:
@@ -168,13 +176,13 @@ class RequestReports:
         else:
             log.info(line)
 
-    def why(self, job: Job, account: Account, now_s: float) -> dict[str, Any]:
-        """What `usage.slo.why` says, when all samples have ended."""
-        return why_json(self._records.of(job, account, now_s, _worst(outcome(job.slo, run) for run in account.runs)))
+    def why(self, job: Job, progress: JobProgress, now_s: float) -> dict[str, Any]:
+        """Return `usage.slo.why` of a request whose samples have ended."""
+        return why_json(self._records.of(job, progress, now_s, _worst(outcome(job.slo, run) for run in progress.runs)))
 
 
-class Owner(Protocol):
-    """Who owns the engines: it is told of every step, and knows best how each does."""
+class EngineOwner(Protocol):
+    """Owner of the engines: the only one that receives every step record."""
 
     def reports(self) -> list[EngineReport]: ...
 
@@ -182,11 +190,10 @@ class Owner(Protocol):
 
 
 class Observation:
-    """All that a process which answers requests counts, and the text of its `/metrics`.
+    """Metrics and request records of one API process, and the text of its `/metrics`.
 
-    `gather` adds what other processes have counted to what this one has. `keep_steps`: how many of the newest steps
-    `steps` keeps; it is told of them if this process is. `watch`: puts who else is to be told of requests around who
-    tells the metrics and the log.
+    `gather`: merges the numbers of other processes. `keep_steps`: step records that `steps` keeps, if this process
+    receives any. `wrap`: wraps the request observer.
     """
 
     def __init__(
@@ -194,69 +201,69 @@ class Observation:
         model_name: str,
         gather: Gather | None = None,
         keep_steps: int = 0,
-        watch: Watch | None = None,
+        wrap: WrapObserver | None = None,
         log_starts: bool = False,
     ) -> None:
-        self.tallies = Tallies()
+        self.registry = MetricRegistry()
         self.records = RequestRecords()
         self._log_starts = log_starts
         self._model_name = model_name
-        self._exposition = Exposition(self.tallies, model_name)
+        self._exposition = Exposition(self.registry, model_name)
         self._gather = gather
-        self._watch = watch
+        self._wrap = wrap
         self._gauges: Gauges | None = None
         self._engine: Engine | None = None
-        self._owner: Owner | None = None
-        self.steps = StepMetrics(self.tallies, model_name, keep_steps)
+        self._owner: EngineOwner | None = None
+        self.steps = StepMetrics(self.registry, model_name, keep_steps)
         self._routing: RoutingMetrics | None = None
         self._values = (model_name, ONE_ENGINE)
 
-    def owns(self, owner: Owner) -> None:
-        """The owner of the engines is in this process too. To be called before `attach`."""
+    def set_owner(self, owner: EngineOwner) -> None:
+        """Use the engine owner of this process. Call before `attach`."""
         self._owner = owner
         owner.on_step(self.steps.step)
 
-    def show_too(self, gauges: Gauges) -> None:
-        """Add `gauges` to the text."""
+    def add_gauges(self, gauges: Gauges) -> None:
+        """Add `gauges` to the text of `/metrics`."""
         self._gauges = gauges
 
     def attach(self, engine: Engine) -> Observer:
-        """The engine is up: from now on there are its metrics."""
+        """Start the metrics of an engine that is up, and return the observer of requests."""
         self._engine = engine
         if engine.several:
             self._values = (self._model_name, ALL_ENGINES)
-        metrics = EngineMetrics(self.tallies, engine.info, self._values)
+        metrics = EngineMetrics(self.registry, engine.info, self._values)
         steps = self.steps
         steps.expect([report.engine for report in engine.reports()])
         if self._owner is None:
             engine.on_step(lambda record: steps.step(0, record))
         if engine.several:
-            self._routing = RoutingMetrics(self.tallies, self._model_name, steps.forget)
+            self._routing = RoutingMetrics(self.registry, self._model_name, steps.forget)
             engine.on_routing(self._routing)
-        slo_metrics = SloMetrics(self.tallies, self._values)
+        slo_metrics = SloMetrics(self.registry, self._values)
         reports = RequestReports(metrics, slo_metrics, self.records, self._log_starts)
-        return reports if self._watch is None else self._watch(reports, self.records)
+        return reports if self._wrap is None else self._wrap(reports, self.records)
 
     def lengths(self) -> LengthMetrics:
-        """For a process that predicts lengths. After `attach`, like the next."""
-        return LengthMetrics(self.tallies, self._values)
+        """Declare metrics of length prediction. Call after `attach`, like the next two."""
+        return LengthMetrics(self.registry, self._values)
 
     def texts(self) -> Callable[[str, float], None]:
-        """After `attach`."""
-        return TextMetrics(self.tallies, self._values).took
+        """Declare metrics of text work."""
+        return TextMetrics(self.registry, self._values).took
 
     def grammars(self) -> GrammarMetrics:
-        """For a process that takes constraints."""
-        return GrammarMetrics(self.tallies, self._values)
+        """Declare metrics of output constraints."""
+        return GrammarMetrics(self.registry, self._values)
 
     def snapshot(self) -> Snapshot:
-        """What this process has counted. Of the engines it tells only if nobody else does, who knows better."""
+        """Return this process's numbers, with engine reports if no other process reports the engines."""
         breakers = [] if self._routing is None else self._routing.breakers
-        watch = self._owner or (self._engine if self._gather is None else None)
-        return Snapshot(self.tallies.numbers(), [] if watch is None else watch.reports(), breakers)
+        source = self._owner or (self._engine if self._gather is None else None)
+        return Snapshot(self.registry.numbers(), [] if source is None else source.reports(), breakers)
 
     async def text(self) -> bytes:
-        """What `/metrics` says. Raises what `gather` raises."""
+        """Return the text of `/metrics`. Raises what `gather` raises."""
         shown = self.snapshot()
         if self._gather is not None:
             shown = await self._gather(shown)
@@ -265,7 +272,7 @@ class Observation:
 
 
 def _classify(cause: BaseException | None) -> tuple[str, str]:
-    """(finish reason of what had not finished, a word on why)."""
+    """Return the finish reason of samples that had not finished, and details."""
     if isinstance(cause, ClientDisconnect):
         return FinishReason.ABORT, "disconnect"
     if isinstance(cause, asyncio.CancelledError) or (isinstance(cause, ApiError) and cause.code == "draining"):
@@ -286,7 +293,7 @@ def _classify(cause: BaseException | None) -> tuple[str, str]:
 
 
 def status_of(cause: BaseException | None) -> int:
-    """Of an answer that had not begun."""
+    """Return the HTTP status of an answer that had not begun."""
     if cause is None:
         return 200
     if isinstance(cause, Exception) and not isinstance(cause, ClientDisconnect):
@@ -294,14 +301,14 @@ def status_of(cause: BaseException | None) -> int:
     return CLIENT_CLOSED_REQUEST
 
 
-# What the log names a verdict of: promises that were not kept.
+# Outcomes that the log explains with a verdict: missed objectives.
 _EXPLAINED = frozenset(
     (Outcome.MISSED_TTFT, Outcome.MISSED_TPOT, Outcome.MISSED_E2E, Outcome.REJECTED, Outcome.TIMEOUT)
 )
 
 
 class LogLine:
-    """One line about a request: `name=value` each as text; JSON logs take `event` and `fields` as they are."""
+    """Log line about a request: `name=value` pairs as text. JSON logs use `event` and `fields` directly."""
 
     __slots__ = ("event", "fields")
 
@@ -322,12 +329,12 @@ class LogLine:
         )
 
 
-def _fields(record: RequestRecord, job: Job, account: Account, reason: str) -> dict[str, Any]:
-    """What the log says of a request that has ended. `reason`: of samples that had not finished."""
-    told = record.told
-    finish, first_s, seat_s = record.finish, told.first_s, told.scheduled_s
+def _fields(record: RequestRecord, job: Job, progress: JobProgress, reason: str) -> dict[str, Any]:
+    """Return the fields of an ended request's log line. `reason`: finish reason of unfinished samples."""
+    sample = record.worst
+    finish, first_s, seat_s = record.finish, sample.first_s, sample.scheduled_s
     if record.choices > 1:
-        finish, first_s, seat_s = _of_all(job, account, reason)
+        finish, first_s, seat_s = _of_all(job, progress, reason)
     fields: dict[str, Any] = {
         "request": record.request_id,
         "api": job.api,
@@ -345,9 +352,9 @@ def _fields(record: RequestRecord, job: Job, account: Account, reason: str) -> d
     return fields
 
 
-def _of_all(job: Job, account: Account, reason: str) -> tuple[str, float | None, float | None]:
-    """How choices ended; seconds until the first token of all came and until the last of them got a seat."""
-    samples = [sample for run in account.runs for sample in run.samples]
+def _of_all(job: Job, progress: JobProgress, reason: str) -> tuple[str, float | None, float | None]:
+    """Return the finish reasons of all choices, the earliest first token and the latest seat, in seconds."""
+    samples = [sample for run in progress.runs for sample in run.samples]
     ends = sorted({str(sample.finish_reason or reason) for sample in samples})
     firsts = [sample.first_s - job.arrival_s for sample in samples if sample.first_s]
     times = [sample.times for sample in samples if sample.times is not None and sample.times.scheduled_s]

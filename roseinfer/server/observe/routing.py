@@ -1,9 +1,9 @@
-"""What becomes of requests between several engines, counted by each process that sends them. See `RoutingObserver`."""
+"""Metrics of routing between several engines, counted by each API process. See `RoutingObserver`."""
 
 from collections.abc import Callable
 
+from roseinfer.server.observe.metric_registry import MetricRegistry
 from roseinfer.server.observe.metrics import LABELS
-from roseinfer.server.observe.tallies import Tallies
 
 # Why a request leaves an engine.
 CAUSES = ("death", "quiet", "drain")
@@ -14,22 +14,22 @@ PLACED_AGAIN, RESUMES = "roseinfer:router_placed_again", "roseinfer:router_resum
 
 
 class RoutingMetrics:
-    """There only with several engines. Of an engine that is there, what is rare is 0 before it has happened, and not
-    absent; of one that is gone for good there is nothing: its number never comes again.
-    """
+    """Routing metrics. Series of rare events are 0 from the start; those of removed engines are dropped."""
 
-    def __init__(self, tallies: Tallies, model_name: str, forget: Callable[[int], None] = lambda engine: None) -> None:
-        """`forget` is told of engines that are gone for good."""
+    def __init__(
+        self, registry: MetricRegistry, model_name: str, forget: Callable[[int], None] = lambda engine: None
+    ) -> None:
+        """`forget`: called with each engine that is removed."""
         self._forget = forget
         self._model_name = model_name
-        counters, caused = tallies.counters, (*LABELS, "cause")
-        help = "Requests that the router sent to the engine, by what spoke for it"
+        counters, caused = registry.counters, (*LABELS, "cause")
+        help = "Requests that the router sent to the engine, by reason"
         self._placements = counters(PLACEMENTS, help, (*LABELS, "reason"))
-        help = "Requests that the engine refused and that went to another, which still could keep their objectives"
+        help = "Requests rejected by the engine and sent to another that could still meet their objectives"
         self._retries = counters(RETRIES, help, LABELS)
-        help = "Requests without a token so far that left the engine for another, by what had become of it"
+        help = "Requests without a token that moved from the engine to another, by cause"
         self._again = counters(PLACED_AGAIN, help, caused)
-        help = "Requests with tokens that left the engine and went on with another, by what had become of it"
+        help = "Requests with tokens that moved from the engine to another and resumed, by cause"
         self._resumes = counters(RESUMES, help, caused)
         self._open: set[int] = set()
 
@@ -63,5 +63,5 @@ class RoutingMetrics:
 
     @property
     def breakers(self) -> list[int]:
-        """The engines that this process sends nothing to because they failed."""
+        """Engines with an open circuit breaker in this process."""
         return sorted(self._open)

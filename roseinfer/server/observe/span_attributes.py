@@ -7,13 +7,13 @@ from roseinfer.core.slo import Rejection
 from roseinfer.server.observe.verdict import Verdict
 from roseinfer.server.request.job import (
     OBJECTIVES,
-    Account,
     Job,
+    JobProgress,
     Outcome,
     PromptRun,
     SampleRecord,
-    class_of,
-    measured,
+    slo_class_name,
+    worst_latencies,
 )
 
 Value = str | bool | int | float | Sequence[str]
@@ -39,7 +39,7 @@ def of_job(job: Job) -> Attributes:
         "gen_ai.response.id": job.id,
         "gen_ai.response.model": job.model,
         "roseinfer.api": job.api,
-        "roseinfer.slo.class": class_of(job),
+        "roseinfer.slo.class": slo_class_name(job),
     }
     if job.slo is not None:
         promised = (job.slo.ttft_s, job.slo.tpot_s, job.slo.e2e_s)
@@ -47,13 +47,13 @@ def of_job(job: Job) -> Attributes:
     return _known(asked)
 
 
-def of_result(job: Job, account: Account, came: Outcome | None, refusal: Rejection | None) -> Attributes:
+def of_result(job: Job, progress: JobProgress, came: Outcome | None, refusal: Rejection | None) -> Attributes:
     """What became of it, the worst of all choices; of several prompts the way of the first. `came`: None if the request
     itself was wrong.
     """
-    usage = account.usage()
-    samples = [sample for run in account.runs for sample in run.samples]
-    firsts = [run.first_s - run.arrival_s for run in account.runs if run.first_s is not None]
+    usage = progress.usage()
+    samples = [sample for run in progress.runs for sample in run.samples]
+    firsts = [run.first_s - run.arrival_s for run in progress.runs if run.first_s is not None]
     result: dict[str, Value | None] = {
         "gen_ai.response.finish_reasons": [str(sample.finish_reason or "error") for sample in samples],
         "gen_ai.response.time_to_first_chunk": min(firsts, default=None),
@@ -64,13 +64,13 @@ def of_result(job: Job, account: Account, came: Outcome | None, refusal: Rejecti
         "roseinfer.slo.outcome": None if came is None else str(came),
         "roseinfer.preemptions": max(sample.preemptions for sample in samples),
     }
-    if job.promised and came is not None:
+    if job.has_objectives and came is not None:
         result["roseinfer.slo.met"] = came is Outcome.MET
         result["roseinfer.slo.missed"] = came.removeprefix("missed_") if came.startswith("missed_") else None
-    route = next((run.route for run in account.runs if run.route is not None), None)
+    route = next((run.route for run in progress.runs if run.route is not None), None)
     if route is not None:
         result |= {f"roseinfer.router.{name}": getattr(route, name) for name in _ROUTE}
-    seen = measured(account.runs)
+    seen = worst_latencies(progress.runs)
     if seen is not None:
         result |= {f"roseinfer.seen.{name}_ms": _ms(value) for name, value in zip(OBJECTIVES, seen, strict=True)}
     return _known(result) | _waits(samples) | ({} if refusal is None else _of_refusal(refusal))

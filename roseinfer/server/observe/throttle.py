@@ -1,16 +1,16 @@
-"""Log messages about what may happen a thousand times a second."""
+"""Rate-limited log messages."""
 
 import logging
 
 from roseinfer.core.clock import Clock
 
-EVERY_S = 10.0
+INTERVAL_S = 10.0
 
 
 class ThrottledLog:
-    """Logs a message at most once in `every_s` seconds, with how often it was left out since."""
+    """Log a message at most once in `every_s` seconds, with the number of suppressed ones."""
 
-    def __init__(self, log: logging.Logger, clock: Clock, every_s: float = EVERY_S) -> None:
+    def __init__(self, log: logging.Logger, clock: Clock, every_s: float = INTERVAL_S) -> None:
         self._log = log
         self._clock = clock
         self._every_s = every_s
@@ -23,6 +23,6 @@ class ThrottledLog:
             self._left_out += 1
             return
         self._next_s = now_s + self._every_s
-        more = f" ({self._left_out} times more since the last such line)" if self._left_out else ""
+        more = f" ({self._left_out} more since the last such line)" if self._left_out else ""
         self._left_out = 0
         self._log.error("%s%s", message, more)

@@ -30,8 +30,8 @@ from roseinfer.server.observe.report import status_of
 from roseinfer.server.observe.span_attributes import Value, of_choice, of_job, of_result, of_verdict
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
-from roseinfer.server.request.inference import AnswerFormat, Inference, Runs
-from roseinfer.server.request.job import Account, Job, PromptRun, SampleRecord
+from roseinfer.server.request.inference import AnswerFormat, Inference, MakeRun
+from roseinfer.server.request.job import Job, JobProgress, PromptRun, SampleRecord
 from roseinfer.server.request.service import Service
 
 log = logging.getLogger(__name__)
@@ -50,11 +50,11 @@ class Note:
     traceback knows of us.
     """
 
-    __slots__ = ("account", "cause", "job", "now_s", "record")
+    __slots__ = ("cause", "job", "now_s", "progress", "record")
 
     def __init__(self) -> None:
         self.job: Job | None = None
-        self.account: Account
+        self.progress: JobProgress
         self.record: RequestRecord
         self.now_s = 0.0
         self.cause: str | None = None
@@ -72,18 +72,18 @@ class TracedObserver:
         self._records = records
         self.started = inner.started
         self.why = inner.why
-        self.turned_away = inner.turned_away
+        self.rejected_unread = inner.rejected_unread
         self.ended_early = inner.ended_early
         self.prompt_done = inner.prompt_done
         self.first_token = inner.first_token
         self.inter_token = inner.inter_token
         self.refused = inner.refused
 
-    def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
-        self._inner.ended(job, account, now_s, cause)
+    def ended(self, job: Job, progress: JobProgress, now_s: float, cause: BaseException | None) -> None:
+        self._inner.ended(job, progress, now_s, cause)
         note = _note.get()
         if note is not None:
-            note.job, note.account, note.now_s = job, account, now_s
+            note.job, note.progress, note.now_s = job, progress, now_s
             note.cause = None if cause is None else error_type(cause)
             (note.record,) = self._records.newest(1, now_s, live=False)  # which is its own
 
@@ -92,9 +92,9 @@ class TracedInference(Inference):
     """An inference route whose calls leave a trace each."""
 
     def __init__(
-        self, service: Service, answer_format: AnswerFormat, traces: "Traces", runs: Runs | None = None
+        self, service: Service, answer_format: AnswerFormat, traces: "Traces", make_run: MakeRun | None = None
     ) -> None:
-        super().__init__(service, answer_format, runs)
+        super().__init__(service, answer_format, make_run)
         self._traces = traces
         self._clock = service.clock
 
@@ -132,8 +132,8 @@ class Traces:
         """To a collector's OTLP over HTTP. Headers, certificates and so on are the environment's OTEL_EXPORTER_*."""
         return cls(OTLPSpanExporter(endpoint=endpoint))
 
-    def inference(self, service: Service, answer_format: AnswerFormat, runs: Runs | None = None) -> Inference:
-        return TracedInference(service, answer_format, self, runs)
+    def inference(self, service: Service, answer_format: AnswerFormat, make_run: MakeRun | None = None) -> Inference:
+        return TracedInference(service, answer_format, self, make_run)
 
     def observer(self, inner: Observer, records: RequestRecords) -> Observer:
         return TracedObserver(inner, records)
@@ -171,19 +171,19 @@ class Traces:
                 shown["error.type"] = note.cause
             if job is not None:
                 record = note.record
-                shown |= of_job(job) | of_result(job, note.account, record.outcome, record.rejection)
+                shown |= of_job(job) | of_result(job, note.progress, record.outcome, record.rejection)
                 shown |= of_verdict(verdict(record))
-                self._phases(root, note.account, note.now_s, wall)
+                self._phases(root, note.progress, note.now_s, wall)
             root.set_attributes(shown)
             # As the HTTP conventions have it, what a client did wrong or left is no error of the server's.
             if status >= 500 or (note.cause is not None and status == 200):
                 root.set_status(Status(StatusCode.ERROR, note.cause))
         root.end(wall.ns(now_s))
 
-    def _phases(self, root: Span, account: Account, now_s: float, wall: "_Wall") -> None:
+    def _phases(self, root: Span, progress: JobProgress, now_s: float, wall: "_Wall") -> None:
         """Where the time of each choice went."""
         parent = set_span_in_context(root)
-        choices = ((run, sample) for run in account.runs for sample in run.samples)
+        choices = ((run, sample) for run in progress.runs for sample in run.samples)
         for index, (run, sample) in enumerate(islice(choices, MAX_CHOICES)):
             for name, from_s, to_s in phases(run, sample, now_s):
                 span = self._tracer.start_span(name, parent, start_time=wall.ns(from_s))

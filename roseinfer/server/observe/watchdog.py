@@ -1,4 +1,4 @@
-"""Fails open requests loudly when the engine hangs, instead of letting them wait for ever."""
+"""Watchdogs: end running requests when the engine hangs, and log when descriptors run out."""
 
 import asyncio
 import errno
@@ -15,33 +15,33 @@ MAX_INTERVAL_S = 1.0
 
 
 async def watch_descriptors(throttled: ThrottledLog) -> None:
-    """Runs until cancelled. The event loop closes connections for which no descriptor is left without a word."""
+    """Run until cancelled. Without descriptors the event loop closes new connections silently."""
     while True:
         await asyncio.sleep(MAX_INTERVAL_S)
         try:
             os.close(os.dup(0))
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                throttled.error("no descriptor is left (ulimit -n): new connections are closed")
+                throttled.error("out of file descriptors (ulimit -n): new connections are closed")
 
 
 async def watch_engine(service: Service) -> None:
-    """Runs until cancelled. A dead engine ends its streams by itself; one that hangs is noticed here."""
+    """Run until cancelled. A dead engine ends its streams itself; a hung engine is detected here."""
     interval_s = min(MAX_INTERVAL_S, service.config.stall_timeout / 4)
-    well, stood_still, now_s = True, False, time.monotonic()
+    healthy, was_suspended, now_s = True, False, time.monotonic()
     while True:
         await asyncio.sleep(interval_s)
-        looked_s, now_s = now_s, time.monotonic()
-        if not stood_still and now_s - looked_s > service.config.stall_timeout / 2:
-            # So did the engine, maybe, as when all of the server was stopped: what it has sent is read first.
-            stood_still = True
+        last_s, now_s = now_s, time.monotonic()
+        if not was_suspended and now_s - last_s > service.config.stall_timeout / 2:
+            # This process itself was suspended, maybe with the engine: read the engine's pending output first.
+            was_suspended = True
             continue
-        stood_still = False
+        was_suspended = False
         error = service.ill_health()
         if error is None or error.code == "loading" or service.returning:
-            well = True
+            healthy = True
             continue
         count = service.lifecycle.interrupt_all(error)
-        if well or count:
-            log.error("the engine is not healthy (%s); %d running requests were failed", error.message, count)
-        well = False
+        if healthy or count:
+            log.error("unhealthy engine (%s): ended %d running requests", error.message, count)
+        healthy = False

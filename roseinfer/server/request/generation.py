@@ -1,4 +1,4 @@
-"""The engine's side of one HTTP request: its prompts submitted, what comes of them accounted for and handed on."""
+"""Engine side of one HTTP request: submits its prompts, tracks their progress and passes their chunks on."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -8,69 +8,72 @@ from roseinfer.core.errors import RequestFailedError, RoseinferError
 from roseinfer.core.outputs import COMPLETE, FinishReason
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk, Submission
 from roseinfer.server.http.errors import ApiError, SloUnattainable, deadline_exceeded
-from roseinfer.server.request.job import Account, Job, Prompt, PromptRun, SampleRecord, Visit
+from roseinfer.server.request.job import Job, JobProgress, Prompt, PromptRun, SampleRecord, UnreadRequest
 
 _PROPER_ENDS = (*COMPLETE, FinishReason.TIMEOUT)
 
 
 class Observer(Protocol):
-    """Is told of requests: what is counted and logged of them is its business."""
+    """Observer of requests, for metrics and logs."""
 
-    def started(self, job: Job, account: Account, state: Mapping[str, Any], now_s: float) -> None:
-        """From now on until `ended`, `account` says how it does. `state`: see `EdgeMiddleware`."""
+    def started(self, job: Job, progress: JobProgress, state: Mapping[str, Any], now_s: float) -> None:
+        """Note a started request; `progress` is live until `ended`. `state`: see `EdgeMiddleware`."""
         ...
 
     def prompt_done(self, tokens: int, cached_tokens: int) -> None:
-        """A prompt has been processed: `tokens` of it, `cached_tokens` of them found in the cache."""
+        """Note a processed prompt of `tokens`, of which `cached_tokens` were in the prefix cache."""
         ...
 
     def first_token(self, seconds: float) -> None:
-        """From arrival to the first token of a prompt."""
+        """Note the time from arrival to the first token of a prompt."""
         ...
 
     def inter_token(self, seconds: float, tokens: int) -> None:
-        """`seconds` per token; several `tokens` that came together share their time."""
+        """Note `tokens` that arrived together, at `seconds` per token."""
         ...
 
     def refused(self, reason: str) -> None:
-        """A request was turned away; `reason` names the limit."""
+        """Count a rejected request; `reason` names the limit."""
         ...
 
-    def turned_away(self, visit: Visit, seconds: float, error: ApiError) -> None:
-        """There was no place for it when it came, `seconds` ago."""
+    def rejected_unread(self, visit: UnreadRequest, seconds: float, error: ApiError) -> None:
+        """Note a request that arrived `seconds` ago and was rejected before its body was read."""
         ...
 
     def ended_early(self, request_id: str, cause: BaseException) -> None:
-        """`cause` ended a request while its prompt was made: nothing of it came to an engine."""
+        """Note that `cause` ended a request before it reached an engine."""
         ...
 
-    def ended(self, job: Job, account: Account, now_s: float, cause: BaseException | None) -> None:
-        """`cause`: what ended the request before its time, None if all of it finished."""
+    def ended(self, job: Job, progress: JobProgress, now_s: float, cause: BaseException | None) -> None:
+        """Note an ended request. `cause`: the error that ended it early, None if all samples finished."""
         ...
 
-    def why(self, job: Job, account: Account, now_s: float) -> dict[str, Any]:
-        """Why it took as long as it did, of a request all of whose samples have ended."""
+    def why(self, job: Job, progress: JobProgress, now_s: float) -> dict[str, Any]:
+        """Explain the latency of a request whose samples have all ended."""
         ...
 
 
 class Receiver(Protocol):
-    """Takes the chunks of all prompts as they come; `end` is the last call, and comes once."""
+    """Receiver of the chunks of all prompts. `end` is called once, last."""
 
     def put(self, prompt: int, chunk: SequenceChunk) -> None: ...
 
     def end(self, error: Exception | None) -> None:
-        """None: every sample has a proper finish reason."""
+        """End with `error`, or None if every sample has a normal finish reason."""
         ...
 
 
 class Generation:
-    """`start`, and `cancel` in any case. With prompt logprobs, sample 0 of a prompt comes before the others."""
+    """Run of one job on the engine. Call `start` once and `cancel` in any case.
+
+    With prompt logprobs, sample 0 of a prompt precedes the others.
+    """
 
     def __init__(self, job: Job, engine: Engine, ids: Iterator[int], observer: Observer, clock: Clock) -> None:
         self.job = job
-        # All of it from the start: what a client that leaves early never brought to the engine has ended as well.
+        # For all prompts: those never submitted because the client left count as ended too.
         runs = [_run_of(job, prompt) for prompt in job.prompts]
-        self.account = Account(runs, any(prompt.parser is not None for prompt in job.prompts))
+        self.progress = JobProgress(runs, any(prompt.parser is not None for prompt in job.prompts))
         self._engine = engine
         self._ids = ids
         self._observer = observer
@@ -80,13 +83,13 @@ class Generation:
         self._left = job.num_choices
 
     def start(self, receiver: Receiver) -> None:
-        """Raises what `Engine.submit` raises; `cancel` then ends those that had started."""
+        """Submit all prompts. Raises what `Engine.submit` raises; `cancel` then ends the submitted ones."""
         job = self.job
         needs_sample_0 = job.n > 1 and job.prompts[0].params.prompt_logprobs is not None
         self._receiver = _Sample0First(receiver) if needs_sample_0 else receiver
         for position, prompt in enumerate(job.prompts):
             request = GenerateRequest(
-                # Unique even if a client uses an id twice at a time.
+                # Unique even if a client reuses an id.
                 request_id=f"{job.request_id}-{next(self._ids)}",
                 prompt_ids=prompt.ids,
                 params=prompt.params,
@@ -95,19 +98,19 @@ class Generation:
                 guide=prompt.guide,
                 parser=prompt.parser,
             )
-            run = self.account.runs[position]
+            run = self.progress.runs[position]
             submission = self._engine.submit(request, _PromptSink(self, position, run))
             self._submissions.append(submission)
             run.route = submission.route
 
     def cancel(self) -> None:
         self._receiver = None
-        submissions, self._submissions = self._submissions, []  # they know us: what is left must not be a cycle
+        submissions, self._submissions = self._submissions, []  # breaks a reference cycle
         for submission in submissions:
             submission.cancel()
 
     def take(self, prompt: int, run: PromptRun, chunk: SequenceChunk) -> None:
-        """A bug in what follows ends this request, not the engine's client that calls from below."""
+        """Take a chunk of the engine. An exception ends this request only, not the calling engine client."""
         if self._receiver is None:
             return
         try:
@@ -129,7 +132,7 @@ class Generation:
     def _note(self, run: PromptRun, chunk: SequenceChunk) -> None:
         sample = run.samples[chunk.index]
         new_tokens = chunk.num_output_tokens - sample.tokens
-        if chunk.index == 0:  # the other samples share what sample 0 computed, which is no hit of the prompt's
+        if chunk.index == 0:  # others share sample 0's blocks, which is no cache hit of the prompt
             if not sample.tokens and (new_tokens or chunk.finish_reason in COMPLETE):
                 self._observer.prompt_done(run.prompt_tokens, chunk.cached_tokens)
             run.cached_tokens = chunk.cached_tokens
@@ -146,15 +149,15 @@ class Generation:
             self._check_end(sample, chunk)
 
     def _check_end(self, sample: SampleRecord, chunk: SequenceChunk) -> None:
-        """Raises if the answer as a whole comes to nothing: one sample of it was turned away, or none has a token."""
+        """Raise if the answer fails: a sample was rejected or failed, or no token came in time."""
         if chunk.finish_reason is FinishReason.REJECTED:
-            assert chunk.rejection is not None, "the scheduler says why"
+            assert chunk.rejection is not None, "rejected chunks carry a rejection"
             raise SloUnattainable(chunk.rejection)
-        if chunk.finish_reason is FinishReason.TIMEOUT and not self.account.begun:
+        if chunk.finish_reason is FinishReason.TIMEOUT and not self.progress.begun:
             raise deadline_exceeded()
         if chunk.finish_reason not in _PROPER_ENDS:
             raise RequestFailedError(f"a sample ended with {chunk.finish_reason}")
-        if not sample.tokens and chunk.finish_reason in COMPLETE:  # none was wanted: the prompt was scored
+        if not sample.tokens and chunk.finish_reason in COMPLETE:  # max_tokens 0: the prompt was scored
             sample.first_s = sample.last_s = self._clock.now()
 
     def _note_tokens(self, run: PromptRun, sample: SampleRecord, tokens: int) -> None:
@@ -175,7 +178,7 @@ def _run_of(job: Job, prompt: Prompt) -> PromptRun:
 
 
 class _PromptSink:
-    """Where the engine puts the chunks of one prompt."""
+    """Sink of the engine's chunks for one prompt."""
 
     __slots__ = ("_generation", "_position", "_run")
 
@@ -192,7 +195,7 @@ class _PromptSink:
 
 
 class _Sample0First:
-    """Holds the other samples of a prompt back until sample 0, which brings the prompt's logprobs, has begun."""
+    """Hold back other samples of a prompt until sample 0, which carries the prompt's logprobs, has begun."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver

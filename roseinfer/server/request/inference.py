@@ -1,4 +1,4 @@
-"""The life of one inference request: admitted, read, planned, run, answered, accounted for."""
+"""One inference request from its body to its answer."""
 
 import asyncio
 import logging
@@ -17,10 +17,10 @@ from roseinfer.server.http.errors import ApiError, Dialect, as_api_error, deadli
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.middleware import check_request_id
 from roseinfer.server.request.generation import Generation, Receiver
-from roseinfer.server.request.job import Job, Usage, usage_of
+from roseinfer.server.request.job import Job, Usage, slo_usage
 from roseinfer.server.request.lifecycle import Guard, Ticket
 from roseinfer.server.request.objectives import Headers
-from roseinfer.server.request.planning import Planning
+from roseinfer.server.request.preparation import PreparationGuard
 from roseinfer.server.request.receivers import AllBegun, Body, Encoder, EventStream, StreamAnswer, WholeAnswer
 from roseinfer.server.request.service import Backend, Service
 from roseinfer.text.tokenizer import Tokenizer
@@ -32,14 +32,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an inference route. `request_id` follows X-Request-Id, then the body, else it is random."""
+    """Context of one request. `request_id`: from X-Request-Id, else from the body, else random."""
 
     service: Service
     backend: Backend
     state: dict[str, Any]
     arrival_s: float
     headers: Headers = ()
-    planning: Planning | None = None
+    preparation: PreparationGuard | None = None
 
     @property
     def limits(self) -> Limits:
@@ -47,20 +47,20 @@ class Call:
 
     @property
     def key(self) -> str | None:
-        """Digest of the request's API key, if anything depends on it."""
+        """Digest of the request's API key; None if no SLO class depends on keys."""
         return key_digest(self.headers) if self.service.slo_classes.keys else None
 
     @property
     def request_id(self) -> str:
         return self.state["request_id"]
 
-    def end_planning_by(self, by_s: float | None) -> None:
-        """Raises `ApiError` 504 if that is over; None = no deadline."""
-        if by_s is not None and self.planning is not None:
-            self.planning.end_by(by_s)
+    def set_preparation_deadline(self, by_s: float | None) -> None:
+        """Set the deadline for the preparation; None = no deadline. Raises `ApiError` 504 if it has passed."""
+        if by_s is not None and self.preparation is not None:
+            self.preparation.end_by(by_s)
 
     def offer_request_id(self, value: str | None) -> None:
-        """An id from the body counts if there was none in the header. Raises `ApiError` 400 if it is not valid."""
+        """Use the id from the body unless a header gave one. Raises `ApiError` 400 if it is invalid."""
         if value is not None:
             check_request_id(value, "request_id")
             if not self.state.get("request_id_given"):
@@ -68,45 +68,44 @@ class Call:
 
 
 class AnswerFormat(Protocol):
-    """One API as a translation: how a body becomes a job, and how what the engine makes of it becomes an answer."""
+    """Translation of one API: from a request body to a job, and from its chunks to an answer."""
 
     path: str
-    # Of all answers on the path and below it, errors included.
+    # Error format of all answers at or below `path`.
     dialect: Dialect
 
     async def plan(self, call: Call, body: dict[str, Any]) -> Job:
-        """Raises `ApiError` 4xx or `InvalidRequestError` for a body that asks for what cannot be done."""
+        """Return the job of a body. Raises `ApiError` 4xx or `InvalidRequestError`."""
         ...
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
-        """For a stream. `usage`: so far."""
+        """Return the encoder of a stream. `usage`: returns the usage so far."""
         ...
 
     def whole(self, job: Job, tokenizer: Tokenizer) -> Body:
-        """For an answer in one piece."""
+        """Return the builder of a non-streamed answer."""
         ...
 
 
 class JobRun(Protocol):
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run a job and answer its request. Raises `RoseinferError` and `ClientDisconnect` if that has not begun."""
+        """Run a job and answer its request. Raises `RoseinferError` or `ClientDisconnect` before the answer begins."""
         ...
 
 
-# How the jobs of an API run: the usual way is `Run`.
-Runs = Callable[[Call, AnswerFormat, Job, ClientConnection, Ticket], JobRun]
+# Makes the run of a job: `EngineRun` by default.
+MakeRun = Callable[[Call, AnswerFormat, Job, ClientConnection, Ticket], JobRun]
 
 
 class Inference:
-    """An inference route as an ASGI application. A request has a place from when it has been read until the engine is
-    done with it.
+    """ASGI application of an inference route. A request holds a ticket from its body's end until the engine's.
 
-    Raises `RoseinferError` and `ClientDisconnect` if the answer has not begun.
+    Raises `RoseinferError` or `ClientDisconnect` before the answer begins.
     """
 
-    def __init__(self, service: Service, answer_format: AnswerFormat, runs: Runs | None = None) -> None:
+    def __init__(self, service: Service, answer_format: AnswerFormat, make_run: MakeRun | None = None) -> None:
         self._service = service
-        self._runs = runs or Run
+        self._make_run = make_run or EngineRun
         self._format = answer_format
         self.path = answer_format.path
         self.dialect = answer_format.dialect
@@ -117,13 +116,13 @@ class Inference:
         try:
             backend, body = await service.read(scope, receive)
         except ApiError as error:
-            service.turned_away(scope["state"]["request_id"], self.path, arrival_s, error)
+            service.rejected_unread(scope["state"]["request_id"], self.path, arrival_s, error)
             raise
         with service.lifecycle.ticket() as ticket:
             try:
-                planning = service.planning(scope)
-                with planning:
-                    call = Call(service, backend, scope["state"], arrival_s, scope["headers"], planning)
+                preparation = service.prepare(scope)
+                with preparation:
+                    call = Call(service, backend, scope["state"], arrival_s, scope["headers"], preparation)
                     job = await self._format.plan(call, body)
                     ticket.grow(len(job.prompts))
                     if backend.lengths is not None:
@@ -131,16 +130,16 @@ class Inference:
             except (ClientDisconnect, ApiError) as error:
                 backend.observer.ended_early(scope["state"]["request_id"], error)
                 raise
-            # A connection refers to the scope: leaving it there would make a reference cycle.
+            # The connection refers to the scope: keeping it there would be a reference cycle.
             connection: ClientConnection = scope["extensions"].pop(EXTENSION)
-            await self._runs(call, self._format, job, connection, ticket).answer(scope, receive, send)
+            await self._make_run(call, self._format, job, connection, ticket).answer(scope, receive, send)
 
 
-class Run:
-    """One job on the engine."""
+class EngineRun:
+    """Run of one job on the engine, and its answer."""
 
     def __init__(
-        self, call: Call, answer_format: AnswerFormat, job: Job, connection: ClientConnection, place: Ticket
+        self, call: Call, answer_format: AnswerFormat, job: Job, connection: ClientConnection, ticket: Ticket
     ) -> None:
         self._service = service = call.service
         self._backend = backend = call.backend
@@ -148,21 +147,21 @@ class Run:
         self._format = answer_format
         self._job = job
         self._connection = connection
-        self._place = place
+        self._ticket = ticket
         self._guard = Guard()
-        self._refusable = job.promised and backend.info.policy.sheds
+        self._refusable = job.has_objectives and backend.info.policy.sheds
         self._limited = job.meta.deadline_s is not None or job.first_token_by_s is not None
         self._generation = Generation(job, backend.engine, backend.engine_ids, backend.observer, service.clock)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises the error of a failure before the answer began, and `ClientDisconnect`."""
+        """Run the job and answer. Raises the error of a failure before the answer begins, or `ClientDisconnect`."""
         if self._job.stream is None:
             await self._answer_whole(scope, receive, send)
         else:
             await self._answer_stream(send)
 
     def interrupt(self, cause: ApiError) -> None:
-        """End the job with `cause`, unless the engine is done with it."""
+        """End the job with `cause`, unless the engine has finished it."""
         self._guard.interrupt(cause)
 
     def _start(self, receiver: Receiver) -> None:
@@ -177,20 +176,19 @@ class Run:
         answer = WholeAnswer(body)
         await self._run(answer, answer.complete)
         rendered = await self._render(body)
-        self._place.release()
+        self._ticket.release()
         await self._deliver(JsonResponse(rendered)(scope, receive, send))
 
     async def _render(self, answer: Body) -> dict[str, Any]:
         usage = self._usage()
         if self._job.logprobs is None and self._job.prompt_logprobs is None:
             return answer.body(usage)
-        # The log probabilities of a long text are much to write down.
+        # Long lists of log probabilities take long to encode.
         return await self._service.offload.run(answer.body, usage)
 
     async def _answer_stream(self, send: Send) -> None:
-        encoder = self._format.events(self._job, self._backend.tokenizer, self._generation.account.usage)
+        encoder = self._format.events(self._job, self._backend.tokenizer, self._generation.progress.usage)
         events = EventStream(send, self._connection, encoder.filler)
-        # The log probabilities of a long prompt are much to write down, here too.
         heavy = self._job.echo and self._job.logprobs is not None
         interval_s = self._service.config.sse_keep_alive_interval
         offload = self._service.offload if heavy else None
@@ -198,7 +196,7 @@ class Run:
         together = self._refusable and len(self._job.prompts) > 1
         receiver = AllBegun(answer, len(self._job.prompts)) if together else answer
         try:
-            last = await self._run(_Ends(receiver, self._on_engine_done), answer.run)
+            last = await self._run(_EndNotifier(receiver, self._on_engine_done), answer.run)
             await self._deliver(events.close(last + encoder.tail(self._usage())))
         except ClientDisconnect:
             return
@@ -208,39 +206,39 @@ class Run:
             await self._deliver(events.fail(encoder.failure(as_api_error(error))))
 
     def _on_engine_done(self) -> None:
-        self._place.release()
-        # A drain goes on when the last place is free: it must not end what has only to be written.
+        self._ticket.release()
+        # A drain proceeds when the last ticket is free: it must not end an answer that only remains to be sent.
         self._service.lifecycle.done_with(self._guard)
 
     async def _deliver(self, writing: Coroutine[Any, Any, None]) -> None:
-        """Write what the engine has nothing to do with any more. Without an end if the server cannot wait for it."""
+        """Send the rest of an answer after the engine has finished. A shutdown may cut it."""
         guard, lifecycle = Guard(), self._service.lifecycle
         lifecycle.deliver(guard)
         try:
             with guard:
                 await writing
         except ApiError as error:
-            log.info("request=%s was not delivered: %s", self._job.request_id, error.message)
+            log.info("request=%s: answer cut: %s", self._job.request_id, error.message)
         finally:
             lifecycle.end(guard)
 
     def _usage(self) -> Usage:
-        """When all is said."""
-        account = self._generation.account
-        usage = account.usage()
+        """Return the final usage."""
+        progress = self._generation.progress
+        usage = progress.usage()
         if not self._job.report_slo:
             return usage
-        slo = usage_of(self._job, account.runs)
+        slo = slo_usage(self._job, progress.runs)
         if self._job.report_why:
-            slo["why"] = self._backend.observer.why(self._job, account, self._service.clock.now())
+            slo["why"] = self._backend.observer.why(self._job, progress, self._service.clock.now())
         return replace(usage, slo=slo)
 
     async def _run(self, receiver: Receiver, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Starts the engine's side and awaits `work`. However it ends, nothing of the job stays in the engine."""
+        """Start the generation and await `work`. On any end, nothing of the job stays in the engine."""
         cause: BaseException | None = None
         clock, observer = self._service.clock, self._backend.observer
-        observer.started(self._job, self._generation.account, self._state, clock.now())
-        self._connection.on_disconnect(self._on_gone)
+        observer.started(self._job, self._generation.progress, self._state, clock.now())
+        self._connection.on_disconnect(self._on_disconnect)
         lifecycle = self._service.lifecycle
         try:
             lifecycle.begin(self._guard)
@@ -261,9 +259,9 @@ class Run:
             lifecycle.end(self._guard)
             self._connection.on_disconnect(None)
             self._generation.cancel()
-            observer.ended(self._job, self._generation.account, clock.now(), cause)
+            observer.ended(self._job, self._generation.progress, clock.now(), cause)
             if self._backend.lengths is not None:
-                self._backend.lengths.ended(self._job, self._generation.account)
+                self._backend.lengths.ended(self._job, self._generation.progress)
 
     def _first_token_timer(self) -> asyncio.TimerHandle | None:
         by_s = self._job.first_token_by_s
@@ -272,15 +270,15 @@ class Run:
         return asyncio.get_running_loop().call_later(max(0.0, by_s - self._service.clock.now()), self._on_late)
 
     def _on_late(self) -> None:
-        if not self._generation.account.begun:
+        if not self._generation.progress.begun:
             self._guard.interrupt(deadline_exceeded())
 
-    def _on_gone(self) -> None:
+    def _on_disconnect(self) -> None:
         self._guard.interrupt(ClientDisconnect())
 
 
-class _Ends:
-    """Passes everything on, and says when the engine is done."""
+class _EndNotifier:
+    """Receiver that passes everything on and calls `on_end` first at the end."""
 
     def __init__(self, receiver: Receiver, on_end: Callable[[], None]) -> None:
         self.put = receiver.put

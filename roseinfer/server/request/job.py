@@ -1,6 +1,4 @@
-"""One HTTP request after validation (all that the answer needs, nothing left to decide), what is noted of it while it
-runs, and how its objectives were kept.
-"""
+"""One HTTP request after validation, its progress, and the outcome of its objectives."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,10 +21,10 @@ from roseinfer.text.output import CallEnd, OutputParser
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`text` is what `echo` gives back: the prompt as written, or decoded from the ids; empty without `echo`.
+    """One prompt of a job. `text`: the prompt that `echo` returns; empty without `echo`.
 
-    `meta` is the job's, with a length of its own if that was predicted. `guide`: what constrains its outputs.
-    `parser` makes what reads one of them; None: they are text.
+    `meta`: the job's, with the predicted length of this prompt if there is one. `guide`: constraint of its outputs.
+    `parser`: makes a parser for one output; None = plain text.
     """
 
     ids: list[int]
@@ -39,7 +37,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamChoices:
-    """How a stream is cut. `interval`: tokens per chunk at least."""
+    """Options of a stream. `interval`: minimum tokens per chunk."""
 
     include_usage: bool = False
     continuous_usage: bool = False
@@ -48,18 +46,15 @@ class StreamChoices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """`prompts` x `n` choices; choice i is sample i % n of prompt i // n. `api`: what logs call the kind of
-    answer; `id`: the answer's own.
+    """A validated request with `prompts` x `n` choices; choice i is sample i % n of prompt i // n.
 
-    `logprobs` and `prompt_logprobs` are the numbers of alternatives asked for (None = none); `stream` is None for a
-    whole answer. `created` is in Unix seconds.
-
-    `meta`: what it brings for the engine. `first_token_by_s`: on the same clock, when it ends unless it has a token.
-    `report_slo`: whether the usage says how its objectives were kept, `report_why`: and why. `lengths_predicted`:
-    whether the lengths of its prompts are our own predictor's. `about`: what its format repeats of the request in the
-    answer; `call_names`: the model's name of a function -> what its format makes of it.
-    `tool_parser`: the name of what reads tool calls in it. `keep`: called with the answer as a whole, in one piece or
-    when its stream has ended; None if nobody stores it.
+    `api`: kind of answer, for logs; `id`: the answer's id; `created`: Unix seconds.
+    `logprobs`, `prompt_logprobs`: number of alternatives, None = off. `stream`: None for a whole answer.
+    `first_token_by_s`: the request times out if it has no token by then; same clock as `arrival_s`.
+    `report_slo`, `report_why`: add objectives and their explanation to `usage`.
+    `lengths_predicted`: the prompts' lengths come from the server's predictor, not the client.
+    `about`: request fields that the answer repeats. `call_names`: function name of the model -> name in the API.
+    `tool_parser`: name of the tool call format. `store_answer`: called with the complete answer; None = not stored.
     """
 
     api: str
@@ -85,16 +80,14 @@ class Job:
     lengths_predicted: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
     call_names: Mapping[str, Any] = field(default_factory=dict)
-    keep: Callable[[dict[str, Any]], None] | None = None
+    store_answer: Callable[[dict[str, Any]], None] | None = None
 
     @property
-    def promised(self) -> bool:
-        """Whether it has an objective."""
+    def has_objectives(self) -> bool:
         return self.slo is not None and not self.slo.empty
 
     @property
     def slo(self) -> Slo | None:
-        """None: it was promised nothing."""
         return self.meta.slo
 
     @property
@@ -102,19 +95,20 @@ class Job:
         return len(self.prompts) * self.n
 
 
-class Visit(NamedTuple):
-    """What is known of a request before anybody has read it. `path`: of the API; `model`: what is served."""
+class UnreadRequest(NamedTuple):
+    """Request whose body has not been read. `path`: its route; `model`: the server's first model name."""
 
     request_id: str
     path: str
     model: str
 
 
-# --- what is noted of it while it runs, for usage, metrics and the log ------------------------------------------------
+# --- progress: for usage, metrics and the log -------------------------------------------------------------------------
 @dataclass(slots=True)
 class SampleRecord:
-    """One choice. `first_s`, `last_s`: when its first and its newest token came, 0 before the first. `calls`: complete
-    tool calls, `parse_failures`: what began as one and was none. `why`: what its engine has said of it last.
+    """Progress of one choice. `first_s`, `last_s`: times of its first and newest token, 0 before the first.
+
+    `calls`: complete tool calls; `parse_failures`: malformed ones. `why`: the engine's newest account of its waits.
     """
 
     tokens: int = 0
@@ -133,7 +127,7 @@ class SampleRecord:
         self.calls += sum(type(event) is CallEnd and event.complete for event in chunk.events or ())
 
     def note_end(self, chunk: SequenceChunk) -> None:
-        """`chunk` is its last."""
+        """Note the last chunk."""
         self.finish_reason = chunk.finish_reason
         self.times = chunk.times
         self.preemptions = chunk.preemptions
@@ -141,7 +135,7 @@ class SampleRecord:
 
 @dataclass(slots=True)
 class PromptRun:
-    """One prompt and its samples. `first_s`: when its first token came, None before. `route`: see `Submission`."""
+    """Progress of one prompt. `first_s`: time of its first token, None before. `route`: see `Submission`."""
 
     prompt_tokens: int
     max_tokens: int
@@ -154,8 +148,9 @@ class PromptRun:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`reasoning_tokens`: those of the completion that the model thought with, None if thinking is not told apart.
-    `slo`: how objectives were kept, None if nobody wants to know or if there is more to come.
+    """Token counts of a request. `reasoning_tokens`: None if no parser separates reasoning.
+
+    `slo`: measured latencies; None if not requested or not final.
     """
 
     prompt_tokens: int
@@ -177,19 +172,19 @@ class Usage:
 
 
 @dataclass(slots=True)
-class Account:
-    """All prompts of one HTTP request, in order. `parsed`: whether a parser reads what becomes of them."""
+class JobProgress:
+    """Progress of all prompts of one job, in order. `parsed`: a parser reads the outputs."""
 
     runs: list[PromptRun] = field(default_factory=list)
     parsed: bool = False
 
     @property
     def begun(self) -> bool:
-        """Whether some prompt has its first token."""
+        """True once a prompt has its first token."""
         return any(run.first_s is not None for run in self.runs)
 
     def usage(self) -> Usage:
-        """Each prompt counts once, output tokens over all choices."""
+        """Count each prompt once, and the output tokens of all choices."""
         prompt = completion = cached = reasoning = 0
         for run in self.runs:
             prompt += run.prompt_tokens
@@ -200,12 +195,12 @@ class Account:
         return Usage(prompt, completion, cached, reasoning if self.parsed else None)
 
 
-# --- how what was promised was kept, as the server saw it ---------------------------------------------------------
+# --- outcome of objectives ----------------------------------------------------------------------------------------
 OBJECTIVES = ("ttft", "tpot", "e2e")
 
 
 class Outcome(StrEnum):
-    MET = "met"  # it finished, in time as far as it was promised anything
+    MET = "met"  # finished in time, or without objectives
     MISSED_TTFT = "missed_ttft"
     MISSED_TPOT = "missed_tpot"
     MISSED_E2E = "missed_e2e"
@@ -215,20 +210,20 @@ class Outcome(StrEnum):
     ABORTED = "aborted"  # the client left
 
 
-class Measured(NamedTuple):
-    """Seconds from arrival at the server to the first token, per token after it, and to the last token."""
+class Latencies(NamedTuple):
+    """Seconds from arrival to the first token, per token after it, and from arrival to the last token."""
 
     ttft_s: float
     tpot_s: float
     e2e_s: float
 
 
-def measured(runs: Sequence[PromptRun]) -> Measured | None:
-    """The worst of all samples in each respect; None if one of them has no token."""
+def worst_latencies(runs: Sequence[PromptRun]) -> Latencies | None:
+    """Return the worst of each latency over all samples; None if a sample has no token."""
     samples = [(run, sample) for run in runs for sample in run.samples]
     if not samples or any(not sample.first_s for _, sample in samples):
         return None
-    return Measured(
+    return Latencies(
         max(sample.first_s - run.arrival_s for run, sample in samples),
         max(tpot_s(sample) for _, sample in samples),
         max(sample.last_s - run.arrival_s for run, sample in samples),
@@ -236,22 +231,22 @@ def measured(runs: Sequence[PromptRun]) -> Measured | None:
 
 
 def tpot_s(sample: SampleRecord) -> float:
-    """Seconds per token after the first; 0 for a single token."""
+    """Return seconds per token after the first; 0 for a single token."""
     return (sample.last_s - sample.first_s) / (sample.tokens - 1) if sample.tokens > 1 else 0.0
 
 
-def slack_s(slo: Slo, seen: Measured) -> dict[str, float]:
-    """Objective less what was seen, for each objective that there is; negative = late."""
-    promised = (slo.ttft_s, slo.tpot_s, slo.e2e_s)
-    pairs = zip(OBJECTIVES, promised, seen, strict=True)
+def slack_s(slo: Slo, seen: Latencies) -> dict[str, float]:
+    """Return objective minus latency for each objective; negative = late."""
+    targets = (slo.ttft_s, slo.tpot_s, slo.e2e_s)
+    pairs = zip(OBJECTIVES, targets, seen, strict=True)
     return {name: limit - value for name, limit, value in pairs if limit is not None}
 
 
 def outcome(slo: Slo | None, run: PromptRun) -> Outcome:
-    """Of a prompt whose samples all came to an end of their own."""
+    """Return the outcome of a prompt whose samples all ended."""
     if any(sample.finish_reason is FinishReason.TIMEOUT for sample in run.samples):
         return Outcome.TIMEOUT
-    seen = measured([run])
+    seen = worst_latencies([run])
     if seen is None or any(sample.finish_reason not in COMPLETE for sample in run.samples):
         return Outcome.FAILED
     late = slo.missed(*seen) if slo else []
@@ -259,7 +254,7 @@ def outcome(slo: Slo | None, run: PromptRun) -> Outcome:
 
 
 def cut_short(cause: BaseException) -> Outcome | None:
-    """Of every prompt of a request that ended before its time; None if the request itself was wrong."""
+    """Return the outcome of all prompts of a request that ended early; None if the request was invalid."""
     if isinstance(cause, InvalidRequestError):
         return None
     if isinstance(cause, ClientDisconnect):
@@ -269,15 +264,15 @@ def cut_short(cause: BaseException) -> Outcome | None:
     return Outcome.FAILED
 
 
-def class_of(job: Job) -> str:
+def slo_class_name(job: Job) -> str:
     return NO_CLASS if job.slo is None else job.slo.class_name
 
 
-def usage_of(job: Job, runs: Sequence[PromptRun]) -> dict[str, Any]:
-    """`usage.slo`: the worst of all choices; `met` is None if nothing was promised."""
-    seen = measured(runs)
+def slo_usage(job: Job, runs: Sequence[PromptRun]) -> dict[str, Any]:
+    """Return `usage.slo`: worst latencies of all choices; `met` is None without objectives."""
+    seen = worst_latencies(runs)
     return {
         "ttft_ms": None if seen is None else round(seen.ttft_s * 1000, 3),
         "tpot_ms": None if seen is None else round(seen.tpot_s * 1000, 3),
-        "met": all(outcome(job.slo, run) is Outcome.MET for run in runs) if job.promised else None,
+        "met": all(outcome(job.slo, run) is Outcome.MET for run in runs) if job.has_objectives else None,
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
-from roseinfer.server.request.job import Account, Job, Prompt
+from roseinfer.server.request.job import Job, JobProgress, Prompt
 from roseinfer.server.text_work.offload import Offload
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -80,7 +80,7 @@ class LengthPrediction:
 
     async def fill(self, job: Job) -> Job:
         """With predictions for the prompts, one each, if objectives depend on them and the client gave none."""
-        if not job.promised or job.meta.predicted_len is not None:
+        if not job.has_objectives or job.meta.predicted_len is not None:
             return job
         timed = await self._offload.run(self._predict, [prompt.ids for prompt in job.prompts])
         for _, seconds in timed:
@@ -88,11 +88,11 @@ class LengthPrediction:
         prompts = [_with_length(prompt, length) for prompt, (length, _) in zip(job.prompts, timed, strict=True)]
         return replace(job, prompts=tuple(prompts), lengths_predicted=True)
 
-    def ended(self, job: Job, account: Account) -> None:
+    def ended(self, job: Job, progress: JobProgress) -> None:
         """Compares what was said with what came. Outputs that were cut could have been of any length."""
         if not job.lengths_predicted:
             return
-        for prompt, run in zip(job.prompts, account.runs, strict=False):  # fewer runs if the engine refused one
+        for prompt, run in zip(job.prompts, progress.runs, strict=False):  # fewer runs if the engine refused one
             for sample in run.samples:
                 predicted = prompt.meta.predicted_len
                 if predicted and sample.tokens and sample.finish_reason is FinishReason.STOP:

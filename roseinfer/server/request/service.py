@@ -19,10 +19,10 @@ from roseinfer.server.http.errors import MAX_RETRY_S, ApiError, model_not_found,
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.grammars import GrammarObserver, Grammars
-from roseinfer.server.request.job import Visit
+from roseinfer.server.request.job import UnreadRequest
 from roseinfer.server.request.length_prediction import LengthObserver, LengthPrediction, length_prediction
 from roseinfer.server.request.lifecycle import DRAINING_RETRY_S, Lifecycle, Occupancy
-from roseinfer.server.request.planning import Planning
+from roseinfer.server.request.preparation import PreparationGuard
 from roseinfer.server.request.prompts import PromptEncoder
 from roseinfer.server.request.slo_classes import SloClasses, configured_classes
 from roseinfer.server.request.speech import Speech
@@ -35,7 +35,7 @@ STALLED_RETRY_S = 10.0
 START_MARGIN_S = 3.0
 
 
-class Observing(Protocol):
+class ObserverFactory(Protocol):
     """Makes who is told of requests, once there is an engine."""
 
     def attach(self, engine: Engine) -> Observer: ...
@@ -79,7 +79,7 @@ class Service:
         self,
         config: ServerConfig,
         model_name: str,
-        observing: Observing,
+        observing: ObserverFactory,
         clock: Clock | None = None,
         *,
         room: Occupancy | None = None,
@@ -205,15 +205,15 @@ class Service:
         body = await self.bodies.read_json(scope, receive, self.limits)
         return backend if arrived else self.admit(), body
 
-    def planning(self, scope: Scope) -> Planning:
+    def prepare(self, scope: Scope) -> PreparationGuard:
         """`with` it, everything that a request waits for before its run."""
-        return Planning(self.lifecycle, scope["extensions"][EXTENSION], self.clock)
+        return PreparationGuard(self.lifecycle, scope["extensions"][EXTENSION], self.clock)
 
-    def turned_away(self, request_id: str, path: str, arrival_s: float, error: ApiError) -> None:
+    def rejected_unread(self, request_id: str, path: str, arrival_s: float, error: ApiError) -> None:
         """It brought what `read` raises. There is nobody to tell while the engine is loading."""
         if error.status == 503 and self._backend is not None:
-            visit = Visit(request_id, path, self.served_names[0])
-            self._backend.observer.turned_away(visit, self.clock.now() - arrival_s, error)
+            visit = UnreadRequest(request_id, path, self.served_names[0])
+            self._backend.observer.rejected_unread(visit, self.clock.now() - arrival_s, error)
 
     def _on_refused_body(self) -> None:
         if self._backend is not None:

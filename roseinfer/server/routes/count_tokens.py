@@ -16,7 +16,7 @@ from roseinfer.server.request.service import Service
 def add(app: FastAPI, service: Service) -> None:
     async def count(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
-        with service.lifecycle.ticket(), service.planning(request.scope):
+        with service.lifecycle.ticket(), service.prepare(request.scope):
             wanted = parse(CountTokensRequest, body)
             service.resolve_model(wanted.model)
             return JsonResponse({"input_tokens": await count_tokens(backend, wanted)})

@@ -14,9 +14,9 @@ from roseinfer.server.documents import docs
 from roseinfer.server.formats.request_document import RequestList, RequestState
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import ApiError, bad_request
-from roseinfer.server.observe.colleagues import Colleagues
-from roseinfer.server.observe.records import RING, RequestRecord, RequestRecords, ended_s
-from roseinfer.server.observe.telling import record_json
+from roseinfer.server.observe.peer_queries import PeerQueries
+from roseinfer.server.observe.record_json import record_json
+from roseinfer.server.observe.records import MAX_ENDED_RECORDS, RequestRecord, RequestRecords, ended_s
 from roseinfer.server.request.service import Service
 from roseinfer.server.routes.query import limit_of
 
@@ -41,7 +41,7 @@ class Found(NamedTuple):
     record: dict[str, Any]
 
 
-def add(app: FastAPI, service: Service, records: RequestRecords, colleagues: Colleagues) -> None:
+def add(app: FastAPI, service: Service, records: RequestRecords, peer_queries: PeerQueries) -> None:
     def own(wanted: Wanted) -> list[Found]:
         now_s, state = service.clock.now(), wanted.state
         if wanted.id is not None:
@@ -56,14 +56,14 @@ def add(app: FastAPI, service: Service, records: RequestRecords, colleagues: Col
         """Raises `ApiError` 503 while the engine is loading."""
         _ = service.backend
         found = own(wanted)
-        for answer in await colleagues.ask(_TOPIC, msgspec.json.encode(wanted)):
+        for answer in await peer_queries.ask(_TOPIC, msgspec.json.encode(wanted)):
             found += msgspec.json.decode(answer, type=list[Found])
         found.sort(key=lambda one: one[:2], reverse=True)
         return [one.record for one in found[: wanted.limit]]
 
     async def list_requests(request: Request) -> Response:
         asked = request.query_params
-        wanted = Wanted(limit_of(asked.get("limit"), DEFAULT_LIMIT, RING), _state(asked.get("state")))
+        wanted = Wanted(limit_of(asked.get("limit"), DEFAULT_LIMIT, MAX_ENDED_RECORDS), _state(asked.get("state")))
         return JsonResponse({"object": "list", "data": await newest(wanted)})
 
     async def retrieve_request(request_id: str) -> Response:
@@ -72,7 +72,7 @@ def add(app: FastAPI, service: Service, records: RequestRecords, colleagues: Col
             raise _unknown(request_id)
         return JsonResponse(found[0])
 
-    colleagues.on(_TOPIC, tell)
+    peer_queries.on(_TOPIC, tell)
     described = docs(RequestList, 400, 401, 503)
     described["openapi_extra"] = {"parameters": _PARAMETERS}
     app.add_api_route("/v1/requests", list_requests, tags=["requests"], **described)
@@ -90,7 +90,7 @@ _PARAMETERS = [
         "name": "limit",
         "in": "query",
         "description": "how many at most, those that run before those that have ended, each the newest first",
-        "schema": {"type": "integer", "minimum": 1, "maximum": RING, "default": DEFAULT_LIMIT},
+        "schema": {"type": "integer", "minimum": 1, "maximum": MAX_ENDED_RECORDS, "default": DEFAULT_LIMIT},
     },
     {
         "name": "state",
@@ -108,5 +108,7 @@ def _state(text: str | None) -> str | None:
 
 
 def _unknown(request_id: str) -> ApiError:
-    message = f"No request {request_id[:100]!r} is known: each process of the server remembers its last {RING}"
+    message = (
+        f"No request {request_id[:100]!r} is known: each process of the server remembers its last {MAX_ENDED_RECORDS}"
+    )
     return ApiError(404, message, type="not_found_error", param="request_id", code="request_not_found")

@@ -50,7 +50,7 @@ def add(app: FastAPI, service: Service, history: History) -> None:
 
     async def count_input_tokens(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
-        with service.lifecycle.ticket(), service.planning(request.scope):
+        with service.lifecycle.ticket(), service.prepare(request.scope):
             wanted = parse(InputTokensRequest, body)
             service.resolve_model(wanted.model)
             whole = await history.whole(wanted, request.headers.raw, service.limits.max_body_bytes)

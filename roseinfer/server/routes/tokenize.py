@@ -25,7 +25,7 @@ from roseinfer.text.worker.messages import Listed
 def add(app: FastAPI, service: Service) -> None:
     async def tokenize(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
-        with service.lifecycle.ticket(), service.planning(request.scope):
+        with service.lifecycle.ticket(), service.prepare(request.scope):
             wanted = parse(TokenizeRequest, body)
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)
@@ -37,7 +37,7 @@ def add(app: FastAPI, service: Service) -> None:
 
     async def detokenize(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
-        with service.lifecycle.ticket(), service.planning(request.scope):
+        with service.lifecycle.ticket(), service.prepare(request.scope):
             wanted = parse(DetokenizeRequest, body)
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)

@@ -90,7 +90,7 @@ class Collected(msgspec.Struct, tag="collected"):
 
 
 class Ask(msgspec.Struct, tag="ask"):
-    """A worker wants to know what all others know, see `observe.colleagues`."""
+    """A worker wants to know what all others know, see `observe.peer_queries`."""
 
     number: int
     topic: str

@@ -27,10 +27,10 @@ from roseinfer.server.hosting import (
     listen,
     say,
 )
-from roseinfer.server.observe.colleagues import Colleagues
 from roseinfer.server.observe.exposition import Snapshot
+from roseinfer.server.observe.metric_registry import MetricRegistry
 from roseinfer.server.observe.metrics import StepMetrics
-from roseinfer.server.observe.tallies import Tallies
+from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.request.slo_classes import configured_classes
 from roseinfer.server.response_store.start import response_file
 from roseinfer.server.workers.acceptor import Acceptor
@@ -87,12 +87,12 @@ class Fleet:
         self._counters_file = counters_file(str(self._crew.folder / "counters"), served.workers)
         self._counters = SharedCounters(self._counters_file, served.workers)
         self._acceptor = Acceptor(self._listener, self._counters)
-        self._tallies = Tallies()
+        self._registry = MetricRegistry()
         self._scrapes = Scrapes(self._own_snapshot)
-        self._colleagues = Colleagues()
-        self._questions = Questions(self._colleagues)
-        self._steps = StepMetrics(self._tallies, served.shown_name, MAX_STEPS if served.server.console else 0)
-        tell_of_machine(self._colleagues, self._steps, self._crew)
+        self._peer_queries = PeerQueries()
+        self._questions = Questions(self._peer_queries)
+        self._steps = StepMetrics(self._registry, served.shown_name, MAX_STEPS if served.server.console else 0)
+        tell_of_machine(self._peer_queries, self._steps, self._crew)
         clock = MonotonicClock()
         launcher = Launcher(self._boot, self._counters_file)
         heartbeats = Heartbeats(self._counters, served.server.worker_timeout)
@@ -214,7 +214,7 @@ class Fleet:
         self._counters.clear(worker.index)
 
     def _own_snapshot(self) -> Snapshot:
-        return Snapshot(self._tallies.numbers(), self._crew.reports())
+        return Snapshot(self._registry.numbers(), self._crew.reports())
 
 
 def _answers(worker: WorkerProcess) -> bool:

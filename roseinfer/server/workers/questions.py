@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from roseinfer.server.observe.colleagues import Colleagues
+from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.workers.control import Answer, Answers, Ask, FromWorker, Question
 from roseinfer.server.workers.scrapes import Peer
 
@@ -26,7 +26,7 @@ class _Pending:
 class Questions:
     """At the manager: passes each on to all others, and their answers back as one. `own`: what the manager knows."""
 
-    def __init__(self, own: Colleagues) -> None:
+    def __init__(self, own: PeerQueries) -> None:
         self._own = own
         self._numbers = itertools.count()
         self._pending: dict[int, _Pending] = {}
@@ -68,7 +68,7 @@ class Questions:
             pending.asker.send(Answers(pending.ask.number, pending.answers))
 
 
-class OtherWorkers(Colleagues):
+class OtherWorkers(PeerQueries):
     """At a worker: the manager and the other workers."""
 
     def __init__(self, send: Callable[[FromWorker], None]) -> None:

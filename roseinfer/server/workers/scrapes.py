@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from roseinfer.server.observe.exposition import Snapshot, combined
-from roseinfer.server.observe.tallies import Numbers, total
+from roseinfer.server.observe.metric_registry import Numbers, total
 from roseinfer.server.workers.control import Collect, Collected, FromManager, Scrape, Scraped
 
 # A worker that does not answer for so long counts with what it said last.

@@ -99,12 +99,12 @@ class Worker:
         self._numbers = itertools.count()
         self._scrapes: dict[int, asyncio.Future[Snapshot]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._colleagues = OtherWorkers(self._channel.send)
+        self._peer_queries = OtherWorkers(self._channel.send)
         parts = server_parts(
             boot.config,
             boot.model_name,
             self._gather,
-            self._colleagues,
+            self._peer_queries,
             response_file=None if boot.response_file is None else Path(boot.response_file),
             room=SharedOccupancy(self._counters, boot.index),
             share=1 / boot.workers,
@@ -188,9 +188,9 @@ class Worker:
             if waiting is not None and not waiting.done():
                 waiting.set_result(message.all)
         elif isinstance(message, Question):
-            self._colleagues.asked(message)
+            self._peer_queries.asked(message)
         elif isinstance(message, Answers):
-            self._colleagues.told(message)
+            self._peer_queries.told(message)
 
     def _on_lost(self) -> None:
         """Without a word from the manager: there is nobody to serve for, and nobody who would end us."""

@@ -13,19 +13,18 @@ from roseinfer.server.console import looking, news
 from roseinfer.server.console.looking import Look, tell, tell_of_machine
 from roseinfer.server.console.news import Machine, News, Since, Told
 from roseinfer.server.console.steps import NewSteps
-from roseinfer.server.observe.colleagues import Colleagues
+from roseinfer.server.observe.metric_registry import MetricRegistry
 from roseinfer.server.observe.metrics import StepMetrics
-from roseinfer.server.observe.records import RequestRecord
-from roseinfer.server.observe.records import Told as Sample
+from roseinfer.server.observe.peer_queries import PeerQueries
+from roseinfer.server.observe.records import RequestRecord, SampleSummary
 from roseinfer.server.observe.routing import RoutingMetrics
-from roseinfer.server.observe.tallies import Tallies
 from roseinfer.server.request.service import Service
 
 
-class Together(Colleagues):
+class Together(PeerQueries):
     """Asks those that it is given, by the same bytes that would travel."""
 
-    def __init__(self, *others: Colleagues) -> None:
+    def __init__(self, *others: PeerQueries) -> None:
         super().__init__()
         self.others = list(others)
         self.asked = 0
@@ -36,18 +35,18 @@ class Together(Colleagues):
         return [answer for answer in answers if answer is not None]
 
 
-def knowing(known: News) -> Colleagues:
-    colleagues = Colleagues()
-    tell(colleagues, lambda since: known)
-    return colleagues
+def knowing(known: News) -> PeerQueries:
+    peer_queries = PeerQueries()
+    tell(peer_queries, lambda since: known)
+    return peer_queries
 
 
 def told(name: str, live: bool = False) -> Told:
     return Told(live, orjson.dumps({"id": name}))
 
 
-def look(own: Any, colleagues: Colleagues) -> Look:
-    return Look(Any, own, colleagues)  # type: ignore[arg-type]
+def look(own: Any, peer_queries: PeerQueries) -> Look:
+    return Look(Any, own, peer_queries)  # type: ignore[arg-type]
 
 
 def tick(reader: Look) -> dict[str, Any]:
@@ -64,7 +63,7 @@ class Crew:
 
 
 def test_engines_and_steps_come_from_their_owner_alone() -> None:
-    steps, manager = StepMetrics(Tallies(), "m", keep=10), Colleagues()
+    steps, manager = StepMetrics(MetricRegistry(), "m", keep=10), PeerQueries()
     tell_of_machine(manager, steps, Crew())
     reader = look(lambda since: News(), Together(knowing(News()), manager))
     steps.step(1, StepRecord(5, 0.01, budget_s=0.02))
@@ -78,16 +77,16 @@ def test_engines_and_steps_come_from_their_owner_alone() -> None:
 
 def test_an_owner_that_does_not_answer_has_said_something_before() -> None:
     machine = Machine([{"engine": 0}], NewSteps(7, []))
-    colleagues = Together(knowing(News(machine)))
+    peer_queries = Together(knowing(News(machine)))
     seen: list[Since] = []
 
     def own(since: Since) -> News:
         seen.append(since)
         return News()
 
-    reader = look(own, colleagues)
+    reader = look(own, peer_queries)
     assert tick(reader)["engines"] == [{"engine": 0}]
-    colleagues.others.clear()
+    peer_queries.others.clear()
     silent = tick(reader)
     assert silent["engines"] == [{"engine": 0}] and silent["steps"] == []
     tick(reader)
@@ -149,7 +148,7 @@ def record(number: int) -> RequestRecord:
     return RequestRecord(
         number=number, live=not number, id=f"r{number}", request_id="", api="chat", model="m", stream=True,
         created_s=1.0, age_s=1.0, slo=None, outcome=None, finish="stop", reason="", status=200, prompt_tokens=1,
-        cached_tokens=0, output_tokens=1, choices=1, seen=None, told=Sample(), way=None, rejection=None,
+        cached_tokens=0, output_tokens=1, choices=1, seen=None, worst=SampleSummary(), route=None, rejection=None,
     )  # fmt: skip
 
 
@@ -182,7 +181,7 @@ def test_those_that_run_fill_what_is_left(monkeypatch: pytest.MonkeyPatch) -> No
 def test_routers_of_all_processes_together() -> None:
     parts = []
     for engine in (0, 1):
-        tallies = Tallies()
+        tallies = MetricRegistry()
         routing = RoutingMetrics(tallies, "m")
         for known in (0, 1):
             routing.engine_added(known)
@@ -202,10 +201,10 @@ def test_routers_of_all_processes_together() -> None:
         "breakers": [1],
     }
     assert tick(look(lambda since: News(), Together()))["router"] is None
-    assert news.routed_news(Tallies().numbers()) is None
+    assert news.routed_news(MetricRegistry().numbers()) is None
 
 
 def test_nobody_is_asked_while_nobody_looks() -> None:
-    colleagues = Together()
-    Look(Service(ServerConfig(), "m", None), lambda since: News(), colleagues)  # type: ignore[arg-type]
-    assert colleagues.asked == 0
+    peer_queries = Together()
+    Look(Service(ServerConfig(), "m", None), lambda since: News(), peer_queries)  # type: ignore[arg-type]
+    assert peer_queries.asked == 0

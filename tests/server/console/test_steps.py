@@ -4,12 +4,12 @@ import time
 
 from roseinfer.engine.api import StepRecord
 from roseinfer.server.console.steps import MAX_STEPS, steps_since
+from roseinfer.server.observe.metric_registry import MetricRegistry
 from roseinfer.server.observe.metrics import StepMetrics
-from roseinfer.server.observe.tallies import Tallies
 
 
 def kept() -> StepMetrics:
-    return StepMetrics(Tallies(), "model", MAX_STEPS)
+    return StepMetrics(MetricRegistry(), "model", MAX_STEPS)
 
 
 def step(tokens: int) -> StepRecord:

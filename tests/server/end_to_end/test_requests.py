@@ -311,4 +311,4 @@ def test_the_engine_says_why(client: openai.OpenAI, real: RealServer) -> None:
         client.completions.create(model="tiny", prompt="x", max_tokens=1, **hopeless)
     record = real.fresh(f"/v1/requests/{refused.value.request_id}").json()
     assert (record["status"], record["outcome"], record["why"]["verdict"]) == (429, "rejected", "idle")
-    assert record["why"]["refused"]["hopeless"] and record["why"]["summary"].startswith("Refused: 0.01 ms")
+    assert record["why"]["refused"]["hopeless"] and record["why"]["summary"].startswith("Rejected: 0.01 ms")

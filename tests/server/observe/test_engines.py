@@ -10,10 +10,10 @@ from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
 from roseinfer.server.observe.exposition import Snapshot
+from roseinfer.server.observe.metric_registry import MetricRegistry
 from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.report import Observation
 from roseinfer.server.observe.routing import RoutingMetrics
-from roseinfer.server.observe.tallies import Tallies
 from tests.server.fake_engine import INFO, FakeEngine
 from tests.server.live import LiveServer
 from tests.text.tokenizers import byte_level
@@ -103,7 +103,7 @@ def test_the_owner_tells_of_steps_and_knows_best() -> None:
     observation, engine = Observation("m"), FakeEngine(byte_level(), INFO)
     engine.fleet = [report(0), report(1)]
     owner = FakeOwner(report(0), report(1, EngineState.DEAD))
-    observation.owns(owner)
+    observation.set_owner(owner)
     observation.attach(engine)
     owner.listener(1, StepRecord(tokens=8, duration_s=0.5))
     owner.listener(1, StepRecord(tokens=8, duration_s=0.25))
@@ -153,9 +153,9 @@ def test_engines_are_shown_once_they_have_been_up_also_by_who_has_not_reached_an
 
 def test_of_an_engine_that_is_gone_for_good_there_is_no_series() -> None:
     """Else a fleet that grows and shrinks would leave some behind with every engine."""
-    tallies = Tallies()
-    steps = StepMetrics(tallies, "m")
-    routing = RoutingMetrics(tallies, "m", steps.forget)
+    registry = MetricRegistry()
+    steps = StepMetrics(registry, "m")
+    routing = RoutingMetrics(registry, "m", steps.forget)
     for engine in (1, 11):
         steps.step(engine, StepRecord(5, 0.1, predicted_s=0.1, mask_s=0.01))
         routing.engine_added(engine)
@@ -163,7 +163,7 @@ def test_of_an_engine_that_is_gone_for_good_there_is_no_series() -> None:
         routing.resumed(engine, "death")
         routing.breaker(engine, True)
     routing.engine_removed(1)
-    series = {name: {labels[1] for labels in found} for name, found in tallies.numbers().items()}
+    series = {name: {labels[1] for labels in found} for name, found in registry.numbers().items()}
     assert set(map(frozenset, series.values())) == {frozenset({"11"})} and routing.breakers == [11]
     routing.engine_added(2)
-    assert tallies.numbers()["roseinfer:router_resumes"][("m", "2", "death")] == [0.0]
+    assert registry.numbers()["roseinfer:router_resumes"][("m", "2", "death")] == [0.0]

@@ -16,8 +16,8 @@ from roseinfer.core.slo import Cause, Forecast, Why
 from roseinfer.engine.api import GenerateRequest, Route
 from roseinfer.server.formats.request_document import RequestList, RequestState
 from roseinfer.server.http.errors import ApiError
-from roseinfer.server.observe.records import RING, TURNED_AWAY, End, RequestRecords
-from roseinfer.server.request.job import Account, Job, Outcome, Prompt, PromptRun, SampleRecord, Visit
+from roseinfer.server.observe.records import MAX_ENDED_RECORDS, MAX_REJECTED_RECORDS, End, RequestRecords
+from roseinfer.server.request.job import Job, JobProgress, Outcome, Prompt, PromptRun, SampleRecord, UnreadRequest
 from tests.server.fake_engine import Step, Wait, rejected, timed_out
 from tests.server.live import PATIENCE_S, LiveServer, http_post
 
@@ -198,7 +198,7 @@ def test_the_usage_says_why_if_asked(timed: LiveServer, client: openai.OpenAI) -
     messages: Any = [{"role": "user", "content": "x"}]
     *_, last = client.chat.completions.create(messages=messages, stream=True, **wishes)
     found: Any = last.usage
-    assert found.slo["why"]["waited_ms"] == {"seats": 250.0} and "seat" in found.slo["why"]["summary"]
+    assert found.slo["why"]["waited_ms"] == {"seats": 250.0} and "--max-num-seqs" in found.slo["why"]["summary"]
     response: Any = client.responses.create(input="x", model="fake", extra_body={"slo": {"why": True}})
     assert response.usage.slo["met"] is None and response.usage.slo["why"]["verdict"] is None
 
@@ -209,7 +209,9 @@ def test_the_list_has_the_newest_first(server: LiveServer) -> None:
     assert [each["request_id"] for each in listed(server, "?limit=1&state=ended")] == ids[-1:]
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=x", f"limit={RING + 1}", "limit=", "limit=%C2%B2", "state=dead"])
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=x", f"limit={MAX_ENDED_RECORDS + 1}", "limit=", "limit=%C2%B2", "state=dead"]
+)
 def test_a_wrong_query_is_refused(server: LiveServer, query: str) -> None:
     answer = server.get(f"/v1/requests?{query}")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == query.partition("=")[0]
@@ -249,20 +251,20 @@ def test_what_is_turned_away_does_not_displace_what_was_served() -> None:
     clock, wall = ManualClock(10.0), ManualClock(1e9)
     records = RequestRecords(2, wall.now)
     error = ApiError(503, "full", code="queue_full")
-    records.turned_away(Visit("early", "/v1/responses", "m"), 0.0, error)
+    records.rejected_unread(UnreadRequest("early", "/v1/responses", "m"), 0.0, error)
     for id in ("one", "two", "three"):
         job = Job(api="message", id=id, request_id=id, model="m", created=0, arrival_s=clock.now(), prompts=(PROMPT,))
-        account = Account([PromptRun(3, 5, clock.now(), [SampleRecord()])])
-        records.started(job, account, {"status": 0}, clock.now())
+        progress = JobProgress([PromptRun(3, 5, clock.now(), [SampleRecord()])])
+        records.started(job, progress, {"status": 0}, clock.now())
         wall.advance(1)
         clock.advance(1)
-        records.ended(job, account, clock.now(), End(Outcome.ABORTED, "abort", status=499))
+        records.ended(job, progress, clock.now(), End(Outcome.ABORTED, "abort", status=499))
     assert [each.id for each in records.newest(9, clock.now())] == ["three", "two", "early"]
-    for i in range(TURNED_AWAY):
+    for i in range(MAX_REJECTED_RECORDS):
         wall.advance(1)
-        records.turned_away(Visit(str(i), "/v1/responses", "m"), 0.0, error)
-    newest = [each.id for each in records.newest(RING, clock.now())]
-    assert newest == [*map(str, reversed(range(TURNED_AWAY))), "three", "two"]
+        records.rejected_unread(UnreadRequest(str(i), "/v1/responses", "m"), 0.0, error)
+    newest = [each.id for each in records.newest(MAX_ENDED_RECORDS, clock.now())]
+    assert newest == [*map(str, reversed(range(MAX_REJECTED_RECORDS))), "three", "two"]
     assert records.find("one", clock.now()) is records.find("early", clock.now()) is None
 
 
@@ -270,9 +272,9 @@ def test_what_ended_last_is_the_newest_whatever_the_wall_clock_did_meanwhile() -
     wall = ManualClock(1e9)
     records = RequestRecords(2, wall.now)
     job = Job(api="message", id="last", request_id="last", model="m", created=0, arrival_s=5.0, prompts=(PROMPT,))
-    account = Account([PromptRun(3, 5, 5.0, [SampleRecord()])])
-    records.started(job, account, {"status": 0}, 5.0)
+    progress = JobProgress([PromptRun(3, 5, 5.0, [SampleRecord()])])
+    records.started(job, progress, {"status": 0}, 5.0)
     wall.advance(3600)
-    records.turned_away(Visit("first", "/v1/responses", "m"), 0.0, ApiError(503, "full", code="queue_full"))
-    records.ended(job, account, 6.0, End(Outcome.ABORTED, "abort", status=499))
+    records.rejected_unread(UnreadRequest("first", "/v1/responses", "m"), 0.0, ApiError(503, "full", code="queue_full"))
+    records.ended(job, progress, 6.0, End(Outcome.ABORTED, "abort", status=499))
     assert [each.id for each in records.newest(9, 6.0)] == ["last", "first"]

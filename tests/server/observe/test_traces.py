@@ -190,7 +190,7 @@ def test_a_refused_request_says_what_stood_against_it(traced: Traced):
     }
     assert expected.items() <= dict(root.attributes or {}).items()
     assert root.status.status_code is StatusCode.UNSET, "turning a request away is no error of the server's"
-    assert str((root.attributes or {})["roseinfer.why.summary"]).startswith("Refused: 100 ms for the first token")
+    assert str((root.attributes or {})["roseinfer.why.summary"]).startswith("Rejected: 100 ms for the first token")
     assert children.keys() == {"queue"}, "it came no further"
 
 

@@ -1,4 +1,4 @@
-"""One name and one sentence for whatever may become of a request."""
+"""Verdicts and timelines of request records."""
 
 from itertools import pairwise
 from typing import Any
@@ -8,23 +8,25 @@ import pytest
 
 from roseinfer.core.slo import Cause, Forecast, Rejection, Slo, Why
 from roseinfer.server.formats.request_document import RequestState
-from roseinfer.server.observe.records import RequestRecord, Told, Way
-from roseinfer.server.observe.telling import record_json, timeline
+from roseinfer.server.observe.record_json import record_json, timeline
+from roseinfer.server.observe.records import RequestRecord, RouteInfo, SampleSummary
 from roseinfer.server.observe.verdict import verdict
-from roseinfer.server.request.job import Measured, Outcome
+from roseinfer.server.request.job import Latencies, Outcome
 
 SLO = Slo(0.5, 0.05, 2.0, "chat")
 
 
-def told(seat_s: float | None, first_s: float | None, last_s: float | None, tokens: int = 11, **more: Any) -> Told:
+def sample_of(
+    seat_s: float | None, first_s: float | None, last_s: float | None, tokens: int = 11, **more: Any
+) -> SampleSummary:
     tpot_s = (last_s - first_s) / (tokens - 1) if first_s is not None and last_s is not None and tokens > 1 else 0.0
-    return Told(seat_s, first_s, last_s, tpot_s, tokens, **{"finish": "stop"} | more)
+    return SampleSummary(seat_s, first_s, last_s, tpot_s, tokens, **{"finish": "stop"} | more)
 
 
-def record(sample: Told, outcome: Outcome | None, slo: Slo | None = SLO, **more: Any) -> RequestRecord:
+def record(sample: SampleSummary, outcome: Outcome | None, slo: Slo | None = SLO, **more: Any) -> RequestRecord:
     seen = None
     if sample.first_s is not None and sample.last_s is not None:
-        seen = Measured(sample.first_s, sample.tpot_s, sample.last_s)
+        seen = Latencies(sample.first_s, sample.tpot_s, sample.last_s)
     fields: dict[str, Any] = {
         "number": 1,
         "live": False,
@@ -45,8 +47,8 @@ def record(sample: Told, outcome: Outcome | None, slo: Slo | None = SLO, **more:
         "output_tokens": sample.tokens,
         "choices": 1,
         "seen": seen,
-        "told": sample,
-        "way": None,
+        "worst": sample,
+        "route": None,
         "rejection": None,
     }
     return RequestRecord(**fields | more)
@@ -56,46 +58,46 @@ def waited(*waits: tuple[Cause, float], steps: int = 20, sat_out: int = 0, **mor
     return Why(waits, steps=steps, sat_out=sat_out, **more)
 
 
-LATE_START = told(0.6, 0.7, 1.0)
+LATE_START = sample_of(0.6, 0.7, 1.0)
 WAITS = [cause for cause in Cause if cause is not Cause.IDLE]
 
 
 @pytest.mark.parametrize("cause", WAITS)
-def test_who_waited_too_long_is_told_for_what(cause: Cause) -> None:
+def test_a_late_start_names_the_cause_of_the_wait(cause: Cause) -> None:
     sample = LATE_START._replace(why=waited((cause, 0.6)))
     found = verdict(record(sample, Outcome.MISSED_TTFT))
     assert found.name == cause
-    assert "came after 700 ms, and 500 ms was promised" in found.summary and "waited 600 ms" in found.summary
+    assert "came after 700 ms; the objective was 500 ms" in found.summary and "waited 600 ms" in found.summary
     others = {verdict(record(LATE_START._replace(why=waited((each, 0.6))), Outcome.MISSED_TTFT)) for each in WAITS}
-    assert len(others) == len(WAITS), "each has words of its own"
+    assert len(others) == len(WAITS), "each cause has its own phrase"
 
 
 @pytest.mark.parametrize("cause", Cause)
 @pytest.mark.parametrize("attainable_s", [None, 0.9])
-def test_who_was_refused_is_told_why(cause: Cause, attainable_s: float | None) -> None:
+def test_a_rejection_names_its_cause(cause: Cause, attainable_s: float | None) -> None:
     rejection = Rejection("ttft", 0.812, cause, attainable_s)
-    sample = told(None, None, None, 0, finish="rejected")
+    sample = sample_of(None, None, None, 0, finish="rejected")
     found = verdict(record(sample, Outcome.REJECTED, rejection=rejection, status=429))
     assert found.name == cause
     assert "500 ms for the first token" in found.summary and "812 ms" in found.summary
-    assert ("900 ms could have been kept" in found.summary) == (attainable_s is not None)
+    assert ("900 ms was attainable" in found.summary) == (attainable_s is not None)
 
 
-def test_a_refusal_whose_first_token_was_expected_in_time_does_not_tell_when() -> None:
-    sample = told(None, None, None, 0, finish="rejected")
+def test_a_rejection_does_not_name_a_forecast_within_the_objective() -> None:
+    sample = sample_of(None, None, None, 0, finish="rejected")
     made = record(sample, Outcome.REJECTED, rejection=Rejection("ttft", 0.49, Cause.TRANSIT, 0.6))
-    assert "490 ms" not in verdict(made).summary and "600 ms could have been kept" in verdict(made).summary
+    assert "490 ms" not in verdict(made).summary and "600 ms was attainable" in verdict(made).summary
 
 
 @pytest.mark.parametrize("outcome", [Outcome.MISSED_TPOT, Outcome.MISSED_E2E])
-def test_who_lost_its_engine_on_the_way_did_not_run_without_a_break(outcome: Outcome) -> None:
-    sample = told(0.0, 0.1, 2.5, why=waited((Cause.ENGINE, 1.4)))
-    found = verdict(record(sample, outcome, way=Way(1, "rest", 0, 0, 1)))
-    assert found.name == "engine" and "lost its engine once after its first token" in found.summary
+def test_a_resumed_request_blames_the_engine_failure(outcome: Outcome) -> None:
+    sample = sample_of(0.0, 0.1, 2.5, why=waited((Cause.ENGINE, 1.4)))
+    found = verdict(record(sample, outcome, route=RouteInfo(1, "rest", 0, 0, 1)))
+    assert found.name == "engine" and "Its engine failed once after its first token" in found.summary
 
 
-def test_a_refusal_for_another_objective_does_not_tell_of_the_first_token() -> None:
-    sample = told(None, None, None, 0, finish="rejected")
+def test_a_rejection_for_another_objective_does_not_name_the_first_token() -> None:
+    sample = sample_of(None, None, None, 0, finish="rejected")
     tpot = verdict(record(sample, Outcome.REJECTED, rejection=Rejection("tpot", 0.1, Cause.UTILISATION)))
     assert "50 ms for the time per token" in tpot.summary and "100 ms" not in tpot.summary
     e2e = verdict(record(sample, Outcome.REJECTED, rejection=Rejection("e2e", float("inf"), Cause.IDLE)))
@@ -105,67 +107,72 @@ def test_a_refusal_for_another_objective_does_not_tell_of_the_first_token() -> N
 @pytest.mark.parametrize(
     ("sample", "outcome", "name", "words"),
     [
-        # The longest of several waits, without all of which it would have been in time.
-        (told(0.6, 0.7, 1.0, why=waited((Cause.SEATS, 0.4), (Cause.STEP, 0.2))), Outcome.MISSED_TTFT, "seats", "400"),
-        # It did not wait, but for the way to its engine.
+        # The longest of several waits that together explain the lateness.
         (
-            told(0.01, 0.7, 1.0, why=waited()),
+            sample_of(0.6, 0.7, 1.0, why=waited((Cause.SEATS, 0.4), (Cause.STEP, 0.2))),
+            Outcome.MISSED_TTFT,
+            "seats",
+            "400",
+        ),
+        # No wait but the transit to its engine.
+        (
+            sample_of(0.01, 0.7, 1.0, why=waited()),
             Outcome.MISSED_TTFT,
             "slow_steps",
-            "Computing 80 tokens of its prompt took 690 ms",
+            "Computing 80 prompt tokens took 690 ms",
         ),
-        (told(0.01, 0.7, 1.0, why=waited(chunks=3)), Outcome.MISSED_TTFT, "slow_steps", "in 3 parts"),
+        (sample_of(0.01, 0.7, 1.0, why=waited(chunks=3)), Outcome.MISSED_TTFT, "slow_steps", "in 3 chunks"),
         (
-            told(0.01, 0.7, 1.0, why=waited(forecast=Forecast(0.3))),
+            sample_of(0.01, 0.7, 1.0, why=waited(forecast=Forecast(0.3))),
             Outcome.MISSED_TTFT,
             "slow_steps",
-            "300 ms until its first token was expected",
+            "300 ms to the first token was expected",
         ),
-        # Its engine has named no wait, or nothing at all.
-        (told(0.6, 0.7, 1.0, why=waited()), Outcome.MISSED_TTFT, "transit", "600 ms"),
-        (told(0.6, 0.7, 1.0), Outcome.MISSED_TTFT, "other", "600 ms"),
-        # It had its seat, and steps left it out.
-        (told(0.0, 0.7, 1.0, why=waited(steps=10, sat_out=8)), Outcome.MISSED_TTFT, "sat_out", "8 of 10 steps"),
-        (told(0.0, 0.1, 1.1, why=waited(steps=10, sat_out=6)), Outcome.MISSED_TPOT, "sat_out", "6 of 10 steps"),
+        # The engine named no wait, or nothing at all.
+        (sample_of(0.6, 0.7, 1.0, why=waited()), Outcome.MISSED_TTFT, "transit", "600 ms"),
+        (sample_of(0.6, 0.7, 1.0), Outcome.MISSED_TTFT, "other", "600 ms"),
+        # It had a seat, and steps ran without it.
+        (sample_of(0.0, 0.7, 1.0, why=waited(steps=10, sat_out=8)), Outcome.MISSED_TTFT, "sat_out", "8 of 10 steps"),
+        (sample_of(0.0, 0.1, 1.1, why=waited(steps=10, sat_out=6)), Outcome.MISSED_TPOT, "sat_out", "6 of 10 steps"),
         (
-            told(0.0, 0.1, 1.1, why=waited()),
+            sample_of(0.0, 0.1, 1.1, why=waited()),
             Outcome.MISSED_TPOT,
             "slow_steps",
-            "It ran in all 20 steps, 100 ms a token",
+            "It ran in all 20 steps, 100 ms per token",
         ),
         (
-            told(0.0, 0.1, 1.1, why=waited(sat_out=1)),
+            sample_of(0.0, 0.1, 1.1, why=waited(sat_out=1)),
             Outcome.MISSED_TPOT,
             "slow_steps",
             "It ran in 19 of 20 steps, 100",
         ),
-        (told(0.0, 0.1, 1.1), Outcome.MISSED_TPOT, "slow_steps", "100 ms a token"),
+        (sample_of(0.0, 0.1, 1.1), Outcome.MISSED_TPOT, "slow_steps", "100 ms per token"),
         (
-            told(0.0, 0.1, 1.1, why=waited(forecast=Forecast(0.3, 0.04))),
+            sample_of(0.0, 0.1, 1.1, why=waited(forecast=Forecast(0.3, 0.04))),
             Outcome.MISSED_TPOT,
             "slow_steps",
-            "40 ms a token was expected",
+            "40 ms per token was expected",
         ),
-        # It lost its place for longer than it is late.
+        # Preempted for longer than it is late.
         (
-            told(0.0, 0.1, 1.1, preemptions=2, why=waited((Cause.BLOCKS, 0.7))),
+            sample_of(0.0, 0.1, 1.1, preemptions=2, why=waited((Cause.BLOCKS, 0.7))),
             Outcome.MISSED_TPOT,
             "preempted",
-            "twice, and was without one for 700 ms",
+            "preempted twice and had no seat for 700 ms",
         ),
-        (told(0.0, 0.1, 1.1, preemptions=1), Outcome.MISSED_TPOT, "preempted", "once"),
-        (told(1.5, 1.6, 2.5, why=waited((Cause.TENANT, 1.5))), Outcome.MISSED_E2E, "tenant", "1500 ms"),
-        (told(0.0, 0.1, 2.5, why=waited()), Outcome.MISSED_E2E, "slow_steps", "240 ms a token"),
+        (sample_of(0.0, 0.1, 1.1, preemptions=1), Outcome.MISSED_TPOT, "preempted", "once"),
+        (sample_of(1.5, 1.6, 2.5, why=waited((Cause.TENANT, 1.5))), Outcome.MISSED_E2E, "tenant", "1500 ms"),
+        (sample_of(0.0, 0.1, 2.5, why=waited()), Outcome.MISSED_E2E, "slow_steps", "240 ms per token"),
     ],
 )
-def test_who_was_late_is_told_what_took_the_time(sample: Told, outcome: Outcome, name: str, words: str) -> None:
+def test_a_late_request_names_its_largest_delay(sample: SampleSummary, outcome: Outcome, name: str, words: str) -> None:
     found = verdict(record(sample, outcome))
     assert found.name == name and words in found.summary, found
     assert found.summary.startswith("Late: ")
 
 
 def test_a_wait_that_would_not_have_made_the_difference_is_not_blamed() -> None:
-    sample = told(0.1, 3.0, 4.0, why=waited((Cause.SEATS, 0.1)))
+    sample = sample_of(0.1, 3.0, 4.0, why=waited((Cause.SEATS, 0.1)))
     assert verdict(record(sample, Outcome.MISSED_TTFT)).name == "slow_steps"
 
 
@@ -173,50 +180,60 @@ def test_a_wait_that_would_not_have_made_the_difference_is_not_blamed() -> None:
     ("made", "name", "words"),
     [
         (
-            record(told(0.1, 0.2, 0.5), Outcome.MET),
+            record(sample_of(0.1, 0.2, 0.5), Outcome.MET),
             None,
-            "Kept: the first token came after 200 ms of 500 ms, then 30 ms",
+            "In time: the first token came after 200 ms of 500 ms, then 30 ms",
         ),
-        (record(told(0.1, 0.2, 0.2, 1), Outcome.MET, None), None, "Nothing was promised: the first token came"),
+        (record(sample_of(0.1, 0.2, 0.2, 1), Outcome.MET, None), None, "No objectives: the first token came"),
         (
-            record(told(0.1, 0.11, 0.5, why=waited((Cause.STEP, 0.1))), Outcome.MET),
+            record(sample_of(0.1, 0.11, 0.5, why=waited((Cause.STEP, 0.1))), Outcome.MET),
             None,
-            "waited 100 ms for the end of a step",
+            "waited 100 ms because of the step",
         ),
-        (record(told(None, None, None, 0, finish=""), Outcome.ABORTED), "client", "The client left 1000 ms"),
-        (record(told(0.1, 0.2, 0.5, finish=""), Outcome.ABORTED, reason="shutdown"), None, "shut down"),
         (
-            record(told(None, None, None, 0, finish="", why=waited((Cause.SEATS, 0.9))), Outcome.TIMEOUT, status=504),
+            record(sample_of(None, None, None, 0, finish=""), Outcome.ABORTED),
+            "client",
+            "The client disconnected after 1000 ms",
+        ),
+        (record(sample_of(0.1, 0.2, 0.5, finish=""), Outcome.ABORTED, reason="shutdown"), None, "shut down"),
+        (
+            record(
+                sample_of(None, None, None, 0, finish="", why=waited((Cause.SEATS, 0.9))), Outcome.TIMEOUT, status=504
+            ),
             "seats",
-            "before its first token. It waited 900 ms for a seat",
+            "before its first token. It waited 900 ms because of the limit on running sequences",
         ),
-        (record(told(None, None, None, 0, finish="timeout"), Outcome.TIMEOUT), "other", "before its first token."),
+        (record(sample_of(None, None, None, 0, finish="timeout"), Outcome.TIMEOUT), "other", "before its first token."),
         (
-            record(told(0.0, 0.2, 5.0, why=waited(), finish="timeout"), Outcome.TIMEOUT),
+            record(sample_of(0.0, 0.2, 5.0, why=waited(), finish="timeout"), Outcome.TIMEOUT),
             "slow_steps",
             "after 5000 ms, after 11 tokens",
         ),
-        (record(told(0.1, 0.2, 0.5, finish=""), Outcome.FAILED, reason="EngineLostError: x"), "engine", "is gone"),
+        (record(sample_of(0.1, 0.2, 0.5, finish=""), Outcome.FAILED, reason="EngineLostError: x"), "engine", "is gone"),
         (
-            record(told(0.1, 0.2, 0.5, finish=""), Outcome.FAILED, reason="RuntimeError: x"),
+            record(sample_of(0.1, 0.2, 0.5, finish=""), Outcome.FAILED, reason="RuntimeError: x"),
             None,
             "It failed after 500 ms",
         ),
         (
-            record(told(None, None, None, 0, finish=""), Outcome.REJECTED, reason="too_many_inflight"),
+            record(sample_of(None, None, None, 0, finish=""), Outcome.REJECTED, reason="too_many_inflight"),
             "queue",
             "max-inf",
         ),
-        (record(told(None, None, None, 0, finish=""), None, reason="invalid", status=400), None, "cannot be done"),
+        (record(sample_of(None, None, None, 0, finish=""), None, reason="invalid", status=400), None, "Invalid: "),
         (
-            record(told(None, None, None, 0, finish=""), None, live=True, number=0),
+            record(sample_of(None, None, None, 0, finish=""), None, live=True, number=0),
             None,
-            "no token yet, after 1000 ms",
+            "first token since 1000 ms",
         ),
-        (record(told(None, 0.2, 0.5, 4, finish=""), None, live=True, number=0), None, "after 200 ms, 4 so far"),
+        (
+            record(sample_of(None, 0.2, 0.5, 4, finish=""), None, live=True, number=0),
+            None,
+            "after 200 ms; 4 tokens so far",
+        ),
     ],
 )
-def test_whatever_becomes_of_it_has_words(made: RequestRecord, name: str | None, words: str) -> None:
+def test_every_other_end_has_a_summary(made: RequestRecord, name: str | None, words: str) -> None:
     found = verdict(made)
     assert found.name == name and words in found.summary, found
     assert found.summary.endswith(".")
@@ -229,57 +246,63 @@ def test_whatever_becomes_of_it_has_words(made: RequestRecord, name: str | None,
         ("engine_unhealthy", "engine"), ("draining", None), ("unheard_of", None),
     ],
 )  # fmt: skip
-def test_what_found_no_place_is_told_where(reason: str, name: str | None) -> None:
-    found = verdict(record(told(None, None, None, 0, finish=""), Outcome.REJECTED, reason=reason))
-    assert found.name == name and found.summary.startswith("Refused: ") and found.summary.endswith(".")
+def test_a_request_rejected_unread_names_the_limit(reason: str, name: str | None) -> None:
+    found = verdict(record(sample_of(None, None, None, 0, finish=""), Outcome.REJECTED, reason=reason))
+    assert found.name == name and found.summary.startswith("Rejected: ") and found.summary.endswith(".")
 
 
 def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
     for outcome in (*Outcome, None):
-        for sample in (LATE_START, told(None, None, None, 0), LATE_START._replace(why=waited((Cause.SEATS, 0.6)))):
+        for sample in (LATE_START, sample_of(None, None, None, 0), LATE_START._replace(why=waited((Cause.SEATS, 0.6)))):
             for live in (False, True):
-                made = record_json(record(sample, outcome, live=live, way=Way(1, "promise", 1, 0, 2)))
+                made = record_json(record(sample, outcome, live=live, route=RouteInfo(1, "promise", 1, 0, 2)))
                 RequestState.model_validate_json(orjson.dumps(made))
 
 
-# --- what it did one after the other --------------------------------------------------------------------------------
+# --- timeline --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("made", "phases"),
     [
         (
-            record(told(0.3, 0.4, 0.9, why=waited((Cause.SEATS, 0.2), (Cause.STEP, 0.06))), Outcome.MET),
+            record(sample_of(0.3, 0.4, 0.9, why=waited((Cause.SEATS, 0.2), (Cause.STEP, 0.06))), Outcome.MET),
             [("transit", 40), ("step", 60), ("seats", 200), ("prefill", 100), ("decode", 500)],
         ),
         (
-            record(told(0.3, 0.4, 0.9, why=waited((Cause.SEATS, 0.2), (Cause.ENGINE, 0.1))), Outcome.MET),
+            record(sample_of(0.3, 0.4, 0.9, why=waited((Cause.SEATS, 0.2), (Cause.ENGINE, 0.1))), Outcome.MET),
             [("engine", 100), ("seats", 200), ("prefill", 100), ("decode", 500)],
         ),
-        # What it waited for after it had lost its place is not part of the time before it had one.
-        (
-            record(told(0.1, 0.2, 1.0, preemptions=1, why=waited((Cause.BLOCKS, 0.6), (Cause.STEP, 0.1))), Outcome.MET),
-            [("step", 100), ("prefill", 100), ("decode", 800)],
-        ),
-        # What the engine says that went on with it behind its first token is no wait for that.
+        # Waits after a preemption are not part of the time before the first seat.
         (
             record(
-                told(0.1, 0.2, 1.0, why=waited((Cause.ENGINE, 0.6), (Cause.STEP, 0.05))),
+                sample_of(0.1, 0.2, 1.0, preemptions=1, why=waited((Cause.BLOCKS, 0.6), (Cause.STEP, 0.1))), Outcome.MET
+            ),
+            [("step", 100), ("prefill", 100), ("decode", 800)],
+        ),
+        # Waits reported by the engine that resumed it after its first token do not count before it.
+        (
+            record(
+                sample_of(0.1, 0.2, 1.0, why=waited((Cause.ENGINE, 0.6), (Cause.STEP, 0.05))),
                 Outcome.MET,
-                way=Way(1, "promise", 0, 0, 1),
+                route=RouteInfo(1, "promise", 0, 0, 1),
             ),
             [("wait", 100), ("prefill", 100), ("decode", 800)],
         ),
-        (record(told(0.1, 0.2, 0.2, 1), Outcome.MET), [("wait", 100), ("prefill", 100)]),
-        (record(told(None, None, None, 0), Outcome.ABORTED), [("wait", 1000)]),
-        # Its end came back from the engine after what it had waited for.
+        (record(sample_of(0.1, 0.2, 0.2, 1), Outcome.MET), [("wait", 100), ("prefill", 100)]),
+        (record(sample_of(None, None, None, 0), Outcome.ABORTED), [("wait", 1000)]),
+        # Its end arrived from the engine after its waits.
         (
-            record(told(None, None, None, 0, why=waited((Cause.SEATS, 0.6), (Cause.STEP, 0.1))), Outcome.REJECTED),
+            record(sample_of(None, None, None, 0, why=waited((Cause.SEATS, 0.6), (Cause.STEP, 0.1))), Outcome.REJECTED),
             [("step", 100), ("seats", 600), ("wait", 300)],
         ),
-        (record(told(0.4, None, None, 0), Outcome.ABORTED), [("wait", 400), ("prefill", 600)]),
-        # While it runs its engine has said what it waited for, not until when.
+        (record(sample_of(0.4, None, None, 0), Outcome.ABORTED), [("wait", 400), ("prefill", 600)]),
+        # A running request's engine reports its waits, but not when they ended.
         (
             record(
-                told(None, 0.3, 0.5, 4, finish="", why=waited((Cause.SEATS, 0.2))), None, live=True, number=0, age_s=0.6
+                sample_of(None, 0.3, 0.5, 4, finish="", why=waited((Cause.SEATS, 0.2))),
+                None,
+                live=True,
+                number=0,
+                age_s=0.6,
             ),
             [("seats", 200), ("prefill", 100), ("decode", 300)],
         ),
@@ -293,7 +316,7 @@ def test_the_timeline_has_no_gaps(made: RequestRecord, phases: list[tuple[str, f
 
 @pytest.mark.parametrize("seat_s", [0.0, 0.25, 5.0])
 def test_times_that_contradict_each_other_are_cut(seat_s: float) -> None:
-    """Clocks of two machines differ, and an engine's word is only as good as that."""
-    found = timeline(record(told(seat_s, 0.3, 0.2, why=waited((Cause.SEATS, 9.0))), Outcome.MET))
+    """Clocks of two machines differ."""
+    found = timeline(record(sample_of(seat_s, 0.3, 0.2, why=waited((Cause.SEATS, 9.0))), Outcome.MET))
     assert all(each["to_ms"] >= each["from_ms"] for each in found)
     assert found[-1]["to_ms"] <= 300

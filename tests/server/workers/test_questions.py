@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from roseinfer.server.observe.colleagues import Colleagues
+from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.workers import questions as module
 from roseinfer.server.workers.control import Answer, Answers, Ask, FromManager, FromWorker, Question
 from roseinfer.server.workers.questions import OtherWorkers, Questions
@@ -16,12 +16,12 @@ class Worker:
 
     def __init__(self, number: int, fleet: "Fleet") -> None:
         self.number = number
-        self.colleagues = OtherWorkers(self._to_manager)
+        self.peer_queries = OtherWorkers(self._to_manager)
         self._fleet = fleet
         self.deaf = False
 
     def knows(self, topic: str, what: str) -> "Worker":
-        self.colleagues.on(topic, lambda body: f"{what} {body.decode()}".encode())
+        self.peer_queries.on(topic, lambda body: f"{what} {body.decode()}".encode())
         return self
 
     def send(self, message: FromManager) -> None:
@@ -30,21 +30,21 @@ class Worker:
 
     def _heard(self, message: FromManager) -> None:
         if isinstance(message, Question):
-            self.colleagues.asked(message)
+            self.peer_queries.asked(message)
         else:
             assert isinstance(message, Answers)
-            self.colleagues.told(message)
+            self.peer_queries.told(message)
 
     def _to_manager(self, message: FromWorker) -> None:
         asyncio.get_running_loop().call_soon(self._fleet.received, self, message)
 
     async def ask(self, topic: str = "a") -> list[str]:
-        return sorted(answer.decode() for answer in await self.colleagues.ask(topic, b"?"))
+        return sorted(answer.decode() for answer in await self.peer_queries.ask(topic, b"?"))
 
 
 class Fleet:
     def __init__(self) -> None:
-        self.own = Colleagues()
+        self.own = PeerQueries()
         self.questions = Questions(self.own)
         self.workers: list[Worker] = []
 
@@ -81,9 +81,9 @@ def test_who_knows_something_answers_the_manager_too() -> None:
 
 
 def test_alone_there_is_nobody_to_ask() -> None:
-    colleagues = Colleagues()
-    colleagues.on("a", lambda body: body)
-    assert asyncio.run(colleagues.ask("a", b"?")) == []
+    peer_queries = PeerQueries()
+    peer_queries.on("a", lambda body: body)
+    assert asyncio.run(peer_queries.ask("a", b"?")) == []
 
 
 def test_an_answer_that_fails_is_none(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,7 +94,7 @@ def test_an_answer_that_fails_is_none(caplog: pytest.LogCaptureFixture) -> None:
         def fail(body: bytes) -> bytes:
             raise ValueError("a bug")
 
-        broken.colleagues.on("a", fail)
+        broken.peer_queries.on("a", fail)
         assert await one.ask() == ["three ?"]
 
     play(scene)

@@ -82,8 +82,8 @@ class ResponseWriter:
         return response
 
     def _keep(self, response: dict[str, Any]) -> None:
-        if self._job.keep is not None:
-            self._job.keep(response)
+        if self._job.store_answer is not None:
+            self._job.store_answer(response)
 
     # --- the response ---------------------------------------------------------------------------------------------
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:

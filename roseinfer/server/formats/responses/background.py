@@ -12,7 +12,7 @@ from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.connection import ClientConnection
 from roseinfer.server.http.errors import ApiError, as_api_error
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST
-from roseinfer.server.request.inference import AnswerFormat, Call, JobRun, Run
+from roseinfer.server.request.inference import AnswerFormat, Call, EngineRun, JobRun
 from roseinfer.server.request.job import Job, StreamChoices
 from roseinfer.server.request.lifecycle import Ticket
 from roseinfer.server.response_store.shared import RunningResponse
@@ -24,7 +24,7 @@ _UNREAD = StreamChoices(interval=2**31)
 
 
 class BackgroundRuns:
-    """Factory of runs, see `request.inference.Runs`."""
+    """Factory of runs, see `request.inference.MakeRun`."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -33,7 +33,7 @@ class BackgroundRuns:
         self, call: Call, answer_format: AnswerFormat, job: Job, connection: ClientConnection, place: Ticket
     ) -> JobRun:
         if not job.about.get("background"):
-            return Run(call, answer_format, job, connection, place)
+            return EngineRun(call, answer_format, job, connection, place)
         return _BackgroundAnswer(call, answer_format, job, connection, place, self._tasks)
 
 
@@ -56,7 +56,7 @@ class _BackgroundAnswer:
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Start the run and answer the request. Raises the error of a stream that failed before it began."""
-        keeper = self._job.keep
+        keeper = self._job.store_answer
         assert isinstance(keeper, Keeper), "what runs in the background is stored"
         queued = ResponseWriter(self._job).queued()
         running = await keeper.begin(queued)
@@ -75,12 +75,12 @@ class _BackgroundAnswer:
 
     async def _work(self, running: RunningResponse, scope: Scope, receive: Receive, send: Send) -> None:
         streamed = self._job.stream is not None
-        job = replace(self._job, keep=running.keep, stream=self._job.stream or _UNREAD)
+        job = replace(self._job, store_answer=running.keep, stream=self._job.stream or _UNREAD)
         connection = _Unwatched(self._connection if streamed else None)
         with self._call.service.lifecycle.ticket() as place:
             self._place.release()  # the connection would hold it for as long as its client reads
             place.grow(len(job.prompts))
-            run = Run(self._call, self._format, job, connection, place)
+            run = EngineRun(self._call, self._format, job, connection, place)
             running.on_cancel(lambda: run.interrupt(_cancelled()))
             try:
                 await run.answer(scope, receive, send)

@@ -40,7 +40,7 @@ class ResponsesFormat:
         job = await translated_job(call, chat.chat, WORDS, "response", "resp", warnings)
         keeper = history.keeper(whole, call.headers)
         about = _about(request, job) | {"store": keeper is not None}
-        return replace(job, about=about, call_names=chat.call_names, keep=keeper)
+        return replace(job, about=about, call_names=chat.call_names, store_answer=keeper)
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> BlockEncoder:
         return BlockEncoder(job, ResponseWriter(job), usage)

@@ -1,7 +1,7 @@
-"""Counters and histograms that cost a fraction of a microsecond to feed, and that add up over processes.
+"""Counters and histograms that cost a fraction of a microsecond per update and can be summed over processes.
 
-prometheus_client's own take locks, compare with one bucket after the other and cannot be handed over, so only its text
-format is used here.
+prometheus_client's own take locks, search buckets one by one and cannot be sent to another process, so only its text
+format is used.
 """
 
 from bisect import bisect_left
@@ -14,12 +14,12 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.utils import floatToGoString
 
 Labels = tuple[str, ...]
-# Metric -> label values -> numbers: [count] of a counter, [count per bucket ..., sum] of a histogram.
+# Metric -> label values -> numbers: [count] for a counter, [count per bucket ..., sum] for a histogram.
 Numbers = dict[str, dict[Labels, list[float]]]
 
 
 class Counter:
-    """One series."""
+    """One series of a counter."""
 
     __slots__ = ("numbers",)
 
@@ -31,7 +31,7 @@ class Counter:
 
 
 class Histogram:
-    """One series. `numbers`: how many values lie in each bucket, the last without bound, and behind them the sum."""
+    """One series of a histogram. `numbers`: values per bucket, the last without bound, then their sum."""
 
     __slots__ = ("_bounds", "numbers")
 
@@ -45,7 +45,7 @@ class Histogram:
 
 
 class Family(msgspec.Struct, frozen=True):
-    """What a metric is, beside its numbers. `bounds`: upper bounds of a histogram's buckets, None for a counter."""
+    """Declaration of a metric. `bounds`: upper bounds of a histogram's buckets, None for a counter."""
 
     name: str
     help: str
@@ -54,7 +54,7 @@ class Family(msgspec.Struct, frozen=True):
 
     @property
     def width(self) -> int:
-        """Numbers of one series."""
+        """Length of one series."""
         return 1 if self.bounds is None else len(self.bounds) + 2
 
     def metric(self, series: dict[Labels, list[float]]) -> Metric:
@@ -72,7 +72,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 class Counters:
-    """A counter by its labels. A series exists once somebody has asked for it, until it is dropped."""
+    """Counters of one metric by labels. `labels` creates a series, `drop` removes it."""
 
     def __init__(self, width: int, series: dict[Labels, list[float]]) -> None:
         self._width = width
@@ -86,7 +86,7 @@ class Counters:
         return found
 
     def drop(self, *first: str) -> None:
-        """All series whose labels begin with these."""
+        """Remove all series whose labels begin with `first`."""
         _drop(self._numbers, self._series, first)
 
 
@@ -97,7 +97,7 @@ def _drop(numbers: dict[Labels, list[float]], series: dict[Labels, Any], first: 
 
 
 class Histograms:
-    """A histogram by its labels. A series exists once somebody has asked for it, until it is dropped."""
+    """Histograms of one metric by labels. `labels` creates a series, `drop` removes it."""
 
     def __init__(self, bounds: Sequence[float], width: int, series: dict[Labels, list[float]]) -> None:
         self._bounds = bounds
@@ -113,12 +113,12 @@ class Histograms:
         return found
 
     def drop(self, *first: str) -> None:
-        """All series whose labels begin with these."""
+        """Remove all series whose labels begin with `first`."""
         _drop(self._numbers, self._series, first)
 
 
-class Tallies:
-    """All counters and histograms of one process. Each is declared once."""
+class MetricRegistry:
+    """Counters and histograms of one process."""
 
     def __init__(self) -> None:
         self._families: list[Family] = []
@@ -139,17 +139,17 @@ class Tallies:
         return self._numbers[family.name]
 
     def numbers(self) -> Numbers:
-        """As they stand; not to be changed."""
+        """Return the current numbers. Do not modify them."""
         return self._numbers
 
     def metrics(self, numbers: Numbers) -> Iterator[Metric]:
-        """`numbers`, this process's or a sum over several, with what this process knows of the metrics."""
+        """Yield `numbers`, of this process or summed over several, as Prometheus metrics."""
         for family in self._families:
             yield family.metric(numbers.get(family.name, {}))
 
 
 def total(parts: Iterable[Numbers]) -> Numbers:
-    """The sum, series by series."""
+    """Return the sum, series by series."""
     summed: Numbers = {}
     for part in parts:
         for name, series in part.items():

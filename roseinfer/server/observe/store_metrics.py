@@ -5,7 +5,7 @@ from typing import Protocol
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from roseinfer.server.observe.tallies import Tallies
+from roseinfer.server.observe.metric_registry import MetricRegistry
 
 NOT_STORED = ("queue_full", "too_large", "unwritable", "failed")
 REMOVED = ("deleted", "expired", "evicted")
@@ -27,14 +27,14 @@ class StoreMetrics:
     Each series exists from the start, because other threads count in them.
     """
 
-    def __init__(self, tallies: Tallies, model_name: str) -> None:
+    def __init__(self, registry: MetricRegistry, model_name: str) -> None:
         self._model_name = model_name
-        stored = tallies.counters("roseinfer:responses_stored", "States of responses written to the store", _LABELS)
+        stored = registry.counters("roseinfer:responses_stored", "States of responses written to the store", _LABELS)
         self._stored = stored.labels(model_name)
         help = "Responses that should have been stored and were not"
-        not_stored = tallies.counters("roseinfer:responses_not_stored", help, (*_LABELS, "reason"))
+        not_stored = registry.counters("roseinfer:responses_not_stored", help, (*_LABELS, "reason"))
         self._not_stored = {reason: not_stored.labels(model_name, reason) for reason in NOT_STORED}
-        removed = tallies.counters(
+        removed = registry.counters(
             "roseinfer:responses_removed", "Responses removed from the store", (*_LABELS, "reason")
         )
         self._removed = {reason: removed.labels(model_name, reason) for reason in REMOVED}

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState
 from roseinfer.server.observe.exposition import Snapshot, combined
-from roseinfer.server.observe.tallies import Tallies, total
+from roseinfer.server.observe.metric_registry import MetricRegistry, total
 from tests.server.fake_engine import INFO
 
 BOUNDS = (0.01, 0.5, 1, 2.5)
@@ -15,16 +15,16 @@ VALUES = (0.0, 0.01, 0.011, 0.5, 0.7, 1.0, 2.5, 2.6, 100.0)
 
 
 class _Collected:
-    def __init__(self, tallies: Tallies) -> None:
-        self.collect = lambda: tallies.metrics(tallies.numbers())
+    def __init__(self, registry: MetricRegistry) -> None:
+        self.collect = lambda: registry.metrics(registry.numbers())
 
 
 def test_the_text_is_that_of_the_official_client() -> None:
-    registry, tallies = CollectorRegistry(), Tallies()
-    theirs = Histogram("h", "some help", ["a"], buckets=BOUNDS, registry=registry).labels("x")
-    count = Counter("c", "count", ["a", "b"], registry=registry)
-    ours = tallies.histograms("h", "some help", BOUNDS, ("a",)).labels("x")
-    counts = tallies.counters("c", "count", ("a", "b"))
+    official, registry = CollectorRegistry(), MetricRegistry()
+    theirs = Histogram("h", "some help", ["a"], buckets=BOUNDS, registry=official).labels("x")
+    count = Counter("c", "count", ["a", "b"], registry=official)
+    ours = registry.histograms("h", "some help", BOUNDS, ("a",)).labels("x")
+    counts = registry.counters("c", "count", ("a", "b"))
     for value in VALUES:
         theirs.observe(value)
         ours.observe(value)
@@ -36,11 +36,11 @@ def test_the_text_is_that_of_the_official_client() -> None:
         kept = (line for line in text.decode().splitlines() if "_created" not in line)
         return sorted(kept)
 
-    assert lines(generate_latest(_Collected(tallies))) == lines(generate_latest(registry))
+    assert lines(generate_latest(_Collected(registry))) == lines(generate_latest(official))
 
 
 def test_several_at_once_are_several() -> None:
-    one_by_one, together = (Tallies().histograms("h", "", BOUNDS, ()).labels() for _ in range(2))
+    one_by_one, together = (MetricRegistry().histograms("h", "", BOUNDS, ()).labels() for _ in range(2))
     for _ in range(3):
         one_by_one.observe(0.7)
     together.observe(0.7, 3)
@@ -48,19 +48,19 @@ def test_several_at_once_are_several() -> None:
 
 
 def test_a_metric_is_declared_once() -> None:
-    tallies = Tallies()
-    tallies.counters("c", "", ())
+    registry = MetricRegistry()
+    registry.counters("c", "", ())
     with pytest.raises(AssertionError, match="twice"):
-        tallies.counters("c", "", ())
+        registry.counters("c", "", ())
 
 
-def counted(**counts: float) -> Tallies:
-    tallies = Tallies()
-    counters = tallies.counters("c", "", ("kind",))
+def counted(**counts: float) -> MetricRegistry:
+    registry = MetricRegistry()
+    counters = registry.counters("c", "", ("kind",))
     for kind, count in counts.items():
         counters.labels(kind).inc(count)
-    tallies.histograms("h", "", BOUNDS, ()).labels().observe(0.7)
-    return tallies
+    registry.histograms("h", "", BOUNDS, ()).labels().observe(0.7)
+    return registry
 
 
 def test_processes_add_up_also_what_only_one_of_them_knows() -> None:

@@ -1,4 +1,4 @@
-"""The part of a request before its run, while its prompt is made: what can end it."""
+"""Preparation of a request: everything before its run on the engine, and what can interrupt it."""
 
 import asyncio
 from typing import Any
@@ -11,9 +11,10 @@ from roseinfer.server.http.errors import deadline_exceeded
 from roseinfer.server.request.lifecycle import Guard, Lifecycle
 
 
-class Planning(Guard):
-    """`with planning:` around it, the current task ends when the client leaves, at the deadline, and when the server
-    stops. Raises the cause: `ClientDisconnect`, or `ApiError` 504 or 503.
+class PreparationGuard(Guard):
+    """Context manager that interrupts the current task when the client leaves, at the deadline and at shutdown.
+
+    Raises the cause: `ClientDisconnect`, or `ApiError` 504 or 503.
     """
 
     def __init__(self, lifecycle: Lifecycle, wire: ClientConnection, clock: Clock) -> None:
@@ -25,7 +26,7 @@ class Planning(Guard):
 
     def __enter__(self) -> None:
         self._lifecycle.begin(self)
-        self._wire.on_disconnect(self._on_gone)
+        self._wire.on_disconnect(self._on_disconnect)
         try:
             super().__enter__()
         except Exception:
@@ -43,7 +44,7 @@ class Planning(Guard):
             self._timer.cancel()
 
     def end_by(self, by_s: float) -> None:
-        """Set the deadline, on the clock that was given. Raises `ApiError` 504 if it is over."""
+        """Set the deadline on the given clock. Raises `ApiError` 504 if it has passed."""
         left_s = by_s - self._clock.now()
         if left_s <= 0:
             raise deadline_exceeded()
@@ -52,5 +53,5 @@ class Planning(Guard):
     def _on_late(self) -> None:
         self.interrupt(deadline_exceeded())
 
-    def _on_gone(self) -> None:
+    def _on_disconnect(self) -> None:
         self.interrupt(ClientDisconnect())
