@@ -1,4 +1,4 @@
-"""/metrics of several engines: each under its own label, and what becomes of requests between them."""
+"""/metrics of several engines: a label per engine, and routing of requests between them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -70,7 +70,7 @@ def test_each_engine_has_its_own_series(two: LiveServer) -> None:
     assert two.metric("vllm:cache_config_info", engine="1", num_gpu_blocks="41") == 1
 
 
-def test_a_dead_engine_runs_nothing_and_the_other_goes_on(two: LiveServer) -> None:
+def test_a_dead_engine_does_not_affect_the_other(two: LiveServer) -> None:
     before = two.engine.fleet
     try:
         two.engine.fleet = [report(0), report(1, EngineState.STARTING)]
@@ -83,8 +83,8 @@ def test_a_dead_engine_runs_nothing_and_the_other_goes_on(two: LiveServer) -> No
         two.engine.fleet = before
 
 
-def test_what_is_counted_by_request_names_no_engine(two: LiveServer) -> None:
-    """Which of them serves a request may change while it runs."""
+def test_metrics_by_request_name_no_engine(two: LiveServer) -> None:
+    """A request may move between engines."""
     assert two.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
     for name in (
         "vllm:request_success_total",
@@ -99,7 +99,7 @@ def metric(observation: Observation, engine: FakeEngine, line: str) -> float:
     return next((float(found.rsplit(" ", 1)[1]) for found in text.splitlines() if found.startswith(line)), 0.0)
 
 
-def test_the_owner_tells_of_steps_and_knows_best() -> None:
+def test_the_engine_owner_reports_steps_and_engines() -> None:
     observation, engine = Observation("m"), FakeEngine(byte_level(), INFO)
     engine.fleet = [report(0), report(1)]
     owner = FakeOwner(report(0), report(1, EngineState.DEAD))
@@ -144,15 +144,15 @@ def test_breakers_are_shown_while_they_are_open() -> None:
         assert metric(observation, engine, line) == shown
 
 
-def test_engines_are_shown_once_they_have_been_up_also_by_who_has_not_reached_any() -> None:
+def test_engines_are_shown_once_up_even_by_a_process_without_connection() -> None:
     observation = Observation("m")
     never, been = report(0, EngineState.STARTING), report(1, EngineState.STARTING, info=INFO)
     text = observation._exposition.text(Snapshot({}, [never, been]), None).decode()
     assert 'roseinfer:engine_up{engine="1",model_name="m"} 0.0' in text and 'engine="0"' not in text
 
 
-def test_of_an_engine_that_is_gone_for_good_there_is_no_series() -> None:
-    """Else a fleet that grows and shrinks would leave some behind with every engine."""
+def test_a_removed_engine_has_no_series() -> None:
+    """Otherwise a fleet that grows and shrinks would accumulate series."""
     registry = MetricRegistry()
     steps = StepMetrics(registry, "m")
     routing = RoutingMetrics(registry, "m", steps.forget)

@@ -1,4 +1,4 @@
-"""Counters and histograms: what Prometheus reads is what was put in, over one process or several."""
+"""Counters and histograms of one process, and summed over several."""
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ class _Collected:
         self.collect = lambda: registry.metrics(registry.numbers())
 
 
-def test_the_text_is_that_of_the_official_client() -> None:
+def test_the_text_equals_the_official_clients() -> None:
     official, registry = CollectorRegistry(), MetricRegistry()
     theirs = Histogram("h", "some help", ["a"], buckets=BOUNDS, registry=official).labels("x")
     count = Counter("c", "count", ["a", "b"], registry=official)
@@ -39,7 +39,7 @@ def test_the_text_is_that_of_the_official_client() -> None:
     assert lines(generate_latest(_Collected(registry))) == lines(generate_latest(official))
 
 
-def test_several_at_once_are_several() -> None:
+def test_observing_several_at_once_equals_one_by_one() -> None:
     one_by_one, together = (MetricRegistry().histograms("h", "", BOUNDS, ()).labels() for _ in range(2))
     for _ in range(3):
         one_by_one.observe(0.7)
@@ -63,7 +63,7 @@ def counted(**counts: float) -> MetricRegistry:
     return registry
 
 
-def test_processes_add_up_also_what_only_one_of_them_knows() -> None:
+def test_sums_include_series_of_one_process_only() -> None:
     parts = [counted(a=1, b=2).numbers(), counted(b=3).numbers(), {}, {"other": {(): [1.0]}}]
     summed = total(parts)
     assert summed["c"] == {("a",): [1], ("b",): [5]}
@@ -77,7 +77,7 @@ def report(running: int, policy: PolicyStats | None = None) -> EngineReport:
     return EngineReport(1, EngineState.QUIET, EngineHealth(True, 0.1), stats, restarts=2, deaths=1, info=INFO)
 
 
-def test_snapshots_travel_and_add_up_and_whoever_owns_the_engines_speaks_of_them() -> None:
+def test_combined_snapshots_have_the_engines_of_their_owner() -> None:
     figures = PolicyStats(utilisation=0.5, demoted=2, predicted_step_s=0.01)
     owner = Snapshot(counted(a=2).numbers(), [report(1, figures)])
     parts = (Snapshot({}), owner, Snapshot(counted(a=1).numbers(), [report(9)], [1]), Snapshot({}, [], [0, 1]))

@@ -45,7 +45,7 @@ def test_every_name_of_the_dashboard_is_there(server: LiveServer) -> None:
             assert sample.labels["model_name"] == "fake", sample
 
 
-def test_what_requests_wait_for_adds_up(server: LiveServer) -> None:
+def test_wait_times_are_summed_by_cause(server: LiveServer) -> None:
     def script(request: Any) -> list[Any]:
         *others, last = server.engine.default_script(request)
         return [*others, replace(last, why=Why(((Cause.SEATS, 0.5), (Cause.STEP, 0.25))))]
@@ -60,7 +60,7 @@ def test_what_requests_wait_for_adds_up(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize(("resumes", "seconds"), [(0, 2.0), (1, 0.0)])
-def test_life_in_an_engine_that_was_lost_is_no_wait(server: LiveServer, resumes: int, seconds: float) -> None:
+def test_time_on_a_lost_engine_is_no_wait(server: LiveServer, resumes: int, seconds: float) -> None:
     def script(request: Any) -> list[Any]:
         *others, last = server.engine.default_script(request)
         return [*others, replace(last, why=Why(((Cause.ENGINE, 2.0),)))]
@@ -101,7 +101,7 @@ def test_engine_numbers_are_read_when_scraped(server: LiveServer) -> None:
     assert server.metric("roseinfer:ranks") == 1
 
 
-def test_what_goes_to_host_memory_and_comes_back(server: LiveServer) -> None:
+def test_host_memory_metrics(server: LiveServer) -> None:
     server.engine.snapshot = SchedulerStats()
     assert "offload" not in server.get("/metrics").text, "an engine without host memory"
     server.engine.snapshot = SchedulerStats(offload=OffloadStats(25, 100, 1, 70, 60, 5, 6, 0.25, 0.5))
@@ -128,7 +128,7 @@ def test_steps(server: LiveServer) -> None:
 
 
 def test_predicted_against_measured_step_times(server: LiveServer) -> None:
-    """Only of steps that were predicted."""
+    """Only predicted steps count."""
 
     def numbers() -> list[float]:
         ratio = "roseinfer:step_time_ratio"
@@ -141,7 +141,7 @@ def test_predicted_against_measured_step_times(server: LiveServer) -> None:
     assert [now - was for now, was in zip(numbers(), before, strict=True)] == [1, 1, 2, 2, pytest.approx(2.1)]
 
 
-def test_masks_are_counted_in_the_steps_that_had_some(server: LiveServer) -> None:
+def test_mask_time_counts_steps_with_masks_only(server: LiveServer) -> None:
     before = server.metric("roseinfer:mask_time_seconds_count")
     for mask_s in (0.0002, 0.0):
         server.call(lambda: server.engine.step(StepRecord(1, 0.01, 0.0, mask_s)))  # noqa: B023
@@ -151,7 +151,7 @@ def test_masks_are_counted_in_the_steps_that_had_some(server: LiveServer) -> Non
 SLO_GAUGES = ("utilisation", "speed_ratio", "margin", "step_budget_seconds", "virtual_batch_size", "demoted_requests")
 
 
-def test_what_the_policy_goes_by_is_shown_as_far_as_it_has_it(server: LiveServer) -> None:
+def test_policy_figures_are_shown_if_reported(server: LiveServer) -> None:
     def shown(stats: PolicyStats | None) -> dict[str, float]:
         server.engine.snapshot = SchedulerStats(policy=stats)
         families = text_string_to_metric_families(server.get("/metrics").text)
@@ -172,7 +172,7 @@ def deltas(server: LiveServer, names: list[str], **body: object) -> list[float]:
 
 
 def test_a_request_leaves_its_lengths_and_times(server: LiveServer) -> None:
-    """The times are those of `fake_engine.TIMES`."""
+    """Expected values follow `fake_engine.TIMES`."""
     expected = {
         "vllm:prompt_tokens_total": 3,
         "vllm:request_prompt_tokens_sum": 3,
@@ -226,7 +226,7 @@ def test_http_answers_by_route(server: LiveServer) -> None:
     assert "secret" not in server.get("/metrics").text
 
 
-def test_what_clients_make_up_adds_no_series(server: LiveServer) -> None:
+def test_unknown_paths_and_methods_add_no_series(server: LiveServer) -> None:
     def series() -> int:
         return server.get("/metrics").text.count("http_requests_total{")
 
@@ -261,7 +261,7 @@ def test_a_dead_engine_runs_nothing(server: LiveServer) -> None:
     assert "slo_utilisation" not in server.get("/metrics").text
 
 
-def test_a_client_that_left_while_its_prompt_was_made_is_counted(
+def test_a_client_that_leaves_during_preparation_is_counted(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(*args: Any) -> None:
@@ -279,7 +279,7 @@ def test_a_client_that_left_while_its_prompt_was_made_is_counted(
     assert aborted() == before + 1 and len(server.engine.requests) == asked
 
 
-def test_every_prompt_counts_when_the_engine_takes_only_some(server: LiveServer) -> None:
+def test_every_prompt_counts_when_the_engine_rejects_some(server: LiveServer) -> None:
     submit = server.engine.submit
 
     def one_only(request: Any, sink: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What becomes of requests: their records by id and as a list, and why they took so long in their usage."""
+"""Request records by id and as a list, and explanations in `usage`."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ WHY = Why(((Cause.SEATS, 0.25),), Forecast(0.5, 0.1), chunks=1, steps=5, sat_out
 
 @pytest.fixture
 def timed(server: LiveServer) -> Iterator[LiveServer]:
-    """A clock that only scripts move: a seat after 0.25 s, the first token after 0.5 s, then 0.125 s each."""
+    """Server with a scripted clock: a seat after 0.25 s, the first token after 0.5 s, then 0.125 s each."""
     clock = ManualClock(1000.0)
     service, engine = server.service, server.engine
     real, service.clock = service.clock, clock
@@ -69,7 +69,7 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_record_tells_what_became_of_a_request(timed: LiveServer) -> None:
+def test_a_record_has_times_outcome_and_explanation(timed: LiveServer) -> None:
     answer = timed.post("/v1/completions", BODY | {"slo": {"ttft_ms": 400, "tpot_ms": 130}})
     found = record(timed, answer.headers["x-request-id"])
     assert found == record(timed, answer.json()["id"])
@@ -107,7 +107,7 @@ def test_the_other_apis_leave_records_too(server: LiveServer, path: str, api: st
         assert found["id"] in answer.text
 
 
-def test_a_request_that_runs_is_live(server: LiveServer) -> None:
+def test_a_running_request_is_live(server: LiveServer) -> None:
     default = server.engine.default_script
     server.engine.script = lambda request: [replace(default(request)[0], why=WHY), Wait(), *default(request)[1:]]
     with server.connect() as connection:
@@ -126,7 +126,7 @@ def test_a_request_that_runs_is_live(server: LiveServer) -> None:
     assert record(server, "mine")["status"] == 200 and listed(server, "?state=live") == []
 
 
-def test_a_refused_request_says_why(server: LiveServer) -> None:
+def test_a_rejected_request_names_its_cause(server: LiveServer) -> None:
     chunk = rejected("ttft", 0.812, Cause.UTILISATION)
     assert chunk.rejection is not None
     refusal = replace(chunk, rejection=chunk.rejection._replace(attainable_s=0.9), why=WHY)
@@ -163,7 +163,7 @@ def test_failures_leave_records(server: LiveServer, steps: Any, status: int, out
     assert (found["status"], found["outcome"], found["why"]["verdict"]) == (status, outcome, verdict)
 
 
-def test_a_client_that_leaves_leaves_a_record(server: LiveServer) -> None:
+def test_an_aborted_request_has_a_record(server: LiveServer) -> None:
     server.engine.script = lambda request: [Wait()]
     with server.connect() as connection:
         connection.sendall(http_post("/v1/completions", BODY, "x-request-id: left"))
@@ -174,15 +174,15 @@ def test_a_client_that_leaves_leaves_a_record(server: LiveServer) -> None:
     assert found["why"]["verdict"] == "client"
 
 
-def test_a_record_tells_the_way_between_engines(server: LiveServer) -> None:
+def test_a_record_has_the_route_between_engines(server: LiveServer) -> None:
     server.engine.route = Route(1, "promise", retries=1)
     found = record(server, server.post("/v1/completions", BODY).headers["x-request-id"])
     assert found["engine"] == 1
     assert found["routing"] == {"reason": "promise", "retries": 1, "placed_again": 0, "resumes": 0}
 
 
-def test_of_several_choices_the_worst_is_told(timed: LiveServer) -> None:
-    """They take turns: the second choice's first token comes half a second after the first's."""
+def test_a_record_describes_the_worst_choice(timed: LiveServer) -> None:
+    """Choices take turns: the second's first token comes half a second after the first's."""
     answer = timed.post("/v1/completions", BODY | {"n": 2, "prompt": ["a", "b"], "slo": {"ttft_ms": 5000}})
     found = record(timed, answer.headers["x-request-id"])
     assert found["choices"] == 4 and found["output_tokens"] == 20
@@ -191,7 +191,7 @@ def test_of_several_choices_the_worst_is_told(timed: LiveServer) -> None:
     )
 
 
-def test_the_usage_says_why_if_asked(timed: LiveServer, client: openai.OpenAI) -> None:
+def test_usage_explains_latency_on_request(timed: LiveServer, client: openai.OpenAI) -> None:
     wishes: Any = {"extra_body": {"slo": {"ttft_ms": 400, "why": True}}, "model": "fake", "max_tokens": 5}
     usage: Any = client.completions.create(prompt="x", **wishes).usage
     assert usage.slo["met"] is False and usage.slo["why"]["verdict"] == "seats"
@@ -212,7 +212,7 @@ def test_the_list_has_the_newest_first(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=x", f"limit={MAX_ENDED_RECORDS + 1}", "limit=", "limit=%C2%B2", "state=dead"]
 )
-def test_a_wrong_query_is_refused(server: LiveServer, query: str) -> None:
+def test_an_invalid_query_is_rejected(server: LiveServer, query: str) -> None:
     answer = server.get(f"/v1/requests?{query}")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == query.partition("=")[0]
 
@@ -223,14 +223,14 @@ def test_an_unknown_request(server: LiveServer) -> None:
         assert answer.status_code == 404 and answer.json()["error"]["code"] == "request_not_found"
 
 
-def test_records_are_behind_the_key(serve: Serve) -> None:
+def test_records_need_the_api_key(serve: Serve) -> None:
     server = serve(api_key=("k",))
     for path in ("/v1/requests", "/v1/requests/x"):
         assert server.get(path).status_code == 401
     assert server.get("/v1/requests", headers={"authorization": "Bearer k"}).json()["data"] == []
 
 
-def test_what_finds_no_place_leaves_a_record_too(serve: Serve) -> None:
+def test_a_request_rejected_unread_has_a_record(serve: Serve) -> None:
     server = serve(max_num_queued_reqs=1)
     server.engine.script = lambda request: [Wait(), *server.engine.default_script(request)]
     with server.connect() as connection:
@@ -246,8 +246,8 @@ def test_what_finds_no_place_leaves_a_record_too(serve: Serve) -> None:
     assert [each["request_id"] for each in listed(server)] == ["first", found["request_id"]]
 
 
-def test_what_is_turned_away_does_not_displace_what_was_served() -> None:
-    """The older of two, and a flood of those: the newest first, each of its own ring."""
+def test_unread_rejections_do_not_displace_served_requests() -> None:
+    """Each kind has its own ring; the list is sorted by age, newest first."""
     clock, wall = ManualClock(10.0), ManualClock(1e9)
     records = RequestRecords(2, wall.now)
     error = ApiError(503, "full", code="queue_full")
@@ -268,7 +268,7 @@ def test_what_is_turned_away_does_not_displace_what_was_served() -> None:
     assert records.find("one", clock.now()) is records.find("early", clock.now()) is None
 
 
-def test_what_ended_last_is_the_newest_whatever_the_wall_clock_did_meanwhile() -> None:
+def test_order_of_records_ignores_jumps_of_the_wall_clock() -> None:
     wall = ManualClock(1e9)
     records = RequestRecords(2, wall.now)
     job = Job(api="message", id="last", request_id="last", model="m", created=0, arrival_s=5.0, prompts=(PROMPT,))

@@ -36,7 +36,7 @@ class Traced:
         self._exporter = exporter
 
     def spans(self, requests: int = 1) -> list[ReadableSpan]:
-        """Those of so many requests, each with its children behind it; none is left for the next call."""
+        """Return and clear the spans of `requests` requests."""
         provider = self.server.traces._provider
         self.server.until(lambda: provider.force_flush() and self._roots() >= requests)
         found = list(self._exporter.get_finished_spans())

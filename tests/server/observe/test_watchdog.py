@@ -1,4 +1,4 @@
-"""Who ends requests when their engine does not go on."""
+"""Watchdog that ends requests when the engine hangs."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from roseinfer.server.observe.watchdog import watch_engine
 
 
 class Sick:
-    """A service whose engine is gone or hangs, and what it was told."""
+    """Service with a dead or hung engine, and the errors it received."""
 
     def __init__(self, returning: bool) -> None:
         self.config, self.lifecycle = self, self
@@ -41,8 +41,8 @@ def test_requests_are_ended_unless_the_engine_is_being_started_again(returning: 
     assert bool(sick.interrupted) is ended
 
 
-def test_who_was_stopped_itself_looks_again() -> None:
-    """The engine may have been stopped with it, as by Ctrl+Z, and what it has sent since is not read yet."""
+def test_a_suspended_process_checks_twice() -> None:
+    """After a suspension (Ctrl+Z) the engine's output is read before requests are ended."""
 
     async def watch() -> None:
         watching = asyncio.create_task(watch_engine(sick))  # type: ignore[arg-type]
