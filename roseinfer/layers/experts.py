@@ -2,7 +2,7 @@
 
 import torch
 
-from roseinfer.parallel.group import Group, share_of, start, whole
+from roseinfer.parallel.group import Group, partial_residual, share_of, sum_partials
 from roseinfer.quant.base import ExpertNames, Experts, ExpertShape, Norm, WeightSource
 
 
@@ -32,4 +32,4 @@ class RoutedExperts:
         group = self._group
         if group is None:
             return self._experts(self._norm, x, x)
-        return whole(group, self._experts(self._norm, x, start(group, x)), x)
+        return sum_partials(group, self._experts(self._norm, x, partial_residual(group, x)), x)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels.common.availability import has_triton
-from roseinfer.parallel.group import Group, Share, share_of, start, whole
+from roseinfer.parallel.group import Group, Share, partial_residual, share_of, sum_partials
 from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, Pairable, Piece, WeightSource, read_new
 
 
@@ -145,11 +145,11 @@ class Linear:
 
     def start(self, residual: torch.Tensor | None) -> torch.Tensor | None:
         """What this process's product starts from: the residual, or nothing."""
-        return residual if self._partial_in is None else start(self._partial_in, residual)
+        return residual if self._partial_in is None else partial_residual(self._partial_in, residual)
 
     def whole(self, result: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """The layer's result, of this process's product that began with `start`."""
-        return result if self._partial_in is None else whole(self._partial_in, result, residual)
+        return result if self._partial_in is None else sum_partials(self._partial_in, result, residual)
 
 
 def _stacked_in_one(name: str, outs: list[Share]) -> tuple[list[str], list[Share]]:

@@ -21,7 +21,7 @@ from roseinfer.models.spec import ModelSpec
 from roseinfer.models.finite import FiniteCheck
 from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.registry import build_model
-from roseinfer.parallel.group import Alone, Group, Share
+from roseinfer.parallel.group import SingleRank, Group, Share
 from roseinfer.quant.base import Build, Held, WeightFormat
 from roseinfer.quant.fp8_stored import Widened
 from roseinfer.quant.select import choose_format
@@ -71,7 +71,7 @@ def load_model(
     dummy = load_format == "dummy"
     computed = resolve_dtype(spec, dtype, device)
     chosen = weight_format or choose_format(quantization, spec.quantization, device, computed, dummy=dummy)
-    build = Build(computed, device, group or Alone(), chosen)
+    build = Build(computed, device, group or SingleRank(), chosen)
     model = build_model(spec, build)
     if dummy:
         model.load(DummyWeights(seed, build, spreads=spec.experts is not None and not spec.tied_embeddings))

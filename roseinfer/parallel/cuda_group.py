@@ -53,7 +53,7 @@ class CudaGroup:
         self._peers = peers
         self._memory = memory
 
-    def adds(self, x: torch.Tensor) -> bool:
+    def adds_residual(self, x: torch.Tensor) -> bool:
         return self._peers is not None and kernels.takes(x, self._peers)
 
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -73,8 +73,8 @@ class CudaGroup:
         out.view(rows, self.size, width).copy_(self._library.gather(x).transpose(0, 1))
         return out
 
-    def least(self, value: int) -> int:
-        return self._host.least(value)
+    def minimum(self, value: int) -> int:
+        return self._host.minimum(value)
 
     def ready(self) -> None:
         self._host.ready()
@@ -110,7 +110,7 @@ def connect(host: LiveGroup, rendezvous: Rendezvous, device: torch.device) -> Cu
 
     rank, size, store = host.rank, host.size, rendezvous.store
     library = Nccl(dist.PrefixStore("nccl", store), rank, size, device)
-    if not host.least(all_reach_each_other(size)):
+    if not host.minimum(all_reach_each_other(size)):
         logger.warning(
             "the GPUs do not reach each other's memory: all that they exchange is left to NCCL, which is slow"
         )
@@ -121,7 +121,7 @@ def connect(host: LiveGroup, rendezvous: Rendezvous, device: torch.device) -> Cu
         memory = open_memory(rendezvous.name, dist.PrefixStore("memory", store), rank, size, layout.bytes, device)
     except RuntimeError as error:
         logger.warning("the GPUs' processes cannot share memory, all that they exchange is left to NCCL: %s", error)
-    all_have_it = host.least(memory is not None)
+    all_have_it = host.minimum(memory is not None)
     if memory is None:
         return CudaGroup(host, library, None)
     if not all_have_it:

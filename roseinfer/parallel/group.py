@@ -22,7 +22,7 @@ class Group(Protocol):
     @property
     def size(self) -> int: ...
 
-    def adds(self, x: torch.Tensor) -> bool:
+    def adds_residual(self, x: torch.Tensor) -> bool:
         """Whether `all_reduce` of a tensor like x is where a residual is best added; the same answer on all ranks."""
         ...
 
@@ -44,7 +44,7 @@ class Group(Protocol):
 class LiveGroup(Group, Protocol):
     """A group that somebody has made, and that ends."""
 
-    def least(self, value: int) -> int:
+    def minimum(self, value: int) -> int:
         """The least of what the ranks say. Waits long for the others: for calls while they start."""
         ...
 
@@ -64,13 +64,13 @@ class LiveGroup(Group, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class SingleRank:
     """The group of one process: nothing is split, nothing is exchanged."""
 
     rank: int = 0
     size: int = 1
 
-    def adds(self, x: torch.Tensor) -> bool:
+    def adds_residual(self, x: torch.Tensor) -> bool:
         return False
 
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -79,7 +79,7 @@ class Alone:
     def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return x if out is None else out.copy_(x)
 
-    def least(self, value: int) -> int:
+    def minimum(self, value: int) -> int:
         return value
 
     def ready(self) -> None:
@@ -95,17 +95,17 @@ class Alone:
         """Nothing is open."""
 
 
-def start(group: Group, residual: torch.Tensor | None) -> torch.Tensor | None:
+def partial_residual(group: Group, residual: torch.Tensor | None) -> torch.Tensor | None:
     """What this rank's partial result starts from, of a layer that adds `residual` to the sum of all ranks' results.
 
     Nothing where the sum adds it; else one rank starts from it, so that its product may still do so.
     """
-    return None if residual is None or group.rank > 0 or group.adds(residual) else residual
+    return None if residual is None or group.rank > 0 or group.adds_residual(residual) else residual
 
 
-def whole(group: Group, partial: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-    """The layer's result: the sum of all ranks' partial results, which began with `start`."""
-    if residual is None or not group.adds(residual):
+def sum_partials(group: Group, partial: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """The layer's result: the sum of all ranks' partial results, which began with `partial_residual`."""
+    if residual is None or not group.adds_residual(residual):
         return group.all_reduce(partial)
     return group.all_reduce(partial, residual)
 

@@ -51,7 +51,7 @@ class ProcessGroup:
         self.patience_s = patience_s
         self._aborted = threading.Event()
 
-    def adds(self, x: torch.Tensor) -> bool:
+    def adds_residual(self, x: torch.Tensor) -> bool:
         return True
 
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -65,7 +65,7 @@ class ProcessGroup:
     def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return torch.cat(self._all(x, self.patience_s), dim=-1, out=out)
 
-    def least(self, value: int) -> int:
+    def minimum(self, value: int) -> int:
         return int(torch.stack(self._all(torch.tensor(value), START_PATIENCE_S)).min())
 
     def _all(self, x: torch.Tensor, patience_s: float) -> list[torch.Tensor]:
@@ -87,7 +87,7 @@ class ProcessGroup:
         raise EngineDeadError(f"rank {self.rank} has waited {patience_s:g} s in vain for another rank")
 
     def ready(self) -> None:
-        self.least(0)
+        self.minimum(0)
 
     def check(self) -> None:
         """Every call has waited for all ranks, or has raised."""

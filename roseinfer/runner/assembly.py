@@ -18,7 +18,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.progress import stage
 from roseinfer.models.base import CausalLM
-from roseinfer.parallel.group import Alone, LiveGroup
+from roseinfer.parallel.group import LiveGroup, SingleRank
 from roseinfer.runner.cuda_graphs import DecodeGraphs, decode_buckets
 from roseinfer.runner.forward import EagerForward, ForwardPass, from_rows
 from roseinfer.runner.host_copies import Copier, CpuCopier
@@ -85,7 +85,7 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
             spare_block=shape.num_blocks,
         )
         attention = make_attention(shape.backend, _attention_shape(model, shape))
-    forward, graphs = _forward_pass(model, attention, store, seats, shape, group or Alone())
+    forward, graphs = _forward_pass(model, attention, store, seats, shape, group or SingleRank())
     copier = None
     if shape.num_host_blocks:
         with stage("taking host memory for K and V"):
@@ -115,7 +115,7 @@ def _forward_pass(
     if not shape.graphs:
         return eager, ()
     buckets, choice = decode_buckets(shape.limits.max_rows), CudaTokenChooser(seats)
-    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.captured_tokens), group.least)
+    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.captured_tokens), group.minimum)
     decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets, choice)
     return decodes, (decodes, mixed)
 

@@ -25,7 +25,7 @@ from roseinfer.models.config import read_model_spec
 from roseinfer.models.generation import GenerationDefaults, read_generation_config
 from roseinfer.models.loader import load_model, resolve_dtype
 from roseinfer.models.spec import ModelSpec
-from roseinfer.parallel.group import Alone, LiveGroup
+from roseinfer.parallel.group import LiveGroup, SingleRank
 from roseinfer.runner.assembly import Assembly, Shape, assemble
 from roseinfer.runner.cache_size import (
     check_context,
@@ -66,7 +66,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
     `UnsupportedModelError`.
     """
     startup_s: dict[str, float] = {}
-    group = group or Alone()
+    group = group or SingleRank()
     _set_threads(config, group)
     check_host_memory(int(config.cache.kv_offloading_size * GIB))
     with _phase(startup_s, "load"):
@@ -91,7 +91,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         )
         _check_keys(spec, kept, model.kv_scales)
     with _phase(startup_s, "cache"):
-        num_blocks = group.least(_num_blocks(config, model, backend, kept, group.size))
+        num_blocks = group.minimum(_num_blocks(config, model, backend, kept, group.size))
         max_model_len = resolve_max_model_len(
             config.model.max_model_len, spec.max_position, num_blocks * config.cache.block_size
         )

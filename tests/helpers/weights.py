@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.parallel.group import Alone, Group, Share
+from roseinfer.parallel.group import Group, Share, SingleRank
 from roseinfer.quant.base import Build, Held, WeightFormat
 from roseinfer.quant.plain import PlainFormat
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float8_e4m3fn: "F8_E4M3"}
-BUILD = Build(torch.float32, torch.device("cpu"), Alone(), PlainFormat())
+BUILD = Build(torch.float32, torch.device("cpu"), SingleRank(), PlainFormat())
 
 
 class Named:
@@ -59,7 +59,7 @@ class Imagined:
     size: int
     adding: bool = False
 
-    def adds(self, x: torch.Tensor) -> bool:
+    def adds_residual(self, x: torch.Tensor) -> bool:
         return self.adding
 
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

@@ -14,7 +14,7 @@ from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
 from roseinfer.parallel.cuda_group import CudaGroup, connect, own_limit
-from roseinfer.parallel.group import Alone, Group, whole
+from roseinfer.parallel.group import Group, SingleRank, sum_partials
 from roseinfer.parallel.rendezvous import Rendezvous
 from roseinfer.parallel.symmetric_memory import SharedMemory
 from tests.helpers.batches import HandRow, HandRunner
@@ -55,7 +55,7 @@ class Mirror:
         self.ends.set()
 
 
-class Two(Alone):
+class Two(SingleRank):
     """What the hosts of two ranks tell each other: nothing."""
 
     def __init__(self, rank: int) -> None:
@@ -70,8 +70,8 @@ def test_who_adds_up_depends_on_the_size_alone(tmp_path: Path) -> None:
     def work(peers: Peers) -> list[torch.Tensor]:
         library = Mirror()
         group = CudaGroup(Two(peers.rank), library, peers)
-        assert group.adds(small) and not group.adds(large)
-        sums = [whole(group, x.clone(), torch.ones_like(x)) for x in (small, large)]
+        assert group.adds_residual(small) and not group.adds_residual(large)
+        sums = [sum_partials(group, x.clone(), torch.ones_like(x)) for x in (small, large)]
         sums.append(group.all_reduce(large.clone(), torch.ones_like(large)))
         assert library.sums == [large.nbytes] * 2
         wide, rows = torch.empty(2, 20), torch.arange(8.0).view(2, 4)
@@ -92,7 +92,7 @@ def test_gpus_that_do_not_reach_each_other_leave_all_to_the_library() -> None:
     library = Mirror()
     group = CudaGroup(Two(0), library, None)
     x = torch.ones(2, 8)
-    assert not group.adds(x)
+    assert not group.adds_residual(x)
     assert torch.equal(group.all_reduce(x), torch.full((2, 8), 2.0)) and library.sums == [64]
     group.ready()
     group.check()
@@ -160,7 +160,7 @@ def test_without_shared_memory_the_library_does_it_all(
     monkeypatch.setattr("roseinfer.parallel.symmetric_memory.all_reach_each_other", lambda size: reach)
     monkeypatch.setattr("roseinfer.parallel.symmetric_memory.open_memory", memory)
     group = connect(Two(0), Rendezvous(dist.HashStore(), "gpus", 0, 2), CPU)
-    assert group.adds(torch.ones(2, 8)) == ours
+    assert group.adds_residual(torch.ones(2, 8)) == ours
 
 
 def logits(folder: Path, group: Group) -> torch.Tensor:
@@ -181,6 +181,6 @@ def test_a_model_summed_up_by_the_kernels_is_the_whole_one(family: str, tmp_path
         return [logits(folder, CudaGroup(Two(peers.rank), Mirror(), peers))]
 
     first, second = (results[0] for results in run_ranks(work, PeerLayout(2, LIMIT), CPU, tmp_path))
-    expected = logits(folder, Alone())
+    expected = logits(folder, SingleRank())
     assert torch.equal(first, second)
     torch.testing.assert_close(first, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))

@@ -1,13 +1,13 @@
 import pytest
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.parallel.group import Alone, Share, share_of
+from roseinfer.parallel.group import Share, SingleRank, share_of
 from tests.helpers.weights import Imagined
 
 
 def test_one_process_holds_all() -> None:
-    assert share_of(Alone(), 7) == Share(0, 7, 7)
-    assert share_of(Alone(), 7).is_all
+    assert share_of(SingleRank(), 7) == Share(0, 7, 7)
+    assert share_of(SingleRank(), 7).is_all
 
 
 @pytest.mark.parametrize(("whole", "unit", "size"), [(12, 1, 4), (12, 3, 2), (64, 8, 8)])

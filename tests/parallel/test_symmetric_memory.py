@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import _resolve_process_group
 
 from roseinfer.parallel import symmetric_memory
 from roseinfer.parallel.cuda_group import CudaGroup
-from roseinfer.parallel.group import Alone
+from roseinfer.parallel.group import SingleRank
 from roseinfer.parallel.symmetric_memory import RenumberedStore, open_memory
 
 PATIENCE = timedelta(seconds=20)
@@ -95,7 +95,7 @@ def test_pytorch_forgets_a_group_that_is_closed_or_was_not_made(refuses: bool, m
         else:
             memory = open_memory(*ask)
             assert is_known("mine") and len(memory.addresses) == 1
-            group = CudaGroup(Alone(), Library(), None, memory)  # type: ignore[arg-type]
+            group = CudaGroup(SingleRank(), Library(), None, memory)  # type: ignore[arg-type]
             group.close()
             group.close()
         assert not is_known("mine")

@@ -8,7 +8,7 @@ import torch
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.layers.experts import RoutedExperts
 from roseinfer.layers.linear import RMSNorm
-from roseinfer.parallel.group import Alone, Group
+from roseinfer.parallel.group import Group, SingleRank
 from roseinfer.quant.base import Build, ExpertNames, ExpertShape, WeightFormat
 from roseinfer.quant.experts import route
 from roseinfer.quant.fp8_format import Fp8Format
@@ -155,7 +155,7 @@ def fp8_build(group: Group) -> Build:
 def test_fp8_in_blocks_is_widened_on_a_cpu() -> None:
     narrow, wide = in_blocks(draw(BLOCKS))
     x = inputs(12, 256)
-    result = layer(narrow, BLOCKS, fp8_build(Alone()))(x.clone())
+    result = layer(narrow, BLOCKS, fp8_build(SingleRank()))(x.clone())
     torch.testing.assert_close(result, layer(wide, BLOCKS)(x.clone()))
 
 

@@ -12,7 +12,7 @@ import pytest
 from roseinfer.core.errors import ConfigError, EngineDeadError, ResourceError, RoseinferError
 from roseinfer.core.runner import Runner
 from roseinfer.engine.llm import make_engine_config
-from roseinfer.parallel.group import Alone
+from roseinfer.parallel.group import SingleRank
 from roseinfer.ranks import leader, others
 from roseinfer.ranks.build import build_led
 from roseinfer.ranks.leader import end_on_loss
@@ -178,7 +178,7 @@ def test_what_one_says_that_nobody_understands_is_its_failure(ranks: OtherRanks)
 
 def test_a_fork_of_the_engines_process_ends_nobody(ranks: OtherRanks) -> None:
     runner: Runner = None  # type: ignore[assignment]  # which is not asked anything
-    leader._end(runner, ranks, Alone(), os.getpid() + 1)
+    leader._end(runner, ranks, SingleRank(), os.getpid() + 1)
     assert all(map(alive, ranks.pids))
 
 
@@ -200,7 +200,7 @@ def test_a_loss_ends_a_process_that_is_the_engines_alone(
     monkeypatch.setattr(leader.os, "_exit", lambda code: ended.set())
     ranks = OtherRanks(2, Home(tmp_path, tell=told.append) if own else None, MODULE)
     ranks.start()
-    end_on_loss(ranks, Alone(), starts=starts)
+    end_on_loss(ranks, SingleRank(), starts=starts)
     os.kill(ranks.pids[0], signal.SIGKILL)
     until(lambda: ranks.failure is not None)
     assert ended.wait(10.0 if own else 0.1) == own

@@ -13,7 +13,7 @@ from roseinfer.core.plan import Admission, HostCopy, Row, StepPlan
 from roseinfer.core.runner import ExpertChoice
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.models import decoder
-from roseinfer.parallel.group import Alone
+from roseinfer.parallel.group import SingleRank
 from roseinfer.runner.build import BuiltRunner, build_runner, found_threads
 from roseinfer.runner.device import resolve_device
 from roseinfer.sched.registry import scheduler_config
@@ -221,7 +221,7 @@ def test_each_group_in_turn_gets_the_same_part_of_the_cores(folder: Path) -> Non
         found_threads.cache_clear()
         config = EngineConfig(model=ModelConfig(load_format="dummy", device="cpu", tensor_parallel_size=2))
         for _ in range(2):
-            build_runner(config, folder, Alone(0, 2))
+            build_runner(config, folder, SingleRank(0, 2))
             assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
