@@ -13,6 +13,7 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.registry import make_policy
 from roseinfer.sched.scheduler import Scheduler
+from tests.helpers.engine_info import engine_info
 
 
 class Watched(NullRunner):
@@ -36,7 +37,7 @@ def make_core(depth: int, policy: str) -> tuple[EngineCore, Watched]:
 @pytest.mark.parametrize("policy", ["fifo", "slack"])
 def test_every_measured_step_is_met(depth: int, policy: str) -> None:
     core, runner = make_core(depth, policy)
-    llm = SimpleNamespace(core=core, info=SimpleNamespace(vocab_size=VOCAB))
+    llm = SimpleNamespace(core=core, info=engine_info(vocab_size=VOCAB))
     loads = [Load(16, 40, 8, 7), Load(0, 40, 3, 7, 300), Load(16, 40, 3, 7, 300), Load(16, 40, 3, 7, 130)]
     for load in loads:
         steps = steps_of(llm, load)
@@ -52,7 +53,7 @@ def test_every_measured_step_is_met(depth: int, policy: str) -> None:
 
 def test_a_batch_that_was_there_finds_its_prompts_cached() -> None:
     core, runner = make_core(1, "fifo")
-    llm = SimpleNamespace(core=core, info=SimpleNamespace(vocab_size=VOCAB))
+    llm = SimpleNamespace(core=core, info=engine_info(vocab_size=VOCAB))
     computed = []
     for _ in range(2):
         runner.plans.clear()

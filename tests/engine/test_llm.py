@@ -4,7 +4,6 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from roseinfer.core.slo import Cause, Slo
 from roseinfer.engine.core import IDLE_TURN_WAIT_S
 from roseinfer.engine.llm import LLM
 from roseinfer.engine.messages import Add, PriorOutput
+from tests.helpers.engine_info import engine_info
 from tests.helpers.engines import make_core
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
@@ -132,9 +132,7 @@ def test_an_engine_that_holds_back_is_not_asked_in_a_busy_loop(monkeypatch: pyte
     core, held_back_turns, slept = make_core(), 5, list[float]()
     plan, asked = core.scheduler.plan, itertools.count(1)
     monkeypatch.setattr(core.scheduler, "plan", lambda now_s: None if next(asked) <= held_back_turns else plan(now_s))
-    monkeypatch.setattr(
-        "roseinfer.engine.process.build_engine", lambda *args: (core, SimpleNamespace(max_model_len=64))
-    )
+    monkeypatch.setattr("roseinfer.engine.process.build_engine", lambda *args: (core, engine_info(max_model_len=64)))
     monkeypatch.setattr("roseinfer.engine.llm.time.sleep", slept.append)
     with LLM("tiny") as idle_turn:
         (completion,) = idle_turn.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))

@@ -19,6 +19,7 @@ from roseinfer.server.request.job import (
     Latencies,
     Outcome,
     PromptRun,
+    RequestEnd,
     SampleRecord,
     UnreadRequest,
     tpot_s,
@@ -96,16 +97,6 @@ class RequestRecord(NamedTuple):
     rejection: Rejection | None
 
 
-class End(NamedTuple):
-    """End of a request. `cause`: the error that ended it early, None if all samples finished."""
-
-    outcome: Outcome | None
-    finish: str = ""
-    reason: str = ""
-    status: int = 200
-    cause: BaseException | None = None
-
-
 class _Live(NamedTuple):
     created_s: float
     job: Job
@@ -132,7 +123,7 @@ class RequestRecords:
     def started(self, job: Job, progress: JobProgress, state: Mapping[str, Any], now_s: float) -> None:
         self._live[id(progress)] = _Live(self._wall() - (now_s - job.arrival_s), job, progress, state)
 
-    def ended(self, job: Job, progress: JobProgress, now_s: float, end: End) -> RequestRecord:
+    def ended(self, job: Job, progress: JobProgress, now_s: float, end: RequestEnd) -> RequestRecord:
         live = self._live.pop(id(progress))
         begun = live.state["status"]
         if begun and begun != end.status:  # the client has already received this status
@@ -184,7 +175,7 @@ class RequestRecords:
 
     def of(self, job: Job, progress: JobProgress, now_s: float, outcome: Outcome) -> RequestRecord:
         """Return the record of a request whose samples have ended and whose answer is still being sent."""
-        return _record(0, job.created, job, progress, now_s, End(outcome))
+        return _record(0, job.created, job, progress, now_s, RequestEnd(outcome))
 
     def _all(self, now_s: float, live: bool, ended: bool) -> Iterator[RequestRecord]:
         if live:
@@ -194,7 +185,7 @@ class RequestRecords:
             yield from merge(reversed(self._ended), reversed(self._turned_away), key=_NUMBER, reverse=True)
 
     def _of_live(self, live: _Live, now_s: float) -> RequestRecord:
-        end = End(None, status=live.state["status"])
+        end = RequestEnd(status=live.state["status"])
         return _record(0, live.created_s, live.job, live.progress, now_s, end)
 
 
@@ -203,8 +194,9 @@ def ended_s(record: RequestRecord) -> float:
     return record.created_s + record.age_s
 
 
-def _record(number: int, created_s: float, job: Job, progress: JobProgress, now_s: float, end: End) -> RequestRecord:
-    """Build a record. Positional arguments: keywords take half as long again."""
+def _record(
+    number: int, created_s: float, job: Job, progress: JobProgress, now_s: float, end: RequestEnd
+) -> RequestRecord:
     arrival_s = job.arrival_s
     if job.num_choices == 1:
         run = progress.runs[0]
@@ -219,28 +211,28 @@ def _record(number: int, created_s: float, job: Job, progress: JobProgress, now_
         seen = worst_latencies(progress.runs)
     cause, route = end.cause, run.route
     return RequestRecord(
-        number,
-        not number,
-        job.id,
-        job.request_id,
-        API_NAMES.get(job.api, job.api),
-        job.model,
-        job.stream is not None,
-        created_s,
-        now_s - arrival_s,
-        job.slo,
-        end.outcome,
-        worst.finish or end.finish,
-        end.reason,
-        end.status or None,
-        prompt,
-        cached,
-        output,
-        job.num_choices,
-        seen,
-        worst,
-        None if route is None else _route_info(route),
-        cause.rejection if isinstance(cause, SloUnattainable) else None,
+        number=number,
+        live=not number,
+        id=job.id,
+        request_id=job.request_id,
+        api=API_NAMES.get(job.api, job.api),
+        model=job.model,
+        stream=job.stream is not None,
+        created_s=created_s,
+        age_s=now_s - arrival_s,
+        slo=job.slo,
+        outcome=end.outcome,
+        finish=worst.finish or end.finish,
+        reason=end.reason,
+        status=end.status or None,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        output_tokens=output,
+        choices=job.num_choices,
+        seen=seen,
+        worst=worst,
+        route=None if route is None else _route_info(route),
+        rejection=cause.rejection if isinstance(cause, SloUnattainable) else None,
     )
 
 

@@ -1,19 +1,16 @@
 """What is kept of requests when they end: metrics, those of objectives too, and one line of the log."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from prometheus_client.core import Metric
-from starlette.requests import ClientDisconnect
 
-from roseinfer.core.errors import InvalidRequestError, RoseinferError
+from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import Engine, EngineReport, StepRecord
-from roseinfer.server.http.errors import ApiError, SloUnattainable, as_api_error
-from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST
+from roseinfer.server.http.errors import SloUnattainable
 from roseinfer.server.observe.exposition import Exposition, Snapshot
 from roseinfer.server.observe.metric_registry import Labels, MetricRegistry
 from roseinfer.server.observe.metrics import (
@@ -27,7 +24,7 @@ from roseinfer.server.observe.metrics import (
     TextMetrics,
 )
 from roseinfer.server.observe.record_json import why_json
-from roseinfer.server.observe.records import End, RequestRecord, RequestRecords
+from roseinfer.server.observe.records import RequestRecord, RequestRecords
 from roseinfer.server.observe.routing import RoutingMetrics
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
@@ -36,8 +33,9 @@ from roseinfer.server.request.job import (
     JobProgress,
     Outcome,
     PromptRun,
-    cut_short,
+    RequestEnd,
     outcome,
+    request_end,
     slack_s,
     slo_class_name,
     worst_latencies,
@@ -65,20 +63,16 @@ class SloMetrics:
         help = "Objective minus measured latency of finished prompts; negative = late"
         self._slack = registry.histograms("roseinfer:slo_slack_seconds", help, SLACK_S, labels)
 
-    def ended(self, job: Job, runs: list[PromptRun], cause: BaseException | None) -> Outcome | None:
-        """Count the prompts of an ended request and return the worst outcome; None if the request was invalid.
-
-        `cause`: the error that ended the request early.
-        """
+    def ended(self, job: Job, runs: list[PromptRun], end: RequestEnd) -> Outcome | None:
+        """Count the prompts of an ended request and return the worst outcome; None if the request was invalid."""
         name = slo_class_name(job)
-        if cause is not None:
-            early = cut_short(cause)
-            if early is not None:
-                self._requests.labels(*self._values, name, early).inc(len(job.prompts))
-            if isinstance(cause, SloUnattainable):
-                self._rejected(cause.rejection, name, len(job.prompts))
-            return early
-        return _worst([self._finished(job, run, name) for run in runs])
+        if end.cause is None:
+            return _worst([self._finished(job, run, name) for run in runs])
+        if end.outcome is not None:
+            self._requests.labels(*self._values, name, end.outcome).inc(len(job.prompts))
+        if isinstance(end.cause, SloUnattainable):
+            self._rejected(end.cause.rejection, name, len(job.prompts))
+        return end.outcome
 
     def _finished(self, job: Job, run: PromptRun, name: str) -> Outcome:
         came = outcome(job.slo, run)
@@ -142,36 +136,32 @@ class RequestReports:
 
     def ended_early(self, request_id: str, cause: BaseException) -> None:
         """Count and log a request that the client or the server aborted. Invalid requests are only answered."""
-        reason, why = _classify(cause)
-        if reason == FinishReason.ABORT:
-            self._metrics.aborted(why)
-            log.info(
-                LogLine(
-                    "request aborted before it reached the engine",
-                    {"request": request_id, "finish": reason, "why": why},
-                )
-            )
+        end = request_end(cause)
+        if end.finish == FinishReason.ABORT:
+            self._metrics.aborted(end.reason)
+            fields = {"request": request_id, "finish": end.finish, "why": end.reason}
+            log.info(LogLine("request aborted before it reached the engine", fields))
 
     def ended(self, job: Job, progress: JobProgress, now_s: float, cause: BaseException | None) -> None:
-        reason, why = _classify(cause)
+        end = request_end(cause)
         for run in progress.runs:
-            self._metrics.prompt_ended(run, reason, now_s)
+            self._metrics.prompt_ended(run, end.finish, now_s)
         if progress.parsed:
             self._metrics.parsed(job.tool_parser, progress.runs)
-        if reason == FinishReason.ABORT:
-            self._metrics.aborted(why)
+        if end.finish == FinishReason.ABORT:
+            self._metrics.aborted(end.reason)
         if isinstance(cause, SloUnattainable):
             self._metrics.refused("slo_unattainable")
-        came = self._slo_metrics.ended(job, progress.runs, cause)
-        record = self._records.ended(job, progress, now_s, End(came, reason, why, status_of(cause), cause))
-        fields = _fields(record, job, progress, reason if cause else "")
+        came = self._slo_metrics.ended(job, progress.runs, end)
+        record = self._records.ended(job, progress, now_s, end._replace(outcome=came))
+        fields = _fields(record, job, progress, end.finish)
         fields["slo_class"], fields["slo"] = slo_class_name(job), came or "invalid"
-        if why:
-            fields["why"] = why
+        if end.reason:
+            fields["why"] = end.reason
         if came in _EXPLAINED:
             fields["verdict"] = verdict(record).name or "none"
         line = LogLine("request ended", fields)
-        if reason == FinishReason.ERROR:
+        if end.finish == FinishReason.ERROR:
             log.error(line, exc_info=None if isinstance(cause, RoseinferError) else cause)
         else:
             log.info(line)
@@ -269,36 +259,6 @@ class Observation:
             shown = await self._gather(shown)
         more = () if self._gauges is None else await self._gauges()
         return self._exposition.text(shown, None if self._engine is None else self._engine.info, more)
-
-
-def _classify(cause: BaseException | None) -> tuple[str, str]:
-    """Return the finish reason of samples that had not finished, and details."""
-    if isinstance(cause, ClientDisconnect):
-        return FinishReason.ABORT, "disconnect"
-    if isinstance(cause, asyncio.CancelledError) or (isinstance(cause, ApiError) and cause.code == "draining"):
-        return FinishReason.ABORT, "shutdown"
-    if isinstance(cause, ApiError) and cause.status == CLIENT_CLOSED_REQUEST:
-        return FinishReason.ABORT, cause.code or "client"
-    if isinstance(cause, InvalidRequestError):
-        return "rejected", cause.code or "invalid"
-    if isinstance(cause, ApiError) and cause.status == 429:
-        return "rejected", cause.code or "limit"
-    if isinstance(cause, ApiError) and cause.status == 504:
-        return FinishReason.TIMEOUT, cause.code or "limit"
-    if cause is None:
-        return "", ""
-    if isinstance(cause, ApiError) and cause.code:
-        return FinishReason.ERROR, cause.code
-    return FinishReason.ERROR, f"{type(cause).__name__}: {cause}"[:500]
-
-
-def status_of(cause: BaseException | None) -> int:
-    """Return the HTTP status of an answer that had not begun."""
-    if cause is None:
-        return 200
-    if isinstance(cause, Exception) and not isinstance(cause, ClientDisconnect):
-        return as_api_error(cause).status
-    return CLIENT_CLOSED_REQUEST
 
 
 # Outcomes that the log explains with a verdict: missed objectives.

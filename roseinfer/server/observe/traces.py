@@ -26,12 +26,11 @@ from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import RequestTimes
 from roseinfer.server.http.errors import ApiError, as_api_error
 from roseinfer.server.observe.records import RequestRecord, RequestRecords
-from roseinfer.server.observe.report import status_of
 from roseinfer.server.observe.span_attributes import Value, of_choice, of_job, of_result, of_verdict
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.inference import AnswerFormat, Inference, MakeRun
-from roseinfer.server.request.job import Job, JobProgress, PromptRun, SampleRecord
+from roseinfer.server.request.job import Job, JobProgress, PromptRun, SampleRecord, request_end
 from roseinfer.server.request.service import Service
 
 log = logging.getLogger(__name__)
@@ -106,7 +105,7 @@ class TracedInference(Inference):
         try:
             await super().__call__(scope, receive, send)
         except BaseException as error:
-            status = status_of(error)
+            status = request_end(error).status
             note.cause = note.cause or error_type(error)
             raise
         finally:

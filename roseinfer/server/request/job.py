@@ -14,7 +14,8 @@ from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo, Why
 from roseinfer.engine.api import Route, SequenceChunk
-from roseinfer.server.http.errors import ApiError
+from roseinfer.server.http.errors import ApiError, as_api_error
+from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST
 from roseinfer.server.request.slo_classes import NO_CLASS
 from roseinfer.text.output import CallEnd, OutputParser
 
@@ -253,15 +254,48 @@ def outcome(slo: Slo | None, run: PromptRun) -> Outcome:
     return Outcome(f"missed_{late[0]}") if late else Outcome.MET
 
 
-def cut_short(cause: BaseException) -> Outcome | None:
-    """Return the outcome of all prompts of a request that ended early; None if the request was invalid."""
-    if isinstance(cause, InvalidRequestError):
-        return None
+class RequestEnd(NamedTuple):
+    """End of an HTTP request. The defaults are those of a request whose samples all finished.
+
+    `outcome`: worst outcome of its prompts; None = still open, or the request was invalid. `finish`: finish reason of
+    its unfinished samples; `reason`: details. `status`: HTTP status of an answer that had not begun. `cause`: the error
+    that ended it early.
+    """
+
+    outcome: Outcome | None = None
+    finish: str = ""
+    reason: str = ""
+    status: int = 200
+    cause: BaseException | None = None
+
+
+# Status -> outcome, finish reason, and details of errors without a code.
+_BY_STATUS = {
+    429: (Outcome.REJECTED, "rejected", "limit"),
+    504: (Outcome.TIMEOUT, FinishReason.TIMEOUT, "limit"),
+    CLIENT_CLOSED_REQUEST: (Outcome.ABORTED, FinishReason.ABORT, "client"),
+}
+
+
+def request_end(cause: BaseException | None) -> RequestEnd:
+    """Return how a request ended that `cause` ended early; None = nothing did."""
+    if cause is None:
+        return RequestEnd()
     if isinstance(cause, ClientDisconnect):
-        return Outcome.ABORTED
-    if isinstance(cause, ApiError):
-        return {429: Outcome.REJECTED, 504: Outcome.TIMEOUT, 499: Outcome.ABORTED}.get(cause.status, Outcome.FAILED)
-    return Outcome.FAILED
+        return RequestEnd(Outcome.ABORTED, FinishReason.ABORT, "disconnect", CLIENT_CLOSED_REQUEST, cause)
+    if not isinstance(cause, Exception):  # its task was cancelled
+        return RequestEnd(Outcome.FAILED, FinishReason.ABORT, "shutdown", CLIENT_CLOSED_REQUEST, cause)
+    status = as_api_error(cause).status
+    if isinstance(cause, InvalidRequestError):
+        return RequestEnd(None, "rejected", cause.code or "invalid", status, cause)
+    code = cause.code if isinstance(cause, ApiError) else None
+    if code == "draining":
+        return RequestEnd(Outcome.FAILED, FinishReason.ABORT, "shutdown", status, cause)
+    if isinstance(cause, ApiError) and status in _BY_STATUS:
+        outcome, finish, reason = _BY_STATUS[status]
+        return RequestEnd(outcome, finish, code or reason, status, cause)
+    reason = code or f"{type(cause).__name__}: {cause}"[:500]
+    return RequestEnd(Outcome.FAILED, FinishReason.ERROR, reason, status, cause)
 
 
 def slo_class_name(job: Job) -> str:
