@@ -25,8 +25,7 @@ from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.events import Event
-from roseinfer.sched.policy import Decision, Policy, View
+from roseinfer.sched.policy import Decision, Event, Policy, View
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.engine import END, FixedLengthRunner

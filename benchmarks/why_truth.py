@@ -46,7 +46,6 @@ from roseinfer.sim.workload import Arrival
 MANY = 100_000
 SPARE = 20_000  # blocks that nobody has until they are given away
 HOARD = "hoard"
-CAUSES = tuple(Cause)
 FEW = 8  # tokens
 UNPROMISED_S = 10.0
 OVERLOAD = (Cause.PRICE, Cause.PACE, Cause.TENANT)
@@ -104,9 +103,7 @@ class Run:
 
     def cause(self, request: Request) -> Cause:
         """What it is said to wait for at present."""
-        waits = self.engine.core.scheduler.roster.waits
-        own = waits._accounts[request.request_id].cause
-        return CAUSES[waits._line if own is None else own]
+        return self.engine.core.scheduler.roster.waits.cause(request)
 
     def arrive(self) -> None:
         """Let time pass until something is to be done, and requests come."""

@@ -21,8 +21,7 @@ from roseinfer.engine.core import Core
 from roseinfer.engine.messages import Add
 from roseinfer.sched.cost.offline_fit import Sample
 from roseinfer.sched.cost.params import work_of
-from roseinfer.sched.events import Event, StepDone
-from roseinfer.sched.policy import Decision, Policy, View
+from roseinfer.sched.policy import Decision, Event, Policy, StepDone, View
 
 FIRST_ID = 10  # of the random prompts: special tokens tend to have the ids below
 KV_SHARE = 0.9  # of the cache that a cell may fill, so that nobody is preempted

@@ -137,7 +137,7 @@ def _build_core(
         make_policy(config.scheduler, estimates),
         facts.max_model_len,
         facts.limits,
-        offloading=OffloadCosts.beside(options, estimates, facts.load_s, facts.store_s),
+        offloading=OffloadCosts.for_policy(options, estimates, facts.load_s, facts.store_s),
     )
     # The recording of a run has no place for what a guide said.
     guides = None if recorder is not None else _guides(config, facts.vocab_size, facts.eos_token_ids)

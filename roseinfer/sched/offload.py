@@ -1,13 +1,12 @@
-"""K/V in host memory, as the scheduler uses it: what is stored there, and what is loaded instead of computed.
+"""K/V offload: which blocks are stored in host memory, and which are loaded instead of computed.
 
-A full block is stored when it is first used again, when its request loses it to others, and when it would be given to
-others next: most prefixes are used again long after that. A request whose prefix goes on in host memory behind what the
-cache holds has it loaded before it starts, if that is sooner than computing it. Until then it waits: it has KV blocks,
-and no seat.
+A full block is stored when it is first reused, when its request is preempted, and when it would be evicted next: most
+prefixes are reused long after that. If host memory continues a waiting request's cached prefix, the blocks are loaded
+before the request starts, unless computing them is faster. Meanwhile the request has KV blocks but no seat.
 
-Copies run beside the rows of a step, which is not over before they are. So a step has no more of them than its rows
-take by themselves, as far as the cost model knows. (On a CPU they run before the rows: then it takes that much longer,
-which the cost model is not told.)
+Copies run in parallel with the rows of a step, and the step ends after both. So a step gets no more copies than fit
+into the time that the cost model predicts for its rows. (On a CPU, copies run before the rows and make the step longer;
+the cost model does not learn from that part.)
 """
 
 from collections import deque
@@ -26,16 +25,17 @@ from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates
 from roseinfer.sched.plan_builder import PlanBuilder
 
-IDLE_S = 0.01  # of copies in a step without rows: who comes meanwhile waits for its end
-_NEARLY = 1.1
-_OTHERS = 0.25  # what a step's length counts of each that runs, beside who waits for its first token
-_GAIN = 0.25  # of a step's copies, as far as their speed is followed
+IDLE_COPIES_S = 0.01  # copies in a step without rows: a request that arrives meanwhile waits for its end
+_COPY_TOLERANCE_SHARE = 1.1  # copies that take this multiple of a step hide what its rows took
+_ROW_DELAY_SHARE = 0.25  # weight of a delay of each running request, relative to a first token's
+_COST_GAIN_SHARE = 0.25  # weight of a step's copies in the smoothed seconds per block
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadCosts:
-    """What is weighed against each other. `cost`: what steps cost; `learns`: nobody else tells it of them. `load_s`,
-    `store_s`: seconds for a block, to begin with.
+    """Costs of computing and of copying. `learns`: the offload feeds `cost`, because the policy does not.
+
+    `load_s`, `store_s`: initial seconds per block.
     """
 
     cost: CostModel = field(default_factory=lambda: Estimates().cost)
@@ -44,14 +44,14 @@ class OffloadCosts:
     store_s: float = 0.0
 
     @classmethod
-    def beside(cls, options: object, known: Estimates, load_s: float, store_s: float) -> "OffloadCosts":
-        """Beside a policy with these options, which tells `known` of steps if it predicts what they take."""
+    def for_policy(cls, options: object, known: Estimates, load_s: float, store_s: float) -> "OffloadCosts":
+        """Return the costs for a policy with these `options`, which feeds `known` itself if it predicts step times."""
         return cls(known.cost, not isinstance(options, CostOptions), load_s, store_s)
 
 
 @dataclass(slots=True, eq=False)
 class PrefixLoad:
-    """What one request waits for. `planned` of its copies are in plans, `done` of those are there."""
+    """Load that one request waits for. `planned` of its copies are in plans, and `done` of those are complete."""
 
     request: Request
     copies: list[HostCopy]
@@ -60,10 +60,10 @@ class PrefixLoad:
 
 
 class KvOffload:
-    """Of one scheduler. `load_s`, `store_s`: seconds for a block, as lately.
+    """Loads and stores of one Scheduler. `load_s`, `store_s`: recent seconds per block.
 
-    `hold(request)` is called when a request begins to wait for its load, and when it waits for that no longer;
-    `request.loading` says which.
+    `loading_changed(request)` is called when a request begins or finishes to wait for its load, after `request.loading`
+    was set.
     """
 
     def __init__(
@@ -71,61 +71,61 @@ class KvOffload:
         kv: KvManager,
         host: HostCache,
         offloading: OffloadCosts,
-        hold: Callable[[Request], None],
+        loading_changed: Callable[[Request], None],
     ) -> None:
         self.load_s, self.store_s = offloading.load_s, offloading.store_s
         self._kv, self._host = kv, host
         self._cost, self._learns = offloading.cost, offloading.learns
-        self._hold = hold
-        self._queue: deque[PrefixLoad] = deque()  # not all of them planned
-        self._queued = 0  # blocks of these that are in no plan
+        self._loading_changed = loading_changed
+        self._queue: deque[PrefixLoad] = deque()  # loads with copies that are in no plan
+        self._queued = 0  # count of these copies
         self._loads: dict[str, PrefixLoad] = {}
-        self._carried: dict[int, list[tuple[PrefixLoad, int]]] = {}  # by step: what its loads are of
-        self._landed: dict[str, int] = {}  # they hold so many loaded tokens until they start
-        self._reused: dict[int, IndexEntry] = {}  # KV blocks that are worth a copy, and what they held then
-        self._begun: list[HostCopy] = []  # stores that the next plan has to have
-        self._step_s = 0.0  # of the newest step with rows
+        self._loads_by_step: dict[int, list[tuple[PrefixLoad, int]]] = {}  # by step
+        self._holding: dict[str, int] = {}  # loaded tokens of requests that hold blocks until they start
+        self._reused: dict[int, IndexEntry] = {}  # KV blocks to store, and what they held when they were reused
+        self._new_stores: list[HostCopy] = []  # stores that the next plan must carry
+        self._step_s = 0.0  # duration of the newest step with rows
         self._loaded = self._stored = self._queries = self._hits = 0
         self._loads_s = self._stores_s = 0.0
 
-    # --- what a request gains -----------------------------------------------------------------------------------
-    def behind(self, request: Request, hit: PrefixHit, in_flight: int, running: int) -> tuple[int, ...]:
-        """The host blocks that are to be loaded behind a hit; none if they had better be computed.
+    # --- loading compared with computing ------------------------------------------------------------------------
+    def loadable(self, request: Request, hit: PrefixHit, in_flight: int, running: int) -> tuple[int, ...]:
+        """Return the host blocks to load after a prefix hit; none if computing them is better.
 
-        Copies must take less than computing does. The steps that go by meanwhile (see `seconds`) hold up this request
-        only, where computing would hold up all that run in the same step: that counts, but a first token for more than
-        the next one of another. What is left of the prompt is computed anyway, and reads the same experts.
+        Copies must take less time than computing. The steps that pass meanwhile (see `wait_s`) delay this request only,
+        while computing would delay all running requests. So the delay of those counts too, at a lower weight than that
+        of a first token. The rest of the prompt is computed anyway, and reads the same experts.
         """
         host_blocks = self._kv.match_host(request.request_id, request.tokens, hit)
         if not host_blocks:
             return ()
         size = self._kv.block_size
         computed_s = self._cost.params.prefill_s(len(hit.blocks) * size, len(host_blocks) * size, inf)
-        if self.seconds(len(host_blocks), 0, 0) >= computed_s:
+        if self.wait_s(len(host_blocks), 0, 0) >= computed_s:
             return ()
-        return host_blocks if self.seconds(0, in_flight, running) < computed_s * (1 + _OTHERS * running) else ()
+        return host_blocks if self.wait_s(0, in_flight, running) < computed_s * (1 + _ROW_DELAY_SHARE * running) else ()
 
-    def seconds(self, blocks: int, in_flight: int, running: int) -> float:
-        """Until so many blocks are loaded, behind those that wait to be.
+    def wait_s(self, blocks: int, in_flight: int, running: int) -> float:
+        """Return the seconds until `blocks` blocks are loaded, after the loads that are queued already.
 
-        A request with a load starts when the steps in flight and the one that carries it are over, one without in this
-        step. `running`: requests, without which a step lasts as long as its copies.
+        A request with a load starts after the steps in flight and the one that carries the load. `running`: number of
+        running requests; without any, a step lasts as long as its copies.
         """
         waits_s = (in_flight + 1) * self._step_s if running else 0.0
         return max(waits_s, self.load_s * (self._queued + blocks))
 
     @property
-    def num_waiting(self) -> int:
-        """Requests that are to start once their load is done."""
-        return len(self._loads) + len(self._landed)
+    def num_loads(self) -> int:
+        """Count of the requests that wait for a load or, after one, for their start."""
+        return len(self._loads) + len(self._holding)
 
     # --- loads --------------------------------------------------------------------------------------------------
     def is_loading(self, host_blocks: Sequence[int]) -> bool:
-        """Whether another request is having them loaded."""
+        """True if these blocks are being loaded for another request."""
         return self._host.is_loading(host_blocks)
 
     def begin(self, request: Request, host_blocks: Sequence[int]) -> None:
-        """Let a request that holds nothing but its hit wait for what these host blocks hold. There are KV blocks."""
+        """Begin to load host blocks for a request that holds only its prefix hit. There are enough KV blocks."""
         known, held = len(request.tokens), len(self._kv.table(request.request_id)) * self._kv.block_size
         load = PrefixLoad(request, self._kv.load(request.request_id, host_blocks))
         self._loads[request.request_id] = load
@@ -134,51 +134,52 @@ class KvOffload:
         self._queries += known - held
         self._hits += len(host_blocks) * self._kv.block_size
         request.loading = True
-        self._hold(request)
+        self._loading_changed(request)
 
-    def take_back(self, request: Request) -> int:
-        """Free the blocks of a request whose load is done, so that it can attach them as a hit.
+    def release_loaded(self, request: Request) -> int:
+        """Release the blocks of a request whose load is done, so that it can attach them as a prefix hit.
 
-        Returns how many tokens were loaded for it, 0 if it holds nothing.
+        Return how many tokens were loaded for it, 0 if it holds nothing.
         """
-        loaded = self._landed.pop(request.request_id, 0)
+        loaded = self._holding.pop(request.request_id, 0)
         if loaded:
             self._kv.release(request.request_id)
         return loaded
 
-    def keep(self, request: Request, loaded: int) -> bool:
-        """A request that could not start goes on holding what it has attached, if it was loaded for it."""
+    def hold_blocks(self, request: Request, loaded: int) -> bool:
+        """Let a request that could not start hold its attached blocks if they were loaded for it."""
         if loaded:
-            self._landed[request.request_id] = loaded
+            self._holding[request.request_id] = loaded
         return loaded > 0
 
     def started(self, request: Request, cached: int, loaded: int) -> None:
-        """A request has its seat, and this hit; `loaded` of its tokens were loaded for it."""
+        """Record that a request has started with `cached` tokens, of which `loaded` were loaded for it."""
         if not loaded:
             self._queries += len(request.tokens) - cached
         if not request.fork_of:
             self._reuse(self._kv.table(request.request_id)[: cached // self._kv.block_size])
 
     def reclaim(self, *, loads: bool = False) -> bool:
-        """Free blocks of a request that holds them until it starts, the newest first; with `loads` also of one whose
-        load is not in plans altogether, and which it then waits for no longer. False if there is none.
+        """Free the blocks of one request that holds them until it starts, the newest first. Return False without any.
+
+        `loads`: cancel a load that is not fully planned if no other request holds blocks.
         """
-        if self._landed:
-            name, _ = self._landed.popitem()
+        if self._holding:
+            name, _ = self._holding.popitem()
             self._kv.release(name)
         elif loads and self._queue:
             request = self._queue[-1].request
             self.forget(request)
             self._kv.release(request.request_id)
             request.loading = False
-            self._hold(request)
+            self._loading_changed(request)
         else:
             return False
         return True
 
     def forget(self, request: Request) -> None:
-        """The request has ended. What is in plans goes on, for whoever comes with the same prefix."""
-        self._landed.pop(request.request_id, None)
+        """Drop a request that has ended. Its planned copies complete, for later requests with the same prefix."""
+        self._holding.pop(request.request_id, None)
         load = self._loads.pop(request.request_id, None)
         if load is None or load.planned == len(load.copies):
             return
@@ -189,79 +190,79 @@ class KvOffload:
 
     # --- stores -------------------------------------------------------------------------------------------------
     def _reuse(self, blocks: Sequence[int]) -> None:
-        """These full KV blocks, the head of a chain first, were used again: they are worth a copy."""
+        """Mark full KV blocks that were reused, the head of a chain first, so that they are stored."""
         self._host.touch(blocks)
-        if not self._pays(self._kv.max_tokens):
+        if not self._worth_loading(self._kv.max_tokens):
             return
         for block in blocks:
             held = self._host.full_entry(block)
             if held is not None and self._host.should_store(block):
                 self._reused[block] = held
 
-    def losing(self, request: Request) -> None:
-        """A preempted request is about to give up its blocks: begin to store what it has computed, from its head on, as
-        far as a step has time for it.
-        """
-        if not self._pays(request.computed):
+    def before_release(self, request: Request) -> None:
+        """Begin to store the blocks of a preempted request, from the first on, as far as a step has time for it."""
+        if not self._worth_loading(request.computed):
             return
         blocks = self._kv.table(request.request_id)[: request.computed // self._kv.block_size]
-        room = self._room(self._step_s or IDLE_S, self.store_s)
+        room = self._copies_within(self._step_s or IDLE_COPIES_S, self.store_s)
         for block in blocks:
-            if len(self._begun) >= room:
+            if len(self._new_stores) >= room:
                 break
             self._store(block)
 
-    def _pays(self, tokens: int) -> bool:
-        """Whether a prefix of so many tokens is loaded sooner than it is computed."""
+    def _worth_loading(self, tokens: int) -> bool:
+        """True if a prefix of `tokens` tokens is loaded faster than it is computed."""
         return self.load_s * (tokens // self._kv.block_size) < self._cost.params.prefill_s(0, tokens, inf)
 
     def _store(self, block: int) -> None:
         copy = self._host.begin_store(block)
         if copy is not None:
-            self._begun.append(copy)
+            self._new_stores.append(copy)
 
     # --- plans --------------------------------------------------------------------------------------------------
     @property
     def must_plan(self) -> bool:
-        """Whether there is something for a plan without rows."""
-        return bool(self._queue or self._begun)
+        """True if copies are due even in a plan without rows."""
+        return bool(self._queue or self._new_stores)
 
     @property
-    def blocks_on_call(self) -> int:
-        """KV blocks that are not free, but whoever starts can have them: those of requests that are loaded and wait to
-        start, of which one may be who starts; and in a step or two those that are being stored before others get them.
+    def reclaimable_blocks(self) -> int:
+        """Count of KV blocks that are not free but that a request can take when it starts.
+
+        These are blocks held by loaded requests that wait to start, and blocks being stored before eviction, which
+        become free within a step or two.
         """
-        loaded = sum(len(self._kv.table(name)) for name in self._landed)
+        loaded = sum(len(self._kv.table(name)) for name in self._holding)
         return loaded + self._host.num_evicting
 
     @property
-    def blocks_coming(self) -> int:
-        """KV blocks that are free, but for the stores under way (an upper bound)."""
+    def blocks_being_stored(self) -> int:
+        """Upper bound on the KV blocks that become free when the current stores end."""
         return self._host.num_storing
 
-    def fill(self, draft: PlanBuilder) -> None:
-        """Give a step its copies."""
-        ahead = 2 * self._kv.blocks_for(draft.budget)
-        at_risk = len(draft) > 0 and self._host.eviction_near(ahead)
-        if not (at_risk or self._queue or self._begun or self._reused):
+    def add_copies(self, builder: PlanBuilder) -> None:
+        """Add the copies of a step."""
+        ahead = 2 * self._kv.blocks_for(builder.budget)
+        at_risk = len(builder) > 0 and self._host.eviction_near(ahead)
+        if not (at_risk or self._queue or self._new_stores or self._reused):
             return
-        rows = draft.rows
-        seconds = self._cost.seconds(work_of(rows)) if rows else IDLE_S
-        draft.loads = self._next_loads(draft.step, max(1, self._room(seconds, self.load_s)))
-        room = self._room(seconds, self.store_s)
-        while self._reused and len(self._begun) < room:
+        rows = builder.rows
+        seconds = self._cost.seconds(work_of(rows)) if rows else IDLE_COPIES_S
+        builder.loads = self._next_loads(builder.step, max(1, self._copies_within(seconds, self.load_s)))
+        room = self._copies_within(seconds, self.store_s)
+        while self._reused and len(self._new_stores) < room:
             block, entry = next(iter(self._reused.items()))
             del self._reused[block]
             if self._host.full_entry(block) is entry:
                 self._store(block)
-        if at_risk and self._pays(self._kv.max_tokens):
-            # A block that is being stored is nobody's, so enough are left for the next step.
+        if at_risk and self._worth_loading(self._kv.max_tokens):
+            # No request can take a block while it is stored, so leave enough blocks for the next step.
             spare = self._kv.num_free - min(ahead // 2, self._kv.num_blocks // 4)
-            self._begun += self._host.store_next_evicted(ahead, max(0, min(room - len(self._begun), spare)))
-        draft.stores, self._begun = self._begun, []
+            self._new_stores += self._host.store_next_evicted(ahead, max(0, min(room - len(self._new_stores), spare)))
+        builder.stores, self._new_stores = self._new_stores, []
 
-    def _room(self, seconds: float, each_s: float) -> int:
-        """Copies that a step of so many seconds has time for."""
+    def _copies_within(self, seconds: float, each_s: float) -> int:
+        """Return how many copies of `each_s` seconds fit into a step of `seconds` seconds."""
         return int(seconds / each_s) if each_s > 0 else self._kv.num_blocks
 
     def _next_loads(self, step: int, room: int) -> list[HostCopy]:
@@ -271,14 +272,14 @@ class KvOffload:
             copies = load.copies[load.planned : load.planned + room - len(found)]
             load.planned += len(copies)
             self._queued -= len(copies)
-            self._carried.setdefault(step, []).append((load, len(copies)))
+            self._loads_by_step.setdefault(step, []).append((load, len(copies)))
             found += copies
             if load.planned == len(load.copies):
                 self._queue.popleft()
         return found
 
     def done(self, plan: StepPlan, result: StepResult) -> None:
-        """A step is over, and its copies with it."""
+        """Record that a step and its copies are done."""
         if plan.rows:
             rows_s = rows_seconds(result, result.duration_s)
             self._step_s = rows_s or result.duration_s
@@ -288,35 +289,35 @@ class KvOffload:
             self._host.finish_stores(plan.stores)
             self._stored += len(plan.stores)
             self._stores_s += result.stores_s
-            self.store_s = _follow(self.store_s, result.stores_s, len(plan.stores))
+            self.store_s = _smoothed(self.store_s, result.stores_s, len(plan.stores))
         if plan.loads:
             self._host.finish_loads(plan.loads)
             self._loaded += len(plan.loads)
             self._loads_s += result.loads_s
-            self.load_s = _follow(self.load_s, result.loads_s, len(plan.loads))
-            for load, count in self._carried.pop(plan.step):
-                self._land(load, count)
+            self.load_s = _smoothed(self.load_s, result.loads_s, len(plan.loads))
+            for load, count in self._loads_by_step.pop(plan.step):
+                self._finish_load(load, count)
 
-    def _land(self, load: PrefixLoad, count: int) -> None:
+    def _finish_load(self, load: PrefixLoad, count: int) -> None:
         load.done += count
         request = load.request
         if load.done == len(load.copies) and self._loads.get(request.request_id) is load:
             del self._loads[request.request_id]
-            self._landed[request.request_id] = len(load.copies) * self._kv.block_size
+            self._holding[request.request_id] = len(load.copies) * self._kv.block_size
             request.loading = False
-            self._hold(request)
+            self._loading_changed(request)
 
     @property
     def num_blocks(self) -> int:
-        """Host blocks."""
+        """Count of host blocks."""
         return self._host.num_blocks
 
-    # --- looking in ---------------------------------------------------------------------------------------------
+    # --- inspection ---------------------------------------------------------------------------------------------
     def stats(self) -> OffloadStats:
         return OffloadStats(
             self._host.num_used,
             self._host.num_blocks,
-            self.num_waiting,
+            self.num_loads,
             self._queries,
             self._hits,
             self._loaded,
@@ -330,21 +331,21 @@ class KvOffload:
         assert self._queued == sum(len(load.copies) - load.planned for load in self._queue), "copies that wait"
         for name, load in self._loads.items():
             assert load.request.request_id == name and load.request.loading, f"{name!r} waits for a load"
-        assert self._landed.keys().isdisjoint(self._loads), "a load is under way or done"
+        assert self._holding.keys().isdisjoint(self._loads), "a load is under way or done"
 
 
 def rows_seconds(result: StepResult, duration_s: float) -> float:
-    """What the rows took of a step that took `duration_s` with what the host did around it.
+    """Return the time of a step's rows; `duration_s` is the step's duration including the host's work.
 
-    0 if nobody knows: copies beside them took as long as the step.
+    Return 0 if it is unknown, because the copies took as long as the step.
     """
     if result.copies_first:
         return max(0.0, duration_s - result.loads_s - result.stores_s)
-    return 0.0 if 0 < _NEARLY * max(result.loads_s, result.stores_s) >= result.duration_s else duration_s
+    return 0.0 if 0 < _COPY_TOLERANCE_SHARE * max(result.loads_s, result.stores_s) >= result.duration_s else duration_s
 
 
-def _follow(before_s: float, seconds: float, blocks: int) -> float:
-    """What a block takes, after a step in which so many took so long."""
+def _smoothed(before_s: float, seconds: float, blocks: int) -> float:
+    """Return the smoothed seconds per block after `blocks` copies took `seconds`."""
     if seconds <= 0:
         return before_s
-    return before_s + _GAIN * (seconds / blocks - before_s) if before_s > 0 else seconds / blocks
+    return before_s + _COST_GAIN_SHARE * (seconds / blocks - before_s) if before_s > 0 else seconds / blocks

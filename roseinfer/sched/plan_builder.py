@@ -1,4 +1,4 @@
-"""A step being planned. Tokens, seats and blocks of a row are taken together or not at all."""
+"""PlanBuilder: a step being planned. Tokens, seats and blocks of a row are taken together or not at all."""
 
 from collections.abc import Collection
 
@@ -8,7 +8,7 @@ from roseinfer.kv.manager import Growth, KvManager
 
 
 class PlanBuilder:
-    """`budget`: tokens that the step may hold, `tokens_left`: what remains of it. `loads`, `stores`: as in the plan."""
+    """Step being planned. `budget`: tokens that it may hold. `tokens_left`: the rest of the budget."""
 
     def __init__(self, step: int, token_budget: int, kv: KvManager) -> None:
         self.step = step
@@ -32,19 +32,19 @@ class PlanBuilder:
     def rows(self) -> list[Row]:
         return list(self._rows.values())
 
-    def take_next(self, request: Request) -> None:
-        """Add the row of a request that has one token left to compute and room for it: `take(request, 1)`, quickly."""
+    def add_next_token(self, request: Request) -> None:
+        """Add a row of one token whose blocks are there: `add_row(request, 1)`, but faster."""
         start = request.planned
         name = request.request_id
-        seat: int = request.seat  # type: ignore[assignment]  # who runs has one; to assert it costs 2% of a plan
+        seat: int = request.seat  # type: ignore[assignment]  # a running request has one; an assertion costs 2% of a plan
         self._rows[name] = new_row((name, seat, start, 1, 1, True, start, 0, (), ()))
         self.tokens_left -= 1
         request.planned = start + 1
         request.pending += 1
         request.in_flight += 1
 
-    def take(self, request: Request, count: int, growth: Growth | None = None) -> None:
-        """Add a row of `count` tokens. The seat is taken, and the blocks are (`growth` says which are new)."""
+    def add_row(self, request: Request, count: int, growth: Growth | None = None) -> None:
+        """Add a row of `count` tokens. The request has its seat and blocks; `growth` names the new blocks."""
         start = request.planned
         end = start + count
         sample = end == len(request.tokens) + request.pending
@@ -77,22 +77,22 @@ class PlanBuilder:
         request.in_flight += 1
 
     def decodes(self, request: Request) -> bool:
-        """Whether the request has a row here that computes one token behind its prompt and samples the next."""
+        """True if the request has a row that computes one token after its prompt and samples the next."""
         row = self._rows.get(request.request_id)
         return row is not None and row.count == 1 and row.sample and row.start >= request.prompt_len
 
-    def verify(self, request: Request, drafts: tuple[int, ...], growth: Growth | None = None) -> None:
-        """Let the row of a request that decodes verify drafts, too. `growth`: the blocks that this takes, if any.
+    def set_drafts(self, request: Request, drafts: tuple[int, ...], growth: Growth | None = None) -> None:
+        """Let the row of a decoding request verify drafts as well. `growth`: the new blocks for them, if any.
 
-        How many tokens come of it nobody knows before the step is done: none of them is pending, and so the request has
-        nothing to compute until then.
+        How many tokens it yields is unknown until the step is done. So none is pending, and the request has nothing to
+        compute until then.
         """
         name = request.request_id
         row = self._rows[name]
         if growth is not None:
             earlier = self._growths.get(name)
             if earlier is not None:
-                assert growth.copy is None, "whoever has grown borrows no block any more"
+                assert growth.copy is None, "a request that has grown borrows no block"
                 growth = Growth(earlier.table_from, earlier.new_blocks + growth.new_blocks, earlier.copy)
             self._growths[name] = growth
             row = row._replace(table_from=growth.table_from, new_blocks=growth.new_blocks)
@@ -102,10 +102,10 @@ class PlanBuilder:
         self._num_drafts += len(drafts)
         request.pending -= 1
 
-    def drop(self, request: Request) -> None:
-        """Take a running request's row out again, with all it holds."""
+    def drop_row(self, request: Request) -> None:
+        """Remove a running request's row and free its new blocks."""
         row = self._rows.pop(request.request_id)
-        assert not row.drafts, "drafts come last, when nobody has to yield any more"
+        assert not row.drafts, "drafts are added last, after all preemptions"
         growth = self._growths.pop(request.request_id, None)
         if growth is not None:
             self._kv.undo(request.request_id, growth)
@@ -118,10 +118,10 @@ class PlanBuilder:
         request.pending -= row.sample
         request.in_flight -= 1
 
-    def freeze(self, released: list[int], guided: Collection[str]) -> StepPlan:
-        """The plan. `guided`: the running requests that have a guide."""
+    def build(self, released: list[int], guided: Collection[str]) -> StepPlan:
+        """Return the finished plan. `guided`: ids of the running requests that have a guide."""
         rows = self.rows
-        asking = [i for i, row in enumerate(rows) if row.sample and row.request_id in guided] if guided else ()
+        guided_rows = [i for i, row in enumerate(rows) if row.sample and row.request_id in guided] if guided else ()
         copies: list[BlockCopy] = [g.copy for g in self._growths.values() if g.copy is not None]
         return StepPlan(
             step=self.step,
@@ -131,7 +131,7 @@ class PlanBuilder:
             released=released,
             num_tokens=self.budget - self.tokens_left,
             num_drafts=self._num_drafts,
-            guided=tuple(asking),
+            guided=tuple(guided_rows),
             loads=self.loads,
             stores=self.stores,
         )

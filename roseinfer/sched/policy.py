@@ -1,13 +1,13 @@
-"""What a scheduling policy is: a small object that decides; the scheduler does the work.
+"""Policy: the interface of scheduling policies. A policy decides, and the scheduler does the work.
 
-Each step the scheduler calls `policy.begin(view)` and asks the decision it gets, in this order: `rejections` who is
-turned away, `select` which running requests compute, `chunk` how many tokens of a prompt, `victim` who yields when KV
-blocks run out, then `order` and `admit` who of the waiting starts.
+In each step the scheduler calls `policy.begin(view)` and asks the returned decision, in this order: `rejections` which
+requests to reject, `select` which running requests compute, `chunk` how many tokens of a prompt, `victim` which request
+to preempt when KV blocks run out, then `order` and `admit` which waiting requests start.
 
-A policy may be unfair or slow, but it cannot stop the engine. If nothing is in flight and nobody runs, the first of
-the queue that could start does, whatever the policy says; if somebody runs, all that run go on once the policy has held
-them back for `HELD_BACK_TURNS` turns; and if those that run take each other's blocks without anybody's getting a token,
-the oldest goes on until it has one (`sched/liveness.py`). All this is counted as `policy_stalls`.
+A policy may be unfair or slow, but it cannot stop the engine. The scheduler plans without it in three cases, if nothing
+is in flight and it schedules nothing: without running requests, the first request that could start does. With running
+requests, all of them continue after `MAX_IDLE_TURNS` turns. If running requests preempt each other and none gets a
+token, the oldest continues until it has one (`sched/liveness.py`). All of these are counted as `policy_stalls`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,41 +15,76 @@ from enum import Enum
 from functools import cache
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from roseinfer.core.outputs import PolicyStats
+from roseinfer.core.outputs import FinishReason, PolicyStats
+from roseinfer.core.plan import StepPlan
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Forecast, Rejection
-from roseinfer.sched.events import Event
 
 
+# --- events: what `Policy.observe` receives, after the fact ---------------------------------------------------------
+class Queued(NamedTuple):
+    """A request joined the queue: it is new, or was preempted."""
+
+    request: Request
+
+
+class Admitted(NamedTuple):
+    request_id: str
+    now_s: float
+    cached_tokens: int
+
+
+class StepDone(NamedTuple):
+    """A step was committed.
+
+    `duration_s` includes the host's work unless another step hid it, and excludes copies from and to host memory that
+    ran before the rows. It is 0 if the copies took as long as the rows, because it says nothing about the rows then.
+    """
+
+    plan: StepPlan
+    now_s: float
+    duration_s: float
+
+
+class Ended(NamedTuple):
+    request_id: str
+    now_s: float
+    reason: FinishReason
+    num_outputs: int
+
+
+Event = Queued | Admitted | StepDone | Ended
+
+
+# --- decisions --------------------------------------------------------------------------------------------------
 class Verdict(Enum):
     ADMIT = "admit"
-    SKIP = "skip"  # not this one now; look at the next
-    STOP = "stop"  # nobody else this step
+    SKIP = "skip"  # not this request now, but try the next one
+    STOP = "stop"  # no further request in this step
 
 
 class RejectedRequest(NamedTuple):
-    """A waiting request that is turned away, with all samples of the same request that wait."""
+    """A waiting request to reject, together with the waiting samples of the same request."""
 
     request: Request
     rejection: Rejection
 
 
 def no_load_s(request: Request) -> float:
-    """Nothing is loaded for a request."""
+    """Return 0: without host memory nothing is loaded."""
     return 0.0
 
 
 class View(NamedTuple):
-    """The scheduler's state at the start of a step. What it hands out are snapshots: no decision changes them.
+    """Scheduler's state at the start of a step. Its lists are snapshots: no decision changes them.
 
-    `free_blocks`: KV blocks that new requests may take. `num_waiting`: requests that wait, also those that could not
-    start. `waiting()`: those that could, in the order of the queue, made once a step when first asked for. A request
-    could not start while submitted steps still name it. The samples of one request wait as one entry, of which only
-    the lead is shown: sample 0, then the first of those that wait for its prompt. `can_start(request)`: whether it is
-    one of those in `waiting()`. `members(lead)`: the lead, then the samples that could start with it.
-    `uncached(request)`: how many tokens a waiting request would compute until it has its next one. `load_s(request)`:
-    how many seconds go by before it can, while the others come from host memory; 0 if none do.
+    `free_blocks`: KV blocks that new requests may take. `num_waiting`: all waiting requests. `waiting()`: those that
+    could start, in the order of the queue, listed once a step on demand. A request cannot start while submitted steps
+    name it. The samples of one request form one entry, of which `waiting` shows only the lead: sample 0, later the
+    first of its siblings. `can_start(request)`: True if it is in `waiting()`. `members(lead)`: the lead, then the
+    samples that could start with it. `uncached(request)`: tokens that a waiting request would compute before its next
+    output token. `load_s(request)`: seconds until its prefix is loaded from host memory; 0 if none is.
     """
 
     now_s: float
@@ -69,93 +104,101 @@ class View(NamedTuple):
 
 
 def rejectable(request: Request) -> bool:
-    """Whether a waiting request may be turned away: it never ran, and does not share the prompt of one that did."""
+    """True if a waiting request may be rejected: it never ran, and shares no prompt with a request that did."""
     return not request.has_run and request.fork_of is None and request.num_outputs == 0
 
 
 class Decision(Protocol):
-    """A policy's answers for one step. Answers that make no sense (a request that is unknown, has ended or is named
-    twice) are ignored and counted as `policy_faults`.
+    """A policy's answers for one step.
+
+    Invalid answers (a request that is unknown, has ended or is named twice) are ignored and counted as `policy_faults`.
     """
 
     def rejections(self) -> Iterable[RejectedRequest]:
-        """Who of the waiting is turned away, whatever else the step does: only requests that are `rejectable`."""
+        """Return the waiting requests to reject; each must be `rejectable`."""
         ...
 
     def select(self, running: Sequence[Request]) -> Iterable[Request]:
-        """The running requests that may compute this step, the most important first."""
+        """Return the running requests that may compute in this step, the most important first."""
         ...
 
     def chunk(self, request: Request, room: int) -> int:
-        """How many of the next `room` (>= 1) prompt tokens to compute; 0 = none this step."""
+        """Return how many of the next `room` (>= 1) prompt tokens to compute; 0 = none in this step."""
         ...
 
     def victim(self, running: Sequence[Request]) -> Request | None:
-        """Who gives up its KV blocks; None = nobody, the one that lacks blocks waits."""
+        """Return the request to preempt; with None the request that lacks blocks waits instead."""
         ...
 
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
-        """Some of `View.waiting()`, in the order in which to look at them."""
+        """Return some of `View.waiting()`, in the order in which to try them."""
         ...
 
     def admit(self, request: Request) -> Verdict:
-        """Whether it starts now. Asked for each that `order` names, and after its start for the samples of the same
-        request that could start with it, until one does not.
+        """Decide whether a request starts now.
+
+        Asked for each request that `order` names. After its start it is asked for the samples that could start with
+        it, until one does not start.
         """
         ...
 
 
 @cache
 def implements(kind: type[Decision], protocol: type) -> bool:
-    """Whether decisions of this kind follow one of the protocols below. To look takes microseconds, and a step asks."""
+    """True if decisions of this type implement one of the protocols below. Cached: the check takes microseconds."""
     return issubclass(kind, protocol)
 
 
 @runtime_checkable
 class Budgeting(Protocol):
-    """A decision that says how many tokens the step has."""
+    """A decision that sets the token budget of the step."""
 
     def token_budget(self) -> int:
-        """Of all rows together. More than `StepLimits` allows is not to be had."""
+        """Return the tokens of all rows together; `StepLimits` bounds it."""
         ...
 
 
 @runtime_checkable
 class Preempting(Protocol):
-    """A decision that makes room for requests that wait."""
+    """A decision that preempts running requests in favour of waiting ones."""
 
     def preemptions(self) -> Iterable[Request]:
-        """Running requests that give up their KV blocks and wait again, before anything is planned: none that compute
-        in this step. Nobody starts in a step in which somebody yields.
+        """Return running requests to preempt before anything is planned; `select` must not name them.
+
+        No request starts in a step with a preemption.
         """
         ...
 
 
 @runtime_checkable
 class Explaining(Protocol):
-    """A decision that says by name what those wait for whom it does not start. Of any other the scheduler says what it
-    sees itself: that seats, blocks or prompt tokens have run out.
+    """A decision that names what the requests that it does not start wait for.
+
+    For other decisions the scheduler reports what it sees: that seats, blocks or prompt tokens have run out.
     """
 
     def wait_causes(self) -> Iterable[tuple[Request, Cause]]:
-        """Waiting requests and what each now waits for, asked behind admission in every step in which somebody waits.
-        It need name only those of whom it says something new: the others wait for what was last named or, if nothing
-        was, for what `line` names. What it says of sample 0 holds for the samples that wait for that; what it says of
-        requests that do not wait, or that wait for their sample 0 to compute the prompt, is ignored.
+        """Return waiting requests whose cause has changed, each with its new cause.
+
+        Asked after admission, in each step with waiting requests. A request keeps the cause that was last named; one
+        that was never named waits for `default_cause`. The cause of sample 0 holds for the samples that wait for it.
+        Causes of requests that do not wait, or wait for the prompt of their sample 0, are ignored.
         """
         ...
 
     def default_cause(self) -> Cause:
-        """What those wait for of whom it has said nothing: in most policies, whatever the first of the queue lacks. Not
-        asked in a step in which the scheduler has no room for one whom the policy would have started, or in which
-        somebody had to yield: the line waits for that.
+        """Return the cause of all requests that were never named: in most policies, what the first of them lacks.
+
+        Not asked in a step with a preemption, or if a request that the policy admitted could not start: all wait for
+        that then.
         """
         ...
 
 
 class FallbackDecision:
-    """The decision of a scheduler without a policy: all go on and start, in order, as far as there is room; the
-    youngest yields.
+    """Decision without a policy: all requests continue and start in order while there is room.
+
+    The youngest running request is preempted first.
     """
 
     def rejections(self) -> Iterable[RejectedRequest]:
@@ -185,30 +228,32 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Reporting(Protocol):
-    """A policy that has figures to show."""
+    """A policy that reports figures."""
 
     def stats(self) -> PolicyStats:
-        """Called after every step: it reads what the step has computed anyway."""
+        """Return the policy's figures. Called after every step, so it must be cheap."""
         ...
 
 
 @runtime_checkable
 class Forecasting(Protocol):
-    """A policy that expects something of a request."""
+    """A policy that predicts first token and pace of a request."""
 
     def forecast(self, request: Request) -> Forecast:
-        """What it expected of a waiting request when it first looked at it, if it has. Asked once, before the policy
-        hears that it starts, or that it has ended without a start.
+        """Return what the policy predicted when it first considered the request, if it has.
+
+        Asked once, before the policy is notified that the request starts or ends without a start.
         """
         ...
 
 
 @runtime_checkable
 class Promising(Protocol):
-    """A policy that knows what the engine could still promise."""
+    """A policy that knows which objectives the engine could still meet."""
 
     def promise(self, counts: Promise, block_size: int, uncached: Callable[[Request], int]) -> Promise:
-        """`counts`, and what the policy knows beyond it. Called behind the plan of a step, while that runs: it reads
-        what is known anyway. `block_size`, `uncached`: as in `View`.
+        """Return `counts` completed with what the policy knows. `block_size`, `uncached`: as in `View`.
+
+        Called after each plan while the step runs, so it must be cheap.
         """
         ...

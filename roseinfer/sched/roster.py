@@ -1,27 +1,26 @@
-"""Every live request of an engine and where it is: it waits, it runs, or it has ended and steps still name it."""
+"""Roster: every live request of an engine, which waits, runs, or has ended while submitted steps still name it."""
 
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager
-from roseinfer.sched.events import Admitted, Ended, Queued
 from roseinfer.sched.liveness import Liveness
 from roseinfer.sched.offload import KvOffload, OffloadCosts
-from roseinfer.sched.policy import Decision, Policy, rejectable
+from roseinfer.sched.policy import Admitted, Decision, Ended, Policy, Queued, rejectable
 from roseinfer.sched.queue import Expiries, WaitingQueue
 from roseinfer.sched.waits import WaitTimes
 
 
 class Roster:
-    """Of one scheduler. Every way of a request from one place to another is a method here, and `policy` is told of it.
+    """Live requests of one Scheduler. Every change of a request's state is a method, which also notifies `policy`.
 
-    `requests`: all that are live, by id; `guided`: the ids of those that have a guide. `step`: of the next plan;
-    `steps_done`: of the next result. `free_seats` and `released`: those that nobody has, and of them those that the
-    next plan has to name.
+    `requests`: all live requests by id. `guided`: ids of those with a guide. `step`: number of the next plan.
+    `steps_done`: number of the next result. `free_seats`: seats without a request. `released`: seats that became free
+    since the last plan, which the next plan has to name.
     """
 
     def __init__(self, seats: int, kv: KvManager, policy: Policy, offloading: OffloadCosts | None) -> None:
-        """offloading: what copies cost, if the KV cache has blocks in host memory."""
+        """`offloading`: costs of copies, used if the KV cache has blocks in host memory."""
         self.policy = policy
         self.step = self.steps_done = 0
         self.requests: dict[str, Request] = {}
@@ -37,34 +36,34 @@ class Roster:
         self.waits = WaitTimes(policy, self.waiting, self.liveness)
         self.offload: KvOffload | None = None
         if kv.host is not None:
-            self.offload = KvOffload(kv, kv.host, offloading or OffloadCosts(), self._recheck)
+            self.offload = KvOffload(kv, kv.host, offloading or OffloadCosts(), self._loading_changed)
         self._kv = kv
         self._ended: list[RequestOutput] = []
 
     @property
     def in_flight(self) -> int:
-        """Steps that are planned and not done."""
+        """Count of steps that are planned and not done."""
         return self.step - self.steps_done
 
     def awaits_parent(self, request: Request) -> bool:
-        """A fork waits until its parent has computed the prompt, so that it need not be computed twice."""
+        """True if the request is a fork whose parent is still computing the prompt, so that it is computed once."""
         if request.fork_of is None:
             return False
         parent = self.requests.get(request.fork_of)
         return parent is not None and parent.status is not Status.FINISHED and parent.computed < parent.prompt_len
 
-    def fault(self, what: str) -> None:
-        """The policy has answered what makes no sense."""
-        self.liveness.fault(self.policy, what)
+    def report_fault(self, what: str) -> None:
+        """Record an invalid answer of the policy."""
+        self.liveness.report_fault(self.policy, what)
 
-    def _recheck(self, request: Request) -> None:
-        """A request has begun to wait for a load, or waits for it no longer."""
+    def _loading_changed(self, request: Request) -> None:
+        """Update queue and wait times after `request.loading` has changed."""
         self.waiting.recheck(request)
-        self.waits.loads(request)
+        self.waits.loading_changed(request)
 
-    # --- from place to place ------------------------------------------------------------------------------------
-    def add(self, request: Request, since_s: float) -> None:
-        """Queue a request whose id is new. `since_s`: as `WaitTimes.add` has it."""
+    # --- changes of state ---------------------------------------------------------------------------------------
+    def add(self, request: Request, last_end_s: float) -> None:
+        """Queue a request whose id is new. `last_end_s`: when the newest step ended, inf if one runs."""
         self.requests[request.request_id] = request
         if request.guided:
             self.guided.add(request.request_id)
@@ -74,11 +73,11 @@ class Roster:
         else:
             self.waiting.add(request)
         self.expiries.add(request)
-        self.waits.add(request, since_s)
+        self.waits.add(request, last_end_s)
         self.policy.observe(Queued(request))
 
-    def run(self, request: Request, now_s: float) -> None:
-        """A waiting request has its seat and its first row: it runs."""
+    def start(self, request: Request, now_s: float) -> None:
+        """Mark a waiting request as running; it has its seat and its first row."""
         self.waiting.discard(request)
         self.running[request.request_id] = request
         request.status = Status.RUNNING
@@ -88,8 +87,9 @@ class Roster:
         self.policy.observe(Admitted(request.request_id, now_s, request.cached_tokens))
 
     def preempt(self, victim: Request) -> None:
-        """Send a running request without a row in the next step back to the head of the queue; it will be computed
-        again from its tokens.
+        """Send a running request back to the head of the queue, to be computed again from its tokens.
+
+        The caller has taken its row out of the step being planned.
         """
         self.waits.preempted(victim, self.step)
         del self.running[victim.request_id]
@@ -112,14 +112,14 @@ class Roster:
         error: str | None = None,
         rejection: Rejection | None = None,
     ) -> End:
-        """End a request, wherever it is. What it holds is free once no submitted step names it."""
+        """End a request in any state. Its seat and blocks are freed when no submitted step names it any more."""
         self.running.pop(request.request_id, None)
         self.waiting.discard(request)
         if self.offload is not None:
             self.offload.forget(request)
-        self.liveness.got_further()
+        self.liveness.progressed()
         request.status = Status.FINISHED
-        # Nothing of it is in the steps that were planned when its last token was on the way.
+        # Steps planned after its last token was in flight have no row of it.
         why = self.waits.ended(request, now_s, self.steps_done if reason is FinishReason.LENGTH else self.step)
         self.guided.discard(request.request_id)
         if request.in_flight == 0:
@@ -129,7 +129,7 @@ class Roster:
         return End(reason, times, stop_token, error, request.preemptions, rejection, why)
 
     def vacate(self, request: Request) -> None:
-        """No submitted step names the request any more: its seat and blocks can be reused."""
+        """Free the seat and blocks of a request that no submitted step names any more."""
         if request.seat is not None:
             self.free_seats.append(request.seat)
             self.released.append(request.seat)
@@ -139,41 +139,44 @@ class Roster:
             del self.requests[request.request_id]
         else:
             if self.offload is not None:
-                self.offload.losing(request)
+                self.offload.before_release(request)
             self._kv.release(request.request_id)
             request.restart()
 
-    # --- ends that a plan decides -------------------------------------------------------------------------------
+    # --- ends during a plan -------------------------------------------------------------------------------------
     def reject(self, decision: Decision, now_s: float) -> bool:
-        """Reject requests, and with each the samples that wait for it to compute their prompt. False: none."""
-        any_went = False
+        """Reject the requests that the policy names, each with the samples that wait for its prompt.
+
+        Return False if there were none.
+        """
+        any_rejected = False
         for request, rejection in tuple(decision.rejections()):
             if request not in self.waiting or not rejectable(request):
-                self.fault("turned away a request that does not wait, or has begun")
+                self.report_fault("rejected a request that is not waiting or has already run")
                 continue
-            for refused in self.waiting.family(request):
-                end = self.finish(refused, FinishReason.REJECTED, now_s, rejection=rejection)
-                self._ended.append(RequestOutput(refused.request_id, end=end))
-            any_went = True
-        return any_went
+            for rejected in self.waiting.family(request):
+                end = self.finish(rejected, FinishReason.REJECTED, now_s, rejection=rejection)
+                self._ended.append(RequestOutput(rejected.request_id, end=end))
+            any_rejected = True
+        return any_rejected
 
     def expire(self, now_s: float) -> None:
-        """End the requests whose time to live is over."""
+        """End the requests whose time to live has passed."""
         for request in self.expiries.due(now_s):
             end = self.finish(request, FinishReason.TIMEOUT, now_s)
             self._ended.append(RequestOutput(request.request_id, end=end))
 
     def take_ended(self) -> list[RequestOutput]:
-        """The ends of the two above, each once."""
+        """Return the requests that `reject` and `expire` ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def take_released(self) -> list[int]:
-        """The seats that have become free, each once."""
+        """Return the seats that became free since the last call."""
         released, self.released = self.released, []
         return released
 
-    # --- looking in ---------------------------------------------------------------------------------------------
+    # --- inspection ---------------------------------------------------------------------------------------------
     def check_integrity(self) -> None:
         """Raise AssertionError if seats or queues disagree."""
         seated = [r.seat for r in self.requests.values() if r.seat is not None]
@@ -182,9 +185,10 @@ class Roster:
         assert all(r.status is Status.WAITING for r in self.waiting)
         assert not any(r in self.waiting for r in self.running.values())
         self.waiting.check_integrity()
+        self.waits.check_integrity([r.request_id for r in self.requests.values() if r.status is not Status.FINISHED])
         if self.offload is not None:
             self.offload.check_integrity()
         for r in self.requests.values():
-            # The token that a failed request's next step was planned on never came.
+            # A failed request may have been planned on a token that never arrived.
             assert r.status is Status.FINISHED or r.computed <= r.planned <= len(r.tokens) + r.pending, r
             assert 0 <= r.pending <= r.in_flight, r

@@ -1,8 +1,8 @@
-"""The scheduler's mechanism: which tokens of which request the next step computes, and what a step's result changes.
+"""Scheduler: plans each step and applies its result.
 
-There is no prefill phase and no decode phase: a request has known tokens and computed tokens, and every step closes
-some of the gap. Several steps may be in flight: `plan` counts on tokens that submitted steps will sample, `commit`
-settles what really happened.
+There is no prefill phase and no decode phase. A request has known tokens and computed tokens, and each step computes
+some of the difference. Several steps may be in flight: `plan` counts tokens that submitted steps will sample, and
+`commit` corrects these counts.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,6 @@ from roseinfer.core.slo import Cause
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.allocation import RowAllocator
 from roseinfer.sched.drafter import Drafter, add_drafts
-from roseinfer.sched.events import StepDone
 from roseinfer.sched.offload import OffloadCosts, rows_seconds
 from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import (
@@ -30,17 +29,44 @@ from roseinfer.sched.policy import (
     Preempting,
     Promising,
     Reporting,
+    StepDone,
     View,
     implements,
     no_load_s,
 )
 from roseinfer.sched.roster import Roster
 from roseinfer.sched.seating import Seating, chunk
-from roseinfer.sched.step_clock import StepClock
+
+
+class StepClock:
+    """Measures how long each step takes, including the work of the host around it.
+
+    `planned` and `done` are called for each step, in order; `paused` when nothing was planned.
+
+    A step that runs alone lasts from its plan, or from the end of the previous step if the engine continued without a
+    pause. A step planned while others are in flight lasts as long as the device reports: the host's work is hidden.
+    """
+
+    def __init__(self) -> None:
+        self._start_s: dict[int, float | None] = {}  # by step; None if others were in flight
+        self._last_end_s: float | None = None  # None if nothing was left to do
+
+    def planned(self, step: int, now_s: float) -> None:
+        start_s = now_s if self._last_end_s is None else self._last_end_s
+        self._start_s[step] = None if self._start_s else start_s
+
+    def paused(self) -> None:
+        self._last_end_s = None
+
+    def done(self, step: int, now_s: float, device_s: float, *, more: bool) -> float:
+        """Return the seconds that the step took. `more`: requests are still running."""
+        start_s = self._start_s.pop(step, None)
+        self._last_end_s = now_s if more else None
+        return device_s if start_s is None else max(device_s, now_s - start_s)
 
 
 class Scheduler:
-    """Owns every live request, the seats and the KV bookkeeping of one engine. Single-threaded."""
+    """Owner of every live request, the seats and the KV bookkeeping of one engine. Single-threaded."""
 
     def __init__(
         self,
@@ -52,7 +78,7 @@ class Scheduler:
         drafter: Drafter | None = None,
         offloading: OffloadCosts | None = None,
     ) -> None:
-        """offloading: what copies cost, if the KV cache has blocks in host memory."""
+        """`offloading`: costs of copies, used if the KV cache has blocks in host memory."""
         self.config = config
         self.kv = kv
         self._reporting = policy if isinstance(policy, Reporting) else None
@@ -71,11 +97,11 @@ class Scheduler:
         self._requests = self._prompt_tokens = self._generation_tokens = 0
         self._last_tokens, self._last_rows, self._last_duration_s, self._last_end_s = 0, 0, 0.0, 0.0
         self._clock = StepClock()
-        self.integrity_errors = 0  # counted by whoever audits
+        self.integrity_errors = 0  # counted by the caller of `audit`
 
-    # --- requests come and go -----------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------
     def add(self, request: Request) -> None:
-        """Queue a request. Raises if it could never run, or its id is in use."""
+        """Queue a request. Raise `InvalidRequestError` if its id is in use or it could never run."""
         if request.request_id in self.roster.requests:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
         self.check_fits(request)
@@ -90,35 +116,35 @@ class Scheduler:
             raise RequestTooLongError(f"{wanted} tokens exceed the KV cache of {self.kv.max_tokens} tokens")
 
     def abort(self, request_id: str, now_s: float) -> RequestOutput | None:
-        """End a request; what it holds is free at once, or when the last submitted step that names it completes."""
+        """End a request. Its seat and blocks are freed when no submitted step names it any more."""
         return self.finish(request_id, FinishReason.ABORT, now_s)
 
     def finish(
         self, request_id: str, reason: FinishReason, now_s: float, error: str | None = None
     ) -> RequestOutput | None:
-        """End a request for a `reason` that the scheduler cannot see; as `abort`. None: it has ended already."""
+        """End a request for a `reason` from outside the scheduler. Return None if it has already ended."""
         request = self.roster.requests.get(request_id)
         if request is None or request.status is Status.FINISHED:
             return None
         return RequestOutput(request_id, end=self.roster.finish(request, reason, now_s, error=error))
 
     def take_ended(self) -> list[RequestOutput]:
-        """The ends that `plan` decided, each once."""
+        """Return the ends that `plan` decided since the last call."""
         return self.roster.take_ended()
 
     @property
     def has_work(self) -> bool:
-        """Whether a step could be planned, now or once those in flight are done."""
+        """True if a step could be planned, now or after the steps in flight."""
         return bool(self.running or self.waiting) or self._must_copy
 
     @property
     def _must_copy(self) -> bool:
-        """Whether there are copies for a plan without rows."""
+        """True if copies are due even in a plan without rows."""
         return self.offload is not None and self.offload.must_plan
 
     @property
     def policy(self) -> Policy:
-        """Who decides; another may go on between two plans."""
+        """The policy; it may be replaced between two plans."""
         return self.roster.policy
 
     @policy.setter
@@ -131,7 +157,7 @@ class Scheduler:
 
     # --- planning -----------------------------------------------------------------------------------------------
     def plan(self, now_s: float) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute (yet). `take_ended` says who ended meanwhile."""
+        """Return the next step, or None if there is nothing to compute yet. See also `take_ended`."""
         roster, seating = self.roster, self.seating
         self._waits.begin(now_s)
         roster.expire(now_s)
@@ -140,39 +166,39 @@ class Scheduler:
         decision = self.policy.begin(self._view(now_s, running))
         if roster.reject(decision, now_s):
             seating.invalidate_ready()
-        draft = PlanBuilder(roster.step, self._budget(decision), self.kv)
+        builder = PlanBuilder(roster.step, self._budget(decision), self.kv)
         preemptions = roster.preemptions
         if implements(type(decision), Preempting):
             for request in tuple(cast(Preempting, decision).preemptions()):
-                self._allocator.preempt(draft, request)
+                self._allocator.preempt(builder, request)
             if roster.preemptions > preemptions:
                 running = tuple(self.running.values())
-        thrashing = self._liveness.thrashing and bool(running)
-        self._continue_running(draft, FallbackDecision() if thrashing else decision, running)
-        lacking: Cause | None = Cause.BLOCKS
-        # After a preemption nobody starts: the blocks are for those that lacked some.
-        if roster.preemptions == preemptions and not thrashing:
-            seating.admit(draft, decision, now_s)
-            if not len(draft) and not roster.in_flight and self.has_work and not self._must_copy:
-                self._go_on_regardless(draft, now_s)
-            lacking = seating.lacking
-        self._waits.explain(decision, lacking, lacking or seating.exhausted(draft))
+        livelock = self._liveness.livelock and bool(running)
+        self._continue_running(builder, FallbackDecision() if livelock else decision, running)
+        blocked_by: Cause | None = Cause.BLOCKS
+        # After a preemption no request starts: the freed blocks are for the running requests that lacked some.
+        if roster.preemptions == preemptions and not livelock:
+            seating.admit(builder, decision, now_s)
+            if not len(builder) and not roster.in_flight and self.has_work and not self._must_copy:
+                self._force_progress(builder, now_s)
+            blocked_by = seating.blocked_by
+        self._waits.update(decision, blocked_by, blocked_by or seating.exhausted(builder))
         if self.drafter is not None:
-            add_drafts(self.drafter, draft, self.running.values(), self.kv, seating.reserve)
-        if not len(draft) and not self._must_copy:
+            add_drafts(self.drafter, builder, self.running.values(), self.kv, seating.reserve)
+        if not len(builder) and not self._must_copy:
             self._clock.paused()
             return None
         if self.offload is not None:
-            self.offload.fill(draft)
-        self._liveness.planned()
+            self.offload.add_copies(builder)
+        self._liveness.step_planned()
         self._clock.planned(roster.step, now_s)
         roster.step += 1
-        plan = draft.freeze(roster.take_released(), roster.guided)
+        plan = builder.build(roster.take_released(), roster.guided)
         self.limits.check(plan)
         return plan
 
     def _budget(self, decision: Decision) -> int:
-        """Tokens of the step."""
+        """Return the most tokens that the step may have."""
         if implements(type(decision), Budgeting):
             return min(cast(Budgeting, decision).token_budget(), self.limits.max_tokens)
         return self.config.max_num_batched_tokens
@@ -182,7 +208,7 @@ class Scheduler:
             now_s,
             self.roster.step,
             len(self.roster.free_seats),
-            self.seating.room,
+            self.seating.free_blocks,
             self.kv.block_size,
             self.config.max_num_batched_tokens,
             self.max_model_len,
@@ -195,63 +221,66 @@ class Scheduler:
             no_load_s if self.offload is None else self.seating.load_s,
         )
 
-    def _go_on_regardless(self, draft: PlanBuilder, now_s: float) -> None:
-        """Nothing is in flight, and the policy lets nobody do anything: see `sched/policy.py` for the rule."""
+    def _force_progress(self, builder: PlanBuilder, now_s: float) -> None:
+        """Plan without the policy, because nothing is in flight and the policy schedules nothing.
+
+        `sched/policy.py` states the rule.
+        """
         decision = FallbackDecision()
         if self.running:
-            if self._liveness.may_hold_back():
+            if self._liveness.may_idle():
                 return
-            self._continue_running(draft, decision, tuple(self.running.values()))
+            self._continue_running(builder, decision, tuple(self.running.values()))
         first = self.waiting.first_ready()
-        if not len(draft) and first is not None:
-            self.seating.start_alone(draft, decision, first, now_s)
-        if len(draft):
-            self._liveness.stalled(self.policy, "lets nobody do anything; the engine goes on without it")
+        if not len(builder) and first is not None:
+            self.seating.start_alone(builder, decision, first, now_s)
+        if len(builder):
+            self._liveness.report_stall(self.policy, "schedules nothing; planning one step without it")
 
-    def _continue_running(self, draft: PlanBuilder, decision: Decision, running: tuple[Request, ...]) -> None:
+    def _continue_running(self, builder: PlanBuilder, decision: Decision, running: tuple[Request, ...]) -> None:
         short: list[tuple[Request, int]] = []
         promised = 0
-        for request in self._liveness.rows(self.policy, decision.select(running), running):
-            room = draft.tokens_left - promised
+        for request in self._liveness.valid_rows(self.policy, decision.select(running), running):
+            room = builder.tokens_left - promised
             if room <= 0:
                 break
             ahead = len(request.tokens) + request.pending
             if ahead >= request.max_len:
-                continue  # its last token is on the way
+                continue  # its last token is in flight
             count = ahead - request.planned
             if count == 1 and request.planned < request.capacity:
-                draft.take_next(request)
+                builder.add_next_token(request)
                 continue
             if count == 0:
-                continue  # its drafts are being verified: who knows how far it will be
+                continue  # its drafts are being verified: how many are right is not known yet
             if count > 1:
                 count = self._chunk(decision, request, count, room)
                 if count == 0:
                     continue
             if request.planned + count <= request.capacity:
-                draft.take(request, count)
+                builder.add_row(request, count)
             else:
                 short.append((request, count))
                 promised += count
         if short:
-            self._allocator.grow(draft, decision, short)
+            self._allocator.grow(builder, decision, short)
 
     def _chunk(self, decision: Decision, request: Request, left: int, room: int) -> int:
-        """How much of a prompt to compute: all that is left if prompts are not chunked, room or not."""
+        """Return how many prompt tokens to compute: all that are left if prompts are not chunked."""
         if not self.config.enable_chunked_prefill:
             return left
         return chunk(decision, request, left, room)
 
     # --- results ------------------------------------------------------------------------------------------------
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestOutput]:
-        """Settle a completed step. Results of requests that ended meanwhile are dropped here, and only here."""
+        """Apply a completed step. Results of requests that ended meanwhile are dropped here, and only here."""
         assert plan.step == result.step and len(plan.rows) == len(result.rows), "a result belongs to one plan"
         outputs: list[RequestOutput] = []
         if plan.copies:
             self.kv.copies_done(plan.copies)
         requests, running = self.roster.requests, Status.RUNNING
         block_mask = self.kv.block_size - 1
-        several = 0  # tokens beyond one for each output
+        extra_tokens = 0  # tokens beyond one for each output
         self.roster.steps_done = plan.step + 1
         self._last_tokens, self._last_duration_s = plan.num_tokens, result.duration_s
         for row, row_result in zip(plan.rows, result.rows, strict=True):
@@ -259,7 +288,7 @@ class Scheduler:
             _, token_ids, logprobs, _, error = row_result
             request = requests[name]
             request.in_flight -= 1
-            # A decoding request that goes on: the common case, written out because it sets the engine's cost per step.
+            # A decoding request that continues: the common case, inlined because it sets the engine's cost per step.
             if sample and count == 1 and start >= request.prompt_len and request.status is running and error is None:
                 tokens = request.tokens
                 if token_ids[0] not in request.stop_ids and len(tokens) + 1 < request.max_len:
@@ -274,10 +303,10 @@ class Scheduler:
             settled = self._settle_row(request, row, row_result, now_s)
             if settled is not None:
                 outputs.append(settled)
-                several += len(settled.token_ids) - 1
-        self._generation_tokens += len(outputs) + several
+                extra_tokens += len(settled.token_ids) - 1
+        self._generation_tokens += len(outputs) + extra_tokens
         if outputs:
-            self._liveness.got_further()
+            self._liveness.progressed()
         self._last_rows, self._last_end_s = len(plan.rows), now_s
         duration_s = self._clock.done(plan.step, now_s, result.duration_s, more=bool(self.running))
         if self.offload is not None:
@@ -300,7 +329,7 @@ class Scheduler:
         if first:
             self._prompt_tokens += max(0, min(row.start + row.count, request.prompt_len) - row.start)
             request.chunks += row.count == 1  # the others were counted when they were planned
-        kept = _kept(request, result.token_ids)
+        kept = _up_to_end(request, result.token_ids)
         request.computed = row.start + row.count
         if row.drafts:
             request.computed = request.planned = row.start + len(kept)
@@ -308,7 +337,7 @@ class Scheduler:
         if request.params.max_tokens:
             request.tokens += kept
         if result.error is None:
-            # Up to the tokens that are known now: what wrong drafts have left behind is nobody's prefix.
+            # Only up to the known tokens: K/V of wrong drafts must not become a prefix.
             self.kv.register(row.request_id, request.tokens, request.computed, request.prompt_len)
         scored = self._score_prompt(request, row, result)
         output = None
@@ -321,7 +350,7 @@ class Scheduler:
         return output
 
     def _score_prompt(self, request: Request, row: Row, result: RowResult) -> tuple[TokenLogprobs, ...] | None:
-        """The prompt log probabilities not reported before: a restarted request computes them again."""
+        """Return the prompt log probabilities not reported before; a restarted request computes them again."""
         if result.prompt_logprobs is None:
             return None
         scored = result.prompt_logprobs[max(0, request.prompt_scored - row.start) :]
@@ -337,7 +366,10 @@ class Scheduler:
         scored: tuple[TokenLogprobs, ...] | None,
         now_s: float,
     ) -> RequestOutput:
-        """What to say of sampled tokens that were `kept`, and whether they end the request. `first`: the first ones."""
+        """Build the output for the sampled tokens that were `kept`, and end the request if they do.
+
+        `first`: they are the first of the request.
+        """
         assert kept, "a row that samples has a token, or an error"
         name, started, end = request.request_id, None, None
         if first:
@@ -356,7 +388,7 @@ class Scheduler:
         logprobs = result.logprobs[: len(kept)] if result.logprobs is not None else None
         return RequestOutput(name, kept, logprobs, scored, started, end)
 
-    # --- looking in ---------------------------------------------------------------------------------------------
+    # --- inspection ---------------------------------------------------------------------------------------------
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
             step=self.roster.step,
@@ -382,8 +414,9 @@ class Scheduler:
         )
 
     def promise(self, now_s: float) -> Promise:
-        """What the engine could still promise, as of a step that was planned at `now_s`; counts only, if the policy
-        knows no more.
+        """Return what the engine could still promise, as of the step planned at `now_s`.
+
+        Without a `Promising` policy these are counts only.
         """
         running, waiting = len(self.running), len(self.waiting)
         seats = min(len(self.roster.free_seats), self.config.max_running - running)
@@ -401,8 +434,8 @@ class Scheduler:
             return counts
         try:
             return self._promising.promise(counts, self.kv.block_size, self.seating.uncached)
-        except Exception as error:  # the policy's: nobody's output depends on it
-            self._liveness.fault(self.policy, f"cannot say what it promises ({type(error).__name__}: {error})")
+        except Exception as error:  # outputs do not depend on it
+            self._liveness.report_fault(self.policy, f"failed in promise() ({type(error).__name__}: {error})")
             return counts
 
     def check_integrity(self) -> None:
@@ -411,13 +444,13 @@ class Scheduler:
             pass
 
     def audit(self) -> Iterator[None]:
-        """`check_integrity` in pieces of a millisecond or two; nothing may change meanwhile."""
+        """Check as `check_integrity` does, in pieces of 1 to 2 ms. Nothing may change meanwhile."""
         yield from self.kv.audit()
         self.roster.check_integrity()
 
 
-def _kept(request: Request, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Sampled tokens up to the one that ends the request, if one does: right drafts may reach beyond its end."""
+def _up_to_end(request: Request, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sampled tokens up to the one that ends the request: right drafts may reach beyond its end."""
     room = request.max_len - len(request.tokens)
     for count, token in enumerate(token_ids, start=1):
         if count == room or token in request.stop_ids:

@@ -1,4 +1,4 @@
-"""How a waiting request starts: what the caches hold of it is its own, it has a seat, and a first row in the step."""
+"""Seating: how a waiting request starts. It attaches its cached prefix, gets a seat, and a first row in the step."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -12,76 +12,76 @@ from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import Decision, Verdict
 from roseinfer.sched.roster import Roster
 
-# Share of the cache kept free when a request is admitted beside others, so that they can grow before one must yield.
-ADMISSION_RESERVE = 0.01
+# Share of the cache that admission leaves free while other requests run, so that they can grow before a preemption.
+ADMISSION_RESERVE_SHARE = 0.01
 
 
 class Start(Enum):
-    """What came of a waiting request that was to start."""
+    """Outcome of an attempt to start a waiting request."""
 
-    NOW = "now"
-    LATER = "later"  # its prefix is to be loaded first
+    STARTED = "started"
+    LOADING = "loading"  # its prefix is loaded from host memory first
     NO_ROOM = "no room"
 
 
 class Seating:
-    """Of one scheduler.
+    """Admits waiting requests into seats. One per Scheduler.
 
-    `lacking`: what the first of those that the policy lets start in this step has not found. `reserve`: blocks that
-    are kept free beside others that run. `prefix_queries`, `prefix_hits`: tokens that were looked up in the cache, and
-    found.
+    `blocked_by`: what kept the last request that was tried in this step from starting; None if all started. `reserve`:
+    blocks that admission leaves free while other requests run. `prefix_queries`, `prefix_hits`: tokens that were looked
+    up in the prefix index, and found.
     """
 
     def __init__(self, config: SchedulerConfig, kv: KvManager, roster: Roster) -> None:
-        self.reserve = int(kv.num_blocks * ADMISSION_RESERVE)
-        self.lacking: Cause | None = None
+        self.reserve = int(kv.num_blocks * ADMISSION_RESERVE_SHARE)
+        self.blocked_by: Cause | None = None
         self.prefix_queries = self.prefix_hits = 0
         self._config, self._kv, self._roster = config, kv, roster
-        self._ready: list[Request] | None = None  # this step's snapshot of who could start, once somebody asked
+        self._ready: list[Request] | None = None  # this step's snapshot, made on demand
 
-    # --- who could start ----------------------------------------------------------------------------------------
+    # --- which requests could start -----------------------------------------------------------------------------
     def invalidate_ready(self) -> None:
-        """Others wait than did when `ready` was asked."""
+        """Drop the cached list of startable requests, because the queue has changed."""
         self._ready = None
 
     def ready(self) -> Sequence[Request]:
-        """The leads of the entries that could start in this step, in order."""
+        """Return the leads of the entries that could start in this step, in order."""
         if self._ready is None:
             self._ready = self._roster.waiting.ready()
         return self._ready
 
     @property
-    def room(self) -> int:
-        """KV blocks for whoever starts."""
-        on_call = 0 if self._roster.offload is None else self._roster.offload.blocks_on_call
-        return max(0, self._kv.num_free + on_call - (self.reserve if self._roster.running else 0))
+    def free_blocks(self) -> int:
+        """Count of the KV blocks that requests which start may take."""
+        reclaimable = 0 if self._roster.offload is None else self._roster.offload.reclaimable_blocks
+        return max(0, self._kv.num_free + reclaimable - (self.reserve if self._roster.running else 0))
 
-    def exhausted(self, draft: PlanBuilder) -> Cause | None:
-        """What the step has no more of, so that nobody else can start in it."""
+    def exhausted(self, builder: PlanBuilder) -> Cause | None:
+        """Return the resource that the step has used up, so that no other request can start in it."""
         if not self._roster.free_seats:
             return Cause.SEATS
-        return Cause.BUDGET if draft.tokens_left <= 0 else None
+        return Cause.BUDGET if builder.tokens_left <= 0 else None
 
     # --- starting -----------------------------------------------------------------------------------------------
-    def admit(self, draft: PlanBuilder, decision: Decision, now_s: float) -> None:
-        """Start whom the policy lets start, as far as there is room."""
+    def admit(self, builder: PlanBuilder, decision: Decision, now_s: float) -> None:
+        """Start the requests that the policy admits, as far as there is room."""
         roster = self._roster
-        self.lacking = self.exhausted(draft)
-        if not roster.waiting or self.lacking is not None:
+        self.blocked_by = self.exhausted(builder)
+        if not roster.waiting or self.blocked_by is not None:
             return
         started: list[Request] = []
         for lead in decision.order(self.ready()):
             if not roster.waiting.can_start(lead):
-                roster.fault("started a request twice, or one that could not start")
-            elif not self._start_entry(draft, decision, lead, started):
+                roster.report_fault("ordered a request twice or one that cannot start")
+            elif not self._start_entry(builder, decision, lead, started):
                 break
         for request in started:
-            roster.run(request, now_s)
+            roster.start(request, now_s)
 
-    def _start_entry(self, draft: PlanBuilder, decision: Decision, lead: Request, started: list[Request]) -> bool:
-        """Start a waiting request and its samples that could start with it, as far as the policy admits them.
+    def _start_entry(self, builder: PlanBuilder, decision: Decision, lead: Request, started: list[Request]) -> bool:
+        """Start a waiting request and the samples that could start with it, as far as the policy admits them.
 
-        False if nobody else can start in this step.
+        Return False if no other request can start in this step.
         """
         for request in self._roster.waiting.members(lead):
             verdict = decision.admit(request)
@@ -89,54 +89,52 @@ class Seating:
                 return True
             if verdict is Verdict.STOP:
                 return False
-            self.lacking = self.exhausted(draft)
-            if self.lacking is not None:
+            self.blocked_by = self.exhausted(builder)
+            if self.blocked_by is not None:
                 return False
-            start = self._start(draft, decision, request, bool(started))
-            if start is not Start.NOW:
-                return start is Start.LATER
+            start = self._start(builder, decision, request, bool(started))
+            if start is not Start.STARTED:
+                return start is Start.LOADING
             started.append(request)
         return True
 
-    def start_alone(self, draft: PlanBuilder, decision: Decision, request: Request, now_s: float) -> None:
+    def start_alone(self, builder: PlanBuilder, decision: Decision, request: Request, now_s: float) -> None:
         """Start a waiting request in a step that holds nothing else, if there is room."""
-        if self._start(draft, decision, request, False) is Start.NOW:
-            self._roster.run(request, now_s)
+        if self._start(builder, decision, request, False) is Start.STARTED:
+            self._roster.start(request, now_s)
 
-    def _start(self, draft: PlanBuilder, decision: Decision, request: Request, others_started: bool) -> Start:
-        """Seat a waiting request and plan its first row, or have what it needs loaded first. If there is no room for
-        that nothing is taken.
-        """
+    def _start(self, builder: PlanBuilder, decision: Decision, request: Request, others_started: bool) -> Start:
+        """Seat a waiting request and plan its first row, or begin to load its prefix. Without room, take nothing."""
         request_id, known, offload = request.request_id, len(request.tokens), self._roster.offload
-        loaded = offload.take_back(request) if offload is not None else 0
+        loaded = offload.release_loaded(request) if offload is not None else 0
         cached = self._attach_cached(request)
         host_blocks = self.host_blocks_after(request, cached) if offload is not None and not loaded else ()
         start = min(cached, known - 1)
-        count = 0 if host_blocks else self._first_chunk(draft, decision, request, known - start, others_started)
+        count = 0 if host_blocks else self._first_chunk(builder, decision, request, known - start, others_started)
         if not (host_blocks or count):
-            self.lacking = Cause.BUDGET
-        elif not self._has_room(draft, request_id, known):
-            self.lacking = Cause.BLOCKS
+            self.blocked_by = Cause.BUDGET
+        elif not self._has_room(builder, request_id, known):
+            self.blocked_by = Cause.BLOCKS
         elif host_blocks:
             return self._load(request, host_blocks)
         else:
-            self._seat(draft, request, start, cached, count)
+            self._seat(builder, request, start, cached, count)
             self.prefix_queries += known
-            # Of a whole prompt that was loaded the last token is computed again, and what was distrusted since is, too.
+            # The last token of a prompt is computed even if all of it was loaded, as are blocks invalidated since.
             self.prefix_hits += max(0, start - loaded)
             if offload is not None:
                 offload.started(request, cached, loaded)
-            return Start.NOW
-        if offload is None or not offload.keep(request, loaded):
+            return Start.STARTED
+        if offload is None or not offload.hold_blocks(request, loaded):
             self._kv.release(request_id)
         return Start.NO_ROOM
 
     def _attach_cached(self, request: Request) -> int:
-        """Give the request what the cache holds of its tokens; returns how many tokens that is."""
+        """Attach the cached prefix of the request's tokens and return its length in tokens."""
         if request.needs_prompt_logprobs:
             return 0  # every prompt position has to be computed for its logits
         parent = self._roster.requests.get(request.fork_of) if request.fork_of else None
-        # Not from a parent that ended: it may have failed, and then its blocks are not to be trusted.
+        # Don't fork from a parent that has ended: it may have failed, and then its blocks may be wrong.
         if parent is not None and (parent.seat is None or parent.status is Status.FINISHED):
             parent = None
         if parent is not None and parent.computed >= request.prompt_len and request.num_outputs == 0:
@@ -147,29 +145,29 @@ class Seating:
         return hit.tokens
 
     def _first_chunk(
-        self, draft: PlanBuilder, decision: Decision, request: Request, left: int, others_started: bool
+        self, builder: PlanBuilder, decision: Decision, request: Request, left: int, others_started: bool
     ) -> int:
-        """Tokens of a waiting request's first row, 0 if it has to wait.
+        """Return the tokens of a waiting request's first row, 0 if it has to wait.
 
-        Without chunking, a prompt that exceeds the budget runs when no other starts in the same step.
+        Without chunking, a prompt that exceeds the budget runs when no other request starts in the same step.
         """
         if self._config.enable_chunked_prefill:
-            return chunk(decision, request, left, draft.tokens_left)
-        fits = left <= draft.tokens_left
+            return chunk(decision, request, left, builder.tokens_left)
+        fits = left <= builder.tokens_left
         alone = left > self._config.max_num_batched_tokens and not others_started
         return left if fits or alone else 0
 
-    def _has_room(self, draft: PlanBuilder, request_id: str, known: int) -> bool:
-        """Whether a request that has attached its hit finds blocks for all that is known of it."""
-        offload, others = self._roster.offload, self._roster.running or len(draft)
+    def _has_room(self, builder: PlanBuilder, request_id: str, known: int) -> bool:
+        """True if there are blocks for all known tokens of a request that has attached its cached prefix."""
+        offload, others = self._roster.offload, self._roster.running or len(builder)
         wanted = self._kv.growth_cost(request_id, known) + (self.reserve if others else 0)
         while wanted > self._kv.num_free:
             if offload is None or not offload.reclaim():
                 return False
         return True
 
-    def _seat(self, draft: PlanBuilder, request: Request, start: int, cached: int, count: int) -> None:
-        """Give a request a seat and its first row, of `count` tokens from `start` on."""
+    def _seat(self, builder: PlanBuilder, request: Request, start: int, cached: int, count: int) -> None:
+        """Give a request a seat and a first row of `count` tokens from position `start`."""
         request_id = request.request_id
         table = self._kv.table(request_id)
         growth = self._kv.grow(request_id, start + count) if start + count > cached else None
@@ -179,7 +177,7 @@ class Seating:
             request.cached_tokens = start
         request.computed = request.planned = request.rowless = start
         request.write_from = cached
-        draft.admitted.append(
+        builder.admitted.append(
             Admission(
                 request_id,
                 request.seat,
@@ -191,11 +189,11 @@ class Seating:
                 table,
             )
         )
-        draft.take(request, count, growth)
+        builder.add_row(request, count, growth)
 
-    # --- what is cached, and what is to be loaded ---------------------------------------------------------------
+    # --- cached and loadable prefixes ---------------------------------------------------------------------------
     def uncached(self, request: Request) -> int:
-        """Tokens that a waiting request would compute before it can sample: at least the last one."""
+        """Return the tokens that a waiting request would compute before it can sample: at least the last one."""
         known = len(request.tokens)
         if request.needs_prompt_logprobs:
             return known
@@ -205,50 +203,50 @@ class Seating:
         hit = self._kv.match(request.request_id, request.tokens)
         cached = hit.tokens
         if self._roster.offload is not None:
-            cached += self._kv.block_size * len(self._roster.offload.behind(request, hit, *self._business()))
+            cached += self._kv.block_size * len(self._roster.offload.loadable(request, hit, *self._activity()))
         return known - min(cached, known - 1)
 
     def load_s(self, request: Request) -> float:
-        """Seconds until what is loaded for a waiting request is there, if it begins now. There is host memory."""
+        """Return the seconds until a waiting request's prefix is loaded, if that begins now. Needs host memory."""
         offload = self._roster.offload
         assert offload is not None
         known = len(request.tokens)
         if request.fork_of is not None or request.needs_prompt_logprobs:
             return 0.0
         hit = self._kv.match(request.request_id, request.tokens)
-        blocks = len(offload.behind(request, hit, *self._business())) if hit.tokens < known else 0
-        return offload.seconds(blocks, *self._business()) if blocks else 0.0
+        blocks = len(offload.loadable(request, hit, *self._activity())) if hit.tokens < known else 0
+        return offload.wait_s(blocks, *self._activity()) if blocks else 0.0
 
     def host_blocks_after(self, request: Request, cached: int) -> tuple[int, ...]:
-        """The host blocks that are to be loaded behind what the request has attached. There is host memory."""
+        """Return the host blocks to load after the prefix that the request has attached. Needs host memory."""
         offload = self._roster.offload
         assert offload is not None
         if not cached and request.needs_prompt_logprobs:
             return ()
         hit = self._kv.match(request.request_id, request.tokens)
-        # A fork of a running sample holds all of the prompt, be it in the index or not.
-        return offload.behind(request, hit, *self._business()) if hit.tokens == cached else ()
+        # A fork of a running sample holds the whole prompt, even where the index does not.
+        return offload.loadable(request, hit, *self._activity()) if hit.tokens == cached else ()
 
     def _load(self, request: Request, host_blocks: tuple[int, ...]) -> Start:
-        """Begin to load, unless others wait for the same or for all seats; then the request waits without blocks."""
+        """Begin to load a prefix; the request keeps no blocks if the same blocks are loading or no seat is left."""
         offload = self._roster.offload
         assert offload is not None
-        full = offload.num_waiting >= len(self._roster.free_seats)
-        if full and self._business() == (0, 0):
-            # Nobody but this one is let start, it seems: one that is loaded and was not named makes way.
+        full = offload.num_loads >= len(self._roster.free_seats)
+        if full and self._activity() == (0, 0):
+            # The policy starts none of the loaded requests, so one of them gives up its blocks.
             full = not offload.reclaim()
         if full or offload.is_loading(host_blocks):
             self._kv.release(request.request_id)
         else:
             offload.begin(request, host_blocks)
-        return Start.LATER
+        return Start.LOADING
 
-    def _business(self) -> tuple[int, int]:
-        """Steps in flight, and requests that run."""
+    def _activity(self) -> tuple[int, int]:
+        """Return the number of steps in flight and of running requests."""
         return self._roster.in_flight, len(self._roster.running)
 
 
 def chunk(decision: Decision, request: Request, left: int, room: int) -> int:
-    """How much to compute of what is left of a prompt, in a step that has room for so many tokens."""
+    """Return how many of a prompt's `left` tokens to compute in a step with `room` tokens left."""
     room = min(left, room)
     return max(0, min(room, decision.chunk(request, room)))

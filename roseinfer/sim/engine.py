@@ -16,9 +16,8 @@ from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.events import Event
 from roseinfer.sched.offload import OffloadCosts
-from roseinfer.sched.policy import Decision, Policy, Promising, View
+from roseinfer.sched.policy import Decision, Event, Policy, Promising, View
 from roseinfer.sched.registry import make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.workload import VOCAB
@@ -143,7 +142,7 @@ class SimulatedEngine:
             num_host_blocks=machine.num_host_blocks,
         )
         belief = machine.belief
-        copies = OffloadCosts.beside(options_of(scheduler), self.estimates, belief.load_s, belief.store_s)
+        copies = OffloadCosts.for_policy(options_of(scheduler), self.estimates, belief.load_s, belief.store_s)
         self.core = EngineCore(
             Scheduler(scheduler, kv, self.policy, machine.max_model_len, limits, offloading=copies),
             self.runner,

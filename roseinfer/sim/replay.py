@@ -296,7 +296,7 @@ def replay(
     options = options_of(scheduler)
     estimates = estimates or Estimates.of(options, experts=setup.experts)
     policy = make_policy(scheduler, estimates)
-    copies = OffloadCosts.beside(options, estimates, setup.load_s, setup.store_s)
+    copies = OffloadCosts.for_policy(options, estimates, setup.load_s, setup.store_s)
     core = EngineCore(
         Scheduler(scheduler, kv, policy, setup.max_model_len, limits, offloading=copies),
         runner,

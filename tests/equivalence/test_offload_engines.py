@@ -176,7 +176,7 @@ class Engine:
         if scheduler.offload is not None:
             scheduler.offload.check_integrity()
             assert not list(scheduler.kv.host.referenced_blocks()) and not scheduler.offload.must_plan
-            assert scheduler.offload.num_waiting == 0
+            assert scheduler.offload.num_loads == 0
 
     @property
     def copied(self) -> tuple[int, int]:

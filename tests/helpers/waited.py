@@ -6,8 +6,7 @@ from roseinfer.core.clock import Clock
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.slo import Why
 from roseinfer.engine.core import EngineCore
-from roseinfer.sched.events import Admitted, Ended, Event, Queued
-from roseinfer.sched.policy import Decision, Policy, View
+from roseinfer.sched.policy import Admitted, Decision, Ended, Event, Policy, Queued, View
 from tests.helpers.engines import Collected, submitted
 
 
@@ -55,7 +54,7 @@ def check_whys(core: EngineCore, watched: Watched, done: dict[str, Collected]) -
         assert why.chunks <= len(own)
         if watched.starts.get(name) == 1 and each.reason is FinishReason.LENGTH:
             assert why.steps == own[-1] - own[0] + 1, name
-    assert not core.scheduler.roster.waits._accounts, "what has ended is forgotten"
+    core.scheduler.roster.waits.check_integrity(live=())
 
 
 def check(why: Why, waited_s: float, rows: int) -> None:

@@ -5,8 +5,7 @@ from typing import Any
 from roseinfer.core.request import Request, RequestMeta, Status
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo
-from roseinfer.sched.events import Admitted, Queued
-from roseinfer.sched.policy import Decision, Policy, Verdict, View
+from roseinfer.sched.policy import Admitted, Decision, Policy, Queued, Verdict, View
 
 
 class State:

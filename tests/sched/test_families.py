@@ -11,8 +11,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.sched.events import Event
-from roseinfer.sched.policy import Decision, Policy, View
+from roseinfer.sched.policy import Decision, Event, Policy, View
 from roseinfer.sched.queue import WaitingQueue
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 

@@ -9,10 +9,9 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.sched.events import Event
-from roseinfer.sched.liveness import HELD_BACK_TURNS
+from roseinfer.sched.liveness import MAX_IDLE_TURNS
 from roseinfer.sched.policies.common.planned import PlannedDecision
-from roseinfer.sched.policy import Decision, View
+from roseinfer.sched.policy import Decision, Event, View
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 
 POLICIES = ["fifo", "pack", "sarathi", "qoserve", "scorpio", "slack"]
@@ -96,7 +95,7 @@ def test_a_policy_may_hold_running_requests_back_for_a_moment_but_not_for_ever()
     turns = 0
     while not core.step():
         turns += 1
-    assert turns == HELD_BACK_TURNS
+    assert turns == MAX_IDLE_TURNS
     assert core.scheduler.stats().policy_stalls == 1
 
 
@@ -149,9 +148,9 @@ def test_whoever_ends_leaves_the_others_a_fresh_start() -> None:
     add(core, "a", [1, 2, 3])
     core.step()
     for _ in range(4):
-        assert not liveness.thrashing
+        assert not liveness.livelock
         liveness.preempted(core.scheduler.policy)
-    assert liveness.thrashing
+    assert liveness.livelock
     core.abort(["a:0"])
-    assert not liveness.thrashing
+    assert not liveness.livelock
     run_dry(core)

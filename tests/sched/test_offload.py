@@ -8,8 +8,8 @@ from roseinfer.core.slo import Cause
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, Work, work_of
-from roseinfer.sched.events import StepDone
 from roseinfer.sched.offload import OffloadCosts
+from roseinfer.sched.policy import StepDone
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import FakeRunner
 
@@ -133,8 +133,8 @@ def test_steps_that_go_by_are_weighed_against_what_computing_takes_from_all_that
     add(core, "c", PROMPT)
     (request,) = core.scheduler.waiting
     hit = core.scheduler.kv.match("c:0", request.tokens)
-    assert len(offload.behind(request, hit, 1, 0)) == 3, "nobody runs"
-    assert [len(offload.behind(request, hit, 1, running)) for running in (1, 9, 10)] == [0, 0, 3]
+    assert len(offload.loadable(request, hit, 1, 0)) == 3, "nobody runs"
+    assert [len(offload.loadable(request, hit, 1, running)) for running in (1, 9, 10)] == [0, 0, 3]
     core.abort(["c:0"])
     run_dry(core)
 
@@ -215,11 +215,11 @@ def test_blocks_that_wait_for_a_seat_go_to_those_that_run() -> None:
     add(core, "c", PROMPT[:9], max_tokens=2, ignore_eos=True)
     core.step()  # its load is planned and done
     offload = core.scheduler.offload
-    assert offload is not None and offload.num_waiting == 1
+    assert offload is not None and offload.num_loads == 1
     held = core.scheduler.kv.num_blocks - core.scheduler.kv.num_free
     assert held == 2
     assert offload.reclaim()
-    assert core.scheduler.kv.num_free == 8 and offload.num_waiting == 0
+    assert core.scheduler.kv.num_free == 8 and offload.num_loads == 0
     run_dry(core)
 
 

@@ -18,10 +18,10 @@ from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.events import Ended
 from roseinfer.sched.lengths.estimators import OracleLengths
 from roseinfer.sched.policies.common.ledger import TpotBatch, Track
 from roseinfer.sched.policies.slack.capacity import Margins
+from roseinfer.sched.policy import Ended
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
 from roseinfer.sim.engine import END, FixedLengthRunner

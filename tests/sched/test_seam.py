@@ -10,9 +10,8 @@ from roseinfer.core.request import Request
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.core import EngineCore
-from roseinfer.sched.events import Event
 from roseinfer.sched.policies.fifo import FifoPolicy
-from roseinfer.sched.policy import Decision, FallbackDecision, RejectedRequest, Verdict, View
+from roseinfer.sched.policy import Decision, Event, FallbackDecision, RejectedRequest, Verdict, View
 from roseinfer.sched.prefill import PrefillOptions
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 

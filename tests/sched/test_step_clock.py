@@ -1,6 +1,6 @@
 """Steps as whoever waits for them sees them."""
 
-from roseinfer.sched.step_clock import StepClock
+from roseinfer.sched.scheduler import StepClock
 
 
 def test_a_step_alone_lasts_from_the_end_of_the_one_before_it() -> None:

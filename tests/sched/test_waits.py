@@ -11,9 +11,8 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Forecast, Rejection, Slo, Why
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, PriorOutput
-from roseinfer.sched.events import Event
 from roseinfer.sched.policies.common.planned import PlannedDecision
-from roseinfer.sched.policy import Decision, RejectedRequest, View
+from roseinfer.sched.policy import Decision, Event, RejectedRequest, View
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 from tests.helpers.guides import ArithmeticBlueprint, ArithmeticGuides
 

@@ -65,7 +65,7 @@ def record(
         num_host_blocks=machine.num_host_blocks,
     )
     known = estimates()
-    copies = OffloadCosts.beside(options_of(scheduler), known, machine.cost.load_s, machine.cost.store_s)
+    copies = OffloadCosts.for_policy(options_of(scheduler), known, machine.cost.load_s, machine.cost.store_s)
     policy = make_policy(scheduler, known)
     core = RecordingCore(
         Recorder(path),

@@ -9,9 +9,8 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.events import Ended, Event
 from roseinfer.sched.policies.common.rotation import DecodeRotation
-from roseinfer.sched.policy import Decision, RejectedRequest, Verdict, View
+from roseinfer.sched.policy import Decision, Ended, Event, RejectedRequest, Verdict, View
 from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
 from roseinfer.sched.registry import register
 

@@ -16,10 +16,9 @@ from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.events import Admitted, Ended, Event
 from roseinfer.sched.policies.common.rotation import DecodeRotation
 from roseinfer.sched.policies.fifo import FifoDecision
-from roseinfer.sched.policy import Decision, View
+from roseinfer.sched.policy import Admitted, Decision, Ended, Event, View
 from roseinfer.sched.prefill import PrefillOptions, check_not_negative
 from roseinfer.sched.registry import register
 

@@ -18,7 +18,6 @@ from roseinfer.core.request import Status
 from roseinfer.core.slo import Cause
 from roseinfer.sched.cost.params import Work, work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
-from roseinfer.sched.events import Ended, Event, Queued, StepDone
 from roseinfer.sched.policies.common.ledger import (
     RequestStages,
     TpotBatch,
@@ -28,7 +27,7 @@ from roseinfer.sched.policies.common.ledger import (
     latest_first_token_s,
 )
 from roseinfer.sched.policies.common.planned import ExplainedDecision
-from roseinfer.sched.policy import Decision, View
+from roseinfer.sched.policy import Decision, Ended, Event, Queued, StepDone, View
 from roseinfer.sched.registry import register
 
 MARGIN = 0.05

@@ -10,10 +10,9 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.request import Request
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.events import Ended, Event
 from roseinfer.sched.policies.common.rotation import DecodeRotation
 from roseinfer.sched.policies.fifo import FifoDecision
-from roseinfer.sched.policy import Decision, Verdict, View
+from roseinfer.sched.policy import Decision, Ended, Event, Verdict, View
 from roseinfer.sched.prefill import PrefillOptions
 from roseinfer.sched.registry import register
 

@@ -24,10 +24,9 @@ from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import CostOptions, Estimates, LengthOptions
-from roseinfer.sched.events import Ended, Event, Queued, StepDone
 from roseinfer.sched.policies.common.ledger import MIN_OBJECTIVE_S, RequestStages, Track, latest_first_token_s
 from roseinfer.sched.policies.common.planned import CauseUpdates, ExplainedDecision
-from roseinfer.sched.policy import Decision, RejectedRequest, View, rejectable
+from roseinfer.sched.policy import Decision, Ended, Event, Queued, RejectedRequest, StepDone, View, rejectable
 from roseinfer.sched.registry import register
 
 EARNED = 1 - 1e-9  # ten additions of 0.1 stay below 1

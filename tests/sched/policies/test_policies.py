@@ -10,8 +10,7 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.request import Request, Status
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.sched.events import Admitted
-from roseinfer.sched.policy import Policy, Verdict, View
+from roseinfer.sched.policy import Admitted, Policy, Verdict, View
 from roseinfer.sched.registry import make_policy, scheduler_config
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 

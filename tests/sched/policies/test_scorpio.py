@@ -8,9 +8,9 @@ from roseinfer.core.slo import Cause
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.events import Ended
 from roseinfer.sched.lengths.estimators import OracleLengths
 from roseinfer.sched.policies.scorpio import ScorpioPolicy, VirtualBatch
+from roseinfer.sched.policy import Ended
 from roseinfer.sched.registry import options_of, scheduler_config
 from tests.sched.queues import State
 

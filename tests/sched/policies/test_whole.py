@@ -10,11 +10,11 @@ from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.events import Ended
 from roseinfer.sched.lengths.estimators import OracleLengths
 from roseinfer.sched.policies.common.ledger import e2e_deadline_s, e2e_pace_s, latest_first_token_s
 from roseinfer.sched.policies.qoserve import LONGEST_CHUNK, QoServePolicy
 from roseinfer.sched.policies.scorpio import ScorpioPolicy
+from roseinfer.sched.policy import Ended
 from roseinfer.sched.registry import options_of, scheduler_config
 from roseinfer.sim.length_distributions import Uniform
 from roseinfer.sim.length_hints import NoisyHints

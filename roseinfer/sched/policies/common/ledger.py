@@ -6,7 +6,7 @@ from math import inf
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Forecast
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sched.events import Admitted, Ended, Event, Queued
+from roseinfer.sched.policy import Admitted, Ended, Event, Queued
 
 # Beyond these an objective is as good as at them, and what policies compute from it would be 0, inf or NaN.
 MIN_OBJECTIVE_S, MAX_OBJECTIVE_S = 1e-6, 1e9

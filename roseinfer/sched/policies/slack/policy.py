@@ -25,7 +25,6 @@ from roseinfer.core.request import Request
 from roseinfer.core.slo import Forecast
 from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.events import Admitted, Event, Queued, StepDone
 from roseinfer.sched.policies.common.bursts import BurstBudget
 from roseinfer.sched.policies.common.rotation import BurstRotation
 from roseinfer.sched.policies.fifo import FifoPolicy
@@ -34,7 +33,7 @@ from roseinfer.sched.policies.slack.promise import Promises
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policies.slack.step import SlackStep
 from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
-from roseinfer.sched.policy import Decision, View
+from roseinfer.sched.policy import Admitted, Decision, Event, Queued, StepDone, View
 from roseinfer.sched.registry import register
 
 

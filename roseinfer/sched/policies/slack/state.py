@@ -10,13 +10,12 @@ from roseinfer.core.slo import Cause
 from roseinfer.sched.cost.params import Work
 from roseinfer.sched.cost.speed import STALL_FACTOR
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.events import Ended
 from roseinfer.sched.policies.common.ledger import RequestStages, TpotBatch, Track
 from roseinfer.sched.policies.common.tenants import TenantShares
 from roseinfer.sched.policies.slack.backlog import Backlog
 from roseinfer.sched.policies.slack.capacity import PRICED, Demand, Margins, Offer, PriceLimit
 from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
-from roseinfer.sched.policy import View, rejectable
+from roseinfer.sched.policy import Ended, View, rejectable
 
 FASTEST = 1.1  # times a step that holds it alone: no request asks for a faster pace than that to be in time
 HELD_UP = 2.0  # the same, from the first token to an end: faster holds up all others for one guess of a length

@@ -10,8 +10,8 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.sched.events import Queued
 from roseinfer.sched.policies.slack.backlog import first_of
+from roseinfer.sched.policy import Queued
 from tests.helpers.engines import Collected, assert_empty, gather, make_core, run_dry
 from tests.sched.policies.slack.test_slack import state
 from tests.sched.queues import State

@@ -7,8 +7,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.sched.events import Queued
-from roseinfer.sched.policy import Decision, Preempting
+from roseinfer.sched.policy import Decision, Preempting, Queued
 from tests.helpers.engines import Collected, gather, make_core, run_dry
 from tests.sched.policies.slack.test_slack import state
 from tests.sched.queues import State

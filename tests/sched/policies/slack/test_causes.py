@@ -13,11 +13,10 @@ from roseinfer.core.slo import Cause
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.events import Ended, Queued
 from roseinfer.sched.lengths.estimators import OracleLengths
 from roseinfer.sched.policies.slack.capacity import PriceLimit
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy
-from roseinfer.sched.policy import Explaining, Forecasting
+from roseinfer.sched.policy import Ended, Explaining, Forecasting, Queued
 from tests.sched.queues import State
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decoding request.

@@ -8,8 +8,8 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Request, RequestMeta, Status
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
-from roseinfer.sched.events import Ended, Queued
 from roseinfer.sched.lengths.estimators import OracleLengths
+from roseinfer.sched.policy import Ended, Queued
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.arrivals import make_arrivals
 from roseinfer.sim.config import WorkloadConfig

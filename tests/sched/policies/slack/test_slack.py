@@ -12,10 +12,10 @@ from roseinfer.core.slo import Slo
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sched.events import Ended, Queued
 from roseinfer.sched.lengths.estimators import LengthEstimator, OracleLengths, peak_tokens
 from roseinfer.sched.policies.slack.capacity import Demand, Margins, Offer, PriceLimit
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy, Tuning
+from roseinfer.sched.policy import Ended, Queued
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate
