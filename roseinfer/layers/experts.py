@@ -2,7 +2,7 @@
 
 import torch
 
-from roseinfer.parallel.group import Group, partial_residual, share_of, sum_partials
+from roseinfer.parallel.group import RankGroup, partial_residual, share_of, sum_partials
 from roseinfer.quant.base import ExpertNames, Experts, ExpertShape, Norm, WeightSource
 
 
@@ -18,7 +18,7 @@ class RoutedExperts:
         self._shape = shape
         self._names = names
         self._experts: Experts
-        self._group: Group | None = None  # that sums partial results
+        self._group: RankGroup | None = None  # that sums partial results
 
     def load(self, source: WeightSource, norm: str, prefix: str) -> None:
         """Raises `ConfigError` for a group that the experts cannot be dealt out to, else like `WeightFormat.load`."""

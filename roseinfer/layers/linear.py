@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels.common.availability import has_triton
-from roseinfer.parallel.group import Group, Share, partial_residual, share_of, sum_partials
+from roseinfer.parallel.group import RankGroup, Share, partial_residual, share_of, sum_partials
 from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, Pairable, Piece, WeightSource, read_new
 
 
@@ -110,7 +110,7 @@ class Linear:
         self.split = split
         self._epilogue = Epilogue(activation, gated)
         self._bias = bias
-        self._partial_in: Group | None = None  # the group that sums partial results
+        self._partial_in: RankGroup | None = None  # the group that sums partial results
 
     def load(self, source: WeightSource, *names: str, transposed: bool = False) -> None:
         """One name for each of `outs`, or one for all where the checkpoint has them stacked; without ".weight".
@@ -129,7 +129,7 @@ class Linear:
         pieces = self._pieces(group, names, transposed, here)
         self.matmul = source.build.weight_format.load(source, pieces, self._epilogue)
 
-    def _pieces(self, group: Group, names: Sequence[str], transposed: bool, bias: bool) -> list[Piece]:
+    def _pieces(self, group: RankGroup, names: Sequence[str], transposed: bool, bias: bool) -> list[Piece]:
         ins = Share(0, self._in.width, self._in.width)
         if self.split is Split.INPUTS:
             ins = share_of(group, self._in.width, unit=self._in.unit)

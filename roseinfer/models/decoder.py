@@ -18,7 +18,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.layers.embedding import Embedding, LMHead, VocabEmbedding
 from roseinfer.layers.linear import Linear, NormedLinear, Out, Split
 from roseinfer.models.spec import ModelSpec
-from roseinfer.parallel.group import Group, share_of
+from roseinfer.parallel.group import RankGroup, share_of
 from roseinfer.quant.base import Build, Norm, WeightSource
 
 
@@ -167,7 +167,7 @@ class SelfAttention:
         return self._out(attention.forward(self._layer, self._qkv(x), self._heads), x)
 
 
-def held_heads(spec: AttentionSpec, group: Group) -> AttentionSpec:
+def held_heads(spec: AttentionSpec, group: RankGroup) -> AttentionSpec:
     """What this process computes of a layer's attention. Raises `ConfigError` if its heads cannot be dealt out."""
     if spec.heads % group.size:
         raise ConfigError(

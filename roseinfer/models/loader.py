@@ -21,7 +21,7 @@ from roseinfer.models.spec import ModelSpec
 from roseinfer.models.finite import FiniteCheck
 from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.registry import build_model
-from roseinfer.parallel.group import SingleRank, Group, Share
+from roseinfer.parallel.group import SingleRank, RankGroup, Share
 from roseinfer.quant.base import Build, Held, WeightFormat
 from roseinfer.quant.fp8_stored import Widened
 from roseinfer.quant.select import choose_format
@@ -54,7 +54,7 @@ def load_model(
     device: torch.device,
     load_format: str,
     seed: int,
-    group: Group | None = None,
+    group: RankGroup | None = None,
     quantization: str | None = None,
     weight_format: WeightFormat | None = None,
 ) -> CausalLM:

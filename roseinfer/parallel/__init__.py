@@ -1,1 +1,1 @@
-"""Several processes that compute one model: what each of them holds, and how they exchange sums and columns."""
+"""Tensor parallelism: each rank's share of a model, and the exchange of sums and columns between ranks."""

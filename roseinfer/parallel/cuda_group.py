@@ -1,4 +1,4 @@
-"""A group of GPUs: sums and columns by our own kernels while one trip is enough, beyond that by NCCL."""
+"""RankGroup of GPUs: our own kernels exchange small tensors in one step, NCCL exchanges large ones."""
 
 import contextlib
 import logging
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How long our kernels wait for another rank: while ranks load and compile, and when they serve.
-START_PATIENCE_S, STEP_PATIENCE_S = 300.0, 7.0
-CLOSE_S = 3.0  # for NCCL to end, which is not worth more
+# How long our kernels wait for another rank, while ranks load and compile and while they serve.
+START_TIMEOUT_S, STEP_TIMEOUT_S = 300.0, 7.0
+CLOSE_TIMEOUT_S = 3.0  # for NCCL to end; the process may exit without it
 
 
-class Library(Protocol):
-    """`Nccl`."""
+class CommLibrary(Protocol):
+    """Interface of `Nccl`, which tests replace."""
 
     def all_reduce(self, x: torch.Tensor) -> None: ...
 
@@ -35,17 +35,17 @@ class Library(Protocol):
 
 
 class CudaGroup:
-    """See `LiveGroup`. All that is exchanged is queued on the current stream, and may be captured in graphs.
+    """A `LiveGroup` whose exchanges are queued on the current stream and may be captured in graphs.
 
-    Two sums of the same numbers may differ in their last bits if one is of so many that the library adds them up.
+    NCCL may round the sum of a large tensor differently than our kernels round that of a small one.
     """
 
     def __init__(
-        self, host: LiveGroup, library: Library, peers: Peers | None, memory: "SharedMemory | None" = None
+        self, host: LiveGroup, library: CommLibrary, peers: Peers | None, memory: "SharedMemory | None" = None
     ) -> None:
-        """host: the same ranks, for what their hosts tell each other. peers: None where GPUs do not reach each other.
+        """host: group of the same ranks' host processes. peers: None if GPUs cannot access each other's memory.
 
-        memory: that of `peers`.
+        memory: the memory of `peers`.
         """
         self.rank, self.size = host.rank, host.size
         self._host = host
@@ -79,60 +79,58 @@ class CudaGroup:
     def ready(self) -> None:
         self._host.ready()
         if self._peers is not None:
-            self._peers.patience.fill_(int(STEP_PATIENCE_S * 1e9))
+            self._peers.patience.fill_(int(STEP_TIMEOUT_S * 1e9))
 
     def check(self) -> None:
         if self._peers is not None and bool(self._peers.lost):
-            raise EngineDeadError(f"rank {self.rank} has waited in vain for another rank's part of a sum")
+            raise EngineDeadError(f"rank {self.rank} timed out waiting for another rank's part of a sum")
 
     def abort(self) -> None:
         self._end_library()
         self._host.abort()
 
     def close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # at the end of the interpreter no thread can be had, nor is one needed
-            self._end_library().join(CLOSE_S)
+        with contextlib.suppress(RuntimeError):  # at interpreter exit no thread can start, and none is needed
+            self._end_library().join(CLOSE_TIMEOUT_S)
         if self._memory is not None:
             self._memory.close()
         self._host.close()
 
     def _end_library(self) -> Thread:
-        """NCCL may wait for kernels that wait for a rank that is gone, or for threads of its own."""
+        """Abort NCCL in a thread, as it may wait for kernels that wait for a lost rank, or for threads of its own."""
         thread = Thread(target=self._library.abort, name="nccl-abort", daemon=True)
         thread.start()
         return thread
 
 
 def connect(host: LiveGroup, rendezvous: Rendezvous, device: torch.device) -> CudaGroup:
-    """The group of the GPUs of `host`'s ranks, each the one of its rank's number; returns once all have come."""
+    """Connect the GPUs of `host`'s ranks, GPU n to rank n. Returns once all ranks have joined."""
     from roseinfer.parallel.nccl import Nccl
     from roseinfer.parallel.symmetric_memory import all_reach_each_other, open_memory
 
     rank, size, store = host.rank, host.size, rendezvous.store
     library = Nccl(dist.PrefixStore("nccl", store), rank, size, device)
     if not host.minimum(all_reach_each_other(size)):
-        logger.warning(
-            "the GPUs do not reach each other's memory: all that they exchange is left to NCCL, which is slow"
-        )
+        logger.warning("the GPUs cannot access each other's memory: NCCL exchanges all tensors, which is slow")
         return CudaGroup(host, library, None)
     layout = PeerLayout(size, own_limit(size))
     memory = None
     try:
         memory = open_memory(rendezvous.name, dist.PrefixStore("memory", store), rank, size, layout.bytes, device)
     except RuntimeError as error:
-        logger.warning("the GPUs' processes cannot share memory, all that they exchange is left to NCCL: %s", error)
+        logger.warning("the GPUs' processes cannot share memory, so NCCL exchanges all tensors: %s", error)
     all_have_it = host.minimum(memory is not None)
     if memory is None:
         return CudaGroup(host, library, None)
     if not all_have_it:
         memory.close()
         return CudaGroup(host, library, None)
-    return CudaGroup(host, library, Peers.of(rank, layout, memory.addresses, device, START_PATIENCE_S), memory)
+    return CudaGroup(host, library, Peers.of(rank, layout, memory.addresses, device, START_TIMEOUT_S), memory)
 
 
 def own_limit(size: int) -> int:
-    """Bytes of x up to which our kernels are faster than NCCL.
+    """Return the bytes of a tensor up to which our kernels are faster than NCCL.
 
-    Each rank sends all it has to every other, which is all there is to send for two. For more, NCCL sends less.
+    With our kernels each rank sends its whole tensor to every other. With more than two ranks, NCCL sends less.
     """
     return 8 << 20 if size == 2 else (2 << 20) // size

@@ -1,4 +1,4 @@
-"""What a fork of a process must not end: what waits then for its threads, which a fork does not have."""
+"""Objects that a forked process must not destroy: their destructors wait for threads that a fork does not have."""
 
 import ctypes
 import os
@@ -8,13 +8,13 @@ _kept: "weakref.WeakSet[object]" = weakref.WeakSet()
 
 
 def keep_in_forks(thing: object) -> None:
-    """A fork of this process that is made while `thing` is there never ends it."""
+    """Never destroy `thing` in forks of this process."""
     _kept.add(thing)
 
 
 def _keep() -> None:
     for thing in _kept:
-        # No reference of Python's own would do: at its end the interpreter drops them all.
+        # A reference in Python does not suffice: the interpreter drops all of them at exit.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

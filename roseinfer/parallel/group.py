@@ -1,7 +1,7 @@
-"""The processes that share a model, as one of them sees the others, and which part of a weight is whose.
+"""RankGroup of the processes that share a model, and each rank's share of the weights.
 
 Every rank computes the same tokens with its share of the heads, of the feed-forward width and of the vocabulary, as in
-Megatron-LM (Shoeybi et al., 2019): a layer whose outputs are split is followed by one whose inputs are, whose partial
+Megatron-LM (Shoeybi et al., 2019). A layer with split outputs is followed by one with split inputs, whose partial
 results are summed over the ranks.
 """
 
@@ -13,7 +13,7 @@ import torch
 from roseinfer.core.errors import ConfigError
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """`size` processes, of which this one is number `rank`. All of them call the same methods in the same order."""
 
     @property
@@ -23,41 +23,41 @@ class Group(Protocol):
     def size(self) -> int: ...
 
     def adds_residual(self, x: torch.Tensor) -> bool:
-        """Whether `all_reduce` of a tensor like x is where a residual is best added; the same answer on all ranks."""
+        """Return True if `all_reduce` of a tensor like x is the best place to add a residual. All ranks agree."""
         ...
 
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """The sum of all ranks' x, and of a residual of the same shape that every rank holds: the same bits on each.
+        """Return the sum of all ranks' x, plus a residual of the same shape that every rank holds.
 
-        Either may be overwritten by it.
+        All ranks get the same bits. The result may overwrite x or the residual.
         """
         ...
 
     def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """x [n, width] of every rank -> [n, size * width] on every rank, side by side in the order of the ranks.
+        """Return x [n, width] of all ranks side by side: [n, size * width] on every rank.
 
-        It goes to `out` if that is given, whose rows may lie apart.
+        out: where to write the result. Its rows need not be contiguous.
         """
         ...
 
 
-class LiveGroup(Group, Protocol):
-    """A group that somebody has made, and that ends."""
+class LiveGroup(RankGroup, Protocol):
+    """A group with connections, which must be closed."""
 
     def minimum(self, value: int) -> int:
-        """The least of what the ranks say. Waits long for the others: for calls while they start."""
+        """Return the minimum of the ranks' values. The timeout is long: for use while ranks start."""
         ...
 
     def ready(self) -> None:
-        """Wait for all ranks to have come this far. From now on each is soon where another waits for it."""
+        """Wait until all ranks have started. Timeouts are short from now on."""
         ...
 
     def check(self) -> None:
-        """Raise if a rank has not done its part of what was exchanged so far: its results are not to be used."""
+        """Raise if a rank has missed an exchange so far, whose results are invalid."""
         ...
 
     def abort(self) -> None:
-        """To be called from another thread: whoever waits for other ranks gives up, as far as can be."""
+        """Abort waits for other ranks if possible. Called from another thread."""
         ...
 
     def close(self) -> None: ...
@@ -65,7 +65,7 @@ class LiveGroup(Group, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SingleRank:
-    """The group of one process: nothing is split, nothing is exchanged."""
+    """RankGroup of one process, with nothing to split or exchange."""
 
     rank: int = 0
     size: int = 1
@@ -83,28 +83,28 @@ class SingleRank:
         return value
 
     def ready(self) -> None:
-        """There is no other rank."""
+        pass
 
     def check(self) -> None:
-        """There is no other rank."""
+        pass
 
     def abort(self) -> None:
-        """Nobody waits."""
+        pass
 
     def close(self) -> None:
-        """Nothing is open."""
+        pass
 
 
-def partial_residual(group: Group, residual: torch.Tensor | None) -> torch.Tensor | None:
-    """What this rank's partial result starts from, of a layer that adds `residual` to the sum of all ranks' results.
+def partial_residual(group: RankGroup, residual: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the residual that this rank adds to its partial result, None if none.
 
-    Nothing where the sum adds it; else one rank starts from it, so that its product may still do so.
+    It is None where the sum over ranks adds the residual. Otherwise rank 0 adds it, as part of its product.
     """
     return None if residual is None or group.rank > 0 or group.adds_residual(residual) else residual
 
 
-def sum_partials(group: Group, partial: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-    """The layer's result: the sum of all ranks' partial results, which began with `partial_residual`."""
+def sum_partials(group: RankGroup, partial: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """Return a layer's result: the sum of all ranks' partial results, which include `partial_residual`."""
     if residual is None or not group.adds_residual(residual):
         return group.all_reduce(partial)
     return group.all_reduce(partial, residual)
@@ -112,7 +112,7 @@ def sum_partials(group: Group, partial: torch.Tensor, residual: torch.Tensor | N
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a rank holds of something `whole` wide: `width` of it from `start` on."""
+    """A rank's slice of a dimension of size `whole`: `width` entries from `start` on."""
 
     start: int
     width: int
@@ -123,11 +123,11 @@ class Share:
         return self.width == self.whole
 
 
-def share_of(group: Group, whole: int, *, unit: int = 1, repeat: bool = False) -> Share:
-    """This rank's share of `whole`, which is only cut between units (a head's dimensions, a block of scales).
+def share_of(group: RankGroup, whole: int, *, unit: int = 1, repeat: bool = False) -> Share:
+    """Return this rank's share of `whole`, a multiple of `unit` (a head's dimensions, a block of scales).
 
-    repeat: with more ranks than units, neighbouring ranks hold the same unit, as grouped KV heads do.
-    Raises `ConfigError` if the units cannot be dealt out evenly.
+    repeat: with more ranks than units, neighbouring ranks hold the same unit, as for grouped KV heads.
+    Raises `ConfigError` if the units cannot be split evenly.
     """
     units, rest = divmod(whole, unit)
     if rest == 0 and units % group.size == 0:

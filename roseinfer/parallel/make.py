@@ -1,4 +1,4 @@
-"""The group that suits a device."""
+"""Choice of the group for a device."""
 
 import torch
 
@@ -8,7 +8,7 @@ from roseinfer.parallel.rendezvous import Rendezvous
 
 
 def make_group(rendezvous: Rendezvous, device: torch.device) -> LiveGroup:
-    """The group of processes of which each computes on such a device; returns once all of them have come."""
+    """Connect the processes of a group that compute on such a device. Returns once all have joined."""
     host = ProcessGroup(rendezvous)
     if device.type == "cpu":
         return host

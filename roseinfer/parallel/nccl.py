@@ -1,4 +1,4 @@
-"""NCCL between the GPUs of this machine: what is too large for one trip, and what several machines would need."""
+"""NCCL between the GPUs of this machine, for tensors that are too large for our own kernels."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,10 @@ from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOption
 
 from roseinfer.parallel.forks import keep_in_forks
 
-# After which its watchdog ends the process. Whoever watches the ranks does so long before.
+# NCCL's watchdog ends the process after this time. The thread that watches the ranks does so long before.
 TIMEOUT_S = 600.0
-# All ranks are of one machine: sockets only to find each other, over loopback, and neither multicast nor NVLink SHARP.
-# PyTorch's monitor of NCCL would look into the store every second for as long as the process lives. Where the file of
-# that has been removed each look takes minutes, and the end of the group waits for it. Nor is it to end the process.
+# All ranks run on one machine: sockets only for the rendezvous, over loopback; neither multicast nor NVLink SHARP.
+# PyTorch's monitor of NCCL would read the store every second for the life of the process, and might end the process.
 _SETTINGS = {
     "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_IB_DISABLE": "1",
@@ -27,10 +26,10 @@ _SETTINGS = {
 
 
 class Nccl:
-    """Calls go to the current stream, in the same order on all ranks, and may be captured."""
+    """NCCL communicator. Its calls are queued on the current stream, and graphs can capture them."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, device: torch.device) -> None:
-        """Returns once all ranks have come. Until then this process's environment is NCCL's."""
+        """Connect; returns once all ranks have joined. Sets environment variables until then."""
         with _environment(_SETTINGS):
             self._connect(store, rank, size, device)
 
@@ -48,11 +47,11 @@ class Nccl:
         torch.cuda.synchronize(device)
 
     def all_reduce(self, x: torch.Tensor) -> None:
-        """The sum of all ranks' x, in its place: the same bits on each."""
+        """Replace x by the sum of all ranks' x, with the same bits on all ranks."""
         self._wait(self._nccl.allreduce([x], self._sum))
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """x of all ranks: [size, *x.shape]."""
+        """Return x of all ranks: [size, *x.shape]."""
         out = x.new_empty((self._size, *x.shape))
         self._wait(self._nccl._allgather_base(out, x, self._columns))
         return out
@@ -62,13 +61,13 @@ class Nccl:
             work.wait()
 
     def abort(self) -> None:
-        """End what runs and all that waits, from any thread."""
+        """Abort running and waiting operations, from any thread."""
         self._nccl.abort()
 
 
 @contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """NCCL reads it while it connects; what else the process runs, and starts, shall find its own."""
+    """Set variables that NCCL reads while it connects, and restore them for the rest of the process."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

@@ -1,4 +1,4 @@
-"""A group over gloo: the processes of a CPU, and what those of GPUs tell each other through their hosts."""
+"""Group over gloo: for ranks on CPUs, and for the host processes of GPUs."""
 
 import contextlib
 import math
@@ -15,28 +15,30 @@ from roseinfer.core.errors import EngineDeadError
 from roseinfer.parallel.forks import keep_in_forks
 from roseinfer.parallel.rendezvous import Rendezvous
 
-# For others to come, which are about to, and for them to be as far as this one, which have a model to load first.
-JOIN_TIMEOUT_S, START_PATIENCE_S = 300.0, 1800.0
-# A rank that hangs must not leave the others waiting for ever, where nobody notices it.
-PATIENCE_S = 60.0
-# How long a wait keeps the interpreter from taking signals, such as the one of Ctrl+C.
-LOOK_S = 0.5
-# Gloo's own limit is on a clock that goes on while all ranks are stopped (Ctrl+Z), so it is none.
+# Timeouts for other ranks to join, and for them to load their model.
+JOIN_TIMEOUT_S, START_TIMEOUT_S = 300.0, 1800.0
+# A rank that hangs must not block the others for ever.
+TIMEOUT_S = 60.0
+# A wait blocks the interpreter's signal handlers, such as that of Ctrl+C, for this long.
+POLL_S = 0.5
+# Gloo's own timeout is off: its clock would go on while all ranks are stopped (Ctrl+Z).
 _NEVER = timedelta(days=3650)
 LOOPBACK = "127.0.0.1"
 
 
 class ProcessGroup:
-    """See `Group`. `patience_s`: for the others to reach the same call, in which their end is noticed at once. It is
-    counted in looks: whatever stops this process too, for how long it may be, is no fault of the others.
+    """A `LiveGroup` over gloo.
 
-    It is none of `torch.distributed`'s own groups: a process may have several, one for each model.
+    `timeout_s`: for the other ranks to reach the same call; the end of a rank is noticed at once. The timeout is
+    counted in polls, so time during which this process is stopped, too, does not count.
+
+    It is not registered with `torch.distributed`, as a process may have several groups, one for each model.
     """
 
-    def __init__(self, rendezvous: Rendezvous, patience_s: float = PATIENCE_S) -> None:
-        """Returns once all have come."""
+    def __init__(self, rendezvous: Rendezvous, timeout_s: float = TIMEOUT_S) -> None:
+        """Connect; returns once all ranks have joined."""
         self.rank, self.size = rendezvous.rank, rendezvous.size
-        gloo: Any = dist.ProcessGroupGloo  # whose stubs lack what says where it listens
+        gloo: Any = dist.ProcessGroupGloo  # its stubs lack the options for the listening address
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=JOIN_TIMEOUT_S)
@@ -48,53 +50,55 @@ class ProcessGroup:
         self._end = weakref.finalize(self, self._gloo.clear)
         self._options = AllgatherOptions()
         self._options.timeout = _NEVER
-        self.patience_s = patience_s
+        self.timeout_s = timeout_s
         self._aborted = threading.Event()
 
     def adds_residual(self, x: torch.Tensor) -> bool:
         return True
 
     def all_reduce(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Partial sums are gathered and added in the order of the ranks, so every rank rounds alike."""
-        parts = self._all(x, self.patience_s)
+        """Gather the partial sums and add them in the order of the ranks, so that all ranks round alike."""
+        parts = self._all(x, self.timeout_s)
         total = parts[0]
         for part in parts[1:]:
             total += part
         return total if residual is None else total.add_(residual)
 
     def gather(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.cat(self._all(x, self.patience_s), dim=-1, out=out)
+        return torch.cat(self._all(x, self.timeout_s), dim=-1, out=out)
 
     def minimum(self, value: int) -> int:
-        return int(torch.stack(self._all(torch.tensor(value), START_PATIENCE_S)).min())
+        return int(torch.stack(self._all(torch.tensor(value), START_TIMEOUT_S)).min())
 
-    def _all(self, x: torch.Tensor, patience_s: float) -> list[torch.Tensor]:
+    def _all(self, x: torch.Tensor, timeout_s: float) -> list[torch.Tensor]:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._wait(self._gloo[0].allgather([parts], [x], self._options), patience_s)
+        wait_for(self._gloo[0].allgather([parts], [x], self._options), self.rank, timeout_s, self._aborted)
         return parts
-
-    def _wait(self, work: Any, patience_s: float) -> None:
-        look = timedelta(seconds=LOOK_S)
-        for _ in range(max(1, math.ceil(patience_s / LOOK_S))):
-            with contextlib.suppress(RuntimeError):  # the look is over, or the work has failed
-                work.wait(look)
-            if work.is_completed():
-                work.wait()
-                return
-            if self._aborted.is_set():
-                raise EngineDeadError(f"rank {self.rank} gives up waiting for the others")
-        raise EngineDeadError(f"rank {self.rank} has waited {patience_s:g} s in vain for another rank")
 
     def ready(self) -> None:
         self.minimum(0)
 
     def check(self) -> None:
-        """Every call has waited for all ranks, or has raised."""
+        """Do nothing: every call has waited for all ranks, or has raised."""
 
     def abort(self) -> None:
         self._aborted.set()
 
     def close(self) -> None:
-        """Waits for what another rank has yet to do, until that ends."""
+        """Close the connections. Waits for pending operations of other ranks."""
         self._end()
+
+
+def wait_for(work: Any, rank: int, timeout_s: float, aborted: threading.Event) -> None:
+    """Wait for gloo's `work` in polls. Raises `EngineDeadError` after the timeout, or soon after `aborted` is set."""
+    poll = timedelta(seconds=POLL_S)
+    for _ in range(max(1, math.ceil(timeout_s / POLL_S))):
+        with contextlib.suppress(RuntimeError):  # the poll has ended, or the work has failed
+            work.wait(poll)
+        if work.is_completed():
+            work.wait()
+            return
+        if aborted.is_set():
+            raise EngineDeadError(f"rank {rank}: the wait for other ranks was aborted")
+    raise EngineDeadError(f"rank {rank} timed out after waiting {timeout_s:g} s for another rank")

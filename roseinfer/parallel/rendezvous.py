@@ -1,4 +1,4 @@
-"""Where the processes that share a model find each other."""
+"""Rendezvous of the processes that share a model."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,9 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """`store`: that all of `size` processes have; this one is number `rank`. It serves one group, once. From then on
-    the processes talk over this machine's loopback.
+    """Parameters to join one group, once. Later communication uses this machine's loopback interface.
 
-    `name`: of the group, the same for all, and no other's of these processes.
+    `store`: shared by all `size` processes. `name`: of the group, unique in each of its processes.
     """
 
     store: dist.Store

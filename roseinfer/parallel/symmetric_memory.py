@@ -1,7 +1,7 @@
-"""Memory of each GPU that the others of this machine may write, by PyTorch's symmetric memory.
+"""Memory of each GPU that the other GPUs of this machine may write, by PyTorch's symmetric memory.
 
-Its handles go from process to process by a Unix socket. Multicast stays off: nothing here needs it, and where a
-hypervisor forbids it even asking for it fails.
+PyTorch exchanges the handles over a Unix socket. Multicast stays off: it is not needed, and under some hypervisors the
+attempt fails.
 """
 
 import os
@@ -18,15 +18,17 @@ _SETTINGS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
 def all_reach_each_other(size: int) -> bool:
-    """Whether each of the first `size` GPUs may read and write the others' memory."""
+    """Return True if each of the first `size` GPUs may access the memory of the others."""
     pairs = ((a, b) for a in range(size) for b in range(size) if a != b)
     return all(torch.cuda.can_device_access_peer(a, b) for a, b in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
-    """`addresses`: of each rank's bytes, as this rank's device knows them. The memory goes with the last reference to
-    `kept`, so that a kernel that still runs writes to no other's.
+    """Memory that all ranks may write.
+
+    `addresses`: each rank's memory in this device's address space. `kept`: references that keep the memory allocated,
+    so that a kernel that still runs does not write to reused memory.
     """
 
     name: str
@@ -34,28 +36,28 @@ class SharedMemory:
     kept: tuple[Any, ...]
 
     def close(self) -> None:
-        """PyTorch knows the group no longer. May be called again."""
+        """Unregister the group from PyTorch. May be called again."""
         _unregister_process_group(self.name)  # type: ignore[arg-type]
 
 
 def open_memory(
     name: str, store: dist.Store, rank: int, size: int, num_bytes: int, device: torch.device
 ) -> SharedMemory:
-    """So many bytes of each rank, zeros.
+    """Allocate `num_bytes` zeros on each rank. All ranks call this at the same time.
 
-    name: of the group, the same on all ranks, and once in a process. All ranks call this at the same time. Sets this
-    process's environment for it. Raises RuntimeError where the driver refuses.
+    name: of the group, the same on all ranks, unique in a process. Sets environment variables of this process. Raises
+    RuntimeError if the driver does not support it.
     """
     os.environ.update(_SETTINGS)
     store = RenumberedStore(store)
-    # Its versions ask for the group in one of two ways.
+    # Versions of PyTorch look up the group in one of two ways.
     group = dist.ProcessGroup(dist.PrefixStore("group", store), rank, size)
     _register_process_group(name, group)  # type: ignore[arg-type]
     try:
         _SymmetricMemory.set_group_info(name, rank, size, dist.PrefixStore("memory", store))
         memory = _SymmetricMemory.empty_strided_p2p((num_bytes,), (1,), torch.uint8, device)
         memory.zero_()
-        torch.cuda.synchronize(device)  # before anybody else knows of it
+        torch.cuda.synchronize(device)  # zeros are written before another rank may write
         handle = _SymmetricMemory.rendezvous(memory, name)
     except BaseException:
         _unregister_process_group(name)  # type: ignore[arg-type]
@@ -64,10 +66,10 @@ def open_memory(
 
 
 class RenumberedStore(dist.Store):
-    """A store through which processes find each other's values though each numbers them by what it did before.
+    """Store that renumbers PyTorch's keys, so that all ranks use the same ones.
 
-    PyTorch counts the exchanges of symmetric memory in a process and names keys `<what>/<count>...` by that. A process
-    that has had a group before, as one with a second model, would look for others' values under numbers of its own.
+    PyTorch counts a process's exchanges of symmetric memory and names keys `<what>/<count>...`. A process that has had
+    an earlier group, for another model, would use other counts than the other ranks.
     """
 
     def __init__(self, store: dist.Store) -> None:

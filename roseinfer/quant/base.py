@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from roseinfer.parallel.group import Group, Share
+from roseinfer.parallel.group import RankGroup, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class Build:
 
     dtype: torch.dtype
     device: torch.device
-    group: Group
+    group: RankGroup
     weight_format: WeightFormat
 
 

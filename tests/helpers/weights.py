@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.parallel.group import Group, Share, SingleRank
+from roseinfer.parallel.group import RankGroup, Share, SingleRank
 from roseinfer.quant.base import Build, Held, WeightFormat
 from roseinfer.quant.plain import PlainFormat
 
@@ -70,5 +70,5 @@ class Imagined:
         return x
 
 
-def build_for(group: Group, weight_format: WeightFormat | None = None) -> Build:
+def build_for(group: RankGroup, weight_format: WeightFormat | None = None) -> Build:
     return replace(BUILD, group=group, weight_format=weight_format or PlainFormat())

@@ -1,4 +1,4 @@
-"""What each rank reads of a checkpoint: its slices, and the little that all of them hold."""
+"""Bytes that each rank reads of a checkpoint: its slices, and the few tensors that all ranks hold."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -13,17 +13,17 @@ from roseinfer.models.loader import load_model
 from tests.helpers.checkpoints import make_reference, save_reference
 from tests.helpers.weights import Imagined
 
-# What every rank needs all of. Biases of partial results are one rank's.
+# Tensors that every rank needs whole. Biases of partial results belong to one rank.
 WHOLE = ("norm.weight", "mlp.gate.weight", "q_norm.weight", "k_norm.weight")
 
 
-class Counted:
-    """A safetensors file that notes the bytes that are taken out of it, by tensor."""
+class CountingFile:
+    """A safetensors file that counts the bytes read from it, by tensor."""
 
-    def __init__(self, file: Any, taken: dict[str, int]) -> None:
-        self._file, self._taken = file, taken
+    def __init__(self, file: Any, read_bytes: dict[str, int]) -> None:
+        self._file, self._read_bytes = file, read_bytes
 
-    def __enter__(self) -> "Counted":
+    def __enter__(self) -> "CountingFile":
         self._file.__enter__()
         return self
 
@@ -34,35 +34,35 @@ class Counted:
         return self._file.keys()
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        return self._note(name, self._file.get_tensor(name))
+        return self.count(name, self._file.get_tensor(name))
 
     def get_slice(self, name: str) -> Any:
-        return CountedSlice(self, name, self._file.get_slice(name))
+        return CountingSlice(self, name, self._file.get_slice(name))
 
-    def _note(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        self._taken[name] += tensor.nbytes
+    def count(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        self._read_bytes[name] += tensor.nbytes
         return tensor
 
 
-class CountedSlice:
-    def __init__(self, file: Counted, name: str, view: Any) -> None:
+class CountingSlice:
+    def __init__(self, file: CountingFile, name: str, view: Any) -> None:
         self._file, self._name, self._view = file, name, view
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
 
     def __getitem__(self, at: Any) -> torch.Tensor:
-        return self._file._note(self._name, self._view[at])
+        return self._file.count(self._name, self._view[at])
 
 
-def taken_by(rank: int, size: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    taken: dict[str, int] = defaultdict(int)
+def bytes_read_by(rank: int, size: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    read_bytes: dict[str, int] = defaultdict(int)
     monkeypatch.setattr(
-        "roseinfer.models.loader.safe_open", lambda *args, **more: Counted(safe_open(*args, **more), taken)
+        "roseinfer.models.loader.safe_open", lambda *args, **more: CountingFile(safe_open(*args, **more), read_bytes)
     )
     options: dict[str, Any] = {"dtype": "float32", "device": torch.device("cpu"), "load_format": "auto", "seed": 0}
     load_model(folder, read_model_spec(folder), group=Imagined(rank, size), **options)
-    return taken
+    return read_bytes
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "qwen3", "qwen3-moe", "gpt2"])
@@ -70,7 +70,7 @@ def test_two_ranks_read_each_matrix_once(family: str, tmp_path: Path, monkeypatc
     folder = save_reference(make_reference(family), tmp_path)
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         stored = {name: file.get_tensor(name) for name in list(file.keys())}
-    ranks = [taken_by(rank, 2, folder, monkeypatch) for rank in range(2)]
+    ranks = [bytes_read_by(rank, 2, folder, monkeypatch) for rank in range(2)]
     for name, tensor in stored.items():
         read = [rank[name] for rank in ranks]
         if name.endswith(WHOLE) or ".ln_" in name or "wpe" in name:

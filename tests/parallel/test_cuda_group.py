@@ -1,4 +1,4 @@
-"""The group of GPUs without any: forked ranks that push to each other under Triton's interpreter, and no NCCL."""
+"""RankGroup of GPUs, tested without any: forked ranks under Triton's interpreter, without NCCL."""
 
 import threading
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
 from roseinfer.parallel.cuda_group import CudaGroup, connect, own_limit
-from roseinfer.parallel.group import Group, SingleRank, sum_partials
+from roseinfer.parallel.group import RankGroup, SingleRank, sum_partials
 from roseinfer.parallel.rendezvous import Rendezvous
 from roseinfer.parallel.symmetric_memory import SharedMemory
 from tests.helpers.batches import HandRow, HandRunner
@@ -38,8 +38,8 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass
-class Mirror:
-    """A library of two ranks that hold the same."""
+class MirrorLibrary:
+    """A library of two ranks with equal tensors."""
 
     sums: list[int] = field(default_factory=list)
     ends: threading.Event = field(default_factory=threading.Event)
@@ -55,21 +55,21 @@ class Mirror:
         self.ends.set()
 
 
-class Two(SingleRank):
-    """What the hosts of two ranks tell each other: nothing."""
+class TwoRanks(SingleRank):
+    """RankGroup of two hosts, without communication."""
 
     def __init__(self, rank: int) -> None:
         object.__setattr__(self, "rank", rank)
         object.__setattr__(self, "size", 2)
 
 
-def test_who_adds_up_depends_on_the_size_alone(tmp_path: Path) -> None:
-    """A sum that fits is ours and takes the residual with it; for a larger one, rank 0's part began with it."""
+def test_the_size_decides_between_kernels_and_library(tmp_path: Path) -> None:
+    """Our kernels add the residual to a small sum; for a large one, rank 0's part includes it."""
     small, large = torch.full((2, 8), 3.0), torch.full((LIMIT // 8 + 1, 2), 3.0)
 
     def work(peers: Peers) -> list[torch.Tensor]:
-        library = Mirror()
-        group = CudaGroup(Two(peers.rank), library, peers)
+        library = MirrorLibrary()
+        group = CudaGroup(TwoRanks(peers.rank), library, peers)
         assert group.adds_residual(small) and not group.adds_residual(large)
         sums = [sum_partials(group, x.clone(), torch.ones_like(x)) for x in (small, large)]
         sums.append(group.all_reduce(large.clone(), torch.ones_like(large)))
@@ -88,9 +88,9 @@ def test_who_adds_up_depends_on_the_size_alone(tmp_path: Path) -> None:
         assert torch.equal(sums[5], large.repeat(1, 2))
 
 
-def test_gpus_that_do_not_reach_each_other_leave_all_to_the_library() -> None:
-    library = Mirror()
-    group = CudaGroup(Two(0), library, None)
+def test_without_peer_access_the_library_exchanges_all() -> None:
+    library = MirrorLibrary()
+    group = CudaGroup(TwoRanks(0), library, None)
     x = torch.ones(2, 8)
     assert not group.adds_residual(x)
     assert torch.equal(group.all_reduce(x), torch.full((2, 8), 2.0)) and library.sums == [64]
@@ -98,46 +98,46 @@ def test_gpus_that_do_not_reach_each_other_leave_all_to_the_library() -> None:
     group.check()
 
 
-def test_who_has_waited_in_vain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roseinfer.parallel.cuda_group.STEP_PATIENCE_S", 20e-9)
+def test_a_timeout_of_the_kernels_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roseinfer.parallel.cuda_group.STEP_TIMEOUT_S", 20e-9)
     layout = PeerLayout(2, LIMIT)
     buffers = [torch.zeros(layout.bytes, dtype=torch.uint8) for _ in range(2)]
-    group = CudaGroup(Two(1), Mirror(), Peers.of(1, layout, [buffer.data_ptr() for buffer in buffers], CPU, 1.0))
+    group = CudaGroup(
+        TwoRanks(1), MirrorLibrary(), Peers.of(1, layout, [buffer.data_ptr() for buffer in buffers], CPU, 1.0)
+    )
     group.ready()
     group.check()
     group.all_reduce(torch.ones(2, 8))
-    with pytest.raises(EngineDeadError, match="rank 1 has waited in vain"):
+    with pytest.raises(EngineDeadError, match="rank 1 timed out waiting for another rank's part"):
         group.check()
 
 
-def test_a_library_that_does_not_end_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roseinfer.parallel.cuda_group.CLOSE_S", 0.01)
-    library, over = Mirror(), threading.Event()
+def test_closing_does_not_wait_for_a_library_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roseinfer.parallel.cuda_group.CLOSE_TIMEOUT_S", 0.01)
+    library, over = MirrorLibrary(), threading.Event()
     monkeypatch.setattr(library, "abort", lambda: (library.ends.set(), over.wait()))
-    group = CudaGroup(Two(0), library, None)
+    group = CudaGroup(TwoRanks(0), library, None)
     group.abort()
     group.close()
     assert library.ends.wait(10)
     over.set()
 
 
-def test_at_the_end_of_the_interpreter_all_but_the_library_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which has no threads to give any more."""
-
+def test_closing_at_interpreter_exit_works_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     closed: list[str] = []
-    host = Two(0)
+    host = TwoRanks(0)
     object.__setattr__(host, "close", lambda: closed.append("host"))
     monkeypatch.setattr(SharedMemory, "close", lambda memory: closed.append(memory.name))
     monkeypatch.setattr(threading.Thread, "start", start)
-    CudaGroup(host, Mirror(), None, SharedMemory("gpus", [0, 0], ())).close()
+    CudaGroup(host, MirrorLibrary(), None, SharedMemory("gpus", [0, 0], ())).close()
     assert closed == ["gpus", "host"]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_more_ranks_leave_more_to_the_library(size: int) -> None:
+def test_with_more_ranks_the_library_exchanges_smaller_tensors(size: int) -> None:
     assert own_limit(size) >= 1 << 18
     assert own_limit(size) > own_limit(size + 1)
 
@@ -153,18 +153,18 @@ def refused(*args: object) -> SharedMemory:
 @pytest.mark.parametrize(
     ("reach", "memory", "ours"), [(True, opened, True), (True, refused, False), (False, opened, False)]
 )
-def test_without_shared_memory_the_library_does_it_all(
+def test_without_shared_memory_the_library_exchanges_all(
     reach: bool, memory: object, ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roseinfer.parallel.nccl.Nccl", lambda *args: Mirror())
+    monkeypatch.setattr("roseinfer.parallel.nccl.Nccl", lambda *args: MirrorLibrary())
     monkeypatch.setattr("roseinfer.parallel.symmetric_memory.all_reach_each_other", lambda size: reach)
     monkeypatch.setattr("roseinfer.parallel.symmetric_memory.open_memory", memory)
-    group = connect(Two(0), Rendezvous(dist.HashStore(), "gpus", 0, 2), CPU)
+    group = connect(TwoRanks(0), Rendezvous(dist.HashStore(), "gpus", 0, 2), CPU)
     assert group.adds_residual(torch.ones(2, 8)) == ours
 
 
-def logits(folder: Path, group: Group) -> torch.Tensor:
-    """Of a chunk of the tokens, and of the others one by one."""
+def logits(folder: Path, group: RankGroup) -> torch.Tensor:
+    """Return logits of a chunk of the tokens, then of the other tokens one by one."""
     options = {"dtype": "float32", "device": CPU, "load_format": "auto", "seed": 0}
     runner = HandRunner(load_model(folder, read_model_spec(folder), group=group, **options))
     table, rows = runner.blocks.table(len(TOKENS)), []
@@ -174,11 +174,11 @@ def logits(folder: Path, group: Group) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama-tied", "qwen3-moe"])
-def test_a_model_summed_up_by_the_kernels_is_the_whole_one(family: str, tmp_path: Path) -> None:
+def test_a_model_summed_by_the_kernels_equals_the_whole_model(family: str, tmp_path: Path) -> None:
     folder = save_reference(make_reference(family), tmp_path)
 
     def work(peers: Peers) -> list[torch.Tensor]:
-        return [logits(folder, CudaGroup(Two(peers.rank), Mirror(), peers))]
+        return [logits(folder, CudaGroup(TwoRanks(peers.rank), MirrorLibrary(), peers))]
 
     first, second = (results[0] for results in run_ranks(work, PeerLayout(2, LIMIT), CPU, tmp_path))
     expected = logits(folder, SingleRank())

@@ -1,7 +1,8 @@
-"""What NCCL is told where there is none: what PyTorch's group finds when it is made."""
+"""Environment variables for NCCL, tested without it: those present when PyTorch's group is made."""
 
 import os
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,30 +11,30 @@ import torch.distributed as dist
 from roseinfer.parallel.nccl import Nccl
 
 
-class Found:
-    """Instead of `ProcessGroupNCCL`. `environment`: while it is made, and while it connects."""
+class RecordingGroup:
+    """Replacement of `ProcessGroupNCCL`. `environments`: while one is made, and while it connects."""
 
     Options = SimpleNamespace
+    environments: ClassVar[list[dict[str, str]]] = []
 
     def __init__(self, store: object, rank: int, size: int, options: object) -> None:
-        self.environment = [dict(os.environ)]
+        self.environments[:] = [dict(os.environ)]
 
     def allreduce(self, tensors: object, options: object) -> None:
-        self.environment.append(dict(os.environ))
+        self.environments.append(dict(os.environ))
 
     def _allgather_base(self, out: object, x: object, options: object) -> None:
-        self.environment.append(dict(os.environ))
+        self.environments.append(dict(os.environ))
 
 
-def test_nobody_looks_into_the_store_when_all_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its file is removed then. The process finds its own environment again."""
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", Found, raising=False)
+def test_pytorch_does_not_monitor_the_store_and_the_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", RecordingGroup, raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
     before = dict(os.environ)
-    found = Nccl(dist.HashStore(), 0, 2, torch.device("cpu"))._nccl.environment
-    assert len(found) == 3
-    for environment in found:
+    Nccl(dist.HashStore(), 0, 2, torch.device("cpu"))
+    assert len(RecordingGroup.environments) == 3
+    for environment in RecordingGroup.environments:
         assert environment["NCCL_SOCKET_IFNAME"] == "lo"
         assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == environment["TORCH_NCCL_ENABLE_MONITORING"] == "0"
     assert dict(os.environ) == before

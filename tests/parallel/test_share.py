@@ -5,7 +5,7 @@ from roseinfer.parallel.group import Share, SingleRank, share_of
 from tests.helpers.weights import Imagined
 
 
-def test_one_process_holds_all() -> None:
+def test_a_single_rank_holds_everything() -> None:
     assert share_of(SingleRank(), 7) == Share(0, 7, 7)
     assert share_of(SingleRank(), 7).is_all
 
@@ -18,8 +18,8 @@ def test_shares_are_equal_and_cover_all(whole: int, unit: int, size: int) -> Non
     assert {share.width for share in shares} == {whole // size}
 
 
-def test_repeated_units_lie_side_by_side() -> None:
-    """As query heads need their KV head: ranks 0 and 1 the first, 2 and 3 the second."""
+def test_neighbouring_ranks_share_a_repeated_unit() -> None:
+    """Query heads need their KV head: ranks 0 and 1 the first, 2 and 3 the second."""
     starts = [share_of(Imagined(rank, 4), 16, unit=8, repeat=True).start for rank in range(4)]
     assert starts == [0, 0, 8, 8]
 

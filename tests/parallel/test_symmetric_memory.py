@@ -1,4 +1,4 @@
-"""What processes tell each other before they share the memory of their GPUs, where there is none."""
+"""Rendezvous of processes that share the memory of their GPUs, tested without GPUs."""
 
 import threading
 from datetime import timedelta
@@ -16,29 +16,29 @@ from roseinfer.parallel.cuda_group import CudaGroup
 from roseinfer.parallel.group import SingleRank
 from roseinfer.parallel.symmetric_memory import RenumberedStore, open_memory
 
-PATIENCE = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=20)
 
 
 def exchange(store: dist.Store, rank: int, count: int) -> list[bytes]:
-    """As PyTorch does, once its process has done it `count` times: all write, all read, all wait for all."""
-    # PyTorch calls the store from C++, as this does.
+    """Exchange values as PyTorch does in a process with `count` earlier exchanges: write, read, barrier."""
+    # `PrefixStore` calls the store from C++, as PyTorch does.
     seen = dist.PrefixStore("group", store)
     keys = [f"CUDASymmetricMemory/{count}/{other}" for other in range(2)]
     seen.set(keys[rank], bytes([0, 255, rank]))  # type: ignore[arg-type]  # which takes bytes too
-    seen.wait(keys, PATIENCE)
+    seen.wait(keys, TIMEOUT)
     seen.wait(keys)
     values = [seen.get(key) for key in keys]
     assert values == seen.multi_get(keys)
     barrier = f"CUDASymmetricMemory/{count + 1}"
     if hasattr(seen, "barrier"):  # of later versions of PyTorch
-        seen.barrier(barrier, 2, PATIENCE)
+        seen.barrier(barrier, 2, TIMEOUT)
     else:
         seen.add(barrier, 1)
     assert seen.check([keys[0]])
     return values
 
 
-def test_a_process_that_had_a_group_before_meets_one_that_had_none(tmp_path: Path) -> None:
+def test_processes_with_different_numbers_of_earlier_groups_meet(tmp_path: Path) -> None:
     found: dict[int, list[bytes]] = {}
 
     def meet(rank: int, before: int) -> None:
@@ -53,7 +53,7 @@ def test_a_process_that_had_a_group_before_meets_one_that_had_none(tmp_path: Pat
 
 
 class Memory:
-    """PyTorch's, of a machine without GPUs."""
+    """PyTorch's symmetric memory, without GPUs."""
 
     def __init__(self, refuses: bool) -> None:
         self._refuses = refuses
@@ -80,11 +80,11 @@ def is_known(name: str) -> bool:
 
 class Library:
     def abort(self) -> None:
-        """There is nothing to end."""
+        pass
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_pytorch_forgets_a_group_that_is_closed_or_was_not_made(refuses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_or_failed_group_is_unregistered_from_pytorch(refuses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(symmetric_memory, "_SymmetricMemory", Memory(refuses))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     for _ in range(2):  # the name may be had again

@@ -1,4 +1,4 @@
-"""Two processes that share a model compute what one does."""
+"""Two processes that share a model compute the same as one."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ WIDE = {"hidden_size": 256, "head_dim": 128}
 FAMILIES = ("llama", "llama-tied", "llama-bias", "qwen3", "gpt2", "qwen3-moe-dense", "mixtral")
 ROUNDED = ("fp8", "fp8-experts", "dense.gguf", "experts.gguf")
 
-# Each rank computes all cases in one process: what takes time is importing torch.
+# Each rank computes all cases in one process, as importing torch takes most of the time.
 RANK = """
 import sys
 from pathlib import Path
@@ -108,7 +108,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_gguf(path: Path, model: PreTrainedModel) -> None:
-    """All matrices that the encoding takes are in it, with weights so small that layers do not magnify roundings."""
+    """Write a file with all supported matrices in Q4_0. Weights are small, so that rounding errors stay small."""
 
     def encode(name: str, values: np.ndarray) -> tuple[np.ndarray, str]:
         if values.ndim == 1 or values.shape[-1] % 32:
@@ -131,7 +131,7 @@ def alone(folder: Path, load_format: str) -> HandRunner:
 
 @pytest.mark.parametrize("case", [*((name, "auto") for name in (*FAMILIES, *ROUNDED)), ("gpt2", "dummy")])
 def test_two_ranks_equal_one(case: tuple[str, str], folder: Path, ranks: list[Results]) -> None:
-    """The vocabulary of 99 is odd; heads, K/V and their cache are halved."""
+    """Heads, K/V and their cache are halved; the vocabulary, 99, is odd."""
     runner = alone(folder / case[0], case[1])
     row = HandRow(tokens=TOKENS, table=runner.blocks.table(len(TOKENS)), start=0, count=len(TOKENS))
     expected = runner.run([row])[0]
@@ -149,7 +149,7 @@ def test_two_ranks_equal_transformers(family: str, ranks: list[Results]) -> None
     torch.testing.assert_close(ranks[0][family, "auto"]["logits"], expected, rtol=0, atol=1e-4)
 
 
-def test_heads_that_cannot_be_dealt_out_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_heads_that_cannot_be_split_are_rejected_before_weights_are_read(tmp_path: Path) -> None:
     folder = save_reference(make_reference("llama"), tmp_path)
     (folder / "model.safetensors").unlink()
     spec = read_model_spec(folder)

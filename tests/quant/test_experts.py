@@ -8,7 +8,7 @@ import torch
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.layers.experts import RoutedExperts
 from roseinfer.layers.linear import RMSNorm
-from roseinfer.parallel.group import Group, SingleRank
+from roseinfer.parallel.group import RankGroup, SingleRank
 from roseinfer.quant.base import Build, ExpertNames, ExpertShape, WeightFormat
 from roseinfer.quant.experts import route
 from roseinfer.quant.fp8_format import Fp8Format
@@ -147,7 +147,7 @@ def test_experts_in_int8() -> None:
     assert 0 < (found - wanted).norm() / wanted.norm() < 0.03
 
 
-def fp8_build(group: Group) -> Build:
+def fp8_build(group: RankGroup) -> Build:
     weight_format: WeightFormat = Fp8Format(Fp8Scheme("block"), rounds=False, widens=True)
     return replace(BUILD, group=group, weight_format=weight_format)
 

@@ -134,7 +134,7 @@ def test_who_drops_it_without_closing_it_leaves_no_process(overlap: bool) -> Non
 def test_closing_waits_for_no_rank_that_is_stopped_in_the_middle_of_a_step() -> None:
     llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS)
     (rank,) = ranks_of(llm)
-    leader_of(llm)._group.patience_s = 3600  # type: ignore[attr-defined]
+    leader_of(llm)._group.timeout_s = 3600  # type: ignore[attr-defined]
     stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=100, ignore_eos=True))
     next(stream)
     os.kill(rank, signal.SIGSTOP)
@@ -146,7 +146,7 @@ def test_closing_waits_for_no_rank_that_is_stopped_in_the_middle_of_a_step() -> 
 def test_who_is_interrupted_waits_no_longer_for_a_rank_that_is_stopped() -> None:
     llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS | {"overlap": False})
     (rank,) = ranks_of(llm)
-    leader_of(llm)._group.patience_s = 3600  # type: ignore[attr-defined]
+    leader_of(llm)._group.timeout_s = 3600  # type: ignore[attr-defined]
     os.kill(rank, signal.SIGSTOP)
     interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     others = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever another test has left
