@@ -221,7 +221,7 @@ def test_a_gguf_file_that_is_here(monkeypatch, tmp_path):
 
 
 def hub_error(kind: type[Exception]) -> Exception:
-    """Without a response: building one would name an HTTP library."""
+    """Make an error without a response, which would need an HTTP library."""
     error = kind.__new__(kind)
     error.args = ("first line\nsecond line",)
     return error

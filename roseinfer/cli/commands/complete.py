@@ -22,9 +22,9 @@ def run(args: Namespace) -> int:
     given = asking.read(OPTIONS, args)
     answers = OPTIONS.build(AskConfig, given)
 
-    from roseinfer.cli.terminal.answer import Asking
-    from roseinfer.cli.terminal.chat import explain, model_of, read_all, stream_to, tell
-    from roseinfer.cli.terminal.conversation import asked_of
+    from roseinfer.cli.terminal.answer import AnswerStream
+    from roseinfer.cli.terminal.chat import explain, model_of, read_all, show_figures, stream_to
+    from roseinfer.cli.terminal.conversation import slo_fields
     from roseinfer.cli.terminal.screen import Screen
 
     prompt = args.quick if args.quick is not None else read_all()
@@ -34,9 +34,9 @@ def run(args: Namespace) -> int:
     slo = parse_objectives(answers.slo or "")
     with asking.server(OPTIONS, given) as (remote, _):
         body = {"model": model_of(remote, given.get("model_name")), "prompt": prompt, **answers.fields}
-        reply = Asking(remote, "/v1/completions", {**body, **asked_of(slo)})
+        reply = AnswerStream(remote, "/v1/completions", {**body, **slo_fields(slo)})
         outcome = stream_to(screen, reply)
     if not outcome.nothing:
-        tell(screen, reply.answer, slo, stats=screen.stats_wanted(answers.stats))
+        show_figures(screen, reply.answer, slo, stats=screen.stats_wanted(answers.stats))
     explain(screen, outcome, once=True)
     return 0 if outcome.error is None else 1

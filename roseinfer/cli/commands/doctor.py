@@ -22,10 +22,10 @@ def run(args: Namespace) -> int:
     config = OPTIONS.build(DoctorConfig, OPTIONS.read(args))
 
     from roseinfer.cli.doctor.checks import State, judge
-    from roseinfer.cli.doctor.probes import find_out
+    from roseinfer.cli.doctor.probes import collect_facts
 
     with stage("looking at PyTorch and the devices"):
-        facts = find_out(config)
+        facts = collect_facts(config)
     checks = judge(facts)
     works = all(check.state is not State.PROBLEM for check in checks)
     if config.json:

@@ -24,7 +24,7 @@ SAMPLING_HELP = {
     "min_tokens": "tokens to generate before the model may end",
     "temperature": "0 = greedy",
     "top_k": "sample among the k most likely tokens; 0 = off",
-    "top_p": "sample among the likeliest tokens that reach this mass",
+    "top_p": "sample among the most likely tokens with this total probability",
     "min_p": "sample among tokens at least this likely relative to the likeliest",
     "repetition_penalty": "above 1 makes tokens of prompt and output less likely",
     "presence_penalty": "subtracted for tokens that the output holds",

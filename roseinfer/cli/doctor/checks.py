@@ -8,11 +8,11 @@ from typing import Any
 from roseinfer.cli.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, RayCluster, Torch
 
 GB = 2**30
-OLDEST_PYTHON = (3, 11)
+MIN_PYTHON = (3, 11)
 # Memory for the smallest model, and memory for a useful one.
 LEAST_BYTES, ENOUGH_BYTES = GB, 4 * GB
 # Open files that a start needs, and those that the default of --max-num-queued-reqs adds.
-LEAST_FILES, ENOUGH_FILES = 128, 1024 + 128
+MIN_FILES, ENOUGH_FILES = 128, 1024 + 128
 OLDEST_FP8 = (9, 0)
 # Larger weights leave little memory for the KV cache.
 _WEIGHTS_SHARE = 0.8
@@ -64,7 +64,7 @@ def judge(facts: Facts) -> list[Check]:
 
 def _python(facts: Facts) -> Check:
     found = f"{'.'.join(map(str, facts.python))} on {facts.platform}, roseinfer {facts.roseinfer}"
-    if facts.python < OLDEST_PYTHON:
+    if facts.python < MIN_PYTHON:
         return problem("Python", found, "install Python 3.11 or newer")
     return ok("Python", found)
 
@@ -75,7 +75,7 @@ def _packages(facts: Facts) -> Iterator[Check]:
     for package in wrong:
         yield _wrong_package(package)
     if not wrong:
-        yield ok("packages", f"all {len(facts.packages)} that the base install needs")
+        yield ok("packages", f"all {len(facts.packages)} of the base install")
 
 
 def _wrong_package(package: Package) -> Check:
@@ -87,7 +87,7 @@ def _wrong_package(package: Package) -> Check:
 
 def _torch(torch: Torch) -> Check:
     if torch.error is not None:
-        return problem("PyTorch", torch.error, "install it again: https://pytorch.org/get-started/locally")
+        return problem("PyTorch", torch.error, "reinstall it: https://pytorch.org/get-started/locally")
     build = f"for CUDA {torch.cuda}" if torch.cuda else "for CPUs"
     return ok("PyTorch", f"{torch.version}, {build}")
 
@@ -104,16 +104,14 @@ def _device(facts: Facts) -> Check:
         return problem("device", f"{found}: {torch.gpu_error}", _GPU_ADVICE) if torch.gpu_error else ok("device", found)
     cpu = f"CPU, {torch.threads} threads, {torch.cpu_gflops:.0f} GFLOP/s in float32"
     if facts.gpu_files and torch.cuda is None:
-        return warning(
-            "device", f"{cpu}; there is an NVIDIA GPU that this PyTorch cannot use", "install its CUDA build"
-        )
+        return warning("device", f"{cpu}; this PyTorch cannot use the NVIDIA GPU", "install its CUDA build")
     if facts.gpu_files:
         reason = torch.gpu_error or "PyTorch does not find it"
         return warning("device", f"{cpu}; there is an NVIDIA GPU, but {reason}", _GPU_ADVICE)
     return ok("device", f"{cpu}; no GPU")
 
 
-_GPU_ADVICE = "see whether nvidia-smi works, and whether its driver is new enough for this PyTorch"
+_GPU_ADVICE = "check that nvidia-smi works and that the driver supports this PyTorch"
 
 
 def _kernels(facts: Facts) -> Iterator[Check]:
@@ -122,34 +120,32 @@ def _kernels(facts: Facts) -> Iterator[Check]:
         return
     if torch.triton is None:
         yield warning(
-            "kernels", "Triton is not installed: no kernels of ours and no CUDA graphs", "pip install 'roseinfer[cuda]'"
+            "kernels", "Triton is not installed: no custom kernels and no CUDA graphs", "pip install 'roseinfer[cuda]'"
         )
         return
     if torch.kernel_error is not None:
-        advice = "Triton needs a C compiler (gcc) and a cache folder that it may write to (~/.triton)"
-        yield problem("kernels", f"Triton {torch.triton} does not compile or run ours: {torch.kernel_error}", advice)
+        advice = "Triton requires a C compiler (gcc) and a writable cache folder (~/.triton)"
+        yield problem(
+            "kernels", f"Triton {torch.triton} cannot compile or run our kernels: {torch.kernel_error}", advice
+        )
         return
-    yield ok("kernels", f"Triton {torch.triton} compiles and runs ours")
+    yield ok("kernels", f"Triton {torch.triton} compiles and runs our kernels")
 
 
 def _cores(facts: Facts) -> Check:
     usable = facts.cores if facts.cpu_quota is None else min(facts.cores, facts.cpu_quota)
-    found = f"{facts.cores} cores" + (
-        "" if facts.cpu_quota is None else f", of which a quota leaves {facts.cpu_quota:g}"
-    )
+    found = f"{facts.cores} cores" + ("" if facts.cpu_quota is None else f", limited to {facts.cpu_quota:g} by a quota")
     if usable < 2:
-        return warning("cores", found, "server and engine share one: give them two or more")
+        return warning("cores", found, "server and engine share one core: provide two or more")
     if facts.cpu_quota is not None and facts.cpu_quota < facts.cores and not facts.torch.gpus:
-        return warning(
-            "cores", found, f"with --threads {max(1, int(facts.cpu_quota))} the engine does not pass the quota"
-        )
+        return warning("cores", found, f"--threads {max(1, int(facts.cpu_quota))} keeps the engine within the quota")
     return ok("cores", found)
 
 
 def _memory(facts: Facts) -> Check:
     found = f"{facts.memory_bytes / GB:.1f} GiB available"
     if facts.memory_bytes < LEAST_BYTES:
-        return problem("memory", found, "a server takes 1 GiB at least, with the smallest model")
+        return problem("memory", found, "the smallest model requires 1 GiB")
     if facts.memory_bytes < ENOUGH_BYTES:
         return warning("memory", found, "enough for small models only")
     return ok("memory", found)
@@ -160,23 +156,23 @@ def _files(facts: Facts) -> Check:
     soft, hard = facts.files
     if hard is None:
         return ok("open files", "no limit")
-    found = f"at most {hard}" if soft == hard else f"{soft}, which the server raises to as many as {min(hard, 65536)}"
-    if hard < LEAST_FILES:
-        return problem("open files", found, f"ulimit -n: at least {LEAST_FILES} are needed")
+    found = f"at most {hard}" if soft == hard else f"{soft}, which the server raises to {min(hard, 65536)}"
+    if hard < MIN_FILES:
+        return problem("open files", found, f"raise ulimit -n to at least {MIN_FILES}")
     if hard < ENOUGH_FILES:
-        return warning("open files", found, f"ulimit -n: {ENOUGH_FILES} are as many as the default limits may need")
+        return warning("open files", found, f"raise ulimit -n to {ENOUGH_FILES} for the default limits")
     return ok("open files", found)
 
 
 def _temporary(facts: Facts) -> Check:
     if facts.temporary_error is not None:
-        return problem("temporary files", facts.temporary_error, "set TMPDIR to a short path that can be written to")
+        return problem("temporary files", facts.temporary_error, "set TMPDIR to a short, writable path")
     return ok("temporary files", f"in {facts.temporary}")
 
 
 def _port(facts: Facts) -> Iterator[Check]:
     if facts.port_error is not None:
-        advice = "stop what listens there, or choose another with --port"
+        advice = "stop the process that listens there, or choose another port with --port"
         yield problem("port", f"{facts.port} cannot be used: {facts.port_error}", advice)
     elif facts.port is not None:
         yield ok("port", f"{facts.port} is free")
@@ -213,14 +209,14 @@ def _too_large(loaded: float, gpus: Sequence[Gpu]) -> str:
 def _model(model: Model, facts: Facts) -> Check:
     name = f"model {model.name}"
     if model.error is not None:
-        return problem(name, model.error, "docs/server.md and the README say what is supported")
+        return problem(name, model.error, "see docs/server.md and the README for supported models")
     if model.needs is not None:
-        return warning(name, model.needs, "download it where there is a network, or let `serve` do so")
+        return warning(name, model.needs, "download it, or let `serve` do so")
     kind = f" in {model.quantised}" if model.quantised else ""
     found = f"{model.architecture}, {model.weight_bytes / GB:.2f} GiB of weights{kind}, context {model.context}"
     gpus = facts.torch.gpus if not facts.torch.gpu_error else ()
     if model.quantised and gpus and max(gpu.capability for gpu in gpus) < OLDEST_FP8:
-        return problem(name, found, "FP8 weights need a GPU of compute capability 9.0; --device cpu widens them")
+        return problem(name, found, "FP8 weights require a GPU of compute capability 9.0; --device cpu widens them")
     room = max((gpu.free_bytes for gpu in gpus), default=facts.memory_bytes)
     where = "GPU" if gpus else "memory"
     loaded = model.weight_bytes
@@ -231,7 +227,9 @@ def _model(model: Model, facts: Facts) -> Check:
     if loaded > room:
         return problem(name, f"{found}; {room / GB:.1f} GiB of {where} are free", _too_large(loaded, gpus))
     if loaded > _WEIGHTS_SHARE * room:
-        return warning(name, f"{found}; {room / GB:.1f} GiB of {where} are free", "little is left for the KV cache")
+        return warning(
+            name, f"{found}; {room / GB:.1f} GiB of {where} are free", "little memory is left for the KV cache"
+        )
     return ok(name, found)
 
 
@@ -254,18 +252,20 @@ def _hosts(hosts: Hosts) -> Iterator[Check]:
 def _peer(peer: Peer) -> Check:
     name = f"engine {peer.address}"
     if peer.misfit:
-        return problem(name, f"{peer.found}: {peer.error}", "start it with the same model and options as the others")
+        return problem(
+            name, f"{peer.found}: {peer.error}", "start it with the same model and options as the other engines"
+        )
     if peer.error is not None:
         advice = "see whether `roseinfer engine` runs there, with this secret and version, and firewalls let it through"
         return problem(name, peer.error, advice)
     if not peer.up:
-        return warning(name, peer.found, "it takes no requests just now: look at its log")
+        return warning(name, peer.found, "it accepts no requests at present: check its log")
     return ok(name, peer.found)
 
 
 def _ray(ray: RayCluster) -> Check:
     if ray.error is not None:
-        return problem("Ray", ray.error, "docs/ray.md says how a cluster is started")
+        return problem("Ray", ray.error, "docs/ray.md explains how to start a cluster")
     if ray.token_error is not None:
         advice = "export RAY_AUTH_MODE=token; ray get-auth-token --generate, once, and the same file on all machines"
         return warning("Ray", f"{ray.version}, {ray.token_error}", advice)

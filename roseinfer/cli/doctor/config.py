@@ -8,22 +8,20 @@ from roseinfer.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorConfig:
-    """What to check beside the machine."""
+    """Optional checks beyond the machine."""
 
     model: str | None = option(
-        None, "a model to look at: 'tiny', a folder, a GGUF file, or a Hugging Face id", metavar="MODEL"
+        None, "model to check: 'tiny', a folder, a GGUF file, or a Hugging Face id", metavar="MODEL"
     )
-    gguf_file: str | None = option(None, "the GGUF file of MODEL, a folder or an id, to look at", metavar="NAME")
-    revision: str | None = option(None, "the branch, tag or commit of MODEL on the hub to look at")
-    download_dir: str | None = option(None, "where downloads are kept; default: the hub's cache", metavar="DIR")
-    port: int | None = option(None, "the port that a server is to listen on; default: 8000, and none with --bind")
-    engines: str | None = option(
-        None, "engines on other hosts that `serve` is to use; each is asked how it does", metavar="HOST:PORT,..."
-    )
+    gguf_file: str | None = option(None, "GGUF file in MODEL's folder or repository", metavar="NAME")
+    revision: str | None = option(None, "branch, tag or commit of MODEL on the hub")
+    download_dir: str | None = option(None, "folder of downloads; default: the hub's cache", metavar="DIR")
+    port: int | None = option(None, "port of the server; default: 8000, none with --bind")
+    engines: str | None = option(None, "engines on other hosts to check", metavar="HOST:PORT,...")
     secret_file: str | None = option(None, "the file with their secret, or that of --bind", metavar="FILE")
-    bind: str | None = option(None, "the address that `engine` is to listen on here", metavar="HOST:PORT")
+    bind: str | None = option(None, "address for `engine` to listen on", metavar="HOST:PORT")
     ray_address: str | None = option(
-        None, "the Ray cluster that `deploy` is to use; auto: the one on this machine", metavar="HOST:PORT"
+        None, "Ray cluster for `deploy`; auto: the one on this machine", metavar="HOST:PORT"
     )
     json: bool = option(False, "print the result as JSON")
 

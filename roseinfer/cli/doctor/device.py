@@ -7,8 +7,8 @@ import json
 import time
 from typing import Any
 
-SIZE = 1024  # size of the matrices of the CPU product
-REPEATS = 4
+MATRIX_ROWS = 1024  # size of the matrices of the CPU product
+MAX_REPEATS = 4
 
 
 def main() -> None:
@@ -27,13 +27,13 @@ def _cpu_gflops() -> float:
     """Return the best of a few products."""
     import torch
 
-    x = torch.ones(SIZE, SIZE)
+    x = torch.ones(MATRIX_ROWS, MATRIX_ROWS)
     best_s = float("inf")
-    for _ in range(REPEATS):
+    for _ in range(MAX_REPEATS):
         began = time.perf_counter()
         torch.mm(x, x)
         best_s = min(best_s, time.perf_counter() - began)
-    return 2 * SIZE**3 / best_s / 1e9
+    return 2 * MATRIX_ROWS**3 / best_s / 1e9
 
 
 def _triton() -> str | None:
@@ -49,7 +49,7 @@ def _gpus() -> dict[str, Any]:
     try:
         if not torch.cuda.is_available():
             torch.cuda.init()  # the message says why not
-            return {"gpu_error": "PyTorch finds none"}
+            return {"gpu_error": "PyTorch finds no GPU"}
         gpus = [_gpu(number) for number in range(torch.cuda.device_count())]
         torch.ones(8, device="cuda").sum().item()
     except Exception as error:
@@ -94,7 +94,7 @@ def _kernel_error() -> str | None:
         x = torch.arange(1.0, 129.0, device="cuda").reshape(2, 64)
         expected = x / (x.square().mean(dim=1, keepdim=True) + 1e-5).sqrt()
         if not torch.allclose(rms_norm(x, torch.ones(64, device="cuda"), 1e-5), expected, rtol=1e-4, atol=1e-4):
-            return "a kernel computes something else than PyTorch"
+            return "a kernel's result differs from PyTorch's"
     except Exception as error:
         return _first_line(error)
     return None

@@ -22,7 +22,7 @@ from roseinfer.engine.remote.sealed import SealedFrames
 from roseinfer.engine.remote.secret import Secret, read_secret
 from roseinfer.integrations.ray.cluster import RAY, knock, require_ray
 
-TIDINGS_S = 5.0  # timeout of an engine's first message
+STATUS_TIMEOUT_S = 5.0  # timeout of an engine's first message
 _CHUNK_BYTES = 2**16
 TOKEN_FILE = "~/.ray/auth_token"
 
@@ -38,7 +38,7 @@ def find_hosts(config: DoctorConfig) -> Hosts | None:
         bind=config.bind,
         bind_error=None if config.bind is None else _bind_error(config.bind),
         peers=() if secret is None else asyncio.run(_peers(config.engine_list, secret)),
-        ray=None if config.ray_address is None else look_at_ray(config.ray_address),
+        ray=None if config.ray_address is None else check_ray(config.ray_address),
     )
 
 
@@ -74,16 +74,16 @@ async def _ask(address: str, secret: Secret) -> tuple[Peer, EngineInfo | None]:
     try:
         connected = await tcp.connect(HostPort.parse(address, "engines"), secret, Purpose.FOLLOW)
         with connected.socket:
-            async with asyncio.timeout(TIDINGS_S):
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
                 update = await _status_update(connected)
     except TimeoutError as error:
-        return Peer(address, error=str(error) or f"it says nothing within {TIDINGS_S:g} s"), None
+        return Peer(address, error=str(error) or f"it says nothing within {STATUS_TIMEOUT_S:g} s"), None
     except OSError as error:
         return Peer(address, error=tcp.reason(error)), None
     except (RoseinferError, FrameError, msgspec.MsgspecError) as error:
         return Peer(address, error=str(error)), None
     report, away_ms = update.report, 1000 * connected.round_trip_s
-    found = f"{report.state.value}, {away_ms:.1f} ms there and back"
+    found = f"{report.state.value}, {away_ms:.1f} ms round trip"
     if report.info is not None:
         found += f", {report.info.model} ({report.info.facts.dtype}) on {report.info.facts.device}"
     return Peer(address, found, up=report.health.alive), report.info
@@ -99,7 +99,7 @@ async def _status_update(connected: tcp.Connected) -> StatusUpdate:
     raise ConnectionResetError("it hung up")
 
 
-def look_at_ray(address: str) -> RayCluster:
+def check_ray(address: str) -> RayCluster:
     """Check the Ray cluster for `roseinfer deploy` without joining it."""
     try:
         require_ray()
@@ -107,7 +107,7 @@ def look_at_ray(address: str) -> RayCluster:
         return RayCluster(address, error=str(error))
     version = metadata.version("ray")
     if not version.startswith(f"{RAY}."):
-        return RayCluster(address, version, error=f"this is made for Ray {RAY}, and {version} is installed")
+        return RayCluster(address, version, error=f"Ray {version} is installed, but {RAY} is required")
     try:
         knock(address)
     except RoseinferError as error:
@@ -125,7 +125,7 @@ def _token_error() -> str | None:
     try:
         status, token = path.stat(), path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        return f"there is no token in {path} ({getattr(error, 'strerror', None) or 'no text'})"
+        return f"no token in {path} ({getattr(error, 'strerror', None) or 'no text'})"
     if not token:
         return f"{path} is empty"
     return f"others may read {path}: chmod 600 {path}" if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) else None

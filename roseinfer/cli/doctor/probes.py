@@ -17,13 +17,13 @@ from roseinfer.cli.doctor.hosts import find_hosts
 from roseinfer.cli.doctor.requirements import declared
 from roseinfer.core.memory import available_memory_bytes
 
-TORCH_PATIENCE_S = 180.0  # the first kernel is compiled, and a driver may hang
+TORCH_TIMEOUT_S = 180.0  # the first kernel is compiled, and a driver may hang
 NO_EXTRAS = ("dev",)  # for developers of roseinfer
 _MAX_SOCKET_PATH_BYTES = 103  # limit of macOS; Linux allows four more
-_LONGEST_NAME = "/roseinfer-12345678/engine999.new"
+_LONGEST_SOCKET_NAME = "/roseinfer-12345678/engine999.new"
 
 
-def find_out(config: DoctorConfig) -> Facts:
+def collect_facts(config: DoctorConfig) -> Facts:
     """Collect all facts. Takes as long as importing PyTorch and compiling a kernel."""
     requirements = declared()
     return Facts(
@@ -44,7 +44,7 @@ def find_out(config: DoctorConfig) -> Facts:
         port_error=None if config.server_port is None else _port_error(config.server_port),
         model=None
         if config.model is None
-        else look_at(config.model, config.gguf_file, revision=config.revision, download_dir=config.download_dir),
+        else read_model(config.model, config.gguf_file, revision=config.revision, download_dir=config.download_dir),
         hosts=find_hosts(config),
     )
 
@@ -52,18 +52,18 @@ def find_out(config: DoctorConfig) -> Facts:
 def ask_torch(command: Sequence[str] = (sys.executable, "-m", "roseinfer.cli.doctor.device")) -> Torch:
     """Run `device` in a separate process: a broken driver may crash or hang it."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TORCH_PATIENCE_S)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TORCH_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return Torch(error=f"PyTorch gave no answer within {TORCH_PATIENCE_S:.0f} s: a driver may hang")
+        return Torch(error=f"PyTorch did not respond within {TORCH_TIMEOUT_S:.0f} s; the driver may hang")
     except OSError as error:
-        return Torch(error=f"no process can be started: {error.strerror}")
+        return Torch(error=f"cannot start a process: {error.strerror}")
     lines = done.stdout.splitlines()
     try:
         said = json.loads(lines[-1])
         said["gpus"] = tuple(Gpu(**{**gpu, "capability": tuple(gpu["capability"])}) for gpu in said["gpus"])
         return Torch(**said)
     except (IndexError, ValueError, KeyError, TypeError):
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
         how = f"ended by signal {-done.returncode}" if done.returncode < 0 else "failed"
         return Torch(error=f"PyTorch {how}: {last}")
 
@@ -93,14 +93,14 @@ def _files() -> tuple[int | None, int | None]:
 
 def _temporary_error() -> str | None:
     folder = tempfile.gettempdir()
-    too_many = len(os.fsencode(folder + _LONGEST_NAME)) - _MAX_SOCKET_PATH_BYTES
+    too_many = len(os.fsencode(folder + _LONGEST_SOCKET_NAME)) - _MAX_SOCKET_PATH_BYTES
     if too_many > 0:
-        return f"{folder} is too long for the path of a socket, by {too_many} bytes"
+        return f"{folder} is {too_many} bytes too long for a socket path"
     try:
         with tempfile.NamedTemporaryFile() as file:
             file.write(b"x")
     except OSError as error:
-        return f"{folder} cannot be written to: {error.strerror}"
+        return f"cannot write to {folder}: {error.strerror}"
     return None
 
 
@@ -112,7 +112,7 @@ def _port_error(port: int) -> str | None:
     return None
 
 
-def look_at(
+def read_model(
     name: str, gguf_file: str | None = None, *, revision: str | None = None, download_dir: str | None = None
 ) -> Model:
     """Read the model's folder or GGUF file; nothing is downloaded."""
@@ -125,11 +125,11 @@ def look_at(
     try:
         folder = cached_model(name, gguf_file, revision=revision, download_dir=download_dir)
         if folder is None:
-            return Model(name, needs="it is not here yet")
+            return Model(name, needs="not downloaded yet")
         spec = read_model_spec(folder)
         weights = weight_bytes(folder)
         if not weights:
-            return Model(name, error=f"{folder} holds no weights in safetensors")
+            return Model(name, error=f"{folder} contains no safetensors weights")
         Tokenizer.from_folder(folder)
         widened = widened_weights(folder)
     except (RoseinferError, OSError) as error:

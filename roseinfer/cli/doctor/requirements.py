@@ -23,12 +23,12 @@ _HOLDS = {
 def declared() -> dict[str, tuple[Package, ...]]:
     """Return required packages by extra; "" is the base install. Empty for a copy that was never installed."""
     try:
-        return sort_out(metadata.requires("roseinfer") or ())
+        return parse_requirements(metadata.requires("roseinfer") or ())
     except metadata.PackageNotFoundError:
         return {}
 
 
-def sort_out(requirements: Iterable[str]) -> dict[str, tuple[Package, ...]]:
+def parse_requirements(requirements: Iterable[str]) -> dict[str, tuple[Package, ...]]:
     """Parse `torch>=2.11,<3; extra == "x"` and the like; requirements of other platforms are left out."""
     found: dict[str, list[Package]] = {}
     for requirement in requirements:

@@ -53,7 +53,7 @@ class Answer:
         return None if seen_s is None else seen_s * 1000
 
 
-class Asking:
+class AnswerStream:
     """Iterator over the pieces of a streamed answer; `answer` grows with each. Raises what `Remote.stream` raises."""
 
     def __init__(self, remote: Remote, path: str, body: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from roseinfer.cli.terminal.answer import Answer, Asking, describe
+from roseinfer.cli.terminal.answer import Answer, AnswerStream, describe
 from roseinfer.cli.terminal.conversation import Conversation
 from roseinfer.cli.terminal.refusals import advice
 from roseinfer.cli.terminal.remote import RefusedError, Remote, RemoteError, UnreachableError
@@ -36,15 +36,15 @@ class Chat:
         turn.
         """
         self.conversation.ask(question)
-        asking = Asking(self.remote, PATH, self.conversation.body())
+        asking = AnswerStream(self.remote, PATH, self.conversation.body())
         outcome = stream_to(self.screen, asking)
         self.unanswered = question if outcome.nothing else None
         self.lost = isinstance(outcome.error, UnreachableError)
         if outcome.nothing:
-            self.conversation.take_back()
+            self.conversation.remove_last()
         else:
             self.conversation.answered(asking.answer.text)
-            self.last = tell(self.screen, asking.answer, self.conversation.slo, stats=self.stats)
+            self.last = show_figures(self.screen, asking.answer, self.conversation.slo, stats=self.stats)
         explain(self.screen, outcome, once=once)
         return outcome.error is None
 
@@ -62,7 +62,7 @@ class Chat:
                 check(self.lost)
                 self._turn(_read())
             except KeyboardInterrupt:
-                self.screen.note("\nCtrl+D leaves")
+                self.screen.note("\nCtrl+D quits")
             except EOFError:
                 self.screen.note("")
                 return
@@ -75,21 +75,21 @@ class Chat:
             try:
                 question = run_command(self, line)
             except ConfigError as error:
-                self.screen.complaint(str(error))
+                self.screen.error(str(error))
                 return
         if question is not None and question.strip():
             self.ask(question)
 
 
-class Outcome(NamedTuple):
-    """How reading an answer ended. `nothing`: before the first token."""
+class StreamEnd(NamedTuple):
+    """End of reading an answer. `nothing`: before the first token."""
 
     nothing: bool = False
     stopped: bool = False
     error: RemoteError | None = None
 
 
-def stream_to(screen: Screen, asking: Asking) -> Outcome:
+def stream_to(screen: Screen, asking: AnswerStream) -> StreamEnd:
     """Show an answer while it streams. Ctrl+C stops it, on the server too."""
     error, stopped = None, False
     try:
@@ -100,10 +100,10 @@ def stream_to(screen: Screen, asking: Asking) -> Outcome:
     except RemoteError as raised:
         error = raised
     screen.end()
-    return Outcome(asking.answer.first_s is None and (stopped or error is not None), stopped, error)
+    return StreamEnd(asking.answer.first_s is None and (stopped or error is not None), stopped, error)
 
 
-def tell(screen: Screen, answer: Answer, promised: Mapping[str, Any], *, stats: bool) -> str:
+def show_figures(screen: Screen, answer: Answer, promised: Mapping[str, Any], *, stats: bool) -> str:
     """Show the figures of an answer if `stats` are on, and why a promise was broken. Return the line with the
     figures.
     """
@@ -116,13 +116,13 @@ def tell(screen: Screen, answer: Answer, promised: Mapping[str, Any], *, stats: 
     return line
 
 
-def explain(screen: Screen, outcome: Outcome, *, once: bool) -> None:
+def explain(screen: Screen, outcome: StreamEnd, *, once: bool) -> None:
     """Show why an answer stopped and what to do. `once`: the user cannot type any more."""
     if outcome.stopped:
         screen.note("stopped")
     if outcome.error is None:
         return
-    screen.complaint(str(outcome.error))
+    screen.error(str(outcome.error))
     if isinstance(outcome.error, RefusedError):
         for line in advice(outcome.error, once=once):
             screen.note(line)
@@ -160,7 +160,7 @@ def model_of(remote: Remote, name: str | None) -> str:
         return name
     served = remote.models()
     if not served:
-        raise ConfigError(f"{remote.url} names no model: say which with model_name")
+        raise ConfigError(f"{remote.url} serves no model: give its name with model_name")
     return served[0]
 
 

@@ -10,22 +10,22 @@ from roseinfer.core.errors import ConfigError
 class RemoteConfig:
     """Running server to connect to."""
 
-    url: str | None = option(None, "of a server, as http://127.0.0.1:8000; default: one is started here", metavar="URL")
-    model_name: str | None = option(
-        None, "the model to ask a server for; default: the first that it serves", metavar="NAME"
+    url: str | None = option(
+        None, "URL of a server, for example http://127.0.0.1:8000; default: start one here", metavar="URL"
     )
-    api_key: str | None = option(None, "the server's key; default: ROSEINFER_API_KEY", metavar="KEY")
+    model_name: str | None = option(None, "name of the server's model; default: the first", metavar="NAME")
+    api_key: str | None = option(None, "API key of the server; default: ROSEINFER_API_KEY", metavar="KEY")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskConfig:
     """Sampling options and objectives of every answer. The server decides what is not given."""
 
-    max_tokens: int | None = option(None, "tokens of an answer at most")
+    max_tokens: int | None = option(None, "maximum number of tokens of an answer")
     temperature: float | None = option(None, "0 = greedy")
-    top_p: float | None = option(None, "sample among the likeliest tokens that reach this mass")
-    slo: str | None = option(None, "latency objectives, as 'ttft=200ms tpot=30ms'", metavar="WORDS")
-    stats: bool | None = option(None, "a line with tokens and times behind each answer; default: on a terminal")
+    top_p: float | None = option(None, "sample among the most likely tokens with this total probability")
+    slo: str | None = option(None, "latency objectives, for example 'ttft=200ms tpot=30ms'", metavar="WORDS")
+    stats: bool | None = option(None, "print tokens and times after each answer; default: on a terminal")
 
     def __post_init__(self) -> None:
         check_positive(self, "max_tokens")
@@ -45,21 +45,21 @@ class AskConfig:
 class ChatConfig:
     """Options of `chat`."""
 
-    system_prompt: str | None = option(None, "a system message", metavar="TEXT")
+    system_prompt: str | None = option(None, "system message", metavar="TEXT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopConfig:
     """Options of `top`."""
 
-    url: str = option("http://127.0.0.1:8000", "the server, ours or one that has vLLM's metrics", metavar="URL")
-    api_key: str | None = option(None, "the server's key; default: ROSEINFER_API_KEY", metavar="KEY")
-    interval: float = option(1.0, "seconds between two readings, of which rates are made")
-    slowest: int = option(10, "requests to show, the slowest of the last 200")
-    once: bool = option(False, "show one view, without colours, and leave")
+    url: str = option("http://127.0.0.1:8000", "URL of a server with vLLM's metrics", metavar="URL")
+    api_key: str | None = option(None, "API key of the server; default: ROSEINFER_API_KEY", metavar="KEY")
+    interval: float = option(1.0, "seconds between two readings")
+    slowest: int = option(10, "number of requests to show, the slowest of the last 200")
+    once: bool = option(False, "print one view without colours and exit")
     json: bool = option(False, "with --once: as JSON")
 
     def __post_init__(self) -> None:
         check_positive(self, "interval", "slowest")
         if self.json and not self.once:
-            raise ConfigError("json needs once")
+            raise ConfigError("json requires once")

@@ -11,7 +11,7 @@ from roseinfer.core.errors import ConfigError
 Message = dict[str, str]
 
 
-def asked_of(slo: Mapping[str, Any]) -> dict[str, Any]:
+def slo_fields(slo: Mapping[str, Any]) -> dict[str, Any]:
     """Return the request fields for these objectives; with objectives, they also ask for the report on them."""
     return {"slo": {**slo, "why": True}} if slo else {}
 
@@ -30,7 +30,7 @@ class Conversation:
         """Return the body of the request for the next answer."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         body: dict[str, Any] = {"model": self.model, "messages": [*first, *self.messages], **self.extra}
-        return {**body, **asked_of(self.slo)}
+        return {**body, **slo_fields(self.slo)}
 
     def ask(self, question: str) -> None:
         self.messages.append({"role": "user", "content": question})
@@ -38,7 +38,7 @@ class Conversation:
     def answered(self, text: str) -> None:
         self.messages.append({"role": "assistant", "content": text})
 
-    def take_back(self) -> str | None:
+    def remove_last(self) -> str | None:
         """Remove the last question and its answer. Return the question, None if there is none."""
         while self.messages:
             message = self.messages.pop()
@@ -54,4 +54,4 @@ class Conversation:
             with path.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(self.body(), indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from error

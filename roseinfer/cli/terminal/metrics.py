@@ -8,7 +8,7 @@ from typing import NamedTuple
 from roseinfer.cli.terminal.remote import RemoteError
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     labels: Mapping[str, str]
     value: float
 
@@ -18,9 +18,9 @@ class Scrape:
     """One reading at `at_s` (monotonic clock): samples by name."""
 
     at_s: float
-    samples: Mapping[str, list[Sample]] = field(default_factory=dict)
+    samples: Mapping[str, list[MetricSample]] = field(default_factory=dict)
 
-    def of(self, name: str, **labels: str) -> Iterator[Sample]:
+    def of(self, name: str, **labels: str) -> Iterator[MetricSample]:
         """Return the samples of this name with these labels."""
         for sample in self.samples.get(name, ()):
             if all(sample.labels.get(key) == value for key, value in labels.items()):
@@ -53,13 +53,13 @@ def parse_metrics(text: str, at_s: float) -> Scrape:
     """Parse Prometheus text. Raises `RemoteError` for anything else."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    samples: dict[str, list[Sample]] = {}
+    samples: dict[str, list[MetricSample]] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                samples.setdefault(sample.name, []).append(Sample(sample.labels, sample.value))
+                samples.setdefault(sample.name, []).append(MetricSample(sample.labels, sample.value))
     except (ValueError, KeyError, IndexError) as error:
-        raise RemoteError(f"/metrics is no Prometheus text: {error}") from error
+        raise RemoteError(f"/metrics is not Prometheus text: {error}") from error
     return Scrape(at_s, samples)
 
 
@@ -76,7 +76,7 @@ class Window:
     def seconds(self) -> float:
         return self.after.at_s - self.before.at_s
 
-    def gained(self, name: str, **labels: str) -> float | None:
+    def increase(self, name: str, **labels: str) -> float | None:
         """Return the total increase of these counters; None if there is none."""
         before = {frozenset(sample.labels.items()): sample.value for sample in self.before.of(name, **labels)}
         grown = []
@@ -87,8 +87,8 @@ class Window:
 
     def rate(self, name: str, **labels: str) -> float | None:
         """Return the increase per second."""
-        gained = self.gained(name, **labels)
-        return None if gained is None or not self.seconds > 0 else gained / self.seconds
+        increase = self.increase(name, **labels)
+        return None if increase is None or not self.seconds > 0 else increase / self.seconds
 
     def quantile(self, share: float, name: str, **labels: str) -> float | None:
         """Return a quantile of what a histogram recorded within the window; None if it recorded nothing.
@@ -96,9 +96,9 @@ class Window:
         As Prometheus' `histogram_quantile`: linear between the bounds of a bucket, and the last finite bound above it.
         """
         then, now = (scrape.buckets(name, **labels) for scrape in (self.before, self.after))
-        gained = {bound: count - then.get(bound, 0.0) for bound, count in now.items()}
-        began_anew = any(count < 0 for count in gained.values())
-        return _quantile(share, dict(sorted((now if began_anew else gained).items())))
+        increase = {bound: count - then.get(bound, 0.0) for bound, count in now.items()}
+        began_anew = any(count < 0 for count in increase.values())
+        return _quantile(share, dict(sorted((now if began_anew else increase).items())))
 
 
 def _quantile(share: float, counts: Mapping[float, float]) -> float | None:

@@ -26,7 +26,7 @@ def parse_objectives(text: str) -> dict[str, Any]:
         elif name in NAMES:
             slo[f"{name}_ms"] = _milliseconds(word, value)
         else:
-            raise ConfigError(f"slo: {word!r} is no objective, as ttft=200ms, tpot=30ms, e2e=5s and class=chat are")
+            raise ConfigError(f"slo: unknown objective {word!r} (expected ttft=200ms, tpot=30ms, e2e=5s or class=NAME)")
     return slo
 
 
@@ -34,7 +34,7 @@ def _milliseconds(word: str, value: str) -> float:
     match = _TIME.fullmatch(value)
     number = float(match[1]) * (1000.0 if match[2] == "s" else 1.0) if match else 0.0
     if not number > 0:
-        raise ConfigError(f"slo: {word!r} has no time, as 200ms and 2s are")
+        raise ConfigError(f"slo: invalid time in {word!r} (expected for example 200ms or 2s)")
     return number
 
 

@@ -7,16 +7,16 @@ from typing import Any
 from roseinfer.cli.terminal.metrics import Scrape, Window, parse_metrics
 from roseinfer.cli.terminal.remote import Remote, RemoteError, UnreachableError
 
-RECORDS = 200  # number of newest requests searched for the slowest
-OUTCOMES = "roseinfer:slo_requests_total"
-REFUSALS = "roseinfer:slo_rejections_total"
-RUNNING = "vllm:num_requests_running"
+MAX_RECORDS = 200  # number of newest requests searched for the slowest
+OUTCOMES_METRIC = "roseinfer:slo_requests_total"
+REJECTIONS_METRIC = "roseinfer:slo_rejections_total"
+RUNNING_METRIC = "vllm:num_requests_running"
 # Newer and older vLLM names of one metric.
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 BETWEEN_TOKENS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 # Column of an engine's row -> its gauge and factor.
 ENGINE_GAUGES = {
-    "running": (RUNNING, 1.0),
+    "running": (RUNNING_METRIC, 1.0),
     "waiting": ("vllm:num_requests_waiting", 1.0),
     "utilisation": ("roseinfer:slo_utilisation", 1.0),
     "speed_ratio": ("roseinfer:slo_speed_ratio", 1.0),
@@ -43,10 +43,10 @@ def overview(window: Window, records: Sequence[Mapping[str, Any]] | None, slowes
     after = window.after
     return {
         "interval_s": round(window.seconds, 3),
-        "models": after.values("model_name", RUNNING),
-        "promises": [promise(window, name) for name in after.values("slo_class", OUTCOMES)],
+        "models": after.values("model_name", RUNNING_METRIC),
+        "promises": [promise(window, name) for name in after.values("slo_class", OUTCOMES_METRIC)],
         "machine": machine(window),
-        "engines": [engine(window, name) for name in after.values("engine", RUNNING)],
+        "engines": [engine(window, name) for name in after.values("engine", RUNNING_METRIC)],
         "router": router(window),
         "slowest": None if records is None else slowest_of(records, slowest, now_s),
     }
@@ -54,27 +54,31 @@ def overview(window: Window, records: Sequence[Mapping[str, Any]] | None, slowes
 
 def promise(window: Window, name: str) -> Row:
     """Return a class's number of requests and kept promises, since the start and within the window."""
-    outcomes = window.after.values("outcome", OUTCOMES, slo_class=name)
-    since_start = {outcome: window.after.total(OUTCOMES, slo_class=name, outcome=outcome) or 0 for outcome in outcomes}
-    lately = {outcome: window.gained(OUTCOMES, slo_class=name, outcome=outcome) or 0 for outcome in outcomes}
-    causes = window.after.values("cause", REFUSALS, slo_class=name)
+    outcomes = window.after.values("outcome", OUTCOMES_METRIC, slo_class=name)
+    since_start = {
+        outcome: window.after.total(OUTCOMES_METRIC, slo_class=name, outcome=outcome) or 0 for outcome in outcomes
+    }
+    lately = {outcome: window.increase(OUTCOMES_METRIC, slo_class=name, outcome=outcome) or 0 for outcome in outcomes}
+    causes = window.after.values("cause", REJECTIONS_METRIC, slo_class=name)
     return {
         "class": name,
-        "requests_s": window.rate(OUTCOMES, slo_class=name),
-        "goodput_s": window.rate(OUTCOMES, slo_class=name, outcome="met") or 0.0,
+        "requests_s": window.rate(OUTCOMES_METRIC, slo_class=name),
+        "goodput_s": window.rate(OUTCOMES_METRIC, slo_class=name, outcome="met") or 0.0,
         "attainment": _share(since_start.get("met", 0), sum(since_start.values())),
         "attainment_lately": _share(lately.get("met", 0), sum(lately.values())),
         "outcomes": since_start,
-        "refused_because": {cause: window.after.total(REFUSALS, slo_class=name, cause=cause) for cause in causes},
+        "refused_because": {
+            cause: window.after.total(REJECTIONS_METRIC, slo_class=name, cause=cause) for cause in causes
+        },
     }
 
 
 def machine(window: Window) -> Row:
     """Return figures over all engines; times are percentiles of the window in ms."""
     after = window.after
-    queries = window.gained("vllm:prefix_cache_queries_total")
+    queries = window.increase("vllm:prefix_cache_queries_total")
     return {
-        "running": after.total(RUNNING),
+        "running": after.total(RUNNING_METRIC),
         "waiting": after.total("vllm:num_requests_waiting"),
         "kv_usage": after.mean(_first(after, KV_USAGE)),
         "utilisation": after.mean("roseinfer:slo_utilisation"),
@@ -82,7 +86,7 @@ def machine(window: Window) -> Row:
         "prompt_tok_s": window.rate("vllm:prompt_tokens_total"),
         "generation_tok_s": window.rate("vllm:generation_tokens_total"),
         "preemptions_s": window.rate("vllm:num_preemptions_total"),
-        "prefix_hits": _share(window.gained("vllm:prefix_cache_hits_total") or 0, queries or 0),
+        "prefix_hits": _share(window.increase("vllm:prefix_cache_hits_total") or 0, queries or 0),
         "ttft_ms": percentiles(window, "vllm:time_to_first_token_seconds"),
         "between_tokens_ms": percentiles(window, _first(after, BETWEEN_TOKENS, "_bucket")),
         "e2e_ms": percentiles(window, "vllm:e2e_request_latency_seconds"),
@@ -126,7 +130,7 @@ def records_of(remote: Remote) -> list[Row] | None:
     Raises `UnreachableError`.
     """
     try:
-        answer = remote.json(f"/v1/requests?limit={RECORDS}")
+        answer = remote.json(f"/v1/requests?limit={MAX_RECORDS}")
     except UnreachableError:
         raise
     except RemoteError:

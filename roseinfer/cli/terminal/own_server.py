@@ -15,12 +15,12 @@ from typing import Self
 from roseinfer.cli.terminal.remote import KEY_VARIABLE, Remote
 from roseinfer.core.errors import RoseinferError
 
-_GREETING = re.compile(r" is served on (http://\S+);")
+_READY_LINE = re.compile(r" is served on (http://\S+);")
 # How an engine process logs its current start-up stage.
 _STAGE = " roseinfer.engine.starting: "
-_LINES_KEPT = 40
-_END_PATIENCE_S = 10.0
-_ABOUT_TO_S = 1.0
+_MAX_LOG_LINES = 40
+_STOP_TIMEOUT_S = 10.0
+_EXIT_WAIT_S = 1.0
 
 
 class OwnServerError(RoseinferError):
@@ -39,7 +39,7 @@ class OwnServer:
         self._command = [sys.executable, "-m", "roseinfer.cli.terminal.kept", "serve", "--port=0", "--api-workers=1"]
         self._command += ["--shutdown-timeout=1", *flags]
         self._on_stage = on_stage
-        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._lines: deque[str] = deque(maxlen=_MAX_LOG_LINES)
         self._up = False
 
     def __enter__(self) -> Self:
@@ -73,12 +73,12 @@ class OwnServer:
         """Raise `OwnServerError` if the server has exited. After a lost connection, wait briefly for its exit."""
         if lost:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_ABOUT_TO_S)
+                self.process.wait(_EXIT_WAIT_S)
         if self.process.poll() is not None:
             self._listening.join(1.0)
             code = self.process.returncode
             how = f" by signal {-code}" if code < 0 else ""
-            raise OwnServerError(f"the server has ended{how}: {self._last_words()}")
+            raise OwnServerError(f"the server exited{how}: {self._last_error()}")
 
     def close(self) -> None:
         """Stop the server and wait until it has exited."""
@@ -86,7 +86,7 @@ class OwnServer:
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         try:
-            self.process.wait(_END_PATIENCE_S)
+            self.process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -97,12 +97,12 @@ class OwnServer:
     def _address(self) -> str:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            match = _GREETING.search(line)
+            match = _READY_LINE.search(line)
             if match:
                 return match[1]
-        self.process.wait(_END_PATIENCE_S)
+        self.process.wait(_STOP_TIMEOUT_S)
         self._listening.join(1.0)
-        raise OwnServerError(f"the server did not start: {self._last_words()}")
+        raise OwnServerError(f"the server did not start: {self._last_error()}")
 
     def _listen(self) -> None:
         assert self.process.stderr is not None
@@ -112,7 +112,7 @@ class OwnServer:
             if said and not self._up:
                 self._on_stage(stage)
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         """Return the server's last error message."""
         lines = [line for line in self._lines if line]
         return lines[-1].removeprefix("roseinfer: error: ") if lines else "it said nothing"

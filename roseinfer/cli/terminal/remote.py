@@ -27,8 +27,8 @@ class RefusedError(RemoteError):
     """HTTP answer other than success. `error` holds the fields of the body's `error`."""
 
     def __init__(self, status: int, error: Mapping[str, Any]) -> None:
-        how = "the answer failed" if status == 200 else f"refused ({status})"
-        super().__init__(f"{how}: {error.get('message') or 'the server does not say why'}")
+        how = "the answer failed" if status == 200 else f"rejected ({status})"
+        super().__init__(f"{how}: {error.get('message') or 'the server gave no reason'}")
         self.status = status
         self.error = error
 
@@ -54,9 +54,9 @@ class Remote:
         except ValueError as error:
             raise ConfigError(f"url: {url}: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii():
-            raise ConfigError(f"url: {url!r} is none, as http://127.0.0.1:8000 is")
+            raise ConfigError(f"url: invalid URL {url!r} (expected http://host:port)")
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise ConfigError("api_key: it has characters that no header can carry")
+            raise ConfigError("api_key contains characters that a header cannot carry")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._path = urlsplit(self.url).path
         self._connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
@@ -79,7 +79,7 @@ class Remote:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise RemoteError(f"{self.url}{path} is no JSON") from error
+            raise RemoteError(f"the answer of {self.url}{path} is not JSON") from error
 
     def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the events of a streamed answer up to `[DONE]`. Closing the iterator cancels the request.
@@ -121,17 +121,17 @@ class Remote:
             try:
                 event = json.loads(data)
             except ValueError as error:
-                raise RemoteError(f"an event of {self.url} is no JSON") from error
+                raise RemoteError(f"an event of {self.url} is not JSON") from error
             if not isinstance(event, dict):
-                raise RemoteError(f"an event of {self.url} is no JSON object")
+                raise RemoteError(f"an event of {self.url} is not a JSON object")
             if event.get("error") is not None:
                 raise RefusedError(response.status, _fields(event["error"]))
             yield event
-        raise UnreachableError(f"{self.url} cut the answer short")
+        raise UnreachableError(f"{self.url} closed the connection before the end of the answer")
 
     def _lost(self, error: Exception) -> UnreachableError:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return UnreachableError(f"{self.url} does not answer: {reason}")
+        return UnreachableError(f"cannot reach {self.url}: {reason}")
 
 
 def given_key(key: str | None) -> str | None:

@@ -52,7 +52,7 @@ class Screen:
         """Write a dim note of the program; to standard error if plain."""
         self._say(text, _DIM)
 
-    def complaint(self, text: str) -> None:
+    def error(self, text: str) -> None:
         self._say(text, _RED)
 
     def _say(self, text: str, style: str) -> None:

@@ -14,7 +14,7 @@ class Leave(Exception):
     """The user ends the conversation."""
 
 
-class Talk(Protocol):
+class CommandTarget(Protocol):
     """Interface of `Chat` for commands. `unanswered`: the last question without an answer."""
 
     conversation: Conversation
@@ -24,7 +24,7 @@ class Talk(Protocol):
     unanswered: str | None
 
 
-def _system(talk: Talk, rest: str) -> str | None:
+def _system(talk: CommandTarget, rest: str) -> str | None:
     if rest:
         talk.conversation.system = None if rest == "off" else rest
     shown = talk.conversation.system
@@ -32,7 +32,7 @@ def _system(talk: Talk, rest: str) -> str | None:
     return None
 
 
-def _slo(talk: Talk, rest: str) -> str | None:
+def _slo(talk: CommandTarget, rest: str) -> str | None:
     if rest:
         talk.conversation.slo = parse_objectives(rest)
     shown = shown_objectives(talk.conversation.slo)
@@ -40,71 +40,71 @@ def _slo(talk: Talk, rest: str) -> str | None:
     return None
 
 
-def _clear(talk: Talk, rest: str) -> str | None:
+def _clear(talk: CommandTarget, rest: str) -> str | None:
     talk.conversation.messages.clear()
     talk.unanswered = None
     talk.screen.note("the conversation is empty")
     return None
 
 
-def _retry(talk: Talk, rest: str) -> str | None:
-    question = talk.unanswered or talk.conversation.take_back()
+def _retry(talk: CommandTarget, rest: str) -> str | None:
+    question = talk.unanswered or talk.conversation.remove_last()
     if question is None:
-        raise ConfigError("there is no question to ask again")
+        raise ConfigError("no question to repeat")
     return question
 
 
-def _save(talk: Talk, rest: str) -> str | None:
+def _save(talk: CommandTarget, rest: str) -> str | None:
     if not rest:
-        raise ConfigError("/save needs the name of a file")
+        raise ConfigError("/save requires a file name")
     path = Path(rest).expanduser()
     talk.conversation.save(path)
-    talk.screen.note(f"{len(talk.conversation.messages)} messages are in {path}")
+    talk.screen.note(f"{len(talk.conversation.messages)} messages written to {path}")
     return None
 
 
-def _stats(talk: Talk, rest: str) -> str | None:
+def _stats(talk: CommandTarget, rest: str) -> str | None:
     if rest not in ("", "on", "off"):
-        raise ConfigError("/stats is on or off")
+        raise ConfigError("usage: /stats on|off")
     talk.stats = rest == "on" or (talk.stats and rest == "")
     talk.screen.note(talk.last or "no answer yet")
     return None
 
 
-def _help(talk: Talk, rest: str) -> str | None:
+def _help(talk: CommandTarget, rest: str) -> str | None:
     shown = {f"/{name} {command.takes}".rstrip(): command.help for name, command in COMMANDS.items()}
     width = max(map(len, shown))
     for name, text in shown.items():
         talk.screen.note(f"{name.ljust(width)}  {text}")
-    talk.screen.note('Ctrl+C stops an answer, Ctrl+D leaves; """ begins and ends a question of several lines')
+    talk.screen.note('Ctrl+C stops an answer, Ctrl+D quits; """ starts and ends a question of several lines')
     return None
 
 
-def _leave(talk: Talk, rest: str) -> str | None:
+def _leave(talk: CommandTarget, rest: str) -> str | None:
     raise Leave
 
 
-class Command(NamedTuple):
+class SlashCommand(NamedTuple):
     """One command. `run` may return a question to ask at once."""
 
-    run: Callable[[Talk, str], str | None]
+    run: Callable[[CommandTarget, str], str | None]
     takes: str
     help: str
 
 
-COMMANDS: Mapping[str, Command] = {
-    "help": Command(_help, "", "this list"),
-    "system": Command(_system, "[TEXT | off]", "show or set the system message"),
-    "slo": Command(_slo, "[ttft=200ms tpot=30ms e2e=5s class=chat | off]", "show or set the latency objectives"),
-    "clear": Command(_clear, "", "begin anew; system message and objectives stay"),
-    "retry": Command(_retry, "", "ask the last question again"),
-    "save": Command(_save, "FILE", "write the conversation as a request in JSON"),
-    "stats": Command(_stats, "[on | off]", "tokens and times of the last answer; on: behind each"),
-    "quit": Command(_leave, "", "leave"),
+COMMANDS: Mapping[str, SlashCommand] = {
+    "help": SlashCommand(_help, "", "show this list"),
+    "system": SlashCommand(_system, "[TEXT | off]", "show or set the system message"),
+    "slo": SlashCommand(_slo, "[ttft=200ms tpot=30ms e2e=5s class=chat | off]", "show or set the latency objectives"),
+    "clear": SlashCommand(_clear, "", "start over; keep the system message and objectives"),
+    "retry": SlashCommand(_retry, "", "ask the last question again"),
+    "save": SlashCommand(_save, "FILE", "write the conversation as a request in JSON"),
+    "stats": SlashCommand(_stats, "[on | off]", "show tokens and times of the last answer; on: after each"),
+    "quit": SlashCommand(_leave, "", "leave"),
 }
 
 
-def run_command(talk: Talk, line: str) -> str | None:
+def run_command(talk: CommandTarget, line: str) -> str | None:
     """Run a line that starts with a slash. Return a question to ask at once, if any.
 
     Raises `Leave`, and `ConfigError` for invalid commands.
@@ -112,5 +112,5 @@ def run_command(talk: Talk, line: str) -> str | None:
     name, _, rest = line[1:].partition(" ")
     command = COMMANDS.get({"exit": "quit", "bye": "quit", "?": "help"}.get(name, name))
     if command is None:
-        raise ConfigError(f"there is no command /{name}: /help lists them")
+        raise ConfigError(f"unknown command /{name} (/help lists all)")
     return command.run(talk, rest.strip())

@@ -8,8 +8,8 @@ from roseinfer.cli.terminal.screen import printable
 
 Row = Mapping[str, Any]
 UNKNOWN = "-"
-GAP = 2  # characters between columns
-ELASTIC_LEAST = 24
+COLUMN_GAP_CHARS = 2  # characters between columns
+MIN_ELASTIC_CHARS = 24
 
 
 class Column(NamedTuple):
@@ -35,17 +35,17 @@ def fitting(sheet: Sheet, width: int) -> list[tuple[Column, int]]:
     the remaining width.
     """
     elastic = next((column for column in sheet.columns if column.elastic), None)
-    left = width - (0 if elastic is None else ELASTIC_LEAST + GAP)
+    left = width - (0 if elastic is None else MIN_ELASTIC_CHARS + COLUMN_GAP_CHARS)
     kept: list[tuple[Column, int]] = []
     for column in sheet.columns:
         if column is elastic:
             continue
         needed = max(map(len, [column.title, *(printable(column.write(row)) for row in sheet.rows)]))
-        if needed + GAP > left:
+        if needed + COLUMN_GAP_CHARS > left:
             break
-        left -= needed + GAP
+        left -= needed + COLUMN_GAP_CHARS
         kept.append((column, needed))
-    return kept if elastic is None else [*kept, (elastic, left + ELASTIC_LEAST)]
+    return kept if elastic is None else [*kept, (elastic, left + MIN_ELASTIC_CHARS)]
 
 
 def number(value: float | None, digits: int = 0, unit: str = "") -> str:
@@ -87,7 +87,7 @@ PROMISES = (
     Column("kept", lambda row: share(row["attainment"])),
     Column("requests", lambda row: number(sum(row["outcomes"].values()))),
     Column("otherwise", lambda row: counts({k: v for k, v in row["outcomes"].items() if k != "met"}), right=False),
-    Column("refused because of", lambda row: counts(row["refused_because"]), right=False, elastic=True),
+    Column("rejected because of", lambda row: counts(row["refused_because"]), right=False, elastic=True),
 )
 ENGINES = (
     Column("engine", lambda row: row["engine"], right=False),
@@ -119,9 +119,9 @@ REQUESTS = (
 
 def sheets(view: Row) -> list[Sheet]:
     slowest = view["slowest"]
-    none = "none yet" if slowest is not None else "this server tells of none (GET /v1/requests), or wants a key for it"
+    none = "none yet" if slowest is not None else "not available: GET /v1/requests is missing or requires a key"
     return [
-        Sheet("promises", PROMISES, view["promises"], "no request yet, or a server without objectives"),
+        Sheet("promises", PROMISES, view["promises"], "no requests yet, or no objectives"),
         Sheet("engines", ENGINES, view["engines"], "no model yet"),
         Sheet("slowest requests", REQUESTS, slowest or (), none),
     ]

@@ -14,10 +14,10 @@ from rich.text import Text
 
 from roseinfer.cli.terminal.remote import Remote
 from roseinfer.cli.terminal.screen import printable
-from roseinfer.cli.terminal.tables import GAP, Row, Sheet, fitting, headline, machine_lines, sheets
-from roseinfer.cli.terminal.watching import Seen, Watching
+from roseinfer.cli.terminal.tables import COLUMN_GAP_CHARS, Row, Sheet, fitting, headline, machine_lines, sheets
+from roseinfer.cli.terminal.watching import Watcher, WatchState
 
-FRAME_S = 0.2
+REDRAW_INTERVAL_S = 0.2
 _BARS = " ▁▂▃▄▅▆▇█"
 _BAD, _GOOD = 0.9, 0.99  # shares of kept promises that are coloured as bad and as good
 
@@ -26,13 +26,13 @@ def watch(remote: Remote, interval_s: float, slowest: int) -> None:
     """Show the view until q, Ctrl+C or Ctrl+D. Keep trying while the server is unreachable."""
     console = Console()
     with (
-        Watching(remote, interval_s, slowest) as watching,
+        Watcher(remote, interval_s, slowest) as watching,
         _keys() as pressed,
         contextlib.suppress(KeyboardInterrupt),
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
         drawn = (0, 0)
-        while pressed(FRAME_S) not in ("q", "Q", "\x03", "\x04"):
+        while pressed(REDRAW_INTERVAL_S) not in ("q", "Q", "\x03", "\x04"):
             size = (console.size.width, console.size.height)
             if watching.news.is_set() or size != drawn:
                 watching.news.clear()
@@ -78,12 +78,12 @@ class _Pressed:
         return (os.read(self._descriptor, 1).decode("ascii", "replace") or "\x04") if ready else ""
 
 
-def picture(url: str, seen: Seen, width: int) -> RenderableType:
+def picture(url: str, seen: WatchState, width: int) -> RenderableType:
     """Draw the whole screen, `width` columns wide."""
     parts: list[RenderableType] = [Text(headline(url, seen.view, time.time()), style="bold", overflow="ellipsis")]
     if seen.error is not None and seen.lost_s is not None:
         ago_s = time.time() - seen.lost_s
-        parts.append(Text(f"{printable(seen.error)}; tried again for {ago_s:.0f} s", style="bold red"))
+        parts.append(Text(f"{printable(seen.error)}; retrying for {ago_s:.0f} s", style="bold red"))
     if seen.view is not None:
         faded = "dim" if seen.error is not None else ""
         parts += [Text(line, style=faded) for line in machine_lines(seen.view)]
@@ -98,7 +98,13 @@ def picture(url: str, seen: Seen, width: int) -> RenderableType:
 def _table(sheet: Sheet, style: str, width: int) -> RenderableType:
     if not sheet.rows:
         return Text(f"\n{sheet.title}: {sheet.missing}", style="dim")
-    table = Table(title=f"\n{sheet.title}", title_justify="left", title_style="bold", box=None, padding=(0, GAP, 0, 0))
+    table = Table(
+        title=f"\n{sheet.title}",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, COLUMN_GAP_CHARS, 0, 0),
+    )
     columns = fitting(sheet, width)
     for column, its_width in columns:
         table.add_column(

@@ -11,11 +11,11 @@ from roseinfer.cli.terminal.metrics import Scrape, Window
 from roseinfer.cli.terminal.overview import overview, records_of, scrape
 from roseinfer.cli.terminal.remote import Remote, RemoteError
 
-HISTORY = 120  # number of kept token rates
+MAX_RATES = 120  # number of kept token rates
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WatchState:
     """Newest view. If the server does not respond, `error` and the Unix time since when. `tok_s`: recent token
     rates.
     """
@@ -26,17 +26,17 @@ class Seen:
     tok_s: tuple[float, ...] = field(default=())
 
 
-class Watching:
+class Watcher:
     """Background reader, used as a context manager. `seen` is the newest state; `news` is set when it changes."""
 
     def __init__(self, remote: Remote, interval_s: float, slowest: int) -> None:
-        self.seen = Seen()
+        self.seen = WatchState()
         self.news = threading.Event()
         self._remote = remote
         self._interval_s = interval_s
         self._slowest = slowest
         self._last: Scrape | None = None
-        self._tok_s: deque[float] = deque(maxlen=HISTORY)
+        self._tok_s: deque[float] = deque(maxlen=MAX_RATES)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watching", daemon=True)
 
@@ -57,13 +57,13 @@ class Watching:
         except RemoteError as error:
             lost_s = self.seen.lost_s if self.seen.lost_s is not None else time.time()
             self._last = None
-            self.seen = Seen(self.seen.view, str(error), lost_s, self.seen.tok_s)
+            self.seen = WatchState(self.seen.view, str(error), lost_s, self.seen.tok_s)
         else:
             window = Window(now if self._last is None else self._last, now)
             self._last = now
             view = overview(window, records, self._slowest, time.time())
             self._tok_s.append(view["machine"]["generation_tok_s"] or 0.0)
-            self.seen = Seen(view, tok_s=tuple(self._tok_s))
+            self.seen = WatchState(view, tok_s=tuple(self._tok_s))
         self.news.set()
 
     def _run(self) -> None:

@@ -13,7 +13,7 @@ from roseinfer.cli import main as cli
 from roseinfer.cli.doctor import hosts, probes
 from roseinfer.cli.doctor.config import DoctorConfig
 from roseinfer.cli.doctor.facts import Torch
-from roseinfer.cli.doctor.hosts import find_hosts, look_at_ray
+from roseinfer.cli.doctor.hosts import check_ray, find_hosts
 from roseinfer.core.errors import ConfigError
 from tests.helpers.remote import SECRET, keeper, priced_config
 
@@ -89,24 +89,24 @@ def with_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_what_ray_lacks(with_ray: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "RAY_AUTH_MODE is not token" in str(look_at_ray("auto").token_error)
+    assert "RAY_AUTH_MODE is not token" in str(check_ray("auto").token_error)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    assert "there is no token" in str(look_at_ray("auto").token_error)
+    assert "no token" in str(check_ray("auto").token_error)
     token = with_ray / ".ray" / "auth_token"
     token.parent.mkdir()
     token.write_text("\n")
-    assert "is empty" in str(look_at_ray("auto").token_error)
+    assert "is empty" in str(check_ray("auto").token_error)
     token.write_text("x" * 32)
     token.chmod(0o640)
-    assert "others may read" in str(look_at_ray("auto").token_error)
+    assert "others may read" in str(check_ray("auto").token_error)
     token.chmod(0o600)
-    found = look_at_ray("auto")
+    found = check_ray("auto")
     assert (found.version, found.error, found.token_error) == ("2.60.1", None, None)
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    assert "no Ray cluster at" in str(look_at_ray(f"127.0.0.1:{port}").error)
+    assert "no Ray cluster at" in str(check_ray(f"127.0.0.1:{port}").error)
     monkeypatch.setattr(hosts.metadata, "version", lambda name: "2.54.0")
-    assert "this is made for Ray" in str(look_at_ray("auto").error)
+    assert "but 2.60 is required" in str(check_ray("auto").error)
 
 
 def test_a_problem_with_another_host_is_in_the_exit_code(

@@ -10,7 +10,7 @@ import pytest
 from roseinfer.cli import main as cli
 from roseinfer.cli.doctor import device, probes
 from roseinfer.cli.doctor.facts import Torch
-from roseinfer.cli.doctor.requirements import misfit, sort_out
+from roseinfer.cli.doctor.requirements import misfit, parse_requirements
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_versions(wanted: str, version: str, fits: bool) -> None:
 
 
 def test_requirements_are_sorted_by_extra_and_platform() -> None:
-    found = sort_out(
+    found = parse_requirements(
         [
             "numpy<3,>=1.26",
             "no-such-package-at-all>=1",
@@ -50,14 +50,14 @@ def test_requirements_are_sorted_by_extra_and_platform() -> None:
     [
         ("import no_such_torch", "PyTorch failed: ModuleNotFoundError"),
         ("import os; os.abort()", "PyTorch ended by signal 6"),
-        ("pass", "PyTorch failed: it said nothing"),
-        ("print('{}')", "PyTorch failed: it said nothing"),
+        ("pass", "PyTorch failed: no output"),
+        ("print('{}')", "PyTorch failed: no output"),
         ('print(\'{"gpus": [], "unheard_of": 1}\')', "PyTorch failed"),
-        ("import time; time.sleep(60)", "no answer within"),
+        ("import time; time.sleep(60)", "did not respond within"),
     ],
 )
 def test_a_pytorch_that_is_broken(code: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "TORCH_PATIENCE_S", 0.2 if "sleep" in code else 30.0)
+    monkeypatch.setattr(probes, "TORCH_TIMEOUT_S", 0.2 if "sleep" in code else 30.0)
     said = probes.ask_torch([sys.executable, "-S", "-c", code])
     assert (said.error is not None and said.error.startswith(error)) or error in str(said.error)
 
@@ -70,7 +70,7 @@ def test_what_pytorch_says_is_read(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_process_that_cannot_be_started() -> None:
-    assert "no process can be started" in str(probes.ask_torch(["/no/such/python"]).error)
+    assert "cannot start a process" in str(probes.ask_torch(["/no/such/python"]).error)
 
 
 @pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 1.5), ("", None), (None, None)])
@@ -87,20 +87,20 @@ def test_quota(text: str | None, cores: float | None, tmp_path: Path) -> None:
         ("tiny", None, None),
         ("./no-such-folder", "no such folder", None),
         ("no/such/hub/name", "no such folder", None),
-        ("somebody/who-is-not-in-the-cache", None, "not here yet"),
+        ("somebody/who-is-not-in-the-cache", None, "not downloaded yet"),
         ("--bad--name--", "neither a folder", None),
     ],
 )
 def test_models(name: str, error: str | None, needs: str | None) -> None:
-    model = probes.look_at(name)
+    model = probes.read_model(name)
     assert error in (model.error or "") if error else model.error is None
     assert needs in (model.needs or "") if needs else model.needs is None
 
 
 def test_a_folder_without_weights_or_with_an_unknown_architecture(tmp_path: Path) -> None:
-    assert "no config.json" in str(probes.look_at(str(tmp_path)).error)
+    assert "no config.json" in str(probes.read_model(str(tmp_path)).error)
     (tmp_path / "config.json").write_text('{"architectures": ["Nobody"]}')
-    assert "not supported" in str(probes.look_at(str(tmp_path)).error)
+    assert "not supported" in str(probes.read_model(str(tmp_path)).error)
 
 
 def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     from tests.helpers.gguf_files import write_model
 
     path = write_model(tmp_path / "m.gguf", make_reference("llama"))
-    model = probes.look_at(str(path))
+    model = probes.read_model(str(path))
     assert (model.error, model.architecture, model.context) == (None, "LlamaForCausalLM", 512)
     assert model.weight_bytes is not None and 0 < model.weight_bytes < path.stat().st_size
     assert model.widened == (model.weight_bytes // 4, "F32")
-    assert probes.look_at(str(tmp_path), "m.gguf").error is None
+    assert probes.read_model(str(tmp_path), "m.gguf").error is None
     path.write_bytes(path.read_bytes()[:2000])
-    assert "cut off or damaged" in str(probes.look_at(str(path)).error)
+    assert "cut off or damaged" in str(probes.read_model(str(path)).error)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_model_is_looked_for_where_serve_keeps_it(
     assert cli.main([*found, "v1"]) == 1
     assert "Nobody" in capsys.readouterr().out
     assert cli.main([*found, "v2"]) == 0
-    assert "not here yet" in capsys.readouterr().out
+    assert "not downloaded yet" in capsys.readouterr().out
 
 
 def test_a_problem_is_in_the_exit_code(asked: None, capsys: pytest.CaptureFixture[str]) -> None:

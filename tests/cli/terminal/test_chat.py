@@ -86,7 +86,7 @@ def test_a_refusal_says_why_and_what_could_be_kept(server: LiveServer, talking: 
     server.engine.script = lambda request: [rejected(predicted_s=0.9, cause=Cause.QUEUE)]
     talking.command("/slo ttft=200ms")
     said = talking.ask("hi")
-    assert "TTFT objective cannot be met" in said and "the prompts before it" in said
+    assert "TTFT objective cannot be met" in said and "the prompts ahead of it" in said
     assert "/slo ttft=950ms" in said
     assert talking.messages == [], "what was refused is not part of the conversation"
     server.call(server.engine.reset)
@@ -112,7 +112,7 @@ def test_an_answer_that_is_cut_stays_as_far_as_it_came() -> None:
     with saying(f"HTTP/1.1 200 OK\r\n\r\ndata: {json.dumps(chunk)}\n\n".encode()) as url:
         talking = Talking(url)
         said = talking.ask("hi")
-    assert said.startswith("as far as\n") and "cut the answer short" in said
+    assert said.startswith("as far as\n") and "closed the connection before the end" in said
     assert talking.messages[-1] == {"role": "assistant", "content": "as far as"}
 
 
@@ -195,7 +195,7 @@ def test_quick(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.engine.script = lambda request: [rejected()]
     assert cli.main(["chat", "--url", f"{server.url}/v1", "-q", "hi", "--slo", "ttft=1ms"]) == 1
     said = capsys.readouterr()
-    assert said.out == "" and "refused (429)" in said.err
+    assert said.out == "" and "rejected (429)" in said.err
 
 
 def test_complete(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,10 +231,10 @@ def test_what_is_no_text_is_not_asked(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["http://x", "--dtype", "float32"], "--dtype does not go with url"),
+        (["http://x", "--dtype", "float32"], "--dtype cannot be combined with url"),
         (["http://x", "--url", "http://y"], "--url is given twice"),
-        (["--api-key", "x"], "need url"),
-        (["--slo", "soon"], "--slo: 'soon'"),
+        (["--api-key", "x"], "require url"),
+        (["--slo", "soon"], "--slo: unknown objective 'soon'"),
         (["--max-tokens", "0"], "--max-tokens must be positive"),
         (["ftp://x"], "no such folder"),
     ],
@@ -245,13 +245,13 @@ def test_wrong_options_start_nothing(argv: list[str], message: str, capsys: pyte
 
 
 def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
-    """Its own engine takes 20 ms per step. Ctrl+C stops an answer but not the server, which exits with the
+    """Run an engine with steps of 20 ms. Ctrl+C stops an answer but not the server, which exits with the
     conversation, even if that is killed.
     """
     cost = tmp_path / "cost.json"
     cost.write_text(json.dumps(COST))
     with PseudoTerminal("chat", "--device", "priced", "--cost", str(cost), "--max-tokens", "500") as terminal:
-        terminal.until("Ctrl+D leaves")
+        terminal.until("Ctrl+D quits")
         terminal.until("> ")
         (server,) = children(terminal.pid)
         terminal.type("/stats off\nhello\n")
@@ -260,7 +260,7 @@ def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
         terminal.type("\x03")
         terminal.until("stopped")
         terminal.type("/slo ttft=1ms\nagain\n")
-        terminal.until("what could be kept now: /slo ttft=")
+        terminal.until("possible now: /slo ttft=")
     until(lambda: not alive(server))
 
 
@@ -272,7 +272,7 @@ def test_leaving(server: LiveServer, ignores_interrupts: bool) -> None:
         terminal.until("half a line")
         terminal.until_it_waits()
         terminal.type("\x03")
-        terminal.until("Ctrl+D leaves")
+        terminal.until("Ctrl+D quits")
         terminal.until("> ")
         terminal.type('"""one\ntwo"""\n')
         terminal.until(REPLY)

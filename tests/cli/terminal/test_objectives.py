@@ -35,8 +35,8 @@ def refusal(once: bool = False, **fields: object) -> list[str]:
 
 
 def test_who_asked_once_is_told_options_and_no_commands() -> None:
-    assert refusal(once=True, attainable_ms=301.2)[1] == "what could be kept now: --slo ttft=320ms"
-    assert refusal(once=True, cause="new") == ["a looser objective (--slo), or none"]
+    assert refusal(once=True, attainable_ms=301.2)[1] == "possible now: --slo ttft=320ms"
+    assert refusal(once=True, cause="new") == ["try a looser objective (--slo), or none"]
     for code in ("loading", "queue_full", "context_length_exceeded"):
         (line,) = advice(RefusedError(503, {"code": code}), once=True)
         assert "/" not in line
@@ -44,16 +44,16 @@ def test_who_asked_once_is_told_options_and_no_commands() -> None:
 
 def test_what_could_be_kept_is_offered_with_a_margin() -> None:
     assert refusal(attainable_ms=301.2, predicted_ttft_ms=900.0) == [
-        "what stood against it: the prompts before it",
-        "what could be kept now: /slo ttft=320ms, then /retry",
+        "cause: the prompts ahead of it",
+        "possible now: /slo ttft=320ms, then /retry",
     ]
-    assert refusal(reason="tpot", attainable_ms=4.21)[1] == "what could be kept now: /slo tpot=4.5ms, then /retry"
+    assert refusal(reason="tpot", attainable_ms=4.21)[1] == "possible now: /slo tpot=4.5ms, then /retry"
     assert "ttft=950ms" in refusal(predicted_ttft_ms=900.0)[1]
 
 
 def test_where_nobody_knows_what_could_be_kept() -> None:
     assert refusal(reason="e2e", cause="new", predicted_ttft_ms=4.0) == [
-        "a looser objective (/slo), or none (/slo off), then /retry"
+        "try a looser objective (/slo) or none (/slo off), then /retry"
     ]
 
 

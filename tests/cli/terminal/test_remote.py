@@ -70,7 +70,7 @@ def test_keys(tokenizer: object) -> None:
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(UnreachableError, match="does not answer: Connection refused"):
+    with pytest.raises(UnreachableError, match=r"cannot reach .*: Connection refused"):
         Remote("http://127.0.0.1:1").models()
 
 
@@ -83,11 +83,11 @@ def test_what_is_no_url(url: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 4\r\n\r\nnope", "refused \\(502\\): nope"),
-        (b'HTTP/1.1 400 Bad\r\nContent-Length: 16\r\n\r\n{"error": "why"}', "refused \\(400\\): why"),
-        (b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices": []}\n\n', "cut the answer short"),
-        (b"HTTP/1.1 200 OK\r\n\r\ndata: {", "no JSON"),
-        (b"SSH-2.0-OpenSSH\r\n", "does not answer: SSH-2.0"),
+        (b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 4\r\n\r\nnope", "rejected \\(502\\): nope"),
+        (b'HTTP/1.1 400 Bad\r\nContent-Length: 16\r\n\r\n{"error": "why"}', "rejected \\(400\\): why"),
+        (b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices": []}\n\n', "closed the connection before the end"),
+        (b"HTTP/1.1 200 OK\r\n\r\ndata: {", "not JSON"),
+        (b"SSH-2.0-OpenSSH\r\n", "cannot reach .*: SSH-2.0"),
     ],
 )
 def test_other_servers(answer: bytes, error: str) -> None:
@@ -104,7 +104,7 @@ def test_what_no_request_can_carry_is_refused_before_it_is_made(url: str, key: s
 def test_events_that_are_odd() -> None:
     with saying(OK + b'data: {"choices": [], "error": null}\n\ndata: [DONE]\n\n') as url:
         assert list(Remote(url).stream("/v1/completions", BODY)) == [{"choices": [], "error": None}]
-    with saying(OK + b"data: 5\n\n") as url, pytest.raises(RemoteError, match="no JSON object"):
+    with saying(OK + b"data: 5\n\n") as url, pytest.raises(RemoteError, match="not a JSON object"):
         list(Remote(url).stream("/v1/completions", BODY))
 
 
@@ -122,4 +122,4 @@ def test_every_cause_of_a_refusal_has_words() -> None:
         Cause.OTHER,
     }:  # causes that only waiting requests have, or that explain nothing
         error = RefusedError(429, {"code": "slo_unattainable", "cause": cause.value, "reason": "e2e"})
-        assert next(advice(error)).startswith("what stood against it: "), cause
+        assert next(advice(error)).startswith("cause: "), cause

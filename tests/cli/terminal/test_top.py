@@ -13,7 +13,7 @@ from roseinfer.cli.terminal.metrics import Scrape, Window, parse_metrics
 from roseinfer.cli.terminal.overview import overview, slowest_of
 from roseinfer.cli.terminal.remote import Remote, RemoteError
 from roseinfer.cli.terminal.top_text import as_text
-from roseinfer.cli.terminal.watching import Seen, Watching
+from roseinfer.cli.terminal.watching import Watcher, WatchState
 from roseinfer.core.slo import Cause
 from tests.cli.terminal.pseudo_terminal import PseudoTerminal
 from tests.cli.terminal.saying import saying
@@ -52,9 +52,9 @@ def test_rates_are_of_the_window() -> None:
 
 
 def test_a_counter_that_fell_began_anew() -> None:
-    assert Window(counter(0.0, e0=100), counter(1.0, e0=7)).gained("n_total") == 7
-    assert Window(counter(0.0), counter(1.0, e0=7)).gained("n_total") == 7
-    assert Window(counter(0.0, e0=100, e1=5), counter(1.0, e1=7)).gained("n_total") == 2, "an engine is gone"
+    assert Window(counter(0.0, e0=100), counter(1.0, e0=7)).increase("n_total") == 7
+    assert Window(counter(0.0), counter(1.0, e0=7)).increase("n_total") == 7
+    assert Window(counter(0.0, e0=100, e1=5), counter(1.0, e1=7)).increase("n_total") == 2, "an engine is gone"
 
 
 def test_one_reading_twice_has_no_rates() -> None:
@@ -80,7 +80,7 @@ def test_engines_are_in_order_of_their_numbers() -> None:
 
 @pytest.mark.parametrize("text", ["{", 'a{b="c} 1', "a b c d e"])
 def test_what_is_no_metrics(text: str) -> None:
-    with pytest.raises(RemoteError, match="no Prometheus text"):
+    with pytest.raises(RemoteError, match="not Prometheus text"):
         parse_metrics(text, 0.0)
 
 
@@ -92,7 +92,7 @@ def test_a_server_with_the_metrics_of_vllm_alone() -> None:
     (engine,) = view["engines"]
     assert (engine["kv_usage"], engine["state"], engine["utilisation"]) == (0.25, None, None)
     shown = as_text({"url": "http://x", "at": 0.0, **view})
-    assert "25.0%" in shown and "a server without objectives" in shown
+    assert "25.0%" in shown and "no requests yet, or no objectives" in shown
 
 
 def test_a_server_that_loads_shows_what_there_is() -> None:
@@ -131,10 +131,10 @@ def test_once_as_json(server: LiveServer, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (["--json"], 2, "--json needs once"),
+        (["--json"], 2, "--json requires once"),
         (["http://127.0.0.1:1", "--once"], 1, "Connection refused"),
-        (["not-a-url", "--once"], 2, "--url: 'not-a-url'"),
-        ([], 2, "needs a terminal"),
+        (["not-a-url", "--once"], 2, "--url: invalid URL 'not-a-url'"),
+        ([], 2, "requires a terminal"),
     ],
 )
 def test_what_cannot_be_shown(argv: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,24 +150,24 @@ def test_the_live_view_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_a_server_that_goes_away_and_comes_back() -> None:
     with saying(_answer(VLLM % (10, 0, 0, 0))) as url:
-        watching = Watching(Remote(url), 0.01, 5)
+        watching = Watcher(Remote(url), 0.01, 5)
         watching.look()
         watching.look()
     assert watching.seen.error is None and watching.seen.view is not None
     watching.look()
-    assert "does not answer" in (watching.seen.error or "") and watching.seen.lost_s is not None
+    assert "cannot reach" in (watching.seen.error or "") and watching.seen.lost_s is not None
     since = watching.seen.lost_s
     watching.look()
     assert watching.seen.lost_s == since
     shown = drawn(watching)
-    assert "does not answer" in shown and "qwen" in shown, "what was known stays"
+    assert "cannot reach" in shown and "qwen" in shown, "what was known stays"
 
 
 def _answer(body: str) -> bytes:
     return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
-def drawn(watching: Watching, width: int = 100, *, plain: bool = False) -> str:
+def drawn(watching: Watcher, width: int = 100, *, plain: bool = False) -> str:
     out = io.StringIO()
     Console(file=out, width=width, force_terminal=not plain).print(top_screen.picture("http://x", watching.seen, width))
     return out.getvalue()
@@ -179,15 +179,15 @@ def test_columns_are_whole_or_not_there(width: int, kept: int) -> None:
     why = {"summary": "Late: it ran without a break, and each token took longer than was promised."}
     records = [record("chatcmpl-193df56c3072", outcome="missed_tpot", seen=seen, objectives=wanted, why=why)]
     now = vllm(0.0, 0, 0, 0, 0)
-    watching = Watching(Remote("http://x"), 1.0, 5)
-    watching.seen = Seen(overview(Window(now, now), records, 3, 102.0))
+    watching = Watcher(Remote("http://x"), 1.0, 5)
+    watching.seen = WatchState(overview(Window(now, now), records, 3, 102.0))
     *_, titles, row, _ = drawn(watching, width, plain=True).splitlines()
     assert titles.split()[-1] == "why" and len(titles.split()) == kept
     assert row.startswith("193df56c3072  ") and "Late:" in row and row.rstrip().endswith("…") == (width < 200)
 
 
 def test_a_narrow_screen(server: LiveServer) -> None:
-    watching = Watching(Remote(server.url), 0.01, 5)
+    watching = Watcher(Remote(server.url), 0.01, 5)
     watching.look()
     shown = drawn(watching, width=40)
     assert "engines" in shown and "fake" in shown
@@ -207,6 +207,6 @@ def test_top_at_a_terminal(server: LiveServer) -> None:
 @pytest.mark.parametrize("ignores_interrupts", [False, True])
 def test_ctrl_c_leaves_too(ignores_interrupts: bool) -> None:
     with PseudoTerminal("top", "http://127.0.0.1:1", ignores_interrupts=ignores_interrupts) as terminal:
-        terminal.until("does not answer")
+        terminal.until("cannot reach")
         terminal.type("\x03")
         assert terminal.exit_code() == 0
