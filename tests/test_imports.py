@@ -20,14 +20,15 @@ MAY_IMPORT = {
     "kv": {"core"},
     "sched": {"core", "kv"},
     "router": {"core"},
+    "processes": {"core"},
     "gguf": {"core"},
-    "text": {"core", "gguf"},
-    "grammar": {"core", "text"},
+    "text": {"core", "processes", "gguf"},
+    "grammar": {"core", "processes", "text"},
     "config": {"core", "gguf"},
     "priced": {"core", "sched", "text", "models"},
-    "ranks": {"core", "parallel", "runner"},
-    "engine": {"core", "kv", "sched", "router", "text", "grammar", "config", "runner", "ranks", "priced"},
-    "cluster": {"core", "kv", "router", "text", "config", "engine"},
+    "ranks": {"core", "processes", "parallel", "runner"},
+    "engine": {"core", "kv", "sched", "router", "processes", "text", "grammar", "config", "runner", "ranks", "priced"},
+    "cluster": {"core", "kv", "router", "processes", "text", "config", "engine"},
     "sim": {"core", "kv", "sched", "router", "priced", "engine"},
     "calibration": {"core", "sched", "priced", "engine", "sim"},
     "predictor": {"core"},
@@ -39,12 +40,12 @@ MAY_IMPORT = {
     "models": {"core", "gguf", "attention", "layers", "parallel", "quant"},
     "runner": {"core", "kernels", "parallel", "attention", "models"},
     "integrations": {"core", "engine", "cluster"},
-    "server": {"core", "text", "grammar", "engine", "cluster", "predictor", "integrations"},
+    "server": {"core", "processes", "text", "grammar", "engine", "cluster", "predictor", "integrations"},
     "bench": {"core", "engine", "config", "text", "models", "server"},
     "integrations.ray": {"core", "router", "engine", "cluster", "config", "text", "server", "integrations"},
     "integrations.manifests": {"core", "integrations.ray"},
-    "cli.terminal": {"core"},
-    "cli.doctor": {"core", "config", "text", "models", "kernels", "engine", "cluster", "integrations.ray"},
+    "cli.terminal": {"core", "processes"},
+    "cli.doctor": {"core", "processes", "config", "text", "models", "kernels", "engine", "cluster", "integrations.ray"},
     "cli.commands": {
         "core",
         "config",
@@ -127,10 +128,9 @@ RESERVED = {
 # These see the engine and the cluster from outside: their interfaces, their clients, and what starts them.
 OUTSIDE = {"server", "integrations", "bench", "cli.commands", "__init__"}
 SEEN = {
-    "engine": ("api", "client", "frames", "live", "llm", "prepare", "start"),
+    "engine": ("api", "client", "live", "llm", "prepare", "start"),
     "cluster": (
         "addresses",
-        "crew",
         "directory",
         "directory_sync",
         "forecast",
@@ -140,8 +140,8 @@ SEEN = {
     ),
 }
 # Modules of the engine that move to the cluster, and what they stand on in it until then.
-MOVING = {"board", "crew", "life", "member", "remote", "silence"}
-BETWEEN = {"roseinfer.engine.board", "roseinfer.engine.remote.door", "roseinfer.engine.remote.sealed"}
+MOVING = {"remote"}
+BETWEEN = {"roseinfer.engine.remote.door", "roseinfer.engine.remote.sealed"}
 # The command line would otherwise load torch only to print its help, and the server what only an extra brings.
 LAZY_ONLY = (
     "roseinfer.engine.process",

@@ -1,17 +1,18 @@
-"""Where the engines of a server are, as one of its processes tells another."""
+"""Addresses of the engines of a server."""
 
 import msgspec
 
 
 class EngineAddresses(msgspec.Struct):
-    """`addresses`: paths of sockets of this host, with the `Board` at `board`; or, where that is None, ports of hosts,
-    which want the `secret`, or what has been written to `secret_file` since.
+    """Addresses of the engines of a server, as one of its processes tells another.
 
-    `stall_s`: seconds without a sign of life after which the connection to an engine on another host is given up.
+    `addresses`: paths of Unix sockets; `rows`: file of their `EngineRows`. If `rows` is None: ports of other hosts,
+    which want the `secret`, or the present content of `secret_file`. `stall_s`: seconds without a heartbeat after
+    which the connection to such an engine is closed.
     """
 
     addresses: list[str]
-    board: str | None = None
+    rows: str | None = None
     secret: bytes = b""
     stall_s: float = 60.0
     secret_file: str = ""

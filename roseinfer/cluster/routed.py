@@ -15,6 +15,7 @@ from typing import Any
 from roseinfer.cluster.dispatch import Dispatcher
 from roseinfer.cluster.endpoint import Connector, Endpoint
 from roseinfer.cluster.endpoints import Endpoints, incompatibility, lost_request_error, unavailable_error
+from roseinfer.cluster.engine_rows import EngineRows
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.replicas import DEFAULT_ROUTER
 from roseinfer.core.errors import EngineClosedError, RoseinferError
@@ -29,7 +30,6 @@ from roseinfer.engine.api import (
     Sink,
     StepRecord,
 )
-from roseinfer.engine.board import Board
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.live import InflightLimit, LiveRequest, LiveRequests
 from roseinfer.engine.stream import ChunkBuffer, ChunkStream
@@ -95,7 +95,7 @@ class RoutedEngine:
     async def start(
         cls,
         addresses: Sequence[Path],
-        board_path: Path,
+        rows_path: Path,
         tokenizer: Tokenizer,
         *,
         router: str = DEFAULT_ROUTER,
@@ -106,16 +106,16 @@ class RoutedEngine:
         clock: Clock | None = None,
     ) -> "RoutedEngine":
         """Connect to engines that somebody else owns. Returns once one is up, however long that takes; it is for the
-        owner to say that none will be. Raises `ResourceError` if the board cannot be read, and `ConfigError` if
+        owner to say that none will be. Raises `ResourceError` if the rows cannot be read, and `ConfigError` if
         `record`, where the router's decisions go, cannot be written.
 
         `inflight` limits the requests in all of them together; `prefix` tells our requests from those of other
         processes, of which there are `processes` with this one.
         """
         requests = LiveRequests(tokenizer, clock or MonotonicClock(), inflight or InflightLimit(), prefix)
-        board = Board.open(board_path)
-        connectors = [Connector(partial(UnixSocketTransport, address), board) for address in addresses]
-        engine = cls(connectors, requests, router=router, processes=processes, record=record, on_close=board.close)
+        rows = EngineRows.open(rows_path)
+        connectors = [Connector(partial(UnixSocketTransport, address), rows) for address in addresses]
+        engine = cls(connectors, requests, router=router, processes=processes, record=record, on_close=rows.close)
         await engine.open()
         return engine
 

@@ -9,9 +9,9 @@ from roseinfer.cluster.directory_sync import start_from_directory
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.engines import RemoteEngines
 from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.supervisor import EngineSupervisor
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import DEFAULT_ROUTER, ReplicasConfig
-from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.live import InflightLimit
 from roseinfer.engine.remote.crew import RemoteCrew
 from roseinfer.engine.remote.secret import Secret, SecretFile, SecretSource
@@ -35,7 +35,7 @@ async def routed_engine(
     """
     record_path = None if record is None else Path(record)
     router = replicas.router or DEFAULT_ROUTER
-    if places.board is None:
+    if places.rows is None:
         secret: SecretSource = Secret(places.secret)
         if places.secret_file:
             secret = SecretFile(Path(places.secret_file), secret.now())
@@ -55,7 +55,7 @@ async def routed_engine(
         )
     return await RoutedEngine.start(
         list(map(Path, places.addresses)),
-        Path(places.board),
+        Path(places.rows),
         tokenizer,
         router=router,
         inflight=inflight,
@@ -65,13 +65,13 @@ async def routed_engine(
     )
 
 
-Crew = EngineCrew | RemoteCrew
+Supervisor = EngineSupervisor | RemoteCrew
 
 
-def engine_crew(config: EngineConfig, replicas: ReplicasConfig, stall_s: float) -> Crew:
-    """The engines of a server, its own or those that are named to it. Raises what either raises."""
+def engine_supervisor(config: EngineConfig, replicas: ReplicasConfig, stall_s: float) -> Supervisor:
+    """Return the supervisor of the server's own engines, or of those that `replicas` names. Raises as they do."""
     if not replicas.engine_list:
-        return EngineCrew(config, replicas, stall_s=stall_s)
+        return EngineSupervisor(config, replicas, stall_s=stall_s)
     addresses, secret = remote_places(replicas)
     return RemoteCrew(addresses, secret, quiet_s=replicas.engine_timeout, lost_s=stall_s)
 

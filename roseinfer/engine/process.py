@@ -1,13 +1,10 @@
 """The engine process, and the one place where scheduler and runner meet."""
 
 import logging
-import os
 import select
 import shutil
-import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -15,10 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from roseinfer.config.hub import tokenizer_folder
-from roseinfer.core import logs
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.engine import PRICED, EngineConfig
 from roseinfer.core.cpu_settings import prepare_cpu_libraries
@@ -31,19 +25,20 @@ from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.core.stacks import enable_stack_dumps, stacks_path
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.audit import IdleAudit
-from roseinfer.engine.board import Board
 from roseinfer.engine.core import Core, EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.kv_events import KvEventsPublisher
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
-from roseinfer.engine.own_process import EngineBoot
+from roseinfer.engine.process_transport import ENGINE_ROWS, EngineBoot, StepCosts
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.engine.sockets import ClientSockets
 from roseinfer.engine.starting import LoggedStages
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.build import build_priced
+from roseinfer.processes.child import ErrorReport, exit_with_parent, ignore_terminal_signals, read_boot
+from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.ranks.others import Home, OtherRanks
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
@@ -54,10 +49,11 @@ from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger("roseinfer.engine")
 
-EXIT_PATIENCE_S = 5.0
-LAST_WORDS_S = 1.0
-# An owner that was killed lets go of one thing after the other.
-FAREWELL_S = 1.0
+# For an engine whose owner has gone to end by itself.
+EXIT_TIMEOUT_S = 5.0
+LAST_MESSAGES_TIMEOUT_S = 1.0
+# The descriptors of a killed owner are closed one after the other.
+OWNER_CLOSES_S = 1.0
 
 
 def build_engine(
@@ -244,95 +240,85 @@ def _tracer(config: EngineConfig, device: str) -> StepObserver | None:
 
 
 def main() -> int:
-    """Serve an engine: read an `EngineBoot` line from standard input, run until told to stop or left alone."""
-    # Terminals and service managers send these to the whole group; the owner decides what they mean.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineBoot)
-    engine = boot.index if boot.config.engines > 1 else None
-    logs.configure(as_json=boot.log_json, engine=engine)
-    logging.getLogger("roseinfer").setLevel(boot.log_level)  # other libraries' loggers stay as they are
-    watch = (sys.stdin.fileno(), Path(boot.private))
-    enable_stack_dumps(stacks_path(Path(boot.private), boot.index))
-    threading.Thread(target=_exit_with_owner, args=watch, name="owner-watch", daemon=True).start()
+    """Serve an engine until told to stop, or until its owner has gone. Standard input: an `EngineBoot`."""
+    ignore_terminal_signals()
+    boot = read_boot(EngineBoot)
+    boot.log.apply(engine=boot.index if boot.config.engines > 1 else None)
+    folder = Path(boot.folder)
+    enable_stack_dumps(stacks_path(folder, boot.index))
+    # The owner would remove its folder. The loop notices its end, too, but not in the middle of a step that hangs.
+    exit_with_parent(EXIT_TIMEOUT_S, partial(shutil.rmtree, folder, ignore_errors=True))
     door = None if boot.door is None else socket.socket(fileno=boot.door)
     clients = ClientSockets(socket.socket(fileno=boot.listener), door)
     try:
         return _serve(boot, clients)
     finally:
-        forsaken = _forsaken(clients, sys.stdin.fileno())
-        clients.close(LAST_WORDS_S)
-        if forsaken:
-            shutil.rmtree(boot.private, ignore_errors=True)
+        orphaned = not clients.owned and _owner_has_gone(sys.stdin.fileno())
+        clients.close(LAST_MESSAGES_TIMEOUT_S)
+        if orphaned:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
-    def start_failed(error: RoseinferError) -> None:
-        clients.greet(StartFailed(type(error).__name__, str(error)))
+    def start_failed(error: BaseException) -> None:
+        report = ErrorReport.of(error)
+        clients.greet(StartFailed(report.kind, report.message))
 
-    home = Home(Path(boot.private), boot.index, several=boot.config.engines > 1, tell=start_failed)
+    home = Home(Path(boot.folder), boot.index, several=boot.config.engines > 1, tell=start_failed)
     try:
-        board = None if boot.board is None else Board.open(Path(boot.board))
+        rows = None if boot.rows is None else SharedRows.open(Path(boot.rows), ENGINE_ROWS)
         with listening(LoggedStages()):
-            core, info = build_engine(boot.config, Path(boot.folder), learnt=_learnt(boot), home=home)
+            costs = _cost_params(boot.costs)
+            core, info = build_engine(boot.config, Path(boot.model_folder), learnt=costs, home=home)
     except RoseinferError as error:
         start_failed(error)
         return 1
     except Exception as error:
         log.exception("the engine failed to start")
-        clients.greet(StartFailed("", f"{type(error).__name__}: {error}"[:500]))
+        start_failed(error)
         return 1
     clock = MonotonicClock()
     garbage = IdleGarbageCollector(clock)
     clients.greet(Ready(info))
     audit = IdleAudit(core.scheduler, clock) if boot.config.scheduler.idle_checks else None
-    return 0 if EngineLoop(core, clients, clients, clock, garbage, audit, _publisher(boot, board, clients)).run() else 1
+    return 0 if EngineLoop(core, clients, clients, clock, garbage, audit, _publisher(boot, rows, clients)).run() else 1
 
 
-def _publisher(boot: EngineBoot, board: Board | None, clients: ClientSockets) -> Callable[[Promise], None] | None:
-    """Whom the engine's promises are told: readers of the board, and clients that cannot be such."""
-    if board is None:
+def _publisher(
+    boot: EngineBoot, rows: SharedRows[Promise] | None, clients: ClientSockets
+) -> Callable[[Promise], None] | None:
+    """Return what publishes the engine's promises: to the shared rows, and to clients on other hosts."""
+    if rows is None:
         return None
-    to_board: Callable[[Promise], None] = partial(board.publish, boot.index)
+    write: Callable[[Promise], None] = partial(rows.write, boot.index)
     if boot.door is None:
-        return to_board
+        return write
 
     def publish(promise: Promise) -> None:
-        to_board(promise)
+        write(promise)
         clients.publish(promise)
 
     return publish
 
 
-def _learnt(boot: EngineBoot) -> CostParams | None:
-    """What a promise says of the cost of steps; what it does not say is learnt anew."""
-    if boot.cost_s is None:
+def _cost_params(costs: StepCosts | None) -> CostParams | None:
+    """Return what another engine has learnt; the other parameters are fitted again."""
+    if costs is None:
         return None
-    step_s, token_s, row_s, context_s, expert_s = boot.cost_s
-    return CostParams(step_s=step_s, token_s=token_s, row_s=row_s, context_s=context_s, expert_s=expert_s)
+    return CostParams(
+        step_s=costs.step_s,
+        token_s=costs.token_s,
+        row_s=costs.row_s,
+        context_s=costs.context_s,
+        expert_s=costs.expert_s,
+    )
 
 
-def _forsaken(clients: ClientSockets, stdin: int) -> bool:
-    """Whether the owner is gone and with it whoever would remove its folder, which other engines may live in too."""
-    if clients.owned:
-        return False
+def _owner_has_gone(stdin: int) -> bool:
+    """True if the owner cannot remove its folder any more, which other engines may use, too."""
     ends = select.poll()
     ends.register(stdin, select.POLLIN)
-    return bool(ends.poll(FAREWELL_S * 1000))
-
-
-def _exit_with_owner(stdin: int, private: Path) -> None:
-    """The owner holds the other end of our standard input: when it closes without a word, the owner is gone.
-
-    It cannot remove its folder `private` any more, so that is left to us. The loop notices the same at its socket,
-    but not in the middle of a step that hangs.
-    Reads the descriptor, not the file object, whose lock the interpreter could not take from this thread at exit.
-    """
-    while os.read(stdin, 1):
-        pass
-    shutil.rmtree(private, ignore_errors=True)
-    time.sleep(EXIT_PATIENCE_S)
-    os._exit(1)
+    return bool(ends.poll(OWNER_CLOSES_S * 1000))
 
 
 if __name__ == "__main__":

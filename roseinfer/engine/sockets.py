@@ -9,7 +9,6 @@ import time
 import msgspec
 
 from roseinfer.core.promise import Promise
-from roseinfer.engine.frames import HEADER_BYTES, FrameError, PlainFrames
 from roseinfer.engine.messages import (
     OWNER,
     Add,
@@ -22,6 +21,7 @@ from roseinfer.engine.messages import (
 )
 from roseinfer.engine.remote.door import take_peers
 from roseinfer.engine.remote.sealed import SealedFrames
+from roseinfer.processes.frames import HEADER_BYTES, FrameError, PlainFrames
 
 log = logging.getLogger("roseinfer.engine")
 

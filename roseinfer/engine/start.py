@@ -3,7 +3,7 @@
 from roseinfer.config.hub import model_folder, tokenizer_folder
 from roseinfer.core.config.engine import EngineConfig, ModelConfig
 from roseinfer.engine.client import AsyncEngine
-from roseinfer.engine.own_process import ProcessTransport
+from roseinfer.engine.process_transport import ProcessTransport
 from roseinfer.engine.thread_transport import ThreadTransport
 from roseinfer.engine.transport import Transport
 from roseinfer.text.tokenizer import Tokenizer

@@ -12,8 +12,8 @@ import msgspec
 from roseinfer.core import errors
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.frames import FrameError, Frames, PlainFrames
 from roseinfer.engine.messages import ClientMessage, EngineMessage, Ready, StartFailed
+from roseinfer.processes.frames import FrameError, Frames, PlainFrames
 
 OnMessage = Callable[[EngineMessage], None]
 OnDeath = Callable[[str], None]

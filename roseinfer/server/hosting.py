@@ -79,8 +79,8 @@ class Signals:
 
 
 class Rolling(Protocol):
-    async def roll(self) -> None:
-        """See `EngineCrew`."""
+    async def rolling_restart(self) -> None:
+        """See `EngineSupervisor`."""
         ...
 
 
@@ -100,7 +100,7 @@ class Reload:
     async def _roll(self) -> None:
         self._manager.reloading()
         try:
-            await self._crew.roll()
+            await self._crew.rolling_restart()
         finally:
             self._manager.reloaded()
 

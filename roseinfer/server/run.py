@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from roseinfer.cluster.start import Crew, engine_crew, routed_engine, router_record
+from roseinfer.cluster.start import Supervisor, engine_supervisor, routed_engine, router_record
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
@@ -46,17 +46,17 @@ async def serve_model(
     """`serve` with engines in processes of their own, which are started again if they end, or all in turn on SIGHUP; or
     with those that others keep.
 
-    Raises what `serve` and `engine_crew` raise, `EngineDeadError` if no engine can be kept alive.
+    Raises what `serve` and `engine_supervisor` raise, `EngineDeadError` if no engine can be kept alive.
     """
     configure_logging(config)
-    crew = engine_crew(engine, replicas, config.stall_timeout)
+    crew = engine_supervisor(engine, replicas, config.stall_timeout)
     inflight = InflightLimit(engine.scheduler.max_inflight_requests)
 
     async def start(tokenizer: Tokenizer) -> Engine:
         await crew.launch()
         await crew.connect()
         record = router_record(engine)
-        return await routed_engine(crew.places, tokenizer, replicas, inflight, record=record)
+        return await routed_engine(crew.engine_addresses, tokenizer, replicas, inflight, record=record)
 
     try:
         await serve(start, load_tokenizer, config, engine.model.model, announce, crew)
@@ -72,7 +72,7 @@ async def serve(
     config: ServerConfig,
     model_name: str,
     announce: Callable[[str], None] = say,
-    crew: Crew | None = None,
+    crew: Supervisor | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once. Belongs to the main thread.
 

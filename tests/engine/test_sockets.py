@@ -13,7 +13,6 @@ from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine import sockets
-from roseinfer.engine.frames import FrameReader, frame
 from roseinfer.engine.messages import (
     Abort,
     Add,
@@ -26,6 +25,7 @@ from roseinfer.engine.messages import (
     Shutdown,
 )
 from roseinfer.engine.sockets import ClientSockets
+from roseinfer.processes.frames import FrameReader, frame
 
 PATIENCE_S = 10.0
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer.cluster.supervisor import EngineSupervisor
 from roseinfer.core import stacks
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
-from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.engine.transport import UnixSocketTransport
@@ -26,7 +26,7 @@ def test_the_step_that_hangs_is_named_in_the_log(tmp_path: Path, caplog: pytest.
     async def act() -> None:
         _, _, _, cost = priced(tmp_path)
         config = make_engine_config(device="priced", cost=cost, num_kv_blocks=64, max_num_seqs=4)
-        crew = EngineCrew(config, ReplicasConfig(engine_timeout=1.0), stall_s=2.0, make=HangingTransport)
+        crew = EngineSupervisor(config, ReplicasConfig(engine_timeout=1.0), stall_s=2.0, make=HangingTransport)
         await crew.launch()
         await crew.connect()
         tokenizer = load_tokenizer(config.model)
@@ -43,6 +43,6 @@ def test_the_step_that_hangs_is_named_in_the_log(tmp_path: Path, caplog: pytest.
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(act())
-    told = [record.getMessage() for record in caplog.records if "gave no sign of life:\n" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "when it did not respond:\n" in record.getMessage()]
     assert len(told) == 1, "once"
     assert "in wait_for_ever" in told[0] and told[0].count("hread 0x") > 1, "all threads"

@@ -4,7 +4,7 @@ import sys
 
 from roseinfer.core.plan import StepPlan
 from roseinfer.engine import process
-from roseinfer.engine.own_process import ProcessTransport
+from roseinfer.engine.process_transport import ProcessTransport
 
 POISON = 7
 

@@ -5,7 +5,7 @@ import threading
 
 from roseinfer.core.plan import StepPlan
 from roseinfer.engine import process
-from roseinfer.engine.own_process import ProcessTransport
+from roseinfer.engine.process_transport import ProcessTransport
 from roseinfer.priced.machine import PricedRunner
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.cluster.supervisor import EngineSupervisor
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineState, GenerateRequest, SequenceChunk
-from roseinfer.engine.crew import EngineCrew
-from roseinfer.engine.own_process import ProcessTransport
+from roseinfer.engine.process_transport import ProcessTransport
 from roseinfer.engine.start import load_tokenizer
 from roseinfer.text.output import Event
 from roseinfer.text.tokenizer import Tokenizer
@@ -80,7 +80,7 @@ def _joined(events: Sequence[Event]) -> list[tuple[str, str]]:
 class LiveFleet:
     """Engine processes, their supervisor and their client."""
 
-    def __init__(self, crew: EngineCrew, engine: RoutedEngine, tokenizer: Tokenizer, module: str) -> None:
+    def __init__(self, crew: EngineSupervisor, engine: RoutedEngine, tokenizer: Tokenizer, module: str) -> None:
         self._module = module.encode()
         self.crew = crew
         self.engine = engine
@@ -136,12 +136,12 @@ async def live_fleet(engines: int, make: type[ProcessTransport] = ProcessTranspo
         cache=CacheConfig(num_kv_blocks=512),
         scheduler=SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=256),
     )
-    crew = EngineCrew(config, ReplicasConfig(replicas=engines), stall_s=60.0, make=make)
+    crew = EngineSupervisor(config, ReplicasConfig(replicas=engines), stall_s=60.0, make=make)
     tokenizer = load_tokenizer(config.model)
     await crew.launch()
     await crew.connect()
     try:
-        engine = await RoutedEngine.start(crew.addresses, crew.board_path, tokenizer)
+        engine = await RoutedEngine.start(crew.addresses, crew.rows_path, tokenizer)
         try:
             yield LiveFleet(crew, engine, tokenizer, make.module)
         finally:

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from roseinfer.cluster.endpoint import Connector
+from roseinfer.cluster.engine_rows import EngineRows
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.clock import ManualClock
@@ -15,7 +16,6 @@ from roseinfer.core.promise import Promise
 from roseinfer.core.request import NO_META, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, SequenceChunk
-from roseinfer.engine.board import Board
 from roseinfer.engine.live import InflightLimit, LiveRequest, LiveRequests
 from tests.helpers.model_engine import INFO, ModelEngine, Sample, expected_ids
 from tests.helpers.tokenizers import byte_tokenizer
@@ -45,7 +45,7 @@ NO_BOARD = NoBoard()
 class Cables:
     """A `StatusReader` of a board of which some rows come from hosts that are cut off."""
 
-    def __init__(self, board: Board, host_lost: set[int]) -> None:
+    def __init__(self, board: EngineRows, host_lost: set[int]) -> None:
         self.write_count, self.promise, self.close = board.write_count, board.promise, board.close
         self._board = board
         self._host_lost = host_lost
@@ -125,7 +125,7 @@ class Fleet:
         dynamic: bool = False,
     ) -> None:
         self.clock = ManualClock(100.0)
-        self.board = Board.create(folder / "board", MOST_ENGINES if dynamic else engines)
+        self.board = EngineRows.create(folder / "board", MOST_ENGINES if dynamic else engines)
         self.models = [ModelEngine(clock=self.clock) for _ in range(engines)]
         self.inflight = InflightLimit()
         self.requests = LiveRequests(byte_tokenizer(), self.clock, self.inflight, "w")

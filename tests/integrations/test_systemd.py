@@ -127,7 +127,7 @@ class Restarts:
     def __init__(self) -> None:
         self.done = asyncio.Event()
 
-    async def roll(self) -> None:
+    async def rolling_restart(self) -> None:
         await self.done.wait()
 
 

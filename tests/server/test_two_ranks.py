@@ -74,5 +74,5 @@ def test_a_rank_that_is_stopped_makes_the_engine_silent(server: RealServer, stre
     """Which is told, or that it was killed for it: whichever is first."""
     check_the_end(server, streams, signal.SIGSTOP, "engine_unhealthy", "engine_dead")
     log = server.log()
-    waited = log.partition("where its threads were when it gave no sign of life")[2]
+    waited = log.partition("stacks of its threads when it did not respond")[2]
     assert "in all_reduce" in waited or "in gather" in waited, "rank 0 waited for the one that was stopped"

@@ -15,12 +15,12 @@ from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.messages import KeeperMessage, StatusUpdate
 from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.frames import FrameError
 from roseinfer.engine.remote import tcp
 from roseinfer.engine.remote.handshake import Purpose
 from roseinfer.engine.remote.sealed import SealedFrames
 from roseinfer.engine.remote.secret import Secret, read_secret
 from roseinfer.integrations.ray.cluster import RAY, knock, require_ray
+from roseinfer.processes.frames import FrameError
 
 STATUS_TIMEOUT_S = 5.0  # timeout of an engine's first message
 _CHUNK_BYTES = 2**16

@@ -16,7 +16,7 @@ from roseinfer.engine.api import EngineReport, EngineState, StepRecord
 from roseinfer.engine.remote.handshake import HandshakeError
 from roseinfer.engine.remote.secret import SecretSource
 from roseinfer.engine.remote.transport import TcpTransport
-from roseinfer.engine.silence import INTERVAL_S, LEAST_QUIET_S
+from roseinfer.processes.heartbeat import CHECK_INTERVAL_S, MIN_LATE_S
 
 log = logging.getLogger("roseinfer.engine.remote")
 
@@ -28,7 +28,7 @@ class RemoteEngines:
 
     `add` follows an engine's keeper from then on, be it there or not. An engine of which nothing is heard for `quiet_s`
     seconds, neither by its own connection nor by its keeper's, is quiet: its host, or the network, is gone. After
-    `lost_s` seconds its connection is given up. Silence is counted in looks, see `silence.Listening`.
+    `lost_s` seconds its connection is given up. Silence is counted in looks, see `processes.heartbeat`.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class RemoteEngines:
         """`tells`: in the log which engines cannot be reached; False: somebody else does, who follows them too."""
         self._secret = secret
         self.level = logging.WARNING if log_failures else logging.DEBUG
-        self._quiet_looks = round(max(quiet_s, LEAST_QUIET_S) / INTERVAL_S)
-        self._lost_looks = max(self._quiet_looks, round(lost_s / INTERVAL_S))
+        self._quiet_looks = round(max(quiet_s, MIN_LATE_S) / CHECK_INTERVAL_S)
+        self._lost_looks = max(self._quiet_looks, round(lost_s / CHECK_INTERVAL_S))
         self.clock = clock or MonotonicClock()
         self._engines: dict[int, _Remote] = {}
         self._on_step: OnStep = lambda number, step: None
@@ -111,7 +111,7 @@ class RemoteEngines:
     # --- silence --------------------------------------------------------------------------------------------------
     async def _look_on(self) -> None:
         while True:
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             for remote in list(self._engines.values()):
                 remote.look(self._lost_looks)
 
@@ -156,7 +156,7 @@ class _Remote:
         self.looks += 1
         if self.looks != lost_looks:
             return
-        reason = f"nothing was heard of the engine at {self.address} for {self.looks * INTERVAL_S:g} s"
+        reason = f"nothing was heard of the engine at {self.address} for {self.looks * CHECK_INTERVAL_S:g} s"
         if self._way is not None:
             self._way.cut(reason)
         self._follower.cut(reason)

@@ -7,8 +7,8 @@ from functools import partial
 
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.engines import RemoteEngines
+from roseinfer.cluster.supervised_engine import SETTLE_S, SETTLED_STEPS
 from roseinfer.engine.api import EngineState
-from roseinfer.engine.member import SETTLE_S, SETTLED_STEPS
 from roseinfer.engine.remote import tcp
 from roseinfer.engine.remote.handshake import HandshakeError, Purpose
 from roseinfer.engine.remote.secret import SecretSource

@@ -7,11 +7,11 @@ import msgspec
 
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.messages import KeeperMessage, StatusUpdate
-from roseinfer.engine.frames import FrameError
 from roseinfer.engine.remote import tcp
 from roseinfer.engine.remote.handshake import HandshakeError, Purpose
 from roseinfer.engine.remote.sealed import SealedFrames
 from roseinfer.engine.remote.secret import SecretSource
+from roseinfer.processes.frames import FrameError
 
 # Between attempts to reach a keeper, at first and at most, in seconds.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0

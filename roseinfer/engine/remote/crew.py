@@ -11,9 +11,9 @@ from roseinfer.cluster.remote.engines import RemoteEngines
 from roseinfer.cluster.remote.rolling_restart import rolling_restart
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState, StepRecord
-from roseinfer.engine.private import private_folder, remove_folder
 from roseinfer.engine.remote.handshake import HandshakeError
 from roseinfer.engine.remote.secret import SecretFile
+from roseinfer.processes.private_folder import private_folder, remove_folder
 
 log = logging.getLogger("roseinfer.engine.remote")
 
@@ -21,7 +21,9 @@ LOOK_S = 0.05
 
 
 class RemoteCrew:
-    """What `EngineCrew` is for engines of one's own: `launch`, then `connect`, then `close`. Belongs to one event loop.
+    """What `EngineSupervisor` is for engines of one's own: `launch`, then `connect`, then `close`.
+
+    Belongs to one event loop.
 
     Their keepers start them again, also when asked to, and give them up; so nothing that happens to them ends who has
     this: `failure` is never set. `folder` is removed with it.
@@ -60,7 +62,7 @@ class RemoteCrew:
             raise HandshakeError(f"the engine at {self.addresses[0]} cannot be reached: {known[0]}", known[0].verdict)
 
     @property
-    def places(self) -> EngineAddresses:
+    def engine_addresses(self) -> EngineAddresses:
         secret = self._secret
         return EngineAddresses(list(map(str, self.addresses)), None, secret.now().value, self._lost_s, str(secret.path))
 
@@ -85,7 +87,7 @@ class RemoteCrew:
         for listener in self._listeners:
             listener(number, step)
 
-    async def roll(self) -> None:
+    async def rolling_restart(self) -> None:
         """Have their keepers restart all engines, one after the other, see `rolling_restart`. A call while this is
         under way waits for its end.
         """

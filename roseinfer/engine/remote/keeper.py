@@ -13,14 +13,13 @@ import msgspec
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.messages import StatusUpdate
 from roseinfer.cluster.status import EngineStatus
+from roseinfer.cluster.supervisor import EngineSupervisor, MakeProcess
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState, PortStats, StepRecord
-from roseinfer.engine.crew import EngineCrew, Make
-from roseinfer.engine.life import Process
-from roseinfer.engine.own_process import Place, ProcessTransport
+from roseinfer.engine.process_transport import EngineLaunch, EngineProcess, ProcessTransport
 from roseinfer.engine.remote.door import door, pass_on
 from roseinfer.engine.remote.gate import Gate
 from roseinfer.engine.remote.handshake import Greeted, Purpose
@@ -36,11 +35,11 @@ MAX_UNTOLD_BYTES = 2**20
 
 
 class EngineKeeper:
-    """One engine, see `EngineCrew`, and the port by which it is reached: `launch`, then `connect`, then `close`.
+    """One engine, see `EngineSupervisor`, and the port by which it is reached: `launch`, then `connect`, then `close`.
 
     A connection that is let in goes to the engine's process itself, or to the next one while there is none; or it
-    follows how the engine does; or it has the engine started anew, as `roll` does, and ends. Belongs to one event loop.
-    `failure` is set to an exception when the engine does not come back.
+    follows how the engine does; or it has the engine started anew, as `rolling_restart` does, and ends. Belongs to
+    one event loop. `failure` is set to an exception when the engine does not come back.
     """
 
     def __init__(
@@ -52,11 +51,11 @@ class EngineKeeper:
         replicas: ReplicasConfig | None = None,
         stall_s: float = 60.0,
         clock: Clock | None = None,
-        make: Make = ProcessTransport,
+        make: MakeProcess = ProcessTransport,
     ) -> None:
         """`replicas`: its device and its times; `stall_s`: seconds of silence after which the engine is killed.
 
-        Raises what `EngineCrew` raises.
+        Raises what `EngineSupervisor` raises.
         """
         replicas = replicas or ReplicasConfig()
         assert replicas.count == 1, "a keeper has one engine"
@@ -65,8 +64,8 @@ class EngineKeeper:
         self._make = make
         self._door: tuple[socket.socket, socket.socket] | None = None
         self._gate = Gate(secret, self._number, self._admit)
-        self._crew = EngineCrew(config, replicas, stall_s=stall_s, clock=clock, make=self._process)
-        self._crew.on_step(self._stepped)
+        self._supervisor = EngineSupervisor(config, replicas, stall_s=stall_s, clock=clock, make=self._process)
+        self._supervisor.on_step(self._stepped)
         self._followers: set[_Follower] = set()
         self._steps: list[StepRecord] = []
         self._telling: asyncio.Task[None] | None = None
@@ -78,7 +77,7 @@ class EngineKeeper:
 
     @property
     def failure(self) -> "asyncio.Future[None]":
-        return self._crew.failure
+        return self._supervisor.failure
 
     async def launch(self) -> HostPort:
         """Listen, and start the engine: clients can connect from now on, and wait. Returns the address.
@@ -87,7 +86,7 @@ class EngineKeeper:
         """
         try:
             address = self._gate.open(self._bind)
-            await self._crew.launch()
+            await self._supervisor.launch()
             # Not before: there was nothing yet that they could be told or passed on to.
             self._gate.accept()
             self._telling = asyncio.get_running_loop().create_task(self._tell())
@@ -99,7 +98,7 @@ class EngineKeeper:
     async def connect(self) -> EngineInfo:
         """Wait until the engine is up. Raises what keeps it from starting; nothing is left then."""
         try:
-            info = await self._crew.connect()
+            info = await self._supervisor.connect()
         except BaseException:
             await self.close()
             raise
@@ -107,11 +106,11 @@ class EngineKeeper:
         return info
 
     def report(self) -> EngineReport:
-        return replace(self._crew.reports()[0], port_stats=PortStats(len(self._followers), self._gate.refused))
+        return replace(self._supervisor.reports()[0], port_stats=PortStats(len(self._followers), self._gate.refused))
 
     def promise(self) -> Promise | None:
         """What the engine has promised last; None: nothing."""
-        return self._crew.promise(0)
+        return self._supervisor.promise(0)
 
     async def drain(self, drain_s: float) -> None:
         """It gets no more requests, and is started anew by nobody. Returns when it has none left, or after `drain_s`
@@ -120,11 +119,11 @@ class EngineKeeper:
         self._draining = True
         if self._renewing is not None:
             self._renewing.cancel()
-        await self._crew.drain(drain_s)
+        await self._supervisor.drain(drain_s)
 
-    async def roll(self) -> None:
+    async def rolling_restart(self) -> None:
         """Start the engine anew, when its requests have ended or `drain_timeout` is over."""
-        await self._crew.roll()
+        await self._supervisor.rolling_restart()
 
     async def close(self) -> None:
         """Stop the engine; nothing listens any more."""
@@ -135,15 +134,15 @@ class EngineKeeper:
         await asyncio.gather(*tasks, return_exceptions=True)
         for follower in list(self._followers):
             follower.close()
-        await self._crew.close()
+        await self._supervisor.close()
         self._close_door()
 
     # --- the way to the engine's process ------------------------------------------------------------------------
-    def _process(self, config: EngineConfig, folder: Path, place: Place) -> Process:
+    def _process(self, config: EngineConfig, folder: Path, settings: EngineLaunch) -> EngineProcess:
         """Each process has a door of its own: who has come for one that has ended shall know, and come again."""
         self._close_door()
         self._door = door()
-        return self._make(config, folder, replace(place, door=self._door[1]))
+        return self._make(config, folder, replace(settings, door=self._door[1]))
 
     def _close_door(self) -> None:
         for end in self._door or ():
@@ -151,7 +150,7 @@ class EngineKeeper:
         self._door = None
 
     def _number(self) -> int:
-        return self._crew.status(0).number
+        return self._supervisor.status(0).number
 
     def _admit(self, connection: socket.socket, greeted: Greeted) -> bool:
         if greeted.purpose is Purpose.FOLLOW:
@@ -170,7 +169,7 @@ class EngineKeeper:
     def _renew(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):  # it has hung up, having said all that it wanted
             log.info("a server at %s wants the engine to be started anew", connection.getpeername()[0])
-        standing = self._crew.status(0)
+        standing = self._supervisor.status(0)
         # One that starts is new. One that is up is not, though it may be what somebody else has asked for just before.
         self._replace = standing.number - (standing.state is EngineState.STARTING)
         if self._renewing is None or self._renewing.done():
@@ -179,7 +178,7 @@ class EngineKeeper:
     async def _roll_when_up(self) -> None:
         await self._up.wait()
         while self._number() <= self._replace:
-            await self.roll()
+            await self.rolling_restart()
 
     # --- telling how it does ------------------------------------------------------------------------------------
     def _stepped(self, engine: int, step: StepRecord) -> None:
@@ -189,14 +188,14 @@ class EngineKeeper:
     def _status_update(self, steps: list[StepRecord]) -> StatusUpdate:
         # Promises are the engine's to tell, as of an age: their times here are of this host's clock.
         report = replace(self.report(), promise=None)
-        return StatusUpdate(self._crew.status(0), report, steps, self._clock.now())
+        return StatusUpdate(self._supervisor.status(0), report, steps, self._clock.now())
 
     async def _tell(self) -> None:
         looks = 0
         while True:
             await asyncio.sleep(LOOK_S)
             looks += 1
-            standing = self._crew.status(0)
+            standing = self._supervisor.status(0)
             if standing == self._told and looks * LOOK_S < TELL_S:
                 continue
             looks, self._told = 0, standing

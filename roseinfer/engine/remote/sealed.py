@@ -9,7 +9,7 @@ import hmac
 from hashlib import blake2b
 from typing import NamedTuple
 
-from roseinfer.engine.frames import FrameError, FrameReader, frame
+from roseinfer.processes.frames import FrameError, FrameReader, frame
 
 KEY_BYTES = 32
 TAG_BYTES = 16

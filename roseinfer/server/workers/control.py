@@ -10,7 +10,7 @@ import msgspec
 from roseinfer.cluster.addresses import EngineAddresses
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
-from roseinfer.engine.frames import FrameReader, frame
+from roseinfer.processes.frames import FrameReader, frame
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.request.slo_classes import SloClasses
 

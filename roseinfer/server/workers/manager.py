@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from roseinfer.cluster.start import engine_crew, router_record
+from roseinfer.cluster.start import engine_supervisor, router_record
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
@@ -82,7 +82,7 @@ class Fleet:
         self._announce = announce
         self._listener = listen(served.server)
         stored = response_file(served.server, None)  # before there is a folder, which would be left if this fails
-        self._crew = engine_crew(served.engine, served.replicas, served.server.stall_timeout)
+        self._crew = engine_supervisor(served.engine, served.replicas, served.server.stall_timeout)
         self._response_file = stored or response_file(served.server, self._crew.folder)
         self._counters_file = counters_file(str(self._crew.folder / "counters"), served.workers)
         self._counters = SharedCounters(self._counters_file, served.workers)
@@ -169,7 +169,7 @@ class Fleet:
             model_name=served.model_name,
             tokenizer=str(served.tokenizer),
             replicas=served.replicas,
-            engines=self._crew.places,
+            engines=self._crew.engine_addresses,
             record=router_record(served.engine, number),
             response_file=None if self._response_file is None else str(self._response_file),
             max_inflight=served.engine.scheduler.max_inflight_requests,

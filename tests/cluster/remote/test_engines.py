@@ -204,7 +204,7 @@ def test_engines_are_looked_at_without_being_asked(monkeypatch: pytest.MonkeyPat
         scene.engines._quiet_looks = 3
         await scene.state(EngineState.QUIET)
 
-    monkeypatch.setattr(module, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.01)
     play(act)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -25,7 +25,7 @@ from roseinfer.core.request import RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineState, GenerateRequest
-from roseinfer.engine.own_process import ProcessTransport
+from roseinfer.engine.process_transport import ProcessTransport
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.start import load_tokenizer
 from tests.helpers.distant_engine import AHEAD_S
@@ -39,12 +39,22 @@ PATIENCE_S = 60.0
 QUIET_S, LOST_S = 1.0, 4.0
 
 
-class DistantTransport(ProcessTransport):
+class KnownTransport(ProcessTransport):
+    """Transport whose newest instance is `newest`."""
+
+    newest: ClassVar["KnownTransport"]
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        type(self).newest = self
+
+
+class DistantTransport(KnownTransport):
     module = "tests.helpers.distant_engine"
 
 
 class Hosts:
-    """Of each the keeper, the network before it and the pid of its engine; and their client."""
+    """Of each the keeper and the network before it; and their client."""
 
     def __init__(self, keepers: list[EngineKeeper], wires: list[Wire], engine: RoutedEngine) -> None:
         self.keepers = keepers
@@ -92,7 +102,7 @@ def ask(name: str, number: int, tokens: int, **meta: Any) -> GenerateRequest:
 
 async def hosts(stack: AsyncExitStack, folder: Path) -> Hosts:
     keepers, wires = [], []
-    for make in (DistantTransport, ProcessTransport):
+    for make in (DistantTransport, KnownTransport):
         keeper = EngineKeeper(priced_config(folder), LOOPBACK, SECRET, make=make)
         stack.push_async_callback(keeper.close)
         keepers.append(keeper)
@@ -181,7 +191,8 @@ def test_a_host_that_goes_down_takes_no_stream_along(run: Callable[[Work], None]
     async def work(hosts: Hosts) -> None:
         streams = hosts.start(8, 200)
         await begun(streams)
-        os.kill(_engine(hosts.keepers[0]), signal.SIGKILL)
+        assert DistantTransport.newest.pid is not None
+        os.kill(DistantTransport.newest.pid, signal.SIGKILL)
         await hosts.wires[0].close()
         await ended(streams)
         await check_whole(hosts, streams)
@@ -260,10 +271,3 @@ def test_engines_come_and_go_as_a_directory_says(run: Callable[[Work], None]) ->
         await check_whole(hosts, streams)
 
     run(work)
-
-
-def _engine(keeper: EngineKeeper) -> int:
-    """The pid of its process."""
-    life = keeper._crew._members[0]._life
-    assert life is not None and life.process.pid is not None
-    return life.process.pid

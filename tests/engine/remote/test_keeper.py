@@ -8,12 +8,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from roseinfer.cluster import supervisor
 from roseinfer.cluster.devices import EngineSpec, engine_specs
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.engines import RemoteEngines
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.engine import crew
 from roseinfer.engine.api import EngineState, GenerateRequest
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.remote.secret import Secret, SecretFile
@@ -80,7 +80,7 @@ def test_who_comes_while_the_keeper_looks_for_devices_waits_and_is_told(tmp_path
         assert found.wait(PATIENCE_S)
         return engine_specs(*given)
 
-    monkeypatch.setattr(crew, "engine_specs", specs)
+    monkeypatch.setattr(supervisor, "engine_specs", specs)
 
     async def work() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:

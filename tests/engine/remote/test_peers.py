@@ -12,7 +12,6 @@ import pytest
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.engine.frames import frame
 from roseinfer.engine.messages import (
     OWNER,
     Abort,
@@ -29,6 +28,7 @@ from roseinfer.engine.messages import (
 from roseinfer.engine.remote.door import door, pass_on
 from roseinfer.engine.remote.sealed import MAX_FRAME_BYTES, Keys, SealedFrames
 from roseinfer.engine.sockets import ClientSockets
+from roseinfer.processes.frames import frame
 
 PATIENCE_S = 10.0
 OURS, THEIRS = b"o" * 32, b"t" * 32

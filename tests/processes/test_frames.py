@@ -2,7 +2,7 @@
 
 import random
 
-from roseinfer.engine.frames import FrameReader, frame
+from roseinfer.processes.frames import FrameReader, frame
 
 MESSAGES = [b"", b"a", b"bc" * 300, b"", b"\x00\x00\x00\x00", b"d" * 70_000]
 

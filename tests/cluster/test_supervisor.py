@@ -1,4 +1,4 @@
-"""Engines that die, hang, fail to start, and are restarted in turn: what their owner does, over processes by script."""
+"""Engines that die, hang, fail to start, and are restarted in turn, over processes by script."""
 
 import asyncio
 import errno
@@ -10,52 +10,60 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roseinfer.cluster import supervisor as module
 from roseinfer.cluster.devices import EngineSpec
+from roseinfer.cluster.engine_rows import EngineRows
 from roseinfer.cluster.status import EngineStatus
+from roseinfer.cluster.supervised_engine import SETTLED_STEPS, SupervisorTimes
+from roseinfer.cluster.supervisor import EngineSupervisor
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.engine import EngineConfig, ProfileConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, ResourceError
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.promise import Promise
-from roseinfer.engine import crew as crew_module
-from roseinfer.engine import life as life_module
-from roseinfer.engine import member as module
 from roseinfer.engine.api import EngineInfo, EngineState, StepRecord
-from roseinfer.engine.board import Board
-from roseinfer.engine.crew import EngineCrew
 from roseinfer.engine.messages import ClientMessage, Drain, Failed, Heartbeat
-from roseinfer.engine.own_process import Place
-from roseinfer.engine.silence import Vitals
+from roseinfer.engine.process_transport import EngineLaunch, StepCosts
 from roseinfer.engine.transport import OnDeath, OnMessage
+from roseinfer.processes.heartbeat import ProcessStats
+from roseinfer.processes.supervise import RestartLimits
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
 from tests.helpers.engine_info import changed
 from tests.helpers.model_engine import INFO
 
 COST = (1e-3, 2e-5, 3e-6, 4e-9)
+LIMITS = RestartLimits(delays_s=(0.0, 0.001, 0.002))
+TIMES = SupervisorTimes(LIMITS, check_interval_s=3600.0, settle_s=0.02, poll_s=0.001)  # checks only on request
+CHECKING = replace(TIMES, check_interval_s=0.001)
 
 
 @dataclass
 class FakeProcess:
-    """An engine that does what a test says. `held`: it loads until that is set; `fails`: it says so then."""
+    """An engine by script. `held`: it loads until that is set, and then starts or `fails`. `stopped`: as by SIGSTOP.
 
-    place: Place
+    `stuck`: a kill takes longer than the test.
+    """
+
+    settings: EngineLaunch
     number: int  # among all that there were of this engine
     fails: Exception | None = None
     spawn_fails: OSError | None = None
-    pid: int | None = 1
     held: asyncio.Event = field(default_factory=asyncio.Event)
     record: str | None = None
     closed: bool = False
     killed: bool = False
+    stopped: bool = False
+    stuck: bool = False
+    stats_fail: bool = False
     sent: list[ClientMessage] = field(default_factory=list)
     asked: int = 0
     info: EngineInfo = INFO
@@ -80,7 +88,7 @@ class FakeProcess:
             raise EngineDeadError(self._dead.result())
         if self.fails is not None:
             raise self.fails
-        self.board = Board.open(self.place.board or Path())
+        self.rows = EngineRows.open(self.settings.rows or Path())
         return self.info
 
     def send(self, message: ClientMessage) -> None:
@@ -90,7 +98,7 @@ class FakeProcess:
         self.say(Heartbeat(SchedulerStats(**stats), 0.0))
 
     def step(self, **promise: Any) -> None:
-        self.board.publish(self.place.index, Promise(0.0, **promise))
+        self.rows.publish(self.settings.index, Promise(0.0, **promise))
 
     def die(self, reason: str = "it crashed") -> None:
         if not self._dead.done() and not self.closed:
@@ -99,7 +107,13 @@ class FakeProcess:
 
     def kill(self) -> None:
         self.killed = True
-        self.die("it was killed")
+        if not self.stuck:
+            self.die("it was killed")
+
+    def stats(self) -> ProcessStats:
+        if self.stats_fail:
+            raise RuntimeError("a bug")
+        return ProcessStats(1.0, self.stopped)
 
     def request_stack_dumps(self) -> None:
         self.asked += 1
@@ -118,20 +132,24 @@ class FakeProcess:
 
 
 class Scene:
-    """A crew over fake processes, `made` in the order of their starts. `script` is called with each new one."""
+    """A supervisor of fake processes, `made` in the order of their starts. `script` is called with each new one."""
 
-    def __init__(self, engines: int, script: Callable[[FakeProcess], None] | None, drain_s: float) -> None:
+    def __init__(
+        self, engines: int, script: Callable[[FakeProcess], None] | None, drain_s: float, times: SupervisorTimes
+    ) -> None:
         self.made: list[FakeProcess] = []
         self.clock = ManualClock(100.0)
         self.up = True  # new processes come up at once
         self._script = script
         replicas = ReplicasConfig(replicas=engines, engine_timeout=5.0, drain_timeout=drain_s)
         config = EngineConfig(profile=ProfileConfig(record="run"))
-        self.crew = EngineCrew(config, replicas, stall_s=20.0, clock=self.clock, make=self._make)
+        self.supervisor = EngineSupervisor(
+            config, replicas, stall_s=20.0, clock=self.clock, make=self._make, times=times
+        )
 
-    def _make(self, config: EngineConfig, folder: Path, place: Place) -> FakeProcess:
-        number = sum(other.place.index == place.index for other in self.made) + 1
-        process = FakeProcess(place, number, record=config.profile.record)
+    def _make(self, config: EngineConfig, folder: Path, settings: EngineLaunch) -> FakeProcess:
+        number = sum(other.settings.index == settings.index for other in self.made) + 1
+        process = FakeProcess(settings, number, record=config.profile.record)
         if self.up:
             process.held.set()
         if self._script is not None:
@@ -140,23 +158,23 @@ class Scene:
         return process
 
     async def start(self) -> None:
-        await self.crew.launch()
-        await self.crew.connect()
+        await self.supervisor.launch()
+        await self.supervisor.connect()
 
     def now(self, engine: int = 0) -> FakeProcess:
         """The present process of an engine."""
-        return [process for process in self.made if process.place.index == engine][-1]
+        return [process for process in self.made if process.settings.index == engine][-1]
 
     @property
     def states(self) -> list[EngineState]:
-        return [report.state for report in self.crew.reports()]
+        return [report.state for report in self.supervisor.reports()]
 
     def status(self, engine: int = 0) -> EngineStatus:
-        board = Board.open(self.crew.board_path)
+        rows = EngineRows.open(self.supervisor.rows_path)
         try:
-            return board.status(engine)
+            return rows.status(engine)
         finally:
-            board.close()
+            rows.close()
 
     async def until(self, condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(30):
@@ -174,39 +192,29 @@ def play(
     engines: int = 1,
     script: Callable[[FakeProcess], None] | None = None,
     drain_s: float = 60.0,
+    times: SupervisorTimes = TIMES,
 ) -> None:
     async def main() -> None:
-        scene = Scene(engines, script, drain_s)
+        scene = Scene(engines, script, drain_s, times)
         try:
             await act(scene)
         finally:
-            await scene.crew.close()
+            await scene.supervisor.close()
         assert all(process.closed for process in scene.made), "no process is left behind"
-        assert not scene.crew.folder.exists()
+        assert not scene.supervisor.folder.exists()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(module, "BACKOFF_S", (0.0, 0.001, 0.002))
-    monkeypatch.setattr(module, "SETTLE_S", 0.02)
-    monkeypatch.setattr(module, "_LOOK_S", 0.001)
-    monkeypatch.setattr(crew_module, "LOOK_S", 0.001)
-    monkeypatch.setattr(crew_module, "INTERVAL_S", 3600.0)  # whoever wants to be looked at asks for it
-    monkeypatch.setattr(life_module, "vitals", lambda pid: Vitals(1.0, False))
-    yield
 
 
 # --- starting -----------------------------------------------------------------------------------------------------
 def test_all_start_at_once_and_the_info_is_what_each_of_them_can_do() -> None:
     async def act(scene: Scene) -> None:
         scene.up = False
-        await scene.crew.launch()
-        assert [process.place.index for process in scene.made] == [0, 1, 2], "none waits for another"
-        assert scene.crew.addresses == [process.place.address for process in scene.made]
-        connecting = asyncio.create_task(scene.crew.connect())
+        await scene.supervisor.launch()
+        assert [process.settings.index for process in scene.made] == [0, 1, 2], "none waits for another"
+        assert scene.supervisor.addresses == [process.settings.address for process in scene.made]
+        connecting = asyncio.create_task(scene.supervisor.connect())
         for process, blocks in zip(scene.made, (64, 32, 48), strict=True):
             assert not connecting.done()
             process.info = changed(INFO, num_blocks=blocks, max_model_len=256 - blocks)
@@ -214,7 +222,7 @@ def test_all_start_at_once_and_the_info_is_what_each_of_them_can_do() -> None:
             await asyncio.sleep(0.01)
         assert await connecting == changed(INFO, num_blocks=32, max_model_len=192)
         assert scene.states == [EngineState.READY] * 3
-        assert [report.info for report in scene.crew.reports()] == [process.info for process in scene.made]
+        assert [report.info for report in scene.supervisor.reports()] == [process.info for process in scene.made]
 
     play(act, engines=3)
 
@@ -224,22 +232,26 @@ def test_all_start_at_once_and_the_info_is_what_each_of_them_can_do() -> None:
     [
         ({"fails": ConfigError("max_model_len is too much")}, ConfigError, "max_model_len is too much"),
         ({"fails": EngineDeadError("code -9")}, EngineDeadError, "code -9"),
-        ({"spawn_fails": OSError(errno.ENOMEM, "fork")}, ResourceError, "started: Cannot allocate memory"),
+        (
+            {"spawn_fails": OSError(errno.ENOMEM, "fork")},
+            ResourceError,
+            "start an engine process: Cannot allocate memory",
+        ),
     ],
 )
 def test_what_keeps_one_from_starting_is_raised_and_the_others_are_stopped(
     script: dict[str, Any], kind: type[Exception], said: str
 ) -> None:
     def second_fails(process: FakeProcess) -> None:
-        if process.place.index == 1:
+        if process.settings.index == 1:
             vars(process).update(script)
-        if process.place.index == 2:
+        if process.settings.index == 2:
             process.held.clear()
 
     async def act(scene: Scene) -> None:
-        await scene.crew.launch()
+        await scene.supervisor.launch()
         with pytest.raises(kind, match=said):
-            await scene.crew.connect()
+            await scene.supervisor.connect()
         assert all(process.closed for process in scene.made) and len(scene.made) == 3, "and none is started again"
 
     play(act, engines=3, script=second_fails)
@@ -249,12 +261,12 @@ def test_too_few_devices_are_said_before_anything_starts(monkeypatch: pytest.Mon
     def refuse(config: EngineConfig, replicas: ReplicasConfig) -> list[EngineSpec]:
         raise ConfigError("there is 1 GPU")
 
-    monkeypatch.setattr(crew_module, "engine_specs", refuse)
+    monkeypatch.setattr(module, "engine_specs", refuse)
 
     async def act(scene: Scene) -> None:
         with pytest.raises(ConfigError, match="there is 1 GPU"):
-            await scene.crew.launch()
-        assert scene.made == [] and not scene.crew.folder.exists()
+            await scene.supervisor.launch()
+        assert scene.made == [] and not scene.supervisor.folder.exists()
 
     play(act, engines=2)
 
@@ -262,8 +274,8 @@ def test_too_few_devices_are_said_before_anything_starts(monkeypatch: pytest.Mon
 def test_closing_while_they_load_leaves_nothing() -> None:
     async def act(scene: Scene) -> None:
         scene.up = False
-        await scene.crew.launch()
-        connecting = asyncio.create_task(scene.crew.connect())
+        await scene.supervisor.launch()
+        connecting = asyncio.create_task(scene.supervisor.connect())
         await asyncio.sleep(0.01)
         connecting.cancel()
         await asyncio.wait({connecting})
@@ -274,16 +286,16 @@ def test_closing_while_they_load_leaves_nothing() -> None:
 
 def test_what_nobody_expected_ends_the_start_too() -> None:
     def breaks(process: FakeProcess) -> None:
-        process.fails = RuntimeError("a bug") if process.place.index else None
+        process.fails = RuntimeError("a bug") if process.settings.index else None
 
     async def act(scene: Scene) -> None:
         scene.up = False
-        await scene.crew.launch()
+        await scene.supervisor.launch()
         scene.now(1).held.set()
         with pytest.raises(RuntimeError, match="a bug"):
             async with asyncio.timeout(30):
-                await scene.crew.connect()
-        assert isinstance(scene.crew.failure.exception(), RuntimeError)
+                await scene.supervisor.connect()
+        assert isinstance(scene.supervisor.failure.exception(), RuntimeError)
 
     play(act, engines=2, script=breaks)
 
@@ -292,7 +304,7 @@ def test_what_nobody_expected_ends_the_start_too() -> None:
 def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
     async def act(scene: Scene) -> None:
         heard: list[tuple[int, StepRecord]] = []
-        scene.crew.on_step(lambda engine, step: heard.append((engine, step)))
+        scene.supervisor.on_step(lambda engine, step: heard.append((engine, step)))
         await scene.start()
         other = scene.now(1)
         record = StepRecord(7, 0.01)
@@ -303,21 +315,21 @@ def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
         await scene.until(lambda: scene.status() == EngineStatus(EngineState.STARTING, 2))
         first, second = scene.made[0], scene.now()
         assert [process.record for process in scene.made] == ["run.0", "run.1", "run.0.2"], "no record is lost"
-        assert first.closed and not first.killed and second.place.address == first.place.address
-        report = scene.crew.reports()[0]
+        assert first.closed and not first.killed and second.settings.address == first.settings.address
+        report = scene.supervisor.reports()[0]
         assert (report.restarts, report.deaths, report.health.alive, report.health.error) == (1, 1, False, "it crashed")
         assert (report.stats.generation_tokens, report.stats.running) == (5, 0), (
             "what it counted stays, it runs nothing"
         )
-        assert Board.open(scene.crew.board_path).promise(0) is None, "what the dead one promised is void"
+        assert EngineRows.open(scene.supervisor.rows_path).promise(0) is None, "what the dead one promised is void"
         second.held.set()
         await scene.ready(2)
         second.beat(generation_tokens=4, running=1)
-        report = scene.crew.reports()[0]
+        report = scene.supervisor.reports()[0]
         assert (report.stats.generation_tokens, report.stats.running) == (9, 1)
         assert report.health.alive and report.health.error is None
         assert heard == [(0, record)]
-        assert scene.now(1) is other and not scene.crew.failure.done()
+        assert scene.now(1) is other and not scene.supervisor.failure.done()
 
     play(act, engines=2)
 
@@ -340,14 +352,12 @@ def test_an_engine_that_says_it_failed_is_one_that_died() -> None:
         await scene.start()
         scene.now().say(Failed("CUDA error"))
         await scene.ready(2)
-        assert scene.made[0].closed and scene.crew.reports()[0].deaths == 1
+        assert scene.made[0].closed and scene.supervisor.reports()[0].deaths == 1
 
     play(act)
 
 
-def test_pauses_grow_and_after_five_deaths_in_a_minute_it_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_after_five_deaths_in_a_minute_an_engine_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         for number in range(1, 6):
@@ -355,57 +365,39 @@ def test_pauses_grow_and_after_five_deaths_in_a_minute_it_is_given_up(
         await scene.until(lambda: scene.status().final)
         assert scene.status() == EngineStatus(EngineState.DEAD, 5, True)
         said = [record.getMessage() for record in caplog.records]
-        assert said == [f"engine 0: crash {n}. It is started again in {s} s" for n, s in enumerate(PAUSES, 1)] + [
-            "engine 0: crash 5. It is given up: 5 deaths in a minute"
+        pauses = ("0", "0.001", "0.002", "0.002")
+        assert said == [f"engine 0: crash {n}. Restarting it in {s} s" for n, s in enumerate(pauses, 1)] + [
+            "engine 0: crash 5. Giving it up: 5 deaths in 60 s"
         ]
-        assert scene.states == [EngineState.DEAD, EngineState.READY], "the other serves on"
-        assert not scene.crew.failure.done() and len(scene.made) == 6
+        assert scene.states == [EngineState.DEAD, EngineState.READY], "the other keeps serving"
+        assert not scene.supervisor.failure.done() and len(scene.made) == 6
         for number in range(1, 6):
             (await scene.ready(number, engine=1)).die()
-        with pytest.raises(
-            EngineDeadError, match=r"^all engines have died time and again, at last because it crashed$"
-        ):
+        with pytest.raises(EngineDeadError, match=r"^all engines have died too often; last error: it crashed$"):
             async with asyncio.timeout(30):
-                await scene.crew.failure
+                await scene.supervisor.failure
 
-    PAUSES = ("0", "0.001", "0.002", "0.002")
-    caplog.set_level(logging.ERROR, logger="roseinfer.engine.crew")
+    caplog.set_level(logging.ERROR, logger="roseinfer.cluster.supervisor")
     play(act, engines=2)
 
 
-def test_deaths_of_longer_ago_do_not_count() -> None:
-    async def act(scene: Scene) -> None:
-        await scene.start()
-        for number in range(1, 12):
-            process = await scene.ready(number)
-            scene.clock.advance(module.DEATHS_WINDOW_S / 3)
-            process.die()
-        await scene.ready(12)
-        scene.clock.advance(module.DEATHS_WINDOW_S)
-        scene.now().die()
-        await scene.ready(13)
-        assert scene.crew.reports()[0].deaths == 12
-
-    play(act)
-
-
-def test_pauses_begin_anew_after_a_minute_of_life_and_not_of_loading(caplog: pytest.LogCaptureFixture) -> None:
+def test_pauses_begin_again_after_a_minute_of_service_but_not_of_loading(caplog: pytest.LogCaptureFixture) -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         scene.up = False
         for number in (1, 2, 3):
             scene.now().die()
             await scene.until(lambda number=number: len(scene.made) == number + 1)
-            scene.clock.advance(2 * module.DEATHS_WINDOW_S)  # it loads
+            scene.clock.advance(2 * LIMITS.window_s)  # it loads
             scene.now().held.set()
             await scene.ready(number + 1)
-        scene.clock.advance(module.DEATHS_WINDOW_S)
+        scene.clock.advance(LIMITS.window_s)
         scene.now().die()
         await scene.until(lambda: len(caplog.records) == 4)
         pauses = [record.getMessage().split()[-2] for record in caplog.records]
         assert pauses == ["0", "0.001", "0.002", "0"]
 
-    caplog.set_level(logging.ERROR, logger="roseinfer.engine.crew")
+    caplog.set_level(logging.ERROR, logger="roseinfer.cluster.supervisor")
     play(act)
 
 
@@ -420,7 +412,7 @@ def test_a_restart_that_fails_is_a_death() -> None:
         await scene.start()
         scene.now().die()
         await scene.ready(4)
-        assert scene.crew.reports()[0].deaths == 3
+        assert scene.supervisor.reports()[0].deaths == 3
 
     play(act, script=fails)
 
@@ -433,24 +425,22 @@ def test_when_the_only_engine_cannot_come_back_the_reason_is_the_last() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         scene.now().die()
-        with pytest.raises(EngineDeadError, match=r"the engine has died .* because no memory is left"):
+        with pytest.raises(EngineDeadError, match=r"^the engine has died too often; last error: no memory is left$"):
             async with asyncio.timeout(30):
-                await scene.crew.failure
+                await scene.supervisor.failure
 
     play(act, script=fails)
 
 
-def test_closing_waits_for_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BACKOFF_S", (3600.0,))
-
+def test_closing_waits_for_no_pause() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         scene.now().die()
         await scene.until(lambda: scene.states == [EngineState.DEAD])
         async with asyncio.timeout(30):
-            await scene.crew.close()
+            await scene.supervisor.close()
 
-    play(act)
+    play(act, times=replace(TIMES, restarts=RestartLimits(delays_s=(3600.0,))))
 
 
 def test_closing_waits_for_a_process_whose_end_has_begun() -> None:
@@ -461,7 +451,7 @@ def test_closing_waits_for_a_process_whose_end_has_begun() -> None:
         await scene.until(lambda: scene.states == [EngineState.DEAD])
         closings = []
         for _ in range(2):
-            closings.append(asyncio.create_task(scene.crew.close()))
+            closings.append(asyncio.create_task(scene.supervisor.close()))
             await asyncio.sleep(0.01)
         assert not any(closing.done() for closing in closings)
         ending.set()
@@ -472,14 +462,11 @@ def test_closing_waits_for_a_process_whose_end_has_begun() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_happens_there_is_one_process_of_an_engine_and_it_comes_back(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MAX_DEATHS", 10**6)
+def test_whatever_happens_there_is_one_process_of_an_engine_and_it_comes_back(seed: int) -> None:
     rng = random.Random(seed)
 
     def moody(process: FakeProcess) -> None:
-        assert all(other.closed for other in scenes[0].made if other.place.index == process.place.index)
+        assert all(other.closed for other in scenes[0].made if other.settings.index == process.settings.index)
         if process.number > 1 and scenes[0].up:
             mood = rng.randrange(6)
             process.fails = ConfigError("no memory is left") if mood == 0 else None
@@ -499,12 +486,11 @@ def test_whatever_happens_there_is_one_process_of_an_engine_and_it_comes_back(
                 case 2:
                     process.held.set()
                 case 3:
-                    rolls.append(asyncio.create_task(scene.crew.roll()))
-                case 4 if process.held.is_set() and not process.closed and hasattr(process, "board"):
-                    process.step(draining=True, steps=rng.randrange(2 * module.SETTLED_STEPS))
+                    rolls.append(asyncio.create_task(scene.supervisor.rolling_restart()))
+                case 4 if process.held.is_set() and not process.closed and hasattr(process, "rows"):
+                    process.step(draining=True, steps=rng.randrange(2 * SETTLED_STEPS))
                 case 5:
-                    for member in scene.crew._members:
-                        member.look()
+                    scene.supervisor.check()
             await asyncio.sleep(rng.choice([0.0, 0.0, 0.001, 0.005]))
 
         def healed() -> bool:
@@ -513,32 +499,27 @@ def test_whatever_happens_there_is_one_process_of_an_engine_and_it_comes_back(
             return scene.states == [EngineState.READY] * 3 and all(roll.done() for roll in rolls)
 
         await scene.until(healed)
-        assert all(process.closed for process in scene.made if process is not scene.now(process.place.index))
+        assert all(process.closed for process in scene.made if process is not scene.now(process.settings.index))
 
     scenes: list[Scene] = []
-    play(act, engines=3, script=lambda process: moody(process) if scenes else None, drain_s=0.005)
+    times = replace(TIMES, restarts=replace(LIMITS, max_deaths=10**6))
+    play(act, engines=3, script=lambda process: moody(process) if scenes else None, drain_s=0.005, times=times)
 
 
-def test_a_watch_that_fails_is_not_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(pid: int) -> Vitals:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(crew_module, "INTERVAL_S", 0.001)
-    monkeypatch.setattr(life_module, "vitals", broken)
-
+def test_a_watch_that_fails_ends_the_server() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
+        scene.now().stats_fail = True
         with pytest.raises(RuntimeError, match="a bug"):
             async with asyncio.timeout(30):
-                await scene.crew.failure
+                await scene.supervisor.failure
+        scene.now().stats_fail = False
 
-    play(act)
+    play(act, times=CHECKING)
 
 
 # --- hanging ------------------------------------------------------------------------------------------------------
-def test_one_that_is_silent_is_quiet_then_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "INTERVAL_S", 0.001)
-
+def test_an_engine_without_heartbeat_is_late_then_killed_and_restarted() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         await scene.until(lambda: scene.states == [EngineState.QUIET])
@@ -547,42 +528,36 @@ def test_one_that_is_silent_is_quiet_then_killed_and_started_again(monkeypatch: 
         await scene.until(lambda: scene.states == [EngineState.READY])
         scene.now().step(step_s=0.0)
         await scene.ready(2)
-        assert scene.made[0].killed and scene.crew.reports()[0].deaths == 1
+        assert scene.made[0].killed and scene.supervisor.reports()[0].deaths == 1
 
-    play(act)
+    play(act, times=CHECKING)
 
 
-def test_where_a_silent_one_is_stuck_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Not of one that is stopped: it would write that when it goes on."""
-    monkeypatch.setattr(FakeProcess, "kill", lambda process: None)
+def test_the_stacks_of_a_hanging_engine_are_logged_once_unless_it_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    """A stopped process would write its stacks only when it is continued."""
 
     async def act(scene: Scene) -> None:
         await scene.start()
-        stopped = True
-        monkeypatch.setattr(life_module, "vitals", lambda pid: Vitals(1.0, stopped))
+        scene.now().stuck = scene.now().stopped = True
         for _ in range(10):
-            scene.crew._members[0].look()
+            scene.supervisor.check()
         assert scene.now().asked == 0 and scene.states == [EngineState.QUIET]
-        stopped = False
+        scene.now().stopped = False
         for _ in range(100):
-            scene.crew._members[0].look()
-        assert scene.now().asked == 1 and caplog.text.count("when it gave no sign of life:\nin a lock") == 1
+            scene.supervisor.check()
+        assert scene.now().asked == 1 and caplog.text.count("when it did not respond:\nin a lock") == 1
 
     play(act)
 
 
-def test_one_whose_end_takes_long_is_killed_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As that of a process with a hundred GB may."""
-    monkeypatch.setattr(FakeProcess, "kill", lambda process: None)
+def test_an_engine_that_takes_long_to_end_is_killed_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A process of a hundred GB may take as long."""
 
     async def act(scene: Scene) -> None:
         await scene.start()
+        scene.now().stuck = True
         for _ in range(200):
-            scene.crew._members[0].look()
+            scene.supervisor.check()
         assert caplog.text.count("killing it") == 1
         scene.now().die()
         await scene.ready(2)
@@ -591,24 +566,23 @@ def test_one_whose_end_takes_long_is_killed_once(
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_one_that_is_stopped_is_not_asked_to_end(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
-    monkeypatch.setattr(life_module, "vitals", lambda pid: Vitals(1.0, stopped))
-
+def test_a_stopped_engine_is_killed_when_the_server_closes(stopped: bool) -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
-        await scene.crew.close()
+        scene.now().stopped = stopped
+        await scene.supervisor.close()
         assert scene.now().killed is stopped
 
     play(act)
 
 
-def test_one_that_gives_no_sign_of_life_is_not_asked_to_end() -> None:
+def test_an_unresponsive_engine_is_killed_when_the_server_closes() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         while scene.states == [EngineState.READY]:
-            scene.crew._members[0].look()
+            scene.supervisor.check()
         assert scene.states == [EngineState.QUIET] and not scene.now().killed
-        await scene.crew.close()
+        await scene.supervisor.close()
         assert scene.now().killed
 
     play(act)
@@ -619,38 +593,32 @@ def test_while_the_owner_is_stopped_nobody_is_silent() -> None:
         await scene.start()
         scene.clock.advance(1e6)
         for _ in range(3):
-            scene.crew._members[0].look()
+            scene.supervisor.check()
         assert scene.states == [EngineState.READY]
 
     play(act)
 
 
-def test_one_that_loads_may_take_its_time_unless_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped = False
-    monkeypatch.setattr(life_module, "vitals", lambda pid: Vitals(1.0, stopped))
-
+def test_a_start_may_take_its_time_unless_the_process_is_stopped() -> None:
     async def act(scene: Scene) -> None:
-        nonlocal stopped
         scene.up = False
-        await scene.crew.launch()
-        member = scene.crew._members[0]
+        await scene.supervisor.launch()
         scene.clock.advance(1e5)
         for _ in range(1000):
-            member.look()
-        assert not scene.now().killed, "how long the first start may take nobody knows"
+            scene.supervisor.check()
+        assert not scene.now().killed, "the duration of the first start is unknown"
         scene.now().held.set()
-        await scene.crew.connect()
+        await scene.supervisor.connect()
         scene.now().die()
         await scene.until(lambda: len(scene.made) == 2)
-        stopped = True
+        scene.now().stopped = True
         for _ in range(100):
             assert not scene.now().closed
-            member.look()
+            scene.supervisor.check()
         await scene.until(lambda: len(scene.made) == 3)
         assert scene.made[1].killed
-        stopped = False
         scene.clock.advance(11 * 1e5)
-        member.look()
+        scene.supervisor.check()
         await scene.until(lambda: len(scene.made) == 4)
         assert scene.made[2].killed, "ten times as long as the first one took"
 
@@ -662,8 +630,8 @@ def test_a_rolling_restart_replaces_one_after_the_other_when_its_requests_have_e
     async def act(scene: Scene) -> None:
         await scene.start()
         scene.now(0).step(running=2)
-        rolling = asyncio.create_task(scene.crew.roll())
-        joined = asyncio.create_task(scene.crew.roll())
+        rolling = asyncio.create_task(scene.supervisor.rolling_restart())
+        joined = asyncio.create_task(scene.supervisor.rolling_restart())
         await scene.until(lambda: scene.now(0).sent == [Drain()])
         assert scene.states == [EngineState.DRAINING, EngineState.READY]
         assert scene.status() == EngineStatus(EngineState.DRAINING, 1)
@@ -679,14 +647,14 @@ def test_a_rolling_restart_replaces_one_after_the_other_when_its_requests_have_e
         scene.up = True
         scene.now(0).held.set()
         await scene.ready(2)
-        scene.now(0).step(steps=module.SETTLED_STEPS)
+        scene.now(0).step(steps=SETTLED_STEPS)
         await scene.until(lambda: scene.now(1).sent == [Drain()])
         scene.now(1).step(draining=True)
         async with asyncio.timeout(30):
             await rolling
             await joined
-        assert [process.place.index for process in scene.made] == [0, 1, 0, 1]
-        reports = scene.crew.reports()
+        assert [process.settings.index for process in scene.made] == [0, 1, 0, 1]
+        reports = scene.supervisor.reports()
         assert [(report.restarts, report.deaths) for report in reports] == [(1, 0)] * 2
 
     play(act, engines=2, drain_s=5.0)
@@ -696,7 +664,7 @@ def test_what_still_runs_on_an_engine_is_not_cut_while_no_other_one_could_go_on_
     async def act(scene: Scene) -> None:
         await scene.start()
         scene.now(0).step(running=2)
-        rolling = asyncio.create_task(scene.crew.roll())
+        rolling = asyncio.create_task(scene.supervisor.rolling_restart())
         await scene.until(lambda: scene.now(0).sent == [Drain()])
         scene.up = False
         scene.now(1).die()
@@ -708,7 +676,7 @@ def test_what_still_runs_on_an_engine_is_not_cut_while_no_other_one_could_go_on_
         scene.now(1).held.set()
         await scene.ready(2, engine=1)
         await scene.ready(2)
-        scene.now(0).step(steps=module.SETTLED_STEPS)
+        scene.now(0).step(steps=SETTLED_STEPS)
         await scene.until(lambda: scene.now(1).sent == [Drain()])
         scene.up = False
         scene.now(0).die()
@@ -723,21 +691,26 @@ def test_what_still_runs_on_an_engine_is_not_cut_while_no_other_one_could_go_on_
     play(act, engines=2, drain_s=0.05)
 
 
-def test_the_next_waits_for_fifty_steps_or_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SETTLE_S", 3600.0)
-
+def test_the_next_waits_for_fifty_steps_of_the_restarted_engine() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
-        rolling = asyncio.create_task(scene.crew.roll())
+        rolling = asyncio.create_task(scene.supervisor.rolling_restart())
         process = await scene.ready(2)
-        process.step(steps=module.SETTLED_STEPS - 1)
+        process.step(steps=SETTLED_STEPS - 1)
         await asyncio.sleep(0.02)
         assert scene.now(1).number == 1
-        process.step(steps=module.SETTLED_STEPS)
-        (await scene.ready(2, engine=1)).step(steps=module.SETTLED_STEPS)
+        process.step(steps=SETTLED_STEPS)
+        (await scene.ready(2, engine=1)).step(steps=SETTLED_STEPS)
         await rolling
-        monkeypatch.setattr(module, "SETTLE_S", 0.001)
-        await scene.crew.roll()
+
+    play(act, engines=2, drain_s=0.0, times=replace(TIMES, settle_s=3600.0))
+
+
+def test_the_next_waits_a_while_for_an_engine_without_work() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.start()
+        for _ in range(2):
+            await scene.supervisor.rolling_restart()
         assert [process.number for process in scene.made[-2:]] == [3, 3]
 
     play(act, engines=2, drain_s=0.0)
@@ -746,7 +719,7 @@ def test_the_next_waits_for_fifty_steps_or_a_while(monkeypatch: pytest.MonkeyPat
 def test_one_that_dies_while_it_drains_or_right_after_its_restart_does_not_end_the_roll() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
-        rolling = asyncio.create_task(scene.crew.roll())
+        rolling = asyncio.create_task(scene.supervisor.rolling_restart())
         await scene.until(lambda: scene.now(0).sent == [Drain()])
         scene.now(0).die()
         (await scene.ready(2)).die()
@@ -755,7 +728,7 @@ def test_one_that_dies_while_it_drains_or_right_after_its_restart_does_not_end_t
         async with asyncio.timeout(30):
             await rolling
         assert scene.states == [EngineState.READY] * 2
-        assert [report.deaths for report in scene.crew.reports()] == [2, 0]
+        assert [report.deaths for report in scene.supervisor.reports()] == [2, 0]
 
     play(act, engines=2, drain_s=5.0)
 
@@ -770,9 +743,9 @@ def test_a_roll_ends_where_an_engine_does_not_come_back_and_the_others_are_left(
     async def act(scene: Scene) -> None:
         await scene.start()
         async with asyncio.timeout(30):
-            await scene.crew.roll()
+            await scene.supervisor.rolling_restart()
         assert scene.states == [EngineState.DEAD, EngineState.READY] and scene.now(1).number == 1
-        assert "engine 0 does not come back: the rolling restart ends here" in caplog.text
+        assert "engine 0 does not come back: the rolling restart stops here" in caplog.text
 
     play(act, engines=2, script=fails, drain_s=0.0)
 
@@ -784,7 +757,7 @@ def test_an_engine_that_was_given_up_gets_another_chance_with_a_roll() -> None:
             (await scene.ready(number)).die()
         await scene.until(lambda: scene.status().final)
         async with asyncio.timeout(30):
-            await scene.crew.roll()
+            await scene.supervisor.rolling_restart()
         assert scene.states == [EngineState.READY] * 2 and scene.now(1).number == 2
 
     play(act, engines=2, drain_s=0.0)
@@ -794,9 +767,9 @@ def test_with_one_engine_nobody_serves_meanwhile_and_that_is_said(caplog: pytest
     async def act(scene: Scene) -> None:
         await scene.start()
         async with asyncio.timeout(30):
-            await scene.crew.roll()
+            await scene.supervisor.rolling_restart()
         assert scene.states == [EngineState.READY] and scene.now().number == 2
-        assert "there is no other engine: until engine 0 is back, requests are refused" in caplog.text
+        assert "no other engine serves: requests are rejected until engine 0 is back" in caplog.text
 
     play(act, drain_s=0.0)
 
@@ -804,16 +777,16 @@ def test_with_one_engine_nobody_serves_meanwhile_and_that_is_said(caplog: pytest
 def test_no_roll_before_all_are_up_and_none_outlives_the_crew() -> None:
     async def act(scene: Scene) -> None:
         scene.up = False
-        await scene.crew.launch()
-        await scene.crew.roll()
+        await scene.supervisor.launch()
+        await scene.supervisor.rolling_restart()
         assert [process.sent for process in scene.made] == [[], []]
         for process in scene.made:
             process.held.set()
-        await scene.crew.connect()
-        rolling = asyncio.create_task(scene.crew.roll())
+        await scene.supervisor.connect()
+        rolling = asyncio.create_task(scene.supervisor.rolling_restart())
         await scene.until(lambda: scene.now(0).sent == [Drain()])
         async with asyncio.timeout(30):
-            await scene.crew.close()
+            await scene.supervisor.close()
             await rolling
 
     play(act, engines=2)
@@ -823,24 +796,24 @@ def test_no_roll_before_all_are_up_and_none_outlives_the_crew() -> None:
 def test_a_new_process_begins_with_what_its_own_kind_has_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = ("H200", "A2", "H200")
     specs = [EngineSpec(EngineConfig(), {"CUDA_VISIBLE_DEVICES": str(i)}, kind) for i, kind in enumerate(kinds)]
-    monkeypatch.setattr(crew_module, "engine_specs", lambda config, replicas: specs)
+    monkeypatch.setattr(module, "engine_specs", lambda config, replicas: specs)
 
-    async def reborn(scene: Scene, engine: int, number: int) -> Place:
+    async def reborn(scene: Scene, engine: int, number: int) -> EngineLaunch:
         scene.now(engine).die()
-        return (await scene.ready(number, engine)).place
+        return (await scene.ready(number, engine)).settings
 
     async def act(scene: Scene) -> None:
         await scene.start()
-        assert [process.place.cost_s for process in scene.made] == [None] * 3
-        assert [process.place.environment for process in scene.made] == [spec.environment for spec in specs]
-        scene.now(2).step(steps=module.SETTLED_STEPS - 1, cost_s=(9.0,) * 4)
-        scene.crew._members[2].look()
-        assert (await reborn(scene, 0, 2)).cost_s is None, "a guess is nothing to go by"
-        scene.now(2).step(steps=module.SETTLED_STEPS, cost_s=COST, expert_s=2e-5)
-        scene.crew._members[2].look()
-        assert (await reborn(scene, 0, 3)).cost_s == (*COST, 2e-5), "a sibling's"
-        assert (await reborn(scene, 1, 2)).cost_s is None, "of another kind of device"
-        assert (await reborn(scene, 2, 2)).cost_s == (*COST, 2e-5), "its own"
+        assert [process.settings.costs for process in scene.made] == [None] * 3
+        assert [process.settings.environment for process in scene.made] == [spec.environment for spec in specs]
+        scene.now(2).step(steps=SETTLED_STEPS - 1, cost_s=(9.0,) * 4)
+        scene.supervisor.check()
+        assert (await reborn(scene, 0, 2)).costs is None, "a guess is nothing to go by"
+        scene.now(2).step(steps=SETTLED_STEPS, cost_s=COST, expert_s=2e-5)
+        scene.supervisor.check()
+        assert (await reborn(scene, 0, 3)).costs == StepCosts(*COST, 2e-5), "a sibling's"
+        assert (await reborn(scene, 1, 2)).costs is None, "of another kind of device"
+        assert (await reborn(scene, 2, 2)).costs == StepCosts(*COST, 2e-5), "its own"
 
     play(act, engines=3)
 
@@ -849,15 +822,15 @@ def test_a_new_process_begins_with_what_its_own_kind_has_learnt(monkeypatch: pyt
 OWNER = """
 import asyncio, sys
 from roseinfer.core.config.replicas import ReplicasConfig
-from roseinfer.engine.crew import EngineCrew
+from roseinfer.cluster.supervisor import EngineSupervisor
 from roseinfer.engine.llm import make_engine_config
 
 async def main():
     config = make_engine_config(device="priced", cost=sys.argv[1], num_kv_blocks=64, max_num_seqs=4)
-    crew = EngineCrew(config, ReplicasConfig(replicas=2), stall_s=60)
-    await crew.launch()
-    await crew.connect()
-    print(crew.folder, flush=True)
+    supervisor = EngineSupervisor(config, ReplicasConfig(replicas=2), stall_s=60)
+    await supervisor.launch()
+    await supervisor.connect()
+    print(supervisor.folder, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -872,10 +845,10 @@ def test_when_the_owner_is_killed_its_engines_end_and_nothing_is_left(tmp_path: 
     assert owner.stdout is not None
     folder = Path(owner.stdout.readline().strip())
     assert sorted(path.name for path in folder.iterdir()) == [
-        "board",
         "engine0",
         "engine1",
         "locked",
+        "rows",
         "stacks0",
         "stacks1",
     ]

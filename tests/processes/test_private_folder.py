@@ -1,4 +1,4 @@
-"""Private folders: removed by who has made them, or later by another if that was killed."""
+"""Private folders are removed by their owner, or by a later one if that was killed."""
 
 import os
 import subprocess
@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from roseinfer.core.errors import ResourceError
-from roseinfer.engine import private
-from roseinfer.engine.private import private_folder, remove_folder
+from roseinfer.processes.private_folder import MIN_LEFTOVER_AGE_S, private_folder, remove_folder
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +26,7 @@ def age(folder: Path, seconds: float) -> None:
     os.utime(folder, (long_ago_s, long_ago_s))
 
 
-def test_it_is_removed_with_all_that_is_in_it() -> None:
+def test_a_folder_is_removed_with_its_content() -> None:
     before = len(os.listdir("/dev/fd"))
     folder = private_folder()
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -39,13 +38,13 @@ def test_it_is_removed_with_all_that_is_in_it() -> None:
 
 KILLED = """
 import os, signal
-from roseinfer.engine.private import private_folder
+from roseinfer.processes.private_folder import private_folder
 print(private_folder(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_owner_has_left_goes_with_the_next_start(temporary: Path) -> None:
+def test_the_folder_of_a_killed_owner_is_removed_at_the_next_start(temporary: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(temporary)}
     done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, env=environment)
     left, mine = Path(done.stdout.strip()), private_folder()
@@ -54,20 +53,20 @@ def test_what_a_killed_owner_has_left_goes_with_the_next_start(temporary: Path) 
     (others / "diary").write_text("dear diary")
     assert left.is_dir(), "it may be one that is just being made"
     for folder in (left, mine, others):
-        age(folder, private._LEAST_AGE_S + 1)
+        age(folder, MIN_LEFTOVER_AGE_S + 1)
     new = private_folder()
     assert sorted(temporary.iterdir()) == sorted([mine, new, others]), "not one whose owner lives, nor anything else"
     remove_folder(mine)
     remove_folder(new)
 
 
-def test_no_folder_can_be_made(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_made_raises(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))
-    with pytest.raises(ResourceError, match="set TMPDIR to one"):
+    with pytest.raises(ResourceError, match="set TMPDIR to another"):
         private_folder()
     long = temporary / ("x" * 80)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with pytest.raises(ResourceError, match="too long for a socket, by"):
+    with pytest.raises(ResourceError, match="bytes too long for a socket"):
         private_folder()
     assert not list(long.iterdir())
