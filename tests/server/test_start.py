@@ -19,7 +19,7 @@ from roseinfer.cli import main as cli
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ResourceError, UnsupportedModelError
-from roseinfer.engine import private
+from roseinfer.processes import private_folder
 from roseinfer.server import hosting
 from roseinfer.server.observe import watchdog
 from roseinfer.server.observe.throttle import ThrottledLog
@@ -46,8 +46,8 @@ def test_no_temporary_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def mkdtemp(**options: Any) -> str:
         raise FileNotFoundError(2, "No usable temporary directory found")
 
-    monkeypatch.setattr(private.tempfile, "mkdtemp", mkdtemp)
-    assert "no temporary folder can be made (No usable temporary" in told(capsys, "--api-workers", workers)
+    monkeypatch.setattr(private_folder.tempfile, "mkdtemp", mkdtemp)
+    assert "cannot create a temporary folder (No usable temporary" in told(capsys, "--api-workers", workers)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -56,8 +56,8 @@ def test_a_temporary_folder_with_a_long_path(
 ) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    monkeypatch.setattr(private.tempfile, "tempdir", str(long))
-    assert "is too long for a socket" in told(capsys, "--api-workers", workers)
+    monkeypatch.setattr(private_folder.tempfile, "tempdir", str(long))
+    assert "too long for a socket" in told(capsys, "--api-workers", workers)
     assert os.listdir(long) == []
 
 
