@@ -17,6 +17,7 @@ from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from tests.helpers.attention import shape_of, spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
+from tests.helpers.cases import each_value, one_of_many
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
 from tests.helpers.paged import assert_near
 
@@ -138,9 +139,10 @@ def row(table: list[int], start: int, count: int, write_from: int = 0) -> HandRo
     return HandRow(tokens=[0] * (start + count), table=table, start=start, count=count, write_from=write_from)
 
 
-@pytest.mark.parametrize(
+@one_of_many(
     ("heads", "kv_heads", "dim", "llama", "block_size"),
-    [(2, 2, 16, False, 16), (8, 2, 32, True, 64), (3, 1, 48, True, 16)],
+    [(2, 2, 16, False, 16), (8, 2, 32, True, 64)],
+    exhaustive=[(3, 1, 48, True, 16)],
 )
 def test_prompts_then_chunks_then_decodes(heads, kv_heads, dim, llama, block_size, device) -> None:
     case = Case(head_transform(heads, kv_heads, dim, device, llama=llama), block_size, device)
@@ -150,7 +152,7 @@ def test_prompts_then_chunks_then_decodes(heads, kv_heads, dim, llama, block_siz
     case.step([row(tables[2], 36, 1), row(tables[0], 2, 1), row(tables[3], 5, 1), row(tables[1], 34, 1)])
 
 
-@pytest.mark.parametrize("count", [1, MOST_ROWS, MOST_ROWS + 1])
+@one_of_many("count", [1, MOST_ROWS + 1], exhaustive=[MOST_ROWS])
 def test_few_decodes_and_more(count, device) -> None:
     """Few take one launch a layer; what one kernel has written, the other reads."""
     case = Case(head_transform(2, 1, 32, device, llama=True), 16, device, windows=(None, 9))
@@ -161,8 +163,7 @@ def test_few_decodes_and_more(count, device) -> None:
         case.step([row(table, length + step, 1) for table, length in zip(tables, lengths, strict=True)])
 
 
-@pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("windows", [(None, None), (24, 24), (None, 9)])
+@each_value(windows=[(None, None), (24, 24), (None, 9)], captured=[True, False])
 def test_random_batches(captured, windows, device) -> None:
     rng = random.Random(0)
     case = Case(head_transform(4, 2, 16, device, llama=True), 16, device, windows=windows)
@@ -177,8 +178,7 @@ def test_random_batches(captured, windows, device) -> None:
             lengths[seat] += counts[seat]
 
 
-@pytest.mark.parametrize("llama", [False, True])
-@pytest.mark.parametrize("captured", [False, True])
+@each_value(llama=[False, True], captured=[True, False])
 def test_codes(llama, captured, device) -> None:
     """K and V in FP8, with scales of the checkpoint and without."""
     round_codes()

@@ -9,7 +9,7 @@ from benchmarks.perplexity import FLOATS, PerplexityConfig, measure
 from roseinfer.quant import int8_product
 from tests.helpers.real_model import REAL_MODEL, needs_real_model
 
-pytestmark = [needs_real_model, pytest.mark.long]
+pytestmark = [needs_real_model, pytest.mark.long, pytest.mark.exhaustive]
 
 CONFIG = PerplexityConfig(model=str(REAL_MODEL), windows=4, window=256, device="cpu")
 # Share by which the perplexity may grow. K and V have three bits of mantissa, whatever their scale.

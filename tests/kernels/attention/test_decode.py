@@ -8,6 +8,7 @@ import torch
 from roseinfer.kernels.attention.decode import plan_decode
 from roseinfer.kernels.attention.decode_config import ELEMENTWISE, MATRIX, DecodeConfig, choose_decode_config
 from roseinfer.kernels.common.triton_support import cdiv
+from tests.helpers.cases import each_value
 from tests.helpers.decode import attend, decodes, reference, workspace_of
 from tests.helpers.interpreter import allow_loaded_loop_bounds
 from tests.helpers.paged import PagedCase, assert_near, paged_case
@@ -47,8 +48,7 @@ def test_every_shape(form, heads, kv_heads, head_dim, block_size, shares, device
     assert_near(attend(case, workspace), reference(case))
 
 
-@pytest.mark.parametrize("form", [ELEMENTWISE, MATRIX])
-@pytest.mark.parametrize("shares", [1, 2, 3, 6, 7, 40])
+@each_value(form=[ELEMENTWISE, MATRIX], shares=[1, 2, 3, 6, 7, 40])
 def test_any_number_of_shares(form, shares, device) -> None:
     heads = 2 if form == ELEMENTWISE else 4
     for contexts in ((100,), (1,), (16, 16), (5, 90, 1, 1, 40, 17)):
@@ -95,12 +95,10 @@ def test_a_row_does_not_depend_on_what_it_cannot_see(device) -> None:
     assert_near(attend(case, workspace_of(case, config_of(MATRIX), 2)), reference(case))
 
 
-@pytest.mark.parametrize("form", [ELEMENTWISE, MATRIX])
-@pytest.mark.parametrize(
-    ("window", "block_size"), [(1, 16), (15, 16), (16, 16), (17, 1), (17, 32), (40, 16), (1000, 16)]
-)
-def test_windows(form, window, block_size, device) -> None:
+@each_value(form=[ELEMENTWISE, MATRIX], size=[(1, 16), (15, 16), (16, 16), (17, 1), (17, 32), (40, 16), (1000, 16)])
+def test_windows(form, size, device) -> None:
     """Contexts shorter than the window, as long and longer; windows that begin within, before and on a tile."""
+    window, block_size = size
     heads = 2 if form == ELEMENTWISE else 4
     contexts = tuple(sorted({1, 2, 16, 17, 64, 90, window, window + 1, window + 16} - {1000, 1001, 1016}))
     case = paged_case(decodes(contexts), heads, 2, 16, block_size, torch.float32, device)

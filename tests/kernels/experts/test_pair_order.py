@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from roseinfer.kernels.experts.pair_order import OrderCut, order_pairs, order_reference
+from tests.helpers.cases import each_value
 
 EXPERTS = 12
 
@@ -36,16 +37,15 @@ def check(ids, experts, tile, device, cut=None):
     assert torch.where(full, (ends - starts).clamp(max=tile), 0).sum() == ids.numel(), "each row is in one tile"
 
 
-@pytest.mark.parametrize("tile", [16, 64])
-@pytest.mark.parametrize("ids", CHOICES.values(), ids=CHOICES)
+@each_value(ids=CHOICES, tile=[16, 64])
 def test_pairs_are_sorted_and_cut(ids, tile, device):
     check(ids, EXPERTS, tile, device)
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-@pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (12, 3), (128, 8), (200, 16)])
-def test_any_number_of_experts_in_chunks(experts, top_k, cut, device):
+@each_value(size=[(1, 1), (12, 3), (128, 8), (200, 16)], cut=CUTS)
+def test_any_number_of_experts_in_chunks(size, cut, device):
     """Some experts are chosen far more often than others."""
+    experts, top_k = size
     shares = torch.rand(40, experts) / (1 + torch.arange(experts))
     check(shares.argsort(1, descending=True)[:, :top_k].int().contiguous(), experts, 16, device, cut)
 

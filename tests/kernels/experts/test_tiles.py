@@ -8,6 +8,7 @@ from roseinfer.kernels.experts.pair_order import order_pairs
 from roseinfer.kernels.experts.tile_configs import Cut, ExpertsConfig, choose_experts_config
 from roseinfer.kernels.experts.tiles import Stack, add_experts, down_product, gate_up_product, spread
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, rows_reference
+from tests.helpers.cases import each_value
 from tests.helpers.interpreter import round_codes
 
 WIDE = Cut(64, 64, 4, 3)
@@ -125,8 +126,7 @@ def test_tiles_that_are_half_empty_at_least_and_others(device):
     assert_close(parts, expected.flatten(0, 1), most=4e-3)
 
 
-@pytest.mark.parametrize("codes", [False, True], ids=["16 bits", "codes"])
-@pytest.mark.parametrize("kind", [KINDS[0], *KINDS[3:]], ids=[IDS[0], *IDS[3:]])
+@each_value(kind=dict(zip([IDS[0], *IDS[3:]], [KINDS[0], *KINDS[3:]], strict=True)), codes=[False, True])
 def test_a_row_does_not_depend_on_the_others(codes, kind, device):
     scaled_by = "block" if codes else "none"
     gate_up, down = stack(2 * 128, 128, device, scaled_by)[0], stack(128, 128, device, scaled_by)[0]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from roseinfer.kernels.linear.skinny import (
     supports,
 )
 from roseinfer.kernels.linear.skinny_configs import choose_config, rule
+from tests.helpers.cases import each_value, pairwise
 from tests.helpers.skinny import CONFIGS, KINDS, assert_close, case, dtype_of, exact
 
 
@@ -22,27 +24,25 @@ def check(inputs, config=None, **options):
     assert_close(skinny_linear(**inputs, config=config, **options), exact(**inputs))
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("norm", [None, "rms", "layer"])
-@pytest.mark.parametrize(("rows", "in_features", "out_features"), [(1, 64, 8), (3, 96, 13), (5, 200, 37), (16, 131, 9)])
-def test_products_of_ragged_shapes(device, config, kind, norm, rows, in_features, out_features):
+@pairwise(
+    config=CONFIGS,
+    size={"one row": (1, 64, 8), "some rows": (3, 96, 13), "wide": (5, 200, 37), "all rows": (16, 131, 9)},
+    norm=[None, "rms", "layer"],
+    kind=KINDS,
+)
+def test_products_of_ragged_shapes(device, config, kind, norm, size):
+    rows, in_features, out_features = size
     check(case(device, rows, in_features, out_features, dtype_of(kind, config), norm=norm)[0], config)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("activation", [None, "silu", "gelu", "gelu_tanh"])
+@each_value(config=CONFIGS, activation=[None, "silu", "gelu", "gelu_tanh"], kind=KINDS)
 def test_bias_activation_and_residual(device, config, kind, activation):
     inputs, random = case(device, 3, 128, 21, dtype_of(kind, config), norm="layer")
     inputs |= {"bias": random(21), "residual": random(3, 21), "activation": activation}
     check(inputs, config)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("biased", [False, True])
+@pairwise(config=CONFIGS, activation=["silu", "gelu_tanh"], biased=[False, True], kind=KINDS)
 def test_gated(device, config, kind, activation, biased):
     inputs, random = case(device, 2, 160, 19, dtype_of(kind, config), norm="rms", gated=True)
     inputs |= {"gated": True, "activation": activation, "bias": random(38) if biased else None}
@@ -116,14 +116,14 @@ def test_supports():
 REAL_SHAPES = [(2304, 768), (768, 3072), (50257, 768), (1024, 3072), (6144, 4096), (4096, 12288), (151936, 1024)]
 
 
-@pytest.mark.parametrize("bucket", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize(("weight_rows", "columns"), [*REAL_SHAPES, (24576, 4096), (6, 5)])
 @pytest.mark.parametrize("gated", [False, True])
-def test_chosen_configs_can_run(bucket, weight_rows, columns, gated):
-    config = choose_config(bucket, weight_rows, columns, gated) or rule(bucket, weight_rows, columns, gated)
-    for value in (config.block_n, config.block_k, config.warps):
-        assert value & (value - 1) == 0
-    assert config.block_k >= 16 * config.warps
+def test_chosen_configs_can_run(gated):
+    for bucket, (weight_rows, columns) in product((1, 2, 4, 8, 16), [*REAL_SHAPES, (24576, 4096), (6, 5)]):
+        shape = (bucket, weight_rows, columns, gated)
+        config = choose_config(*shape) or rule(*shape)
+        for value in (config.block_n, config.block_k, config.warps):
+            assert value & (value - 1) == 0, shape
+        assert config.block_k >= 16 * config.warps, shape
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,6 +1,7 @@
 """`skinny_linear` by weights in FP8 against float64 on the widened weight, at the tolerance of 16-bit weights."""
 
-from itertools import pairwise
+import itertools
+from itertools import product
 
 import pytest
 import torch
@@ -14,12 +15,15 @@ from roseinfer.kernels.linear.skinny import (
     supports,
 )
 from roseinfer.kernels.linear.skinny_fp8_configs import PairsConfig, choose_fp8_config, fp8_rule, slices
+from tests.helpers.cases import each_value, pairwise
 from tests.helpers.skinny import CONFIGS, KINDS, assert_close, case, dtype_of, exact
 
 SCALES = ["channel", "block"]
 both_scales = pytest.mark.parametrize("scales", SCALES)
 all_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-both_kinds = pytest.mark.parametrize("kind", KINDS)
+NORMS = [None, "rms", "layer"]
+# The last one's columns are no multiple of 16, and its outputs no multiple of a tile.
+SIZES = {"one row": (1, 256, 8), "some rows": (5, 208, 13), "all rows": (16, 131, 9)}
 
 
 def fp8_case(device, rows, in_features, out_features, dtype, scales, *, norm=None, gated=False):
@@ -36,8 +40,7 @@ def check(inputs, config=None, **options):
     assert_close(skinny_linear(**inputs, config=config, **options), exact(**inputs))
 
 
-@all_configs
-@both_kinds
+@each_value(config=CONFIGS, kind=KINDS)
 def test_every_code_is_widened_exactly(device, config, kind):
     """Rows of x pick single columns of a weight, in which each finite code stands once in every position of a word."""
     codes = torch.arange(256, dtype=torch.uint8)
@@ -52,24 +55,18 @@ def test_every_code_is_widened_exactly(device, config, kind):
     assert torch.equal(out.cpu(), weight.to(dtype)[:, picked].T)
 
 
-@all_configs
-@both_kinds
-@both_scales
-@pytest.mark.parametrize("norm", [None, "rms", "layer"])
-@pytest.mark.parametrize(("rows", "in_features", "out_features"), [(1, 256, 8), (5, 208, 13), (16, 131, 9)])
-def test_products_of_ragged_shapes(device, config, kind, scales, norm, rows, in_features, out_features):
+@pairwise(config=CONFIGS, norm=NORMS, size=SIZES, kind=KINDS, scales=SCALES)
+def test_products_of_ragged_shapes(device, config, kind, scales, norm, size):
+    rows, in_features, out_features = size
     check(fp8_case(device, rows, in_features, out_features, dtype_of(kind, config), scales, norm=norm)[0], config)
 
 
-@all_configs
-@both_scales
+@each_value(config=CONFIGS, scales=SCALES)
 def test_scales_of_several_rows_of_blocks(device, config, scales):
     check(fp8_case(device, 2, 144, 133, torch.float16, scales)[0], config)
 
 
-@all_configs
-@both_kinds
-@both_scales
+@pairwise(config=CONFIGS, kind=KINDS, scales=SCALES)
 def test_bias_activation_and_residual(device, config, kind, scales):
     """A bias and an activation show whether the scale comes before them."""
     inputs, random = fp8_case(device, 3, 256, 21, dtype_of(kind, config), scales, norm="layer")
@@ -77,16 +74,14 @@ def test_bias_activation_and_residual(device, config, kind, scales):
     check(inputs, config)
 
 
-@all_configs
-@both_kinds
-@pytest.mark.parametrize(("scales", "out_features"), [("channel", 19), ("block", 128)])
-def test_gated(device, config, kind, scales, out_features):
+@each_value(config=CONFIGS, kind=KINDS, scales=SCALES)
+def test_gated(device, config, kind, scales):
+    out_features = 19 if scales == "channel" else 128
     inputs, random = fp8_case(device, 2, 144, out_features, dtype_of(kind, config), scales, norm="rms", gated=True)
     check(inputs | {"gated": True, "activation": "silu", "bias": random(2 * out_features)}, config)
 
 
-@both_scales
-@pytest.mark.parametrize("rows", range(1, MAX_ROWS + 1))
+@each_value(rows=range(1, MAX_ROWS + 1), scales=SCALES)
 def test_every_number_of_rows_with_the_chosen_config(device, rows, scales):
     inputs, random = fp8_case(device, rows, 192, 40, torch.float16, scales, norm="rms")
     inputs["residual"] = random(rows, 40)
@@ -105,8 +100,7 @@ def test_strided_inputs_and_the_residual_in_place(device, config):
     assert torch.equal(wide_residual[:, :16], before[:, :16]) and torch.equal(wide_residual[:, 40:], before[:, 40:])
 
 
-@all_configs
-@both_scales
+@each_value(config=CONFIGS, scales=SCALES)
 def test_a_row_does_not_depend_on_the_others(device, config, scales):
     inputs, _ = fp8_case(device, 8, 192, 24, dtype_of("bfloat16", config), scales, norm="rms")
     together = skinny_linear(**inputs, config=config)
@@ -148,21 +142,21 @@ def test_supports(device):
 REAL_SHAPES = [(4096, 1024), (1024, 3072), (6144, 4096), (4096, 4096), (4096, 12288)]
 
 
-@pytest.mark.parametrize("bucket", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize(("weight_rows", "columns"), [*REAL_SHAPES, (6144, 1024), (24576, 4096), (6, 5)])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("blocks", [False, True])
-def test_chosen_configs_can_run(bucket, weight_rows, columns, gated, blocks):
-    shape = (bucket, weight_rows, columns, gated)
-    config = choose_fp8_config(*shape, blocks=blocks) or fp8_rule(*shape)
-    for value in (config.block_n, config.block_k, config.warps):
-        assert value & (value - 1) == 0
-    assert config.block_n <= 128  # rows of one block of scales
-    assert config.block_k >= 16 * config.warps
-    assert not isinstance(config, PairsConfig) or columns % config.block_k == 0
-    if getattr(config, "dot", False):
-        width = config.block_k // slices(config, blocks=blocks)
-        assert width >= 16 and (not blocks or 128 % width == 0)
+def test_chosen_configs_can_run(gated, blocks):
+    weights = [*REAL_SHAPES, (6144, 1024), (24576, 4096), (6, 5)]
+    for bucket, (weight_rows, columns) in product((1, 2, 4, 8, 16), weights):
+        shape = (bucket, weight_rows, columns, gated)
+        config = choose_fp8_config(*shape, blocks=blocks) or fp8_rule(*shape)
+        for value in (config.block_n, config.block_k, config.warps):
+            assert value & (value - 1) == 0, shape
+        assert config.block_n <= 128, shape  # rows of one block of scales
+        assert config.block_k >= 16 * config.warps, shape
+        assert not isinstance(config, PairsConfig) or columns % config.block_k == 0, shape
+        if getattr(config, "dot", False):
+            width = config.block_k // slices(config, blocks=blocks)
+            assert width >= 16 and (not blocks or 128 % width == 0), shape
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -184,7 +178,7 @@ def test_overlapping_kernels_wait_for_each_other(device, scales):
 
     def chain(overlap):
         stream, hidden = layers[0]["x"].clone(), torch.empty_like(layers[0]["x"])
-        for up, down in pairwise(layers):
+        for up, down in itertools.pairwise(layers):
             options = {"scales": up["scales"], "norm": norm, "activation": "silu"}
             skinny_linear(stream, up["weight"], out=hidden, overlap=overlap, **options)
             skinny_linear(hidden, down["weight"], scales=down["scales"], residual=stream, out=stream, overlap=overlap)

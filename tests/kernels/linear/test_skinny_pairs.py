@@ -5,6 +5,7 @@ import torch
 
 from roseinfer.kernels.linear.skinny import skinny_linear
 from roseinfer.kernels.linear.skinny_fp8_configs import PairsConfig
+from tests.helpers.cases import pairwise
 from tests.helpers.skinny import assert_close, exact
 from tests.kernels.linear.test_skinny_fp8 import fp8_case
 
@@ -34,11 +35,9 @@ def test_every_code_is_widened_exactly(device, config):
         assert torch.equal(out.cpu(), weight.half()[:, picked].T)
 
 
-@both_configs
-@both_scales
-@pytest.mark.parametrize("norm", [None, "rms", "layer"])
-@pytest.mark.parametrize(("rows", "out_features"), [(1, 13), (2, 8), (3, 133)])
-def test_products(device, config, scales, norm, rows, out_features):
+@pairwise(norm=[None, "rms", "layer"], size=[(1, 13), (2, 8), (3, 133)], config=CONFIGS, scales=["channel", "block"])
+def test_products(device, config, scales, norm, size):
+    rows, out_features = size
     # A LayerNorm takes another kernel, whose matrix products the interpreter has in float16.
     dtype = torch.float16 if norm == "layer" else torch.bfloat16
     check(fp8_case(device, rows, 512, out_features, dtype, scales, norm=norm)[0], config)

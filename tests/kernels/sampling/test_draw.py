@@ -11,6 +11,7 @@ from roseinfer.kernels.sampling.draw import draw, draw_reference
 from roseinfer.kernels.sampling.draw_weights import GREEDY_TEMPERATURE
 from roseinfer.runner.rng import uniforms
 from roseinfer.runner.seats import MIN_TEMPERATURE
+from tests.helpers.cases import each_value
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value")  # the interpreter's infinities
 ROWS = 64 if torch.cuda.is_available() else 5
@@ -67,8 +68,7 @@ def shaped(kind, rows, vocab_size, dtype, device):
     return ((x * 3).round() / 3 if kind == "tied" else x * scale).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", ["flat", "wide", "sure", "tied"])
+@each_value(kind=["flat", "wide", "sure", "tied"], dtype=[torch.float32, torch.bfloat16])
 def test_draws_what_sorting_would(kind, dtype, device):
     generator = torch.Generator().manual_seed(len(kind))
     for rows, vocab_size in ((1, 1), (ROWS, 1000)):

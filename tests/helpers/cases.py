@@ -1,0 +1,60 @@
+"""Parametrization over products of values, of which `make test` runs a part and `make test-all` everything."""
+
+from collections.abc import Iterable, Mapping
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+Axis = Mapping[str, Any] | Iterable[Any]
+
+
+def pairwise(**axes: Axis) -> pytest.MarkDecorator:
+    """Parametrize over the product of `axes`; cases beyond a cover of all pairs of values are exhaustive.
+
+    An axis has the values of the argument with its name; of a mapping, the keys are their ids.
+    """
+    return _parametrized(axes, together=2)
+
+
+def each_value(**axes: Axis) -> pytest.MarkDecorator:
+    """Parametrize like `pairwise`, where the cases that are not exhaustive cover each value once."""
+    return _parametrized(axes, together=1)
+
+
+def one_of_many(names: str | tuple[str, ...], usual: Iterable[Any], exhaustive: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrize over cases of which some are exhaustive."""
+    rest = []
+    for case in exhaustive:
+        values = case if isinstance(names, tuple) else (case,)
+        rest.append(pytest.param(*values, marks=pytest.mark.exhaustive))
+    return pytest.mark.parametrize(names, [*usual, *rest])
+
+
+def _parametrized(axes: Mapping[str, Axis], together: int) -> pytest.MarkDecorator:
+    columns = [_with_ids(axis) for axis in axes.values()]
+    cases = list(product(*(range(len(column)) for column in columns)))
+    usual = _cover(cases, min(together, len(columns)))
+    params = []
+    for case in cases:
+        ids, values = zip(*(column[index] for column, index in zip(columns, case, strict=True)), strict=True)
+        marks = () if case in usual else pytest.mark.exhaustive
+        params.append(pytest.param(*values, id="-".join(ids), marks=marks))
+    return pytest.mark.parametrize(tuple(axes), params)
+
+
+def _with_ids(axis: Axis) -> list[tuple[str, Any]]:
+    items = axis.items() if isinstance(axis, Mapping) else ((value, value) for value in axis)
+    return [(str(name).replace(", ", ",").replace("torch.", ""), value) for name, value in items]
+
+
+def _cover(cases: list[tuple[int, ...]], together: int) -> set[tuple[int, ...]]:
+    """Return few of the cases, in which each combination of `together` values of different axes is found."""
+    groups = {case: set(combinations(enumerate(case), together)) for case in cases}
+    missing = set().union(*groups.values())
+    chosen: set[tuple[int, ...]] = set()
+    while missing:
+        best = max(cases, key=lambda case: len(groups[case] & missing))
+        chosen.add(best)
+        missing -= groups[best]
+    return chosen
