@@ -87,7 +87,7 @@ def make_chain(name: str, layers: int, blocks: int, tokens: int, rows: int, devi
         max_model_len=MAX_MODEL_LEN,
         block_size=BLOCK_SIZE,
         dtype=torch.bfloat16,
-        kept=torch.bfloat16,
+        kv_dtype=torch.bfloat16,
         device=device,
     )
     return Chain(model, TritonAttention(shape), store)

@@ -16,14 +16,14 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.spec import AttentionSpec
 
 # Integers of an entry of a map of chunks, of which the first is -1 in those that only fill it up.
-CHUNK_FIELDS = 4
+CHUNK_FIELD_COUNT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
     """What a backend is built for: `specs` of the model's layers in order, and what it sizes its buffers by.
 
-    kept: the dtype of K and V in the store. max_rows, max_tokens: rows and tokens of a step at most. max_model_len:
+    kv_dtype: the dtype of K and V in the store. max_rows, max_tokens: rows and tokens of a step at most. max_model_len:
     tokens of a context at most.
     """
 
@@ -33,7 +33,7 @@ class AttentionShape:
     max_model_len: int
     block_size: int
     dtype: torch.dtype
-    kept: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
 
 
@@ -65,9 +65,9 @@ class GraphableAttention(AttentionBackend, Protocol):
     def map_chunks(
         self, tokens: int, first_row: int, query_lens: Sequence[int], context_lens: Sequence[int], room: int
     ) -> np.ndarray:
-        """[g, CHUNK_FIELDS] int32 for chunk rows `first_row` and following of a step captured with `tokens` tokens.
+        """Return the map [g, CHUNK_FIELD_COUNT] int32 of the chunk rows from `first_row` on.
 
-        No more than `room` entries if that can be.
+        tokens: those that the step was captured with. room: entries that the map should not exceed.
         """
         ...
 

@@ -31,9 +31,9 @@ class ForwardBatch:
     max_query, max_context: host-side maxima over the rows.
     query_lens, context_lens: the same counts on the host, for backends that loop or plan on the CPU. In a batch that
     is captured in a CUDA graph they are placeholders: only what is on the device changes between replays.
-    decode_len: [R] int32 and chunk_map ([G, CHUNK_FIELDS] int32, what the backend's `map_chunks` gave) are there if the
-    batch is captured for steps that mix decodes and chunks: then which rows are which is on the device as well.
-    decode_len is the context of rows that decode, which come first, and 0 for the others.
+    decode_len [R] int32 and chunk_map [G, CHUNK_FIELD_COUNT] int32 (from the backend's `map_chunks`) are set if the
+    batch is captured for steps that mix decodes and chunks; the device then knows which rows are which. decode_len is
+    the context of decoding rows, which come first, and 0 for the others.
     """
 
     input_ids: torch.Tensor

@@ -13,7 +13,7 @@ from roseinfer.kernels.common.fp8_codes import CODES, MAX_CODE
 AUTO, FP8 = "auto", "fp8"
 
 
-def kept_dtype(kv_cache_dtype: str, computed: torch.dtype) -> torch.dtype:
+def kv_dtype_of(kv_cache_dtype: str, computed: torch.dtype) -> torch.dtype:
     """Of K and V in the store, for a model that computes in `computed`. kv_cache_dtype: as in `CacheConfig`."""
     return CODES if kv_cache_dtype == FP8 else computed
 
@@ -27,7 +27,7 @@ def narrow(x: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
     return wide.clamp(-MAX_CODE, MAX_CODE).to(CODES, memory_format=torch.contiguous_format)
 
 
-class Widener:
+class CodeWidener:
     """Codes to numbers of `dtype`; on a CPU by a table: PyTorch's own conversion takes it eight times as long (2.13).
 
     The table has an entry for every two codes.

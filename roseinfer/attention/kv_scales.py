@@ -25,7 +25,7 @@ def read_kv_scales(source: WeightSource, qkv: Sequence[str], kv_heads: int) -> K
     is missing beside the other one, misshaped, or no scale.
     """
     for key, value in _names(qkv):
-        if source.held(key) is not None or source.held(value) is not None:
+        if source.stored(key) is not None or source.stored(value) is not None:
             heads = share_of(source.build.group, kv_heads, repeat=True)
             return KVScales(_read(source, key, heads), _read(source, value, heads))
     return None
@@ -41,7 +41,7 @@ def _names(qkv: Sequence[str]) -> list[tuple[str, str]]:
 
 def _read(source: WeightSource, name: str, heads: Share) -> torch.Tensor:
     """One number for all heads, or one for each: [kv_heads], with or without dimensions of 1 behind."""
-    held = source.held(name)
+    held = source.stored(name)
     shape = () if held is None else held.shape
     by_head = shape[:1] == (heads.whole,)
     if prod(shape) != (heads.whole if by_head else 1):

@@ -15,7 +15,7 @@ from roseinfer.kernels.common.fp8_codes import CODES
 _SCRUB_BYTES = 16 << 20
 
 
-class Place(NamedTuple):
+class LayerPlace(NamedTuple):
     """Where a layer's K and V are: in part `part` of the store, as its layer `plane`."""
 
     part: int
@@ -52,7 +52,7 @@ class KVStore:
         places = []
         for spec in specs:
             part = shapes.index((spec.kv_heads, spec.head_dim))
-            places.append(Place(part, counts[part]))
+            places.append(LayerPlace(part, counts[part]))
             counts[part] += 1
         self.places = tuple(places)
         self.group_of = (0,) * len(places)

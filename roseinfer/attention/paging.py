@@ -5,7 +5,7 @@ Row numbers for all layers are worked out once a step; a layer then costs two wr
 
 import torch
 
-from roseinfer.attention.kv_fp8 import Widener
+from roseinfer.attention.kv_fp8 import CodeWidener
 from roseinfer.kernels.common.fp8_codes import CODES
 
 
@@ -21,7 +21,7 @@ class PagedRows:
     def __init__(self, part: torch.Tensor, dtype: torch.dtype) -> None:
         """dtype: of what is gathered."""
         self.dtype = dtype
-        self.widen = Widener(dtype, part.device) if part.dtype == CODES else None
+        self.widen = CodeWidener(dtype, part.device) if part.dtype == CODES else None
         if self.widen is not None:
             part = part.view(torch.uint8)
         blocks, layers, _, block_size, self.kv_heads, self.head_dim = part.shape

@@ -19,22 +19,26 @@ _REMOVED = ("flashinfer",)
 
 
 def resolve_backend(
-    name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device, kept: torch.dtype | None = None
+    name: str,
+    specs: Sequence[AttentionSpec],
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype | None = None,
 ) -> str:
-    """Return the backend to use for layers of these specs. kept: dtype of K and V in the cache, if not `dtype`.
+    """Return the backend to use for layers of these specs. kv_dtype: dtype of K and V in the cache, if not `dtype`.
 
     Raise ConfigError if the named backend cannot run here, UnsupportedModelError if "auto" finds no backend.
     """
     if name in _REMOVED:
-        backend = resolve_backend("auto", specs, dtype, device, kept)
+        backend = resolve_backend("auto", specs, dtype, device, kv_dtype)
         log.warning("attention backend %r was removed; using %r", name, backend)
         return backend
     if name != "auto":
-        reason = why_not(name, specs, dtype, device, kept)
+        reason = unsupported_reason(name, specs, dtype, device, kv_dtype)
         if reason is not None:
             raise ConfigError(f"attention_backend {name} cannot be used: {reason}")
         return name
-    reasons = {backend: why_not(backend, specs, dtype, device, kept) for backend in _PREFERRED}
+    reasons = {backend: unsupported_reason(backend, specs, dtype, device, kv_dtype) for backend in _PREFERRED}
     for backend, reason in reasons.items():
         if reason is None:
             return backend
@@ -42,21 +46,25 @@ def resolve_backend(
     raise UnsupportedModelError(f"no attention backend supports this model on this machine: {details}")
 
 
-def why_not(
-    name: str, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device, kept: torch.dtype | None = None
+def unsupported_reason(
+    name: str,
+    specs: Sequence[AttentionSpec],
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: torch.dtype | None = None,
 ) -> str | None:
     """Why the backend cannot compute these layers here, as the end of a sentence; None if it can."""
     if name == "torch":
         from roseinfer.attention import torch_backend
 
-        return torch_backend.why_not(specs)
+        return torch_backend.unsupported_reason(specs)
     if device.type != "cuda":
         return f"it needs a CUDA GPU, and the device is {device.type}"
     if not has_triton(device):
         return "it needs the triton package, which is not installed"
     from roseinfer.attention import triton_backend
 
-    return triton_backend.why_not(specs, device, kept or dtype)
+    return triton_backend.unsupported_reason(specs, device, kv_dtype or dtype)
 
 
 def make_attention(name: str, shape: AttentionShape) -> AttentionBackend:

@@ -7,7 +7,7 @@ import torch
 
 
 class SideStream:
-    """What is launched within `beside` may run at the same time as what the current stream gets before `join`.
+    """What is launched within `launch` may run at the same time as what the current stream gets before `join`.
 
     Both can be captured in a CUDA graph. Without a GPU all of it runs in the order of its launches.
     """
@@ -16,7 +16,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def launch(self) -> Iterator[None]:
         """Behind all that the current stream has been given so far. `join` before what is written within is read."""
         if self._stream is None:
             yield
@@ -26,6 +26,6 @@ class SideStream:
             yield
 
     def join(self) -> None:
-        """Have the current stream wait for what was launched within `beside`."""
+        """Have the current stream wait for what was launched within `launch`."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)

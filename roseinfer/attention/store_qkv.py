@@ -20,12 +20,12 @@ def store_qkv(
     kv: `KVStore.layer`. kv_scales: if it holds codes. slots, positions: [T] int64, see `Paging` and `ForwardBatch`.
     """
     spec = heads.spec
-    angles, q_weight, k_weight, eps = turning(heads)
+    angles, q_weight, k_weight, eps = rotation_arguments(heads)
     sizes = (spec.heads, spec.kv_heads, spec.head_dim)
     store_heads(qkv, *sizes, *kv, slots, positions, angles, q_weight, k_weight, eps, kv_scales)
 
 
-def turning(
+def rotation_arguments(
     heads: HeadTransform,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, float]:
     """What kernels norm and turn queries and keys by: the table of angles, weights of queries and of keys, epsilon."""

@@ -21,7 +21,7 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.paging import ContextReader, PagedRows, SlotWriter
 from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.kernels.common.fp8_codes import CODES
-from roseinfer.quant.cpu_matmul import OneThread
+from roseinfer.quant.cpu_matmul import SingleThread
 
 # Decoding rows are attended together when their contexts share a power of two, counted from this many tokens on, so
 # that no longer row is padded to more than twice its length.
@@ -54,7 +54,7 @@ class _Row:
         return self.context - self.first
 
 
-def why_not(specs: Sequence[AttentionSpec]) -> str | None:
+def unsupported_reason(specs: Sequence[AttentionSpec]) -> str | None:
     """What of these layers this backend cannot compute, as the end of a sentence; None if nothing."""
     return unsupported(specs)
 
@@ -189,7 +189,7 @@ class _Decoding:
         lengths = ends if first is None else ends - first
         self._reader = ContextReader(paged, tables, first, lengths, longest, ragged)
         gathered = 2 * len(rows) * longest * paged.rows.shape[1] * paged.dtype.itemsize
-        self._threads = OneThread() if device.type == "cpu" and gathered <= _ALONE_BYTES else nullcontext()
+        self._threads = SingleThread() if device.type == "cpu" and gathered <= _ALONE_BYTES else nullcontext()
         self._mask = None
         if ragged:
             hidden = torch.arange(longest, device=device) >= lengths[:, None]

@@ -7,19 +7,19 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from roseinfer.attention.base import CHUNK_FIELDS, AttentionShape
+from roseinfer.attention.base import CHUNK_FIELD_COUNT, AttentionShape
 from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.side_stream import SideStream
 from roseinfer.attention.spec import AttentionSpec, unsupported
-from roseinfer.attention.store_qkv import store_qkv, turning
+from roseinfer.attention.store_qkv import rotation_arguments, store_qkv
 from roseinfer.kernels.attention.decode import DecodeWorkspace, decode_attention, plan_decode
 from roseinfer.kernels.attention.decode_config import choose_decode_config
 from roseinfer.kernels.attention.decode_few import FewWorkspace, decode_few, few_pays
 from roseinfer.kernels.attention.prefill import (
-    SMALL_STEP,
+    MAX_SMALL_STEP_TOKENS,
     PrefillConfig,
     choose_prefill_config,
     prefill_attention,
@@ -56,12 +56,12 @@ _WIDE_TOKENS = 32_768
 _LONGEST_HEAD = 256
 
 
-def why_not(specs: Sequence[AttentionSpec], device: torch.device, kept: torch.dtype) -> str | None:
+def unsupported_reason(specs: Sequence[AttentionSpec], device: torch.device, kv_dtype: torch.dtype) -> str | None:
     """What of these layers the kernels cannot compute, as the end of a sentence; None if nothing.
 
-    kept: the dtype of K and V in the store.
+    kv_dtype: the dtype of K and V in the store.
     """
-    if kept == CODES and device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < (8, 9):
+    if kv_dtype == CODES and device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < (8, 9):
         return f"K and V in FP8 need a GPU of compute capability 8.9 or newer, and this one's is {found[0]}.{found[1]}"
     if len({replace(spec, window=None) for spec in specs}) > 1:
         return "its map of prompt chunks serves all layers of a step, and the heads of the model's layers differ"
@@ -88,7 +88,7 @@ class TritonAttention:
         self._ones = KVScales(one, one)  # so that there is one kernel, whether a layer has scales or not
         self._side = SideStream(shape.device)
         self._bulk = _copies_in_bulk(shape)
-        self._wide = _wide_contexts(shape) if self._bulk and shape.kept == CODES else None
+        self._wide = _wide_contexts(shape) if self._bulk and shape.kv_dtype == CODES else None
         self._beside = self._workspaces  # for decodes beside the chunks of large steps
         if self._bulk and self._wide is None:
             self._beside = {window: _workspace(spec, shape, _BESIDE_CHUNKS) for window, spec in specs.items()}
@@ -118,9 +118,9 @@ class TritonAttention:
 
         Chunk rows are `first_row` and following. See `map_blocks`.
         """
-        division = self._division if tokens <= SMALL_STEP else None
+        division = self._division if tokens <= MAX_SMALL_STEP_TOKENS else None
         found = map_blocks(first_row, query_lens, context_lens, self._queries(tokens), division, room)
-        if not self._bulk or tokens <= SMALL_STEP:
+        if not self._bulk or tokens <= MAX_SMALL_STEP_TOKENS:
             return found
         if self._wide is not None:  # widened once is so much faster that it need not run beside decodes
             self._wide.place(found, first_row, context_lens)
@@ -134,7 +134,7 @@ class TritonAttention:
         Maps of up to 32 chunks are never longer.
         """
         blocks = tokens // self._queries(tokens) + min(rows, _SHORT_CHUNKS)
-        if tokens > SMALL_STEP:
+        if tokens > MAX_SMALL_STEP_TOKENS:
             return blocks
         return max(blocks, min(self._division.slots + _BESIDE_PARTS, tokens + min(rows, tokens)))
 
@@ -151,7 +151,7 @@ class TritonAttention:
         self._prefill_config = self._config_for(tokens)
         self._lengths = batch.context_len if batch.decode_len is None else batch.decode_len
         self._block_map = batch.chunk_map
-        self._divides = self._merges = tokens <= SMALL_STEP
+        self._divides = self._merges = tokens <= MAX_SMALL_STEP_TOKENS
         kinds = {True, False}  # of a captured step the map says only when it is replayed
         if self._block_map is None and decodes < len(batch.query_lens):
             blocks = self.map_chunks(tokens, decodes, batch.query_lens[decodes:], batch.context_lens[decodes:])
@@ -171,7 +171,7 @@ class TritonAttention:
         batch, spec = self._batch, heads.spec
         assert batch is not None, "begin comes before forward"
         kv, paging = self._caches[layer], batch.paging[self._group_of[layer]]
-        scales = (heads.kv_scales or self._ones) if self._shape.kept == CODES else None
+        scales = (heads.kv_scales or self._ones) if self._shape.kv_dtype == CODES else None
         if self._few:
             return self._attend_few(qkv, heads, kv, paging, scales)
         store_qkv(qkv, heads, kv, paging.slots, batch.positions, scales)
@@ -192,7 +192,9 @@ class TritonAttention:
         assert batch is not None
         out = torch.empty((qkv.shape[0], spec.heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
         paged = (*kv, paging.tables, batch.table_rows, batch.context_len, paging.slots)
-        decode_few(qkv, *paged, *turning(heads), out, spec.scale, self._few_workspace, spec.window or 0, scales)
+        decode_few(
+            qkv, *paged, *rotation_arguments(heads), out, spec.scale, self._few_workspace, spec.window or 0, scales
+        )
         return out.view(qkv.shape[0], -1)
 
     def _attend(
@@ -208,7 +210,7 @@ class TritonAttention:
         assert batch is not None and decode_lens is not None
         where, scale = (paging.tables, batch.table_rows), spec.scale
         mixed = bool(batch.num_decodes) and blocks is not None
-        with self._side.beside() if mixed else nullcontext():
+        with self._side.launch() if mixed else nullcontext():
             if blocks is not None:
                 rows = (*where, batch.query_start, batch.context_len)
                 self._attend_chunks(layer, q, rows, out, blocks, spec, scales)
@@ -260,7 +262,7 @@ class TritonAttention:
     def _config_for(self, tokens: int) -> PrefillConfig:
         spec, shape = self._spec, self._shape
         return choose_prefill_config(
-            tokens, spec.group, spec.head_dim, shape.dtype, shape.kept == CODES, short=self._bulk
+            tokens, spec.group, spec.head_dim, shape.dtype, shape.kv_dtype == CODES, short=self._bulk
         )
 
     def _queries(self, tokens: int) -> int:
@@ -271,13 +273,13 @@ class TritonAttention:
         spec, dtype, device = self._spec, self._shape.dtype, self._shape.device
         q = torch.empty((1, spec.heads + 2 * spec.kv_heads, spec.head_dim), dtype=dtype, device=device)[:, : spec.heads]
         out = torch.empty((1, spec.heads, spec.head_dim), dtype=dtype, device=device)
-        nothing = torch.full((1, CHUNK_FIELDS), -1, dtype=torch.int32, device=device)
+        nothing = torch.full((1, CHUNK_FIELD_COUNT), -1, dtype=torch.int32, device=device)
         cache = (*self._caches[0], batch.paging[0].tables, batch.table_rows)
-        scales = self._ones if self._shape.kept == CODES else None
+        scales = self._ones if self._shape.kv_dtype == CODES else None
         for workspace in self._workspaces.values():
-            for tokens in (SMALL_STEP, SMALL_STEP + 1):
+            for tokens in (MAX_SMALL_STEP_TOKENS, MAX_SMALL_STEP_TOKENS + 1):
                 starts, lengths, config = batch.query_start, batch.context_len, self._config_for(tokens)
-                parts = self._parts if tokens <= SMALL_STEP else None
+                parts = self._parts if tokens <= MAX_SMALL_STEP_TOKENS else None
                 window = workspace.window
                 prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, window, parts, scales)
             if self._bulk:
@@ -304,7 +306,7 @@ def _copies_in_bulk(shape: AttentionShape) -> bool:
         return False
     spec = shape.specs[0]
     sizes = (spec.heads, spec.kv_heads, spec.head_dim, shape.block_size)
-    tiles = choose_prefill_config(SMALL_STEP + 1, spec.group, spec.head_dim, shape.dtype).block_m
+    tiles = choose_prefill_config(MAX_SMALL_STEP_TOKENS + 1, spec.group, spec.head_dim, shape.dtype).block_m
     return tiles == BLOCK_M and bulk_supports(*sizes, shape.dtype, shape.device)
 
 
@@ -330,7 +332,7 @@ def _few_workspace(spec: AttentionSpec, shape: AttentionShape) -> FewWorkspace:
 
 def _workspace(spec: AttentionSpec, shape: AttentionShape, share: float = 1.0) -> DecodeWorkspace:
     """share: of the multiprocessors that decodes get."""
-    config = choose_decode_config(spec.group, spec.head_dim, shape.dtype, shape.kept == CODES)
+    config = choose_decode_config(spec.group, spec.head_dim, shape.dtype, shape.kv_dtype == CODES)
     processors = max(1, round(share * _processors(shape.device)))
     return DecodeWorkspace.allocate(
         config, shape.max_rows, spec.heads, spec.kv_heads, spec.head_dim, processors, shape.device, spec.window or 0

@@ -53,7 +53,7 @@ class VocabTable:
             part = (Share(self.start, held, self._vocab), Share(0, width, width))
             source.read(name, rows[:held], shard=part)
         else:
-            source.leave(name)
+            source.skip(name)
         self.rows = build.weight_format.table(rows)
         self.on_gpu = rows if has_triton(build.device) else None
 

@@ -74,7 +74,7 @@ class Split(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Out:
+class StackedOutput:
     """One of a layer's stacked matrices, `width` outputs wide, which are dealt out in units.
 
     repeat: ranks beyond the number of units hold the same ones (keys and values of grouped heads).
@@ -98,15 +98,15 @@ class Linear:
     def __init__(
         self,
         in_features: int,
-        *outs: int | Out,
+        *outs: int | StackedOutput,
         split: Split,
         unit: int = 1,
         bias: bool = False,
         activation: str | None = None,
         gated: bool = False,
     ) -> None:
-        self._in = Out(in_features, unit)
-        self._outs = tuple(Out(out) if isinstance(out, int) else out for out in outs)
+        self._in = StackedOutput(in_features, unit)
+        self._outs = tuple(StackedOutput(out) if isinstance(out, int) else out for out in outs)
         self.split = split
         self._epilogue = Epilogue(activation, gated)
         self._bias = bias
@@ -125,7 +125,7 @@ class Linear:
         here = self._bias and (self.split is Split.OUTPUTS or group.rank == 0)
         if self._bias and not here:
             for name in names:
-                source.leave(f"{name}.bias")
+                source.skip(f"{name}.bias")
         pieces = self._pieces(group, names, transposed, here)
         self.matmul = source.build.weight_format.load(source, pieces, self._epilogue)
 

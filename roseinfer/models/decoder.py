@@ -16,7 +16,7 @@ from roseinfer.attention.kv_scales import KVScales, read_kv_scales
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import ConfigError
 from roseinfer.layers.embedding import Embedding, LMHead, VocabEmbedding
-from roseinfer.layers.linear import Linear, NormedLinear, Out, Split
+from roseinfer.layers.linear import Linear, NormedLinear, StackedOutput, Split
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import RankGroup, share_of
 from roseinfer.quant.base import Build, Norm, WeightSource
@@ -83,7 +83,7 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, build: Build, family: ModelFamily) -> None:
         self.spec, self.dtype, self.device = spec, build.dtype, build.device
-        self.weights = build.weight_format.kept or str(build.dtype).removeprefix("torch.")
+        self.weights = build.weight_format.stored_as or str(build.dtype).removeprefix("torch.")
         self.attention = tuple(held_heads(layer, build.group) for layer in spec.attention)
         self.ignored = family.ignored
         self._family = family
@@ -134,8 +134,8 @@ class SelfAttention:
         self._norm_eps = norm.eps
         spec = heads.spec
         q_width, unit = spec.heads * spec.head_dim, spec.head_dim
-        kv = Out(spec.kv_heads * spec.head_dim, unit, repeat=True)
-        qkv = Linear(hidden, Out(q_width, unit), kv, kv, split=Split.OUTPUTS, bias=qkv_bias)
+        kv = StackedOutput(spec.kv_heads * spec.head_dim, unit, repeat=True)
+        qkv = Linear(hidden, StackedOutput(q_width, unit), kv, kv, split=Split.OUTPUTS, bias=qkv_bias)
         self._qkv = NormedLinear(norm, qkv)
         self._out = Linear(q_width, hidden, split=Split.INPUTS, unit=unit, bias=out_bias)
 

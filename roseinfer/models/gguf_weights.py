@@ -21,9 +21,9 @@ from roseinfer.gguf.rope import DIVISORS
 from roseinfer.models.spec import ModelSpec
 from roseinfer.models.gguf_names import GgufNames, StoredTensor
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Build, Held
+from roseinfer.quant.base import Build, TensorMetadata
 
-# Widened at once: what `gguf` computes on the way stays in a core's cache.
+# WideningSource at once: what `gguf` computes on the way stays in a core's cache.
 _CHUNK_NUMBERS = 2**18
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _EXPONENTS = {
@@ -62,12 +62,12 @@ class GgufWeights:
         place = self._names.of(name)
         return place is not None and place.name in self._tensors
 
-    def held(self, name: str) -> Held | None:
+    def stored(self, name: str) -> TensorMetadata | None:
         place = self._names.of(name)
         if place is None or place.name not in self._tensors:
             return None
         info = self._tensors[place.name]
-        return Held(info.encoding.name, info.shape if place.part is None else info.shape[1:])
+        return TensorMetadata(info.encoding.name, info.shape if place.part is None else info.shape[1:])
 
     def read(
         self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
@@ -99,7 +99,7 @@ class GgufWeights:
             chunk = self._widened(stored, info, chosen if order is None else order[chosen])
             into[start:stop].copy_(chunk[:, columns.start : columns.start + columns.width])
 
-    def leave(self, name: str) -> None:
+    def skip(self, name: str) -> None:
         self._find(name)
 
     def refuse_unread(self) -> None:

@@ -22,8 +22,8 @@ from roseinfer.models.finite import FiniteCheck
 from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.registry import build_model
 from roseinfer.parallel.group import SingleRank, RankGroup, Share
-from roseinfer.quant.base import Build, Held, WeightFormat
-from roseinfer.quant.fp8_stored import Widened
+from roseinfer.quant.base import Build, TensorMetadata, WeightFormat
+from roseinfer.quant.fp8_stored import WideningSource
 from roseinfer.quant.select import choose_format
 
 _WEIGHTS = "model.safetensors"
@@ -82,7 +82,7 @@ def load_model(
             file.refuse_unread()
         return model
     with Checkpoint(folder, build) as checkpoint:
-        model.load(Widened(checkpoint, spec.quantization) if spec.quantization is not None else checkpoint)
+        model.load(WideningSource(checkpoint, spec.quantization) if spec.quantization is not None else checkpoint)
         ignored = (*model.ignored, r"lm_head\.weight") if spec.tied_embeddings else model.ignored
         checkpoint.refuse_unread(ignored)
         checkpoint.refuse_not_finite()
@@ -114,16 +114,16 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._holder
 
-    def held(self, name: str) -> Held | None:
+    def stored(self, name: str) -> TensorMetadata | None:
         if name not in self._holder:
             return None
         view = self._holder[name].get_slice(name)
-        return Held(view.get_dtype(), tuple(view.get_shape()))
+        return TensorMetadata(view.get_dtype(), tuple(view.get_shape()))
 
     def read(
         self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
     ) -> None:
-        self.leave(name)
+        self.skip(name)
         report("reading weights", len(self._read), len(self._holder))
         view = self._holder[name].get_slice(name)
         parts = list(shard) if shard is not None else [Share(0, width, width) for width in into.shape]
@@ -144,7 +144,7 @@ class Checkpoint:
         into.copy_(tensor.T if transposed else tensor)
         self._finite.add(name, into)
 
-    def leave(self, name: str) -> None:
+    def skip(self, name: str) -> None:
         if name not in self._holder:
             raise UnsupportedModelError(f"{self._folder}: tensor {name} is missing")
         self._read.add(name)
@@ -183,7 +183,7 @@ class DummyWeights:
     def __contains__(self, name: str) -> bool:
         return True
 
-    def held(self, name: str) -> Held | None:
+    def stored(self, name: str) -> TensorMetadata | None:
         return None
 
     def read(
@@ -208,7 +208,7 @@ class DummyWeights:
             return _DUMMY_STD
         return next((std for end, std in _DUMMY_STD_OF_EXPERTS.items() if name.endswith(end)), _DUMMY_STD)
 
-    def leave(self, name: str) -> None:
+    def skip(self, name: str) -> None:
         pass
 
 

@@ -24,7 +24,7 @@ class Epilogue:
     gated: bool = False
 
 
-NOTHING_MORE = Epilogue()
+NO_EPILOGUE = Epilogue()
 
 
 class Norm(Protocol):
@@ -89,7 +89,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TensorMetadata:
     """How a tensor is stored: `dtype` as safetensors names it ("BF16", "F8_E4M3"), and its shape."""
 
     dtype: str
@@ -103,7 +103,7 @@ class WeightSource(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
-    def held(self, name: str) -> Held | None:
+    def stored(self, name: str) -> TensorMetadata | None:
         """How the tensor called `name` is stored; None if it is not, or if nothing is (weights that are drawn)."""
         ...
 
@@ -118,7 +118,7 @@ class WeightSource(Protocol):
         """
         ...
 
-    def leave(self, name: str) -> None:
+    def skip(self, name: str) -> None:
         """Say that the tensor called `name` is another rank's to read. Raises like `read` if it is missing."""
         ...
 
@@ -197,7 +197,7 @@ class WeightFormat(Protocol):
     """How the weights of linear layers are kept and multiplied by. One object serves all layers of a model."""
 
     @property
-    def kept(self) -> str | None:
+    def stored_as(self) -> str | None:
         """What weights are kept as, for people to read ("fp8 by channel"); None: in the dtype that is computed in."""
         ...
 

@@ -9,7 +9,7 @@ from types import TracebackType
 import torch
 import torch.nn.functional as F
 
-from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 
 # Rows that the packed layout is tuned for. One layout serves all: it is within a few percent of the
 # best one from 1 to 512 rows, where layouts tuned for 1 row lose up to half of the speed at 8 and 32.
@@ -45,7 +45,7 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return torch.add(_LINE, x * x, alpha=_GELU_CUBE).mul_(x).sigmoid_().mul_(x)
 
 
-class OneThread:
+class SingleThread:
     """Within it, the calling thread computes alone. Entering and leaving take a quarter of a microsecond together.
 
     A thread that has slept takes 20 us and more to come, and on a busy machine its core may have other things to do.
@@ -66,7 +66,7 @@ class OneThread:
 class PlainMatmul:
     """The weight as it is: `F.linear`."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NO_EPILOGUE) -> None:
         self._weight = weight
         self._bias = bias
         self._epilogue = epilogue
@@ -90,7 +90,7 @@ class PackedMatmul:
     time a number of rows is seen (about a millisecond for each weight shape) and then cached by oneDNN.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NO_EPILOGUE) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, TUNED_ROWS)
         self._bias = bias
         self._left = epilogue if epilogue.gated else None

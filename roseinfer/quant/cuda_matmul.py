@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm
-from roseinfer.quant.cuda_rows import FewRows, finish
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
+from roseinfer.quant.cuda_rows import SkinnyMatmul, finish
 
 
 class CudaMatmul:
@@ -15,7 +15,7 @@ class CudaMatmul:
         self._transposed = weight.t()
         self._bias = bias
         self._epilogue = epilogue
-        self._few = FewRows(weight, None, bias, epilogue)
+        self._few = SkinnyMatmul(weight, None, bias, epilogue)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
@@ -23,7 +23,7 @@ class CudaMatmul:
         if self._few.pays(x.shape[0]):
             return self._few(x, residual=residual, out=out)
         if out is not None:
-            assert residual is None and self._bias is None and self._epilogue == NOTHING_MORE
+            assert residual is None and self._bias is None and self._epilogue == NO_EPILOGUE
             return torch.mm(x, self._transposed, out=out)
         if residual is not None:
             if self._bias is None:

@@ -8,7 +8,7 @@ from roseinfer.kernels.linear.skinny import SkinnyNorm, pays, skinny_linear
 from roseinfer.quant.base import Epilogue, Norm
 
 
-class FewRows:
+class SkinnyMatmul:
     """A product by `skinny_linear`, which fuses all that is around it.
 
     Its `overlap` is right because what a product reads, but for its input and residual, never changes.

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from roseinfer.core.errors import ConfigError
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import (
-    NOTHING_MORE,
+    NO_EPILOGUE,
     Epilogue,
     ExpertNames,
     ExpertShape,
@@ -80,7 +80,7 @@ def load_sequential_experts(
     experts = [
         (
             weights.load(source, gate_up[2 * number : 2 * number + 2], gated),
-            weights.load(source, [down[number]], NOTHING_MORE),
+            weights.load(source, [down[number]], NO_EPILOGUE),
         )
         for number in range(shape.count)
     ]

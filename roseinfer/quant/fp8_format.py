@@ -41,8 +41,8 @@ class Fp8Format:
         self._parts: Parts | None = None
 
     @property
-    def kept(self) -> str:
-        return f"{self._scheme.shown}, widened" if self._widens else self._scheme.shown
+    def stored_as(self) -> str:
+        return f"{self._scheme.label}, widened" if self._widens else self._scheme.label
 
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
         weight = self.read(source, pieces)
@@ -119,7 +119,7 @@ def _round(source: WeightSource, pieces: Sequence[Piece], into: Fp8Weight) -> No
         rows = slice(start, start + sum(piece.outs.width for piece in batch))
         part = part_of(into, rows)
         wide = read_weight(source, batch)
-        drawn = source.held(f"{batch[0].name}.weight") is None  # and so there is nothing to be near to
+        drawn = source.stored(f"{batch[0].name}.weight") is None  # and so there is nothing to be near to
         rounded = Fp8Weight.of(wide, block=into.is_block) if drawn or into.is_block else Fp8Weight.nearest(wide)
         part.codes.copy_(rounded.codes)
         part.scales.copy_(rounded.scales)

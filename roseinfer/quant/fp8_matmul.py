@@ -12,8 +12,8 @@ from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.linear.fp8_product import MULTIPLE, Fp8Factor
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
 from roseinfer.kernels.linear.fp8_tiles import Parts
-from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Norm, Pair
-from roseinfer.quant.cuda_rows import FewRows, finish
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Matmul, Norm, Pair
+from roseinfer.quant.cuda_rows import SkinnyMatmul, finish
 from roseinfer.quant.fp8_weight import Fp8Weight
 
 
@@ -29,14 +29,14 @@ class Fp8Matmul:
         self._factor = Fp8Factor(weight.codes, weight.scales, parts)
         self._bias = bias
         self._epilogue = epilogue
-        self.few = FewRows(weight.codes, weight.scales, bias, epilogue)
+        self.few = SkinnyMatmul(weight.codes, weight.scales, bias, epilogue)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         if self.few.pays(x.shape[0]):
             return self.few(x, residual=residual, out=out)
-        assert residual is None or self._epilogue == NOTHING_MORE, "only the few rows' kernel has both"
+        assert residual is None or self._epilogue == NO_EPILOGUE, "only the few rows' kernel has both"
         product = self.product(plain_rows(x, grouped=self._factor.grouped), x.dtype, residual)
         result = finish(product, self._epilogue)
         return result if out is None else out.copy_(result)
@@ -48,7 +48,7 @@ class Fp8Matmul:
         return result if out is None else out.copy_(result)
 
     def paired(self, second: Matmul) -> Pair | None:
-        if isinstance(second, Fp8Matmul) and second._epilogue == NOTHING_MORE:
+        if isinstance(second, Fp8Matmul) and second._epilogue == NO_EPILOGUE:
             return Fp8Pair(self, second)
         return None
 

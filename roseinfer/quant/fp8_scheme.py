@@ -22,7 +22,7 @@ class Fp8Scheme:
     ignored: tuple[str, ...] = ()
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """Description for people. One scale for a matrix is stored as one for each of its channels."""
         return f"fp8 by {'block' if self.layout == 'block' else 'channel'}"
 

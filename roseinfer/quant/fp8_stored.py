@@ -7,7 +7,7 @@ import torch
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Build, Held, Piece, WeightSource
+from roseinfer.quant.base import Build, Piece, TensorMetadata, WeightSource
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
 
@@ -22,7 +22,7 @@ _CHECKED_AT_ONCE = 1 << 26
 
 def is_fp8(source: WeightSource, name: str) -> bool:
     """Whether the tensor called `name` is stored as codes."""
-    held = source.held(name)
+    held = source.stored(name)
     return held is not None and held.dtype == CODES
 
 
@@ -78,7 +78,7 @@ def _read_piece(source: WeightSource, scheme: Fp8Scheme, piece: Piece, into: Fp8
         into.scales.fill_(read_scalar(source, scale))
     for name in _names(piece, _OF_INPUTS):
         if name in source:
-            source.leave(name)
+            source.skip(name)
 
 
 def _are_numbers(weight: Fp8Weight) -> bool:
@@ -110,7 +110,7 @@ def _names(piece: Piece, last_parts: Sequence[str]) -> list[str]:
 
 def read_scalar(source: WeightSource, name: str) -> torch.Tensor:
     """The one number [] float32 that the tensor called `name` holds, whatever its dimensions."""
-    held = source.held(name)
+    held = source.stored(name)
     value = torch.empty(1, device=source.build.device)
     if held is not None and held.shape in ((), (1, 1)):
         value = value.view(held.shape)
@@ -120,7 +120,7 @@ def read_scalar(source: WeightSource, name: str) -> torch.Tensor:
 
 def _read_channels(source: WeightSource, name: str, outs: Share, into: torch.Tensor) -> None:
     """Scales of shape [N, 1] or [N]."""
-    held = source.held(name)
+    held = source.stored(name)
     if held is not None and len(held.shape) == 1:
         source.read(name, into, shard=(outs,))
     else:
@@ -140,7 +140,7 @@ def _blocks(share: Share) -> Share:
     return Share(first, end - first, -(-share.whole // SCALE_BLOCK))
 
 
-class Widened:
+class WideningSource:
     """A source whose tensors may be FP8 codes with scales, for readers of plain floats: they get them widened."""
 
     def __init__(self, inner: WeightSource, scheme: Fp8Scheme) -> None:
@@ -151,11 +151,11 @@ class Widened:
     def __contains__(self, name: str) -> bool:
         return name in self._inner
 
-    def held(self, name: str) -> Held | None:
-        return self._inner.held(name)
+    def stored(self, name: str) -> TensorMetadata | None:
+        return self._inner.stored(name)
 
-    def leave(self, name: str) -> None:
-        self._inner.leave(name)
+    def skip(self, name: str) -> None:
+        self._inner.skip(name)
 
     def read(
         self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False

@@ -24,7 +24,7 @@ class Int8Format:
     """See `WeightFormat`. Whatever the checkpoint holds is read as floats, a piece at a time, and rounded."""
 
     def __init__(self) -> None:
-        self.kept: str | None = "int8" if activation_codes() == MAX_CODE else "int8, activations in 7 bits"
+        self.stored_as: str | None = "int8" if activation_codes() == MAX_CODE else "int8, activations in 7 bits"
         self._memory = _Memory()
 
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:

@@ -2,7 +2,7 @@
 
 import torch
 
-from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 from roseinfer.quant.cpu_matmul import activate
 from roseinfer.quant.int8_product import Int8Product
 from roseinfer.quant.rotation import Rotation
@@ -18,7 +18,7 @@ class Int8Matmul:
         self,
         product: Int8Product,
         bias: torch.Tensor | None,
-        epilogue: Epilogue = NOTHING_MORE,
+        epilogue: Epilogue = NO_EPILOGUE,
         rotation: Rotation | None = None,
     ) -> None:
         """`rotation`: what the weight's columns were rotated by."""
@@ -38,7 +38,7 @@ class Int8Matmul:
         result = self._product(x)
         if self._bias is not None:
             result.add_(self._bias)
-        if self._epilogue is not NOTHING_MORE:
+        if self._epilogue is not NO_EPILOGUE:
             result = activate(result, self._epilogue)
         if residual is not None:
             result.add_(residual)

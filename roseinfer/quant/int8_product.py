@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from roseinfer.quant.cpu_matmul import OneThread
+from roseinfer.quant.cpu_matmul import SingleThread
 from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
 
 # Codes of activations if every pair of products must stay within 16 bits: 2 * 127 * 127 < 2^15, where an activation,
@@ -59,7 +59,7 @@ class FbgemmProduct:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         # A row of zeros becomes NaN, which is some code, and its result is multiplied by zero.
         largest = x.abs().amax(1, keepdim=True)
-        with OneThread() if x.shape[0] <= self._alone_rows else nullcontext():
+        with SingleThread() if x.shape[0] <= self._alone_rows else nullcontext():
             result: torch.Tensor = self._multiply(x / largest, 1 / self._max_code, self._max_code + 1, self._packed)
         return result.mul_(largest)
 
@@ -119,7 +119,7 @@ def head_product(weight: Int8Weight, *, both: bool) -> Int8Product:
     return BothProducts(weight, _MANY_ROWS_OF_HEAD) if both else OnednnProduct(weight)
 
 
-def why_not() -> str | None:
+def unsupported_reason() -> str | None:
     """What is missing here, as the end of a sentence; None if int8 runs."""
     if _ENGINE not in torch.backends.quantized.supported_engines:
         return "this PyTorch lacks FBGEMM, which its builds for x86 have"

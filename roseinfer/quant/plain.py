@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import NOTHING_MORE, Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Piece, WeightSource
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Piece, WeightSource
 from roseinfer.quant.cpu_matmul import PackedMatmul, PlainMatmul, can_pack
 from roseinfer.quant.experts import load_sequential_experts
 
@@ -16,7 +16,7 @@ from roseinfer.quant.experts import load_sequential_experts
 class PlainFormat:
     """See `WeightFormat`."""
 
-    kept: str | None = None
+    stored_as: str | None = None
 
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
         return plain_matmul(read_weight(source, pieces), read_bias(source, pieces), epilogue)
@@ -72,7 +72,7 @@ def read_bias(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor | N
     return bias
 
 
-def plain_matmul(weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE) -> Matmul:
+def plain_matmul(weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NO_EPILOGUE) -> Matmul:
     """The fastest product that works here by a weight that is loaded already, such as tied embeddings.
 
     The caller drops its own reference to `weight` to free the plain copy.

@@ -8,7 +8,7 @@ from roseinfer.quant.base import WeightFormat
 from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.int8_format import Int8Format
-from roseinfer.quant.int8_product import why_not
+from roseinfer.quant.int8_product import unsupported_reason
 from roseinfer.quant.plain import PlainFormat
 
 _FP8_CAPABILITY = (9, 0)
@@ -36,7 +36,7 @@ def choose_format(
 def _int8(device: torch.device) -> Int8Format:
     if device.type != "cpu":
         raise ConfigError("quantization int8 is for CPUs; on a GPU there is fp8")
-    missing = why_not()
+    missing = unsupported_reason()
     if missing is not None:
         raise ConfigError(f"quantization int8 does not run here: {missing}")
     return Int8Format()

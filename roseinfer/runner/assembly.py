@@ -29,7 +29,7 @@ from roseinfer.runner.seats import SeatTable
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a runner is assembled from. `backend`: as `resolve_backend` returns. `kept`: K and V in the store.
+    """What a runner is assembled from. `backend`: as `resolve_backend` returns. `kv_dtype`: K and V in the store.
     `num_host_blocks`: KV blocks in host memory, 0 for none. `captured_tokens`: of the largest step with prompts that is
     captured.
     """
@@ -41,7 +41,7 @@ class Shape:
     limits: StepLimits
     captured_tokens: int
     backend: str
-    kept: torch.dtype
+    kv_dtype: torch.dtype
     graphs: bool
     num_host_blocks: int = 0
 
@@ -74,7 +74,7 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
     spec = model.spec
     with _memory_for(f"a KV cache of {shape.num_blocks} blocks", "num_kv_blocks or kv_cache_memory_bytes"):
         # One block more than the scheduler knows of, for rows that only pad a batch.
-        store = KVStore(shape.num_blocks + 1, shape.block_size, model.attention, shape.kept, model.device)
+        store = KVStore(shape.num_blocks + 1, shape.block_size, model.attention, shape.kv_dtype, model.device)
     with _memory_for(f"{shape.max_num_seqs} seats", "max_num_seqs"):
         seats = SeatTable(
             shape.max_num_seqs,
@@ -128,7 +128,7 @@ def _attention_shape(model: CausalLM, shape: Shape) -> AttentionShape:
         max_model_len=shape.max_model_len,
         block_size=shape.block_size,
         dtype=model.dtype,
-        kept=shape.kept,
+        kv_dtype=shape.kv_dtype,
         device=model.device,
     )
 

@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from roseinfer.attention.host_store import GIB, check_host_memory, num_host_blocks
-from roseinfer.attention.kv_fp8 import kept_dtype
+from roseinfer.attention.kv_fp8 import kv_dtype_of
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import resolve_backend
@@ -73,10 +73,10 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         device = rank_device(config.model.device, group.rank, group.size)
         spec = read_model_spec(folder, config.model.max_model_len)
         dtype = resolve_dtype(spec, config.model.dtype, device)
-        kept = kept_dtype(config.cache.kv_cache_dtype, dtype)
+        kv_dtype = kv_dtype_of(config.cache.kv_cache_dtype, dtype)
         if spec.quantization is None:
-            _check_keys(spec, kept, (None,))
-        backend = resolve_backend(config.model.attention_backend, spec.attention, dtype, device, kept)
+            _check_keys(spec, kv_dtype, (None,))
+        backend = resolve_backend(config.model.attention_backend, spec.attention, dtype, device, kv_dtype)
         generation = read_generation_config(folder)
         check_context(config.model.max_model_len, spec.max_position)
         model = load_model(
@@ -89,16 +89,16 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             quantization=config.model.quantization,
             group=group,
         )
-        _check_keys(spec, kept, model.kv_scales)
+        _check_keys(spec, kv_dtype, model.kv_scales)
     with _phase(startup_s, "cache"):
-        num_blocks = group.minimum(_num_blocks(config, model, backend, kept, group.size))
+        num_blocks = group.minimum(_num_blocks(config, model, backend, kv_dtype, group.size))
         max_model_len = resolve_max_model_len(
             config.model.max_model_len, spec.max_position, num_blocks * config.cache.block_size
         )
         limits = StepLimits.of(config.scheduler, max_model_len)
-        bytes_per_block = KVStore.bytes_per_block(model.attention, config.cache.block_size, kept)
+        bytes_per_block = KVStore.bytes_per_block(model.attention, config.cache.block_size, kv_dtype)
         host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)
-        shape = _shape(config, num_blocks, max_model_len, backend, kept, limits)
+        shape = _shape(config, num_blocks, max_model_len, backend, kv_dtype, limits)
         assembly = assemble(model, replace(shape, num_host_blocks=host_blocks), group)
         _compile(assembly, model, shape)
     with _phase(startup_s, "warm-up"):
@@ -154,25 +154,25 @@ def _set_threads(config: EngineConfig, group: LiveGroup) -> None:
         torch.set_num_threads(threads)
 
 
-def _check_keys(spec: ModelSpec, kept: torch.dtype, scales: Sequence[KVScales | None]) -> None:
-    """Raise `ConfigError` if the model's keys do not fit what they are to be kept in. scales: of its layers."""
-    if kept == CODES and spec.qkv_bias and not spec.qk_norm and None in scales:
+def _check_keys(spec: ModelSpec, kv_dtype: torch.dtype, scales: Sequence[KVScales | None]) -> None:
+    """Raise `ConfigError` if the model's keys do not fit `kv_dtype`. scales: of its layers."""
+    if kv_dtype == CODES and spec.qkv_bias and not spec.qk_norm and None in scales:
         raise ConfigError(
             f"kv_cache_dtype is fp8, but the keys of {spec.architecture} have a bias, which makes some of their "
             "dimensions too large for FP8 without scales, and the checkpoint brings none"
         )
 
 
-def _num_blocks(config: EngineConfig, model: CausalLM, backend: str, kept: torch.dtype, ranks: int) -> int:
+def _num_blocks(config: EngineConfig, model: CausalLM, backend: str, kv_dtype: torch.dtype, ranks: int) -> int:
     spec, block_size = model.spec, config.cache.block_size
-    bytes_per_block = KVStore.bytes_per_block(model.attention, block_size, kept)
+    bytes_per_block = KVStore.bytes_per_block(model.attention, block_size, kv_dtype)
     context = config.model.max_model_len or spec.max_position
     blocks_of_use = config.scheduler.seats * -(-context // block_size)
 
     def default_bytes() -> int:
         if model.device.type == "cpu":
             return default_cpu_cache_bytes(config.engines * ranks)
-        return _free_cuda_bytes(config, model, backend, kept)
+        return _free_cuda_bytes(config, model, backend, kv_dtype)
 
     return num_kv_blocks(config.cache, bytes_per_block, blocks_of_use, default_bytes)
 
@@ -185,7 +185,7 @@ def _rehearsed(config: EngineConfig, limits: StepLimits, device: torch.device) -
 
 
 def _shape(
-    config: EngineConfig, num_blocks: int, max_model_len: int, backend: str, kept: torch.dtype, limits: StepLimits
+    config: EngineConfig, num_blocks: int, max_model_len: int, backend: str, kv_dtype: torch.dtype, limits: StepLimits
 ) -> Shape:
     return Shape(
         config.cache.block_size,
@@ -196,12 +196,12 @@ def _shape(
         # A step of a burst takes so long that to launch its kernels one by one is no matter.
         config.scheduler.max_num_batched_tokens if config.scheduler.enable_chunked_prefill else limits.max_tokens,
         backend=backend,
-        kept=kept,
+        kv_dtype=kv_dtype,
         graphs=not config.model.enforce_eager,
     )
 
 
-def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kept: torch.dtype) -> int:
+def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kv_dtype: torch.dtype) -> int:
     """GPU memory for the KV cache: the configured share of the total, less what is in use and what a full step takes.
 
     A step as full as its limits allow is run over a small scratch cache to see its peak. CUDA graphs keep a pool of
@@ -215,7 +215,7 @@ def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kept: 
     num_blocks = sum(length // config.cache.block_size + 1 for length in lengths)
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)
-    shape = _shape(config, num_blocks, context, backend, kept, limits)
+    shape = _shape(config, num_blocks, context, backend, kv_dtype, limits)
     shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows)
     assembly = assemble(model, shape)
     _compile(assembly, model, shape)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from roseinfer.attention.base import CHUNK_FIELDS
+from roseinfer.attention.base import CHUNK_FIELD_COUNT
 from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.kernels.common.inputs import COUNT, FIRST, SEAT, START, WRITE_FROM, expand_rows
 from roseinfer.runner.device import Staging, aligned
@@ -34,7 +34,7 @@ class CudaInputs:
         self.seats = seats
         self.max_rows = max_rows
         # Layout, rows of tokens, positions that want logits, samples; and a map of chunks.
-        self.staging = Staging(FIELDS * rows + 2 * tokens + 2 * rows + CHUNK_FIELDS * (rows + tokens), device)
+        self.staging = Staging(FIELDS * rows + 2 * tokens + 2 * rows + CHUNK_FIELD_COUNT * (rows + tokens), device)
         self.input_ids = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.slots = torch.zeros(max_tokens, dtype=torch.int64, device=device)
@@ -96,7 +96,7 @@ class CudaInputs:
     def stage_mixed(self, columns: Columns, bucket: int, chunk_map: np.ndarray, chunks: int) -> "StagedMixed":
         """Upload any step and its `chunk_map`, padded to `bucket` tokens and `chunks` entries of the map.
 
-        chunk_map: [g, CHUNK_FIELDS]. `chunks`: no more than rows and tokens together.
+        chunk_map: [g, CHUNK_FIELD_COUNT]. `chunks`: no more than rows and tokens together.
         """
         rows = min(bucket, self.max_rows)
         num_tokens, width = sum(columns.count), _width(rows)
@@ -121,7 +121,7 @@ class CudaInputs:
         tokens_at, map_at, _ = _mixed_sections(width, bucket, chunks)
         staged = self.staging.device
         layout = self._expand(staged, width, staged[tokens_at : tokens_at + bucket])
-        chunk_map = staged[map_at : map_at + CHUNK_FIELDS * chunks].view(chunks, CHUNK_FIELDS)
+        chunk_map = staged[map_at : map_at + CHUNK_FIELD_COUNT * chunks].view(chunks, CHUNK_FIELD_COUNT)
         return self._placeholder(bucket, rows, layout, chunk_map)
 
     # --- parts ----------------------------------------------------------------------------------------------------
@@ -240,4 +240,4 @@ def _mixed_sections(width: int, tokens: int, chunks: int) -> tuple[int, int, int
     """Where a staged mixed step has the rows of its tokens, its map of chunks, and its tail."""
     tokens_at = FIELDS * width
     map_at = tokens_at + aligned(tokens)
-    return tokens_at, map_at, map_at + aligned(CHUNK_FIELDS * chunks)
+    return tokens_at, map_at, map_at + aligned(CHUNK_FIELD_COUNT * chunks)

@@ -5,7 +5,7 @@ from itertools import accumulate
 import pytest
 import torch
 
-from roseinfer.attention.kv_fp8 import Widener, kept_dtype, narrow
+from roseinfer.attention.kv_fp8 import CodeWidener, kv_dtype_of, narrow
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.torch_backend import TorchAttention
@@ -26,7 +26,7 @@ def seeded() -> None:
 @pytest.mark.parametrize("columns", [6, 7])
 def test_every_code_is_widened_exactly(dtype: torch.dtype, columns: int) -> None:
     codes = ALL_CODES.repeat(columns * 3).view(-1, columns)
-    wide = Widener(dtype, CPU)(codes, torch.empty(codes.shape, dtype=dtype))
+    wide = CodeWidener(dtype, CPU)(codes, torch.empty(codes.shape, dtype=dtype))
     assert torch.equal(wide.nan_to_num(1e4), codes.to(dtype).nan_to_num(1e4))
     assert torch.equal(narrow(wide[:, None], None).float().nan_to_num(0)[:, 0], codes.float().nan_to_num(0))
 
@@ -40,8 +40,8 @@ def test_what_is_beyond_the_codes_becomes_the_largest_and_what_is_no_number_stay
 
 
 def test_what_is_kept() -> None:
-    assert kept_dtype("auto", torch.bfloat16) is torch.bfloat16
-    assert kept_dtype("fp8", torch.bfloat16) is CODES
+    assert kv_dtype_of("auto", torch.bfloat16) is torch.bfloat16
+    assert kv_dtype_of("fp8", torch.bfloat16) is CODES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

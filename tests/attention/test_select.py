@@ -7,7 +7,7 @@ import torch
 
 from roseinfer.attention import select
 from roseinfer.attention.base import AttentionBackend, GraphableAttention
-from roseinfer.attention.select import make_attention, resolve_backend, why_not
+from roseinfer.attention.select import make_attention, resolve_backend, unsupported_reason
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
@@ -79,7 +79,7 @@ def test_torch_and_triton_support_windows(gpu: None) -> None:
 
 
 def test_layers_of_different_heads_share_no_plan(gpu: None) -> None:
-    assert "layers" in (why_not("triton", [PLAIN, spec_of(2, 2, 64)], torch.bfloat16, CUDA) or "")
+    assert "layers" in (unsupported_reason("triton", [PLAIN, spec_of(2, 2, 64)], torch.bfloat16, CUDA) or "")
 
 
 def test_what_a_backend_can_do_is_what_it_implements() -> None:

@@ -11,8 +11,8 @@ from roseinfer.attention.heads import HeadNorms, HeadTransform, Rotary, default_
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.kernels.attention import prefill_shares
-from roseinfer.kernels.attention.decode_few import MOST_ROWS
-from roseinfer.kernels.attention.prefill import SMALL_STEP
+from roseinfer.kernels.attention.decode_few import MAX_ROWS as MAX_FEW_ROWS
+from roseinfer.kernels.attention.prefill import MAX_SMALL_STEP_TOKENS
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from tests.helpers.attention import shape_of, spec_of, store_of
@@ -68,17 +68,17 @@ class Case:
         dtype: torch.dtype = torch.float32,
         windows: tuple[int | None, ...] = (None,) * LAYERS,
         max_len: int = MAX_LEN,
-        kept: torch.dtype | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         # In bfloat16 the torch backend rounds after each of norm, weight and rotation, the kernels only once.
         self.roundings = 4 if dtype == torch.bfloat16 else 1
-        kept = kept or dtype
+        kv_dtype = kv_dtype or dtype
         spec = transform.spec
         self.transforms = [replace(transform, spec=replace(spec, window=window)) for window in windows]
         self.transform, self.block_size, self.device, self.dtype = transform, block_size, device, dtype
         num_blocks = 2048 // block_size + MAX_ROWS
         self.stores = [
-            store_of(num_blocks, LAYERS, block_size, spec.kv_heads, spec.head_dim, kept, device) for _ in range(2)
+            store_of(num_blocks, LAYERS, block_size, spec.kv_heads, spec.head_dim, kv_dtype, device) for _ in range(2)
         ]
         self.stores[0].data.fill_(float("nan"))
         self.stores[1].data.fill_(float("nan"))
@@ -90,7 +90,7 @@ class Case:
             max_model_len=max_len,
             block_size=block_size,
             dtype=dtype,
-            kept=kept,
+            kv_dtype=kv_dtype,
             device=device,
         )
         self.backends = TritonAttention(shape), TorchAttention(specs, dtype)
@@ -152,7 +152,7 @@ def test_prompts_then_chunks_then_decodes(heads, kv_heads, dim, llama, block_siz
     case.step([row(tables[2], 36, 1), row(tables[0], 2, 1), row(tables[3], 5, 1), row(tables[1], 34, 1)])
 
 
-@one_of_many("count", [1, MOST_ROWS + 1], exhaustive=[MOST_ROWS])
+@one_of_many("count", [1, MAX_FEW_ROWS + 1], exhaustive=[MAX_FEW_ROWS])
 def test_few_decodes_and_more(count, device) -> None:
     """Few take one launch a layer; what one kernel has written, the other reads."""
     case = Case(head_transform(2, 1, 32, device, llama=True), 16, device, windows=(None, 9))
@@ -185,7 +185,7 @@ def test_codes(llama, captured, device) -> None:
     transform = head_transform(4, 2, 16, device, llama=llama)
     if captured:
         transform = replace(transform, kv_scales=KVScales(*(0.1 + torch.rand(2, 2, device=device))))
-    case = Case(transform, 16, device, windows=(None, 24), kept=CODES)
+    case = Case(transform, 16, device, windows=(None, 24), kv_dtype=CODES)
     if llama:
         case.roundings = 300  # where norm and rotation round differently, the next code may be nearer
     tables = [case.table(90) for _ in range(3)]
@@ -257,6 +257,6 @@ def test_who_computes_the_chunks_of_a_large_step(device, monkeypatch) -> None:
     assert bulk(2048, 0, (0, 1024), (0, 1024)) and bulk(8192, 0, (0, 8192))
     assert not bulk(2048, 230, (0, 1024), (0, 794))
     assert bulk(2048, 230, (4096, 1024), (0, 794)) and bulk(8192, 10, *[(0, 1024)] * 7)
-    assert not bulk(SMALL_STEP, 0, (8192, SMALL_STEP))
+    assert not bulk(MAX_SMALL_STEP_TOKENS, 0, (8192, MAX_SMALL_STEP_TOKENS))
     monkeypatch.setattr(backend, "_bulk", False)
     assert not bulk(8192, 0, (0, 8192))

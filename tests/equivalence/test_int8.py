@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch.nn.functional as F
 
-from roseinfer.quant.int8_product import why_not
+from roseinfer.quant.int8_product import unsupported_reason
 from tests.equivalence.models import SMALL_SHAPES, save_model
 from tests.equivalence.near_ties import DifferentError, compare
 from tests.equivalence.runs import SETTINGS, Run, Runs
 from tests.helpers.held_out import cosine, held_out_logits, held_out_tokens, loss_of
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"int8 does not run here: {why_not()}")
+pytestmark = pytest.mark.skipif(
+    unsupported_reason() is not None, reason=f"int8 does not run here: {unsupported_reason()}"
+)
 
 # Of log probabilities, which differ by .1 and more from those in float32.
 TOLERANCE = 0.05

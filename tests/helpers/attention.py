@@ -13,7 +13,7 @@ def spec_of(heads: int, kv_heads: int, head_dim: int, **more: object) -> Attenti
 
 def shape_of(*specs: AttentionSpec, device: torch.device, **more: object) -> AttentionShape:
     sizes = {"max_rows": 12, "max_tokens": 1024, "max_model_len": 256, "block_size": 16, "dtype": torch.float32}
-    more.setdefault("kept", more.get("dtype", torch.float32))
+    more.setdefault("kv_dtype", more.get("dtype", torch.float32))
     return AttentionShape(specs=specs, device=device, **{**sizes, **more})  # type: ignore[arg-type]
 
 

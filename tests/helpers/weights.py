@@ -7,7 +7,7 @@ import torch
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.parallel.group import RankGroup, Share, SingleRank
-from roseinfer.quant.base import Build, Held, WeightFormat
+from roseinfer.quant.base import Build, TensorMetadata, WeightFormat
 from roseinfer.quant.plain import PlainFormat
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float8_e4m3fn: "F8_E4M3"}
@@ -25,16 +25,16 @@ class Named:
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
-    def held(self, name: str) -> Held | None:
+    def stored(self, name: str) -> TensorMetadata | None:
         if name not in self.tensors:
             return None
         tensor = self.tensors[name]
-        return Held(DTYPES[tensor.dtype], tuple(tensor.shape))
+        return TensorMetadata(DTYPES[tensor.dtype], tuple(tensor.shape))
 
     def read(
         self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
     ) -> None:
-        self.leave(name)
+        self.skip(name)
         tensor = self.tensors[name].T if transposed else self.tensors[name]
         for dim, part in enumerate(shard or ()):
             assert tensor.shape[dim] == part.whole
@@ -42,7 +42,7 @@ class Named:
         assert tensor.shape == into.shape
         into.copy_(tensor)
 
-    def leave(self, name: str) -> None:
+    def skip(self, name: str) -> None:
         if name not in self.tensors:
             raise UnsupportedModelError(f"tensor {name} is missing")
         self.asked.add(name)

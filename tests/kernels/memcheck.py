@@ -66,7 +66,7 @@ class Sizes:
     """`heads`: of the models. `mixed`: tokens of captured steps that mix chunks and decodes. `linears`: weight rows,
     columns, whether gated, and the numbers of input rows. `eight`: the same of products in FP8, without gates.
     `mixture`: a layer of experts, and the numbers of tokens.
-    `kept`: what K and V are kept in, beside `dtype`."""
+    `kv_dtypes`: dtypes of K and V besides `dtype`."""
 
     rows: int
     longest: int
@@ -78,7 +78,7 @@ class Sizes:
     mixture: tuple[ExpertShape, tuple[int, ...]]
     wide: tuple[int, int]
     dtype: torch.dtype
-    kept: tuple[torch.dtype, ...] = (CODES,)
+    kv_dtypes: tuple[torch.dtype, ...] = (CODES,)
 
 
 def qwen3_experts(count: int, top_k: int, hidden: int, width: int) -> ExpertShape:
@@ -114,8 +114,8 @@ REAL = Sizes(
 
 def attention(sizes: Sizes, device: torch.device) -> None:
     """From the rows of a step to attention: a full decode step, captured mixed steps with padding, an eager one."""
-    for heads, kept in product(sizes.heads, (sizes.dtype, *sizes.kept)):
-        bench = _Steps(sizes, heads, kept, device)
+    for heads, kv_dtype in product(sizes.heads, (sizes.dtype, *sizes.kv_dtypes)):
+        bench = _Steps(sizes, heads, kv_dtype, device)
         bench.decodes(sizes.rows)
         bench.decodes(sizes.rows - sizes.rows // 4)
         bench.few(min(3, sizes.rows))
@@ -236,13 +236,13 @@ PARTS = {
 class _Steps:
     """Seats with a token pool and scattered blocks, one layer of cache, and the backend."""
 
-    def __init__(self, sizes: Sizes, heads: Heads, kept: torch.dtype, device: torch.device) -> None:
+    def __init__(self, sizes: Sizes, heads: Heads, kv_dtype: torch.dtype, device: torch.device) -> None:
         self._sizes, self._heads, self._device = sizes, heads, device
         self._rng = random.Random(0)
         each = -(-sizes.longest // BLOCK)
         blocks = sizes.rows * each // 2 + 1
-        self._store = store_of(blocks + 1, 1, BLOCK, heads.kv, heads.dim, kept, device)
-        if kept == CODES:
+        self._store = store_of(blocks + 1, 1, BLOCK, heads.kv, heads.dim, kv_dtype, device)
+        if kv_dtype == CODES:
             self._store.data.view(torch.uint8).random_(0, 0x7F)  # any codes but NaN
         else:
             self._store.data.normal_()
@@ -257,7 +257,7 @@ class _Steps:
             max_model_len=each * BLOCK,
             block_size=BLOCK,
             dtype=sizes.dtype,
-            kept=kept,
+            kv_dtype=kv_dtype,
             device=device,
         )
         self._backend = TritonAttention(shape)

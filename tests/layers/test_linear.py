@@ -5,7 +5,7 @@ import torch
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.layers.embedding import LMHead, VocabEmbedding
-from roseinfer.layers.linear import Linear, Out, RMSNorm, Split
+from roseinfer.layers.linear import Linear, RMSNorm, Split, StackedOutput
 from roseinfer.quant.base import WeightSource
 from tests.helpers.weights import Imagined, Named, build_for
 
@@ -46,7 +46,7 @@ def test_outputs_dealt_out(size: int, stacked: bool) -> None:
         kinds = ("weight", "bias")
         tensors = {f"all.{kind}": torch.cat([tensors[f"{i}.{kind}"] for i in "012"]) for kind in kinds} | tensors
         names = ("all",)
-    outs = (Out(16, 4), Out(8, 4, repeat=True), Out(8, 4, repeat=True))
+    outs = (StackedOutput(16, 4), StackedOutput(8, 4, repeat=True), StackedOutput(8, 4, repeat=True))
     x = torch.randn(3, 8)
     parts = [x @ tensors[f"{i}.weight"].T + tensors[f"{i}.bias"] for i in "012"]
     for rank in range(size):

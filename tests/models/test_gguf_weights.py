@@ -78,7 +78,7 @@ def test_experts_of_quantised_files_and_of_ranks(tmp_path: Path) -> None:
         part = torch.empty(16, 40)
         weights.read("model.layers.1.mlp.experts.4.up_proj.weight", part, shard=(Share(32, 16, 64), Share(8, 40, 64)))
         assert torch.equal(part, expected[4, 32:48, 8:48])
-        held = weights.held("model.layers.1.mlp.experts.4.up_proj.weight")
+        held = weights.stored("model.layers.1.mlp.experts.4.up_proj.weight")
         assert held is not None and (held.dtype, held.shape) == ("Q8_0", (64, 64))
 
 
@@ -183,9 +183,9 @@ def test_damage_is_named(tmp_path: Path) -> None:
 
 def test_what_is_kept_in_codes_is_not_read_as_codes(tmp_path: Path) -> None:
     with one_layer(tmp_path, quantised("Q8_0", (512, 512)), "Q8_0") as weights:
-        held = weights.held(Q_PROJ)
+        held = weights.stored(Q_PROJ)
         assert held is not None and (held.dtype, held.shape) == ("Q8_0", (512, 512))
-        assert weights.held("lm_head.scales") is None and "lm_head.weight" in weights
+        assert weights.stored("lm_head.scales") is None and "lm_head.weight" in weights
         with pytest.raises(UnsupportedModelError, match="has type Q8_0"):
             weights.read(Q_PROJ, torch.empty(512, 512, dtype=torch.int8))
 

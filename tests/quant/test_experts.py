@@ -15,7 +15,7 @@ from roseinfer.quant.fp8_format import Fp8Format
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.int8_format import Int8Format
-from roseinfer.quant.int8_product import why_not
+from roseinfer.quant.int8_product import unsupported_reason
 from tests.helpers.weights import BUILD, Imagined, Named, build_for
 
 SHAPE = ExpertShape(count=7, top_k=3, hidden=40, width=24, renormalise=True, activation="silu")
@@ -138,7 +138,7 @@ def in_blocks(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]
     return narrow, wide
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"int8 does not run here: {why_not()}")
+@pytest.mark.skipif(unsupported_reason() is not None, reason=f"int8 does not run here: {unsupported_reason()}")
 def test_experts_in_int8() -> None:
     shape = replace(BLOCKS, width=192)
     tensors, x = draw(shape), inputs(12, 256)

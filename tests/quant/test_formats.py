@@ -39,7 +39,7 @@ LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 class ChannelFp8:
     """e4m3 weights with a scale for each output, `X.weight_scale` [out, 1]: widened while they load."""
 
-    kept: str | None = "the tests' own"
+    stored_as: str | None = "the tests' own"
 
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
         return PlainMatmul(torch.cat([self._widened(source, piece) for piece in pieces]), None, epilogue)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
-from roseinfer.layers.linear import Linear, Out, Split
+from roseinfer.layers.linear import Linear, Split, StackedOutput
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import DummyWeights, load_model
@@ -110,7 +110,7 @@ def test_ranks_read_their_blocks() -> None:
     tensors = {"up.weight": codes, "up.weight_scale_inv": scales}
     x, parts = torch.randn(3, 256), []
     for rank in range(2):
-        layer = Linear(256, Out(512, 128), split=Split.OUTPUTS)
+        layer = Linear(256, StackedOutput(512, 128), split=Split.OUTPUTS)
         layer.load(Named(tensors, build_for(Imagined(rank, 2), Fp8Format(BLOCK, rounds=False, widens=True))), "up")
         parts.append(layer(x))
     torch.testing.assert_close(torch.cat(parts, 1), x @ widened(codes, scales).T)
@@ -171,9 +171,9 @@ def test_what_weights_are_kept_as(
 ) -> None:
     pytest.importorskip("triton")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert choose_format(asked, stored, GPU, torch.bfloat16).kept == kept
+    assert choose_format(asked, stored, GPU, torch.bfloat16).stored_as == kept
     for device, dtype in ((GPU, torch.float32), (CPU, torch.bfloat16)):
-        assert choose_format(asked, stored, device, dtype).kept == (kept and f"{kept}, widened")
+        assert choose_format(asked, stored, device, dtype).stored_as == (kept and f"{kept}, widened")
 
 
 def test_gpus_without_fp8_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.kernels.linear.fp8_rows import rows_reference
 from roseinfer.layers.linear import LayerNorm, RMSNorm
-from roseinfer.quant.base import NOTHING_MORE, Epilogue, Norm
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 from roseinfer.quant.cpu_matmul import PlainMatmul
 from roseinfer.quant.fp8_weight import Fp8Weight
 from tests.helpers.interpreter import hurry, round_codes
@@ -55,7 +55,7 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device=DEVICE).to(DTYPE)
 
 
-def fp8_matmul(weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue = NOTHING_MORE):  # type: ignore[no-untyped-def]
+def fp8_matmul(weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue = NO_EPILOGUE):  # type: ignore[no-untyped-def]
     from roseinfer.quant.fp8_matmul import Fp8Matmul
 
     return Fp8Matmul(weight, bias, epilogue, parts())
@@ -102,7 +102,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("rows", [FEW, MANY])
-@pytest.mark.parametrize("epilogue", [NOTHING_MORE, Epilogue("gelu"), SILU], ids=str)
+@pytest.mark.parametrize("epilogue", [NO_EPILOGUE, Epilogue("gelu"), SILU], ids=str)
 @pytest.mark.parametrize("biased", [False, True])
 def test_products(rows: int, epilogue: Epilogue, biased: bool, block: bool) -> None:
     weight, x = draw_weight(OUT, WIDTH, block), draw(rows, WIDTH)
@@ -123,7 +123,7 @@ def test_a_norm_before(rows: int, kind: type[RMSNorm] | type[LayerNorm], block: 
 @pytest.mark.parametrize("rows", [FEW, MANY])
 def test_a_residual_is_the_accumulator(rows: int, block: bool) -> None:
     weight, x, residual = draw_weight(OUT, WIDTH, block), draw(rows, WIDTH), draw(rows, OUT)
-    expected = exact(x, weight, None, NOTHING_MORE) + residual.double()
+    expected = exact(x, weight, None, NO_EPILOGUE) + residual.double()
     result = fp8_matmul(weight, None)(x, residual)
     assert result.data_ptr() == residual.data_ptr()
     assert_near(result, expected)
@@ -133,7 +133,7 @@ def test_a_residual_is_the_accumulator(rows: int, block: bool) -> None:
 def test_the_result_goes_where_it_is_wanted(rows: int, block: bool) -> None:
     weight, x, out = draw_weight(OUT, WIDTH, block), draw(rows, WIDTH), draw(rows, OUT)
     assert fp8_matmul(weight, None)(x, None, out).data_ptr() == out.data_ptr()
-    assert_near(out, exact(x, weight, None, NOTHING_MORE))
+    assert_near(out, exact(x, weight, None, NO_EPILOGUE))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_pairs(rows: int, epilogue: Epilogue, block: bool, down_by_blocks: bool)
     up, down = draw_weight(OUT, WIDTH, block), draw_weight(WIDTH, width, down_by_blocks)
     x, residual, norm = draw(rows, WIDTH), draw(rows, WIDTH), load_norm(RMSNorm, WIDTH)
     between = exact(normed(norm, x), up, None, epilogue)
-    expected = exact(between, down, None, NOTHING_MORE) + residual.double()
+    expected = exact(between, down, None, NO_EPILOGUE) + residual.double()
     both = fp8_matmul(up, None, epilogue).paired(fp8_matmul(down, None))
     result = both(norm, x, residual)
     assert result.data_ptr() == residual.data_ptr()

@@ -10,17 +10,19 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.layers.linear import LayerNorm
 from roseinfer.parallel.group import Share
 from roseinfer.quant import int8_product
-from roseinfer.quant.base import NOTHING_MORE, Epilogue, Piece
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Piece
 from roseinfer.quant.int8_format import Int8Format
 from roseinfer.quant.int8_matmul import Int8Matmul
-from roseinfer.quant.int8_product import BothProducts, FbgemmProduct, OnednnProduct, why_not
+from roseinfer.quant.int8_product import BothProducts, FbgemmProduct, OnednnProduct, unsupported_reason
 from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
 from roseinfer.quant.rotation import Rotation
 from roseinfer.quant.select import choose_format
 from tests.helpers.weights import Named
 from tests.quant.test_matmul import EPILOGUES, activated
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"int8 does not run here: {why_not()}")
+pytestmark = pytest.mark.skipif(
+    unsupported_reason() is not None, reason=f"int8 does not run here: {unsupported_reason()}"
+)
 
 WIDTH, OUT = 320, 448
 ROWS = (1, 2, 7, 8, 33, 200)
@@ -135,7 +137,7 @@ def test_what_is_around_a_product(epilogue: Epilogue, dtype: torch.dtype) -> Non
     assert found.dtype is dtype
     torch.testing.assert_close(found.double(), expected, **near)
     assert matmul(x, None, out) is out and torch.equal(out, found)
-    if epilogue == NOTHING_MORE:
+    if epilogue == NO_EPILOGUE:
         residual = torch.randn(8, OUT).to(dtype)
         kept = residual.clone()
         torch.testing.assert_close(matmul(x, residual).double(), expected + residual.double(), **near)
@@ -159,7 +161,7 @@ def test_the_format_stacks_pieces_and_reads_transposed_ones() -> None:
     pieces = [
         Piece(name, Share(0, outs, outs), Share(0, ins, ins), transposed=True, bias=True) for name, (outs, ins) in whole
     ]
-    matmul = Int8Format().load(Named(tensors), pieces, NOTHING_MORE)
+    matmul = Int8Format().load(Named(tensors), pieces, NO_EPILOGUE)
     x = torch.randn(5, WIDTH)
     expected = rotated_and_exact(x, torch.cat((first, second)), codes_here(FbgemmProduct)) + bias.double()
     torch.testing.assert_close(matmul(x).double(), expected, rtol=1e-4, atol=1e-4)
@@ -201,7 +203,7 @@ def test_a_second_layout_is_kept_where_there_is_memory(
     monkeypatch.setattr("roseinfer.quant.int8_format.available_memory_bytes", lambda: free)
     chosen = Int8Format()
     piece = Piece("a", Share(0, OUT, OUT), Share(0, WIDTH, WIDTH))
-    layer = chosen.load(Named({"a.weight": draw_weight()}), [piece], NOTHING_MORE)
+    layer = chosen.load(Named({"a.weight": draw_weight()}), [piece], NO_EPILOGUE)
     found = {type(layer._product), type(chosen.table(draw_weight()).head()._product)}
     assert found == ({BothProducts} if layouts == "both" else {FbgemmProduct, OnednnProduct})
 
@@ -230,7 +232,7 @@ def only_exact_for(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
 
 def test_a_cpu_whose_sums_saturate_gets_seven_bits(only_exact_for: set[int]) -> None:
     only_exact_for.add(63)
-    assert Int8Format().kept == "int8, activations in 7 bits"
+    assert Int8Format().stored_as == "int8, activations in 7 bits"
     assert isinstance(int8_product.head_product(Int8Weight.of(draw_weight()), both=True), FbgemmProduct)
     x, weight = torch.randn(3, WIDTH), draw_weight()
     expected = exact(x, weight, 63)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.layers.linear import LayerNorm, RMSNorm
-from roseinfer.quant.base import NOTHING_MORE, Epilogue, Matmul, Norm
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Matmul, Norm
 from roseinfer.quant.cpu_matmul import MIN_PACKED_ELEMENTS, PackedMatmul, PlainMatmul, can_pack
 from roseinfer.quant.plain import plain_matmul
 from tests.helpers.interpreter import hurry
@@ -117,15 +117,15 @@ def test_epilogues(kind: Kind, epilogue: Epilogue, with_bias: bool) -> None:
 def test_a_residual_is_added(kind: Kind, with_bias: bool) -> None:
     weight = draw_weight(kind)
     bias = draw(kind, OUT) if with_bias else None
-    product = kind.make(weight, bias, NOTHING_MORE)
+    product = kind.make(weight, bias, NO_EPILOGUE)
     for rows in kind.rows:
         x, residual = draw(kind, rows, WIDTH), draw(kind, rows, OUT)
-        expected = exact(x, weight, bias, NOTHING_MORE) + residual.double()
+        expected = exact(x, weight, bias, NO_EPILOGUE) + residual.double()
         assert_near(product(x, residual), expected, kind)
 
 
 @pytest.mark.parametrize("norm_of", [RMSNorm, LayerNorm])
-@pytest.mark.parametrize("epilogue", [NOTHING_MORE, Epilogue("silu", gated=True)], ids=str)
+@pytest.mark.parametrize("epilogue", [NO_EPILOGUE, Epilogue("silu", gated=True)], ids=str)
 def test_a_norm_before(kind: Kind, norm_of: type[RMSNorm] | type[LayerNorm], epilogue: Epilogue) -> None:
     weight = draw_weight(kind)
     norm: Norm = norm_of(WIDTH, 1e-5)
@@ -151,12 +151,12 @@ def test_a_norm_before(kind: Kind, norm_of: type[RMSNorm] | type[LayerNorm], epi
 
 def test_the_result_goes_where_it_is_wanted(kind: Kind) -> None:
     weight = draw_weight(kind)
-    product = kind.make(weight, None, NOTHING_MORE)
+    product = kind.make(weight, None, NO_EPILOGUE)
     for rows in kind.rows:
         x, out = draw(kind, rows, WIDTH), torch.full((rows, OUT), torch.nan, dtype=kind.dtype, device=kind.device)
         result = product(x, None, out)
         assert result.data_ptr() == out.data_ptr()
-        assert_near(out, exact(x, weight, None, NOTHING_MORE), kind)
+        assert_near(out, exact(x, weight, None, NO_EPILOGUE), kind)
 
 
 @pytest.mark.parametrize("kind_of", [PlainMatmul, PackedMatmul])

@@ -185,7 +185,9 @@ def test_chunks_change_nothing_with_a_real_model_and_backend(folder):
 
 
 def test_layers_that_no_backend_computes_are_refused_before_weights_are_read(folder, monkeypatch):
-    monkeypatch.setattr("roseinfer.attention.torch_backend.why_not", lambda specs: f"it lacks {specs[0].heads} heads")
+    monkeypatch.setattr(
+        "roseinfer.attention.torch_backend.unsupported_reason", lambda specs: f"it lacks {specs[0].heads} heads"
+    )
     with pytest.raises(
         UnsupportedModelError, match=r"no attention backend supports this model .*torch: it lacks 4 heads"
     ):

@@ -134,5 +134,5 @@ def read_model(
         widened = widened_weights(folder)
     except (RoseinferError, OSError) as error:
         return Model(name, error=str(error))
-    quantised = None if spec.quantization is None else spec.quantization.shown
+    quantised = None if spec.quantization is None else spec.quantization.label
     return Model(name, None, None, spec.architecture, weights, spec.max_position, quantised, widened)

@@ -17,9 +17,9 @@ from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.common.triton_support import tl, triton
 
-MOST_ROWS: int = 32
+MAX_ROWS: int = 32
 _ALWAYS, _HEADS = 16, 128  # rows, and KV heads of all rows together, up to one of which it is the fastest
-MOST_PARTS: int = 32  # of a row
+MAX_PARTS: int = 32  # of a row
 # Small programs wait least, for each other's warps and for K and V: see `docs/attention.md` for figures.
 _TILE, _WARPS, _STAGES = 32, 2, 3
 _PROGRAMS = 4  # of a multiprocessor, if contexts are long enough
@@ -27,15 +27,15 @@ _PROGRAMS = 4  # of a multiprocessor, if contexts are long enough
 _FEW_PARTS: int = 16
 _PARTS: tl.constexpr = tl.constexpr(_FEW_PARTS)
 _LONG: tl.constexpr = tl.constexpr(4)
-_MOST_PARTS: tl.constexpr = tl.constexpr(MOST_PARTS)
-_MOST_ROWS: tl.constexpr = tl.constexpr(MOST_ROWS)
+_MOST_PARTS: tl.constexpr = tl.constexpr(MAX_PARTS)
+_MOST_ROWS: tl.constexpr = tl.constexpr(MAX_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
 class FewWorkspace:
     """Where parts are left, allocated once so that captured graphs stay valid.
 
-    sums: [MOST_ROWS, MOST_PARTS, heads, D] and peaks: [MOST_ROWS, MOST_PARTS, heads, 2] float32. arrived: [MOST_ROWS,
+    sums: [MAX_ROWS, MAX_PARTS, heads, D] and peaks: [MAX_ROWS, MAX_PARTS, heads, 2] float32. arrived: [MAX_ROWS,
     kv_heads] int32 counts the parts of a row that are done; all zero between kernels. processors: multiprocessors.
     """
 
@@ -50,9 +50,9 @@ class FewWorkspace:
     ) -> "FewWorkspace":
         return cls(
             processors,
-            sums=torch.zeros((MOST_ROWS, MOST_PARTS, heads, head_dim), dtype=torch.float32, device=device),
-            peaks=torch.zeros((MOST_ROWS, MOST_PARTS, heads, 2), dtype=torch.float32, device=device),
-            arrived=torch.zeros((MOST_ROWS, kv_heads), dtype=torch.int32, device=device),
+            sums=torch.zeros((MAX_ROWS, MAX_PARTS, heads, head_dim), dtype=torch.float32, device=device),
+            peaks=torch.zeros((MAX_ROWS, MAX_PARTS, heads, 2), dtype=torch.float32, device=device),
+            arrived=torch.zeros((MAX_ROWS, kv_heads), dtype=torch.int32, device=device),
         )
 
 
@@ -62,7 +62,7 @@ def few_pays(rows: int, kv_heads: int) -> bool:
     With 8 KV heads it is at 16 rows; beyond, up to 4% of a layer faster or slower by contexts (H200, Qwen3-8B,
     2026-11-23). With 4 it is still 1 to 2% of a layer of Qwen3-30B-A3B faster at 24 to 32 rows.
     """
-    return 0 < rows <= (MOST_ROWS if rows * kv_heads <= _HEADS else _ALWAYS)
+    return 0 < rows <= (MAX_ROWS if rows * kv_heads <= _HEADS else _ALWAYS)
 
 
 def decode_few(
@@ -83,18 +83,18 @@ def decode_few(
     window: int = 0,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """`store_heads` and then `decode_attention` of R <= MOST_ROWS rows, with their arguments; qkv is left as it is.
+    """`store_heads` and then `decode_attention` of R <= MAX_ROWS rows, with their arguments; qkv is left as it is.
 
     qkv: [R, (heads + 2 * kv_heads) * D]. slots: [R] int64. The position of a row's query is the last of its context,
     whose key and value are in the cache already if their slot is -1. out: [R, heads, D].
     """
     rows, heads, head_dim = out.shape
     block_size, kv_heads = k_cache.shape[1:3]
-    assert rows <= MOST_ROWS and qkv.stride(1) == 1 and k_cache.stride() == v_cache.stride()
+    assert rows <= MAX_ROWS and qkv.stride(1) == 1 and k_cache.stride() == v_cache.stride()
     assert (k_cache.dtype == CODES) == (kv_scales is not None)
     k_scales, v_scales = kv_scales or (None, None)
     budget = max(1, _PROGRAMS * workspace.processors // kv_heads)
-    parts = min(budget, max(_FEW_PARTS, min(MOST_PARTS, budget // rows)))
+    parts = min(budget, max(_FEW_PARTS, min(MAX_PARTS, budget // rows)))
     _few_kernel[(kv_heads, rows, parts)](
         qkv,
         k_cache,

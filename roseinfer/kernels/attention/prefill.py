@@ -30,7 +30,7 @@ class PrefillConfig:
 
 
 # Steps of up to this many tokens take small tiles, see `choose_prefill_config`.
-SMALL_STEP = 1024
+MAX_SMALL_STEP_TOKENS = 1024
 
 
 def choose_prefill_config(
@@ -67,7 +67,7 @@ def choose_prefill_config(
         return PrefillConfig(max(16, least), 32, 8, 2)
     if head_dim > 128:
         return PrefillConfig(max(64, least), 64, 8, 2)
-    if tokens > SMALL_STEP:
+    if tokens > MAX_SMALL_STEP_TOKENS:
         if fp8:
             return PrefillConfig(max(128, least), 128, 8, 3)
         return PrefillConfig(max(128, least), 64, 8, 2, 128) if short else PrefillConfig(max(128, least), 64, 8, 3)

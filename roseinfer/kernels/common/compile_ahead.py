@@ -19,8 +19,8 @@ from typing import Any
 from roseinfer.kernels.common.triton_support import HAS_TRITON, triton
 
 # After which a fork is given up, and its kernel compiled here when it is needed.
-PATIENCE_S = 60.0
-_LOOK_S = 0.005
+FORK_TIMEOUT_S = 60.0
+_POLL_INTERVAL_S = 0.005
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def compiling(processes: int | None = None) -> Iterator[bool]:
         return
     from triton.runtime.jit import JITFunction
 
-    forks, run = Forks(processes), JITFunction.run
+    forks, run = ForkExecutor(processes), JITFunction.run
     with triton.AsyncCompileMode(forks, ignore_errors=True):  # who launches the kernel finds the error again
         JITFunction.run = lambda self, *args, grid, warmup, **kwargs: run(self, *args, grid=grid, warmup=True, **kwargs)
         try:
@@ -46,11 +46,11 @@ def compiling(processes: int | None = None) -> Iterator[bool]:
                 JITFunction.run = run
             forks.finish()
         except BaseException:
-            forks.give_up()
+            forks.cancel()
             raise
 
 
-class Forks(Executor):
+class ForkExecutor(Executor):
     """Calls every function twice: in a fork, for what that leaves behind, and when all are done here."""
 
     def __init__(self, processes: int) -> None:
@@ -62,7 +62,7 @@ class Forks(Executor):
         """Of one argument: a function without any. Its future is done after `finish`."""
         assert not args and not kwargs
         while len(self._running) >= self._processes:
-            self._look()
+            self._reap()
         self._calls.append((fn, Future()))
         with warnings.catch_warnings():
             # Other threads of this process do not run in the fork, which takes no lock of theirs.
@@ -70,22 +70,22 @@ class Forks(Executor):
             child = _fork()
         if child == 0:
             _call_and_exit(fn)
-        self._running[child] = time.monotonic() + PATIENCE_S
+        self._running[child] = time.monotonic() + FORK_TIMEOUT_S
         return self._calls[-1][1]
 
     def finish(self) -> None:
         while self._running:
-            self._look()
+            self._reap()
         for fn, future in self._calls:
             try:
                 future.set_result(fn())
             except Exception as error:
                 future.set_exception(error)
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """End all forks; futures that are not done never will be: whoever waits for one gets an error."""
         for child in self._running:
-            with suppress(ProcessLookupError, ChildProcessError):  # `_look` was interrupted between its end and this
+            with suppress(ProcessLookupError, ChildProcessError):  # `_reap` was interrupted between its end and this
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
         self._running.clear()
@@ -93,9 +93,9 @@ class Forks(Executor):
             if not future.done():
                 future.set_exception(RuntimeError("what was to be compiled ahead was given up"))
 
-    def _look(self) -> None:
+    def _reap(self) -> None:
         """Wait for a moment, and forget who has ended."""
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
         for child, until_s in list(self._running.items()):
             if time.monotonic() > until_s:
                 os.kill(child, signal.SIGKILL)
@@ -125,7 +125,7 @@ def _call_and_exit(fn: Callable[[], Any]) -> None:
     """In the fork, which ends without any of the clearing up that is its parent's."""
     status = 1
     try:
-        _let_go()
+        _detach_descriptors()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         fn()
@@ -134,7 +134,7 @@ def _call_and_exit(fn: Callable[[], Any]) -> None:
         os._exit(status)
 
 
-def _let_go() -> None:
+def _detach_descriptors() -> None:
     """Point every descriptor at nothing: who talks to the parent sees its end at once, and its ports are free then.
 
     Not closed, for Python's objects would close what gets the same number.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roseinfer.kernels.attention.decode import decode_attention_reference
-from roseinfer.kernels.attention.decode_few import MOST_ROWS, FewWorkspace, decode_few, few_pays
+from roseinfer.kernels.attention.decode_few import MAX_ROWS, FewWorkspace, decode_few, few_pays
 from roseinfer.kernels.attention.heads import cos_sin_table, store_heads_reference
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
 from tests.helpers.paged import PagedCase, assert_near, paged_case
@@ -99,7 +99,7 @@ def test_one_launch_is_two(heads, kv_heads, dim, llama, block_size, window, code
 def test_more_parts_than_tiles_and_as_many_rows_as_there_may_be(device) -> None:
     contexts = (1, 2, 64, 65, 66, 129, 1, 200, *range(30, 54))
     layer = layer_of(contexts, 4, 2, 16, 16, torch.float32, device, llama=True)
-    assert layer.rows == MOST_ROWS
+    assert layer.rows == MAX_ROWS
     for parts in (2, 16):
         found = layer.run(workspace_of(layer, parts)).clone()
         assert_near(found, layer.expected())
@@ -123,4 +123,4 @@ def test_a_token_that_is_not_to_be_written_is_in_the_cache_already(device) -> No
 def test_rows_that_it_is_for() -> None:
     """More where few heads of K and V leave the GPU idle."""
     assert not few_pays(0, 8) and few_pays(1, 64) and few_pays(16, 64)
-    assert not few_pays(17, 8) and few_pays(MOST_ROWS, 4) and not few_pays(MOST_ROWS + 1, 1)
+    assert not few_pays(17, 8) and few_pays(MAX_ROWS, 4) and not few_pays(MAX_ROWS + 1, 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from roseinfer.kernels.attention.prefill import (
-    SMALL_STEP,
+    MAX_SMALL_STEP_TOKENS,
     PrefillConfig,
     choose_prefill_config,
     queries_per_block,
@@ -139,7 +139,8 @@ def test_chosen_configs_fit(group, head_dim, dtype, device) -> None:
 
 def test_tiles_grow_with_the_step_and_hold_any_group() -> None:
     tiles = [
-        choose_prefill_config(tokens, 4, 128, torch.bfloat16).block_m for tokens in (1, SMALL_STEP, SMALL_STEP + 1)
+        choose_prefill_config(tokens, 4, 128, torch.bfloat16).block_m
+        for tokens in (1, MAX_SMALL_STEP_TOKENS, MAX_SMALL_STEP_TOKENS + 1)
     ]
     assert tiles[0] == tiles[1] < tiles[2]
     for group in (1, 71, 128):

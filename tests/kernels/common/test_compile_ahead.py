@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from roseinfer.kernels.common import compile_ahead
-from roseinfer.kernels.common.compile_ahead import Forks, compiling
+from roseinfer.kernels.common.compile_ahead import ForkExecutor, compiling
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 
 
@@ -39,7 +39,7 @@ def test_forks_run_beside_each_other_and_leave_only_files(tmp_path: Path) -> Non
         here.append(-1)
         return -1
 
-    forks = Forks(2)
+    forks = ForkExecutor(2)
     futures = [forks.submit(lambda number=number: call(number)) for number in (1, 0)]
     forks.finish()
     found = {future.result() for future in futures}
@@ -61,7 +61,7 @@ def test_a_fork_leaves_what_nobody_needs_to_its_parent(tmp_path: Path) -> None:
         kept.clear()
 
     gc.collect()
-    forks = Forks(2)
+    forks = ForkExecutor(2)
     Circle()
     forks.submit(allocate)
     forks.finish()
@@ -70,7 +70,7 @@ def test_a_fork_leaves_what_nobody_needs_to_its_parent(tmp_path: Path) -> None:
 
 
 def test_a_fork_that_fails_or_hangs_leaves_it_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(compile_ahead, "FORK_TIMEOUT_S", 0.2)
     mine = os.getpid()
 
     def fails() -> str:
@@ -86,7 +86,7 @@ def test_a_fork_that_fails_or_hangs_leaves_it_to_this_process(monkeypatch: pytes
     def wrong() -> str:
         raise ValueError("whoever does it")
 
-    forks = Forks(3)
+    forks = ForkExecutor(3)
     first, second, third = map(forks.submit, (fails, hangs, wrong))
     forks.finish()
     assert (first.result(), second.result()) == ("here", "here, too")
@@ -103,7 +103,7 @@ def test_a_fork_holds_nothing_open_that_its_parent_has(tmp_path: Path) -> None:
         while os.getpid() != mine and not over.exists():
             time.sleep(0.001)
 
-    forks = Forks(1)
+    forks = ForkExecutor(1)
     forks.submit(works)
     os.close(there)
     ended, _, _ = select.select([here], [], [], 20.0)
@@ -122,7 +122,7 @@ def test_an_interruption_ends_the_forks_and_compiles_nothing_here(late: bool, mo
     mine, here = os.getpid(), []
     forks: list[int] = []
 
-    def interrupted(self: Forks) -> None:
+    def interrupted(self: ForkExecutor) -> None:
         raise KeyboardInterrupt
 
     def compiles() -> None:
@@ -140,8 +140,8 @@ def test_an_interruption_ends_the_forks_and_compiles_nothing_here(late: bool, mo
                 raise KeyboardInterrupt
 
     if late:
-        monkeypatch.setattr(Forks, "_look", interrupted)
-    monkeypatch.setattr(compile_ahead, "PATIENCE_S", 0.5)
+        monkeypatch.setattr(ForkExecutor, "_look", interrupted)
+    monkeypatch.setattr(compile_ahead, "FORK_TIMEOUT_S", 0.5)
     with pytest.raises(KeyboardInterrupt):
         launch_one()
     assert active_mode.get() is None and not here and len(forks) == 1
