@@ -1,4 +1,4 @@
-"""What policies with objectives know beforehand: what steps cost and how long outputs will be; and its options."""
+"""Estimates that policies with objectives plan with: step costs and output lengths, with their options."""
 
 from dataclasses import dataclass, field, replace
 
@@ -11,9 +11,9 @@ from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.lengths.estimators import LENGTH_ESTIMATORS, LengthEstimator, make_lengths
 
 FAST = CostParams(step_s=1e-3, token_s=5e-6, pair_s=0.0, row_s=5e-6, context_s=1e-9)
-FAST_EXPERTS_S = 1e-3  # all of them
-# Another machine's constants, and not all of them: nearer than a guess, and given up when steps say otherwise.
-LEARNT_TRUST = 0.1
+ALL_EXPERTS_S = 1e-3
+# Standard deviation of constants that were learnt elsewhere: closer than a guess, and quickly overruled by steps.
+LEARNT_TRUST_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class CostOptions:
     """Options of a policy that predicts step times."""
 
     cost_model: str | None = option(
-        None, "what steps cost, to begin with, from `roseinfer calibrate`; default: learnt from scratch", metavar="FILE"
+        None, "initial cost model, written by `roseinfer calibrate`; default: learnt from scratch", metavar="FILE"
     )
 
 
@@ -31,8 +31,8 @@ class LengthOptions:
 
     length_estimator: str = option(
         "classifier",
-        "output lengths: classifier = predictions that come with requests, for what they proved worth, else as ecdf; "
-        "ecdf = from those that have ended; oracle = predictions are true",
+        "output lengths: classifier = predictions that come with requests, corrected by their past errors, else as "
+        "ecdf; ecdf = from outputs that have ended; oracle = predictions are exact",
         choices=LENGTH_ESTIMATORS,
     )
 
@@ -42,9 +42,9 @@ class LengthOptions:
 
 @dataclass(slots=True)
 class Estimates:
-    """What steps cost, and how long outputs will be. Both learn as they go.
+    """Cost model and length estimator, which both learn while the engine runs.
 
-    The first guess of the cost is a fast machine's, and given up at the first steps: a policy turns nobody away for it.
+    The initial cost is a fast machine's, so that no request is rejected for it, and the first steps overrule it.
     """
 
     cost: CostModel = field(default_factory=lambda: CostModel(FAST, trust=1.0))
@@ -52,9 +52,11 @@ class Estimates:
 
     @classmethod
     def of(cls, options: object, learnt: CostParams | None = None, experts: ExpertChoice | None = None) -> "Estimates":
-        """Those that a policy's options ask for. `learnt`: what an engine like this one has learnt, which is newer than
-        a `cost_model`. `experts`: the model's. Raises `ConfigError` for a `cost_model` that is none, or of a model with
-        other experts; one without is taken for a guess.
+        """Return the estimates that a policy's options ask for.
+
+        `learnt`: constants that a similar engine has learnt; they replace those of `cost_model`. `experts`: experts of
+        the model. Raise `ConfigError` for an invalid `cost_model`, or one of a model with other experts. The constants
+        of a model without experts serve as a first guess.
         """
         estimates = cls()
         if isinstance(options, LengthOptions):
@@ -62,12 +64,12 @@ class Estimates:
         if not isinstance(options, CostOptions):
             return estimates
         if learnt is not None:
-            estimates.cost = CostModel(replace(learnt, experts=experts), trust=LEARNT_TRUST)
+            estimates.cost = CostModel(replace(learnt, experts=experts), trust=LEARNT_TRUST_SHARE)
         elif options.cost_model is not None:
             estimates.cost = _from_file(options.cost_model, experts)
         elif experts is not None:
             estimates.cost = CostModel(
-                replace(FAST, expert_s=FAST_EXPERTS_S / experts.count, experts=experts), trust=1.0
+                replace(FAST, expert_s=ALL_EXPERTS_S / experts.count, experts=experts), trust=1.0
             )
         return estimates
 
@@ -80,4 +82,4 @@ def _from_file(path: str, experts: ExpertChoice | None) -> CostModel:
         has = "none" if experts is None else f"{experts.top_k} of {experts.count}"
         of = f"{params.experts.top_k} of {params.experts.count} experts a token"
         raise ConfigError(f"cost_model: {path} is of a model with {of}; this one has {has}")
-    return CostModel(replace(params, experts=experts), trust=LEARNT_TRUST)
+    return CostModel(replace(params, experts=experts), trust=LEARNT_TRUST_SHARE)

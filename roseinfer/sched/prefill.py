@@ -1,4 +1,4 @@
-"""What a step may spend on prompts and on whom: the options that several policies share, and the budget they make."""
+"""Prefill budget: how many prompt tokens and requests a step may start, and the options that set it."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -13,13 +13,13 @@ from roseinfer.sched.policy import View
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillOptions:
-    """Bounds on a step, within those of the scheduler."""
+    """Bounds on a step, in addition to those of the scheduler."""
 
-    max_batch_size: int | None = option(None, "requests that decode in one step, taken in turn; default: all that run")
-    long_prefill_token_threshold: int = option(0, "longest chunk of one prompt in a step; 0 = no limit of its own")
+    max_batch_size: int | None = option(None, "decoding requests in one step, in rotation; default: all that run")
+    long_prefill_token_threshold: int = option(0, "longest chunk of one prompt in a step; 0 = unlimited")
     decode_first: bool = option(True, "decoding requests get a step's tokens before prompts do")
     prefill_max_batch_size: int | None = option(None, "requests that start in one step; default: max_num_seqs")
-    prefill_max_tokens: int | None = option(None, "prompt tokens computed in one step; default: no limit of their own")
+    prefill_max_tokens: int | None = option(None, "prompt tokens computed in one step; default: unlimited")
 
     def __post_init__(self) -> None:
         check_positive(self, "max_batch_size", "prefill_max_batch_size", "prefill_max_tokens")
@@ -27,7 +27,7 @@ class PrefillOptions:
 
 
 def check_not_negative(options: object, *names: str) -> None:
-    """Raise `ConfigError` naming the first of these options that is given and negative; 0 switches it off."""
+    """Raise `ConfigError` for the first of these options that is negative; 0 disables an option."""
     for name in names:
         value = getattr(options, name)
         if value is not None and value < 0:
@@ -35,10 +35,10 @@ def check_not_negative(options: object, *names: str) -> None:
 
 
 class PrefillBudget:
-    """One step's `prefill_max_batch_size`, `prefill_max_tokens` and `max_active_requests`.
+    """Rest of one step's `prefill_max_batch_size`, `prefill_max_tokens` and `max_active_requests`.
 
-    A request costs its prompt tokens that are not cached, and never more than the context. Chunks of prompts that
-    started in earlier steps are paid from the same tokens.
+    A request costs its uncached prompt tokens, at most the context length. Chunks of prompts that started in earlier
+    steps use the same budget.
     """
 
     def __init__(self, config: SchedulerConfig, options: PrefillOptions, view: View) -> None:
@@ -63,23 +63,23 @@ class PrefillBudget:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody else can start in this step."""
+        """True if no further request can start in this step."""
         return self.starts_left <= 0 or (self.tokens_left is not None and self.tokens_left <= 0)
 
     @property
-    def lacks(self) -> Cause:
-        """What the next one waits for if it cannot start in this step."""
+    def next_cause(self) -> Cause:
+        """Cause that keeps the next request from starting in this step, if it cannot start."""
         free = min(self._view.free_seats, self._most_running - len(self._view.running)) - self._started
         return Cause.BUDGET if free > 0 else Cause.SEATS
 
     def fits(self, cost: int) -> bool:
-        """Whether a request of this cost can start within what is left."""
+        """True if a request of this cost can start within the rest of the budget."""
         return not self.closed and (self.tokens_left is None or cost <= self.tokens_left)
 
     def start(self, request: Request) -> bool:
-        """Pay for a request that starts now; False, and nothing paid, if it has to wait.
+        """Charge a request that starts now. Return False without a charge if it has to wait.
 
-        The first one of a step may exceed the tokens: it runs alone, or as far as they go if prompts are chunked.
+        The first request of a step may exceed the tokens: it runs alone, or its first chunk uses all of them.
         """
         if self.closed:
             return False
@@ -93,12 +93,14 @@ class PrefillBudget:
         return True
 
     def first_chunk(self, room: int) -> int:
-        """Tokens of the request that `start` was last called for."""
+        """Return the tokens of the first chunk of the request that `start` last accepted."""
         return room if self._granted is None else min(room, self._granted)
 
     def expected(self, running: int) -> int:
-        """Prompt tokens that the step would compute if nothing else took its tokens: `running` of prompts that started
-        earlier, and those of the waiting requests that would start, by order of arrival.
+        """Return the prompt tokens that the step would compute if it had no decoding rows.
+
+        These are `running` tokens of prompts that started earlier, and those of the waiting requests that would start
+        in order of arrival.
         """
         view, wanted = self._view, running
         free_tokens = view.free_blocks * view.block_size
@@ -115,7 +117,7 @@ class PrefillBudget:
         return min(wanted, view.token_budget)
 
     def next_chunk(self, room: int) -> int:
-        """Pay for a chunk of a prompt that started earlier: as many of `room` tokens as are left."""
+        """Charge a chunk of a prompt that started earlier, and return its tokens: at most `room`."""
         if self.tokens_left is None:
             return room
         taken = max(0, min(room, self.tokens_left))

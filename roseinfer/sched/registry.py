@@ -1,15 +1,15 @@
-"""The scheduling policies there are: each registers itself where it is defined, and all that names policies asks here.
+"""Registry of scheduling policies. Each policy registers itself, and no other module names one.
 
-A policy is a class in a file (or package) of `sched/policies/`, or one that another installed package offers as an
-entry point of the group `roseinfer.policies`:
+A policy is a class in a file (or package) of `sched/policies/`, or an entry point of the group `roseinfer.policies` in
+another installed package:
 
     @register("random", options=RandomOptions)
     class RandomPolicy:
         def __init__(self, config: SchedulerConfig, options: RandomOptions, known: Estimates) -> None: ...
 
 Its options are a frozen dataclass of fields made with `core.option.option`; `PrefillOptions`, `CostOptions` and
-`LengthOptions` are there to inherit from. They become flags, keys of config files and arguments of `LLM`. An option
-that the chosen policy does not have is refused.
+`LengthOptions` are base classes for them. Options become flags, keys of config files and arguments of `LLM`. An option
+that the chosen policy does not have is an error.
 """
 
 import pkgutil
@@ -21,10 +21,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from roseinfer.core.config.engine import CacheConfig, ModelConfig, PricedConfig, ProfileConfig, SchedulerConfig
-from roseinfer.core.config.kv_events import KvEventsConfig
-from roseinfer.core.config.replicas import ReplicasConfig
-from roseinfer.core.config.server import ServerConfig
+from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.sched import policies as own_policies
@@ -35,21 +32,7 @@ from roseinfer.sched.prefill import PrefillOptions
 
 GROUP = "roseinfer.policies"
 SHARED = (PrefillOptions, CostOptions, LengthOptions)
-# An option has one home: these have theirs elsewhere.
-TAKEN = frozenset(
-    f.name
-    for kind in (
-        ModelConfig,
-        CacheConfig,
-        SchedulerConfig,
-        ProfileConfig,
-        PricedConfig,
-        KvEventsConfig,
-        ReplicasConfig,
-        ServerConfig,
-    )
-    for f in fields(kind)
-)
+
 _ENTRY = "__roseinfer_policy__"
 
 Kind = TypeVar("Kind", bound=type)
@@ -58,15 +41,15 @@ Setting = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Of a policy that has none."""
+    """Options of a policy that has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
-    """One policy. `make(config, options, known)` builds it, `options` is its dataclass of options.
+    """One policy. `make(config, options, known)` builds it; `options` is its dataclass of options.
 
-    `contenders`: the names that it is compared under in simulations, each with the settings of which the best counts.
-    `problem`: why it cannot be used, if its package offers it in a way that does not work.
+    `contenders`: names under which simulations compare it, each with settings of which the best one counts. `problem`:
+    reason why it cannot be used, None if it can.
     """
 
     traits: PolicyTraits
@@ -92,10 +75,10 @@ def register(
     priorities: bool = False,
     contenders: Mapping[str, Sequence[Setting]] | None = None,
 ) -> Callable[[Kind], Kind]:
-    """Make a class the policy `name`. For `sheds` and `priorities` see `PolicyTraits`, for the others `PolicyEntry`.
+    """Register a class as the policy `name`. `PolicyTraits` and `PolicyEntry` describe the arguments.
 
-    The settings of `contenders` are scheduler options without the policy's name; by default the policy is compared
-    under its own name, with its defaults.
+    The settings of `contenders` are scheduler options without the policy's name. By default the policy is compared
+    under its own name with its default options.
     """
 
     def mark(kind: Kind) -> Kind:
@@ -106,19 +89,19 @@ def register(
     return mark
 
 
-# --- finding them -----------------------------------------------------------------------------------------------
+# --- discovery --------------------------------------------------------------------------------------------------
 @cache
 def policies() -> Mapping[str, PolicyEntry]:
-    """Every policy by name: those of this package, then those of others."""
+    """Return every policy by name: those of this package, then those of others."""
     return MappingProxyType(find_policies(entry_points(group=GROUP)))
 
 
 def find_policies(points: Iterable[EntryPoint]) -> dict[str, PolicyEntry]:
-    """Those of this package and those behind `points`; one that cannot be used is there with its problem."""
+    """Return the policies of this package and of `points`. One that cannot be used is included with its problem."""
     found = {entry.name: entry for module in _own_modules() for entry in _entries_of(vars(module).values())}
     for point in points:
         entry = _load(point)
-        problem = entry.problem or _objection(entry, found)
+        problem = entry.problem or _problem_of(entry, found)
         if problem is not None:
             where = f"offered by {point.dist.name if point.dist else point.value}"
             entry = _unusable(entry.name, f"scheduling_policy {entry.name} ({where}): {problem}")
@@ -132,7 +115,7 @@ def _own_modules() -> Iterator[Any]:
 
 
 def _entries_of(values: Iterable[Any]) -> Iterator[PolicyEntry]:
-    """Those of the classes that were registered themselves, not by way of what they derive from."""
+    """Yield the entries of the classes that were registered themselves, not through a base class."""
     for value in values:
         if isinstance(value, type) and _ENTRY in vars(value):
             yield vars(value)[_ENTRY]
@@ -141,54 +124,55 @@ def _entries_of(values: Iterable[Any]) -> Iterator[PolicyEntry]:
 def _load(point: EntryPoint) -> PolicyEntry:
     try:
         value = point.load()
-    except Exception as error:  # whatever its package does when it is imported
+    except Exception as error:  # importing a package can raise anything
         return _unusable(point.name, f"cannot be loaded: {error!r}")
     entry = next(_entries_of([value]), None)
     if entry is None:
-        return _unusable(point.name, f"{point.value} is no class with @register")
+        return _unusable(point.name, f"{point.value} is not a class with @register")
     if entry.name != point.name:
         return _unusable(point.name, f"registers itself as {entry.name}")
     return entry
 
 
-def _objection(entry: PolicyEntry, found: Mapping[str, PolicyEntry]) -> str | None:
-    """Why a policy from outside cannot stand beside those found, if so."""
+def _problem_of(entry: PolicyEntry, found: Mapping[str, PolicyEntry]) -> str | None:
+    """Return why a policy of another package cannot be used together with those found, None if it can."""
     if entry.name in found:
         return "another policy has that name"
     if not is_dataclass(entry.options):
-        return "its options are no dataclass"
+        return "its options are not a dataclass"
     prefix = entry.name.replace("-", "_") + "_"
     shared = {f.name for kind in SHARED if issubclass(entry.options, kind) for f in fields(kind)}
     for f in fields(entry.options):
         if f.default is MISSING and f.default_factory is MISSING:
             return f"its option {f.name} has no default"
     for name in sorted(entry.option_names - shared):
-        if not name.startswith(prefix) or name in TAKEN:
+        if not name.startswith(prefix):
             return f"its option {name} must begin with {prefix}"
-    return _no_flags(entry.options)
+    return _flag_problem(entry.options)
 
 
-def _no_flags(options: type[Any]) -> str | None:
-    """Why no flags can be made of these options, if so: every command has the flags of all policies."""
+def _flag_problem(options: type[Any]) -> str | None:
+    """Return why these options cannot become flags, None if they can: every command has the flags of all policies."""
     try:
         hints = get_type_hints(options)
-    except Exception as error:  # they may be any text
+    except Exception as error:  # annotations may be any text
         return f"the types of its options cannot be read: {error!r}"
     for f in fields(options):
-        if not _fits_a_flag(hints[f.name]):
-            return f"its option {f.name} is of a type that no flag can give"
+        if not _is_a_flag_type(hints[f.name]):
+            return f"its option {f.name} has a type that a flag cannot have"
         if _default(f).__class__.__hash__ is None:
-            return f"its option {f.name} has a default that can change"
+            return f"its option {f.name} has a mutable default"
     return None
 
 
-def _fits_a_flag(hint: Any) -> bool:
-    """Whether `options.Option` reads it: a truth value, a number or a text, also None, or any number of numbers, of
-    texts or of tuples of these.
+def _is_a_flag_type(hint: Any) -> bool:
+    """True if `config.options.Option` can parse the type.
+
+    These are bool, int, float and str, optional ones, and tuples of any length of numbers, strings or tuples of these.
     """
     if get_origin(hint) in (UnionType, Union):
         rest = [part for part in get_args(hint) if part is not NoneType]
-        return len(rest) == 1 and _fits_a_flag(rest[0])
+        return len(rest) == 1 and _is_a_flag_type(rest[0])
     if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
         one = get_args(hint)[0]
         parts = get_args(one) if get_origin(one) is tuple else (one,)
@@ -205,7 +189,7 @@ def _unusable(name: str, problem: str) -> PolicyEntry:
 
 # --- options ----------------------------------------------------------------------------------------------------
 def entry_of(name: str) -> PolicyEntry:
-    """Raises `ConfigError` if there is no such policy, or it cannot be used."""
+    """Return a policy by name. Raise `ConfigError` if it does not exist or cannot be used."""
     known = policies()
     if name not in known:
         raise ConfigError(f"scheduling_policy must be one of {', '.join(known)}, got {name!r}")
@@ -216,33 +200,33 @@ def entry_of(name: str) -> PolicyEntry:
 
 
 def options_of(config: SchedulerConfig) -> Any:
-    """The options of the policy that `config` names, as its dataclass.
+    """Return the options of the policy that `config` names, as the policy's dataclass.
 
-    Raises `ConfigError` for a policy that is none, an option that it does not have, and a value that is wrong.
+    Raise `ConfigError` for an unknown policy, an option that it does not have, or an invalid value.
     """
     entry = entry_of(config.policy_name)
     for name in config.policy_options:
         if name not in entry.option_names:
             users = " or ".join(users_of(name))
-            known = f"needs scheduling_policy {users}, not {entry.name}" if users else "is no option of the scheduler"
+            known = f"needs scheduling_policy {users}, not {entry.name}" if users else "is not a scheduler option"
             raise ConfigError(f"{name} {known}")
     return entry.options(**{name: _frozen(value) for name, value in config.policy_options.items()})
 
 
 def users_of(option: str) -> list[str]:
-    """The policies that have this option."""
+    """Return the names of the policies that have this option."""
     return [entry.name for entry in policies().values() if option in entry.option_names]
 
 
 def option_names() -> frozenset[str]:
-    """The options of all policies."""
+    """Return the names of the options of all policies."""
     return frozenset[str]().union(*(entry.option_names for entry in policies().values()))
 
 
 def scheduler_config(**options: Any) -> SchedulerConfig:
-    """The scheduler's config from its options and those of its policy alike; None is what was not given.
+    """Build the scheduler's config from its own options and those of its policy. None means "not given".
 
-    Raises `ConfigError`, also for an option that the policy does not have.
+    Raise `ConfigError`, also for an option that the policy does not have.
     """
     own = {f.name for f in fields(SchedulerConfig)}
     rest = {name: value for name, value in options.items() if name not in own and value is not None}
@@ -255,26 +239,27 @@ def scheduler_config(**options: Any) -> SchedulerConfig:
 def make_policy(
     config: SchedulerConfig, estimates: Estimates | None = None, *, learnt: CostParams | None = None
 ) -> Policy:
-    """The policy that the options name. `estimates` instead of those that they ask for; `learnt`: what steps cost, as
-    an engine like this one has learnt. Raises `ConfigError`.
+    """Build the policy that the config names. Raise `ConfigError`.
+
+    `estimates` replaces those that the options ask for. `learnt`: cost constants that a similar engine has learnt.
     """
     options = options_of(config)
     return entry_of(config.policy_name).make(config, options, estimates or Estimates.of(options, learnt))
 
 
 def all_options() -> type[Any]:
-    """A dataclass of every policy's options, the help of each saying whose it is: what a command line is made from."""
+    """Return a dataclass of the options of all policies for the command line; each help text names the policies."""
     merged: dict[str, tuple[str, Any, Any]] = {}
     for entry in policies().values():
         hints = get_type_hints(entry.options)
         for f in fields(entry.options):
             if f.name not in merged:
-                merged[f.name] = (f.name, hints[f.name], _described(f))
+                merged[f.name] = (f.name, hints[f.name], _with_users(f))
     return make_dataclass("PolicyOptions", merged.values(), frozen=True, kw_only=True)
 
 
 def contenders() -> dict[str, tuple[Setting, ...]]:
-    """What simulations compare: a name -> the options of each setting tried, of which the best counts."""
+    """Return the options of each setting that simulations compare, by contender. The best setting counts."""
     found: dict[str, tuple[Setting, ...]] = {}
     for entry in policies().values():
         for name, settings in entry.contenders.items():
@@ -282,7 +267,7 @@ def contenders() -> dict[str, tuple[Setting, ...]]:
     return found
 
 
-def _described(f: "Field[Any]") -> Any:
+def _with_users(f: "Field[Any]") -> Any:
     help = f"{', '.join(users_of(f.name))}: {f.metadata.get('help', '')}"
     return field(default=_default(f), metadata={**f.metadata, "help": help})
 
@@ -292,5 +277,5 @@ def _default(f: "Field[Any]") -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists, as a config comes back from JSON, as the tuples that they were."""
+    """Turn lists back into tuples: a config that was sent as JSON has lists."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

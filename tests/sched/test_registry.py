@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import roseinfer
-from roseinfer.cli.commands.groups import NESTED_OPTIONS, POLICY, SCHEDULER, engine_config, scheduler_options
+from roseinfer.cli.commands.groups import NESTED_OPTIONS, POLICY, SCHEDULER, TAKEN, engine_config, scheduler_options
 from roseinfer.cli.commands.serve import OPTIONS as SERVE
 from roseinfer.config.options import OptionParser
 from roseinfer.core.config.engine import EngineConfig, SchedulerConfig
@@ -66,7 +66,10 @@ OTHER = {
     "length_estimator": "ecdf",
     "cost_model": "cost.json",
 }
-PAIRS = [(policy, name) for policy in policies() for name in sorted(option_names())]
+NAMES = sorted(option_names())
+PAIRS = [(policy, name) for name in NAMES for policy in users_of(name)]
+# Each option with one of its policies, in turn, so that every policy is among them.
+ONE_EACH = [(users_of(name)[number % len(users_of(name))], name) for number, name in enumerate(NAMES)]
 
 
 def as_flags(options: dict[str, object]) -> list[str]:
@@ -86,26 +89,27 @@ def test_every_option_is_tried_here() -> None:
         assert SERVE.options[name].default != value
 
 
-@pytest.mark.parametrize(("policy", "name"), PAIRS)
-def test_a_policy_takes_its_options_and_refuses_the_others(policy: str, name: str, tmp_path) -> None:
-    """As an argument, as a flag and in a config file alike."""
-    given = {"scheduling_policy": policy, name: OTHER[name]}
+@pytest.mark.parametrize("policy", policies())
+def test_a_policy_takes_its_options_and_refuses_the_others(policy: str, tmp_path) -> None:
+    """Arguments, flags and config files behave alike."""
     file = tmp_path / "options.json"
-    file.write_text(json.dumps(given))
-    ways = {
-        "argument": lambda: make_engine_config(**given),
-        "flag": lambda: from_flags(*as_flags(given)),
-        "file": lambda: from_flags("--config", str(file)),
-    }
-    if policy in users_of(name):
-        for way, make in ways.items():
-            config = make().scheduler
-            assert getattr(options_of(config), name) == OTHER[name], way
-    else:
-        users = " or ".join(users_of(name))
-        for make in ways.values():
-            with pytest.raises(ConfigError, match=f"^{name} needs scheduling_policy {users}, not {policy}$"):
-                make()
+    for name in NAMES:
+        given = {"scheduling_policy": policy, name: OTHER[name]}
+        file.write_text(json.dumps(given))
+        ways = {
+            "argument": lambda given=given: make_engine_config(**given),
+            "flag": lambda given=given: from_flags(*as_flags(given)),
+            "file": lambda: from_flags("--config", str(file)),
+        }
+        if policy in users_of(name):
+            for way, make in ways.items():
+                config = make().scheduler
+                assert getattr(options_of(config), name) == OTHER[name], way
+        else:
+            users = " or ".join(users_of(name))
+            for make in ways.values():
+                with pytest.raises(ConfigError, match=f"^{name} needs scheduling_policy {users}, not {policy}$"):
+                    make()
 
 
 LOADS = (("classes", 60.0), ("nothing", 60.0), ("classes", 12.0), ("e2e", 12.0))
@@ -129,9 +133,19 @@ def unchanged(promised: str, rate: float, options: tuple[tuple[str, object], ...
     return token_times(promised, rate, **dict(options))
 
 
-@pytest.mark.parametrize(("policy", "name"), [pair for pair in PAIRS if pair[0] in users_of(pair[1])])
+@pytest.mark.parametrize(("policy", "name"), ONE_EACH)
 def test_no_option_is_accepted_and_ignored(policy: str, name: str, tmp_path) -> None:
-    """With another value the same requests get their tokens at other times."""
+    check_effect(policy, name, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("policy", "name"), sorted({*PAIRS} - {*ONE_EACH}))
+def test_no_option_is_accepted_and_ignored_by_any_policy(policy: str, name: str, tmp_path) -> None:
+    check_effect(policy, name, tmp_path)
+
+
+def check_effect(policy: str, name: str, tmp_path) -> None:
+    """Assert that with another value the same requests get their tokens at other times."""
     base = {"scheduling_policy": policy, **({"prefill_max_tokens": 60} if users_of(name) == ["pack"] else {})}
     value = {**OTHER, "prefill_max_batch_size": 1, "prefill_max_tokens": 40}[name]
     if name == "cost_model":
@@ -143,7 +157,7 @@ def test_no_option_is_accepted_and_ignored(policy: str, name: str, tmp_path) -> 
 
 
 def test_an_option_that_nobody_has_and_one_that_is_not_given() -> None:
-    with pytest.raises(ConfigError, match="colour is no option of the scheduler"):
+    with pytest.raises(ConfigError, match="colour is not a scheduler option"):
         scheduler_config(colour="red")
     assert scheduler_config(scheduling_policy="qoserve", max_batch_size=None) == SchedulerConfig(
         scheduling_policy="qoserve"
@@ -215,6 +229,10 @@ def test_the_documented_policies_are_those_there_are() -> None:
     assert documented.keys() == policies().keys()
     for name, turned_away in documented.items():
         assert (turned_away == "nobody") is not entry_of(name).traits.sheds, name
+
+
+def test_no_option_of_our_policies_lacks_a_flag() -> None:
+    assert not option_names() & TAKEN
 
 
 def test_nested_options_are_no_flags() -> None:
@@ -396,11 +414,11 @@ class Unregistered(FifoPolicy):
     [
         ("loud", "LoudPolicy", "option port must begin with loud_"),
         ("needy", "NeedyPolicy", "option needy_size has no default"),
-        ("mapped", "MappedPolicy", "option mapped_share is of a type that no flag can give"),
-        ("listed", "ListedPolicy", "option listed_ids has a default that can change"),
+        ("mapped", "MappedPolicy", "option mapped_share has a type that a flag cannot have"),
+        ("listed", "ListedPolicy", "option listed_ids has a mutable default"),
         ("unread", "UnreadPolicy", "the types of its options cannot be read: SyntaxError"),
         ("fifo", "Usurper", "another policy has that name"),
-        ("own", "Unregistered", "no class with @register"),
+        ("own", "Unregistered", "is not a class with @register"),
         ("other", "LoudPolicy", "registers itself as loud"),
         ("gone", "Nowhere", "cannot be loaded"),
     ],

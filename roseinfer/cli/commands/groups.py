@@ -14,14 +14,33 @@ from roseinfer.core.config.engine import (
     SchedulerConfig,
 )
 from roseinfer.core.config.kv_events import KvEventsConfig
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.sched.registry import all_options, option_names, policies, scheduler_config
 
 NESTED_OPTIONS = frozenset({"policy_options"})  # each of these is an option of its own
+# A policy of another package may have options of these names. They get no flag, since the name would be ambiguous.
+TAKEN = frozenset(
+    f.name
+    for kind in (
+        ModelConfig,
+        CacheConfig,
+        SchedulerConfig,
+        ProfileConfig,
+        PricedConfig,
+        KvEventsConfig,
+        ReplicasConfig,
+        ServerConfig,
+    )
+    for f in fields(kind)
+)
 
 MODEL = Group(ModelConfig, "model", positional="model")
 CACHE = Group(CacheConfig, "KV cache")
 SCHEDULER = Group(SchedulerConfig, "scheduler", skip=NESTED_OPTIONS, choices={"scheduling_policy": tuple(policies())})
-POLICY = Group(all_options(), "scheduling policies (an option that the chosen one does not have is an error)")
+POLICY = Group(
+    all_options(), "scheduling policies (an option that the chosen one does not have is an error)", skip=TAKEN
+)
 PROFILE = Group(ProfileConfig, "profiling")
 PRICED = Group(PricedConfig, "an engine without a model")
 KV_EVENTS = Group(KvEventsConfig, "KV events (need the extra kv-events)", skip=frozenset({"rank", "served_name"}))
@@ -44,5 +63,5 @@ def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
 
 def scheduler_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given options that belong to the scheduler or a policy."""
-    names = {f.name for f in fields(SchedulerConfig)} | option_names()
+    names = {f.name for f in fields(SchedulerConfig)} | (option_names() - TAKEN)
     return {name: value for name, value in given.items() if name in names}

@@ -1,7 +1,7 @@
-"""The cost model from measured steps, all at once: least squares that outliers do not move.
+"""Offline fit of the cost model to recorded steps: robust least squares.
 
-Errors count relative to a step's predicted time, so that the short steps of decoding weigh as much as long prompts. No
-constant may be negative; with six or seven of them, the best non-negative solution is found by trying every subset.
+Errors are relative to a step's predicted time, so that short decoding steps weigh as much as long prompts. No constant
+may be negative; with six or seven constants, trying every subset finds the best non-negative solution.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,16 +14,16 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.runner import ExpertChoice
 from roseinfer.sched.cost.params import CostParams, Work
 
-LEAST_SAMPLES = 16
-_ROUNDS = 20
-_TO_SIGMA = 1.4826  # median absolute deviation -> standard deviation of a normal law
-_HUBER = 1.5  # in deviations: beyond, an error counts linearly
-_OUTLIER, _OUTLIER_AT_LEAST = 3.0, 0.10  # in deviations, and relative
-_LEAST_PIVOT = 1e-8  # of columns scaled to 1: below, one is a combination of the others
+MIN_SAMPLES = 16
+_REWEIGHTINGS_COUNT = 20
+
+_MAX_HUBER_DEVIATIONS = 1.5  # a larger error counts linearly
+_MIN_OUTLIER_DEVIATIONS, _MIN_OUTLIER_SHARE = 3.0, 0.10  # both must be exceeded
+_MIN_PIVOT = 1e-8  # of columns scaled to 1; below it, a column is a combination of the others
 
 
 class Sample(NamedTuple):
-    """A step that was measured."""
+    """A measured step."""
 
     work: Work
     seconds: float
@@ -31,8 +31,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`r2`, `mape` and `worst` are of the samples that are no outliers, `worst_of_all` of these too. Errors are
-    relative to the measured time; the worst ones have their sign: positive if the model says more.
+    """Fitted constants and their errors, relative to the measured time.
+
+    `r2`, `mape` and `worst` exclude outliers, `worst_of_all` includes them. Both worst errors are signed: positive if
+    the model predicts too much.
     """
 
     params: CostParams
@@ -45,28 +47,28 @@ class Fit:
 
 
 def fit_cost(samples: Iterable[Sample], experts: ExpertChoice | None = None) -> Fit:
-    """Iteratively reweighted (Huber) least squares, then once more without outliers.
+    """Fit by iteratively reweighted (Huber) least squares, then once more without outliers.
 
-    `experts`: those of the model that took the steps. Steps that do what the model has no constant for are left out.
-    Raises `ConfigError` for too few samples.
+    `experts`: experts of the model that ran the steps. Steps with work that has no constant are left out. Raise
+    `ConfigError` for too few samples.
     """
     shape = CostParams(experts=experts)
     used = [sample for sample in samples if sample.seconds > 0 and sample.work.fits]
-    if len(used) < LEAST_SAMPLES:
-        raise ConfigError(f"{len(used)} measured steps are too few to fit a cost model: {LEAST_SAMPLES} at least")
+    if len(used) < MIN_SAMPLES:
+        raise ConfigError(f"{len(used)} measured steps are too few to fit a cost model: {MIN_SAMPLES} at least")
     rows, seconds = [shape.features(sample.work) for sample in used], [sample.seconds for sample in used]
     middle = median(seconds)
-    # To begin with, a step that is short by mistake must not weigh the more for it.
+    # In the first round, a step measured too short must not weigh more for it.
     scales, weights = [max(own, middle / 2) for own in seconds], [1.0] * len(used)
-    for _ in range(_ROUNDS):
+    for _ in range(_REWEIGHTINGS_COUNT):
         constants = _non_negative(rows, seconds, [w / own**2 for w, own in zip(weights, scales, strict=True)])
         scales = [max(own, middle / 100) for own in _predictions(rows, constants)]
         errors = _errors(rows, seconds, scales, constants)
-        bound = _HUBER * _deviation(errors)
+        bound = _MAX_HUBER_DEVIATIONS * _deviation(errors)
         weights = [1.0 if abs(error) <= bound else bound / abs(error) for error in errors]
-    limit = max(_OUTLIER * _deviation(errors), _OUTLIER_AT_LEAST)
+    limit = max(_MIN_OUTLIER_DEVIATIONS * _deviation(errors), _MIN_OUTLIER_SHARE)
     kept = [number for number, error in enumerate(errors) if abs(error) <= limit]
-    if len(kept) >= LEAST_SAMPLES:
+    if len(kept) >= MIN_SAMPLES:
         inside = [weights[i] / scales[i] ** 2 for i in kept]
         constants = _non_negative([rows[i] for i in kept], [seconds[i] for i in kept], inside)
     else:
@@ -98,17 +100,18 @@ def _predictions(rows: Sequence[Sequence[float]], constants: Sequence[float]) ->
 def _errors(
     rows: Sequence[Sequence[float]], seconds: Sequence[float], scales: Sequence[float], constants: Sequence[float]
 ) -> list[float]:
-    """Relative to the predicted time, so that noise does not pull the prediction down."""
-    said = _predictions(rows, constants)
-    return [(own - guess) / scale for own, guess, scale in zip(seconds, said, scales, strict=True)]
+    """Return errors relative to the predicted time, so that noise does not pull the prediction down."""
+    predicted = _predictions(rows, constants)
+    return [(own - prediction) / scale for own, prediction, scale in zip(seconds, predicted, scales, strict=True)]
 
 
 def _deviation(errors: Sequence[float]) -> float:
-    return max(_TO_SIGMA * median(map(abs, errors)), 1e-9)
+    """Estimate the standard deviation of a normal law from the median absolute deviation."""
+    return max(1.4826 * median(map(abs, errors)), 1e-9)
 
 
 def _non_negative(rows: Sequence[Sequence[float]], seconds: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The x >= 0 with the least sum of weight * (row . x - seconds)^2: the best solution on a subset of the columns."""
+    """Return the x >= 0 with the least sum of weight * (row . x - seconds)^2, trying each subset of the columns."""
     weighted = [[w * f for f in row] for w, row in zip(weights, rows, strict=True)]
     columns, across = list(zip(*rows, strict=True)), list(zip(*weighted, strict=True))
     scales = [_dot(column, other) ** 0.5 for column, other in zip(columns, across, strict=True)]
@@ -134,7 +137,7 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
-    """Cholesky's way for a symmetric matrix with a diagonal of 1; None if it is singular or nearly so."""
+    """Solve by Cholesky factorisation for a symmetric matrix with a diagonal of 1; None if it is nearly singular."""
     size = len(right)
     lower = [[0.0] * size for _ in range(size)]
     for i in range(size):
@@ -142,7 +145,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
             rest = matrix[i][j] - sum(lower[i][k] * lower[j][k] for k in range(j))
             if i != j:
                 lower[i][j] = rest / lower[j][j]
-            elif rest < _LEAST_PIVOT:
+            elif rest < _MIN_PIVOT:
                 return None
             else:
                 lower[i][i] = rest**0.5

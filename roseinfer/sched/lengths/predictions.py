@@ -1,4 +1,4 @@
-"""What predictions of output lengths proved worth, by who made them: the server's predictor, or a tenant's clients."""
+"""Records of how good predictions of output lengths were, by source: the server's predictor, or a tenant's clients."""
 
 from bisect import bisect_left, insort
 from collections import deque
@@ -6,31 +6,32 @@ from collections.abc import Iterable, Sequence
 from math import erfc, exp, log2, pi, sqrt
 from typing import NamedTuple
 
-SIZE = 256  # requests that a source is judged by
-TENANTS = 32  # of which records are kept
-KNOWN = 24  # requests after which a tenant is no newcomer
-_NEAREST_SHARE = 1 / 6  # of the record: those whose predictions were closest tell how far one may be off
-_BUCKETS = 4  # of predictions, per octave
-_STALE = 1 / 16  # of the record, that changed
-# What is believed beforehand: relative standard deviations, of lengths around what is expected of them (as of two
-# requests), of their mean, and of the slope; and by which shares of what was expected lengths may be longer.
-_NOISE, _NOISE_COUNT = 0.5, 2
-_MEAN_SPREAD, _SLOPE_SPREAD = 0.25, 0.5
+MAX_RECORD_PAIRS = 256  # pairs of a source that are kept
+MAX_TENANTS = 32  # with records
+MIN_KNOWN_PAIRS = 24  # pairs after which a tenant is no newcomer
+_NEAREST_SHARE = 1 / 6  # share of the record, closest to a prediction, that shows how wrong it may be
+_OCTAVE_BUCKETS_COUNT = 4  # buckets of predictions per octave
+_REFRESH_SHARE = 1 / 16  # share of the record that changes before its tables are made again
+# Priors, as relative standard deviations: of lengths around their estimate (with the weight of two requests), of their
+# mean, and of the slope; and residuals, as shares of the estimate.
+_NOISE_SHARE, _NOISE_COUNT = 0.5, 2
+_MEAN_SPREAD_SHARE, _SLOPE_SPREAD_SHARE = 0.25, 0.5
 _RESIDUALS = (0.0, 0.0, 0.0, 0.0, 0.25, 1.0)
-_CLEARLY = 2.0  # times the variance that chance gives
-_LEAST_SHARE = 0.05  # of those alike that have ended, before one that runs says anything
+_MIN_VARIANCE_RATIO = 2.0  # of a deviation to the variance by chance, to be significant
+_MIN_CENSORED_SHARE = 0.05  # share of similar requests that have ended, before a running one counts
 
 
 class LengthPair(NamedTuple):
-    """Output tokens."""
+    """Predicted and actual output tokens of a request."""
 
     predicted: float
     actual: float
 
 
 class WeightedMoments:
-    """Weighted sums of pairs, each with the weight `share` * predicted: what long requests take is what counts, and
-    under overload those that end are mostly short.
+    """Weighted sums of pairs, each with the weight `share` * predicted.
+
+    Long requests weigh more because they cost more, and under overload mostly short ones end.
     """
 
     __slots__ = ("w", "ww", "x", "xx", "xy", "y", "yy")
@@ -52,7 +53,7 @@ class WeightedMoments:
         self.yy += w * y * y
 
     def with_at_most_as_many(self, other: "WeightedMoments") -> "WeightedMoments":
-        """Both, `other` scaled down to the weight that this has."""
+        """Return the sum of both, with `other` scaled down to at most the weight of this one."""
         share, found = min(1.0, self.w / other.w) if other.w > 0 else 0.0, WeightedMoments()
         for name in self.__slots__:
             setattr(found, name, getattr(self, name) + share * getattr(other, name))
@@ -60,15 +61,16 @@ class WeightedMoments:
 
 
 class SourceRecord:
-    """Of one source: the last 256 pairs.
+    """The last 256 pairs of one source, and the length expected for a prediction.
 
     Expected is mean + slope * (predicted - mean prediction): weighted least squares, with a normal prior (ridge) around
-    what `parent` says, or else around predictions being right. This finds what predictions are worth if all are ten
-    times too high (slope 0.1), noise (slope 0: the mean), or right but for an error (in between: they shrink towards
-    the mean as far as that error asks for). Where those close to a prediction clearly depart from the line, they are
-    followed.
+    the expectation of `parent` or, without one, around predictions that are right. So predictions that are all ten
+    times too high get the slope 0.1, noise gets the slope 0 (the mean), and predictions with an error are in between:
+    they shrink towards the mean according to the error. Where pairs close to a prediction clearly deviate from this
+    line, their mean is followed instead.
 
-    Short outputs end first, so those that have ended are too short. Requests that run make up for it (`see_running`).
+    Short outputs end first, so the ended outputs are too short on average. `see_running` corrects that with the
+    requests that are still running.
     """
 
     def __init__(self, parent: "SourceRecord | None" = None) -> None:
@@ -79,7 +81,7 @@ class SourceRecord:
         self._outlived = WeightedMoments()
         self._tables: dict[int, tuple[int, float, list[float]]] = {}  # bucket -> as of, shift, residuals
         self._centre = self._mean = self._spread = 0.0
-        self._short = 0.0  # how much shorter than expected those that have ended are
+        self._ended_bias = 0.0  # mean of expected minus actual length of the ended requests
         self._slope = 1.0
         self.seen = 0
 
@@ -87,38 +89,36 @@ class SourceRecord:
         return len(self._sorted)
 
     def add(self, predicted: float, actual: float) -> None:
-        """A request ended by itself."""
+        """Add a request that ended by itself."""
         pair = LengthPair(predicted, actual)
         self._newest.append(pair)
         self._ended.add(pair, 1.0)
         insort(self._sorted, pair)
-        if len(self._newest) > SIZE:
+        if len(self._newest) > MAX_RECORD_PAIRS:
             oldest = self._newest.popleft()
             self._ended.add(oldest, -1.0)
             del self._sorted[bisect_left(self._sorted, oldest)]
         self.seen += 1
-        if self.seen % SIZE == 0:  # so that rounding errors do not add up
+        if self.seen % MAX_RECORD_PAIRS == 0:  # so that rounding errors do not add up
             self._ended = WeightedMoments((pair, 1.0) for pair in self._newest)
         self._fit()
 
     def see_running(self, running: Iterable[LengthPair]) -> None:
-        """All requests of this source that run: what was predicted, and how many tokens they have so far. They count
-        until they are seen again, ended or not.
-        """
+        """Set the running requests of this source: predicted tokens and tokens so far, valid until the next call."""
         if self._sorted:
             self._outlived = WeightedMoments(self._stand_for(running))
             self._fit()
 
     def expected(self, predicted: float) -> float:
-        """Output tokens."""
-        return max(1.0, self._line(predicted) + self._table(predicted)[0])
+        """Return the output tokens expected for a prediction."""
+        return max(1.0, self._fitted(predicted) + self._table(predicted)[0])
 
     def residuals(self, predicted: float) -> tuple[float, list[float]]:
-        """A length, and, sorted, by how much those like it were longer (tokens)."""
-        return max(1.0, self._line(predicted)), self._table(predicted)[1]
+        """Return a length and the sorted residuals of similar requests (tokens by which they were longer)."""
+        return max(1.0, self._fitted(predicted)), self._table(predicted)[1]
 
-    # --- the line -----------------------------------------------------------------------------------------------
-    def _line(self, predicted: float) -> float:
+    # --- the fitted line ----------------------------------------------------------------------------------------
+    def _fitted(self, predicted: float) -> float:
         if not self._sorted:
             return predicted if self._parent is None else self._parent.expected(predicted)
         return self._mean + self._slope * (predicted - self._centre)
@@ -130,55 +130,58 @@ class SourceRecord:
         sxx = count * max(0.0, sums.xx / sums.w - centre * centre)
         sxy = count * (sums.xy / sums.w - centre * mean)
         syy = count * max(0.0, sums.yy / sums.w - mean * mean)
-        believed, slope = centre, 1.0
+        prior, slope = centre, 1.0
         if self._parent is not None:
-            believed, slope = self._parent.expected(centre), self._parent._slope
+            prior, slope = self._parent.expected(centre), self._parent._slope
         unexplained = max(0.0, syy - sxy * sxy / sxx) if sxx > 0 else syy
-        beforehand = (_NOISE * min(believed, mean)) ** 2
-        variance = (unexplained + _NOISE_COUNT * beforehand) / (count + _NOISE_COUNT)
-        weight = variance / (_MEAN_SPREAD * believed) ** 2
-        self._centre, self._mean = centre, (count * mean + weight * believed) / (count + weight)
-        weight = variance / _SLOPE_SPREAD**2
+        prior_variance = (_NOISE_SHARE * min(prior, mean)) ** 2
+        variance = (unexplained + _NOISE_COUNT * prior_variance) / (count + _NOISE_COUNT)
+        weight = variance / (_MEAN_SPREAD_SHARE * prior) ** 2
+        self._centre, self._mean = centre, (count * mean + weight * prior) / (count + weight)
+        weight = variance / _SLOPE_SPREAD_SHARE**2
         self._slope = max(0.0, (sxy + weight * slope) / (sxx + weight))
         self._spread = sqrt(variance)
-        self._short = sum([self._line(said) - actual for said, actual in self._sorted]) / len(self._sorted)
+        self._ended_bias = sum([self._fitted(predicted) - actual for predicted, actual in self._sorted]) / len(
+            self._sorted
+        )
 
     def _stand_for(self, running: Iterable[LengthPair]) -> Iterable[tuple[LengthPair, float]]:
-        """What requests that run stand for, with shares: in the mean as if they and those like them had all ended."""
+        """Return the pairs, with shares, that running requests count as (see `censored`)."""
         for predicted, so_far in running:
-            mean = max(1.0, self._line(predicted))
+            mean = max(1.0, self._fitted(predicted))
             spread = max(self._spread * sqrt(mean / max(1.0, self._mean)), 0.01 * mean)
             length, share = censored(so_far, mean, spread)
-            if share > _LEAST_SHARE:
+            if share > _MIN_CENSORED_SHARE:
                 yield LengthPair(predicted, length), share
 
-    # --- around it ----------------------------------------------------------------------------------------------
+    # --- residuals ----------------------------------------------------------------------------------------------
     def _table(self, predicted: float) -> tuple[float, list[float]]:
-        bucket = round(_BUCKETS * log2(max(1.0, predicted)))
+        bucket = round(_OCTAVE_BUCKETS_COUNT * log2(max(1.0, predicted)))
         made, shift, residuals = self._tables.get(bucket, (-1, 0.0, []))
-        if made < 0 or self.seen - made > _STALE * len(self):
-            shift, residuals = self._residuals(2.0 ** (bucket / _BUCKETS))
+        if made < 0 or self.seen - made > _REFRESH_SHARE * len(self):
+            shift, residuals = self._residuals(2.0 ** (bucket / _OCTAVE_BUCKETS_COUNT))
             self._tables[bucket] = self.seen, shift, residuals
         return shift, residuals
 
     def _residuals(self, predicted: float) -> tuple[float, list[float]]:
-        """How far those close to this prediction are off the line: in the mean, as far as that is neither chance nor
-        what all that have ended are off, and each of them.
+        """Return the mean and the list of residuals of the pairs closest to a prediction.
+
+        The mean is 0 as far as chance, or the bias of all ended requests, explains it.
         """
-        found = [actual - self._line(said) for said, actual in self._nearest(predicted)]
+        found = [actual - self._fitted(predicted) for predicted, actual in self._nearest(predicted)]
         count, shift = len(found), 0.0
-        if count >= KNOWN:
+        if count >= MIN_KNOWN_PAIRS:
             mean = sum(found) / count
             chance = sum([(value - mean) ** 2 for value in found]) / count**2
-            off = mean + self._short
-            if off * off > _CLEARLY * chance:
-                shift = off - _CLEARLY * chance / off
-        length = max(1.0, self._line(predicted))
+            off = mean + self._ended_bias
+            if off * off > _MIN_VARIANCE_RATIO * chance:
+                shift = off - _MIN_VARIANCE_RATIO * chance / off
+        length = max(1.0, self._fitted(predicted))
         return shift, sorted([*found, *[length * share for share in _RESIDUALS]])
 
     def _nearest(self, predicted: float) -> Sequence[LengthPair]:
         pairs = self._sorted
-        wanted = max(KNOWN, round(_NEAREST_SHARE * len(pairs)))
+        wanted = max(MIN_KNOWN_PAIRS, round(_NEAREST_SHARE * len(pairs)))
         if len(pairs) <= wanted:
             return pairs
         low = high = bisect_left(pairs, (predicted, 0.0))
@@ -191,40 +194,41 @@ class SourceRecord:
 
 
 class SourceRecords:
-    """One record for the server's predictor and one for each of the last tenants that hinted. What is believed of a
-    tenant that is not known yet is what others proved worth when they were new.
+    """Records of the server's predictor and of the latest tenants whose clients sent predictions.
+
+    The prior of a new tenant is the record of all tenants' first requests.
     """
 
     def __init__(self) -> None:
         self._server = SourceRecord()
         self._newcomers = SourceRecord()
-        self._tenants: dict[str, SourceRecord] = {}  # the last that ended a request comes last
+        self._tenants: dict[str, SourceRecord] = {}  # the latest one to end a request comes last
 
     def of(self, hinted: bool, tenant: str) -> SourceRecord:
         return self._tenants.get(tenant, self._newcomers) if hinted else self._server
 
     def known(self, hinted: bool, tenant: str) -> bool:
-        """Whether enough has ended to tell."""
+        """True if enough requests of the source have ended to judge it."""
         record = self._tenants.get(tenant) if hinted else self._server
-        return record is not None and record.seen >= KNOWN
+        return record is not None and record.seen >= MIN_KNOWN_PAIRS
 
     def add(self, hinted: bool, tenant: str, predicted: float, actual: float) -> None:
-        """A request ended by itself."""
+        """Add a request that ended by itself."""
         if not hinted:
             self._server.add(predicted, actual)
             return
         record = self._tenants.pop(tenant, None)
         if record is None:
             record = SourceRecord(self._newcomers)
-            if len(self._tenants) >= TENANTS:
-                del self._tenants[self._least()]
+            if len(self._tenants) >= MAX_TENANTS:
+                del self._tenants[self._tenant_to_drop()]
         self._tenants[tenant] = record
-        if record.seen < KNOWN:
+        if record.seen < MIN_KNOWN_PAIRS:
             self._newcomers.add(predicted, actual)
         record.add(predicted, actual)
 
     def see_running(self, running: Iterable[tuple[bool, str, LengthPair]]) -> None:
-        """All requests that run: hinted, tenant, and what was predicted and is there."""
+        """Set all running requests: hinted, tenant, and predicted tokens with the tokens so far."""
         by_record: dict[SourceRecord, list[LengthPair]] = {
             record: [] for record in (self._server, *self._tenants.values())
         }
@@ -233,32 +237,33 @@ class SourceRecords:
         for record, pairs in by_record.items():
             record.see_running(pairs)
 
-    def _least(self) -> str:
-        """The one longest unseen, of those little is known of if there are any: new names do not push out old ones."""
-        little = (name for name, record in self._tenants.items() if record.seen < KNOWN)
+    def _tenant_to_drop(self) -> str:
+        """Return the tenant unseen for longest, preferring newcomers, so that new names displace no known tenant."""
+        little = (name for name, record in self._tenants.items() if record.seen < MIN_KNOWN_PAIRS)
         return next(little, next(iter(self._tenants)))
 
 
 def censored(so_far: float, mean: float, spread: float) -> tuple[float, float]:
-    """A length, and the share of an ended request that it counts as, to put in place of one that has `so_far` tokens.
+    """Return the length, and the share of an ended request, that a running request with `so_far` tokens counts as.
 
-    Of lengths that are normal (`mean`, `spread`) but positive, F is the share up to `so_far`. If many like it started
-    at once, F of them have ended, with a mean length below the true one, mu. Each that runs on counts as F requests of
-    the length mu + (E[length | > so_far] - mu) / F, which makes the mean mu again. Below the usual lengths that is next
-    to nothing; far above, one request of a little more than `so_far`. The idea is Buckley and James's (1979) for
-    regression on censored values; the share F keeps those that cannot have ended yet from confirming what is believed.
+    Lengths are assumed normal (`mean`, `spread`) but positive, and F is the share of them up to `so_far`. If many such
+    requests start together, F of them have ended, with a mean below the true one, mu. So each running one counts as F
+    requests of the length mu + (E[length | > so_far] - mu) / F, which restores the mean mu. Below the usual lengths F
+    is close to 0; far above, the request counts as one of a little more than `so_far` tokens. The idea is from Buckley
+    and James (1979) for regression on censored values. The share F keeps requests that cannot have ended yet from
+    confirming the prior.
     """
     z, zero = (so_far - mean) / spread, -mean / spread
-    positive = _beyond(zero)
-    share = 1 - _beyond(z) / positive
+    positive = _tail(zero)
+    share = 1 - _tail(z) / positive
     if z > 5 or share <= 0:
         return so_far, max(0.0, share)
     true = mean + spread * _density(zero) / positive
-    longer = mean + spread * _density(z) / _beyond(z)
+    longer = mean + spread * _density(z) / _tail(z)
     return true + (longer - true) / share, share
 
 
-def _beyond(z: float) -> float:
+def _tail(z: float) -> float:
     return 0.5 * erfc(z / sqrt(2))
 
 
@@ -267,6 +272,6 @@ def _density(z: float) -> float:
 
 
 def middle_of(values: Sequence[float], first: int = 0) -> float:
-    """Tukey's trimean, a mean that a few outliers do not move, of sorted values from index `first` on."""
+    """Return Tukey's trimean, a mean robust to outliers, of sorted values from index `first` on."""
     span = len(values) - first - 1
     return (values[first + span // 4] + 2 * values[first + span // 2] + values[first + 3 * span // 4]) / 4

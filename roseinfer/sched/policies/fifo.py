@@ -76,4 +76,4 @@ class FifoDecision:
         return ()  # all for what the first of them lacks
 
     def default_cause(self) -> Cause:
-        return self.budget.lacks
+        return self.budget.next_cause

@@ -90,7 +90,7 @@ def test_no_prompt_tokens_fit_a_time_in_which_no_expert_is_read() -> None:
 
 @pytest.mark.parametrize("pace_s", [2e-3, 4e-3, 6e-3, 8e-3, 9.5e-3, 12e-3])
 def test_the_line_near_a_full_machine_is_full_with_as_many_rows(pace_s: float) -> None:
-    constant_s, expert_s = MOE.line(pace_s, 500.0)
+    constant_s, expert_s = MOE.cost_tangent(pace_s, 500.0)
     each_s = MOE.one_row_s(500, inf) + expert_s
     rows = (pace_s - constant_s) / each_s
     assert MOE.rows_s(rows, 500 * rows) == pytest.approx(pace_s, rel=1e-4)
@@ -99,15 +99,15 @@ def test_the_line_near_a_full_machine_is_full_with_as_many_rows(pace_s: float) -
 
 
 def test_lines_where_no_row_fits_where_any_do_and_without_experts() -> None:
-    assert MOE.line(1e-3, 500.0) == (MOE.step_s, pytest.approx(8 * MOE.expert_s))
-    assert MOE.line(inf, 0.0) == (pytest.approx(MOE.step_s + 128 * MOE.expert_s), 0.0)
-    assert DENSE.line(1e-3, 500.0) == DENSE.line(inf, 0.0) == (DENSE.step_s, 0.0)
+    assert MOE.cost_tangent(1e-3, 500.0) == (MOE.step_s, pytest.approx(8 * MOE.expert_s))
+    assert MOE.cost_tangent(inf, 0.0) == (pytest.approx(MOE.step_s + 128 * MOE.expert_s), 0.0)
+    assert DENSE.cost_tangent(1e-3, 500.0) == DENSE.cost_tangent(inf, 0.0) == (DENSE.step_s, 0.0)
 
 
 def test_a_chunk_pays_for_experts_that_nobody_else_needs() -> None:
     own_s = 128 * MOE.expert_s
-    assert not MOE.worth_a_chunk(0, 3.9 * own_s) and MOE.worth_a_chunk(0, 4.1 * own_s)
-    assert MOE.worth_a_chunk(0, 0.05 * own_s, beside=128)
+    assert not MOE.is_worth_a_chunk(0, 3.9 * own_s) and MOE.is_worth_a_chunk(0, 4.1 * own_s)
+    assert MOE.is_worth_a_chunk(0, 0.05 * own_s, beside=128)
 
 
 def test_a_slower_machine_reads_experts_more_slowly() -> None:
@@ -177,10 +177,10 @@ def test_a_file_keeps_the_experts_and_is_as_before_without(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_experts": None}, "a cost model has"),
+        ({"num_experts": None}, "a cost model needs"),
         ({"num_experts": 4}, "1 <= num_experts_per_tok <= num_experts"),
         ({"num_experts_per_tok": 0}, "1 <= num_experts_per_tok <= num_experts"),
-        ({"num_experts": 128.0}, "whole numbers"),
+        ({"num_experts": 128.0}, "must be integers"),
         ({"expert_s": -1.0}, "expert_s must be"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.cost.file import cost_as_json, read_cost
-from roseinfer.sched.cost.offline_fit import LEAST_SAMPLES, Sample, fit_cost
+from roseinfer.sched.cost.offline_fit import MIN_SAMPLES, Sample, fit_cost
 from roseinfer.sched.cost.params import CostParams, Work, pairs
 from roseinfer.sched.estimates import FAST, Estimates
 from roseinfer.sched.policies.slack.policy import SlackPolicy
@@ -83,7 +83,7 @@ def test_steps_with_drafts_are_left_out() -> None:
 
 def test_too_few_steps() -> None:
     with pytest.raises(ConfigError, match="too few"):
-        fit_cost(draw(LEAST_SAMPLES - 1))
+        fit_cost(draw(MIN_SAMPLES - 1))
 
 
 # --- the file -----------------------------------------------------------------------------------------------------
@@ -141,13 +141,13 @@ def test_a_file_of_an_engine_without_host_memory(tmp_path) -> None:
     ("content", "message"),
     [
         ("", "cannot read"),
-        ("[]", "holds no cost model"),
-        ('{"cost": 3}', "holds no cost model"),
+        ("[]", "is not a cost model"),
+        ('{"cost": 3}', "is not a cost model"),
         ('{"cost": {"step_s": 1.0}}', "token_s"),
         (json.dumps({"cost": {**cost_as_json(TRUE)["cost"], "row_s": -1.0}}), "row_s must be"),
         (json.dumps({"cost": {**cost_as_json(TRUE)["cost"], "row_s": float("nan")}}), "row_s = nan"),
         (json.dumps({"cost": {**cost_as_json(TRUE)["cost"], "row_s": "1"}}), "row_s must be"),
-        (json.dumps({"cost": {**cost_as_json(TRUE)["cost"], "step_s": 0, "token_s": 0}}), "time would stand still"),
+        (json.dumps({"cost": {**cost_as_json(TRUE)["cost"], "step_s": 0, "token_s": 0}}), "time would not advance"),
     ],
 )
 def test_files_that_are_none(content: str, message: str, tmp_path) -> None:

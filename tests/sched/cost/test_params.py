@@ -39,8 +39,8 @@ def test_a_chunk_pays_for_the_context_before_it_whatever_its_length():
     assert params.prefill_s(20_000, 1) == pytest.approx(2e-3 + 10e-6)
     assert params.prefill_tokens(20_000, 1.9e-3) == params.prefill_tokens(20_000, 2e-3) == 0.0
     assert params.prefill_tokens(20_000, 3e-3) == pytest.approx(100)
-    assert not params.worth_a_chunk(20_000, 7.9e-3) and params.worth_a_chunk(20_000, 8.1e-3)
-    assert params.worth_a_chunk(0, 0.0) and CostParams().worth_a_chunk(20_000, 1e-9)
+    assert not params.is_worth_a_chunk(20_000, 7.9e-3) and params.is_worth_a_chunk(20_000, 8.1e-3)
+    assert params.is_worth_a_chunk(0, 0.0) and CostParams().is_worth_a_chunk(20_000, 1e-9)
 
 
 def test_no_prompt_tokens_fit_no_time():

@@ -9,7 +9,7 @@ from roseinfer.core.request import Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.sched.lengths.estimators import (
     LENGTH_ESTIMATORS,
-    SIZE,
+    MAX_LENGTHS,
     CalibratedLengths,
     EcdfLengths,
     OracleLengths,
@@ -82,9 +82,9 @@ def test_the_longer_a_request_runs_the_more_a_heavy_tail_expects() -> None:
 
 def test_the_table_is_bounded() -> None:
     lengths = EcdfLengths()
-    for i in range(SIZE + 500):
+    for i in range(MAX_LENGTHS + 500):
         lengths.finished(request(), i)
-    assert len(lengths._table) == SIZE
+    assert len(lengths._table) == MAX_LENGTHS
     assert lengths._table == sorted(lengths._table)
 
 

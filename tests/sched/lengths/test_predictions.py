@@ -10,7 +10,15 @@ import pytest
 from roseinfer.core.request import Request, RequestMeta, Status
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.sched.lengths.estimators import CalibratedLengths, EcdfLengths, make_lengths
-from roseinfer.sched.lengths.predictions import KNOWN, SIZE, TENANTS, LengthPair, SourceRecord, SourceRecords, censored
+from roseinfer.sched.lengths.predictions import (
+    MAX_RECORD_PAIRS,
+    MAX_TENANTS,
+    MIN_KNOWN_PAIRS,
+    LengthPair,
+    SourceRecord,
+    SourceRecords,
+    censored,
+)
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate
@@ -54,7 +62,7 @@ def test_what_is_exact_stays_exact() -> None:
 def test_noise_is_worth_the_mean_of_what_has_ended() -> None:
     actual = lengths_of(300)
     said = random.Random(1).sample(actual, len(actual))
-    known, mean = taught(list(zip(said, actual, strict=True))), fmean(actual[-SIZE:])
+    known, mean = taught(list(zip(said, actual, strict=True))), fmean(actual[-MAX_RECORD_PAIRS:])
     for predicted in (30, 100, 300, 1000):
         assert known.total(hint(predicted)) == pytest.approx(mean, rel=0.3)
 
@@ -92,14 +100,14 @@ def test_a_new_name_is_believed_as_far_as_other_new_ones_deserved() -> None:
 
 
 def test_memory_is_bounded_and_new_names_do_not_push_out_who_is_known() -> None:
-    known = taught([(n, n) for n in lengths_of(KNOWN)], "old")
-    for i in range(3 * TENANTS):
+    known = taught([(n, n) for n in lengths_of(MIN_KNOWN_PAIRS)], "old")
+    for i in range(3 * MAX_TENANTS):
         taught([(10, 1000)], f"new {i}", known)
     records = known._records
-    assert len(records._tenants) == TENANTS and "old" in records._tenants and known.known(hint(10, "old"))
-    taught([(n, n) for n in lengths_of(SIZE + 50)], "old", known)
+    assert len(records._tenants) == MAX_TENANTS and "old" in records._tenants and known.known(hint(10, "old"))
+    taught([(n, n) for n in lengths_of(MAX_RECORD_PAIRS + 50)], "old", known)
     record = records.of(True, "old")
-    assert len(record) == len(record._newest) == SIZE
+    assert len(record) == len(record._newest) == MAX_RECORD_PAIRS
     for i in range(300):
         known.total(hint(300 + i, "old"))
     assert len(known._live) <= 400, "of those that are live"

@@ -170,7 +170,7 @@ def test_the_paces_are_compared_by_what_a_full_machine_does_at_each() -> None:
     for i in range(600):
         pace_s = 0.004 if i % 2 else 0.010
         price.offer(Offer(i / 60, 100 * COST.row_s, 100 * COST.row_s, pace_s, False, 100.0))
-    assert price.update(10.0, 1.0, lambda pace_s: COST.line(pace_s, 0.0))
+    assert price.update(10.0, 1.0, lambda pace_s: COST.cost_tangent(pace_s, 0.0))
     assert price.crowded and price.pace_s == 0.010 and price.gain > 1.5
 
 

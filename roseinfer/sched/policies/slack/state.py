@@ -8,7 +8,7 @@ from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.sched.cost.params import Work
-from roseinfer.sched.cost.speed import STALL_FACTOR
+from roseinfer.sched.cost.speed import MIN_STALL_RATIO
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.common.ledger import RequestStages, TpotBatch, Track
 from roseinfer.sched.policies.common.tenants import TenantShares
@@ -67,7 +67,7 @@ class SlackState:
     def stepped(self, work: Work, duration_s: float, now_s: float) -> None:
         """A step took `duration_s`, and has just ended."""
         self.cost.observe(work, duration_s)
-        if duration_s > STALL_FACTOR * self.cost.predicted_s:
+        if duration_s > MIN_STALL_RATIO * self.cost.predicted_s:
             self._stalled_s = now_s
         if work.decode_rows and duration_s:
             self.recent_step_s += 0.02 * (duration_s - self.recent_step_s)
@@ -367,8 +367,8 @@ class SlackState:
         """What any step costs, and what the experts of a row cost, on a full machine that has one every `pace_s`."""
         params, batch = self.cost.params, self.batch
         if params.experts is None:  # then contexts do not matter
-            return params.line(pace_s, 0.0)
-        return params.line(pace_s, batch.context_per_s / batch.tokens_per_s if len(batch) else 0.0)
+            return params.cost_tangent(pace_s, 0.0)
+        return params.cost_tangent(pace_s, batch.context_per_s / batch.tokens_per_s if len(batch) else 0.0)
 
     def arriving(self, now_s: float) -> float:
         """The share of the time that prompts of requests that started have taken lately."""

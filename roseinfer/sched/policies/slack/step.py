@@ -190,7 +190,7 @@ class SlackStep:
             spend_s = min(room_s, rest_s) if aged else room_s
             seconds = p.prefill_s(start, tokens, beside)
             if seconds > spend_s:
-                worth = guarded or p.worth_a_chunk(start, room_s, beside)
+                worth = guarded or p.is_worth_a_chunk(start, room_s, beside)
                 if not worth and not self._guard(track, wanted):  # later, in a step that has more room
                     continue
                 tokens = int(p.prefill_tokens(start, spend_s, beside) + 1e-6)
