@@ -1,1 +1,1 @@
-"""GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): what they say, without their weights."""
+"""Readers of GGUF files (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), without their weights."""

@@ -1,7 +1,7 @@
-"""What the config.json and the generation_config.json of a GGUF file's model would say.
+"""config.json and generation_config.json of the model in a GGUF file, built from its metadata.
 
-The same readers that judge the files of other checkpoints judge this, so that there is one place that knows what is
-supported. A key of the metadata that is not read here, and that is set, is refused by name.
+The readers of other checkpoints' configs read these documents too, so one place decides what is supported. A metadata
+key that is set and not read here is refused by name.
 """
 
 from collections.abc import Callable
@@ -13,19 +13,19 @@ from roseinfer.gguf.reader import GgufFile
 from roseinfer.gguf.rope import rope_parameters
 from roseinfer.gguf.tokens import read_vocabulary
 
-# Behind the architecture's name: what does not change the result, or is said again elsewhere.
+# Keys after the architecture's name that do not change the result, or repeat other keys.
 _HARMLESS = frozenset(
     {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length"}
 )
-_SOFTMAX = 1  # of the functions that make weights of a router's logits
+_ROUTER_FUNCTIONS = {1: "softmax"}  # supported values of expert_gating_func
 _EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
-# general.sampling.X -> the field of generation_config.json.
+# general.sampling.X and its field in generation_config.json.
 _SAMPLING = {"top_p": "top_p", "min_p": "min_p", "temp": "temperature", "penalty_repeat": "repetition_penalty"}
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """As config.json has it. Raises `UnsupportedModelError` naming what is missing or not supported."""
+    """Return config.json. Raise `UnsupportedModelError` naming what is missing or not supported."""
     fields = MetadataFields(file)
     kind = fields.text("general.type")
     if kind not in (None, "model"):
@@ -50,7 +50,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def generation_config_of(file: GgufFile) -> dict[str, Any]:
-    """As generation_config.json has it; empty where the file proposes no sampling."""
+    """Return generation_config.json; empty if the file proposes no sampling."""
     fields = MetadataFields(file)
     found: dict[str, Any] = {ours: fields.number(f"general.sampling.{key}") for key, ours in _SAMPLING.items()}
     found["top_k"] = fields.integer("general.sampling.top_k")
@@ -59,7 +59,7 @@ def generation_config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def _dtype(file: GgufFile) -> str:
-    """That of the matrices; of quantised ones bfloat16, whose range is that of the scales and of any activation."""
+    """Return the matrices' dtype. Quantised ones use bfloat16, whose range covers scales and activations."""
     encodings = {tensor.encoding.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
     if encodings <= {"F32"}:
         return "float32"
@@ -67,7 +67,7 @@ def _dtype(file: GgufFile) -> str:
 
 
 def _rows(file: GgufFile) -> int:
-    """The vocabulary that logits have: the tokenizer's may be shorter."""
+    """Return the vocabulary size of the logits; the tokenizer's may be smaller."""
     if _EMBEDDING not in file.tensors:
         raise UnsupportedModelError(f"{file.path}: tensor {_EMBEDDING} is missing")
     return file.tensors[_EMBEDDING].shape[0]
@@ -89,7 +89,7 @@ def _gpt2(file: GgufFile, fields: MetadataFields, arch: str) -> dict[str, Any]:
 
 def _llama(file: GgufFile, fields: MetadataFields, arch: str) -> dict[str, Any]:
     if fields.integer(f"{arch}.expert_count"):
-        # Mixtral. Its experts are as wide as the metadata say of other models' feed-forward networks.
+        # Mixtral: the key for the width of feed-forward networks holds that of its experts.
         return {"architectures": ["MixtralForCausalLM"], **_experts(fields, arch), **_decoder(file, fields, arch)}
     return {"architectures": ["LlamaForCausalLM"], **_biases(file, mlp=True), **_decoder(file, fields, arch)}
 
@@ -114,11 +114,11 @@ def _qwen3_moe(file: GgufFile, fields: MetadataFields, arch: str) -> dict[str, A
 
 
 def _experts(fields: MetadataFields, arch: str) -> dict[str, Any]:
-    """llama.cpp divides the weights of the chosen by their sum in both architectures, whatever the metadata say."""
+    """Return the fields of experts. llama.cpp always divides the chosen experts' weights by their sum."""
     if fields.flag(f"{arch}.expert_weights_norm") is False:
         fields.refuse(f"{arch}.expert_weights_norm")
-    if fields.integer(f"{arch}.expert_gating_func") not in (None, _SOFTMAX):
-        fields.refuse(f"{arch}.expert_gating_func", f"only a softmax is: {_SOFTMAX}")
+    if fields.integer(f"{arch}.expert_gating_func") not in (None, *_ROUTER_FUNCTIONS):
+        fields.refuse(f"{arch}.expert_gating_func", "only 1 (softmax) is supported")
     if fields.number(f"{arch}.expert_weights_scale") not in (None, 0.0, 1.0):
         fields.refuse(f"{arch}.expert_weights_scale")
     return {
@@ -128,7 +128,7 @@ def _experts(fields: MetadataFields, arch: str) -> dict[str, Any]:
 
 
 def _biases(file: GgufFile, *, mlp: bool) -> dict[str, Any]:
-    """The metadata do not say whether linear layers have a bias; the first layer's tensors do."""
+    """Return whether linear layers have biases: only the tensors of the first layer show it."""
     found = {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
     return {**found, "mlp_bias": "blk.0.ffn_up.bias" in file.tensors} if mlp else found
 
@@ -139,7 +139,7 @@ def _decoder(file: GgufFile, fields: MetadataFields, arch: str) -> dict[str, Any
     head_dim = fields.integer(f"{arch}.attention.key_length") or hidden // max(1, heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if fields.integer(f"{arch}.{key}") not in (None, head_dim):
-            fields.refuse(f"{arch}.{key}", f"heads are {head_dim} wide")
+            fields.refuse(f"{arch}.{key}", f"the width of heads is {head_dim}")
     return {
         "hidden_size": hidden,
         "num_hidden_layers": fields.needed_integer(f"{arch}.block_count"),

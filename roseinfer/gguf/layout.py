@@ -1,16 +1,17 @@
-"""The kinds of values and of tensors that a GGUF file may hold, and how much of each is believed."""
+"""Kinds of values and tensors in GGUF files, and limits on each."""
 
 import struct
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
-# Files say nothing of their byte order but by their version, which reads as this in the other one.
+# The version is the only sign of a file's byte order: in a file of the other order it reads as these.
 SWAPPED_VERSIONS: Final = tuple(version << 24 for version in VERSIONS)
 DEFAULT_ALIGNMENT: Final = 32
 
-# Beyond these are damaged files and hostile ones: loops that would never end, and memory that nobody has.
+# Larger values mark damaged or hostile files. They would cause endless loops or exhaust memory.
 MAX_KEYS: Final = 2**16
 MAX_TENSORS: Final = 2**17
 MAX_DIMENSIONS: Final = 4
@@ -20,30 +21,43 @@ MAX_TEXT_BYTES: Final = 2**24
 MAX_LIST_BYTES: Final = 2**26
 MAX_PARTS: Final = 1000
 
-# Kinds of metadata values.
-FLOAT32: Final = 6
-BOOL: Final = 7
-STRING: Final = 8
-ARRAY: Final = 9
-FLOAT64: Final = 12
-NUMBERS: Final = {
-    0: struct.Struct("<B"),
-    1: struct.Struct("<b"),
-    2: struct.Struct("<H"),
-    3: struct.Struct("<h"),
-    4: struct.Struct("<I"),
-    5: struct.Struct("<i"),
-    FLOAT32: struct.Struct("<f"),
-    BOOL: struct.Struct("<?"),
-    10: struct.Struct("<Q"),
-    11: struct.Struct("<q"),
-    FLOAT64: struct.Struct("<d"),
+
+class ValueKind(IntEnum):
+    """Kinds of metadata values."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+NUMBERS: Final[dict[int, struct.Struct]] = {
+    ValueKind.UINT8: struct.Struct("<B"),
+    ValueKind.INT8: struct.Struct("<b"),
+    ValueKind.UINT16: struct.Struct("<H"),
+    ValueKind.INT16: struct.Struct("<h"),
+    ValueKind.UINT32: struct.Struct("<I"),
+    ValueKind.INT32: struct.Struct("<i"),
+    ValueKind.FLOAT32: struct.Struct("<f"),
+    ValueKind.BOOL: struct.Struct("<?"),
+    ValueKind.UINT64: struct.Struct("<Q"),
+    ValueKind.INT64: struct.Struct("<q"),
+    ValueKind.FLOAT64: struct.Struct("<d"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How the elements of a tensor are written: `block` of them together, along its last dimension, in `size` bytes."""
+    """Storage of a tensor's elements: `block` elements, along its last dimension, take `size` bytes."""
 
     name: str
     block: int
@@ -55,7 +69,7 @@ ENCODINGS: Final = {
     1: Encoding("F16", 1, 2),
     2: Encoding("Q4_0", 32, 18),
     3: Encoding("Q4_1", 32, 20),
-    # Where a row is no multiple of 256 long, files that are called Q4_K_M and Q5_K_M have these two.
+    # Files called Q4_K_M and Q5_K_M use these two where a row's length is no multiple of 256.
     6: Encoding("Q5_0", 32, 22),
     7: Encoding("Q5_1", 32, 24),
     8: Encoding("Q8_0", 32, 34),
@@ -64,7 +78,7 @@ ENCODINGS: Final = {
     14: Encoding("Q6_K", 256, 210),
     30: Encoding("BF16", 1, 2),
 }
-# Not read; here so that a refusal can call them what their users do.
+# Names for error messages; these encodings are not supported.
 OTHER_ENCODINGS: Final = {
     9: "Q8_1",
     10: "Q2_K",

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file with the kinds that its readers expect."""
+"""Typed access to the metadata of a GGUF file."""
 
 import math
 from typing import Any, NoReturn
@@ -8,7 +8,7 @@ from roseinfer.gguf.reader import ArrayValue, GgufFile, printable
 
 
 class MetadataFields:
-    """Values by key; knows which keys were asked for. Raises `UnsupportedModelError` for one of another kind."""
+    """Metadata by key; records which keys were read. Raises `UnsupportedModelError` for a value of the wrong kind."""
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file
@@ -47,7 +47,7 @@ class MetadataFields:
         return self._needed(key, self.number(key))
 
     def refuse_unread(self, prefix: str, harmless: frozenset[str]) -> None:
-        """Refuse keys of `prefix` that nobody asked for and that are set: they may change the result."""
+        """Refuse keys of `prefix` that are set and were not read: they may change the result."""
         for key, value in self._file.metadata.items():
             rest = key.removeprefix(prefix)
             if rest != key and value and key not in self._seen and rest not in harmless:

@@ -1,4 +1,4 @@
-"""Rotary scaling in GGUF: two keys of the metadata, or a tensor of divisors for Llama 3.1 and its followers."""
+"""Rotary scaling in GGUF: two keys of the metadata, or a tensor of divisors for Llama 3.1 and its successors."""
 
 import math
 import struct
@@ -9,14 +9,14 @@ from roseinfer.gguf.metadata import MetadataFields
 from roseinfer.gguf.reader import GgufFile
 
 DIVISORS = "rope_freqs.weight"
-# The file has the result of Llama 3.1's rule, but not its parameters. These are those of all models that Meta
-# published; only the factor differs among them.
+# The file stores the result of Llama 3.1's rule, not its parameters. Meta's published models share these values and
+# differ only in the factor.
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
-_TOLERANCE = 1e-4
+_MAX_RELATIVE_ERROR = 1e-4
 
 
 def rope_parameters(file: GgufFile, fields: MetadataFields, arch: str, head_dim: int) -> dict[str, Any]:
-    """As config.json's `rope_parameters` has it. Raises `UnsupportedModelError` for scaling of another kind."""
+    """Return `rope_parameters` of config.json. Raise `UnsupportedModelError` for unknown scaling."""
     theta = fields.number(f"{arch}.rope.freq_base") or 10000.0
     if theta < 1:
         fields.refuse(f"{arch}.rope.freq_base", "a number of 1 or more is needed")
@@ -26,7 +26,7 @@ def rope_parameters(file: GgufFile, fields: MetadataFields, arch: str, head_dim:
         fields.refuse(f"{arch}.rope.scaling.type", "known: none, linear")
     if DIVISORS in file.tensors:
         if kind != "none":
-            fields.refuse(f"{arch}.rope.scaling.type", f"the file has {DIVISORS}, too")
+            fields.refuse(f"{arch}.rope.scaling.type", f"the file also has {DIVISORS}")
         return {"rope_theta": theta, **_llama3(file, theta, head_dim)}
     if kind == "linear" and factor != 1.0:
         return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
@@ -34,14 +34,14 @@ def rope_parameters(file: GgufFile, fields: MetadataFields, arch: str, head_dim:
 
 
 def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
-    """The parameters that give the divisors in the file."""
+    """Return the parameters that produce the file's divisors."""
     found = _divisors(file, head_dim // 2)
     factor = max(found)
     if factor == min(found) == 1.0:
         return {"rope_type": "default"}
     expected = [_llama3_divisor(theta ** (-2 * i / head_dim), factor) for i in range(len(found))]
-    if any(abs(a - b) > _TOLERANCE * b for a, b in zip(found, expected, strict=True)):
-        raise UnsupportedModelError(f"{file.path}: tensor {DIVISORS} follows no rule that is known (Llama 3.1's is)")
+    if any(abs(a - b) > _MAX_RELATIVE_ERROR * b for a, b in zip(found, expected, strict=True)):
+        raise UnsupportedModelError(f"{file.path}: tensor {DIVISORS} follows no known rule (supported: Llama 3.1's)")
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -52,8 +52,9 @@ def _llama3(file: GgufFile, theta: float, head_dim: int) -> dict[str, Any]:
 
 
 def _llama3_divisor(frequency: float, factor: float) -> float:
-    """Long wavelengths are stretched by `factor`, short ones are not, those between by a mixture of both frequencies
-    (Llama 3.1, as its config.json parametrises it).
+    """Return Llama 3.1's divisor of a frequency.
+
+    Long wavelengths are stretched by `factor`, short ones are not, and those between use a mixture of both frequencies.
     """
     wavelength = 2 * math.pi / frequency
     smooth = (_ORIGINAL / wavelength - _LOW) / (_HIGH - _LOW)

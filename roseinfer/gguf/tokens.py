@@ -1,4 +1,4 @@
-"""The vocabulary that a GGUF file carries."""
+"""Vocabulary in a GGUF file."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -9,15 +9,15 @@ from roseinfer.gguf.metadata import MetadataFields
 from roseinfer.gguf.reader import GgufFile
 
 _KEY = "tokenizer.ggml"
-# What ends an answer in models whose file names one such token of several: chats of Llama 3 end with one, texts with
-# another. Only control tokens count, which no text of a user turns into.
+# Tokens that end an answer. A file names only one, but chats of Llama 3 end with another than texts. Only control
+# tokens count, since users' text never encodes to them.
 _ENDINGS = frozenset({"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>"})
-# The names that chat templates know them by.
+# Names in chat templates, and in keys of the metadata.
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 class TokenKind(IntEnum):
-    """What a token is, as sentencepiece tells them apart."""
+    """Kinds of tokens, numbered as in sentencepiece."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -31,8 +31,8 @@ class TokenKind(IntEnum):
 class GgufVocabulary:
     """Texts, kinds and scores by id; merges as "left right" in their order. `scores` and `merges` may be empty.
 
-    `model`: "gpt2" (byte-level BPE) or "llama" (sentencepiece), as `tokenizer.ggml.model` has it. `named`: bos_token
-    and others, by id. `add_bos` and others are None where the file says nothing of them.
+    `model`: "gpt2" (byte-level BPE) or "llama" (sentencepiece). `named`: ids of bos_token and others. `add_bos`,
+    `add_eos` and `add_space_prefix` are None where the file has no such key.
     """
 
     model: str
@@ -49,14 +49,14 @@ class GgufVocabulary:
 
 
 def read_vocabulary(file: GgufFile) -> GgufVocabulary:
-    """Raises `UnsupportedModelError` for one that is missing or contradicts itself."""
+    """Read the vocabulary. Raise `UnsupportedModelError` if it is missing or contradicts itself."""
     fields = MetadataFields(file)
     model = fields.needed_text(f"{_KEY}.model")
     texts = file.strings(f"{_KEY}.tokens")
     if not texts:
         raise UnsupportedModelError(f"{file.path}: {_KEY}.tokens is missing")
     if len(set(texts)) != len(texts):
-        raise UnsupportedModelError(f"{file.path}: {_KEY}.tokens has a token twice")
+        raise UnsupportedModelError(f"{file.path}: {_KEY}.tokens contains a token twice")
     kinds = _kinds(file) or [TokenKind.NORMAL.value] * len(texts)
     scores = [float(score) for score in file.numbers(f"{_KEY}.scores")]
     if not all(map(isfinite, scores)):
@@ -85,7 +85,7 @@ def _kinds(file: GgufFile) -> list[int]:
     found = file.numbers(f"{_KEY}.token_type")
     kinds = [kind for kind in found if isinstance(kind, int)]
     if len(kinds) < len(found):
-        raise UnsupportedModelError(f"{file.path}: {_KEY}.token_type holds what is no integer")
+        raise UnsupportedModelError(f"{file.path}: {_KEY}.token_type contains a value that is not an integer")
     return kinds
 
 
@@ -95,7 +95,7 @@ def _named(fields: MetadataFields, count: int) -> dict[str, int]:
 
 
 def _endings(fields: MetadataFields, texts: list[str], kinds: list[int]) -> tuple[int, ...]:
-    """Ids that end an answer: those that the file names, then those that are known for it."""
+    """Return the ids that end an answer: those that the file names, then the known ones."""
     named = [_id(fields, f"{_KEY}.{called}_token_id", len(texts)) for called in ("eos", "eot", "eom")]
     known = [id for id, text in enumerate(texts) if text in _ENDINGS and kinds[id] == TokenKind.CONTROL]
     return tuple(dict.fromkeys(id for id in (*named, *known) if id is not None))

@@ -1,1 +1,1 @@
-"""Models: what config.json says (no torch), weights from safetensors, GPT-2 and the Llama family."""
+"""Model families, readers of their configs (without torch), and loaders of their weights."""

@@ -1,4 +1,4 @@
-"""What the runner knows of a model."""
+"""Interface between the runner and a model."""
 
 from typing import Protocol
 
@@ -13,21 +13,21 @@ from roseinfer.quant.base import WeightSource
 
 
 class CausalLM(Protocol):
-    """A decoder-only language model. Built without memory from a spec; `load` gives it weights."""
+    """Decoder-only language model. It is built from a spec without memory; `load` gives it weights."""
 
     spec: ModelSpec
     attention: tuple[AttentionSpec, ...]
-    """What the attention of each of its layers computes: of the heads that this process holds."""
+    """Attention of each layer, restricted to the heads that this process holds."""
     device: torch.device
     dtype: torch.dtype
     weights: str
-    """What the weights of its linear layers are kept as, for people to read."""
+    """Format of the linear layers' weights, for people to read."""
     ignored: tuple[str, ...]
     """Patterns of checkpoint tensors that no layer needs."""
 
     @property
     def kv_scales(self) -> tuple[KVScales | None, ...]:
-        """Of each layer: what K and V in FP8 are multiplied by, None where the checkpoint, now loaded, brings none."""
+        """Scales of K and V in FP8 for each layer; None where the loaded checkpoint has none."""
         ...
 
     @property
@@ -36,16 +36,16 @@ class CausalLM(Protocol):
         ...
 
     def load(self, source: WeightSource) -> None:
-        """Raises `UnsupportedModelError` naming a tensor that is missing or misshaped."""
+        """Load all weights. Raise `UnsupportedModelError` naming a tensor that is missing or misshaped."""
         ...
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
-        """The residual stream [T, hidden] after the last layer; `attention.begin(batch, store)` has been called."""
+        """Return the residual stream [T, hidden] after the last layer. Call `attention.begin(batch, store)` before."""
         ...
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The final norm and the head. hidden: [L, hidden] of `forward`, L may be 0.
+        """Apply the final norm and the head to `hidden` [L, hidden] of `forward`; L may be 0.
 
-        Returns [L, vocab] in the model's dtype, in the first columns of `out` [L, padded_vocab] if that is given.
+        Return [L, vocab] in the model's dtype. If `out` [L, padded_vocab] is given, the result is its first columns.
         """
         ...

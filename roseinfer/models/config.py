@@ -1,7 +1,7 @@
-"""What a checkpoint's config.json, or its GGUF file, says of the model, read without torch.
+"""Reader of a checkpoint's config.json, or of the same facts in its GGUF file; without torch.
 
-Every field is read, known to be harmless, or refused by name: a field that roseinfer has never heard of and that is
-set (not null, false, zero or empty) may change the result, and a wrong answer is worse than none.
+Every field is read, listed as harmless, or refused by name. An unknown field that is set (not null, false, zero or
+empty) may change the result, and a wrong answer is worse than none.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from roseinfer.models.mixture_config import read_mixtral, read_qwen3_moe
 from roseinfer.models.quantization import read_quantization
 from roseinfer.models.spec import ModelSpec
 
-# A layer more costs time even if it is empty.
+# Each layer costs time at start even if it is empty.
 MAX_LAYERS = 2**12
-# Weights that a byte of a checkpoint may hold, in the densest format there is.
+# Weights per byte of the densest format.
 MAX_WEIGHTS_PER_BYTE = 8
 
-# Book-keeping, training, other tasks' heads and generation defaults: none of it changes the logits.
+# Bookkeeping, training, heads of other tasks and generation defaults: none of them changes the logits.
 _HARMLESS = frozenset(
     """
     architectures model_type torch_dtype dtype name_or_path tokenizer_class problem_type finetuning_task
@@ -58,10 +58,10 @@ _READERS: dict[str, _Reader] = {
 
 
 def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec:
-    """The spec of the checkpoint in `folder`.
+    """Return the spec of the checkpoint in `folder`.
 
-    `max_model_len` is the context that will be used: a sliding window at least that long is full attention.
-    Raises `ModelNotFoundError` without a config.json, `UnsupportedModelError` naming what is not supported.
+    `max_model_len` is the context that will be used: a sliding window of at least that length is full attention. Raise
+    `ModelNotFoundError` without a config.json, `UnsupportedModelError` naming the field that is not supported.
     """
     path = document_path(folder, CONFIG)
     data = read_config(folder)
@@ -77,8 +77,9 @@ def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec
 
 
 def _check_size(spec: ModelSpec, folder: Path, where: str) -> None:
-    """Raises `UnsupportedModelError` if the config speaks of far more weights than the checkpoint's files could hold:
-    before memory is asked for them.
+    """Raise `UnsupportedModelError` if the config describes far more weights than the checkpoint's files can hold.
+
+    This runs before memory is allocated for them.
     """
     held = weight_bytes(folder)
     attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
@@ -88,13 +89,13 @@ def _check_size(spec: ModelSpec, folder: Path, where: str) -> None:
         feed_forward += spec.experts.count * (1 + 3 * spec.experts.width) * spec.expert_layers
     weights = spec.hidden_size * (spec.vocab_size + spec.num_layers * attention + feed_forward)
     if held and weights > held * MAX_WEIGHTS_PER_BYTE:
-        sizes = f"a model of {weights:.3g} weights, the checkpoint's files hold {held:.3g} bytes"
+        sizes = f"{weights:.3g} weights, but the checkpoint's files hold only {held:.3g} bytes"
         raise UnsupportedModelError(f"{where} describes {sizes}")
 
 
 def _architecture(data: dict[str, Any], where: str) -> str:
     names = data.get("architectures")
-    # `in` a list: names that cannot be hashed are none of them.
+    # Compare with a list, since names from JSON may not be hashable.
     if not isinstance(names, list) or len(names) != 1 or names[0] not in list(_READERS):
         known = ", ".join(_READERS)
         raise UnsupportedModelError(f"{where}: architectures = {shortened(names)} is not supported; known: {known}")

@@ -1,6 +1,6 @@
-"""What all decoder-only models here are: an embedding, blocks on a residual stream, a norm, a head.
+"""Decoder-only models: an embedding, blocks on a residual stream, a norm and a head.
 
-A family (gpt2.py, llama.py) brings its blocks and the names of its tensors.
+A family (gpt2.py, llama.py) provides its blocks and the names of its tensors.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from roseinfer.attention.kv_scales import KVScales, read_kv_scales
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import ConfigError
 from roseinfer.layers.embedding import Embedding, LMHead, VocabEmbedding
-from roseinfer.layers.linear import Linear, NormedLinear, StackedOutput, Split
+from roseinfer.layers.linear import Linear, NormedLinear, Split, StackedOutput
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import RankGroup, share_of
 from roseinfer.quant.base import Build, Norm, WeightSource
@@ -24,9 +24,9 @@ from roseinfer.quant.base import Build, Norm, WeightSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
-    """What a checkpoint calls the tensors outside the blocks, and how the names of a block's begin.
+    """Names of a checkpoint's tensors outside the blocks, and the prefix of each block's tensors.
 
-    positions: of the table of learned positions, None without one. block: with a place for the layer's number.
+    positions: table of learned positions, None without one. block: template with a placeholder for the layer's number.
     """
 
     tokens: str
@@ -41,36 +41,36 @@ class DecoderBlock(Protocol):
 
     @property
     def kv_scales(self) -> KVScales | None:
-        """What the checkpoint, now loaded, brings for K and V in FP8."""
+        """Scales of K and V in FP8 from the loaded checkpoint; None if it has none."""
         ...
 
     def load(self, source: WeightSource, prefix: str) -> None: ...
 
     def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """x: [T, hidden], the residual stream, which may be overwritten."""
+        """Return the residual stream after this block. x: [T, hidden], which may be overwritten."""
         ...
 
 
 class FeedForward(Protocol):
-    """The second part of a layer, with the norm before it and the residual around it."""
+    """Second part of a layer, with the norm before it and the residual around it."""
 
     def load(self, source: WeightSource, norm: str, prefix: str) -> None:
-        """norm: the name of the norm. prefix: how the names of the part's own tensors begin."""
+        """Load the norm called `norm` and the part's own tensors, whose names begin with `prefix`."""
         ...
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, hidden], the residual stream, which may be overwritten."""
+        """Return the residual stream after this part. x: [T, hidden], which may be overwritten."""
         ...
 
 
 class ModelFamily(Protocol):
-    """What tells one family of models from another."""
+    """Blocks and tensor names of one family of models."""
 
     ignored: tuple[str, ...]
     """Patterns of checkpoint tensors that no layer needs."""
 
     def norm(self) -> Norm:
-        """The one before the head."""
+        """Return the norm before the head."""
         ...
 
     def block(self, layer: int) -> DecoderBlock: ...
@@ -79,7 +79,7 @@ class ModelFamily(Protocol):
 
 
 class Decoder:
-    """See `CausalLM`."""
+    """Implementation of `CausalLM` for any family."""
 
     def __init__(self, spec: ModelSpec, build: Build, family: ModelFamily) -> None:
         self.spec, self.dtype, self.device = spec, build.dtype, build.device
@@ -123,12 +123,12 @@ class Decoder:
 
 
 class SelfAttention:
-    """x + out(attention(qkv(norm(x)))), with q, k and v in one product and the heads dealt out to the processes."""
+    """Attention part of a layer: x + out(attention(qkv(norm(x)))). Processes share the heads."""
 
     def __init__(
         self, norm: Norm, hidden: int, layer: int, heads: HeadTransform, *, qkv_bias: bool, out_bias: bool
     ) -> None:
-        """`heads`: of the whole model, its head norms not yet loaded."""
+        """`heads`: all heads of the model; head norms are loaded later."""
         self._layer = layer
         self._heads = heads
         self._norm_eps = norm.eps
@@ -149,7 +149,10 @@ class SelfAttention:
         head_norms: tuple[str, str] | None = None,
         transposed: bool = False,
     ) -> None:
-        """`qkv`: the names of q, k and v, or one name of all three stacked. `head_norms`: those of q's and of k's."""
+        """Load the weights.
+
+        `qkv`: names of q, k and v, or one name if they are stacked. `head_norms`: names of the norms of q and k.
+        """
         spec = held_heads(self._heads.spec, source.build.group)
         scales = read_kv_scales(source, qkv, self._heads.spec.kv_heads)
         self._heads = replace(self._heads, spec=spec, kv_scales=scales)
@@ -163,16 +166,19 @@ class SelfAttention:
         return self._heads.kv_scales
 
     def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """x: [T, hidden], the residual stream, which may be overwritten."""
+        """Return the residual stream after attention. x: [T, hidden], which may be overwritten."""
         return self._out(attention.forward(self._layer, self._qkv(x), self._heads), x)
 
 
 def held_heads(spec: AttentionSpec, group: RankGroup) -> AttentionSpec:
-    """What this process computes of a layer's attention. Raises `ConfigError` if its heads cannot be dealt out."""
+    """Return the part of a layer's attention that this process computes.
+
+    Raise `ConfigError` if the heads cannot be divided evenly.
+    """
     if spec.heads % group.size:
         raise ConfigError(
-            f"tensor_parallel_size is {group.size}, but the model's {spec.heads} attention heads cannot be dealt out "
-            f"to {group.size} processes evenly"
+            f"tensor_parallel_size is {group.size}, but the model's {spec.heads} attention heads cannot be divided "
+            f"evenly among {group.size} processes"
         )
     heads = share_of(group, spec.heads).width
     return replace(spec, heads=heads, kv_heads=share_of(group, spec.kv_heads, repeat=True).width)

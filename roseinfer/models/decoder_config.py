@@ -1,4 +1,4 @@
-"""ConfigFields of config.json that several families share, read without torch."""
+"""Readers of config.json fields that several families share; without torch."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def read_dtype(fields: ConfigFields) -> str:
 
 
 def read_decoder(fields: ConfigFields, architecture: str, windows: tuple[int | None, ...], **options: Any) -> ModelSpec:
-    """Llama and its relatives: RMSNorm, rotary positions, gated MLP, grouped KV heads."""
+    """Return the spec of Llama or a relative: RMSNorm, rotary positions, gated MLP, grouped KV heads."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     head_dim = fields.integer("head_dim", hidden // heads)
@@ -62,10 +62,12 @@ def read_decoder(fields: ConfigFields, architecture: str, windows: tuple[int | N
     )
 
 
-def read_windows(fields: ConfigFields, window: int | None, first: int, max_model_len: int | None) -> tuple[int | None, ...]:
-    """Of each layer, for `ModelSpec.windows`: layers from `first` on have the window, unless `layer_types` says which.
+def read_windows(
+    fields: ConfigFields, window: int | None, first: int, max_model_len: int | None
+) -> tuple[int | None, ...]:
+    """Return `ModelSpec.windows`: layers from `first` on have the window, unless `layer_types` lists them.
 
-    A window that covers the context that will be used hides nothing, and is none.
+    A window that covers the whole context in use has no effect and is left out.
     """
     if window == 0:
         fields.refuse("sliding_window", window, "a positive integer or null is needed")
@@ -84,8 +86,10 @@ def read_windows(fields: ConfigFields, window: int | None, first: int, max_model
     return windows if any(windows) else ()
 
 
-def read_one_window(fields: ConfigFields, window: int | None, max_model_len: int | None, family: str) -> tuple[int | None, ...]:
-    """As `_windows`, of a family whose layers all have the window."""
+def read_one_window(
+    fields: ConfigFields, window: int | None, max_model_len: int | None, family: str
+) -> tuple[int | None, ...]:
+    """Return `read_windows` of a family whose layers all have the window."""
     windows = read_windows(fields, window, 0, max_model_len)
     if len(set(windows)) > 1:
         fields.refuse("layer_types", fields.get("layer_types"), f"{family}'s layers have one window")
@@ -93,7 +97,7 @@ def read_one_window(fields: ConfigFields, window: int | None, max_model_len: int
 
 
 def optional_integer(fields: ConfigFields, key: str, default: int | None) -> int | None:
-    """A number of tokens or layers from 0 on, or null; `default` if the field is left out."""
+    """Return a number of tokens or layers (at least 0) or null; `default` if the field is missing."""
     value = fields.get(key, default)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         fields.refuse(key, value, "an integer of at least 0, or null, is needed")
@@ -101,7 +105,7 @@ def optional_integer(fields: ConfigFields, key: str, default: int | None) -> int
 
 
 def _rope(fields: ConfigFields) -> RopeSpec:
-    """From `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
+    """Read `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (earlier versions)."""
     theta = fields.number("rope_theta", 10000.0)
     key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     data = fields.get(key) or {}

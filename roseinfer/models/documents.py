@@ -1,4 +1,4 @@
-"""The documents that describe a checkpoint, as plain JSON: of a folder, or of the GGUF file that stands for one."""
+"""JSON documents that describe a checkpoint, from a folder or from a GGUF file."""
 
 from collections import Counter
 from math import prod
@@ -15,7 +15,7 @@ GENERATION = "generation_config.json"
 
 
 def read_config(model: Path) -> dict[str, Any]:
-    """config.json. Raises `ModelNotFoundError` without one, `UnsupportedModelError` for one that cannot be read."""
+    """Return config.json. Raise `ModelNotFoundError` if it is missing, `UnsupportedModelError` if it cannot be read."""
     if is_gguf(model):
         return config_of(open_gguf(model))
     if not (model / CONFIG).is_file():
@@ -24,7 +24,7 @@ def read_config(model: Path) -> dict[str, Any]:
 
 
 def read_generation(model: Path) -> dict[str, Any]:
-    """generation_config.json, which a model may do without. Raises like `read_config`."""
+    """Return generation_config.json, or nothing if the model has none. Raise like `read_config`."""
     if is_gguf(model):
         return generation_config_of(open_gguf(model))
     path = model / GENERATION
@@ -32,12 +32,12 @@ def read_generation(model: Path) -> dict[str, Any]:
 
 
 def document_path(model: Path, document: str) -> Path:
-    """Where a message says that something stands."""
+    """Return the path that error messages name for `document`."""
     return model if is_gguf(model) else model / document
 
 
 def widened_weights(model: Path) -> tuple[int, str] | None:
-    """How many weights a GGUF file has, and in which encodings, the commonest first; None for a folder."""
+    """Return the number of weights of a GGUF file and their encodings, the commonest first; None for a folder."""
     if not is_gguf(model):
         return None
     counts: Counter[str] = Counter()
@@ -47,7 +47,7 @@ def widened_weights(model: Path) -> tuple[int, str] | None:
 
 
 def weight_bytes(model: Path) -> int:
-    """Of the files that weights are read from; 0 if there are none."""
+    """Return the size of the files that weights are read from; 0 if there are none."""
     if is_gguf(model):
         return sum(tensor.nbytes for tensor in open_gguf(model).tensors.values())
     return sum(path.stat().st_size for path in model.glob("*.safetensors"))

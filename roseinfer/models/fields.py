@@ -1,4 +1,4 @@
-"""Configs of checkpoints, field by field: what was not asked for is refused, for it may change the result."""
+"""Typed access to the fields of a config. Fields that were not read are refused, since they may change the result."""
 
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -6,14 +6,14 @@ from typing import Any, NoReturn
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.json_file import field_name, shortened
 
-# Of anything that is counted in a config: beyond it are mistakes, and loops and tables that would never end.
+# Upper bound of every count in a config. Larger values are mistakes, and would cause endless loops and huge tables.
 MAX_SIZE = 2**24
-# What float32 holds, in which norms and rotary positions are computed.
+# Range of float32, in which norms and rotary positions are computed.
 MIN_FLOAT, MAX_FLOAT = 2.0**-126, 2.0**127
 
 
 class ConfigFields:
-    """A dict of a config, which knows which of its keys were looked at. `where` begins every error."""
+    """Dict of a config that records which keys were read. `where` begins every error."""
 
     def __init__(self, data: dict[str, Any], where: str) -> None:
         self._data = data
@@ -66,7 +66,9 @@ class ConfigFields:
         return allowed[value]
 
     def need(self, *keys: str) -> None:
-        """Raise unless each of the fields is there: of one that is left out, others assume something else."""
+        """Raise `UnsupportedModelError` unless all fields are present: other software assumes different defaults for
+        them.
+        """
         for key in keys:
             if self.get(key) is None:
                 raise UnsupportedModelError(f"{self.where}: {key} is missing")
@@ -77,14 +79,14 @@ class ConfigFields:
             self.refuse(key, self._data[key], hint)
 
     def names(self, key: str) -> tuple[str, ...]:
-        """A list of texts, or nothing."""
+        """Return a list of strings, which may be absent."""
         value = self.get(key) or []
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             self.refuse(key, value, "a list of names is needed")
         return tuple(value)
 
     def inner(self, key: str) -> "ConfigFields | None":
-        """An object within, which the caller reads to its end; None if it is absent, null or empty."""
+        """Return an inner object, whose fields the caller must all read; None if it is absent, null or empty."""
         value = self.get(key)
         if value is None:
             return None

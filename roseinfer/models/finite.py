@@ -1,12 +1,12 @@
-"""A check for NaN and infinity in the weights of a model, made while they are read."""
+"""Check of weights for NaN and infinity, made while they are read."""
 
 import torch
 
 
 class FiniteCheck:
-    """Extremes of tensors: of one that holds NaN both are NaN, of one that holds infinity one is.
+    """Extremes of tensors. NaN in a tensor makes both extremes NaN; infinity makes one of them infinite.
 
-    One pass over a tensor, without memory of its own; on a GPU nothing is waited for before `first_wrong`.
+    The check takes one pass and no memory of its own. A GPU is not waited for before `first_wrong`.
     """
 
     def __init__(self) -> None:
@@ -14,7 +14,7 @@ class FiniteCheck:
         self._extremes: list[torch.Tensor] = []
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Look through a tensor of floats of 16 bits or more; any other is ignored."""
+        """Add a tensor of floats of at least 16 bits; others are ignored."""
         if tensor.numel() and tensor.is_floating_point() and tensor.element_size() > 1:
             self._names.append(name)
             self._extremes.append(torch.stack(torch.aminmax(tensor)))

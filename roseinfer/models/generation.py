@@ -1,4 +1,4 @@
-"""What a model proposes for generation: how it samples, and the ids that end an answer. Read without torch."""
+"""Generation defaults of a model: sampling parameters, and the ids that end an answer. Read without torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from roseinfer.models.fields import MAX_SIZE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """What generation_config.json proposes; None = it proposes nothing. `eos_token_ids` in the order found."""
+    """Defaults of generation_config.json; None where it has none. `eos_token_ids` are in the order found."""
 
     eos_token_ids: tuple[int, ...] = ()
     temperature: float | None = None
@@ -24,9 +24,9 @@ class GenerationDefaults:
 
 
 def read_generation_config(folder: Path) -> GenerationDefaults:
-    """EOS ids of generation_config.json and config.json together, and the sampling defaults if it samples.
+    """Return the EOS ids of generation_config.json and config.json, and the sampling defaults if the model samples.
 
-    Raises `UnsupportedModelError` for a default that no request could use.
+    Raise `UnsupportedModelError` for a default that no request could use.
     """
     generation = read_generation(folder)
     has_config = document_path(folder, CONFIG).is_file()
@@ -41,7 +41,7 @@ def read_generation_config(folder: Path) -> GenerationDefaults:
 def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, Any]:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     values = {name: generation[name] for name in names if generation.get(name) is not None}
-    if values.get("top_k") == -1:  # some write "off" so
+    if values.get("top_k") == -1:  # some models write "off" as -1
         values["top_k"] = 0
     try:
         SamplingParams(**values)
@@ -57,4 +57,4 @@ def _eos_ids(data: dict[str, Any], where: Path) -> list[int]:
         if type(id) is not int or id >= MAX_SIZE:
             expected = f"expected an integer below {MAX_SIZE}"
             raise UnsupportedModelError(f"{where}: invalid token id in eos_token_id: {shortened(id)} ({expected})")
-    return [id for id in ids if id >= 0]  # -1 = none
+    return [id for id in ids if id >= 0]  # -1 means none

@@ -1,4 +1,4 @@
-"""What a GGUF file calls the tensors of a model, and the order in which it keeps their rows."""
+"""Names of a model's tensors in a GGUF file, and the order of their rows."""
 
 import re
 from typing import NamedTuple
@@ -23,7 +23,7 @@ _LLAMA_BLOCK = {
     "mlp.down_proj": "ffn_down",
 }
 _EXPERTS_BLOCK = {**_LLAMA_BLOCK, "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp"}
-# Of all experts of a layer there is one tensor.
+# One tensor holds all experts of a layer.
 _STACKED = {
     "gate_proj": "ffn_gate_exps",
     "up_proj": "ffn_up_exps",
@@ -57,22 +57,23 @@ _AT_END = re.compile(r"(?P<part>.+)\.(?P<kind>weight|bias)")
 _QUERIES_KEYS = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(?:weight|bias)")
 
 
-# llama.cpp turns neighbouring numbers of a Llama's head together, the model's own code those half a head apart.
+# llama.cpp rotates neighbouring numbers of a Llama's head together; the model's own code rotates numbers that are half
+# a head apart.
 _INTERLEAVED = ("LlamaForCausalLM", "MixtralForCausalLM")
 
 
 class StoredTensor(NamedTuple):
-    """The tensor of a file that holds one of the model's: all of it, or as its slice `part` of the first dimension."""
+    """Tensor of a file that holds one of the model's tensors: all of it, or slice `part` of its first dimension."""
 
     name: str
     part: int | None = None
 
 
 class GgufNames:
-    """From the names of a model's own checkpoints to those of its GGUF files."""
+    """Mapping from the names of a model's own checkpoint to those of its GGUF file."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        """Raises `UnsupportedModelError` for an architecture of which no names are known."""
+        """Raise `UnsupportedModelError` for an architecture whose names are unknown."""
         if spec.architecture not in _NAMES:
             known = ", ".join(_NAMES)
             raise UnsupportedModelError(f"{spec.architecture} in a GGUF file is not supported; known: {known}")
@@ -80,7 +81,7 @@ class GgufNames:
         self._spec = spec
 
     def of(self, name: str) -> StoredTensor | None:
-        """None for a tensor that such files do not have."""
+        """Return the tensor's place in the file; None if such files do not have it."""
         match = _IN_EXPERT.fullmatch(name)
         if match is not None and match["part"] in _STACKED:
             return StoredTensor(f"blk.{match['layer']}.{_STACKED[match['part']]}.weight", int(match["expert"]))
@@ -93,7 +94,7 @@ class GgufNames:
         return None
 
     def row_order(self, gguf_name: str) -> np.ndarray | None:
-        """For each row of the model's tensor the row of the file's; None if they are the same.
+        """Return the file's row for each row of the model's tensor; None if they are the same.
 
         llama.cpp's converter interleaves the halves of every head of a Llama's q and k. Other architectures keep their
         order.

@@ -1,7 +1,7 @@
-"""The weights of a GGUF file, widened while they are read.
+"""Weights of a GGUF file, converted to floats while they are read.
 
-What is quantised in the file is computed with as floats here: `gguf`, the package of the format's authors, says what
-its codes mean. A few rows at a time are widened, straight into their place: a model takes no memory but its own.
+Quantised tensors are computed with as floats. The `gguf` package, from the format's authors, decodes them. A few rows
+at a time are converted directly into the model's memory, so no other memory is needed.
 """
 
 import mmap
@@ -18,13 +18,13 @@ from roseinfer.core.progress import report
 from roseinfer.gguf.files import open_gguf
 from roseinfer.gguf.reader import TensorInfo, printable
 from roseinfer.gguf.rope import DIVISORS
-from roseinfer.models.spec import ModelSpec
 from roseinfer.models.gguf_names import GgufNames, StoredTensor
+from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, TensorMetadata
 
-# WideningSource at once: what `gguf` computes on the way stays in a core's cache.
-_CHUNK_NUMBERS = 2**18
+# Numbers converted at once: the intermediate results of `gguf` then fit in a core's cache.
+CHUNK_VALUE_COUNT = 2**18
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _EXPONENTS = {
     torch.float32: (np.uint32, 0x7F800000),
@@ -34,14 +34,14 @@ _EXPONENTS = {
 
 
 class GgufWeights:
-    """See `WeightSource`. Tensors have the names and the shapes of the model's own checkpoints.
+    """Implementation of `WeightSource`. Tensors have the names and the shapes of the model's own checkpoints.
 
-    The file is mapped, and a tensor is read when asked for. Files keep all matrices as [out, in]: `transposed` changes
-    nothing here.
+    The file is mapped, and a tensor is read when requested. All matrices are stored as [out, in], so `transposed` has
+    no effect.
     """
 
     def __init__(self, path: Path, spec: ModelSpec, build: Build) -> None:
-        """Raises `UnsupportedModelError`, `ModelNotFoundError` as `open_gguf` does."""
+        """Raise `UnsupportedModelError` and `ModelNotFoundError` as `open_gguf` does."""
         self.build = build
         self._path = path
         self._names = GgufNames(spec)
@@ -85,14 +85,14 @@ class GgufWeights:
         if not into.is_floating_point() or into.element_size() < 2:
             raise UnsupportedModelError(f"{self._path}: tensor {stored} has type {info.encoding.name}")
         order = self._names.row_order(stored)
-        if into.ndim == 1:  # a vector is one row, in any order
+        if into.ndim == 1:  # a vector is one row, which may be in any order
             whole = self._widened(stored, info, [0]).view(-1)
             whole = whole if order is None else whole[torch.from_numpy(order)]
             into.copy_(whole[parts[0].start : parts[0].start + parts[0].width])
             return
         rows, columns = parts
         before = 0 if part is None else part * rows.whole
-        rows_of_chunk = max(1, _CHUNK_NUMBERS // info.shape[-1])
+        rows_of_chunk = max(1, CHUNK_VALUE_COUNT // info.shape[-1])
         for start in range(0, rows.width, rows_of_chunk):
             stop = min(rows.width, start + rows_of_chunk)
             chosen = slice(before + rows.start + start, before + rows.start + stop)
@@ -103,12 +103,12 @@ class GgufWeights:
         self._find(name)
 
     def refuse_unread(self) -> None:
-        """Raise if the file holds tensors that the model has not asked for."""
-        unexpected = sorted(self._tensors.keys() - self._read - {DIVISORS})  # which the config was read from
+        """Raise `UnsupportedModelError` if the file holds tensors that the model has not requested."""
+        unexpected = sorted(self._tensors.keys() - self._read - {DIVISORS})  # the config was read from it
         if unexpected:
             more = f" and {len(unexpected) - 5} more" if len(unexpected) > 5 else ""
             names = ", ".join(map(printable, unexpected[:5]))
-            raise UnsupportedModelError(f"{self._path}: the model has no place for tensor {names}{more}")
+            raise UnsupportedModelError(f"{self._path}: unexpected tensor {names}{more}")
 
     def _find(self, name: str) -> StoredTensor:
         place = self._names.of(name)
@@ -118,7 +118,7 @@ class GgufWeights:
         return place
 
     def _widened(self, stored: str, info: TensorInfo, rows: "slice | Sequence[int] | np.ndarray") -> torch.Tensor:
-        """Some rows of a tensor [.., in], as floats. Raises `UnsupportedModelError` if one is no number."""
+        """Return some rows of a tensor [.., in] as floats. Raise `UnsupportedModelError` for NaN and infinity."""
         raw = np.frombuffer(self._map(info.path), np.uint8, info.nbytes, info.start)
         count = prod(info.shape[:-1])
         chosen = np.ascontiguousarray(raw.reshape(count, -1)[rows]).copy()
@@ -135,11 +135,11 @@ class GgufWeights:
 
 
 def _widen(encoding: str, raw: np.ndarray) -> torch.Tensor | None:
-    """Bytes [n, bytes of a row] -> floats [n, numbers of a row]; None if one of them is no number."""
+    """Convert bytes [n, bytes of a row] to floats [n, numbers of a row]; None if one is NaN or infinite."""
     plain = _PLAIN.get(encoding)
     floats = _widen_blocks(encoding, raw) if plain is None else raw
     dtype = plain or torch.float32
-    # An exponent of ones is infinity or NaN. In NumPy: threads for so few numbers cost more than they save.
+    # An exponent of all ones is infinity or NaN. NumPy checks so few numbers faster than torch's threads do.
     bits, exponent = _EXPONENTS[dtype]
     if ((floats.view(bits) & exponent) == exponent).any():
         return None
@@ -147,10 +147,10 @@ def _widen(encoding: str, raw: np.ndarray) -> torch.Tensor | None:
 
 
 def _widen_blocks(encoding: str, raw: np.ndarray) -> np.ndarray:
-    from gguf import quants  # a file without any such tensor does not need it
+    from gguf import quants  # files without quantised tensors do not need it
 
     kind = getattr(quants, encoding)
     blocks = raw.reshape(-1, kind.type_size)
-    with np.errstate(all="ignore"):  # damaged scales are told of by name
+    with np.errstate(all="ignore"):  # damaged scales are reported by the caller
         widened: np.ndarray = kind.dequantize_blocks(blocks)
     return widened.astype(np.float32, copy=False).reshape(raw.shape[0], -1)

@@ -6,8 +6,8 @@ from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.layers.linear import MLP, LayerNorm
+from roseinfer.models.decoder import SelfAttention, TensorNames
 from roseinfer.models.spec import ModelSpec
-from roseinfer.models.decoder import TensorNames, SelfAttention
 from roseinfer.quant.base import Build, WeightSource
 
 
@@ -24,7 +24,7 @@ class GPT2Block:
         return self._attention.kv_scales
 
     def load(self, source: WeightSource, prefix: str) -> None:
-        """The checkpoint's Conv1D layers hold [in, out], so they are read transposed."""
+        """Load the block. The checkpoint's Conv1D layers hold [in, out], so they are read transposed."""
         attention = f"{prefix}.attn"
         qkv, out = (f"{attention}.c_attn",), f"{attention}.c_proj"
         self._attention.load(source, f"{prefix}.ln_1", qkv, out, transposed=True)
@@ -35,7 +35,7 @@ class GPT2Block:
 
 
 class GPT2:
-    """The family of `GPT2LMHeadModel`."""
+    """Family of `GPT2LMHeadModel`."""
 
     # Old checkpoints carry the causal mask as a tensor.
     ignored: tuple[str, ...] = (r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",)
@@ -50,6 +50,6 @@ class GPT2:
         return GPT2Block(self._spec, layer)
 
     def names(self, source: WeightSource) -> TensorNames:
-        # The checkpoints on the hub leave the prefix out, those that transformers saves have it.
+        # Checkpoints on the hub have no prefix; transformers saves one.
         prefix = "transformer." if "transformer.wte.weight" in source else ""
         return TensorNames(tokens=f"{prefix}wte", positions=f"{prefix}wpe", block=prefix + "h.{}", norm=f"{prefix}ln_f")

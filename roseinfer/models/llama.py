@@ -1,6 +1,6 @@
 """Llama and its relatives Mistral, Qwen2 and Qwen3: RMSNorm, rotary positions, grouped KV heads, gated MLP.
 
-They differ in biases and in Qwen3's norm of q and k, which the spec says; the tensors' names are the same.
+They differ in biases and in Qwen3's norm of q and k, which the spec states. Their tensors have the same names.
 """
 
 import torch
@@ -9,14 +9,14 @@ from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.heads import HeadTransform, Rotary, default_frequencies, linear_frequencies, llama3_frequencies
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.layers.linear import GatedMLP, RMSNorm
+from roseinfer.models.decoder import FeedForward, SelfAttention, TensorNames
 from roseinfer.models.spec import ModelSpec, RopeSpec
-from roseinfer.models.decoder import FeedForward, TensorNames, SelfAttention
 from roseinfer.quant.base import Build, WeightSource
 
 
 class LlamaBlock:
     def __init__(self, spec: ModelSpec, layer: int, rotary: Rotary, feed_forward: FeedForward, part: str) -> None:
-        """part: what the checkpoint calls the feed-forward part."""
+        """`part`: name of the feed-forward network in the checkpoint."""
         self._qk_norm = spec.qk_norm
         heads = HeadTransform(spec.attention[layer], rotary=rotary)
         norm = RMSNorm(spec.hidden_size, spec.norm_eps)
@@ -42,10 +42,10 @@ class LlamaBlock:
 
 
 class Llama:
-    """The family of `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`."""
+    """Family of `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`."""
 
-    part = "mlp"  # what the checkpoint calls a block's feed-forward network
-    # Old checkpoints carry the rotary frequencies as a tensor; they follow from the config.
+    part = "mlp"  # name of a block's feed-forward network in the checkpoint
+    # Old checkpoints store the rotary frequencies, which follow from the config.
     ignored: tuple[str, ...] = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"model\.rotary_emb\.inv_freq")
 
     def __init__(self, spec: ModelSpec, build: Build) -> None:

@@ -1,4 +1,4 @@
-"""Readers of config.json of Llama, Mistral, Qwen2 and Qwen3, without torch."""
+"""Readers of config.json of Llama, Mistral, Qwen2 and Qwen3; without torch."""
 
 from roseinfer.models.decoder_config import optional_integer, read_decoder, read_one_window, read_windows
 from roseinfer.models.fields import ConfigFields
@@ -18,7 +18,7 @@ def read_llama(fields: ConfigFields, architecture: str, max_model_len: int | Non
 
 
 def read_mistral(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
-    # Left out, the window is 4096: the default of transformers' MistralConfig. All layers have it.
+    # transformers' MistralConfig defaults to a window of 4096, in all layers.
     window = optional_integer(fields, "sliding_window", 4096)
     return read_decoder(fields, architecture, read_one_window(fields, window, max_model_len, "Mistral"))
 
@@ -34,7 +34,7 @@ def read_qwen3(fields: ConfigFields, architecture: str, max_model_len: int | Non
 
 
 def _qwen_windows(fields: ConfigFields, max_model_len: int | None) -> tuple[int | None, ...]:
-    """Qwen configs carry a window even when `use_sliding_window` turns it off. Else, later layers have it."""
+    """Return the windows of a Qwen model: none if `use_sliding_window` is false, else those of the later layers."""
     window = optional_integer(fields, "sliding_window", 4096)
     first = optional_integer(fields, "max_window_layers", 28) or 0
     return read_windows(fields, window if fields.flag("use_sliding_window", False) else None, first, max_model_len)

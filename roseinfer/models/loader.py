@@ -1,7 +1,7 @@
-"""Weights into models: from safetensors or a GGUF file, tensor by tensor, or made up.
+"""Loaders of weights: from safetensors, from a GGUF file, or random.
 
-A model is built from its spec alone; its layers take memory only while they load, each tensor going from the mapped
-file into its place, so the checkpoint is never in memory twice.
+A model is built from its spec alone. Its layers allocate memory only while they load, one tensor at a time from the
+mapped file, so the checkpoint is never in memory twice.
 """
 
 import re
@@ -17,30 +17,29 @@ from roseinfer.core.json_file import field_name, read_object
 from roseinfer.core.progress import report
 from roseinfer.gguf.files import is_gguf
 from roseinfer.models.base import CausalLM
-from roseinfer.models.spec import ModelSpec
 from roseinfer.models.finite import FiniteCheck
 from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.registry import build_model
-from roseinfer.parallel.group import SingleRank, RankGroup, Share
+from roseinfer.models.spec import ModelSpec
+from roseinfer.parallel.group import RankGroup, Share, SingleRank
 from roseinfer.quant.base import Build, TensorMetadata, WeightFormat
 from roseinfer.quant.fp8_stored import WideningSource
 from roseinfer.quant.select import choose_format
 
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-# Stored in one of these, a tensor is converted to any other; what is quantised is read by a format that knows how.
+# Tensors in these formats are converted to any other. A weight format reads quantised tensors itself.
 _FLOATS = ("F64", "F32", "BF16", "F16")
 _QUANTISED = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32}
-# The spread of the weights that GPT-2 and its followers are initialised with.
-_DUMMY_STD = 0.02
-# With that alone, attention, which averages, soon makes all tokens of a text alike, and all of them choose the same
-# experts. Routers that were trained spread tokens over all of them, and so do these: tokens begin as unlike as can be,
-# and attention adds little.
-_DUMMY_STD_OF_EXPERTS = {"embed_tokens.weight": 1.0, "o_proj.weight": _DUMMY_STD / 10}
+# Standard deviation of the initial weights of GPT-2 and its successors.
+_DEFAULT_STD = 0.02
+# With small random weights attention averages tokens until they are alike, and all choose the same experts. Trained
+# routers spread tokens over all experts. Large embeddings and small attention outputs have the same effect here.
+_STD_WITH_EXPERTS = {"embed_tokens.weight": 1.0, "o_proj.weight": _DEFAULT_STD / 10}
 
 
 def resolve_dtype(spec: ModelSpec, dtype: str, device: torch.device) -> torch.dtype:
-    """`dtype` as in `ModelConfig`: "auto" is the checkpoint's on a GPU and float32 on a CPU."""
+    """Resolve the option `dtype` of `ModelConfig`: "auto" is the checkpoint's on a GPU and float32 on a CPU."""
     if dtype == "auto":
         dtype = spec.dtype if device.type == "cuda" else "float32"
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
@@ -58,15 +57,16 @@ def load_model(
     quantization: str | None = None,
     weight_format: WeightFormat | None = None,
 ) -> CausalLM:
-    """A model that is ready to run, or what this process holds of one that `group` shares.
+    """Return a model that is ready to run, or this process's part of a model that `group` shares.
 
-    `load_format` "auto" reads the safetensors of `folder`, or the GGUF file that it is; "dummy" reads no file and draws
-    weights from `seed` (the same on the same kind of device). `quantization` as in `ModelConfig`; `weight_format`, that
-    of the linear layers, is by default what it and the checkpoint ask for. Weights never require gradients; run forward
-    passes in `torch.inference_mode`.
-    Raises `ModelNotFoundError` without weights, `UnsupportedModelError` naming a tensor that is missing, misshaped,
-    not needed or not finite, `ConfigError` for a group that cannot share the model, or a format that the device does
-    not run.
+    `load_format` "auto" reads the safetensors of `folder`, or the GGUF file at that path. "dummy" reads no file and
+    draws weights from `seed` (the same on the same kind of device). `quantization`: as in `ModelConfig`.
+    `weight_format`: format of the linear layers, by default chosen from `quantization` and the checkpoint. Weights
+    never require gradients; run forward passes in `torch.inference_mode`.
+
+    Raise `ModelNotFoundError` without weights, and `UnsupportedModelError` naming a tensor that is missing, misshaped,
+    unexpected or not finite. Raise `ConfigError` for a group that cannot share the model, or a format that the device
+    does not support.
     """
     dummy = load_format == "dummy"
     computed = resolve_dtype(spec, dtype, device)
@@ -90,7 +90,7 @@ def load_model(
 
 
 class Checkpoint:
-    """The tensors of a folder's model.safetensors or its shards. Files are mapped; a tensor is read when asked for."""
+    """Tensors of a folder's model.safetensors or its shards. Files are mapped; a tensor is read when requested."""
 
     def __init__(self, folder: Path, build: Build) -> None:
         self.build = build
@@ -158,27 +158,29 @@ class Checkpoint:
             raise UnsupportedModelError(f"{self._folder}: tensor {name} {what}")
 
     def refuse_unread(self, ignored: tuple[str, ...]) -> None:
-        """Raise if the checkpoint holds tensors that the model has not asked for, `ignored` patterns aside."""
+        """Raise `UnsupportedModelError` if the checkpoint holds tensors that were not read and match no pattern in
+        `ignored`.
+        """
         unread = [name for name in self._holder if name not in self._read]
         unexpected = sorted(name for name in unread if not any(re.fullmatch(p, name) for p in ignored))
         if unexpected:
             more = f" and {len(unexpected) - 5} more" if len(unexpected) > 5 else ""
             names = ", ".join(unexpected[:5])
-            raise UnsupportedModelError(f"{self._folder}: the model has no place for tensor {names}{more}")
+            raise UnsupportedModelError(f"{self._folder}: unexpected tensor {names}{more}")
 
 
 class DummyWeights:
-    """Normal matrices, biases of zero, norms of one; the same for the same seed and kind of device.
+    """Random weights: normal matrices, zero biases, norms of one. The same seed and device give the same weights.
 
-    A process of a group draws what the whole model would, and keeps its part. spreads: matrices are so large that the
-    routers of a model with experts choose each of them about as often.
+    Each process of a group draws the whole model's weights and keeps its part. `spreads`: scale the matrices so that
+    the routers of a model with experts choose each expert about equally often.
     """
 
     def __init__(self, seed: int, build: Build, *, spreads: bool = False) -> None:
         self.build = build
         self._spreads = spreads
         self._generator = torch.Generator(build.device).manual_seed(seed)
-        self._drawn: tuple[str, torch.Tensor] | None = None  # the matrix last read in parts
+        self._drawn: tuple[str, torch.Tensor] | None = None  # the matrix that was last read in parts
 
     def __contains__(self, name: str) -> bool:
         return True
@@ -205,17 +207,17 @@ class DummyWeights:
 
     def _std(self, name: str) -> float:
         if not self._spreads:
-            return _DUMMY_STD
-        return next((std for end, std in _DUMMY_STD_OF_EXPERTS.items() if name.endswith(end)), _DUMMY_STD)
+            return _DEFAULT_STD
+        return next((std for end, std in _STD_WITH_EXPERTS.items() if name.endswith(end)), _DEFAULT_STD)
 
     def skip(self, name: str) -> None:
         pass
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List model.safetensors, or the shards that an index names.
+    """Return model.safetensors, or the shards that an index names.
 
-    Raise `ModelNotFoundError` if a file is missing, `UnsupportedModelError` for an index that is none.
+    Raise `ModelNotFoundError` if a file is missing, `UnsupportedModelError` for an invalid index.
     """
     index = folder / _INDEX
     if not index.is_file():

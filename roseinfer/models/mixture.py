@@ -7,7 +7,7 @@ from roseinfer.quant.base import ExpertNames, ExpertShape
 
 
 class Qwen3Mixture(Llama):
-    """The family of `Qwen3MoeForCausalLM`, some of whose layers may be dense, as Qwen3's are."""
+    """Family of `Qwen3MoeForCausalLM`. Some of its layers may be dense, like Qwen3's."""
 
     experts = ExpertNames(
         router="gate",
@@ -32,7 +32,7 @@ class Qwen3Mixture(Llama):
 
 
 class Mixtral(Qwen3Mixture):
-    """The family of `MixtralForCausalLM`."""
+    """Family of `MixtralForCausalLM`."""
 
     part = "block_sparse_moe"
     experts = ExpertNames(router="gate", gate="experts.{}.w1", up="experts.{}.w3", down="experts.{}.w2")

@@ -1,4 +1,4 @@
-"""Readers of config.json of models with experts, Qwen3-MoE and Mixtral, without torch."""
+"""Readers of config.json of models with experts, Qwen3-MoE and Mixtral; without torch."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from roseinfer.models.spec import ExpertsSpec, ModelSpec
 
 
 def read_qwen3_moe(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
-    fields.need("num_key_value_heads")  # left out, they are 4 in transformers
+    fields.need("num_key_value_heads")  # transformers defaults to 4
     fields.only("use_qk_norm", True)
     fields.only("qkv_bias", False, hint="attention_bias says whether there are biases")
     bias = fields.flag("attention_bias", False)
     window = optional_integer(fields, "sliding_window", 4096)
-    optional_integer(fields, "max_window_layers", 0)  # all layers have the window, or none
+    optional_integer(fields, "max_window_layers", 0)  # either all layers have the window or none
     window = window if fields.flag("use_sliding_window", False) else None
     windows = read_one_window(fields, window, max_model_len, "Qwen3-MoE")
     experts = _read_experts(
@@ -27,7 +27,7 @@ def read_qwen3_moe(fields: ConfigFields, architecture: str, max_model_len: int |
 
 
 def read_mixtral(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
-    # Left out, they have other defaults than their relatives'.
+    # Their defaults differ from those of related models.
     fields.need("num_key_value_heads", "rms_norm_eps")
     if fields.get("rope_parameters") is None:
         fields.need("rope_theta")
@@ -36,8 +36,10 @@ def read_mixtral(fields: ConfigFields, architecture: str, max_model_len: int | N
     return read_decoder(fields, architecture, windows, experts=experts)
 
 
-def _read_experts(fields: ConfigFields, *, width: int, renormalise: bool, dense_layers: tuple[int, ...]) -> ExpertsSpec | None:
-    """None if all layers are dense."""
+def _read_experts(
+    fields: ConfigFields, *, width: int, renormalise: bool, dense_layers: tuple[int, ...]
+) -> ExpertsSpec | None:
+    """Return the experts of the model; None if all layers are dense."""
     older, newer = fields.get("num_experts"), fields.get("num_local_experts")
     if None not in (older, newer) and older != newer:
         fields.refuse("num_local_experts", newer, f"num_experts = {older}")
@@ -51,7 +53,7 @@ def _read_experts(fields: ConfigFields, *, width: int, renormalise: bool, dense_
 
 
 def _read_dense_layers(fields: ConfigFields) -> tuple[int, ...]:
-    """Layers without experts: those that are named, and all but every `decoder_sparse_step`-th."""
+    """Return the layers without experts: those that are listed, and all but every `decoder_sparse_step`-th."""
     layers, step = fields.integer("num_hidden_layers"), fields.integer("decoder_sparse_step", 1)
     named = fields.get("mlp_only_layers") or []
     if not isinstance(named, list) or any(type(layer) is not int or not 0 <= layer < layers for layer in named):

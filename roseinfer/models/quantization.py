@@ -1,6 +1,6 @@
-"""How the weights of a checkpoint are quantised, as config.json or modelopt's own file says. Read without torch.
+"""Reader of a checkpoint's quantisation from config.json or modelopt's own file; without torch.
 
-What is not FP8 (e4m3) with a scale for each matrix, output channel or block of 128 x 128 is refused by name.
+Supported is FP8 (e4m3) with a scale for each matrix, output channel or block of 128 x 128. All else is refused by name.
 """
 
 from collections.abc import Callable
@@ -18,20 +18,20 @@ _BLOCK = [128, 128]
 
 Layout = Literal["block", "channel", "tensor"]
 
-# Who made the checkpoint and how: the tensors are what they are.
+# Origin of the checkpoint; it does not change the tensors.
 _HARMLESS = frozenset(
     "quant_method quantization_status global_compression_ratio version producer provider dequantize".split()  # noqa: SIM905
 )
 _HARMLESS_OF_ARGS = frozenset("observer observer_kwargs scale_dtype zp_dtype".split())  # noqa: SIM905
-# `quant_algo` says all that these do.
+# `quant_algo` covers these.
 _HARMLESS_OF_MODELOPT = _HARMLESS | {"config_groups"}
 _ALGORITHMS: dict[str, Layout] = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "channel"}
 
 
 def read_quantization(config: ConfigFields, folder: Path) -> Fp8Scheme | None:
-    """How the checkpoint in `folder` is quantised; None if its weights are floats. `config`: its config.json.
+    """Return how the checkpoint in `folder` is quantised; None if its weights are floats. `config`: its config.json.
 
-    Raises `UnsupportedModelError` naming what is not supported.
+    Raise `UnsupportedModelError` naming the field that is not supported.
     """
     fields = config.inner(_KEY)
     if fields is None:
@@ -44,7 +44,7 @@ def read_quantization(config: ConfigFields, folder: Path) -> Fp8Scheme | None:
 
 
 def _fp8(fields: ConfigFields) -> Fp8Scheme:
-    """Qwen's and DeepSeek's blocks, AutoFP8's scalars."""
+    """Read Qwen's and DeepSeek's block scales, or AutoFP8's scalars."""
     fields.only("fmt", "e4m3")
     fields.only("activation_scheme", "dynamic", "static")
     fields.only("scale_fmt", "float", hint="scales are any float32 numbers here")
@@ -72,15 +72,15 @@ def _compressed_tensors(fields: ConfigFields) -> Fp8Scheme:
 
 
 def _group(group: ConfigFields) -> Layout:
-    """How the weights of a group share scales. Which layers it targets is seen from their tensors."""
+    """Return the layout of a group's scales. The tensors show which layers the group targets."""
     group.names("targets")
     group.only("format", "float-quantized")
     weights = group.inner("weights")
     if weights is None:
-        raise UnsupportedModelError(f"{group.where}: weights are missing; other things are not quantised here")
+        raise UnsupportedModelError(f"{group.where}: weights is missing (only weights are quantised)")
     layout = _weights(weights)
     activations = group.inner("input_activations")
-    if activations is not None:  # ours are scaled by what they are, row by row or in groups of 128
+    if activations is not None:  # not used: activations are scaled dynamically, by row or in groups of 128
         _check_args(activations)
         activations.only("dynamic", True, False)
         activations.only("strategy", "token", "tensor", "group")
@@ -112,7 +112,7 @@ def _check_args(args: ConfigFields) -> None:
 
 
 def _modelopt(fields: ConfigFields) -> Fp8Scheme:
-    """Either form: all in one object, or within `quantization`."""
+    """Read either form: all fields in one object, or within `quantization`."""
     quantization = fields.inner("quantization")
     if quantization is not None:
         fields.only("kv_cache_quant_algo", "FP8")
@@ -137,7 +137,7 @@ _READERS: dict[str, Callable[[ConfigFields], Fp8Scheme]] = {
 
 
 def _check_kv_cache(fields: ConfigFields) -> None:
-    """What is said of the KV cache: that there are scales for it, which are looked for among the tensors."""
+    """Check the description of the KV cache's scales, which are then looked up among the tensors."""
     scheme = fields.inner("kv_cache_scheme")
     if scheme is None:
         return

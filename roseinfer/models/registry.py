@@ -1,14 +1,14 @@
-"""Which family computes which architecture of config.json."""
+"""Registry of architectures in config.json and the families that compute them."""
 
 from collections.abc import Callable
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.base import CausalLM
-from roseinfer.models.spec import ModelSpec
 from roseinfer.models.decoder import Decoder, ModelFamily
 from roseinfer.models.gpt2 import GPT2
 from roseinfer.models.llama import Llama
 from roseinfer.models.mixture import Mixtral, Qwen3Mixture
+from roseinfer.models.spec import ModelSpec
 from roseinfer.quant.base import Build
 
 _FAMILIES: dict[str, Callable[[ModelSpec, Build], ModelFamily]] = {
@@ -23,9 +23,9 @@ _FAMILIES: dict[str, Callable[[ModelSpec, Build], ModelFamily]] = {
 
 
 def build_model(spec: ModelSpec, build: Build) -> CausalLM:
-    """The model without weights: no memory is taken for them yet.
+    """Return the model without weights; no memory is allocated for them yet.
 
-    Raises `UnsupportedModelError` for an unknown architecture, `ConfigError` for a group that cannot share the model.
+    Raise `UnsupportedModelError` for an unknown architecture, `ConfigError` for a group that cannot share the model.
     """
     if spec.architecture not in _FAMILIES:
         raise UnsupportedModelError(f"{spec.architecture} is not supported; known: {', '.join(_FAMILIES)}")

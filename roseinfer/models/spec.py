@@ -1,4 +1,4 @@
-"""Shape and options of a model, as read from its config; without torch."""
+"""Shape and options of a model as read from its config; without torch."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from roseinfer.quant.fp8_scheme import Fp8Scheme
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
-    """Feed-forward layers of which a router chooses, for each token, `top_k` of `count` experts.
+    """Feed-forward layers in which a router chooses `top_k` of `count` experts for each token.
 
-    width: of each expert's hidden layer. renormalise: whether the weights of the chosen, from a softmax over all
-    experts, are divided by their sum. dense_layers: those that have one ordinary feed-forward network instead, in
-    ascending order.
+    width: size of each expert's hidden layer. renormalise: divide the weights of the chosen experts by their sum. The
+    weights come from a softmax over all experts. dense_layers: layers with one ordinary feed-forward network instead,
+    in ascending order.
     """
 
     count: int
@@ -26,8 +26,8 @@ class ExpertsSpec:
 class RopeSpec:
     """Rotary position embedding.
 
-    `scaling` is "default" (none), "linear" (positions divided by `factor`) or "llama3" (wavelengths that are long
-    against `original_max_position` tokens are stretched by `factor`, see attention/heads.py).
+    `scaling` is "default" (none), "linear" (positions divided by `factor`) or "llama3". The latter stretches by
+    `factor` the wavelengths that are long compared with `original_max_position` tokens (see attention/heads.py).
     """
 
     theta: float
@@ -42,11 +42,10 @@ class RopeSpec:
 class ModelSpec:
     """Shape and options of a decoder-only model.
 
-    `max_position` is the longest context in tokens. `activation` is "silu", "gelu" (exact) or "gelu_tanh". `rope` is
-    None for learned positions. `dtype` is the checkpoint's. `qk_norm`: RMSNorm over each head of q and k. `windows`: of
-    each layer's attention, in tokens, None for full attention; empty if no layer has one. `quantization`: how the
-    checkpoint's linear layers are kept, None in floats. `experts`: of the layers that have them, None if none has;
-    `intermediate_size` is that of the dense layers.
+    max_position: longest context in tokens. activation: "silu", "gelu" (exact) or "gelu_tanh". rope: None for learned
+    positions. dtype: the checkpoint's. qk_norm: RMSNorm over each head of q and k. windows: attention window of each
+    layer in tokens, None for full attention; empty if no layer has one. quantization: format of the checkpoint's linear
+    layers, None for floats. experts: None if no layer has any; `intermediate_size` is that of the dense layers.
     """
 
     architecture: str
@@ -73,12 +72,11 @@ class ModelSpec:
 
     @property
     def expert_layers(self) -> int:
-        """How many layers have experts."""
         return 0 if self.experts is None else self.num_layers - len(self.experts.dense_layers)
 
     @property
     def attention(self) -> tuple[AttentionSpec, ...]:
-        """What each layer's attention computes, in the order of the layers."""
+        """Return the attention of each layer, in order."""
         return tuple(
             AttentionSpec(
                 heads=self.num_heads,

@@ -1,4 +1,4 @@
-"""What is read of a GGUF file, and that nothing in it is believed."""
+"""Reader of GGUF files on sound, split, damaged and hostile files."""
 
 import os
 import struct
@@ -20,7 +20,7 @@ from roseinfer.text.gguf_tokenizer import read_tokenizer
 from tests.helpers.checkpoints import make_reference
 from tests.helpers.gguf_files import as_floats, metadata_of, tensors_of, write, write_model
 
-# Of what a damaged file of some 100 kB may cost; a table of tensors, texts and the library's copies of them.
+# Limit for a damaged file of some 100 kB: a table of tensors, texts and the library's copies of them.
 MEMORY_BYTES = 16 << 20
 
 
@@ -38,7 +38,7 @@ def text(value: str) -> bytes:
     return struct.pack("<Q", len(value)) + value.encode()
 
 
-def test_metadata_and_places(tmp_path: Path) -> None:
+def test_metadata_and_tensor_positions(tmp_path: Path) -> None:
     values = {
         "a.text": "words",
         "a.int": 7,
@@ -59,7 +59,7 @@ def test_metadata_and_places(tmp_path: Path) -> None:
         assert info.shape == data.shape and info.encoding.name == "F32"
         assert path.read_bytes()[info.start : info.start + info.nbytes] == data.tobytes()
     for wrong in (lambda: file.strings("a.numbers"), lambda: file.numbers("a.list"), lambda: file.strings("a.text")):
-        with pytest.raises(UnsupportedModelError, match="no list"):
+        with pytest.raises(UnsupportedModelError, match="not a list"):
             wrong()
 
 
@@ -70,32 +70,32 @@ def test_metadata_and_places(tmp_path: Path) -> None:
         (b"PK\x03\x04" + bytes(40), "not a GGUF file"),
         (header(version=1), "version 1 of GGUF"),
         (header(version=3 << 24), "big-endian"),
-        (header()[:-3], "cut off or damaged"),
+        (header()[:-3], "truncated or damaged"),
         (header(tensors=2**63), r"9\.22337e\+18 tensors"),
         (header(keys=2**63), "metadata keys"),
         (header(keys=1) + struct.pack("<Q", 2**62), "bytes in one string"),
-        (header(keys=1) + struct.pack("<Q", 1000), "1000 bytes are wanted"),
+        (header(keys=1) + struct.pack("<Q", 1000), "1000 bytes expected"),
         (header(keys=1) + text("k") + struct.pack("<IIQ", 9, 8, 2**60), "values in one list"),
-        (header(keys=1) + text("k") + struct.pack("<IIQ", 9, 8, 2**20), "cut off or damaged"),
-        (header(keys=1) + text("k") + struct.pack("<IIQ", 9, 5, 2**20), r"4\.1943e\+06 bytes are wanted"),
+        (header(keys=1) + text("k") + struct.pack("<IIQ", 9, 8, 2**20), "truncated or damaged"),
+        (header(keys=1) + text("k") + struct.pack("<IIQ", 9, 5, 2**20), r"4\.1943e\+06 bytes expected"),
         (header(keys=1) + text("k") + struct.pack("<IIQ", 9, 9, 1), "a list of lists"),
         (header(keys=1) + text("k") + struct.pack("<I", 77), "of kind 77"),
         (header(keys=1) + struct.pack("<Q", 2) + b"\xff\xfe", "not UTF-8"),
-        (header(keys=2) + 2 * (text("k") + struct.pack("<IB", 0, 1)), "has k twice"),
-        (header(keys=1) + text("general.alignment") + struct.pack("<II", 4, 24), "no power of two"),
+        (header(keys=2) + 2 * (text("k") + struct.pack("<IB", 0, 1)), "contains k twice"),
+        (header(keys=1) + text("general.alignment") + struct.pack("<II", 4, 24), "not a power of two"),
         (header(tensors=1) + text("t") + struct.pack("<I", 9), "has 9 dimensions"),
         (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 64, 16, 0), "type IQ2_XXS, which is not supported"),
         (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 64, 999, 0), "type number 999"),
-        (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 33, 8, 0), r"\[33\], Q8_0 comes in blocks of 32"),
+        (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 33, 8, 0), r"\[33\], but Q8_0 has blocks of 32"),
         (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 0, 0, 0), r"is \[0\]"),
-        (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 0, 5), "no multiple of 32"),
-        (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 2**62, 0, 0), "it is cut off"),
-        (header(tensors=1) + text("t") + struct.pack("<IQQIQ", 2, 2**60, 2**60, 0, 0), "it is cut off"),
-        (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 0, 2**63), "it is cut off"),
+        (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 0, 5), "not a multiple of 32"),
+        (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 2**62, 0, 0), "the file is truncated"),
+        (header(tensors=1) + text("t") + struct.pack("<IQQIQ", 2, 2**60, 2**60, 0, 0), "the file is truncated"),
+        (header(tensors=1) + text("t") + struct.pack("<IQIQ", 1, 4, 0, 2**63), "the file is truncated"),
         (header(tensors=2) + 2 * (text("t") + struct.pack("<IQIQ", 1, 1, 0, 0)) + bytes(64), "tensor t twice"),
     ],
 )
-def test_what_a_damaged_file_is_refused_for(tmp_path: Path, content: bytes, match: str) -> None:
+def test_a_damaged_file_is_refused_with_a_reason(tmp_path: Path, content: bytes, match: str) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
     refuse(path, match)
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 # --- a model in several files ---------------------------------------------------------------------------------------
 def parts(folder: Path, **changes: Any) -> Path:
-    """Three files as llama.cpp's gguf-split makes them."""
+    """Write three files as llama.cpp's gguf-split does."""
     reference = make_reference("llama")
     tensors = list(tensors_of(reference, as_floats).items())
     metadata = metadata_of(reference, 99)
@@ -129,16 +129,16 @@ def test_split_files_are_one_model(tmp_path: Path) -> None:
         assert content == whole.path.read_bytes()[other.start : other.start + other.nbytes]
 
 
-def test_parts_that_do_not_fit(tmp_path: Path) -> None:
+def test_parts_that_do_not_match_are_refused(tmp_path: Path) -> None:
     first = parts(tmp_path)
-    refuse(tmp_path / "m-00002-of-00003.gguf", r"name the first one, m-00001-of-00003\.gguf")
+    refuse(tmp_path / "m-00002-of-00003.gguf", r"use the first part, m-00001-of-00003\.gguf")
     first.rename(tmp_path / "renamed.gguf")
-    refuse(tmp_path / "renamed.gguf", "split.count = 3, its name says 1")
+    refuse(tmp_path / "renamed.gguf", "split.count is 3, but the file's name says 1")
     (tmp_path / "renamed.gguf").rename(first)
     (tmp_path / "m-00002-of-00003.gguf").write_bytes((tmp_path / "m-00003-of-00003.gguf").read_bytes())
-    refuse(first, "split.no = 2, its name says 1")
+    refuse(first, "split.no is 2, but its name says 1")
     (tmp_path / "m-00002-of-00003.gguf").unlink()
-    with pytest.raises(ModelNotFoundError, match=r"m-00002-of-00003\.gguf is not beside it"):
+    with pytest.raises(ModelNotFoundError, match=r"m-00002-of-00003\.gguf is missing in its folder"):
         open_gguf(first)
     refuse(parts(tmp_path, **{"split.tensors.count": 5}), r"split\.tensors\.count is 5")
     with pytest.raises(UnsupportedModelError, match="99999 parts"):
@@ -148,14 +148,14 @@ def test_parts_that_do_not_fit(tmp_path: Path) -> None:
 # --- damage of any kind ---------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A whole model with a vocabulary, whose metadata and table of tensors are about half of the file."""
+    """Return a whole model with a vocabulary; metadata and table of tensors are about half of the file."""
     sizes = {"hidden_size": 8, "intermediate_size": 8, "head_dim": 2}
     path = tmp_path_factory.mktemp("sound") / "m.gguf"
     return write_model(path, make_reference("llama", **sizes)).read_bytes()
 
 
 def read_all(path: Path) -> None:
-    """Everything that is read before weights are. Raises `UnsupportedModelError` or nothing."""
+    """Read everything but the weights. Only `UnsupportedModelError` may be raised."""
     tracemalloc.start()
     try:
         file = open_gguf(path)
@@ -174,10 +174,10 @@ HOSTILE = st.sampled_from([b"\xff" * 8, b"\x00" * 8, b"\x80", b"\xff\xff\xff\x7f
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_no_damage_costs_more_than_a_message(
+def test_any_damage_costs_only_a_message(
     data: st.DataObject, sound: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Bytes of the file are changed, taken out and put in; or it ends early."""
+    """Change, remove and insert bytes, or truncate the file."""
     content = bytearray(sound)
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, max(0, len(content) - 1)))
@@ -198,7 +198,7 @@ def test_no_damage_costs_more_than_a_message(
 
 @settings(max_examples=50, deadline=None)
 @given(content=st.binary(max_size=300), keys=st.integers(0, 2**64 - 1), tensors=st.integers(0, 2**64 - 1))
-def test_random_bytes_behind_a_header(
+def test_random_bytes_after_a_header(
     content: bytes, keys: int, tensors: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "random.gguf"
@@ -222,7 +222,7 @@ def test_a_file_is_read_once_until_it_changes(sound: bytes, tmp_path: Path, monk
 
 
 def test_a_sound_file_is_read(sound: bytes, tmp_path: Path) -> None:
-    """What the property changes is read to the end when it is not changed."""
+    """Check that the property's file is valid before it is changed."""
     path = tmp_path / "m.gguf"
     path.write_bytes(sound)
     file = open_gguf(path)

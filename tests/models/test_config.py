@@ -9,9 +9,8 @@ import pytest
 
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.spec import ModelSpec, RopeSpec
-from roseinfer.models.spec import ExpertsSpec
 from roseinfer.models.generation import GenerationDefaults, read_generation_config
+from roseinfer.models.spec import ExpertsSpec, ModelSpec, RopeSpec
 
 GPT2 = {
     "architectures": ["GPT2LMHeadModel"],
@@ -222,7 +221,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("base", "key", "value"), REFUSED, ids=[f"{key}={value}" for _, key, value in REFUSED])
-def test_what_would_change_the_result_is_refused_by_name(
+def test_fields_that_change_the_result_are_refused_by_name(
     tmp_path: Path, base: dict[str, Any], key: str, value: object
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=key):
@@ -363,7 +362,7 @@ def test_experts_of_mixtral(tmp_path: Path) -> None:
         (MIXTRAL, "hidden_act", "tanh"),
     ],
 )
-def test_what_would_change_experts_is_refused_by_name(
+def test_fields_that_change_experts_are_refused_by_name(
     tmp_path: Path, config: dict[str, Any], field: str, value: Any
 ) -> None:
     with pytest.raises(UnsupportedModelError, match="num_experts_per_tok" if field == "num_local_experts" else field):
@@ -371,7 +370,7 @@ def test_what_would_change_experts_is_refused_by_name(
 
 
 @pytest.mark.parametrize("key", ["num_key_value_heads", "rms_norm_eps", "rope_theta"])
-def test_what_mixtral_leaves_out_is_not_guessed(tmp_path: Path, key: str) -> None:
+def test_missing_fields_of_mixtral_are_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"{key} is missing"):
         read(tmp_path, MIXTRAL, **{key: None})
 

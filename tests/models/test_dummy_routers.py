@@ -1,4 +1,4 @@
-"""Dummy weights: routers choose each expert about as often, also for tokens of one prompt."""
+"""Dummy routers choose each expert about equally often, also for the tokens of one prompt."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Models read from GGUF files against those that the files were written from."""
+"""Models read from GGUF files, compared with the models that the files were written from."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_logits_are_those_of_the_model(family: str, tmp_path: Path) -> None:
 
 
 def test_rope_divisors_are_read_as_the_rule_they_came_from(tmp_path: Path) -> None:
-    """Llama 3.1's file holds a tensor of divisors instead of the parameters."""
+    """Check Llama 3.1's rotary scaling, whose file holds a tensor of divisors instead of the parameters."""
     rope = {"rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     published = {"rope_type": "llama3", "original_max_position_embeddings": 8192, **rope}
     reference = make_reference("llama", rope_parameters=published, max_position_embeddings=32768)
@@ -62,12 +62,12 @@ def test_rope_divisors_are_read_as_the_rule_they_came_from(tmp_path: Path) -> No
     torch.testing.assert_close(logits(path), reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
     divisors[1] *= 1.01
     write(path, metadata_of(reference, 99), {**tensors, "rope_freqs.weight": (divisors, "F32")})
-    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight follows no rule"):
+    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight follows no known rule"):
         read_model_spec(path)
 
 
 def test_experts_of_quantised_files_and_of_ranks(tmp_path: Path) -> None:
-    """An expert's matrix is a slice of a tensor that all of them share."""
+    """Check experts' matrices, which are slices of a shared tensor."""
     reference = make_reference("qwen3-moe", hidden_size=64, moe_intermediate_size=64)
     name = "blk.1.ffn_up_exps.weight"
     data = quantised("Q8_0", (6 * 64, 64))
@@ -99,7 +99,7 @@ ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K
 
 
 def one_layer(tmp_path: Path, data: np.ndarray, encoding: str) -> GgufWeights:
-    """A Llama whose first q_proj [512, 512] is `data`: as the file keeps it, its heads interleaved."""
+    """Write a Llama whose first q_proj [512, 512] is `data`, with interleaved heads as the file stores it."""
     sizes = {"hidden_size": 512, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 128}
     reference = make_reference("llama", **sizes)
     tensors = tensors_of(reference, as_floats) | {"blk.0.attn_q.weight": (data, encoding)}
@@ -112,7 +112,7 @@ def uninterleaved(values: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_encodings_are_read_as_others_read_them(encoding: str, tmp_path: Path) -> None:
+def test_encodings_are_decoded_as_by_the_gguf_package(encoding: str, tmp_path: Path) -> None:
     if encoding in ("F32", "F16", "BF16"):
         drawn = np.random.default_rng(0).normal(size=(512, 512))
         dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[encoding]
@@ -136,7 +136,7 @@ def test_encodings_are_read_as_others_read_them(encoding: str, tmp_path: Path) -
 
 
 def test_memory_is_that_of_a_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is widened at once does not grow with the tensor."""
+    """Count the rows that are converted at once, which must not grow with the tensor."""
     widened: list[int] = []
     original = GgufWeights._widened
 
@@ -146,14 +146,14 @@ def test_memory_is_that_of_a_few_rows(tmp_path: Path, monkeypatch: pytest.Monkey
         return values
 
     monkeypatch.setattr(GgufWeights, "_widened", counted)
-    monkeypatch.setattr("roseinfer.models.gguf_weights._CHUNK_NUMBERS", 4096)
+    monkeypatch.setattr("roseinfer.models.gguf_weights.CHUNK_VALUE_COUNT", 4096)
     with one_layer(tmp_path, quantised("Q4_K", (512, 512)), "Q4_K") as weights:
         weights.read(Q_PROJ, torch.empty(512, 512))
     assert max(widened) == 4096 and sum(widened) == 512 * 512
 
 
 def test_weights_may_be_rounded_while_they_are_read(tmp_path: Path) -> None:
-    """FP8 of a file's weights is FP8 of the same weights in a folder."""
+    """Compare FP8 of a file's weights with FP8 of the same weights in a folder."""
     reference = make_reference("llama")
     path = write_model(tmp_path / "m.gguf", reference)
     (tmp_path / "folder").mkdir()
@@ -162,7 +162,7 @@ def test_weights_may_be_rounded_while_they_are_read(tmp_path: Path) -> None:
     assert not torch.equal(logits(path, quantization="fp8"), logits(path))
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
+def test_damaged_tensors_are_named(tmp_path: Path) -> None:
     reference = make_reference("llama")
     metadata, tensors = metadata_of(reference, 99), tensors_of(reference, as_floats)
 
@@ -178,10 +178,10 @@ def test_damage_is_named(tmp_path: Path) -> None:
     refuse({**tensors, name: (broken, "F32")}, rf"tensor {name} holds NaN or infinity")
     refuse({**tensors, name: (broken[:, :16], "F32")}, rf"tensor {name} is \[48, 16\], the metadata say \[48, 32\]")
     extra = np.ones(4, np.float32)
-    refuse({**tensors, "blk.0.attn_q.scale": (extra, "F32")}, r"no place for tensor blk\.0\.attn_q\.scale")
+    refuse({**tensors, "blk.0.attn_q.scale": (extra, "F32")}, r"unexpected tensor blk\.0\.attn_q\.scale")
 
 
-def test_what_is_kept_in_codes_is_not_read_as_codes(tmp_path: Path) -> None:
+def test_quantised_tensors_cannot_be_read_as_codes(tmp_path: Path) -> None:
     with one_layer(tmp_path, quantised("Q8_0", (512, 512)), "Q8_0") as weights:
         held = weights.stored(Q_PROJ)
         assert held is not None and (held.dtype, held.shape) == ("Q8_0", (512, 512))
@@ -190,7 +190,7 @@ def test_what_is_kept_in_codes_is_not_read_as_codes(tmp_path: Path) -> None:
             weights.read(Q_PROJ, torch.empty(512, 512, dtype=torch.int8))
 
 
-def test_what_the_file_says_of_the_model(tmp_path: Path) -> None:
+def test_spec_and_generation_defaults_of_a_file(tmp_path: Path) -> None:
     reference = make_reference("qwen3")
     path = write_model(tmp_path / "m.gguf", reference, **{"general.sampling.temp": 0.5, "general.sampling.top_k": 7})
     folder = save_reference(reference, tmp_path)

@@ -1,4 +1,4 @@
-"""Whatever the JSON files of a model hold, reading them works or raises one error of one line that names the file."""
+"""Mutated JSON files of a model: each is read, or refused with one line that names the file."""
 
 import json
 import math
@@ -77,7 +77,7 @@ TEXTS = [
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) of a document."""
+    """Yield every (container, key) of a document."""
     keys = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in list(keys):
         yield value, key

@@ -50,7 +50,7 @@ def test_sharded_checkpoint(tmp_path: Path) -> None:
 
 
 def test_gpt2_as_on_the_hub(tmp_path: Path) -> None:
-    """No prefix, and the causal masks among the tensors."""
+    """Check a checkpoint without a prefix and with the causal masks as tensors."""
     reference = make_reference("gpt2")
     save_reference(reference, tmp_path)
 
@@ -62,7 +62,7 @@ def test_gpt2_as_on_the_hub(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(load(tmp_path)), reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
 
 
-def test_tied_checkpoint_may_carry_the_head_all_the_same(tmp_path: Path) -> None:
+def test_a_tied_checkpoint_may_contain_the_head(tmp_path: Path) -> None:
     reference = make_reference("llama-tied")
     save_reference(reference, tmp_path)
     rewrite(tmp_path, lambda t: {**t, "lm_head.weight": t["model.embed_tokens.weight"].clone()})
@@ -171,7 +171,7 @@ def test_a_part_of_a_tensor_of_another_shape(llama: Path) -> None:
             part_of(llama, name, *shard)
 
 
-def test_a_tensor_left_to_another_rank_must_be_there_all_the_same(llama: Path) -> None:
+def test_a_tensor_of_another_rank_must_be_present(llama: Path) -> None:
     with Checkpoint(llama, BUILD) as checkpoint:
         checkpoint.skip("lm_head.weight")
         with pytest.raises(UnsupportedModelError, match=r"lm_head\.bias is missing"):
@@ -191,7 +191,7 @@ def test_quantised_tensors_are_read_into_their_own_dtype_only(llama: Path) -> No
 
 
 def test_drawn_routers_spread_the_tokens_of_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As trained ones do: n tokens choose k of E experts each, and E (1 - (1 - k / E)^n) of them together."""
+    """Check that n tokens choose E (1 - (1 - k / E)^n) of E experts, as with trained routers that choose k each."""
     sizes = {"hidden_size": 512, "num_experts": 64, "num_experts_per_tok": 4, "num_hidden_layers": 6, "head_dim": 64}
     reference = make_reference("qwen3-moe", **sizes, num_attention_heads=16, attention_bias=False)
     reference.config.architectures = ["Qwen3MoeForCausalLM"]
@@ -215,7 +215,7 @@ def test_more_experts_than_the_files_could_hold_are_refused(tmp_path: Path) -> N
     save_reference(make_reference("mixtral"), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_local_experts": 2**20}))
-    with pytest.raises(UnsupportedModelError, match=r"a model of .* weights, the checkpoint's files hold"):
+    with pytest.raises(UnsupportedModelError, match=r"describes .* weights, but the checkpoint's files hold"):
         load(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Our logits against those of transformers, on small random checkpoints of every family."""
+"""Our logits compared with those of transformers, on small random checkpoints of every family."""
 
 import random
 from pathlib import Path
@@ -44,7 +44,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 class Feeder:
-    """Computes a sequence bit by bit and compares every position's logits with the reference."""
+    """Computation of a sequence in steps, which compares every position's logits with the reference."""
 
     def __init__(self, reference: PreTrainedModel, runner: HandRunner, tokens: list[int]) -> None:
         self._tokens = tokens
@@ -91,7 +91,7 @@ def test_chunk_longer_than_a_slice_of_queries(pair: tuple[PreTrainedModel, Causa
 
 @pytest.mark.parametrize("block_size", [4, 32])
 def test_mixed_steps(pair: tuple[PreTrainedModel, CausalLM], block_size: int) -> None:
-    """Decoding rows of very different contexts between prefill chunks, equal prompts and one-token prompts."""
+    """Mix decoding rows of very different contexts with prefill chunks, equal prompts and one-token prompts."""
     reference, model = pair
     runner = HandRunner(model, block_size=block_size, num_blocks=1024 // block_size)
     long, short, chunked, twin, other, tiny = (
@@ -141,8 +141,8 @@ def test_a_shared_prefix_is_read_by_two_rows_of_a_step(pair: tuple[PreTrainedMod
         assert_close(actual, wanted)
 
 
-def test_no_kernel_of_sdpa_is_relied_on(pair: tuple[PreTrainedModel, CausalLM]) -> None:
-    """Devices and versions choose different ones, and the layout of what comes back differs."""
+def test_any_kernel_of_sdpa_gives_the_same_result(pair: tuple[PreTrainedModel, CausalLM]) -> None:
+    """Forbid each kernel: devices and versions choose different ones, with different layouts of the result."""
     reference, model = pair
     runner = HandRunner(model)
     feeder = Feeder(reference, runner, draw(50, seed=12))
@@ -159,7 +159,7 @@ def test_no_logits_wanted(pair: tuple[PreTrainedModel, CausalLM]) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "mixtral"])
 def test_packed_weights(name: str, tmp_path: Path) -> None:
-    """Wide enough that every matrix is packed on a CPU that can."""
+    """Use matrices wide enough to be packed on a CPU that can."""
     wide = {"n_embd": 384} if name == "gpt2" else {"hidden_size": 384, "intermediate_size": 512, "head_dim": 96}
     reference = make_reference(name, **wide, vocab_size=400)
     with torch.no_grad():
@@ -185,6 +185,6 @@ def test_half_precision_on_a_cpu(name: str, dtype: str, tmp_path: Path) -> None:
     chunk = runner.run([HandRow(tokens=tokens, table=table, start=30, count=9)])[0]
     decoded = runner.run([HandRow(tokens=tokens, table=table, start=39, count=1)])[0]
     actual, expected = torch.cat((whole, chunk, decoded)), reference_logits(reference, tokens)
-    # Most tokens: where two experts are about as probable, rounding may choose the other.
+    # Compare most tokens: where two experts are about equally probable, rounding may choose the other.
     error = (actual - expected).square().mean(1).sqrt().median() / expected.std()
     assert error < (0.05 if dtype == "bfloat16" else 0.01)

@@ -1,4 +1,4 @@
-"""config.json as published on the hub, whole: what has to load does, and what would compute something else does not."""
+"""Complete config.json files from the hub: supported ones are read, others are refused."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,9 @@ import torch
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.config import read_model_spec
-from roseinfer.models.spec import RopeSpec
-from roseinfer.models.spec import ExpertsSpec
 from roseinfer.models.generation import GenerationDefaults, read_generation_config
 from roseinfer.models.loader import load_model
+from roseinfer.models.spec import ExpertsSpec, RopeSpec
 
 GPT2: dict[str, Any] = {
     "activation_function": "gelu_new",
@@ -369,7 +368,7 @@ def test_mistral_v01_has_a_window(tmp_path: Path) -> None:
 
 
 def test_rope_scaling_as_transformers_rewrites_it(tmp_path: Path) -> None:
-    """From 4.43 on it adds `rope_type` beside the old `type`; two kinds at once have no meaning."""
+    """Check `rope_type`, which transformers adds to the older `type` from 4.43 on; two different kinds are refused."""
     scaling = {"factor": 4.0, "rope_type": "linear", "type": "linear"}
     spec = read_model_spec(write(tmp_path, {**LLAMA_2_7B, "rope_scaling": scaling}))
     assert spec.rope == RopeSpec(theta=10000.0, scaling="linear", factor=4.0)
@@ -402,10 +401,10 @@ def generation(folder: Path, **fields: Any) -> GenerationDefaults:
     ("key", "value"), [("temperature", "hot"), ("temperature", 5.0), ("top_k", 20.0), ("top_p", 0.0), ("top_k", -2)]
 )
 def test_sampling_defaults_that_no_request_could_use_are_refused(tmp_path: Path, key: str, value: object) -> None:
-    """Found here, and not by every client that left the field out."""
+    """Check that the start fails, not each request that omits the field."""
     with pytest.raises(UnsupportedModelError, match=rf"generation_config\.json: {key} "):
         generation(tmp_path, **{key: value})
 
 
-def test_ways_to_write_nothing(tmp_path: Path) -> None:
+def test_spellings_of_an_absent_value(tmp_path: Path) -> None:
     assert generation(tmp_path, top_k=-1, top_p=None, eos_token_id=-1) == GenerationDefaults(top_k=0)

@@ -1,4 +1,4 @@
-"""What configs of quantised checkpoints say: the forms that exist, what is refused, and damage."""
+"""Configs of quantised checkpoints: supported forms, refusals and damage."""
 
 import copy
 import json
@@ -80,7 +80,7 @@ MODELOPT_FILE = {
 
 
 def changed(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy with the field at `path` (keys with dots between) set."""
+    """Return a copy with the field at `path` (keys joined by dots) set."""
     data = copy.deepcopy(data)
     *outer, last = path.split(".")
     inner = data
@@ -120,7 +120,7 @@ def test_forms_of_config_json(tmp_path: Path, config: dict[str, Any], layout: st
 def test_modelopts_own_file(tmp_path: Path) -> None:
     write(tmp_path, MODELOPT_FILE, "hf_quant_config.json")
     assert read(tmp_path, QWEN3).quantization == Fp8Scheme("tensor", ("lm_head",))
-    # What config.json says is said of the same tensors, and says more.
+    # config.json describes the same tensors in more detail.
     assert read(tmp_path, QWEN3, quantization_config=QWEN3_FP8).quantization == Fp8Scheme(
         "block", ("lm_head", "model.layers.0.input_layernorm")
     )
@@ -146,7 +146,7 @@ def test_floats(tmp_path: Path, nothing: Any) -> None:
         ({**QWEN3_FP8, "rotation": "hadamard"}, "rotation = 'hadamard'.*unknown"),
         (changed(COMPRESSED, "format", "pack-quantized"), "format = 'pack-quantized'"),
         (changed(COMPRESSED, "config_groups", {}), "config_groups is missing"),
-        (changed(COMPRESSED, "config_groups.group_0.weights", None), "weights are missing"),
+        (changed(COMPRESSED, "config_groups.group_0.weights", None), "weights is missing"),
         (weights(num_bits=4), "num_bits = 4 is not supported; it is 8"),
         (weights(type="int"), "type = 'int' is not supported; it is float"),
         (weights(strategy="group", group_size=128), "strategy = 'group'"),
@@ -163,7 +163,10 @@ def test_floats(tmp_path: Path, nothing: Any) -> None:
         (changed(COMPRESSED, "transform_config", {"config_groups": {"R1": {}}}), "transform_config"),
         (changed(COMPRESSED, "sparsity_config", {"format": "sparse-24-bitmask"}), "sparsity_config"),
         (changed(COMPRESSED, "kv_cache_scheme", {**ARGS, "num_bits": 4}), "kv_cache_scheme: num_bits = 4"),
-        (changed(COMPRESSED, "ignore", ["re:("]), r"ignore = 're:\(' is not supported; .*invalid regular expression: missing \)"),
+        (
+            changed(COMPRESSED, "ignore", ["re:("]),
+            r"ignore = 're:\(' is not supported; .*invalid regular expression: missing \)",
+        ),
         (changed(COMPRESSED, "ignore", ["re:" + "(" * 5000 + ")" * 5000]), "invalid regular expression"),
         (changed(COMPRESSED, "ignore", ["re:a{1,99999999999}"]), "invalid regular expression"),
         ({**MODELOPT, "quant_algo": "NVFP4"}, "quant_algo = 'NVFP4' is not supported; known: FP8"),
@@ -203,7 +206,7 @@ def test_names_of_layers_that_are_ignored(pattern: str, matched: list[str], othe
 
 
 def places(data: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container within, and a key of it."""
+    """Yield every container within, and a key of it."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in items:
         yield data, key
@@ -215,7 +218,7 @@ DAMAGE = [None, True, 0, -1, 8, 1e30, float("nan"), "", "re:[", "float", [], [[]
 
 @pytest.mark.parametrize("config", [QWEN3_FP8, AUTOFP8, COMPRESSED, MODELOPT, {"quant_method": "modelopt"}])
 def test_damage_is_read_or_refused(tmp_path: Path, config: dict[str, Any]) -> None:
-    """Any field may hold anything."""
+    """Put values of every kind into every field."""
     rng = random.Random(0)
     outcomes = set()
     for _ in range(150):

@@ -114,7 +114,7 @@ def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     assert model.widened == (model.weight_bytes // 4, "F32")
     assert probes.read_model(str(tmp_path), "m.gguf").error is None
     path.write_bytes(path.read_bytes()[:2000])
-    assert "cut off or damaged" in str(probes.read_model(str(path)).error)
+    assert "truncated or damaged" in str(probes.read_model(str(path)).error)
 
 
 @pytest.fixture
