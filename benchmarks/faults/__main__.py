@@ -210,7 +210,7 @@ async def soak(plan: Plan) -> Row:
         async def client(end_s: float) -> None:
             connection = Connection(server.port)
             while time.monotonic() < end_s:
-                ends[await one_of_many(rng, server.port, connection)] += 1
+                ends[await cases(rng, server.port, connection)] += 1
             connection.close()
 
         async def load(seconds: float) -> None:
@@ -227,7 +227,7 @@ async def soak(plan: Plan) -> Row:
     )
 
 
-async def one_of_many(rng: random.Random, port: int, connection: Connection) -> str:
+async def cases(rng: random.Random, port: int, connection: Connection) -> str:
     """A stream, an answer, a mutated body, or a client that leaves."""
     kind = rng.random()
     if kind < 0.4:

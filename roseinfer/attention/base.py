@@ -1,6 +1,6 @@
-"""The one interface of every attention implementation, and what it is built from.
+"""Interface of attention backends, and the data that they are built from.
 
-What a backend can do besides `forward` is said by the protocols that it implements, never by its name.
+A backend declares what it can do besides `forward` by the protocols that it implements, never by its name.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.spec import AttentionSpec
 
-# Integers of an entry of a map of chunks, of which the first is -1 in those that only fill it up.
+# Integers of an entry in a map of chunks. The first one is -1 in entries that only pad the map.
 CHUNK_FIELD_COUNT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """What a backend is built for: `specs` of the model's layers in order, and what it sizes its buffers by.
+    """What a backend is built for: `specs` of the model's layers, in order, and the sizes of its buffers.
 
-    kv_dtype: the dtype of K and V in the store. max_rows, max_tokens: rows and tokens of a step at most. max_model_len:
-    tokens of a context at most.
+    kv_dtype: dtype of K and V in the store. max_rows, max_tokens: the most rows and tokens of a step. max_model_len:
+    the most tokens of a context.
     """
 
     specs: tuple[AttentionSpec, ...]
@@ -38,27 +38,27 @@ class AttentionShape:
 
 
 class AttentionBackend(Protocol):
-    """Causal attention of a step's packed tokens over the paged KV store, as each layer's `AttentionSpec` says."""
+    """Causal attention of a step's packed tokens over the paged KV store, by each layer's `AttentionSpec`."""
 
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
-        """Prepare what all layers of the coming forward pass share. Called once a step, before `forward`."""
+        """Prepare the data that all layers of the next forward pass share. Called once a step, before `forward`."""
         ...
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
-        """Norm and turn queries and keys as `heads` says, write K and V at the batch's slots, attend as its spec says.
+        """Apply `heads` to queries and keys, write K and V at the batch's slots, and attend.
 
         qkv: [T, (heads + 2 * kv_heads) * D], a layer's packed projections, query heads first; may be overwritten.
-        `heads.spec` is the layer's of the `AttentionShape` that the backend was built from. Returns [T, heads * D].
-        Slots of -1 are not written. Each row sees its own blocks up to its query's position and nothing else.
+        `heads.spec` is the layer's spec in the backend's `AttentionShape`. Returns [T, heads * D]. Slots of -1 are not
+        written. Each row sees its own blocks up to its query's position and nothing else.
         """
         ...
 
 
 @runtime_checkable
 class GraphableAttention(AttentionBackend, Protocol):
-    """A backend whose steps can be captured in CUDA graphs.
+    """Backend whose steps can be captured in CUDA graphs.
 
-    It reads what changes between replays from the device; a table there describes the prompt chunks of a step. `begin`
+    It reads from the device what changes between replays; a table there describes the prompt chunks of a step. `begin`
     is called once before each capture and once within it.
     """
 
@@ -72,5 +72,5 @@ class GraphableAttention(AttentionBackend, Protocol):
         ...
 
     def max_chunks(self, tokens: int, rows: int) -> int:
-        """Entries that the map of such a step has room for."""
+        """Return the number of entries that the map of such a step has room for."""
         ...

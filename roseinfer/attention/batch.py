@@ -1,4 +1,4 @@
-"""The tensors of one step, as models and attention see them."""
+"""Tensors of one step, as models and attention see them."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Where the layers of one KV group keep a step's tokens.
+    """Where the layers of one KV group store a step's tokens.
 
     tables: [S, B] int32, the block tables of all seats. Entries past a row's context are undefined.
-    slots: [T] int64, where each token's K/V goes: block * block_size + offset, or -1 for "do not write".
+
+    slots: [T] int64, the destination of each token's K and V: block * block_size + offset, or -1 for "do not write".
     """
 
     tables: torch.Tensor

@@ -1,8 +1,8 @@
-"""What happens to a layer's queries and keys between their projection and attention: norm and rotation.
+"""Norm and rotation of a layer's queries and keys, between their projection and attention.
 
 Rotary position embedding (Su et al., 2021) in the half-rotation form of Llama: dimensions i and i + D/2 of a head are
-turned by the angle position * frequency[i]. The angles of a step are the same in every layer, so they are worked out
-once a step on a CPU; a GPU looks them up in a table (64 MiB at 131,072 positions).
+rotated by the angle position * frequency[i]. The angles of a step are the same in every layer. A CPU computes them once
+a step; a GPU looks them up in a table (64 MiB at 131,072 positions).
 """
 
 import math
@@ -26,16 +26,16 @@ class Angles(NamedTuple):
 
 
 def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """Turn every head of x [T, heads, D]; computed in float32, returned in x's dtype."""
+    """Rotate every head of x [T, heads, D] in float32, and return it in x's dtype."""
     swapped = x.roll(x.shape[-1] // 2, -1)
     return torch.addcmul(x * angles.cos, swapped, angles.sin).to(x.dtype)
 
 
 class Rotary:
-    """The frequencies [D/2] of a model, float32 as in the published code, so that large angles round alike.
+    """Frequencies [D/2] of a model, in float32 as in the published code, so that large angles round alike.
 
-    `cos_sin` [positions, D] float32: cos of the angles of every position, then their sin, for kernels that look them
-    up; there on a GPU only, up to position `longest`.
+    cos_sin: [positions, D] float32, the cosines of every position's angles, then their sines. It exists only on a GPU,
+    for kernels that look angles up, and ends at position `longest`.
     """
 
     def __init__(self, frequencies: torch.Tensor, longest: int) -> None:
@@ -47,7 +47,7 @@ class Rotary:
             self.cos_sin = cos_sin_table(frequencies, longest)
 
     def angles(self, positions: torch.Tensor) -> Angles:
-        """positions: [T] int64. The last answer is kept: all layers of a step ask for the same."""
+        """Return the angles of positions [T] int64. The last result is cached: all layers of a step share it."""
         if positions is not self._positions or self._angles is None:
             angle = positions.to(torch.float32)[:, None, None] * self._frequencies
             cos, sin = angle.cos(), angle.sin()
@@ -57,13 +57,13 @@ class Rotary:
 
 
 def default_frequencies(head_dim: int, theta: float) -> torch.Tensor:
-    """theta^(-2i/D), [D/2] float32."""
+    """Return theta^(-2i/D), [D/2] float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
     return 1.0 / theta**exponents
 
 
 def linear_frequencies(head_dim: int, theta: float, factor: float) -> torch.Tensor:
-    """Position interpolation (Chen et al., 2023): positions divided by `factor`."""
+    """Return frequencies for position interpolation (Chen et al., 2023): positions divided by `factor`."""
     return default_frequencies(head_dim, theta) / factor
 
 
@@ -76,24 +76,24 @@ def llama3_frequencies(
     high_freq_factor: float,
     original_max_position: float,
 ) -> torch.Tensor:
-    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between are blended.
+    """Return Llama 3.1's frequencies: long wavelengths are stretched by `factor`, short ones stay, others are blended.
 
-    A wavelength is long above original_max_position / low_freq_factor tokens and short below
-    original_max_position / high_freq_factor. Source: `apply_scaling` in Meta's llama-models repository.
+    A wavelength is long above original_max_position / low_freq_factor tokens, and short below original_max_position /
+    high_freq_factor. Source: `apply_scaling` in Meta's llama-models repository.
     """
     frequencies = default_frequencies(head_dim, theta)
-    turns = original_max_position * frequencies / (2 * math.pi)  # full turns within the original context
+    turns = original_max_position * frequencies / (2 * math.pi)  # full rotations within the original context
     kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
     kept = kept.clamp(0.0, 1.0)
     return (1.0 - kept) * frequencies / factor + kept * frequencies
 
 
-# --- norms, and both of them ----------------------------------------------------------------------------------------
+# --- norms, and norm with rotation -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
     """RMSNorm of every query and key head (Qwen3): one weight [D] for queries, one for keys.
 
-    `both`: [heads + kv_heads, D], the two repeated per head, so that queries and keys are normed in one go.
+    both: [heads + kv_heads, D], the two weights repeated for each head, so that one norm serves queries and keys.
     """
 
     query: torch.Tensor
@@ -110,10 +110,10 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class HeadTransform:
-    """What one layer does with its projections: what its attention computes, and what queries and keys undergo before.
+    """Transformation of one layer's projections: its attention, and what precedes it for queries and keys.
 
-    norms: None where the model has none. rotary: None for learned positions. kv_scales: the checkpoint's for K and V in
-    FP8, None without.
+    norms: None if the model has none. rotary: None for learned positions. kv_scales: the checkpoint's scales for K and
+    V in FP8, or None.
     """
 
     spec: AttentionSpec
@@ -122,7 +122,7 @@ class HeadTransform:
     kv_scales: KVScales | None = None
 
     def split(self, qkv: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q [T, heads, D], k and v [T, kv_heads, D] of packed projections; q and k normed and turned."""
+        """Split packed projections into q [T, heads, D], k and v [T, kv_heads, D]; norm and rotate q and k."""
         heads, kv_heads, head_dim = self.spec.heads, self.spec.kv_heads, self.spec.head_dim
         turned = heads + kv_heads
         by_head = qkv.view(qkv.shape[0], turned + kv_heads, head_dim)

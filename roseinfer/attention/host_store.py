@@ -1,4 +1,4 @@
-"""K and V of more blocks than the device holds, in the memory of the host."""
+"""K and V of further blocks, in the memory of the host."""
 
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.pages import fresh_pages, pinned_pages
@@ -6,32 +6,32 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.memory import available_memory_bytes
 
 GIB = 2**30
-# Of what is available: taking all of it would end the process, or another one.
-_MOST = 0.9
-_ALIGN = 4096
+# Share of the available memory: taking all of it would get this process killed, or another one.
+_MAX_SHARE = 0.9
+_ALIGN_BYTES = 4096
 
 
 class HostStore:
-    """`num_blocks` blocks, byte for byte as in the `KVStore` they are copied from and to.
+    """`num_blocks` blocks in host memory, byte for byte as in the `KVStore` that they are copied from and to.
 
-    `parts`: for each part of that store [num_blocks, bytes of a block in it] uint8, contiguous. One mapping holds all
-    of them; it is pinned where the store is on a GPU.
+    parts: for each part of that store [num_blocks, bytes of a block in it] uint8, contiguous. One mapping holds all
+    parts. It is pinned if the store is on a GPU.
     """
 
     def __init__(self, num_blocks: int, store: KVStore) -> None:
-        """Raises `ConfigError` if the host has no memory for it."""
+        """Raises `ConfigError` if the host lacks the memory."""
         self.num_blocks = num_blocks
         widths = [part.shape[1] for part in store.blocks]
         starts, total = [], 0
         for width in widths:
             starts.append(total)
-            total += -(-num_blocks * width // _ALIGN) * _ALIGN
+            total += -(-num_blocks * width // _ALIGN_BYTES) * _ALIGN_BYTES
         check_host_memory(total)
         try:
             memory = pinned_pages(total) if store.blocks[0].is_cuda else fresh_pages(total)
         except OSError as error:
             raise ConfigError(f"there is no memory for {total / GIB:.1f} GiB: lower kv_offloading_size") from error
-        self._memory = memory  # its pages are pinned as long as it is there, whatever views are left
+        self._memory = memory  # keeps its pages pinned, whatever views exist
         self.parts = tuple(
             memory[start : start + num_blocks * width].view(num_blocks, width)
             for start, width in zip(starts, widths, strict=True)
@@ -39,7 +39,7 @@ class HostStore:
 
 
 def num_host_blocks(size_gib: float, bytes_per_block: int) -> int:
-    """Blocks that so many GiB hold; 0 for 0. Raises `ConfigError` if it is less than one."""
+    """Return the number of blocks in so many GiB; 0 for 0. Raises `ConfigError` if it is less than one block."""
     blocks = int(size_gib * GIB) // bytes_per_block
     if size_gib and not blocks:
         raise ConfigError(f"kv_offloading_size is {size_gib:g} GiB, but one KV block takes {bytes_per_block} bytes")
@@ -47,8 +47,8 @@ def num_host_blocks(size_gib: float, bytes_per_block: int) -> int:
 
 
 def check_host_memory(num_bytes: int) -> None:
-    """Raise `ConfigError` if that is more than can be taken of what the machine has available, saying what can."""
-    fits = int(_MOST * available_memory_bytes())
+    """Raise `ConfigError` if this is more than the machine can spare, and name what it can."""
+    fits = int(_MAX_SHARE * available_memory_bytes())
     if num_bytes > fits:
         raise ConfigError(
             f"kv_offloading_size asks for {num_bytes / GIB:.1f} GiB of host memory, but no more than "

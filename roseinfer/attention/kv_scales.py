@@ -1,4 +1,4 @@
-"""The scales of K and V in FP8 that a checkpoint may bring, as its makers name them."""
+"""Scales of K and V in FP8 that a checkpoint may contain, under the names of different tools."""
 
 from collections.abc import Sequence
 from math import prod
@@ -12,17 +12,17 @@ from roseinfer.quant.base import WeightSource
 
 
 class KVScales(NamedTuple):
-    """What the codes of a layer's K and V are multiplied by: [kv_heads] float32 each, all finite and positive."""
+    """Factors of the codes of a layer's K and V: [kv_heads] float32 each, all finite and positive."""
 
     key: torch.Tensor
     value: torch.Tensor
 
 
 def read_kv_scales(source: WeightSource, qkv: Sequence[str], kv_heads: int) -> KVScales | None:
-    """Those of the heads that this process holds of a layer's `kv_heads`; None if the checkpoint has none.
+    """Read the scales of this process's share of a layer's `kv_heads`; None if the checkpoint has none.
 
     qkv: the names of q, k and v, or one name of all three stacked. Raises `UnsupportedModelError` naming a tensor that
-    is missing beside the other one, misshaped, or no scale.
+    is missing although the other one exists, has a wrong shape, or contains an invalid scale.
     """
     for key, value in _names(qkv):
         if source.stored(key) is not None or source.stored(value) is not None:
@@ -40,7 +40,7 @@ def _names(qkv: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _read(source: WeightSource, name: str, heads: Share) -> torch.Tensor:
-    """One number for all heads, or one for each: [kv_heads], with or without dimensions of 1 behind."""
+    """Read one number for all heads, or one for each: [kv_heads], with or without trailing dimensions of 1."""
     held = source.stored(name)
     shape = () if held is None else held.shape
     by_head = shape[:1] == (heads.whole,)
@@ -52,5 +52,5 @@ def _read(source: WeightSource, name: str, heads: Share) -> torch.Tensor:
     scales = torch.empty([part.width for part in parts], dtype=torch.float32, device=source.build.device)
     source.read(name, scales, shard=parts)
     if not bool((scales.isfinite() & (scales > 0)).all()):
-        raise UnsupportedModelError(f"tensor {name} holds what is no scale: NaN, infinity, or not above zero")
+        raise UnsupportedModelError(f"tensor {name} contains an invalid scale: NaN, infinity, or not above zero")
     return scales.view(-1).expand(heads.width).contiguous()

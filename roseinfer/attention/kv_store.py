@@ -1,4 +1,4 @@
-"""Where K and V live: one tensor for all layers of one shape, so that one indexed copy moves a block of all of them."""
+"""Storage of K and V: one tensor for all layers of one shape, so that one indexed copy moves a block of all of them."""
 
 import math
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from roseinfer.attention.spec import AttentionSpec
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.kernels.common.fp8_codes import CODES
 
-# Bytes of K and V that a scrub takes out of the store at a time.
-_SCRUB_BYTES = 16 << 20
+# Bytes of K and V that a scrub processes at a time.
+SCRUB_BYTES = 16 << 20
 
 
 class LayerPlace(NamedTuple):
-    """Where a layer's K and V are: in part `part` of the store, as its layer `plane`."""
+    """Location of a layer's K and V: in part `part` of the store, as its layer `plane`."""
 
     part: int
     plane: int
@@ -25,12 +25,12 @@ class LayerPlace(NamedTuple):
 class KVStore:
     """K and V of `num_blocks` blocks of `block_size` tokens, for layers that may differ in KV heads and head size.
 
-    `parts`: for each shape of K and V among the layers, [num_blocks, layers of it, 2, block_size, kv_heads, head_dim];
-    a model whose layers are alike has one. A block's id is its index in every part. The block comes first so that a
-    copy-on-write over all layers reads and writes contiguous memory. `places`: of each layer.
+    parts: for each shape of K and V among the layers, [num_blocks, layers of it, 2, block_size, kv_heads, head_dim]; a
+    model with equal layers has one part. A block's id is its index in every part. The block dimension comes first, so
+    that a copy-on-write over all layers reads and writes contiguous memory. places: location of each layer.
 
-    `group_of`: of each layer, which KV group keeps its tokens: layers of one group share block tables and slots
-    (`ForwardBatch.paging`). There is one, for every layer: block ids come from one pool.
+    group_of: the KV group of each layer. Layers of one group share block tables and slots (`ForwardBatch.paging`).
+    Today one group holds every layer: block ids come from one pool.
     """
 
     def __init__(
@@ -41,9 +41,7 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """specs: of the model's layers in order, of which there is at least one. dtype: of K and V as they are kept,
-        that of the computation or `CODES`.
-        """
+        """specs: of the model's layers in order, at least one. dtype: of K and V, the model's dtype or `CODES`."""
         self.dtype = dtype
         self.block_size = block_size
         self.num_blocks = num_blocks
@@ -60,7 +58,7 @@ class KVStore:
             _zeros((num_blocks, count, 2, block_size, *shape), dtype, device)
             for shape, count in zip(shapes, counts, strict=True)
         )
-        # What is only moved: integers, as PyTorch's indexed operations know no FP8.
+        # Integers for copies, since PyTorch's indexed operations do not support FP8.
         self._moved = tuple(part.view(torch.uint8) if dtype == CODES else part for part in self.parts)
         self._copy = None
         if has_triton(device):
@@ -75,12 +73,12 @@ class KVStore:
 
     @property
     def data(self) -> torch.Tensor:
-        """The only part, of a store whose layers are alike."""
+        """The only part of a store with equal layers."""
         (part,) = self.parts
         return part
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of one layer's K and V, each [num_blocks, block_size, kv_heads, head_dim] (strided by block)."""
+        """Return views of one layer's K and V, each [num_blocks, block_size, kv_heads, head_dim] (strided by block)."""
         place = self.places[index]
         part = self.parts[place.part]
         return part[:, place.plane, 0], part[:, place.plane, 1]
@@ -88,9 +86,9 @@ class KVStore:
     def copy_blocks(self, src: torch.Tensor, dst: torch.Tensor, tokens: int) -> None:
         """Copy the first `tokens` slots of blocks src[i] -> dst[i] ([n] int64) over all layers in one operation.
 
-        No block is both a source and a destination, and destinations are distinct. `tokens` is that of the
-        fullest source: to copy more of the others is harmless, since nothing past a sequence's length is ever read,
-        but to copy whole blocks that are filled in part takes memory traffic many times over.
+        No block is both a source and a destination, and destinations are distinct. tokens: those of the fullest source.
+        Copying too many slots of the other blocks is harmless, since slots past a sequence's length are never read.
+        Copying whole, partly filled blocks would cost many times the memory traffic.
         """
         for part in self._moved:
             if self._copy is not None:
@@ -100,14 +98,14 @@ class KVStore:
             slots.index_copy_(0, dst, slots.index_select(0, src))
 
     def scrub(self, blocks: torch.Tensor) -> None:
-        """Zero what is not finite in these blocks ([n] int64), of every layer.
+        """Zero all infinities and NaNs in these blocks ([n] int64), in every layer.
 
-        They are taken in slices of at most 16 MiB: a long request's blocks are gigabytes, and the store leaves little
-        of a GPU's memory free.
+        It works in slices of at most 16 MiB: a long request's blocks are gigabytes, and the store leaves little of a
+        GPU's memory free.
         """
         for part in self._moved:
             for layer in part.unbind(1):
-                for some in blocks.split(max(1, _SCRUB_BYTES // layer[0].nbytes)):
+                for some in blocks.split(max(1, SCRUB_BYTES // layer[0].nbytes)):
                     layer.index_copy_(0, some, _finite(layer.index_select(0, some)))
 
     @staticmethod
@@ -116,14 +114,16 @@ class KVStore:
 
 
 def _finite(values: torch.Tensor) -> torch.Tensor:
-    """`values` with zeros for what is not finite, overwritten; bytes are codes, which have no infinities."""
+    """Overwrite infinities and NaNs in `values` with zeros. Bytes are codes, which have no infinities."""
     if values.dtype == torch.uint8:
         return values.masked_fill_((values & 0x7F) == 0x7F, 0)
     return values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU in pages that are filled in when they are first used: a small model may never use them all."""
+    """Return zeros; on a CPU in pages that the kernel fills when they are first used, as a small model may never use
+    all.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return fresh_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

@@ -1,6 +1,6 @@
-"""The KV store seen as one row for each token, layer and K or V, so that one index operation reads or writes many.
+"""The KV store as one row for each token, layer and K or V, so that one index operation reads or writes many rows.
 
-Row numbers for all layers are worked out once a step; a layer then costs two writes and one gather.
+Row numbers for all layers are computed once a step. A layer then takes two writes and one gather.
 """
 
 import torch
@@ -12,14 +12,13 @@ from roseinfer.kernels.common.fp8_codes import CODES
 class PagedRows:
     """`rows`: [num_blocks * num_layers * 2 * block_size, kv_heads * D], a view of one of `KVStore.parts`.
 
-    Plane 2 * layer holds a layer's K and plane 2 * layer + 1 its V. What is gathered lies in one buffer that all
-    pieces of a step share: fresh memory of this size would cost a CPU several times the copy itself in page faults.
-
-    Of K and V in FP8 the rows are bytes, codes, which are widened when they have been gathered.
+    Plane 2 * layer holds a layer's K and plane 2 * layer + 1 its V. Gathered rows go to one buffer that all pieces of a
+    step share: page faults in fresh memory of this size would cost a CPU several times the copy itself. Rows in FP8 are
+    bytes (codes), which are widened after the gather.
     """
 
     def __init__(self, part: torch.Tensor, dtype: torch.dtype) -> None:
-        """dtype: of what is gathered."""
+        """dtype: of gathered rows."""
         self.dtype = dtype
         self.widen = CodeWidener(dtype, part.device) if part.dtype == CODES else None
         if self.widen is not None:
@@ -34,17 +33,17 @@ class PagedRows:
         self._block_of = self._offset_of = self._plane_starts.new_empty(0)
 
     def of_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """slots: [n] int64, none negative (see `Paging.slots`). Row numbers, [2 * layers, n]."""
+        """Return the row numbers [2 * layers, n] of slots [n] int64, none of them negative (see `Paging.slots`)."""
         first = slots + slots // self.block_size * (self._rows_per_block - self.block_size)
         return first + self._plane_starts
 
     def of_contexts(
         self, tables: torch.Tensor, first: torch.Tensor | None, lengths: torch.Tensor, longest: int, ragged: bool
     ) -> torch.Tensor:
-        """Row numbers, [2 * layers, n * longest], of n sequences with block tables [n, B], padded if `ragged`.
+        """Return the row numbers [2 * layers, n * longest] of n sequences with block tables [n, B], padded if `ragged`.
 
-        Of each sequence, lengths [n] tokens from position first [n] on; None: from 0. Padding repeats a sequence's own
-        first one: what an earlier owner left behind in a block is never read, were it infinite or not a number.
+        They cover lengths [n] tokens of each sequence from position first [n] on; None: from 0. Padding repeats a
+        sequence's own first row, since an earlier owner's data in a block may be infinite or NaN.
         """
         if first is None:
             block_of, offset_of = self._positions(longest)
@@ -60,14 +59,14 @@ class PagedRows:
         return rows.flatten() + self._plane_starts
 
     def buffer(self, tokens: int, dtype: torch.dtype) -> torch.Tensor:
-        """[tokens, kv_heads * D], of the rows' dtype or what is gathered; all that are handed out share memory."""
+        """Return [tokens, kv_heads * D] for gathered rows or in the rows' dtype; all buffers share memory."""
         numbers = tokens * self.rows.shape[1]
         if len(self._buffers[dtype]) < numbers:
             self._buffers[dtype] = torch.empty(numbers, dtype=dtype, device=self.rows.device)
         return self._buffers[dtype][:numbers].view(tokens, -1)
 
     def _positions(self, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each position below `longest`: the entry of the block table, and the place in the block."""
+        """Return the block table's entry and the offset in the block for each position below `longest`."""
         if self._block_of.shape[0] < longest:
             positions = torch.arange(1 << (longest - 1).bit_length(), device=self.rows.device)
             self._block_of, self._offset_of = positions // self.block_size, positions % self.block_size
@@ -75,7 +74,7 @@ class PagedRows:
 
 
 class SlotWriter:
-    """Writes a step's K and V to its slots [T], see `Paging`."""
+    """Writer of a step's K and V to its slots [T], see `Paging`."""
 
     def __init__(self, slots: torch.Tensor, paged: PagedRows) -> None:
         self._target = paged.rows
@@ -86,7 +85,7 @@ class SlotWriter:
         self._rows = paged.of_slots(slots).unbind()
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """layer: its index in the part. k, v: [T, kv_heads, D], codes as bytes."""
+        """Write k and v [T, kv_heads, D], codes as bytes. layer: its index in the part."""
         if self._tokens is not None:
             k, v = k[self._tokens], v[self._tokens]
         self._target.index_copy_(0, self._rows[2 * layer], k.flatten(1))
@@ -94,10 +93,10 @@ class SlotWriter:
 
 
 class ContextReader:
-    """Gathers what is seen of the contexts of n sequences into dense K and V, padded to the longest.
+    """Reader of the visible contexts of n sequences as dense K and V, padded to the longest.
 
-    tables: [n, B] block tables. Of each sequence, lengths [n] tokens from position first [n] on (None: from 0) are
-    gathered, both on the device; `longest` and `ragged` (not all are equal) follow from what the host knows.
+    tables: [n, B] block tables. It gathers lengths [n] tokens of each sequence from position first [n] on (None: from
+    0); both are on the device. `longest` and `ragged` (not all equal) come from lengths on the host.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class ContextReader:
         self._keys, self._values = dense.unbind()
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V, each [n, kv_heads, longest, D], of the part's layer; valid until any reader of the part reads."""
+        """Return K and V of the part's layer, [n, kv_heads, longest, D] each; valid until the part is read again."""
         torch.index_select(self._source, 0, self._rows[layer], out=self._gathered)
         if self._widen is not None:
             self._widen(self._gathered, self._wide)

@@ -53,7 +53,7 @@ def unsupported_reason(
     device: torch.device,
     kv_dtype: torch.dtype | None = None,
 ) -> str | None:
-    """Why the backend cannot compute these layers here, as the end of a sentence; None if it can."""
+    """Return why the backend does not support these layers here, as the end of a sentence; None if it does."""
     if name == "torch":
         from roseinfer.attention import torch_backend
 
@@ -68,7 +68,7 @@ def unsupported_reason(
 
 
 def make_attention(name: str, shape: AttentionShape) -> AttentionBackend:
-    """The backend called `name`, one of those that `resolve_backend` returns. Imports no other."""
+    """Return the backend called `name`, a result of `resolve_backend`. Imports no other backend."""
     if name == "triton":
         from roseinfer.attention.triton_backend import TritonAttention
 

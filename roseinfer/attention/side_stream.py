@@ -1,4 +1,4 @@
-"""A second stream, for kernels that need nothing of each other and do not fill the GPU each on its own."""
+"""Second stream, for independent kernels that do not fill the GPU on their own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,9 +7,9 @@ import torch
 
 
 class SideStream:
-    """What is launched within `launch` may run at the same time as what the current stream gets before `join`.
+    """Stream for kernels launched within `launch`, beside those that the current stream gets before `join`.
 
-    Both can be captured in a CUDA graph. Without a GPU all of it runs in the order of its launches.
+    CUDA graphs can capture both. Without a GPU everything runs in the order of its launches.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -17,7 +17,7 @@ class SideStream:
 
     @contextmanager
     def launch(self) -> Iterator[None]:
-        """Behind all that the current stream has been given so far. `join` before what is written within is read."""
+        """Launch kernels after all earlier work of the current stream. Call `join` before their results are read."""
         if self._stream is None:
             yield
             return
@@ -26,6 +26,6 @@ class SideStream:
             yield
 
     def join(self) -> None:
-        """Have the current stream wait for what was launched within `launch`."""
+        """Make the current stream wait for the kernels of `launch`."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)

@@ -1,4 +1,4 @@
-"""What one layer's attention computes, as plain data: known when a model is built, before any weight is read."""
+"""Definition of one layer's attention, as plain data that is known before any weight is read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 class AttentionSpec:
     """Causal attention of one layer: softmax(scale * q K^T) V.
 
-    Query head h reads KV head h // (heads / kv_heads). `window`: the query at position i sees the keys at positions
-    j with i - window < j <= i, as in `transformers`; None lets it see all up to its own. `cap`: scores are replaced
-    by cap * tanh(score / cap); None leaves them. `sinks`: each head has one learned logit more in the denominator of
-    its softmax, which has no value.
+    Query head h reads KV head h // (heads / kv_heads). window: the query at position i sees the keys at positions j
+    with i - window < j <= i, as in `transformers`; None for all keys up to its own. cap: scores become cap * tanh(score
+    / cap); None for no cap. sinks: each head has one learned logit more in the denominator of its softmax, without a
+    value.
     """
 
     heads: int
@@ -34,7 +34,7 @@ class AttentionSpec:
 
 
 def unsupported(specs: Sequence[AttentionSpec], *, longest_head: int | None = None) -> str | None:
-    """What of these specs a backend without caps and sinks lacks, as the end of a sentence; None if nothing.
+    """Return what a backend without caps and sinks lacks for these specs, as the end of a sentence; None if nothing.
 
     longest_head: the backend's largest head_dim, None for any.
     """

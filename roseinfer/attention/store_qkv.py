@@ -15,9 +15,9 @@ def store_qkv(
     positions: torch.Tensor,
     kv_scales: KVScales | None = None,
 ) -> None:
-    """Norm and turn queries in place, keys on their way into the cache with the values.
+    """Norm and rotate queries in place, and keys on their way into the cache with the values.
 
-    kv: `KVStore.layer`. kv_scales: if it holds codes. slots, positions: [T] int64, see `Paging` and `ForwardBatch`.
+    kv: `KVStore.layer`. kv_scales: for a layer of codes. slots, positions: [T] int64, see `Paging` and `ForwardBatch`.
     """
     spec = heads.spec
     angles, q_weight, k_weight, eps = rotation_arguments(heads)
@@ -28,7 +28,7 @@ def store_qkv(
 def rotation_arguments(
     heads: HeadTransform,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, float]:
-    """What kernels norm and turn queries and keys by: the table of angles, weights of queries and of keys, epsilon."""
+    """Return the kernels' arguments for norm and rotation: table of angles, weights of queries and keys, epsilon."""
     angles = None if heads.rotary is None else heads.rotary.cos_sin
     if heads.norms is None:
         return angles, None, None, 0.0

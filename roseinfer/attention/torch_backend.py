@@ -1,7 +1,7 @@
-"""Attention in plain PyTorch: the reference that other backends are tested against, and the CPU's own.
+"""Attention in plain PyTorch: the reference for tests of other backends, and the CPU's own backend.
 
-What all layers share is worked out once a step in `begin`: the rows of the store to write and to gather, the masks,
-and how the batch splits into pieces, each of which one call of scaled_dot_product_attention (or a few) can take.
+`begin` computes once a step what all layers share: the rows of the store to write and to gather, the masks, and the
+batch's pieces. One call of scaled_dot_product_attention (or a few) handles a piece.
 """
 
 from collections.abc import Sequence
@@ -23,23 +23,23 @@ from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.quant.cpu_matmul import SingleThread
 
-# Decoding rows are attended together when their contexts share a power of two, counted from this many tokens on, so
-# that no longer row is padded to more than twice its length.
-_SHORT_CONTEXT = 64
-# Bytes of K, and as many of V, that one piece gathers at most (but for a single row): what is gathered is read at
-# once and should still be in the cache. Measured on a CPU, where 64 MiB took twice the time of 4 MiB.
-_GATHER_BYTES = 4 << 20
-# Bytes of K and V together up to which a CPU's thread gathers and attends alone: tens of microseconds.
+# Decoding rows are attended together if their contexts share a power of two, starting at so many tokens. So no longer
+# row is padded to more than twice its length.
+_MIN_GROUP_TOKENS = 64
+# The most bytes of K, and as many of V, that one piece gathers, except for a single row. They are read immediately and
+# should still be in the cache. Measured on a CPU, where 64 MiB took twice the time of 4 MiB.
+GATHER_BYTES = 4 << 20
+# Up to so many bytes of K and V together, one CPU thread gathers and attends alone: tens of microseconds.
 _ALONE_BYTES = 1 << 20
-# Queries of a prompt chunk that attend at once. It bounds the mask, and keys past its last query are left out.
-_SLICE = 256
+# Queries of a prompt chunk that attend at once. This bounds the mask; keys past the last query are left out.
+_SLICE_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Row `index` of the batch: `count` queries from packed token `start` on, the last of which ends the context.
+    """Row `index` of the batch: `count` queries from packed token `start` on; the last one ends the context.
 
-    Its queries see the keys from position `first` to `context`; with a window, what lies before `first` is not read.
+    Its queries see the keys from position `first` to `context`. With a window, keys before `first` are not read.
     """
 
     index: int
@@ -50,12 +50,12 @@ class _Row:
 
     @property
     def seen(self) -> int:
-        """Keys that are read for the row."""
+        """Number of keys that the row reads."""
         return self.context - self.first
 
 
 def unsupported_reason(specs: Sequence[AttentionSpec]) -> str | None:
-    """What of these layers this backend cannot compute, as the end of a sentence; None if nothing."""
+    """Return what this backend lacks for these layers, as the end of a sentence; None if nothing."""
     return unsupported(specs)
 
 
@@ -65,15 +65,15 @@ class _Piece(Protocol):
     tokens: slice | torch.Tensor
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        """layer: its index in its part of the store. q: the piece's own queries [t, heads, D]; k, v: the whole step's.
+        """Return the attention [t, heads, D] of the piece.
 
-        Returns [t, heads, D].
+        layer: its index in its part of the store. q: the piece's own queries [t, heads, D]; k, v: the whole step's.
         """
         ...
 
 
 class _Kind(NamedTuple):
-    """What layers have in common that share the work of `begin`: part of the store, KV group and window."""
+    """Part of the store, KV group and window: layers that agree in these share the work of `begin`."""
 
     part: int
     group: int
@@ -122,7 +122,7 @@ class TorchAttention:
     ) -> torch.Tensor:
         """Write K and V [T, kv_heads, D], then attend with q [T, heads, D]; all may be strided views.
 
-        kv_scales: of a store of codes, None for 1.0. Returns [T, heads, D], which may be a strided view too.
+        kv_scales: of a store of codes, None for 1.0. Returns [T, heads, D], possibly a strided view.
         """
         assert self._store is not None, "begin comes before attend"
         if self._store.dtype == CODES:
@@ -133,12 +133,12 @@ class TorchAttention:
     def _attend_codes(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scales: KVScales | None
     ) -> torch.Tensor:
-        """`attend` over a store of codes. Scales are put on queries and sums instead of on what is gathered."""
+        """Attend over a store of codes. Scales are applied to queries and sums instead of gathered keys and values."""
         assert self._store is not None
         kind, plane = self._kinds[layer], self._store.places[layer].plane
         codes = [narrow(x, scale) for x, scale in zip((k, v), scales or (None, None), strict=True)]
         self._plans[kind].writer.write(plane, *(x.view(torch.uint8) for x in codes))
-        # A prompt must see its own tokens as later steps will.
+        # A prompt must see its own tokens rounded, as later steps do.
         widen = self._paged[kind.part].widen
         assert widen is not None
         k, v = (widen(x, torch.empty(x.shape, dtype=self._dtype, device=x.device)) for x in codes)
@@ -161,7 +161,7 @@ class TorchAttention:
 
 
 def _split(batch: ForwardBatch, paging: Paging, paged: PagedRows, band: "_Band") -> list[_Piece]:
-    """The batch in pieces, for layers of the band's window."""
+    """Split the batch into pieces, for layers with the band's window."""
     rows = _rows(batch, band.window)
     whole = [row for row in rows if row.count > 1 and row.context == row.count and not band.hides(row.count)]
     chunks = [row for row in rows if row.count > 1 and (row.context > row.count or band.hides(row.count))]
@@ -175,7 +175,7 @@ def _split(batch: ForwardBatch, paging: Paging, paged: PagedRows, band: "_Band")
 
 
 class _Decoding:
-    """Rows with one query each, padded to as many keys as the one that sees most, and masked."""
+    """Rows with one query each, padded to the largest number of visible keys and masked."""
 
     def __init__(self, batch: ForwardBatch, paging: Paging, rows: list[_Row], paged: PagedRows) -> None:
         device = batch.context_len.device
@@ -184,7 +184,7 @@ class _Decoding:
         ends, longest = batch.context_len[selected], max(row.seen for row in rows)
         ragged = any(row.seen < longest for row in rows)
         tables = _tables(paging, batch.table_rows[selected], max(row.context for row in rows), paged)
-        # A row whose beginning is hidden sees a whole window, and no row sees more.
+        # A row longer than the window sees a whole window, and no row sees more.
         first = (ends - longest).clamp_(min=0) if any(row.first for row in rows) else None
         lengths = ends if first is None else ends - first
         self._reader = ContextReader(paged, tables, first, lengths, longest, ragged)
@@ -200,7 +200,7 @@ class _Decoding:
         rows, heads, dim = q.shape
         with self._threads:
             keys, values = self._reader.read(layer)
-            # The query heads that share a KV head stand in for several queries, so K and V need no repeating.
+            # Query heads that share a KV head are passed as several queries, so that K and V need not be repeated.
             grouped = q.view(rows, keys.shape[1], -1, dim)
             out = scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask, scale=scale)
         return out.reshape(rows, heads, dim)
@@ -225,7 +225,7 @@ class _WholePrompts:
 
 
 class _Chunk:
-    """One row of several queries behind a prefix or longer than the window, a slice of the queries at a time."""
+    """One row of several queries with a prefix, or longer than the window; attended a slice of queries at a time."""
 
     def __init__(self, batch: ForwardBatch, paging: Paging, row: _Row, paged: PagedRows, band: "_Band") -> None:
         self.tokens: slice | torch.Tensor = slice(row.start, row.start + row.count)
@@ -243,8 +243,8 @@ class _Chunk:
         queries = q.transpose(0, 1)[None]
         grouped = q.shape[1] != k.shape[1]
         out = q.new_empty(q.shape)
-        for first in range(0, q.shape[0], _SLICE):
-            last = min(first + _SLICE, q.shape[0])
+        for first in range(0, q.shape[0], _SLICE_TOKENS):
+            last = min(first + _SLICE_TOKENS, q.shape[0])
             position = self._position + first
             mask = self._band.mask(position, last - first)
             end = self._position + last - self._first
@@ -262,9 +262,9 @@ class _Chunk:
 
 
 class _Band:
-    """Causal masks for any offset, with a window or without, as parts of one matrix that is kept between steps.
+    """Causal masks for any offset, with a window or without, as parts of one matrix that is cached between steps.
 
-    Row i of the matrix is a query, column `edge` + j the key that lies j positions behind the first query.
+    Row i of the matrix is a query, column `edge` + j the key j positions after the first query.
     """
 
     def __init__(self, window: int | None, dtype: torch.dtype) -> None:
@@ -274,30 +274,31 @@ class _Band:
         self._edge = 0
 
     def hides(self, context: int) -> bool:
-        """Whether a context of so many tokens is longer than the window."""
+        """Return True if a context of so many tokens is longer than the window."""
         return self.window is not None and context > self.window
 
     def cover(self, context: int, device: torch.device) -> None:
-        """Make contexts of up to `context` tokens possible, with masks on this device."""
+        """Prepare masks on this device for contexts of up to `context` tokens."""
         needed = context if self.window is None else min(context, self.window)
         if self._matrix is not None and needed <= self._edge:
             return
         self._edge = 1 << (needed - 1).bit_length()
-        shape = (_SLICE, self._edge + _SLICE)
+        shape = (_SLICE_TOKENS, self._edge + _SLICE_TOKENS)
         full = torch.full(shape, float("-inf"), dtype=self._dtype, device=device)
         self._matrix = full.triu(self._edge + 1)
         if self.window is not None:
             self._matrix += full.tril_(self._edge - self.window)
 
     def mask(self, position: int, queries: int) -> torch.Tensor:
-        """[queries, keys]: query i, at `position` + i, sees the keys of its window up to its own position.
+        """Return the mask [queries, keys]: query i, at `position` + i, sees the keys of its window up to its own
+        position.
 
-        The last key is the last query's own, the first one the first that the first query sees.
+        The last key is the last query's own, the first one the first key that the first query sees.
         """
         before = position if self.window is None else min(position, self.window - 1)
         assert self._matrix is not None and before <= self._edge
         part = self._matrix[:queries, self._edge - before : self._edge + queries]
-        # CUDA's kernels read masks in aligned vectors, and a part begins anywhere.
+        # CUDA's kernels read masks in aligned vectors, and a part may begin at any offset.
         return part.clone() if part.is_cuda else part
 
 
@@ -312,33 +313,33 @@ def _rows(batch: ForwardBatch, window: int | None) -> list[_Row]:
 
 
 def _tables(paging: Paging, table_rows: torch.Tensor, longest: int, paged: PagedRows) -> torch.Tensor:
-    """Block tables [n, B] of some rows, as wide as the longest of their contexts needs."""
+    """Return the block tables [n, B] of some rows, as wide as their longest context needs."""
     width = -(-longest // paged.block_size)
     return paging.tables[:, :width].index_select(0, table_rows)
 
 
 def _decoding_groups(rows: list[_Row], paged: PagedRows) -> list[list[_Row]]:
-    """Rows of one query by the power of two of the keys they see, split where a group would gather too much."""
+    """Group rows of one query by the power of two of their visible keys; split groups that would gather too much."""
     token_bytes = paged.rows.shape[1] * paged.dtype.itemsize
     by_size: dict[int, list[_Row]] = {}
     for row in rows:
         if row.count == 1:
-            by_size.setdefault((max(row.seen, _SHORT_CONTEXT) - 1).bit_length(), []).append(row)
+            by_size.setdefault((max(row.seen, _MIN_GROUP_TOKENS) - 1).bit_length(), []).append(row)
     groups = []
     for size, members in by_size.items():
-        most = max(1, _GATHER_BYTES // (token_bytes << size))
+        most = max(1, GATHER_BYTES // (token_bytes << size))
         groups += [members[i : i + most] for i in range(0, len(members), most)]
     return groups
 
 
 def _prompt_groups(rows: list[_Row]) -> list[list[_Row]]:
-    """Neighbours of equal length, side by side in the batch, among whole prompts."""
+    """Group neighbours of equal length, adjacent in the batch, among whole prompts."""
     runs = groupby(enumerate(rows), key=lambda place: (place[1].count, place[1].index - place[0]))
     return [[row for _, row in run] for _, run in runs]
 
 
 def _selection(indices: list[int], device: torch.device) -> slice | torch.Tensor:
-    """An index for `indices`, which ascend: a slice, which copies nothing, if there are no gaps."""
+    """Return an index for ascending `indices`: a slice, which copies nothing, if there are no gaps."""
     if indices[-1] - indices[0] == len(indices) - 1:
         return slice(indices[0], indices[-1] + 1)
     return torch.tensor(indices, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""Attention by this project's own kernels: one for rows that decode, one for prompt chunks."""
+"""Attention by this project's own kernels: one for decoding rows, one for prompt chunks."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -37,66 +37,65 @@ from roseinfer.kernels.attention.prefill_shares import (
 from roseinfer.kernels.attention.wide_contexts import WideContexts, widen_contexts
 from roseinfer.kernels.common.fp8_codes import CODES
 
-# A captured step's map of chunks has room for what its tokens fill and for as many chunks that end a block early. More
-# would cost every replay: a multiprocessor needs a while to find out that an entry is empty (6 us for 256 of them).
-_SHORT_CHUNKS = 32
-# And for this many undivided chunks beside as many parts as there is a workspace for.
-_BESIDE_PARTS = 8
-# Queries times keys of a head, see `in_bulk`: prompts of 2,000 tokens, or 1,000 behind 2,000.
-_MANY_PAIRS = 2_000_000
-# Of the multiprocessors, the share that decodes get beside the chunks of a large step, which are computed by two
-# programs for each multiprocessor. H200, heads as Qwen3-8B's, 230 decodes of 1,090 tokens beside 1,818 tokens of two
-# prompts: 298 us a layer with all of them, 287 with 116 of 132. In smaller steps, and with K and V in FP8, decodes are
-# faster with all.
-_BESIDE_CHUNKS = 0.88
-# Tokens whose keys and values are widened at once, of K and V in FP8: 128 MiB with heads as Qwen3-8B's. What reaches
-# further is widened in registers, block of queries by block.
+# A captured step's map of chunks has room for full blocks of its tokens, and for so many chunks that end a block early.
+# More room would cost every replay: skipping 256 empty entries takes a multiprocessor 6 us.
+_MAX_SHORT_CHUNKS = 32
+# It also has room for so many undivided chunks besides as many parts as fit the workspace.
+_MAX_UNDIVIDED_CHUNKS = 8
+# Queries times keys of a head from which `in_bulk` pays: a prompt of 2,000 tokens, or 1,000 after 2,000.
+_MIN_BULK_PAIRS = 2_000_000
+# Share of the multiprocessors for decodes beside the chunks of a large step, which run as two programs for each
+# multiprocessor. H200, heads as in Qwen3-8B, 230 decodes of 1,090 tokens beside 1,818 tokens of two prompts: 298 us a
+# layer with all multiprocessors, 287 with 116 of 132. In smaller steps, and with K and V in FP8, all are faster.
+_DECODE_SHARE = 0.88
+# Tokens of K and V in FP8 that are widened at once: 128 MiB with heads as in Qwen3-8B. Longer contexts are widened in
+# registers, for one block of queries after another.
 _WIDE_TOKENS = 32_768
-# The largest that the kernels' tiles are laid out for.
-_LONGEST_HEAD = 256
+# The largest head_dim that the kernels' tiles are laid out for.
+_MAX_HEAD_DIM = 256
 
 
 def unsupported_reason(specs: Sequence[AttentionSpec], device: torch.device, kv_dtype: torch.dtype) -> str | None:
-    """What of these layers the kernels cannot compute, as the end of a sentence; None if nothing.
+    """Return what the kernels lack for these layers, as the end of a sentence; None if nothing.
 
-    kv_dtype: the dtype of K and V in the store.
+    kv_dtype: dtype of K and V in the store.
     """
     if kv_dtype == CODES and device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < (8, 9):
         return f"K and V in FP8 need a GPU of compute capability 8.9 or newer, and this one's is {found[0]}.{found[1]}"
     if len({replace(spec, window=None) for spec in specs}) > 1:
         return "its map of prompt chunks serves all layers of a step, and the heads of the model's layers differ"
-    return unsupported(specs, longest_head=_LONGEST_HEAD)
+    return unsupported(specs, longest_head=_MAX_HEAD_DIM)
 
 
 class TritonAttention:
-    """`GraphableAttention` for CUDA GPUs; layers may differ in their windows only.
+    """`GraphableAttention` for CUDA GPUs. Layers may differ only in their windows.
 
-    In a mixed step the chunks' kernel runs beside the decodes' (H200, heads as Qwen3-8B's: 60 decodes of 100 to 900
-    tokens and 128 tokens of a prompt take 48 us a layer instead of 57). Nothing waits for the device. A batch of
-    decodes only, or one that brings its `chunk_map`, is read from the device alone, so that it can be captured in a
-    CUDA graph, `begin` included.
+    In a mixed step the kernel for chunks runs beside the one for decodes. (H200, heads as in Qwen3-8B: 60 decodes of
+    100 to 900 tokens and 128 tokens of a prompt take 48 us a layer instead of 57.) Nothing waits for the device. A
+    batch of decodes only, or one with its `chunk_map`, is read from the device alone, so a CUDA graph can capture it,
+    `begin` included.
     """
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        self._spec = shape.specs[0]  # for what all layers have in common
-        # The division of a step's decodes into shares serves all layers of one window.
+        self._spec = shape.specs[0]  # for what all layers share
+        # All layers of one window share the division of a step's decodes into shares.
         specs = {spec.window: spec for spec in shape.specs}
         self._workspaces = {window: _workspace(spec, shape) for window, spec in specs.items()}
         self._plans = self._workspaces
         one = torch.ones(self._spec.kv_heads, device=shape.device)
-        self._ones = KVScales(one, one)  # so that there is one kernel, whether a layer has scales or not
+        self._ones = KVScales(one, one)  # so that one kernel serves layers with and without scales
         self._side = SideStream(shape.device)
         self._bulk = _copies_in_bulk(shape)
         self._wide = _wide_contexts(shape) if self._bulk and shape.kv_dtype == CODES else None
         self._beside = self._workspaces  # for decodes beside the chunks of large steps
         if self._bulk and self._wide is None:
-            self._beside = {window: _workspace(spec, shape, _BESIDE_CHUNKS) for window, spec in specs.items()}
+            self._beside = {window: _workspace(spec, shape, _DECODE_SHARE) for window, spec in specs.items()}
         self._prefill_config = self._config_for(1)
         self._division, self._parts = _division(shape, self._prefill_config)
         self._few_workspace = _few_workspace(self._spec, shape)
-        self._few = False  # whether the step is of few decodes and nothing else
-        self._divides = self._merges = False  # whether the step's map may divide contexts, and whether it does
+        self._few = False  # whether the step has few decodes and nothing else
+        self._divides = self._merges = False  # whether the step's map may divide contexts, and does so
         self._block_map: torch.Tensor | None = None
         self._lengths: torch.Tensor | None = None
         self._batch: ForwardBatch | None = None
@@ -104,7 +103,7 @@ class TritonAttention:
         self._group_of: tuple[int, ...] = ()
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []  # K and V of each layer of the store
         self._pages: list[BulkPages] = []  # the same for the copy engine
-        self._takes_bulk = self._takes_tiles = False  # which of the kernels for chunks a step needs
+        self._takes_bulk = self._takes_tiles = False  # the kernels that the step's chunks need
 
     def map_chunks(
         self,
@@ -114,7 +113,8 @@ class TritonAttention:
         context_lens: Sequence[int],
         room: int | None = None,
     ) -> np.ndarray:
-        """What the `chunk_map` of a step of `tokens` tokens, padding included, holds for its chunk rows: [g, 4] int32.
+        """Return the `chunk_map` entries [g, 4] int32 for the chunk rows of a step of `tokens` tokens, padding
+        included.
 
         Chunk rows are `first_row` and following. See `map_blocks`.
         """
@@ -122,21 +122,22 @@ class TritonAttention:
         found = map_blocks(first_row, query_lens, context_lens, self._queries(tokens), division, room)
         if not self._bulk or tokens <= MAX_SMALL_STEP_TOKENS:
             return found
-        if self._wide is not None:  # widened once is so much faster that it need not run beside decodes
+        if self._wide is not None:  # widening once is so much faster that chunks need not run beside decodes
             self._wide.place(found, first_row, context_lens)
         elif in_bulk(first_row, query_lens, context_lens):
             found[:, PARTS] = IN_BULK
         return found
 
     def max_chunks(self, tokens: int, rows: int) -> int:
-        """Entries of the `chunk_map` of a captured step; a map is filled up with -1, and one that is longer is not run.
+        """Return the number of entries in the `chunk_map` of a captured step.
 
-        Maps of up to 32 chunks are never longer.
+        A shorter map is padded with -1. A step with a longer map does not run as a graph; maps of up to 32 chunks
+        always fit.
         """
-        blocks = tokens // self._queries(tokens) + min(rows, _SHORT_CHUNKS)
+        blocks = tokens // self._queries(tokens) + min(rows, _MAX_SHORT_CHUNKS)
         if tokens > MAX_SMALL_STEP_TOKENS:
             return blocks
-        return max(blocks, min(self._division.slots + _BESIDE_PARTS, tokens + min(rows, tokens)))
+        return max(blocks, min(self._division.slots + _MAX_UNDIVIDED_CHUNKS, tokens + min(rows, tokens)))
 
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
         self._batch = batch
@@ -152,7 +153,7 @@ class TritonAttention:
         self._lengths = batch.context_len if batch.decode_len is None else batch.decode_len
         self._block_map = batch.chunk_map
         self._divides = self._merges = tokens <= MAX_SMALL_STEP_TOKENS
-        kinds = {True, False}  # of a captured step the map says only when it is replayed
+        kinds = {True, False}  # a captured step learns it from the map, when it is replayed
         if self._block_map is None and decodes < len(batch.query_lens):
             blocks = self.map_chunks(tokens, decodes, batch.query_lens[decodes:], batch.context_lens[decodes:])
             self._merges = bool(blocks[0, PARTS] > 1)  # divided blocks come first
@@ -230,7 +231,7 @@ class TritonAttention:
         spec: AttentionSpec,
         scales: KVScales | None,
     ) -> None:
-        """rows: block tables, whose they are, where queries begin and lengths of contexts, as the kernels take them."""
+        """rows: block tables, their seats, where queries begin and lengths of contexts, as the kernels take them."""
         if self._takes_bulk:
             self._attend_in_bulk(layer, q, rows, out, blocks, spec, scales)
         if not self._takes_tiles:
@@ -251,7 +252,7 @@ class TritonAttention:
         spec: AttentionSpec,
         scales: KVScales | None,
     ) -> None:
-        """As `_attend_chunks`, of blocks that the map gives to the copy engine."""
+        """Attend like `_attend_chunks`, for blocks that the map gives to the copy engine."""
         block_size, wide = self._shape.block_size, self._wide
         if wide is not None:
             assert scales is not None
@@ -269,7 +270,7 @@ class TritonAttention:
         return queries_per_block(self._config_for(tokens), self._spec.group)
 
     def _load_kernels(self, batch: ForwardBatch) -> None:
-        """Launch every variant over no rows, so that none is compiled while serving, whatever the steps look like."""
+        """Launch every variant over no rows, so that nothing is compiled while serving."""
         spec, dtype, device = self._spec, self._shape.dtype, self._shape.device
         q = torch.empty((1, spec.heads + 2 * spec.kv_heads, spec.head_dim), dtype=dtype, device=device)[:, : spec.heads]
         out = torch.empty((1, spec.heads, spec.head_dim), dtype=dtype, device=device)
@@ -291,17 +292,17 @@ class TritonAttention:
 
 
 def in_bulk(decodes: int, query_lens: Sequence[int], context_lens: Sequence[int]) -> bool:
-    """Whether `prefill_bulk` is to compute a large step's chunks beside so many decodes.
+    """Return True if `prefill_bulk` should compute a large step's chunks beside so many decodes.
 
-    It is the faster one, but leaves no room for another kernel, while programs of `prefill_attention` run beside those
-    of the decodes: that is worth some 10 us a layer.
+    It is faster than `prefill_attention`, but leaves no room for another kernel. Running `prefill_attention` beside the
+    decodes saves some 10 us a layer.
     """
     pairs = sum(count * (context - count // 2) for count, context in zip(query_lens, context_lens, strict=True))
-    return not decodes or pairs > _MANY_PAIRS
+    return not decodes or pairs > _MIN_BULK_PAIRS
 
 
 def _copies_in_bulk(shape: AttentionShape) -> bool:
-    """Whether `prefill_bulk` can compute all layers, and takes the map of blocks that `prefill_attention` does."""
+    """Return True if `prefill_bulk` supports all layers, and the map of blocks that `prefill_attention` takes."""
     if any(spec.window is not None for spec in shape.specs):
         return False
     spec = shape.specs[0]
@@ -317,9 +318,9 @@ def _wide_contexts(shape: AttentionShape) -> WideContexts:
 
 
 def _division(shape: AttentionShape, config: PrefillConfig) -> tuple[Division, PrefillWorkspace]:
-    """Of contexts in steps of small tiles, and where their parts go."""
+    """Return how contexts are divided in steps of small tiles, and the workspace for their parts."""
     spec = shape.specs[0]
-    # Layers with windows take shares of fewer tiles than the plan counts, which costs them little.
+    # Layers with windows have fewer tiles than the plan counts, at little cost.
     window = 0 if None in {spec.window for spec in shape.specs} else max(spec.window or 0 for spec in shape.specs)
     division = Division.of(_processors(shape.device), spec.kv_heads, config.block_n, window)
     parts = PrefillWorkspace.allocate(division.slots, spec.kv_heads, config.block_m, spec.head_dim, shape.device)
@@ -331,7 +332,7 @@ def _few_workspace(spec: AttentionSpec, shape: AttentionShape) -> FewWorkspace:
 
 
 def _workspace(spec: AttentionSpec, shape: AttentionShape, share: float = 1.0) -> DecodeWorkspace:
-    """share: of the multiprocessors that decodes get."""
+    """Allocate a workspace. share: part of the multiprocessors that decodes get."""
     config = choose_decode_config(spec.group, spec.head_dim, shape.dtype, shape.kv_dtype == CODES)
     processors = max(1, round(share * _processors(shape.device)))
     return DecodeWorkspace.allocate(
@@ -346,7 +347,7 @@ def _processors(device: torch.device) -> int:
 
 
 def _upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """To a GPU through pinned memory, which its allocator keeps until the copy is done, so that nothing waits."""
+    """Copy to a GPU through pinned memory, which its allocator keeps until the copy is done, so that nothing waits."""
     host = torch.from_numpy(array)
     if device.type != "cuda":
         return host.to(device)

@@ -1,1 +1,1 @@
-"""Layers that models are built of. They hold shapes until `load` gives them weights; nothing here knows autograd."""
+"""Layers that models are built of. They hold shapes until `load` gives them weights. They do not support autograd."""

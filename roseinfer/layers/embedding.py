@@ -7,12 +7,12 @@ from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Share
 from roseinfer.quant.base import Build, Matmul, Norm, Table, WeightSource
 
-# cuBLAS is several times slower where rows of a result do not begin at aligned addresses: GPT-2's 50,257 logits.
-_GPU_ALIGN = 64
+# cuBLAS is several times slower if rows of a result begin at unaligned addresses, as with GPT-2's 50,257 logits.
+_GPU_MULTIPLE_ROWS = 64
 
 
 class Embedding:
-    """ids [T] -> rows [T, width] of a [count, width] table, for positions; every process holds all of it."""
+    """Table of positions: ids [T] -> rows [T, width] of [count, width]. Every process holds all of it."""
 
     def __init__(self, count: int, width: int) -> None:
         self._shape = (count, width)
@@ -28,16 +28,16 @@ class Embedding:
 
 
 class VocabTable:
-    """A matrix [vocab, width] whose rows are dealt out to the processes in equal, contiguous shares.
+    """Matrix [vocab, width] whose rows are split among the processes in equal, contiguous shares.
 
-    `rows`: this process's [share, width], and rows of zeros where the vocabulary has ended. A GPU's share is rounded up
-    to a number that it multiplies well, and `on_gpu` is the matrix as it is there.
+    rows: this process's [share, width], with rows of zeros after the end of the vocabulary. A GPU's share is rounded up
+    to a number that it multiplies fast, and `on_gpu` is the matrix in that form.
     """
 
     rows: Table
 
     def __init__(self, vocab: int, width: int, build: Build) -> None:
-        align = _GPU_ALIGN if build.device.type == "cuda" else 1
+        align = _GPU_MULTIPLE_ROWS if build.device.type == "cuda" else 1
         size = build.group.size
         self.share = -(-vocab // (size * align)) * align
         self.start = build.group.rank * self.share
@@ -59,7 +59,7 @@ class VocabTable:
 
 
 class VocabEmbedding:
-    """ids [T] -> rows [T, width] of the vocabulary's table, of which each process holds a share."""
+    """Rows of the vocabulary's table: ids [T] -> [T, width]. Each process holds a share of the table."""
 
     table: VocabTable
 
@@ -86,9 +86,9 @@ class VocabEmbedding:
 
 
 class LMHead:
-    """hidden [L, width] -> logits of norm(hidden) [L, vocab].
+    """Logits of norm(hidden): hidden [L, width] -> [L, vocab].
 
-    The product has a few columns more than the vocabulary where `VocabTable` pads, which are not shown.
+    Where `VocabTable` pads, the product has a few columns more than the vocabulary; they are cut off.
     """
 
     padded_vocab: int
@@ -110,7 +110,7 @@ class LMHead:
         self.padded_vocab = table.share * self._group.size
 
     def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """`out`: [L, padded_vocab], which the result is then a view of."""
+        """out: [L, padded_vocab]; the result is then a view of it."""
         if hidden.shape[0] == 0:
             return hidden.new_empty((0, self._vocab))
         if self._group.size == 1:

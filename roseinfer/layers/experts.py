@@ -1,4 +1,4 @@
-"""Feed-forward layers of experts, of which a router chooses some for each token."""
+"""Feed-forward layers of experts, with a router that chooses some of them for each token."""
 
 import torch
 
@@ -7,13 +7,13 @@ from roseinfer.quant.base import ExpertNames, Experts, ExpertShape, Norm, Weight
 
 
 class RoutedExperts:
-    """x + the weighted sum of the chosen experts of norm(x). `x` is the residual stream, which may be overwritten.
+    """x + the weighted sum of the chosen experts of norm(x). `x`, the residual stream, may be overwritten.
 
-    Each process has the whole router and a slice of every expert's width, and all of them choose alike.
+    Each process has the whole router and a slice of every expert's width. All processes choose the same experts.
     """
 
     def __init__(self, norm: Norm, shape: ExpertShape, names: ExpertNames) -> None:
-        """`names`: as they stand behind the name of the layer."""
+        """names: without the name of the layer before them."""
         self._norm = norm
         self._shape = shape
         self._names = names
@@ -21,7 +21,7 @@ class RoutedExperts:
         self._group: RankGroup | None = None  # that sums partial results
 
     def load(self, source: WeightSource, norm: str, prefix: str) -> None:
-        """Raises `ConfigError` for a group that the experts cannot be dealt out to, else like `WeightFormat.load`."""
+        """Raises `ConfigError` for a group that cannot share the experts, and otherwise like `WeightFormat.load`."""
         build = source.build
         self._norm.load(source, norm)
         share = share_of(build.group, self._shape.width)

@@ -1,8 +1,8 @@
-"""Norms, linear layers with several checkpoint matrices packed into one product, and the feed-forward layers of both.
+"""Norms, linear layers that pack several checkpoint matrices into one product, and feed-forward layers.
 
-What a process holds of a layer that several share is decided here, and so is what they exchange: `split` of a layer
-says which side of its weight is dealt out. A layer split by outputs leaves each rank its own columns of the result,
-one split by inputs takes them and adds up all ranks' partial results.
+These layers decide which part of a weight a process holds, and what the processes exchange. A layer split by outputs
+leaves each rank its own columns of the result. A layer split by inputs takes such columns and adds up all ranks'
+partial results.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, Pairable, Piece, 
 
 # --- norms, over the last dimension ---------------------------------------------------------------------------------
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019); the mean is taken in float32."""
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019), with the mean in float32."""
 
     def __init__(self, width: int, eps: float) -> None:
         self._shape = (width,)
@@ -67,7 +67,7 @@ class LayerNorm:
 
 # --- linear layers --------------------------------------------------------------------------------------------------
 class Split(Enum):
-    """Which side of a layer's weight is dealt out to the ranks."""
+    """The side of a layer's weight that is split among the ranks."""
 
     OUTPUTS = "outputs"
     INPUTS = "inputs"
@@ -75,7 +75,7 @@ class Split(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StackedOutput:
-    """One of a layer's stacked matrices, `width` outputs wide, which are dealt out in units.
+    """One of a layer's stacked matrices, `width` outputs wide, which are split into units.
 
     repeat: ranks beyond the number of units hold the same ones (keys and values of grouped heads).
     """
@@ -88,9 +88,9 @@ class StackedOutput:
 class Linear:
     """x [T, in] -> activation(x @ weight.T + bias) (+ residual) [T, sum(outs)].
 
-    `outs` are the checkpoint's matrices that are stacked here (q, k, v; gate, up; or just one), by their widths.
-    `gated`: the two `outs` are gate and up, and the result is activation(gate) * up [T, sum(outs) / 2].
-    `unit`: where the inputs may be cut. A residual [T, sum(outs)] may be overwritten by the result.
+    outs: widths of the checkpoint's matrices that are stacked here (q, k, v; gate, up; or just one). gated: the two
+    `outs` are gate and up, and the result is activation(gate) * up [T, sum(outs) / 2]. unit: multiple at which inputs
+    may be split. The result may overwrite a residual [T, sum(outs)].
     """
 
     matmul: Matmul
@@ -113,15 +113,16 @@ class Linear:
         self._partial_in: RankGroup | None = None  # the group that sums partial results
 
     def load(self, source: WeightSource, *names: str, transposed: bool = False) -> None:
-        """One name for each of `outs`, or one for all where the checkpoint has them stacked; without ".weight".
+        """Load the weights. names: one for each of `outs`, or one for all if the checkpoint stacks them; without
+        ".weight".
 
-        `transposed`: the checkpoint holds [in, out] (Conv1D). Raises `ConfigError` for a group that the layer cannot be
-        dealt out to, else like `WeightSource.read`.
+        transposed: the checkpoint stores [in, out] (Conv1D). Raises `ConfigError` for a group that cannot share the
+        layer, and otherwise like `WeightSource.read`.
         """
         group = source.build.group
         if self.split is Split.INPUTS and group.size > 1:
             self._partial_in = group
-        # The bias of partial results is added once.
+        # Only one rank adds the bias to its partial result.
         here = self._bias and (self.split is Split.OUTPUTS or group.rank == 0)
         if self._bias and not here:
             for name in names:
@@ -141,19 +142,19 @@ class Linear:
         return [Piece(name, out, ins, transposed, bias) for name, out in zip(names, outs, strict=True)]
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        return self.whole(self.matmul(x, self.start(residual)), residual)
+        return self.sum_partials(self.matmul(x, self.partial_residual(residual)), residual)
 
-    def start(self, residual: torch.Tensor | None) -> torch.Tensor | None:
-        """What this process's product starts from: the residual, or nothing."""
+    def partial_residual(self, residual: torch.Tensor | None) -> torch.Tensor | None:
+        """Return the residual that this process's product starts from; None without one."""
         return residual if self._partial_in is None else partial_residual(self._partial_in, residual)
 
-    def whole(self, result: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """The layer's result, of this process's product that began with `start`."""
+    def sum_partials(self, result: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """Return the layer's result, from this process's product that began with `partial_residual`."""
         return result if self._partial_in is None else sum_partials(self._partial_in, result, residual)
 
 
 def _stacked_in_one(name: str, outs: list[Share]) -> tuple[list[str], list[Share]]:
-    """The parts of one checkpoint matrix that holds all of a layer's, in their order."""
+    """Return the parts of one checkpoint matrix that stacks all of a layer's matrices, in their order."""
     whole = sum(out.whole for out in outs)
     if all(out.is_all for out in outs):
         return [name], [Share(0, whole, whole)]
@@ -165,7 +166,7 @@ def _stacked_in_one(name: str, outs: list[Share]) -> tuple[list[str], list[Share
 
 
 class NormedLinear:
-    """linear(norm(x)): how every block of a transformer begins. The linear layer is one split by outputs."""
+    """linear(norm(x)), the beginning of every transformer block. The linear layer is split by outputs."""
 
     def __init__(self, norm: Norm, linear: Linear) -> None:
         assert linear.split is Split.OUTPUTS, "nothing adds up partial results here"
@@ -181,7 +182,7 @@ class NormedLinear:
 
 
 class _FeedForward:
-    """x + down(up(norm(x))), of two products that nobody else reads between."""
+    """x + down(up(norm(x))), where only `down` reads the result of `up`."""
 
     def __init__(self, norm: Norm, up: Linear, down: Linear) -> None:
         assert up.split is Split.OUTPUTS, "nothing adds up partial results here"
@@ -201,11 +202,11 @@ class _FeedForward:
         down = self._down
         if self._pair is None:
             return down(self._up.matmul.after(self._norm, x), x)
-        return down.whole(self._pair(self._norm, x, down.start(x)), x)
+        return down.sum_partials(self._pair(self._norm, x, down.partial_residual(x)), x)
 
 
 class MLP:
-    """x + down(activation(up(norm(x)))), as in GPT-2. `x` is the residual stream, which may be overwritten."""
+    """x + down(activation(up(norm(x)))), as in GPT-2. `x`, the residual stream, may be overwritten."""
 
     def __init__(self, norm: Norm, hidden: int, intermediate: int, activation: str) -> None:
         up = Linear(hidden, intermediate, split=Split.OUTPUTS, bias=True, activation=activation)
@@ -219,9 +220,9 @@ class MLP:
 
 
 class GatedMLP:
-    """x + down(activation(gate(norm(x))) * up(norm(x))) (Shazeer, 2020), gate and up in one product.
+    """x + down(activation(gate(norm(x))) * up(norm(x))) (Shazeer, 2020), with gate and up in one product.
 
-    `x` is the residual stream, which may be overwritten.
+    `x`, the residual stream, may be overwritten.
     """
 
     def __init__(self, norm: Norm, hidden: int, intermediate: int, activation: str, *, bias: bool) -> None:

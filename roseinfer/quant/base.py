@@ -1,7 +1,7 @@
-"""What a linear layer asks of a format of weights, and what a format is given: protocols and plain data.
+"""Protocols and plain data between linear layers and weight formats.
 
-A layer knows its shape, the names of its tensors and which part of them is this process's; the format decides what is
-kept in memory and how to multiply by it. Model files name no format: it travels with the weights, in `Build`.
+A layer knows its shape, the names of its tensors and its process's part of them. The format decides how weights are
+stored and multiplied by. Model files name no format: it travels with the weights, in `Build`.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,10 @@ from roseinfer.parallel.group import RankGroup, Share
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """What follows a product. `activation` as `ModelSpec` names it: None, "silu", "gelu" or "gelu_tanh".
+    """Operations after a product.
 
-    `gated`: the product is gate and up side by side, and activation(gate) * up is wanted.
+    activation: None, "silu", "gelu" or "gelu_tanh", as in `ModelSpec`. gated: the product is gate and up side by side,
+    and the result is activation(gate) * up.
     """
 
     activation: str | None = None
@@ -28,7 +29,7 @@ NO_EPILOGUE = Epilogue()
 
 
 class Norm(Protocol):
-    """x [T, width] -> [T, width]. `bias` is None for an RMSNorm, and tells it from a LayerNorm."""
+    """Norm x [T, width] -> [T, width]. `bias` is None for an RMSNorm, and set for a LayerNorm."""
 
     eps: float
     weight: torch.Tensor
@@ -42,9 +43,9 @@ class Norm(Protocol):
 
 
 class Matmul(Protocol):
-    """x [T, in] -> epilogue(x @ weight.T + bias) + residual [T, out], for a weight of [out, in].
+    """Product x [T, in] -> epilogue(x @ weight.T + bias) + residual [T, out], for a weight of [out, in].
 
-    The result goes to `out` if that is given, and may go into the residual.
+    The result goes to `out` if that is given. It may overwrite the residual.
     """
 
     def __call__(
@@ -52,33 +53,33 @@ class Matmul(Protocol):
     ) -> torch.Tensor: ...
 
     def after(self, norm: Norm, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The same of norm(x), without a residual."""
+        """Return the product of norm(x), without a residual."""
         ...
 
 
 class Pair(Protocol):
-    """Two products, of which the second reads what the first computes, and nobody else does."""
+    """Two products; only the second one reads the result of the first."""
 
     def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """second(first.after(norm, x), residual)."""
+        """Return second(first.after(norm, x), residual)."""
         ...
 
 
 @runtime_checkable
 class Pairable(Matmul, Protocol):
-    """A product that can hand its result on in a form of its own."""
+    """Product that can pass its result on in a form of its own."""
 
     def paired(self, second: Matmul) -> Pair | None:
-        """This product and `second`, which follows it; None if there is nothing to gain."""
+        """Combine this product and `second`, which follows it; None if there is nothing to gain."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A matrix [rows, in] of a layer's stacked weight, as the checkpoint holds it: `name`.weight and `name`.bias.
+    """Matrix [rows, in] of a layer's stacked weight, as the checkpoint stores it: `name`.weight and `name`.bias.
 
-    outs, ins: which of the checkpoint's outputs and inputs. transposed: it holds [in, out] (GPT-2's Conv1D).
-    bias: whether the layer adds the piece's bias here; one that another rank adds is not read.
+    outs, ins: this process's share of the checkpoint's outputs and inputs. transposed: the checkpoint stores [in, out]
+    (GPT-2's Conv1D). bias: whether the layer adds the piece's bias here; a bias that another rank adds is not read.
     """
 
     name: str
@@ -97,52 +98,53 @@ class TensorMetadata:
 
 
 class WeightSource(Protocol):
-    """Named tensors on their way into a model that is built as `build` says."""
+    """Named tensors for a model that is built according to `build`."""
 
     build: "Build"
 
     def __contains__(self, name: str) -> bool: ...
 
     def stored(self, name: str) -> TensorMetadata | None:
-        """How the tensor called `name` is stored; None if it is not, or if nothing is (weights that are drawn)."""
+        """Return how the tensor called `name` is stored; None if it is missing, or drawn instead of stored."""
         ...
 
     def read(
         self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
     ) -> None:
-        """Fill `into` with the tensor called `name` (`transposed`: with its transpose).
+        """Fill `into` with the tensor called `name`, or with its transpose if `transposed`.
 
-        shard: of each dimension of `into`, which part of the tensor that is; None for all of it. Only that part is
-        read. Raises `UnsupportedModelError` naming the tensor when it is missing, of another shape or a dtype that
-        does not fit.
+        shard: the part of the tensor to read in each dimension of `into`; None for all of it. Raises
+        `UnsupportedModelError` naming the tensor if it is missing or has another shape or an unsuitable dtype.
         """
         ...
 
     def skip(self, name: str) -> None:
-        """Say that the tensor called `name` is another rank's to read. Raises like `read` if it is missing."""
+        """Mark the tensor called `name` as another rank's to read. Raises like `read` if it is missing."""
         ...
 
 
 class Table(Protocol):
-    """A matrix [vocab, width] that rows are looked up in, and that hidden states are multiplied by."""
+    """Matrix [vocab, width] of a vocabulary: rows are looked up in it, and hidden states multiplied by it."""
 
     @property
     def look_up(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """ids [T] -> rows [T, width] in the model's dtype."""
+        """Function from ids [T] to rows [T, width] in the model's dtype."""
         ...
 
     def head(self) -> Matmul:
-        """The output head's product by the matrix."""
+        """Return the output head's product by the matrix."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertShape:
-    """Of one layer, whole: what all ranks hold together.
+    """Router and experts of one whole layer, over all ranks.
 
-    count: experts, numbered from 0. top_k: of them for each token. hidden: width of the residual stream. width: of each
-    expert's hidden layer. renormalise: whether the weights of the chosen are divided by their sum. activation as in
-    `Epilogue`.
+    A router chooses `top_k` of `count` feed-forward networks for each token, and the layer adds up their weighted
+    results (Shazeer et al., 2017). Every rank holds a slice of each expert's width.
+
+    count: experts, numbered from 0. hidden: width of the residual stream. width: that of each expert's hidden layer.
+    renormalise: divide the weights of the chosen experts by their sum. activation: as in `Epilogue`.
     """
 
     count: int
@@ -155,9 +157,9 @@ class ExpertShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertNames:
-    """What a checkpoint calls a layer's matrices, without ".weight".
+    """Names of a layer's matrices in a checkpoint, without ".weight".
 
-    gate, up, down: with a place for the expert's number, as "mlp.experts.{}.gate_proj".
+    gate, up, down: with a placeholder for the expert's number, as in "mlp.experts.{}.gate_proj".
     """
 
     router: str
@@ -166,7 +168,7 @@ class ExpertNames:
     down: str
 
     def under(self, prefix: str) -> "ExpertNames":
-        """The same names behind `prefix` and a dot."""
+        """Return the same names after `prefix` and a dot."""
         return ExpertNames(
             router=f"{prefix}.{self.router}",
             gate=f"{prefix}.{self.gate}",
@@ -176,54 +178,56 @@ class ExpertNames:
 
 
 class Experts(Protocol):
-    """A layer of experts with weights.
+    """Layer of experts with weights.
 
-    With h = norm(x), p = softmax(h @ router.T) in float32 over all experts, and the chosen those of the `top_k` largest
-    p (of equal ones, the lower numbers): weight w_e = p_e, divided by the sum of the chosen ones' if `renormalise`, and
-    expert_e(h) = (activation(h @ gate_e.T) * (h @ up_e.T)) @ down_e.T.
+    With h = norm(x), p = softmax(h @ router.T) in float32 over all experts. The `top_k` experts with the largest p are
+    chosen; of equal ones, the lower numbers. The weight w_e is p_e, divided by the sum of the chosen ones' if
+    `renormalise`, and expert_e(h) = (activation(h @ gate_e.T) * (h @ up_e.T)) @ down_e.T.
     """
 
     def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """residual + the sum of w_e * expert_e(h) over the chosen [T, hidden], for x [T, hidden]; T may be 0.
+        """Return residual + the sum of w_e * expert_e(h) over the chosen experts [T, hidden], for x [T, hidden]; T may
+        be 0.
 
-        Under a group the sum is over this rank's slice of each expert's width. `residual` may be x itself, and may be
-        overwritten by the result; without one, x stays as it is. A row's result does not depend on the rows beside it,
-        but for the rounding of products of more or fewer rows.
+        Under a group the sum is over this rank's slice of each expert's width. `residual` may be x itself, and the
+        result may overwrite it; without a residual, x is left alone. A row's result does not depend on the other rows,
+        except for the rounding of products of more or fewer rows.
         """
         ...
 
 
 class WeightFormat(Protocol):
-    """How the weights of linear layers are kept and multiplied by. One object serves all layers of a model."""
+    """How the weights of linear layers are stored and multiplied by. One object serves all layers of a model."""
 
     @property
     def stored_as(self) -> str | None:
-        """What weights are kept as, for people to read ("fp8 by channel"); None: in the dtype that is computed in."""
+        """Storage format for people to read ("fp8 by channel"); None: the dtype of the computation."""
         ...
 
     def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
-        """Read the pieces of one layer, stacked in their order, and make its product.
+        """Read the pieces of one layer, stack them in their order, and return the layer's product.
 
-        All of them are equally wide, and all or none have a bias. Raises `UnsupportedModelError` naming a tensor that
-        does not fit.
+        All pieces are equally wide, and all or none have a bias. Raises `UnsupportedModelError` naming an unsuitable
+        tensor.
         """
         ...
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
-        """Read the router and the experts of one layer. share: which part of each expert's width this process holds.
+        """Read the router and the experts of one layer. share: this process's part of each expert's width.
 
-        The router is never quantised. Raises like `load`, and `ConfigError` for experts that the device does not run.
+        The router is never quantised. Raises like `load`, and `ConfigError` for experts that the device does not
+        support.
         """
         ...
 
     def table(self, rows: torch.Tensor) -> "Table":
-        """A vocabulary's matrix [vocab, width], which is loaded: to look up, to multiply by, or both."""
+        """Return the loaded vocabulary matrix `rows` [vocab, width], to look up, to multiply by, or both."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What a model is built for: the dtype it computes in, its device, who shares it, the format of its weights."""
+    """Settings that a model is built for: dtype of the computation, device, group of processes and weight format."""
 
     dtype: torch.dtype
     device: torch.device
@@ -232,7 +236,9 @@ class Build:
 
 
 def read_new(source: WeightSource, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A new tensor of `shape`, filled with the tensor called `name`. dtype: a float type, by default the model's."""
+    """Return a new tensor of `shape`, filled with the tensor called `name`. dtype: a float type, by default the
+    model's.
+    """
     tensor = torch.empty(shape, dtype=dtype or source.build.dtype, device=source.build.device)
     source.read(name, tensor)
     return tensor

@@ -1,4 +1,4 @@
-"""Products in plain PyTorch and by oneDNN; on a CPU the layout of a weight decides the speed.
+"""Products in plain PyTorch and by oneDNN. On a CPU the layout of a weight decides the speed.
 
 `PackedMatmul` keeps the weight in oneDNN's blocked layout only. docs/research/2026-11-kernels.md compares layouts.
 """
@@ -11,15 +11,15 @@ import torch.nn.functional as F
 
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 
-# Rows that the packed layout is tuned for. One layout serves all: it is within a few percent of the
-# best one from 1 to 512 rows, where layouts tuned for 1 row lose up to half of the speed at 8 and 32.
+# Rows that the packed layout is tuned for. One layout serves all numbers of rows: from 1 to 512 it is within a few
+# percent of the best one, while layouts tuned for 1 row lose up to half of the speed at 8 and 32.
 TUNED_ROWS = 32
 # A matrix that fits the cache gains nothing from packing, and the packed call costs some microseconds more.
 MIN_PACKED_ELEMENTS = 1 << 17
 
-_GELU_LINE = 2 * math.sqrt(2 / math.pi)
-_GELU_CUBE = 0.044715 * _GELU_LINE
-_LINE = torch.tensor(_GELU_LINE)
+_GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
+_GELU_CUBIC = 0.044715 * _GELU_LINEAR
+_LINEAR = torch.tensor(_GELU_LINEAR)
 
 _POINTWISE = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
 
@@ -38,17 +38,17 @@ def activate(x: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """x / 2 * (1 + tanh(z)) = x * sigmoid(2z), where z = sqrt(2 / pi) * (x + 0.044715 x^3).
+    """Return x / 2 * (1 + tanh(z)) = x * sigmoid(2z), where z = sqrt(2 / pi) * (x + 0.044715 x^3).
 
-    PyTorch's own takes twice as long for more than a few rows: its tanh is slower than its sigmoid.
+    PyTorch's own function takes twice as long for more than a few rows: its tanh is slower than its sigmoid.
     """
-    return torch.add(_LINE, x * x, alpha=_GELU_CUBE).mul_(x).sigmoid_().mul_(x)
+    return torch.add(_LINEAR, x * x, alpha=_GELU_CUBIC).mul_(x).sigmoid_().mul_(x)
 
 
 class SingleThread:
-    """Within it, the calling thread computes alone. Entering and leaving take a quarter of a microsecond together.
+    """Context in which the calling thread computes alone. Entering and leaving it takes a quarter of a microsecond.
 
-    A thread that has slept takes 20 us and more to come, and on a busy machine its core may have other things to do.
+    Starting a sleeping thread takes 20 us and more, and on a busy machine its core may have other work.
     """
 
     __slots__ = ("_threads",)
@@ -64,7 +64,7 @@ class SingleThread:
 
 
 class PlainMatmul:
-    """The weight as it is: `F.linear`."""
+    """Product by the weight as it is: `F.linear`."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NO_EPILOGUE) -> None:
         self._weight = weight
@@ -84,10 +84,10 @@ class PlainMatmul:
 
 
 class PackedMatmul:
-    """The weight reordered once for oneDNN; bias, activation and residual are fused into the product.
+    """Product by a weight that is reordered once for oneDNN, with bias, activation and residual fused in.
 
-    The reordered weight takes as much memory as the plain one, which the caller may drop. A kernel is made the first
-    time a number of rows is seen (about a millisecond for each weight shape) and then cached by oneDNN.
+    The reordered weight takes as much memory as the plain one, which the caller may drop. oneDNN builds a kernel the
+    first time it sees a number of rows (about a millisecond for each weight shape), and caches it.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NO_EPILOGUE) -> None:
@@ -115,7 +115,7 @@ class PackedMatmul:
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    """Whether this PyTorch and this CPU multiply by a packed `weight`, and it is large enough to gain."""
+    """Return True if this PyTorch and CPU support a packed `weight`, and it is large enough to gain from packing."""
     if weight.device.type != "cpu" or weight.numel() < MIN_PACKED_ELEMENTS:
         return False
     ops = torch.ops.mkldnn

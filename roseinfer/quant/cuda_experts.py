@@ -1,7 +1,7 @@
 """Experts on a GPU, in 16 bits or in FP8.
 
-Few tokens take one program for each token, expert and slice; more are sorted by expert and multiplied in tiles. In FP8
-few tokens widen the weight in registers, more are rounded to FP8 themselves, as in `fp8_matmul`.
+For few tokens, programs take a slice of one expert for one token each. More tokens are sorted by expert and multiplied
+in tiles. In FP8 few tokens widen the weight in registers, and more are rounded to FP8 themselves, as in `fp8_matmul`.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,23 +24,25 @@ from roseinfer.parallel.group import Share
 from roseinfer.quant.base import ExpertNames, ExpertShape, Norm, Piece, WeightSource
 from roseinfer.quant.experts import expert_pieces, read_router
 
-_MOST_TOKENS = 1 << 17  # of a step, but for what nobody should need: prompts as long that are not cut
-# The matrices of pieces, stacked in their order [rows, in], and of codes their scales [rows] or [rows / 128, in / 128].
+# Counters are allocated once for steps of up to so many tokens. Only an uncut prompt could be longer.
+MAX_TOKENS = 1 << 17
+# Reads the matrices of pieces, stacked in their order [rows, in], and of codes the scales: [rows], or
+# [rows / 128, in / 128].
 Read = Callable[[Sequence[Piece]], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class CudaExperts:
-    """See `Experts`. Inputs and results are bfloat16 or float16. A residual is overwritten by the result."""
+    """`Experts` with inputs and results in bfloat16 or float16. The result overwrites a residual."""
 
     def __init__(self, router: torch.Tensor, gate_up: Stack, down: Stack, shape: ExpertShape) -> None:
-        """router: [count, hidden] in the model's dtype. gate_up, down: of this process's share of the width."""
+        """router: [count, hidden] in the model's dtype. gate_up, down: this process's share of the width."""
         self._router = router
         self._gate_up = gate_up
         self._down = down
         self._shape = shape
         self._few = ExpertWeights(gate_up.weights, down.weights, gate_up.scales, down.scales)
-        self._arrived = _none_arrived(_MOST_TOKENS, router.device)
-        self._split: tuple[torch.Tensor, RouterTerms] | None = None  # by which norm's weight
+        self._arrived = _none_arrived(MAX_TOKENS, router.device)
+        self._split: tuple[torch.Tensor, RouterTerms] | None = None  # with the norm's weight that they are for
 
     def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         shape, tokens = self._shape, x.shape[0]
@@ -70,35 +72,34 @@ class CudaExperts:
             rows = Fp8Rows.empty(tokens, shape.hidden, True, x.device)
         else:
             rows = torch.empty((tokens, shape.hidden), dtype=x.dtype, device=x.device)
-        arrived = self._arrived if tokens <= _MOST_TOKENS else _none_arrived(tokens, x.device)
+        arrived = self._arrived if tokens <= MAX_TOKENS else _none_arrived(tokens, x.device)
         ids, weights = route(x, norm, self._terms(norm), shape.top_k, shape.renormalise, arrived, normed=rows)
         order = order_pairs(ids, shape.count, config.tile)
         if config.spread:
             rows = spread(rows, order, shape.top_k)
         h = gate_up_product(rows, self._gate_up, order, shape.top_k, shape.activation, config)
-        del rows  # what comes next may have their memory
+        del rows  # frees their memory for the next results
         parts = down_product(h, self._down, order, weights, config, x.dtype)
         return add_experts(parts, shape.top_k, residual)
 
     def _terms(self, norm: SkinnyNorm) -> RouterTerms:
-        """Made by the first call, which is told the norm: it is always the same one."""
+        """Return the router's terms, made by the first call: the norm is the same in every call."""
         if self._split is None or self._split[0] is not norm.weight:
             self._split = norm.weight, split_router(norm, self._router)
         return self._split[1]
 
 
 def _none_arrived(tokens: int, device: torch.device) -> torch.Tensor:
-    """What the router counts in."""
+    """Return zeroed counters for the router."""
     return torch.zeros(cdiv(tokens, ROUTED_TOGETHER), dtype=torch.int32, device=device)
 
 
 def load_cuda_experts(
     source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames, read: Read
 ) -> CudaExperts:
-    """`share`: of the experts' width.
+    """Load the experts of one layer. share: this process's part of their width.
 
-    Raises `ConfigError` on another GPU, or in another dtype, than these run on, and `UnsupportedModelError` for sizes
-    that cannot be multiplied by.
+    Raises `ConfigError` for an unsupported GPU or dtype, and `UnsupportedModelError` for unsupported sizes.
     """
     build = source.build
     check_device(build.device, build.dtype)
@@ -112,23 +113,23 @@ def load_cuda_experts(
 
 
 def _stacked(count: int, weights: torch.Tensor, scales: torch.Tensor | None) -> Stack:
-    """Of `count` experts, from one matrix in which one's rows follow the other's."""
+    """Split one matrix, with the rows of `count` experts one after the other, into a stack."""
     if scales is not None:
         scales = scales.view(count, -1, *scales.shape[1:])
     return Stack(weights.view(count, -1, weights.shape[1]), scales)
 
 
 def check_device(device: torch.device, dtype: torch.dtype) -> None:
-    """Raises `ConfigError` where these kernels do not run."""
+    """Raise `ConfigError` if these kernels do not support the device or dtype."""
     if dtype not in (torch.bfloat16, torch.float16):
-        raise ConfigError("models with experts run in bfloat16 or float16 on a GPU")
+        raise ConfigError("on a GPU, models with experts need dtype bfloat16 or float16")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
         name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"models with experts need a GPU of compute capability 9.0 or more, and {name} has less")
+        raise ConfigError(f"models with experts need a GPU of compute capability 9.0 or more; {name} has less")
 
 
 def check_sizes(hidden: int, width: int, *, codes: bool) -> None:
-    """Raises `UnsupportedModelError` for experts of `width` (this process's share) that the kernels do not take."""
+    """Raise `UnsupportedModelError` if the kernels do not support experts of `width` (this process's share)."""
     multiple = SCALE_BLOCK if codes else 8
     if hidden % multiple or width % multiple:
         raise UnsupportedModelError(

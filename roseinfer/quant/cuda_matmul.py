@@ -1,4 +1,4 @@
-"""Products on a GPU: few rows by our own kernels, which fuse what is around the product; more by cuBLAS."""
+"""Products on a GPU: few rows by our own kernels, which fuse the operations around the product; more by cuBLAS."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from roseinfer.quant.cuda_rows import SkinnyMatmul, finish
 
 
 class CudaMatmul:
-    """See `Matmul`. A residual is overwritten by the result: it is the accumulator that the product starts from."""
+    """`Matmul` on a GPU. The result overwrites a residual, which the product accumulates into."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue) -> None:
         self._weight = weight

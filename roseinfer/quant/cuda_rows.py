@@ -1,5 +1,4 @@
-"""What products on a GPU have in common, whatever their weight is kept as: few rows by our own kernel, and what follows
-a product of many."""
+"""Parts that all products on a GPU share, whatever their weights are stored as."""
 
 import torch
 
@@ -9,15 +8,15 @@ from roseinfer.quant.base import Epilogue, Norm
 
 
 class SkinnyMatmul:
-    """A product by `skinny_linear`, which fuses all that is around it.
+    """Product of few rows by `skinny_linear`, which fuses the operations around it.
 
-    Its `overlap` is right because what a product reads, but for its input and residual, never changes.
+    It may overlap the preceding kernel: everything that a product reads, except its input and residual, never changes.
     """
 
     def __init__(
         self, weight: torch.Tensor, scales: torch.Tensor | None, bias: torch.Tensor | None, epilogue: Epilogue
     ) -> None:
-        """weight [out, in], scales and bias as `skinny_linear` takes them."""
+        """weight [out, in], scales and bias: as in `skinny_linear`."""
         self._weight = weight
         self._scales = scales
         self._bias = bias
@@ -25,7 +24,7 @@ class SkinnyMatmul:
         self._known: dict[int, bool] = {}
 
     def pays(self, rows: int) -> bool:
-        """Whether it is the fastest product of so many rows."""
+        """Return True if this is the fastest product of so many rows."""
         known = self._known.get(rows)
         if known is None:
             known = self._known[rows] = pays(rows, self._weight, self._epilogue.gated, self._scales)
@@ -39,7 +38,7 @@ class SkinnyMatmul:
         residual: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """epilogue(norm(x) @ weight.T + bias) + residual [T, out], x [T, in]; a residual is overwritten by it."""
+        """Return epilogue(norm(x) @ weight.T + bias) + residual [T, out], for x [T, in]; overwrites a residual."""
         return skinny_linear(
             x,
             self._weight,
@@ -55,7 +54,7 @@ class SkinnyMatmul:
 
 
 def finish(y: torch.Tensor, epilogue: Epilogue) -> torch.Tensor:
-    """The epilogue of a product y [T, out] that has its bias: [T, out], or half as wide if it is gated."""
+    """Apply the epilogue to a product y [T, out] with its bias: [T, out], or half as wide if it is gated."""
     activation = epilogue.activation
     if epilogue.gated:
         assert activation is not None, "a gate without an activation"

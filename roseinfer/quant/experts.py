@@ -1,4 +1,7 @@
-"""Experts as one product after the other, for CPUs: each multiplies all rows of the tokens that chose it, at once."""
+"""Experts as a sequence of products, for CPUs, and how the experts of any format are read.
+
+Each expert multiplies all rows of the tokens that chose it at once.
+"""
 
 from collections.abc import Sequence
 
@@ -22,10 +25,10 @@ from roseinfer.quant.base import (
 
 
 class SequentialExperts:
-    """See `Experts`. Which experts have rows is asked of the device, so this cannot be captured in a graph."""
+    """`Experts` for a CPU. The host reads which experts have rows, so no graph can capture it."""
 
     def __init__(self, router: torch.Tensor, experts: Sequence[tuple[Matmul, Matmul]], shape: ExpertShape) -> None:
-        """router: [count, hidden] float32. experts: of each, gate and up with what follows them, and down."""
+        """router: [count, hidden] float32. experts: for each expert, gate and up with their epilogue, and down."""
         self._router = router
         self._experts = experts
         self._shape = shape
@@ -33,13 +36,13 @@ class SequentialExperts:
     def __call__(self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         h = norm(x)
         ids, weights = route(h, self._router, self._shape.top_k, renormalise=self._shape.renormalise)
-        # By experts, and for each of them in the order of the tokens.
+        # Sorted by expert, then by token.
         numbers = ids.flatten()
         order = numbers.argsort(stable=True)
         tokens = order // self._shape.top_k
         factors = weights.flatten()[order, None]
         rows = torch.bincount(numbers, minlength=self._shape.count).tolist()
-        # Experts are added in the order of their numbers, whoever else is in the batch.
+        # Experts are added in the order of their numbers, so that a row's result does not depend on the other rows.
         total = torch.zeros(h.shape, dtype=torch.float32, device=h.device)
         start = 0
         for (gate_up, down), count in zip(self._experts, rows, strict=True):
@@ -54,12 +57,12 @@ class SequentialExperts:
 
 
 def route(h: torch.Tensor, router: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which experts each token goes to, and with which weights: [T, top_k] int64 and float32, the largest weight first.
+    """Return each token's experts and their weights: [T, top_k] int64 and float32, the largest weight first.
 
     h: [T, hidden], after the norm. router: [count, hidden] float32. See `Experts` for the formula.
     """
     probabilities = F.linear(h.to(torch.float32), router).softmax(-1)
-    # Of equal ones `topk` would return any.
+    # Not `topk`, whose choice among equal values is undefined.
     weights, ids = probabilities.sort(stable=True, dim=-1, descending=True)
     weights, ids = weights[:, :top_k], ids[:, :top_k]
     return ids, weights / weights.sum(-1, keepdim=True) if renormalise else weights
@@ -68,7 +71,7 @@ def route(h: torch.Tensor, router: torch.Tensor, top_k: int, *, renormalise: boo
 def load_sequential_experts(
     weights: WeightFormat, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames
 ) -> SequentialExperts:
-    """Every expert as two linear layers of the format `weights`, whatever that keeps. `share`: of their width.
+    """Load every expert as two linear layers of the format `weights`. share: this process's part of their width.
 
     Raises like `WeightFormat.load`, and `ConfigError` on other devices than a CPU.
     """
@@ -88,10 +91,10 @@ def load_sequential_experts(
 
 
 def expert_pieces(shape: ExpertShape, share: Share, names: ExpertNames) -> tuple[list[Piece], list[Piece]]:
-    """The matrices of a layer's experts in the order of their numbers: gate and up of each, and down of each.
+    """List the matrices of a layer's experts in the order of their numbers: gate and up of each, and down of each.
 
-    share: of each expert's width. Stacked, the first are [count * 2 * share.width, hidden], the second
-    [count * hidden, share.width].
+    share: this process's part of each expert's width. Stacked, the first list is [count * 2 * share.width, hidden], the
+    second [count * hidden, share.width].
     """
     hidden = Share(0, shape.hidden, shape.hidden)
     numbers = range(shape.count)
@@ -100,5 +103,5 @@ def expert_pieces(shape: ExpertShape, share: Share, names: ExpertNames) -> tuple
 
 
 def read_router(source: WeightSource, shape: ExpertShape, names: ExpertNames, dtype: torch.dtype) -> torch.Tensor:
-    """The router's matrix [count, hidden] in `dtype`, a float type."""
+    """Read the router's matrix [count, hidden] in `dtype`, a float type."""
     return read_new(source, f"{names.router}.weight", shape.count, shape.hidden, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Linear layers with weights in FP8: as a checkpoint holds them, or rounded while they load."""
+"""Linear layers with weights in FP8: as a checkpoint stores them, or rounded while they load."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -16,22 +16,22 @@ from roseinfer.quant.fp8_stored import is_fp8, new_weight, part_of, read_codes
 from roseinfer.quant.fp8_weight import Fp8Weight
 from roseinfer.quant.plain import PlainFormat, plain_matmul, read_bias, read_weight
 
-if TYPE_CHECKING:  # needs triton
+if TYPE_CHECKING:  # needs Triton
     from roseinfer.kernels.linear.fp8_tiles import Parts
 
 # Weights that are rounded at a time.
-_ROUNDED_AT_ONCE = 1 << 26
+_MAX_BATCH_ELEMENTS = 1 << 26
 
 
 class Fp8Format:
-    """See `WeightFormat`. Layers that stay in 16 bits are not quantised at all."""
+    """`WeightFormat` for FP8. Layers that stay in 16 bits are not quantised at all."""
 
     def __init__(self, stored: Fp8Scheme | None, *, rounds: bool, widens: bool) -> None:
-        """`stored`: how the checkpoint keeps what it holds in FP8.
+        """stored: the checkpoint's FP8 scheme, if it has one.
 
-        rounds: whether layers that it holds in floats are rounded to FP8, but for those that `stored` ignores. They get
-        a scale for each channel, or for each block where `stored` has such. widens: whether what was rounded is kept
-        and multiplied by in the model's dtype, for a device that gains nothing from FP8.
+        rounds: round layers that the checkpoint stores as floats to FP8, except for those that `stored` ignores. They
+        get a scale for each channel, or for each block where `stored` has blocks. widens: store rounded weights in the
+        model's dtype and multiply by them so, for a device that gains nothing from FP8.
         """
         self._stored = stored
         self._rounds = rounds
@@ -54,7 +54,7 @@ class Fp8Format:
         return self._product(weight, bias, epilogue)
 
     def read(self, source: WeightSource, pieces: Sequence[Piece]) -> Fp8Weight | None:
-        """The matrices of `pieces`, stacked in their order; None if they are not to be in FP8."""
+        """Read the matrices of `pieces`, stacked in their order; None if they are not to be in FP8."""
         coded, rounded = self._is_coded(source, pieces), self._is_rounded(pieces)
         if not coded and not rounded:
             return None
@@ -81,7 +81,7 @@ class Fp8Format:
         return load_sequential_experts(self, source, shape, share, names)
 
     def _stack(self, source: WeightSource, pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The matrices of `pieces`, stacked in their order, and their scales if they are in FP8."""
+        """Read the matrices of `pieces`, stacked in their order, and their scales if they are in FP8."""
         weight = self.read(source, pieces)
         if weight is None:
             return read_weight(source, pieces), None
@@ -92,20 +92,20 @@ class Fp8Format:
         return self._plain.table(rows)
 
     def _is_coded(self, source: WeightSource, pieces: Sequence[Piece]) -> bool:
-        """Whether the checkpoint holds the layer in FP8."""
+        """Return True if the checkpoint stores the layer in FP8."""
         coded = _same([is_fp8(source, f"{piece.name}.weight") for piece in pieces], pieces)
         if coded and self._stored is None:
             raise UnsupportedModelError(f"tensor {pieces[0].name}.weight is in FP8, of which config.json says nothing")
         return coded
 
     def _is_rounded(self, pieces: Sequence[Piece]) -> bool:
-        """Whether the layer is to be rounded, if it is held in floats."""
+        """Return True if the layer is to be rounded in case it is stored as floats."""
         stored = self._stored
         return self._rounds and _same([stored is None or not stored.ignores(piece.name) for piece in pieces], pieces)
 
 
 def _same(answers: list[bool], pieces: Sequence[Piece]) -> bool:
-    """What is said of all pieces of a layer. Raises `UnsupportedModelError` if it is not said of all."""
+    """Return the answer that holds for all pieces of a layer. Raises `UnsupportedModelError` if they differ."""
     if any(answers) and not all(answers):
         names = ", ".join([piece.name for piece in pieces[:4]] + ["..."] * (len(pieces) > 4))
         raise UnsupportedModelError(f"{names}: one product of parts that are not quantised alike is not supported")
@@ -113,13 +113,17 @@ def _same(answers: list[bool], pieces: Sequence[Piece]) -> bool:
 
 
 def _round(source: WeightSource, pieces: Sequence[Piece], into: Fp8Weight) -> None:
-    """Fill `into` with the pieces, rounded; so many at a time as keep a GPU busy, of what may be a layer of experts."""
+    """Fill `into` with the rounded pieces.
+
+    A layer of experts has many small pieces; they are rounded in batches large enough to keep a GPU busy.
+    """
     start = 0
     for batch in _batches(pieces):
         rows = slice(start, start + sum(piece.outs.width for piece in batch))
         part = part_of(into, rows)
         wide = read_weight(source, batch)
-        drawn = source.stored(f"{batch[0].name}.weight") is None  # and so there is nothing to be near to
+        # Random weights are not worth a search for the best scale.
+        drawn = source.stored(f"{batch[0].name}.weight") is None
         rounded = Fp8Weight.of(wide, block=into.is_block) if drawn or into.is_block else Fp8Weight.nearest(wide)
         part.codes.copy_(rounded.codes)
         part.scales.copy_(rounded.scales)
@@ -127,12 +131,12 @@ def _round(source: WeightSource, pieces: Sequence[Piece], into: Fp8Weight) -> No
 
 
 def _batches(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """The pieces in their order, in lists of up to `_ROUNDED_AT_ONCE` weights, or of one."""
+    """Split the pieces, in their order, into lists of up to `_MAX_BATCH_ELEMENTS` weights, or of one piece."""
     batch: list[Piece] = []
     weights = 0
     for piece in pieces:
         size = piece.outs.width * piece.ins.width
-        if batch and weights + size > _ROUNDED_AT_ONCE:
+        if batch and weights + size > _MAX_BATCH_ELEMENTS:
             yield batch
             batch, weights = [], 0
         batch.append(piece)

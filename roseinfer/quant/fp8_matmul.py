@@ -1,8 +1,8 @@
 """Products by weights in FP8 on a GPU of the Hopper generation.
 
-Few rows read the weight and widen it in registers (W8A16: `skinny_linear`), so their inputs are not rounded and what is
-around the product stays fused. More rows are rounded to FP8, too, on their way out of the norm or the activation before
-(W8A8). So a row of a large step and the same row in a small one differ by the rounding of activations.
+Few rows read the weight and widen it in registers (W8A16: `skinny_linear`), so inputs are not rounded and the
+operations around the product stay fused. More rows are rounded to FP8 as well, by the norm or activation before the
+product (W8A8). A row of a large step and the same row in a small one therefore differ by the rounding of activations.
 """
 
 import torch
@@ -18,12 +18,12 @@ from roseinfer.quant.fp8_weight import Fp8Weight
 
 
 class Fp8Matmul:
-    """See `Matmul`. Inputs and results are bfloat16 or float16. A residual is overwritten by the result."""
+    """`Matmul` with inputs and results in bfloat16 or float16. The result overwrites a residual."""
 
     def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue, parts: Parts) -> None:
-        """parts: workspace that all products of a model have in common.
+        """parts: workspace that all products of a model share.
 
-        Raises `UnsupportedModelError` for a weight of a shape that cannot be multiplied by.
+        Raises `UnsupportedModelError` for a weight of an unsupported shape.
         """
         check_shape(weight)
         self._factor = Fp8Factor(weight.codes, weight.scales, parts)
@@ -52,17 +52,17 @@ class Fp8Matmul:
             return Fp8Pair(self, second)
         return None
 
-    # What a product of many rows consists of
+    # Steps of a product of many rows
     def normed(self, norm: Norm, x: torch.Tensor) -> Fp8Rows:
-        """norm(x), rounded for this product."""
+        """Return norm(x), rounded for this product."""
         return normed_rows(x, norm.weight, norm.bias, norm.eps, grouped=self._factor.grouped)
 
     def product(self, x: Fp8Rows, dtype: torch.dtype, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Without what follows the bias, but with a residual."""
+        """Return the product with bias and residual, without the rest of the epilogue."""
         return self._factor(x, dtype, self._bias, residual)
 
     def finish_for(self, second: "Fp8Matmul", y: torch.Tensor) -> Fp8Rows:
-        """A product with its epilogue, rounded for the product of `second`."""
+        """Apply the epilogue to a product and round the result for the product of `second`."""
         activation, grouped = self._epilogue.activation, second._factor.grouped
         if activation is None:
             return plain_rows(y, grouped=grouped)
@@ -70,7 +70,7 @@ class Fp8Matmul:
 
 
 class Fp8Pair:
-    """See `Pair`: between the two products nothing is written in 16 bits but the sums that the activation is of."""
+    """`Pair` that writes only the sums before the activation in 16 bits between its two products."""
 
     def __init__(self, first: Fp8Matmul, second: Fp8Matmul) -> None:
         self._first = first
@@ -85,7 +85,7 @@ class Fp8Pair:
 
 
 def check_shape(weight: Fp8Weight) -> None:
-    """Raises `UnsupportedModelError` for a weight whose sizes the library's products do not take."""
+    """Raise `UnsupportedModelError` for a weight of a size that the library's products do not support."""
     rows, columns = weight.codes.shape
     least = SCALE_BLOCK if weight.is_block else MULTIPLE
     if rows % MULTIPLE or columns % least:

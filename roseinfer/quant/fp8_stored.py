@@ -1,4 +1,4 @@
-"""Weights that a checkpoint holds in FP8: read as codes and scales, or widened."""
+"""Weights that a checkpoint stores in FP8: read as codes and scales, or widened."""
 
 from collections.abc import Sequence
 
@@ -12,24 +12,24 @@ from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
 
 CODES = "F8_E4M3"  # as safetensors names the dtype
-_SCALES = ("weight_scale_inv", "weight_scale")  # both multiply, whatever the first is called
-# Of static activations. Not used: ours are scaled by what they are, which is at least as exact.
+_SCALES = ("weight_scale_inv", "weight_scale")  # both multiply, despite the first one's name
+# Scales of static activations. Unused: scaling activations by their actual range is at least as exact.
 _OF_INPUTS = ("input_scale", "activation_scale")
-_NAN = 0x7F  # the code of a NaN, but for its sign
-# Codes that are checked at a time: what is compared takes twice their memory, and a layer of experts has many.
-_CHECKED_AT_ONCE = 1 << 26
+_NAN_BITS = 0x7F  # a NaN's code without its sign
+# Codes that are checked at a time: the comparison takes twice their memory, and a layer of experts has many.
+MAX_CHECKED_ELEMENTS = 1 << 26
 
 
 def is_fp8(source: WeightSource, name: str) -> bool:
-    """Whether the tensor called `name` is stored as codes."""
+    """Return True if the tensor called `name` is stored as codes."""
     held = source.stored(name)
     return held is not None and held.dtype == CODES
 
 
 def new_weight(pieces: Sequence[Piece], device: torch.device, *, block: bool) -> Fp8Weight:
-    """A weight without values for all of `pieces`, stacked in their order.
+    """Return a weight without values for all of `pieces`, stacked in their order.
 
-    Raises `UnsupportedModelError` if a block of scales would reach over two pieces, or over two ranks' parts of one.
+    Raises `UnsupportedModelError` if a block of scales would cover two pieces, or two ranks' parts of one.
     """
     outs, ins = sum(piece.outs.width for piece in pieces), pieces[0].ins.width
     codes = torch.empty(outs, ins, dtype=torch.float8_e4m3fn, device=device)
@@ -42,16 +42,17 @@ def new_weight(pieces: Sequence[Piece], device: torch.device, *, block: bool) ->
 
 
 def part_of(weight: Fp8Weight, rows: slice) -> Fp8Weight:
-    """Some rows of a weight: a view. Of a block layout, they begin at a multiple of 128."""
+    """Return some rows of a weight, as a view. In a block layout they begin at a multiple of 128."""
     if not weight.is_block:
         return Fp8Weight(weight.codes[rows], weight.scales[rows])
     return Fp8Weight(weight.codes[rows], weight.scales[rows.start // SCALE_BLOCK : -(-rows.stop // SCALE_BLOCK)])
 
 
 def read_codes(source: WeightSource, scheme: Fp8Scheme, pieces: Sequence[Piece], into: Fp8Weight) -> None:
-    """Fill `into` with pieces that are stored as codes, in the layout of `scheme` (one scale for all: in channels).
+    """Fill `into` with pieces that are stored as codes, in the layout of `scheme` (one scale for all becomes one a
+    channel).
 
-    Raises `UnsupportedModelError` naming the tensor that does not fit, or holds what is no number.
+    Raises `UnsupportedModelError` naming a tensor that is unsuitable or contains NaN.
     """
     parts, start = [], 0
     for piece in pieces:
@@ -59,7 +60,7 @@ def read_codes(source: WeightSource, scheme: Fp8Scheme, pieces: Sequence[Piece],
         start += piece.outs.width
     for piece, part in zip(pieces, parts, strict=True):
         _read_piece(source, scheme, piece, part)
-    # What is asked of all at once is answered once: a GPU is waited for.
+    # One check of all pieces waits for the GPU only once.
     if not _are_numbers(into) or not _are_scales(into):
         for piece, part in zip(pieces, parts, strict=True):
             _check_numbers(source, piece, part)
@@ -68,7 +69,7 @@ def read_codes(source: WeightSource, scheme: Fp8Scheme, pieces: Sequence[Piece],
 def _read_piece(source: WeightSource, scheme: Fp8Scheme, piece: Piece, into: Fp8Weight) -> None:
     weight, scale = f"{piece.name}.weight", _scale_of(source, piece)
     if piece.transposed:
-        raise UnsupportedModelError(f"tensor {weight} is in FP8 and transposed, which is not supported")
+        raise UnsupportedModelError(f"tensor {weight} is transposed, which is not supported in FP8")
     source.read(weight, into.codes, shard=(piece.outs, piece.ins))
     if scheme.layout == "block":
         source.read(scale, into.scales, shard=(_blocks(piece.outs), _blocks(piece.ins)))
@@ -82,9 +83,9 @@ def _read_piece(source: WeightSource, scheme: Fp8Scheme, piece: Piece, into: Fp8
 
 
 def _are_numbers(weight: Fp8Weight) -> bool:
-    rows = max(1, _CHECKED_AT_ONCE // weight.codes.shape[1])
+    rows = max(1, MAX_CHECKED_ELEMENTS // weight.codes.shape[1])
     parts = weight.codes.view(torch.uint8).split(rows)
-    return not bool(torch.stack([((part & _NAN) == _NAN).any() for part in parts]).any())
+    return not bool(torch.stack([((part & _NAN_BITS) == _NAN_BITS).any() for part in parts]).any())
 
 
 def _are_scales(weight: Fp8Weight) -> bool:
@@ -96,11 +97,11 @@ def _check_numbers(source: WeightSource, piece: Piece, weight: Fp8Weight) -> Non
         raise UnsupportedModelError(f"tensor {piece.name}.weight holds NaN")
     if not _are_scales(weight):
         scale = _scale_of(source, piece)
-        raise UnsupportedModelError(f"tensor {scale} holds what is no scale: NaN, infinity or a negative number")
+        raise UnsupportedModelError(f"tensor {scale} contains an invalid scale: NaN, infinity or a negative number")
 
 
 def _scale_of(source: WeightSource, piece: Piece) -> str:
-    """The name of the scales' tensor; of one that is missing, the name in common use."""
+    """Return the name of the scales' tensor; if it is missing, the name in common use."""
     return next((name for name in _names(piece, _SCALES) if name in source), f"{piece.name}.weight_scale")
 
 
@@ -109,7 +110,7 @@ def _names(piece: Piece, last_parts: Sequence[str]) -> list[str]:
 
 
 def read_scalar(source: WeightSource, name: str) -> torch.Tensor:
-    """The one number [] float32 that the tensor called `name` holds, whatever its dimensions."""
+    """Return the single number [] float32 of the tensor called `name`, whatever its dimensions."""
     held = source.stored(name)
     value = torch.empty(1, device=source.build.device)
     if held is not None and held.shape in ((), (1, 1)):
@@ -119,7 +120,7 @@ def read_scalar(source: WeightSource, name: str) -> torch.Tensor:
 
 
 def _read_channels(source: WeightSource, name: str, outs: Share, into: torch.Tensor) -> None:
-    """Scales of shape [N, 1] or [N]."""
+    """Read scales of shape [N, 1] or [N]."""
     held = source.stored(name)
     if held is not None and len(held.shape) == 1:
         source.read(name, into, shard=(outs,))
@@ -141,7 +142,7 @@ def _blocks(share: Share) -> Share:
 
 
 class WideningSource:
-    """A source whose tensors may be FP8 codes with scales, for readers of plain floats: they get them widened."""
+    """Source that widens FP8 codes with scales, for readers that expect plain floats."""
 
     def __init__(self, inner: WeightSource, scheme: Fp8Scheme) -> None:
         self._inner = inner

@@ -14,14 +14,14 @@ from roseinfer.quant.int8_weight import MAX_CODE, Int8Weight
 from roseinfer.quant.plain import read_bias
 from roseinfer.quant.rotation import Rotation
 
-# Rows of a head that are widened and rotated at a time.
+# Rows of a head to widen and rotate at a time.
 _HEAD_ROWS = 4096
-# Weights get a second layout, a byte more for each, as long as so many times what weights take by then is still free.
-_SPARE = 2
+# Weights get a second layout, of one byte each, while so many times the memory of all weights so far is still free.
+_MIN_FREE_FACTOR = 2
 
 
 class Int8Format:
-    """See `WeightFormat`. Whatever the checkpoint holds is read as floats, a piece at a time, and rounded."""
+    """`WeightFormat` for int8. Any stored weight is read as floats, a piece at a time, and rounded."""
 
     def __init__(self) -> None:
         self.stored_as: str | None = "int8" if activation_codes() == MAX_CODE else "int8, activations in 7 bits"
@@ -49,21 +49,21 @@ class Int8Format:
 
 
 class _Memory:
-    """What the weights of a model take, and whether there is room for second layouts."""
+    """Memory of a model's weights, to decide whether there is room for second layouts."""
 
     def __init__(self) -> None:
         self._taken = 0
 
     def has_room(self, weight: Int8Weight) -> bool:
-        """Whether `weight`, which is about to be laid out, may be so twice. Counts it."""
+        """Count `weight` and return True if there is room for a second layout of it."""
         size = weight.codes.numel()
-        both = has_fast_onednn() and available_memory_bytes() > _SPARE * (self._taken + 2 * size)
+        both = has_fast_onednn() and available_memory_bytes() > _MIN_FREE_FACTOR * (self._taken + 2 * size)
         self._taken += 2 * size if both else size
         return both
 
 
 class Int8Table:
-    """See `Table`. The head has codes of its own: rotated, and in its product's layout."""
+    """`Table` in int8. The head has codes of its own: rotated, and in its product's layout."""
 
     def __init__(self, weight: Int8Weight, dtype: torch.dtype, memory: "_Memory") -> None:
         self._weight = weight

@@ -1,4 +1,4 @@
-"""A linear layer in int8 on a CPU: the product in whole numbers, what is around it in the model's dtype."""
+"""Linear layer in int8 on a CPU: the product in integers, the operations around it in the model's dtype."""
 
 import torch
 
@@ -9,9 +9,9 @@ from roseinfer.quant.rotation import Rotation
 
 
 class Int8Matmul:
-    """See `Matmul`. The result, bias and activation included, is the same for a row whatever rows are beside it.
+    """`Matmul` in int8. A row's result, bias and activation included, does not depend on the other rows.
 
-    Bias, activation and residual follow apart: rows have scales of their own, which must come first.
+    Bias, activation and residual follow separately, since each row is multiplied by its scale first.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class Int8Matmul:
         epilogue: Epilogue = NO_EPILOGUE,
         rotation: Rotation | None = None,
     ) -> None:
-        """`rotation`: what the weight's columns were rotated by."""
+        """rotation: the rotation that was applied to the weight's columns."""
         self._product = product
         self._bias = bias
         self._epilogue = epilogue

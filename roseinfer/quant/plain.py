@@ -1,4 +1,4 @@
-"""Weights in the dtype that the model computes in: not quantised. On a CPU packed where that pays."""
+"""Weights that are not quantised: in the dtype that the model computes in. On a CPU they are packed where that pays."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from roseinfer.quant.experts import load_sequential_experts
 
 
 class PlainFormat:
-    """See `WeightFormat`."""
+    """`WeightFormat` without quantisation."""
 
     stored_as: str | None = None
 
@@ -33,8 +33,10 @@ class PlainFormat:
 
 
 class PlainTable:
-    """See `Table`. The head shares the matrix on a GPU. A CPU packs a second one for it (GPT-2: 154 MB in float32),
-    because rows are looked up in the plain layout, and the head is a large part of the weights that a step reads.
+    """`Table` without quantisation. On a GPU the head shares the matrix.
+
+    A CPU packs a second one for the head (GPT-2: 154 MB in float32): rows are looked up in the plain layout, and the
+    head is a large part of the weights that a step reads.
     """
 
     def __init__(self, rows: torch.Tensor) -> None:
@@ -46,7 +48,7 @@ class PlainTable:
 
 
 def read_weight(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor:
-    """The matrices of `pieces`, stacked in their order: [their rows, in] in the model's dtype."""
+    """Read the matrices of `pieces`, stacked in their order: [their rows, in] in the model's dtype."""
     build = source.build
     outs = sum(piece.outs.width for piece in pieces)
     weight = torch.empty(outs, pieces[0].ins.width, dtype=build.dtype, device=build.device)
@@ -60,7 +62,7 @@ def read_weight(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor:
 
 
 def read_bias(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor | None:
-    """The biases of a layer's pieces, stacked in their order, in the model's dtype; None for a layer without."""
+    """Read the biases of a layer's pieces, stacked in their order, in the model's dtype; None without biases."""
     if not pieces[0].bias:
         return None
     build = source.build
@@ -73,9 +75,9 @@ def read_bias(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor | N
 
 
 def plain_matmul(weight: torch.Tensor, bias: torch.Tensor | None, epilogue: Epilogue = NO_EPILOGUE) -> Matmul:
-    """The fastest product that works here by a weight that is loaded already, such as tied embeddings.
+    """Return the fastest product by a loaded weight, such as tied embeddings, on this machine.
 
-    The caller drops its own reference to `weight` to free the plain copy.
+    To free the plain copy, the caller drops its own reference to `weight`.
     """
     if has_triton(weight.device):
         from roseinfer.quant.cuda_matmul import CudaMatmul  # imports Triton, which only GPUs have

@@ -1,4 +1,4 @@
-"""Which format the weights of a model's linear layers get: by what is asked for and what the checkpoint holds."""
+"""Choice of a model's weight format, by its options and its checkpoint."""
 
 import torch
 
@@ -17,12 +17,11 @@ _FP8_CAPABILITY = (9, 0)
 def choose_format(
     asked: str | None, stored: Fp8Scheme | None, device: torch.device, dtype: torch.dtype, *, dummy: bool = False
 ) -> WeightFormat:
-    """The format for weights on `device` of a model that computes in `dtype`.
+    """Return the format for weights on `device` of a model that computes in `dtype`.
 
-    asked: `quantization` as in `ModelConfig`. stored: how the checkpoint is quantised, if it is. dummy: weights are
-    drawn, as floats, for a checkpoint that is imagined. A CPU, which gains nothing from FP8, multiplies by the widened
-    weights, and so does a GPU in float32, which is asked for to be exact.
-    Raises `ConfigError` for a format that does not run there.
+    asked: `quantization` as in `ModelConfig`. stored: the checkpoint's scheme if it is quantised. dummy: weights are
+    drawn as floats, without a checkpoint. A CPU gains nothing from FP8, and a GPU in float32 has to be exact: both
+    multiply by the widened weights. Raises `ConfigError` for a format that the device does not support.
     """
     if asked == "int8":
         return _int8(device)
@@ -35,10 +34,10 @@ def choose_format(
 
 def _int8(device: torch.device) -> Int8Format:
     if device.type != "cpu":
-        raise ConfigError("quantization int8 is for CPUs; on a GPU there is fp8")
+        raise ConfigError("quantization int8 is for CPUs; use fp8 on a GPU")
     missing = unsupported_reason()
     if missing is not None:
-        raise ConfigError(f"quantization int8 does not run here: {missing}")
+        raise ConfigError(f"quantization int8 is not supported on this machine: {missing}")
     return Int8Format()
 
 
@@ -46,7 +45,7 @@ def _check_fp8(device: torch.device, *, block: bool) -> None:
     if device.type != "cuda":
         return
     found = torch.cuda.get_device_capability(device)
-    # cuBLASLt takes scales of blocks on this generation only.
+    # cuBLASLt supports scales by blocks on this generation only.
     if found < _FP8_CAPABILITY or (block and found[0] > _FP8_CAPABILITY[0]):
         name, what = torch.cuda.get_device_name(device), "FP8 weights in blocks" if block else "FP8 weights"
         raise ConfigError(f"{what} need a GPU of compute capability 9.0; {name} has {found[0]}.{found[1]}")

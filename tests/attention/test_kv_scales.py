@@ -57,9 +57,9 @@ def test_none() -> None:
         ({"k_scale": torch.ones(3), "v_scale": torch.ones(3)}, r"k_scale is \[3\], not one scale"),
         ({"k_scale": torch.ones(4, 64), "v_scale": torch.ones(1)}, r"k_scale is \[4, 64\], not one scale"),
         ({"k_scale": torch.ones(0), "v_scale": torch.ones(0)}, r"k_scale is \[0\]"),
-        ({"k_scale": torch.ones(1), "v_scale": torch.zeros(1)}, r"v_scale holds what is no scale"),
-        ({"k_scale": torch.tensor(float("nan")), "v_scale": torch.ones(1)}, r"k_scale holds what is no scale"),
-        ({"k_scale": torch.tensor([1.0, 1.0, -1.0, 1.0]), "v_scale": torch.ones(1)}, r"k_scale holds what is no scale"),
+        ({"k_scale": torch.ones(1), "v_scale": torch.zeros(1)}, r"v_scale contains an invalid scale"),
+        ({"k_scale": torch.tensor(float("nan")), "v_scale": torch.ones(1)}, r"k_scale contains an invalid scale"),
+        ({"k_scale": torch.tensor([1.0, 1.0, -1.0, 1.0]), "v_scale": torch.ones(1)}, r"k_scale contains an invalid"),
     ],
 )
 def test_what_is_no_scale_is_named(tensors: dict[str, torch.Tensor], message: str) -> None:

@@ -78,7 +78,7 @@ class Largest(TorchDispatchMode):
 def test_a_scrub_takes_little_memory_however_many_blocks_there_are(monkeypatch):
     store = KVStore(300, 16, [spec_of(2, 2, 32)] * 3 + [spec_of(2, 1, 32)], torch.float32, torch.device("cpu"))
     one = 2 * 16 * 2 * 32 * 4  # bytes of a block in a layer of the first kind
-    monkeypatch.setattr(kv_store, "_SCRUB_BYTES", 5 * one + 1)
+    monkeypatch.setattr(kv_store, "SCRUB_BYTES", 5 * one + 1)
     for part in store.parts:
         part.normal_()
     before = [part.clone() for part in store.parts]

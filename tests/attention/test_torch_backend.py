@@ -116,7 +116,7 @@ def test_chunks_around_the_slice_length(count: int) -> None:
 
 
 def test_decoding_is_split_when_it_would_gather_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_backend, "_GATHER_BYTES", 3 * 128 * 2 * 8 * 4)
+    monkeypatch.setattr(torch_backend, "GATHER_BYTES", 3 * 128 * 2 * 8 * 4)
     case = Case(2, 2, 8, 16)
     for start in (100, 90, 5, 80, 70, 127, 300):
         case.add(start, 1)

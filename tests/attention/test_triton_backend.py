@@ -17,7 +17,7 @@ from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from tests.helpers.attention import shape_of, spec_of, store_of
 from tests.helpers.batches import Blocks, HandRow, make_batch
-from tests.helpers.cases import each_value, one_of_many
+from tests.helpers.cases import cases, each_value
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
 from tests.helpers.paged import assert_near
 
@@ -139,7 +139,7 @@ def row(table: list[int], start: int, count: int, write_from: int = 0) -> HandRo
     return HandRow(tokens=[0] * (start + count), table=table, start=start, count=count, write_from=write_from)
 
 
-@one_of_many(
+@cases(
     ("heads", "kv_heads", "dim", "llama", "block_size"),
     [(2, 2, 16, False, 16), (8, 2, 32, True, 64)],
     exhaustive=[(3, 1, 48, True, 16)],
@@ -152,7 +152,7 @@ def test_prompts_then_chunks_then_decodes(heads, kv_heads, dim, llama, block_siz
     case.step([row(tables[2], 36, 1), row(tables[0], 2, 1), row(tables[3], 5, 1), row(tables[1], 34, 1)])
 
 
-@one_of_many("count", [1, MAX_FEW_ROWS + 1], exhaustive=[MAX_FEW_ROWS])
+@cases("count", [1, MAX_FEW_ROWS + 1], exhaustive=[MAX_FEW_ROWS])
 def test_few_decodes_and_more(count, device) -> None:
     """Few take one launch a layer; what one kernel has written, the other reads."""
     case = Case(head_transform(2, 1, 32, device, llama=True), 16, device, windows=(None, 9))

@@ -15,7 +15,7 @@ from tests.equivalence.runs import SETTINGS, Run, Runs
 from tests.helpers.held_out import cosine, held_out_logits, held_out_tokens, loss_of
 
 pytestmark = pytest.mark.skipif(
-    unsupported_reason() is not None, reason=f"int8 does not run here: {unsupported_reason()}"
+    unsupported_reason() is not None, reason=f"int8 is not supported: {unsupported_reason()}"
 )
 
 # Of log probabilities, which differ by .1 and more from those in float32.

@@ -22,7 +22,7 @@ def each_value(**axes: Axis) -> pytest.MarkDecorator:
     return _parametrized(axes, together=1)
 
 
-def one_of_many(names: str | tuple[str, ...], usual: Iterable[Any], exhaustive: Iterable[Any]) -> pytest.MarkDecorator:
+def cases(names: str | tuple[str, ...], usual: Iterable[Any], exhaustive: Iterable[Any]) -> pytest.MarkDecorator:
     """Parametrize over cases of which some are exhaustive."""
     rest = []
     for case in exhaustive:

@@ -101,7 +101,7 @@ def test_experts_in_fp8(layout: str, rows: int) -> None:
 
 
 def test_more_tokens_than_steps_mostly_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_experts, "_MOST_TOKENS", 16)
+    monkeypatch.setattr(cuda_experts, "MAX_TOKENS", 16)
     tensors, x = halved(draw(SHAPE)), inputs(MANY)
     assert error(load(tensors)(norm_of(tensors), x, None), expected(x.cpu(), tensors, SHAPE)) < 3e-3
 
@@ -144,7 +144,7 @@ def test_a_captured_layer_follows_its_inputs(rows: int) -> None:
 
 
 def test_what_does_not_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="bfloat16 or float16 on a GPU"):
+    with pytest.raises(ConfigError, match="on a GPU, models with experts need dtype bfloat16 or float16"):
         load(draw(SHAPE), build=replace(MAKE, dtype=torch.float32))
     odd = replace(SHAPE, width=36)
     with pytest.raises(UnsupportedModelError, match=r"width 36 in a model of width 256 .* multiples of 8"):

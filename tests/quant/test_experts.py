@@ -138,7 +138,7 @@ def in_blocks(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]
     return narrow, wide
 
 
-@pytest.mark.skipif(unsupported_reason() is not None, reason=f"int8 does not run here: {unsupported_reason()}")
+@pytest.mark.skipif(unsupported_reason() is not None, reason=f"int8 is not supported: {unsupported_reason()}")
 def test_experts_in_int8() -> None:
     shape = replace(BLOCKS, width=192)
     tensors, x = draw(shape), inputs(12, 256)

@@ -126,16 +126,16 @@ def test_ranks_read_their_blocks() -> None:
     ("name", "value", "message"),
     [
         ("model.layers.0.self_attn.q_proj.weight", float("nan"), r"q_proj\.weight holds NaN"),
-        ("model.layers.0.mlp.up_proj.weight_scale", float("inf"), r"up_proj\.weight_scale holds what is no scale"),
-        ("model.layers.0.mlp.up_proj.weight_scale", float("nan"), r"up_proj\.weight_scale holds what is no scale"),
-        ("model.layers.0.mlp.up_proj.weight_scale", -1.0, r"up_proj\.weight_scale holds what is no scale"),
+        ("model.layers.0.mlp.up_proj.weight_scale", float("inf"), r"up_proj\.weight_scale contains an invalid scale"),
+        ("model.layers.0.mlp.up_proj.weight_scale", float("nan"), r"up_proj\.weight_scale contains an invalid scale"),
+        ("model.layers.0.mlp.up_proj.weight_scale", -1.0, r"up_proj\.weight_scale contains an invalid scale"),
     ],
 )
 @pytest.mark.parametrize("at_once", [1, 1 << 26], ids=["row by row", "at once"])
 def test_what_is_no_number_is_refused(
     folder: Path, name: str, value: float, message: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fp8_stored, "_CHECKED_AT_ONCE", at_once)
+    monkeypatch.setattr(fp8_stored, "MAX_CHECKED_ELEMENTS", at_once)
     narrow, _ = quantise(load_file(folder / "model.safetensors"), "weight_scale", by_channel)
     broken = narrow[name].float()
     broken[3, 0] = value

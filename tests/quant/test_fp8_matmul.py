@@ -17,6 +17,7 @@ from roseinfer.layers.linear import LayerNorm, RMSNorm
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 from roseinfer.quant.cpu_matmul import PlainMatmul
 from roseinfer.quant.fp8_weight import Fp8Weight
+from tests.helpers.cases import pairwise
 from tests.helpers.interpreter import hurry, round_codes
 from tests.helpers.weights import BUILD, Named
 
@@ -101,9 +102,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert (error < TOLERANCE).all(), error
 
 
-@pytest.mark.parametrize("rows", [FEW, MANY])
-@pytest.mark.parametrize("epilogue", [NO_EPILOGUE, Epilogue("gelu"), SILU], ids=str)
-@pytest.mark.parametrize("biased", [False, True])
+@pairwise(epilogue=[NO_EPILOGUE, Epilogue("gelu"), SILU], rows=[FEW, MANY], biased=[False, True])
 def test_products(rows: int, epilogue: Epilogue, biased: bool, block: bool) -> None:
     weight, x = draw_weight(OUT, WIDTH, block), draw(rows, WIDTH)
     bias = draw(OUT) if biased else None

@@ -3,7 +3,7 @@ from functools import partial
 import pytest
 import torch
 
-from roseinfer.quant.fp8_weight import TRIES, Fp8Weight
+from roseinfer.quant.fp8_weight import TRIED_SCALE_COUNT, Fp8Weight
 from roseinfer.quant.int8_weight import Int8Weight
 
 
@@ -68,14 +68,14 @@ def test_the_best_of_the_scales_is_chosen(monkeypatch):
         return ((rounded - weight) * weight).square().sum(1)
 
     tried = []
-    for step in range(TRIES):
-        scales = weight.abs().amax(1, keepdim=True).clamp_min(1e-9) / 448 * (1 + step / TRIES)
+    for step in range(TRIED_SCALE_COUNT):
+        scales = weight.abs().amax(1, keepdim=True).clamp_min(1e-9) / 448 * (1 + step / TRIED_SCALE_COUNT)
         tried.append(costs((weight / scales).to(torch.float8_e4m3fn).float() * scales))
     least = torch.stack(tried).amin(0)
     torch.testing.assert_close(costs(found.widen(torch.float32)), least, rtol=1e-3, atol=0)
     assert least.sum() < 0.9 * tried[0].sum()
     assert torch.equal(found.widen(torch.float32)[4], weight[4])
-    monkeypatch.setattr("roseinfer.quant.fp8_weight._PART", {False: 2 * 384})
+    monkeypatch.setattr("roseinfer.quant.fp8_weight.PART_ELEMENTS", {False: 2 * 384})
     again = Fp8Weight.nearest(weight)
     assert torch.equal(again.scales, found.scales) and torch.equal(again.codes.float(), found.codes.float())
 

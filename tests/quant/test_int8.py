@@ -21,7 +21,7 @@ from tests.helpers.weights import Named
 from tests.quant.test_matmul import EPILOGUES, activated
 
 pytestmark = pytest.mark.skipif(
-    unsupported_reason() is not None, reason=f"int8 does not run here: {unsupported_reason()}"
+    unsupported_reason() is not None, reason=f"int8 is not supported: {unsupported_reason()}"
 )
 
 WIDTH, OUT = 320, 448
@@ -69,7 +69,7 @@ def test_a_weight_is_rounded_by_half_a_code_at_most() -> None:
 def test_parts_of_a_large_weight_are_rounded_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = draw_weight()
     whole = Int8Weight.of(weight)
-    monkeypatch.setattr("roseinfer.quant.int8_weight._PART", 100 * WIDTH)
+    monkeypatch.setattr("roseinfer.quant.int8_weight.PART_ELEMENTS", 100 * WIDTH)
     parts = Int8Weight.of(weight)
     assert torch.equal(parts.codes, whole.codes) and torch.equal(parts.scales, whole.scales)
 
@@ -210,10 +210,10 @@ def test_a_second_layout_is_kept_where_there_is_memory(
 
 def test_the_format_is_chosen_on_cpus_that_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(choose_format("int8", None, CPU, torch.float32), Int8Format)
-    with pytest.raises(ConfigError, match="int8 is for CPUs; on a GPU there is fp8"):
+    with pytest.raises(ConfigError, match="int8 is for CPUs; use fp8 on a GPU"):
         choose_format("int8", None, torch.device("cuda"), torch.float32)
-    monkeypatch.setattr(int8_product, "_ENGINE", "of another build")
-    with pytest.raises(ConfigError, match="does not run here: this PyTorch lacks FBGEMM"):
+    monkeypatch.setattr(int8_product, "ENGINE", "of another build")
+    with pytest.raises(ConfigError, match="not supported on this machine: this PyTorch lacks FBGEMM"):
         choose_format("int8", None, CPU, torch.float32)
 
 
@@ -221,7 +221,7 @@ def test_the_format_is_chosen_on_cpus_that_run_it(monkeypatch: pytest.MonkeyPatc
 def only_exact_for(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     """The codes with which this CPU's sums are exact, which a test may change before it asks the first time."""
     found: set[int] = set()
-    monkeypatch.setattr(int8_product, "_is_exact", lambda make, codes: codes in found)
+    monkeypatch.setattr(int8_product, "is_exact", lambda make, codes: codes in found)
     tried = (int8_product.activation_codes, int8_product.has_fast_onednn)
     for answer in tried:
         answer.cache_clear()
@@ -240,5 +240,5 @@ def test_a_cpu_whose_sums_saturate_gets_seven_bits(only_exact_for: set[int]) -> 
 
 
 def test_a_cpu_whose_sums_are_never_exact_is_refused(only_exact_for: set[int]) -> None:
-    with pytest.raises(ConfigError, match="does not run here: this CPU's sums of int8 products are not exact"):
+    with pytest.raises(ConfigError, match="not supported on this machine: this CPU's sums of int8"):
         choose_format("int8", None, CPU, torch.float32)

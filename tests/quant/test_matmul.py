@@ -15,6 +15,7 @@ from roseinfer.layers.linear import LayerNorm, RMSNorm
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Matmul, Norm
 from roseinfer.quant.cpu_matmul import MIN_PACKED_ELEMENTS, PackedMatmul, PlainMatmul, can_pack
 from roseinfer.quant.plain import plain_matmul
+from tests.helpers.cases import each_value
 from tests.helpers.interpreter import hurry
 from tests.helpers.weights import BUILD, Named
 
@@ -102,8 +103,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, kind: Kind) -> Non
     torch.testing.assert_close(actual.double(), expected, rtol=2 * TOLERANCE[kind.dtype], atol=TOLERANCE[kind.dtype])
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
-@pytest.mark.parametrize("with_bias", [True, False])
+@each_value(epilogue=EPILOGUES, with_bias=[True, False])
 def test_epilogues(kind: Kind, epilogue: Epilogue, with_bias: bool) -> None:
     weight = draw_weight(kind)
     bias = draw(kind, OUT) if with_bias else None

@@ -28,7 +28,7 @@ def test_the_model_foretells_the_text(floats: float) -> None:
 @pytest.mark.parametrize("way", MOST)
 def test_eight_bits(way: str, floats: float) -> None:
     if way == "int8" and int8_product.unsupported_reason() is not None:
-        pytest.skip(f"int8 does not run here: {int8_product.unsupported_reason()}")
+        pytest.skip(f"int8 is not supported: {int8_product.unsupported_reason()}")
     found = measure(CONFIG, way).perplexity
     assert found != floats, "it was rounded"
     assert found < floats * (1 + MOST[way])

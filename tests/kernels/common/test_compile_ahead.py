@@ -140,7 +140,7 @@ def test_an_interruption_ends_the_forks_and_compiles_nothing_here(late: bool, mo
                 raise KeyboardInterrupt
 
     if late:
-        monkeypatch.setattr(ForkExecutor, "_look", interrupted)
+        monkeypatch.setattr(ForkExecutor, "_reap", interrupted)
     monkeypatch.setattr(compile_ahead, "FORK_TIMEOUT_S", 0.5)
     with pytest.raises(KeyboardInterrupt):
         launch_one()

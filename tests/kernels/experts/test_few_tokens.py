@@ -14,6 +14,7 @@ from roseinfer.kernels.experts.few_tokens import (
     few_supports,
 )
 from roseinfer.kernels.experts.few_tokens_configs import DownCut, FewConfig, GateUpCut, choose_few_config
+from tests.helpers.cases import each_value
 from tests.helpers.expert_layers import exact_experts, expert_weights, router_case
 from tests.helpers.skinny import assert_close
 
@@ -22,7 +23,6 @@ CONFIGS = {
     "tiles in turn, masked columns": FewConfig(GateUpCut(8, 3, 256, 2, 2, lanes=8), DownCut(16, 0, 64, 2)),
 }
 SMALL = CONFIGS["one tile"]
-both_configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 def layer(device, tokens, experts, hidden, width, dtype, scaled="none"):
@@ -30,18 +30,18 @@ def layer(device, tokens, experts, hidden, width, dtype, scaled="none"):
     return inputs | {"weights": expert_weights(device, experts, hidden, width, dtype, scaled)}
 
 
-@both_configs
-@pytest.mark.parametrize(
-    ("tokens", "experts", "top_k", "hidden", "width", "dtype", "scaled"),
-    [
-        (1, 8, 2, 128, 64, torch.bfloat16, "none"),
-        (3, 12, 3, 200, 40, torch.float16, "none"),
-        (2, 5, 2, 144, 48, torch.bfloat16, "channel"),
-        (1, 6, 3, 384, 128, torch.bfloat16, "block"),
-        (2, 6, 2, 256, 128, torch.float16, "block"),
-    ],
-)
-def test_layers(device, config, tokens, experts, top_k, hidden, width, dtype, scaled):
+LAYERS = {
+    "bfloat16": (1, 8, 2, 128, 64, torch.bfloat16, "none"),
+    "float16, masked": (3, 12, 3, 200, 40, torch.float16, "none"),
+    "channels": (2, 5, 2, 144, 48, torch.bfloat16, "channel"),
+    "blocks in float16": (2, 6, 2, 256, 128, torch.float16, "block"),
+    "blocks in bfloat16": (1, 6, 3, 384, 128, torch.bfloat16, "block"),
+}
+
+
+@each_value(sizes=LAYERS, config=CONFIGS)
+def test_layers(device, config, sizes):
+    tokens, experts, top_k, hidden, width, dtype, scaled = sizes
     inputs = layer(device, tokens, experts, hidden, width, dtype, scaled)
     options = {"top_k": top_k, "renormalise": tokens > 1}
     out = experts_few(**inputs, **options, config=config)

@@ -8,7 +8,7 @@ from roseinfer.kernels.experts.route import TOKENS, route_reference, router_logi
 from roseinfer.kernels.experts.route_terms import split_router
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, normed_rows_reference
 from roseinfer.kernels.linear.skinny import SkinnyNorm
-from tests.helpers.cases import each_value, one_of_many
+from tests.helpers.cases import cases, each_value
 from tests.helpers.expert_layers import exact_routes, router_case
 from tests.helpers.interpreter import round_codes
 
@@ -65,7 +65,7 @@ def test_every_cut(device, cut, dtype):
     assert not arrived.any()
 
 
-@one_of_many("tokens", [129, 257], exhaustive=[513, 1025, 4097])
+@cases("tokens", [129, 257], exhaustive=[513, 1025, 4097])
 def test_cuts_of_larger_steps(device, tokens):
     """All rows but a few are alike, so that they are quickly compared."""
     inputs = router_case(device, 40, 6, 32, torch.bfloat16)
