@@ -169,7 +169,7 @@ def build_app(parts: ServerParts) -> Application:
     loads.add(app, service)
     requests.add(app, service, parts.observation.records, parts.peer_queries)
     public = console.add(app, service, parts.observation, parts.peer_queries) if config.console else []
-    documents.install(app, bool(config.api_key), lambda: service.limits)
+    documents.install(app, bool(config.api_key), service.parser)
     _add_error_handlers(app)
     http_metrics = HttpMetrics(parts.observation.registry, _methods_by_path(app))
 

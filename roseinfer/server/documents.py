@@ -1,6 +1,5 @@
 """The OpenAPI document: what each route takes and may answer."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,19 +8,12 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from roseinfer.server.answer_shapes import ChatCompletion, Completion, ErrorBody
-from roseinfer.server.formats.bounds import constrain
 from roseinfer.server.formats.messages import document as message_shapes
 from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest
 from roseinfer.server.formats.responses import document as response_shapes
 from roseinfer.server.formats.responses.request import InputTokensRequest, ResponsesRequest
-from roseinfer.server.formats.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    RequestModel,
-    TokenizeRequest,
-)
-from roseinfer.server.http.limits import Limits
+from roseinfer.server.formats.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from roseinfer.server.http.request_models import RequestModel, RequestParser
 
 INFERENCE_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 _WHAT = {
@@ -112,7 +104,7 @@ def inference_docs(path: str) -> dict[str, Any]:
     return described
 
 
-def install(app: FastAPI, keyed: bool, limits: Callable[[], Limits]) -> None:
+def install(app: FastAPI, keyed: bool, parser: RequestParser) -> None:
     """Makes `/openapi.json` say what the routes themselves cannot: request bodies with their bounds, and the key if
     there is one.
     """
@@ -120,7 +112,7 @@ def install(app: FastAPI, keyed: bool, limits: Callable[[], Limits]) -> None:
 
     def openapi() -> dict[str, Any]:
         if not written:
-            written.update(_document(app, keyed, limits()))
+            written.update(_document(app, keyed, parser))
         return written
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -135,13 +127,12 @@ def _drop_422(paths: dict[str, Any], schemas: dict[str, Any]) -> None:
         schemas.pop(name, None)
 
 
-def _document(app: FastAPI, keyed: bool, limits: Limits) -> dict[str, Any]:
+def _document(app: FastAPI, keyed: bool, parser: RequestParser) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     _drop_422(document["paths"], schemas)
     for model in _REQUESTS:
-        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-        constrain(schema, limits)
+        schema = parser.model(model).model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
         schemas[model.__name__] = schema
     if keyed:

@@ -13,8 +13,8 @@ from roseinfer.server.formats.messages import request as messages
 from roseinfer.server.formats.messages.format import MessagesFormat
 from roseinfer.server.formats.responses import request as responses
 from roseinfer.server.formats.responses.format import ResponsesFormat
-from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import ApiError
+from roseinfer.server.http.request_models import parse
 from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
 from tests.server.formats.played import Events, chunks, streamed, whole
 
@@ -102,7 +102,7 @@ def test_the_items_of_a_stream_are_those_of_the_response(events: list[Event], fi
 
 
 # --- bodies -----------------------------------------------------------------------------------------------------
-WORDS = st.sampled_from(
+FIELD_NAMES = st.sampled_from(
     [
         "message", "user", "assistant", "system", "text", "input_text", "output_text", "function_call", "tool_use",
         "function_call_output", "tool_result", "thinking", "reasoning", "function", "custom", "auto", "any", "tool",
@@ -118,7 +118,7 @@ NAMES = st.sampled_from(
     ]
 )  # fmt: skip
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 2000) | WORDS,
+    st.none() | st.booleans() | st.integers(-2, 2000) | FIELD_NAMES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=12,
 )
@@ -169,20 +169,20 @@ def test_any_body_is_a_chat_or_a_wrong_message(body: dict[str, Any]) -> None:
 @given(pieces=st.lists(st.sampled_from(["user", "answer", "think", "call", "result"]), max_size=8))
 def test_pieces_of_a_conversation_keep_their_order(pieces: list[str]) -> None:
     """However they are put together into messages."""
-    turns = as_chat.Turns()
+    chat = as_chat.ChatBuilder()
     for i, piece in enumerate(pieces):
         if piece == "user":
-            turns.say("user", [str(i)])
+            chat.add_text("user", [str(i)])
         elif piece == "answer":
-            turns.answer([str(i)])
+            chat.add_answer([str(i)])
         elif piece == "think":
-            turns.think(str(i))
+            chat.add_reasoning(str(i))
         elif piece == "call":
-            turns.call("c", str(i), "{}")
+            chat.add_call("c", str(i), "{}")
         else:
-            turns.result("c", [str(i)])
+            chat.add_result("c", [str(i)])
     found: list[str] = []
-    for message in turns.messages():
+    for message in chat.messages():
         content = message["content"] or []
         texts = [content] if isinstance(content, str) else [part["text"] for part in content]
         calls = [call["function"]["name"] for call in message.get("tool_calls", [])]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from roseinfer.server.formats.schemas import MAX_ITEMS, MAX_OBJECTS, ChatRequest, CompletionRequest, RequestModel, parse
+from roseinfer.server.formats.schemas import MAX_ITEMS, MAX_OBJECTS, ChatRequest, CompletionRequest
 from roseinfer.server.http import body
 from roseinfer.server.http.errors import ApiError
+from roseinfer.server.http.request_models import RequestModel, parse
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.live import LiveServer, events
 

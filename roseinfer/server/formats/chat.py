@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: messages in, a message out."""
+"""POST /v1/chat/completions: from messages to a message."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,10 +18,10 @@ from roseinfer.server.formats.answers import (
     finite,
     first,
 )
+from roseinfer.server.formats.build_job import OutputSettings, build_job, read_settings, spell_bad_words
 from roseinfer.server.formats.chat_output import OUTPUT_FIELDS, ChatOutput
-from roseinfer.server.formats.planning import Draft, given
-from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, TokenizeRequest, chat_max_tokens, parse
-from roseinfer.server.formats.schemas import chat_logprobs as asked_logprobs
+from roseinfer.server.formats.sampling import chat_logprobs
+from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, TokenizeRequest
 from roseinfer.server.http.errors import OPENAI, bad_request
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage
@@ -29,22 +29,21 @@ from roseinfer.server.request.prompts import ChatPrompt, Encoded
 from roseinfer.server.request.service import Backend
 from roseinfer.text.tokenizer import Tokenizer
 
-# Message fields that mean something and that the server cannot honour.
-_REFUSED_IN_MESSAGES = ("function_call", "audio")
-# Empty fields of answers, which clients send back.
+# Message fields that must not be ignored.
+_UNSUPPORTED_IN_MESSAGES = ("function_call", "audio")
+# Empty fields of answers that clients send back.
 _EMPTY_VALUES: tuple[Any, ...] = (None, [], {})
 _PLAIN_FIELDS = frozenset({"role", "content", "name"})
 
 
 class ChatFormat:
-    """OpenAI's chat completions. See `request.inference.AnswerFormat`."""
+    """Format of OpenAI's chat completions. See `request.inference.AnswerFormat`."""
 
     path = "/v1/chat/completions"
     dialect = OPENAI
 
-    async def plan(self, call: Call, body: dict[str, Any]) -> Job:
-        """Raises `ApiError` 400 or 404, `InvalidRequestError`."""
-        return await chat_job(call, parse(ChatRequest, body))
+    async def make_job(self, call: Call, body: dict[str, Any]) -> Job:
+        return await chat_job(call, call.service.parser.parse(ChatRequest, body))
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> EventEncoder:
         return EventEncoder(job, ChatWriter(job, tokenizer), usage)
@@ -54,26 +53,29 @@ class ChatFormat:
 
 
 async def chat_job(call: Call, request: ChatRequest) -> Job:
-    """The job of a chat, which other APIs' requests are translations of. Raises `ApiError` 400 or 404,
-    `InvalidRequestError`.
+    """Return the job of a chat. Other APIs translate their requests to chats.
+
+    Raises `ApiError` 400 or 404, `InvalidRequestError`.
     """
     call.offer_request_id(request.request_id)
-    draft = Draft(call, request, chat_max_tokens(request), asked_logprobs(request, call.limits))
+    max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    settings = read_settings(call, request, max_tokens, chat_logprobs(request))
     output = output_of(call.backend, request)
     if output is not None:
-        output.begin()
-    ids, ignored = await chat_ids(call.backend, request, draft.keep_last, output)
-    draft.warnings += ignored
-    if output is not None:
-        draft.guide, draft.parser = await output.guide(ids), output.parser()
-        draft.tool_parser = output.tool_parser
-        draft.warnings += output.warnings
-    await draft.spell_out()
-    return draft.job(ChatWriter.whole_object, "chatcmpl", [Encoded(ids)], "messages")
+        output.start_proof()
+    ids, ignored = await chat_ids(call.backend, request, settings.keep_last, output)
+    settings.warnings.extend(ignored)
+    outputs = OutputSettings() if output is None else await output.settings(ids)
+    params = await spell_bad_words(call, settings.params)
+    kind = ChatWriter.whole_object
+    encoded = [Encoded(ids)]
+    return build_job(
+        call, request, settings, params, encoded, outputs, api=kind, id_prefix="chatcmpl", param="messages"
+    )
 
 
 def output_of(backend: Backend, request: ChatRequest) -> ChatOutput | None:
-    """None: text is all that is asked of the output, and all that the model writes. Raises `ApiError` 400."""
+    """Return what a chat asks of its output; None for plain text. Raises `ApiError` 400."""
     if backend.speech.reasoner is None and request.model_fields_set.isdisjoint(OUTPUT_FIELDS):
         return None
     return ChatOutput(backend, request)
@@ -82,10 +84,7 @@ def output_of(backend: Backend, request: ChatRequest) -> ChatOutput | None:
 async def chat_ids(
     backend: Backend, request: ChatRequest, keep_last: int | None = None, output: ChatOutput | None = None
 ) -> tuple[list[int], list[str]]:
-    """(the prompt, names of fields that are ignored). `output`: `output_of` the request.
-
-    Raises `ApiError` 400, `InvalidRequestError`.
-    """
+    """Return the prompt and the names of ignored fields. Raises `ApiError` 400, `InvalidRequestError`."""
     messages, ignored = plain_messages(request.messages)
     template = {} if output is None else output.template
     return await backend.prompts.chat(chat_prompt(request, messages, template, keep_last)), ignored
@@ -97,10 +96,11 @@ def chat_prompt(
     output: dict[str, Any],
     keep_last: int | None = None,
 ) -> ChatPrompt:
-    """Return the prompt that a request's fields ask for. `messages`: its plain messages."""
+    """Return the prompt of a request with plain `messages`."""
+    generate = request.add_generation_prompt
     return ChatPrompt(
         messages,
-        add_generation_prompt=given(request.add_generation_prompt, not request.continue_final_message),
+        add_generation_prompt=not request.continue_final_message if generate is None else generate,
         continue_final_message=bool(request.continue_final_message),
         add_special_tokens=bool(request.add_special_tokens),
         kwargs=request.chat_template_kwargs or {},
@@ -110,7 +110,7 @@ def chat_prompt(
 
 
 class ChatWriter:
-    """Choices as messages. See `answers.Writer`."""
+    """Writer of choices as messages. See `answers.Writer`."""
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -146,11 +146,10 @@ class ChatWriter:
         return said | {"token_ids": piece.token_ids} if self._job.return_token_ids else said
 
     def about(self, choices: Choices) -> dict[str, Any]:
-        """A chat has one prompt: what is said of it stands once."""
         return about_prompt(self._job, self._names, choices.all[0])
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
-        return None if self._job.logprobs is None else chat_logprobs(self._names, self._job.logprobs, piece.entries)
+        return None if self._job.logprobs is None else logprobs_json(self._names, self._job.logprobs, piece.entries)
 
 
 def _finish_reason(piece: Piece) -> str:
@@ -158,7 +157,7 @@ def _finish_reason(piece: Piece) -> str:
     return "tool_calls" if piece.ended_by_call else piece.finish.value
 
 
-def chat_logprobs(names: TokenNames, top: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def logprobs_json(names: TokenNames, top: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
     return {"content": [_chat_entry(names, top, entry) for entry in entries]}
 
 
@@ -173,16 +172,14 @@ def _chat_token(names: TokenNames, token: int, logprob: float) -> dict[str, Any]
 
 # --- messages ---------------------------------------------------------------------------------------------------
 def plain_messages(messages: list[ChatMessage]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Messages as the template takes them, and the names of ignored fields. Raises `ApiError` 400."""
-    if not messages:
-        raise bad_request("messages must not be empty", "messages")
+    """Return messages for the template, and the names of ignored fields. Raises `ApiError` 400."""
     plain, ignored = [], dict[str, None]()
     for position, message in enumerate(messages):
         place = f"messages.{position}"
         for name, value in (message.model_extra or {}).items():
-            if name in _REFUSED_IN_MESSAGES and value:
+            if name in _UNSUPPORTED_IN_MESSAGES and value:
                 raise bad_request(f"{place}.{name} is not supported", "messages", "unsupported_field")
-            if value not in _EMPTY_VALUES and name not in _REFUSED_IN_MESSAGES:
+            if value not in _EMPTY_VALUES and name not in _UNSUPPORTED_IN_MESSAGES:
                 ignored[f"messages.{name}"[:100]] = None
         more: dict[str, Any] = {}
         if message.role == "tool" or not message.model_fields_set <= _PLAIN_FIELDS:

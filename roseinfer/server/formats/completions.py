@@ -1,4 +1,4 @@
-"""POST /v1/completions: text or token ids in, text out."""
+"""POST /v1/completions: from text or token ids to text."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,9 +18,11 @@ from roseinfer.server.formats.answers import (
     finite,
     first,
 )
-from roseinfer.server.formats.planning import Draft, given
-from roseinfer.server.formats.schemas import CompletionRequest, completion_logprobs, completion_max_tokens, parse
-from roseinfer.server.http.errors import OPENAI, bad_request
+from roseinfer.server.formats.build_job import OutputSettings, build_job, read_settings, spell_bad_words
+from roseinfer.server.formats.constraints import OutputConstraint, is_constrained
+from roseinfer.server.formats.sampling import completion_logprobs, completion_max_tokens
+from roseinfer.server.formats.schemas import CompletionRequest
+from roseinfer.server.http.errors import OPENAI
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.text.detokenize import IncrementalDetokenizer
@@ -28,25 +30,31 @@ from roseinfer.text.tokenizer import Tokenizer
 
 
 class CompletionFormat:
-    """OpenAI's completions. See `request.inference.AnswerFormat`."""
+    """Format of OpenAI's completions. See `request.inference.AnswerFormat`."""
 
     path = "/v1/completions"
     dialect = OPENAI
 
-    async def plan(self, call: Call, body: dict[str, Any]) -> Job:
-        """Raises `ApiError` 400 or 404, `InvalidRequestError`."""
-        request = parse(CompletionRequest, body)
+    async def make_job(self, call: Call, body: dict[str, Any]) -> Job:
+        request = call.service.parser.parse(CompletionRequest, body)
         call.offer_request_id(request.request_id)
-        prompts = split_prompts(request.prompt, call.limits.max_prompts)
-        asked = completion_logprobs(request, call.limits)
-        draft = Draft(call, request, completion_max_tokens(request), asked, len(prompts))
-        constrained = draft.begin_to_constrain()
+        prompts = split_prompts(request.prompt)
+        max_tokens = completion_max_tokens(request)
+        settings = read_settings(call, request, max_tokens, completion_logprobs(request), len(prompts))
+        constraint = OutputConstraint(request) if is_constrained(request) else None
+        proof = None if constraint is None else constraint.start_proof(call.backend.grammars)
         echo = bool(request.echo)
-        special = given(request.add_special_tokens, True)
-        encoded = await call.backend.prompts.completion(prompts, special, echo, draft.keep_last)
-        await draft.spell_out()
-        await draft.constrain(constrained)
-        return draft.job(CompletionWriter.whole_object, "cmpl", encoded, "prompt", echo)
+        special = request.add_special_tokens is not False
+        encoded = await call.backend.prompts.completion(prompts, special, echo, settings.keep_last)
+        params = await spell_bad_words(call, settings.params)
+        output = OutputSettings()
+        if constraint is not None:
+            guide, ignored = await constraint.guide(call.backend.grammars, proof, settings.n)
+            output = OutputSettings(guide, warnings=ignored)
+        kind = CompletionWriter.whole_object
+        return build_job(
+            call, request, settings, params, encoded, output, api=kind, id_prefix="cmpl", param="prompt", echo=echo
+        )
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> EventEncoder:
         return EventEncoder(job, CompletionWriter(job, tokenizer), usage)
@@ -56,7 +64,7 @@ class CompletionFormat:
 
 
 class CompletionWriter:
-    """Choices as texts, behind their prompt's with `echo`. See `answers.Writer`."""
+    """Writer of choices as texts, after the prompt's with `echo`. See `answers.Writer`."""
 
     whole_object = chunk_object = "text_completion"
     plain = (b'{"index":%d,"text":', b',"logprobs":null,"finish_reason":null}]}\n\n')
@@ -68,7 +76,7 @@ class CompletionWriter:
         self._rendered: dict[Choice, CompletionLogprobs] = {}
 
     def opening(self, choice: Choice) -> None:
-        """There is none: clients take the first event for the first token."""
+        """Return None: clients take the first event for the first token."""
 
     def delta(self, choice: Choice, piece: Piece) -> bytes:
         echo = self._job.echo and piece.first
@@ -96,11 +104,11 @@ class CompletionWriter:
         return said | {"token_ids": piece.token_ids} if self._job.return_token_ids else said
 
     def about(self, choices: Choices) -> dict[str, Any]:
-        """Nothing: each choice says what there is to say of its prompt."""
+        """Return nothing: each choice describes its own prompt."""
         return {}
 
     def _logprobs(self, choice: Choice, piece: Piece, with_prompt: bool) -> dict[str, Any] | None:
-        """Those of a piece, behind the prompt's if `with_prompt`; None if not asked for. Once per piece, in order."""
+        """Return log probabilities of a piece, after the prompt's if `with_prompt`. Call once per piece, in order."""
         top = self._job.logprobs
         if top is None:
             return None
@@ -118,10 +126,9 @@ class CompletionWriter:
 
 
 class CompletionLogprobs:
-    """The `logprobs` object of a completion's choice, piece by piece.
+    """Builder of a choice's `logprobs` object, piece by piece. `offset`: where its first token begins in the text.
 
-    `offset`: where the first token begins in the choice's text. Tokens that complete no character begin where the
-    character does.
+    A token that completes no character begins where the character does.
     """
 
     def __init__(self, names: TokenNames, top: int, text: IncrementalDetokenizer, offset: int = 0) -> None:
@@ -131,7 +138,7 @@ class CompletionLogprobs:
         self._offset = offset
 
     def render(self, ids: Sequence[int], entries: Entries) -> dict[str, list[Any]]:
-        """`entries` goes with `ids`; None (the first token of a prompt) has no probability."""
+        """Return the object for `ids`. An entry is None for the first token of a prompt."""
         offsets, chosen, tops = [], [], []
         for token, entry in zip(ids, entries, strict=True):
             offsets.append(self._offset)
@@ -142,7 +149,7 @@ class CompletionLogprobs:
         return {"text_offset": offsets, "token_logprobs": chosen, "tokens": names, "top_logprobs": tops}
 
     def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens, best first, and the chosen one. Of equal names the likelier stays."""
+        """Return the most likely tokens and the chosen one. Of equal names the more likely stays."""
         top: dict[str, float] = {}
         for token, logprob in first(entry.top, self._top):
             top.setdefault(self._names(token), finite(logprob))
@@ -155,11 +162,6 @@ def joined(a: dict[str, list[Any]], b: dict[str, list[Any]]) -> dict[str, list[A
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------
-def split_prompts(prompt: str | list[Any], limit: int) -> list[Any]:
-    """Prompts of a completion: a text or a list of ids is one, a list of these several. Raises `ApiError` 400."""
-    prompts = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
-    if not prompts:
-        raise bad_request("prompt must not be empty", "prompt")
-    if len(prompts) > limit:
-        raise bad_request(f"{len(prompts)} prompts, at most {limit} are allowed", "prompt")
-    return prompts
+def split_prompts(prompt: str | list[Any]) -> list[Any]:
+    """Return the prompts of a completion: a text or a list of ids is one prompt."""
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt

@@ -1,4 +1,4 @@
-"""From the fields of a request to what constrains its output: `response_format`, `structured_outputs`, `guided_*`."""
+"""Constraint of an output from the fields `response_format`, `structured_outputs` and `guided_*`."""
 
 import re
 from typing import Any
@@ -16,25 +16,31 @@ from roseinfer.grammar.constraint import (
     Regex,
     StructuralTag,
 )
-from roseinfer.server.formats.schemas import (
-    GenerationRequest,
-    JsonSchemaFormat,
-    ResponseFormat,
-    StructuredOutputs,
-    unknown_fields,
-)
+from roseinfer.server.formats.schemas import GenerationRequest, JsonSchemaFormat, ResponseFormat, StructuredOutputs
 from roseinfer.server.http.errors import bad_request
-from roseinfer.server.request.grammars import Grammars
+from roseinfer.server.http.request_models import unknown_fields
+from roseinfer.server.request.grammars import Grammars, Proof
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+# Fields that set a constraint, or are named in a warning about one.
+CONSTRAINT_FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_whitespace_pattern",
+    "guided_decoding_backend",
+)
 # Older names of the fields of `structured_outputs`.
 _GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "grammar", "whitespace_pattern")}
 
 
-class Asked:
-    """What a request asks of its output. `constraint` None: nothing. `param`: the field that says it."""
+class OutputConstraint:
+    """Constraint that a request sets for its output, None without one. `param`: the field that sets it."""
 
     def __init__(self, request: GenerationRequest) -> None:
         """Raises `ApiError` 400 that names the field."""
@@ -58,26 +64,24 @@ class Asked:
         if constraint is None:
             return
         if self.constraint is not None:
-            raise bad_request(f"{param} cannot stand beside {self.param}: one of them constrains the output", param)
+            raise bad_request(f"{param} and {self.param} cannot be combined", param)
         self.constraint, self.param = constraint, param
 
+    def start_proof(self, grammars: Grammars) -> Proof | None:
+        """Start to verify the constraint, so that this runs while the prompts are made."""
+        return None if self.constraint is None else grammars.begin(self.constraint, self.param)
 
-class Constrained:
-    """What a request's fields ask of its output, being proved from now on. Raises `ApiError` 400."""
+    async def guide(self, grammars: Grammars, proof: Proof | None, n: int) -> tuple[GuideSpec | None, list[str]]:
+        """Return the guide for the engine, and warnings. Raises `ApiError` 503, `InvalidRequestError`."""
+        if self.constraint is None:
+            return None, self.warnings
+        spec, warnings = await grammars.guide(self.constraint, self.param, proof=proof, n=n)
+        return spec, self.warnings + warnings
 
-    def __init__(self, request: GenerationRequest, grammars: Grammars) -> None:
-        self._asked = asked = Asked(request)
-        self._n = request.n or 1
-        self._grammars = grammars
-        self._proof = None if asked.constraint is None else grammars.begin(asked.constraint, asked.param)
 
-    async def guide(self) -> tuple[GuideSpec | None, list[str]]:
-        """What the engine gets, and warnings. Raises `ApiError` 503, `InvalidRequestError`."""
-        asked = self._asked
-        if asked.constraint is None:
-            return None, asked.warnings
-        spec, warnings = await self._grammars.guide(asked.constraint, asked.param, proof=self._proof, n=self._n)
-        return spec, asked.warnings + warnings
+def is_constrained(request: GenerationRequest) -> bool:
+    """True if a field that sets or mentions a constraint is given."""
+    return any(getattr(request, name) is not None for name in CONSTRAINT_FIELDS)
 
 
 # --- response_format --------------------------------------------------------------------------------------------
@@ -86,7 +90,7 @@ def _of_format(asked: ResponseFormat, warnings: list[str]) -> Constraint | None:
     beside = {name for name in ("json_schema", "format", "structures", "triggers") if getattr(asked, name) is not None}
     belongs = {"json_schema": {"json_schema"}, "structural_tag": {"format", "structures", "triggers"}}
     for name in sorted(beside - belongs.get(asked.type, set())):
-        raise bad_request(f"{param}.{name} does not go with type {asked.type[:80]!r}", param)
+        raise bad_request(f"{param}.{name} cannot be combined with type {asked.type[:80]!r}", param)
     warnings += [f"{param}.{name}"[:100] for name in unknown_fields(asked)]
     if asked.type == "text":
         return None
@@ -98,7 +102,7 @@ def _of_format(asked: ResponseFormat, warnings: list[str]) -> Constraint | None:
         return _of_json_schema(asked.json_schema, param, warnings)
     if asked.type == "structural_tag":
         return StructuralTag(spec=asked.model_dump(exclude_none=True, exclude=set(unknown_fields(asked))))
-    message = f"{param}.type {asked.type[:80]!r} is not known: text, json_object, json_schema and structural_tag are"
+    message = f"{param}.type {asked.type[:80]!r} is unknown; known: text, json_object, json_schema, structural_tag"
     raise bad_request(message, param)
 
 
@@ -113,10 +117,10 @@ def _of_json_schema(asked: JsonSchemaFormat, param: str, warnings: list[str]) ->
 
 # --- structured_outputs and guided_* ----------------------------------------------------------------------------
 def _of_outputs(asked: StructuredOutputs, param: str, warnings: list[str]) -> Constraint:
-    # False asks for no object.
+    # `json_object: false` has no effect.
     kinds = [name for name in _KINDS if getattr(asked, _attribute(name)) not in (None, False)]
     if len(kinds) != 1:
-        found = f"there are {', '.join(kinds)}" if kinds else "there is none"
+        found = f"got {', '.join(kinds)}" if kinds else "got none"
         raise bad_request(f"{param} takes exactly one of {', '.join(_KINDS)}; {found}", param)
     (kind,) = kinds
     for name in _OPTIONS:
@@ -147,7 +151,7 @@ def _of_kind(asked: StructuredOutputs, kind: str, param: str) -> Constraint:
 
 def _options(asked: StructuredOutputs, param: str) -> JsonOptions:
     if asked.whitespace_pattern is not None and asked.disable_any_whitespace:
-        raise bad_request(f"{param}: whitespace_pattern cannot stand beside disable_any_whitespace", param)
+        raise bad_request(f"{param}: whitespace_pattern and disable_any_whitespace cannot be combined", param)
     return JsonOptions(
         whitespace_pattern=asked.whitespace_pattern,
         any_whitespace=not asked.disable_any_whitespace,
@@ -156,17 +160,17 @@ def _options(asked: StructuredOutputs, param: str) -> JsonOptions:
 
 
 def _object(value: str | dict[str, Any] | None, where: str, param: str) -> dict[str, Any]:
-    """An object, or a text that holds one as JSON."""
+    """Return an object, parsed if it is given as text."""
     if isinstance(value, str):
         try:
             value = loads(value)
         except JSONDecodeError as error:
-            raise bad_request(f"{where} is no JSON: {error}"[:300], param) from error
+            raise bad_request(f"{where} is invalid JSON: {error}"[:300], param) from error
     if not isinstance(value, dict):
         raise bad_request(f"{where} must be an object", param)
     return value
 
 
 def _attribute(name: str) -> str:
-    """`json` is a method of the model's."""
+    """Return the attribute of a field: `json` is a method of the model."""
     return "json_" if name == "json" else name

@@ -74,7 +74,7 @@ class AnswerFormat(Protocol):
     # Error format of all answers at or below `path`.
     dialect: Dialect
 
-    async def plan(self, call: Call, body: dict[str, Any]) -> Job:
+    async def make_job(self, call: Call, body: dict[str, Any]) -> Job:
         """Return the job of a body. Raises `ApiError` 4xx or `InvalidRequestError`."""
         ...
 
@@ -123,7 +123,7 @@ class Inference:
                 preparation = service.prepare(scope)
                 with preparation:
                     call = Call(service, backend, scope["state"], arrival_s, scope["headers"], preparation)
-                    job = await self._format.plan(call, body)
+                    job = await self._format.make_job(call, body)
                     ticket.grow(len(job.prompts))
                     if backend.lengths is not None:
                         job = await backend.lengths.fill(job)

@@ -20,7 +20,7 @@ from roseinfer.server.request.slo_classes import NO_CLASS
 from roseinfer.text.output import CallEnd, OutputParser
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt of a job. `text`: the prompt that `echo` returns; empty without `echo`.
 

@@ -7,7 +7,6 @@ from math import isfinite
 from typing import Protocol
 
 from roseinfer.core.request import RequestMeta
-from roseinfer.core.sampling import INT64_MAX, INT64_MIN
 from roseinfer.core.slo import Slo
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.server.http.errors import bad_request
@@ -136,7 +135,7 @@ def objectives(
         priority=_priority(request.priority, chosen, policy),
         timeout_s=_timeout_s(request, given, chosen),
         ttl_s=_ttl_s(given),
-        predicted_len=_predicted_len(request.pred_output_len),
+        predicted_len=request.pred_output_len,
         report=bool(wishes is not None and (wishes.report or wishes.why)),
         why=bool(wishes is not None and wishes.why),
     )
@@ -189,7 +188,7 @@ def _said(
     first: tuple[str, float | None], second: tuple[str, float | None], headers: Mapping[str, str], names: Iterable[str]
 ) -> float | None:
     """The one value, in ms, that the client gives an objective in whatever places."""
-    said = [(name, _positive(name, value)) for name, value in (first, second) if value is not None]
+    said = [(name, value) for name, value in (first, second) if value is not None]
     header = next((name for name in names if name in headers), None)
     if header is not None:
         said.append((header, positive(header, headers[header])))
@@ -223,9 +222,9 @@ def _timeout_s(request: Wishes, headers: Mapping[str, str], chosen: SloClass | N
         raise bad_request("timeout_s and deadline_ms say the same: give one of them", "deadline_ms")
     said: list[Said] = []
     if request.timeout_s is not None:
-        said.append(("timeout_s", _positive("timeout_s", request.timeout_s)))
+        said.append(("timeout_s", request.timeout_s))
     if request.deadline_ms is not None:
-        said.append(("deadline_ms", _positive("deadline_ms", request.deadline_ms) / 1000))
+        said.append(("deadline_ms", request.deadline_ms / 1000))
     if TIMEOUT in headers:
         said.append((TIMEOUT, positive(TIMEOUT, headers[TIMEOUT])))
     if DEADLINE in headers:
@@ -267,17 +266,9 @@ def _tenant(headers: Mapping[str, str]) -> str:
 
 
 def _priority(asked: int | None, chosen: SloClass | None, policy: PolicyTraits) -> int:
-    if asked is not None and not INT64_MIN <= asked <= INT64_MAX:
-        raise bad_request("priority must be an integer of 64 bits", "priority")
     if not policy.priorities:
         if asked:
             message = f"priority is not supported: the scheduling policy {policy.name} knows no priorities"
             raise bad_request(message, "priority", "unsupported_field")
         return 0
     return asked if asked is not None else chosen.priority if chosen is not None else 0
-
-
-def _predicted_len(value: int | None) -> int | None:
-    if value is not None and not 1 <= value <= MAX_PREDICTED_LEN:
-        raise bad_request(f"pred_output_len must be within [1, {MAX_PREDICTED_LEN}]", "pred_output_len")
-    return value

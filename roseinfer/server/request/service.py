@@ -17,6 +17,7 @@ from roseinfer.server.http.body import BodyReaders
 from roseinfer.server.http.connection import EXTENSION, ClientConnection
 from roseinfer.server.http.errors import MAX_RETRY_S, ApiError, model_not_found, unavailable
 from roseinfer.server.http.limits import Limits
+from roseinfer.server.http.request_models import RequestParser
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.grammars import GrammarObserver, Grammars
 from roseinfer.server.request.job import UnreadRequest
@@ -92,6 +93,7 @@ class Service:
         self.created = int(time.time())
         self.clock = clock or MonotonicClock()
         self.limits = Limits.of(config)
+        self.parser = RequestParser(self.limits)
         self.slo_classes = configured_classes(config, model_name) if slo_classes is None else slo_classes
         self.lifecycle = Lifecycle(config.max_num_queued_reqs, self.clock, room, share)
         self._observing = observing

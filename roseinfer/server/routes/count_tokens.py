@@ -8,7 +8,6 @@ from roseinfer.server.documents import docs
 from roseinfer.server.formats.messages.document import MessageErrorBody, TokenCount
 from roseinfer.server.formats.messages.format import count_tokens
 from roseinfer.server.formats.messages.request import CountTokensRequest
-from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.request.service import Service
 
@@ -17,7 +16,7 @@ def add(app: FastAPI, service: Service) -> None:
     async def count(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
         with service.lifecycle.ticket(), service.prepare(request.scope):
-            wanted = parse(CountTokensRequest, body)
+            wanted = service.parser.parse(CountTokensRequest, body)
             service.resolve_model(wanted.model)
             return JsonResponse({"input_tokens": await count_tokens(backend, wanted)})
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roseinfer.server.documents import docs
-from roseinfer.server.formats.as_chat import unsupported
+from roseinfer.server.formats.as_chat import unsupported_error
 from roseinfer.server.formats.responses.document import (
     DeletedResponse,
     InputTokenCount,
@@ -20,7 +20,6 @@ from roseinfer.server.formats.responses.format import count_tokens
 from roseinfer.server.formats.responses.history import NO_STORE, History, store_failed
 from roseinfer.server.formats.responses.request import InputTokensRequest
 from roseinfer.server.formats.responses.stored_items import input_items
-from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.server.request.service import Service
@@ -51,7 +50,7 @@ def add(app: FastAPI, service: Service, history: History) -> None:
     async def count_input_tokens(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
         with service.lifecycle.ticket(), service.prepare(request.scope):
-            wanted = parse(InputTokensRequest, body)
+            wanted = service.parser.parse(InputTokensRequest, body)
             service.resolve_model(wanted.model)
             whole = await history.whole(wanted, request.headers.raw, service.limits.max_body_bytes)
             tokens = await count_tokens(backend, whole.request)
@@ -59,7 +58,7 @@ def add(app: FastAPI, service: Service, history: History) -> None:
 
     async def retrieve_response(request: Request, response_id: str) -> Response:
         if request.query_params.get("stream", "false").lower() == "true":
-            raise unsupported("stream", "a response cannot be streamed again, ask for it until it has ended")
+            raise unsupported_error("stream", "a response cannot be streamed again, ask for it until it has ended")
         return JsonResponse((await found(request, response_id)).response)
 
     async def list_input_items(request: Request, response_id: str) -> Response:

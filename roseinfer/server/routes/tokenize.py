@@ -11,11 +11,12 @@ from starlette.responses import Response
 from roseinfer.server.answer_shapes import Detokenized, Tokenized, TokenizerInfo
 from roseinfer.server.documents import docs
 from roseinfer.server.formats.chat import chat_prompt, plain_messages
-from roseinfer.server.formats.planning import check_extras, given
-from roseinfer.server.formats.schemas import DetokenizeRequest, TokenizeRequest, parse, unknown_fields
+from roseinfer.server.formats.schemas import DetokenizeRequest, TokenizeRequest
 from roseinfer.server.formats.tool_fields import check_template, checked_tools
+from roseinfer.server.formats.unsupported import check_extras
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
+from roseinfer.server.http.request_models import unknown_fields
 from roseinfer.server.request.prompts import PromptEncoder
 from roseinfer.server.request.service import Service
 from roseinfer.text.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ def add(app: FastAPI, service: Service) -> None:
     async def tokenize(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
         with service.lifecycle.ticket(), service.prepare(request.scope):
-            wanted = parse(TokenizeRequest, body)
+            wanted = service.parser.parse(TokenizeRequest, body)
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)
             listed, ignored = await _listed(backend.prompts, wanted)
@@ -38,7 +39,7 @@ def add(app: FastAPI, service: Service) -> None:
     async def detokenize(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
         with service.lifecycle.ticket(), service.prepare(request.scope):
-            wanted = parse(DetokenizeRequest, body)
+            wanted = service.parser.parse(DetokenizeRequest, body)
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)
             if wanted.tokens:
@@ -66,7 +67,7 @@ async def _listed(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[List
     if wanted.prompt is not None:
         if wanted.tools:
             raise bad_request("tools go with messages", "tools")
-        return await prompts.listed_text(wanted.prompt, given(wanted.add_special_tokens, True), with_strings), []
+        return await prompts.listed_text(wanted.prompt, wanted.add_special_tokens is not False, with_strings), []
     if wanted.tools:
         prompts.check_template()
         check_template(prompts.template_variables)

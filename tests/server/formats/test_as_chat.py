@@ -3,10 +3,10 @@
 import pytest
 
 from roseinfer.core.errors import InvalidRequestError
-from roseinfer.server.formats.as_chat import Vocabulary
+from roseinfer.server.formats.as_chat import FieldNames
 from roseinfer.server.http.errors import ApiError
 
-WORDS = Vocabulary(
+NAMES = FieldNames(
     {"messages": "input", "format": "text.format", "format.schema": "text.format", "tools.*.function": "tools.*"},
     {},
     {},
@@ -25,12 +25,12 @@ WORDS = Vocabulary(
         ("temperature", "temperature", "temperature"),
     ],
 )  # fmt: skip
-def test_fields_in_own_words(text: str, field: str, own: str) -> None:
-    assert WORDS.in_own_words(text, field) == own
+def test_fields_translate(text: str, field: str, own: str) -> None:
+    assert NAMES.translate(text, field) == own
 
 
 def test_errors_name_the_fields_that_were_written() -> None:
-    with pytest.raises(ApiError) as raised, WORDS.errors():
+    with pytest.raises(ApiError) as raised, NAMES.errors():
         raise InvalidRequestError("format.schema.x is wrong", "format", "invalid_grammar")
     error = raised.value
     assert (error.status, error.message, error.param, error.code) == (

@@ -270,7 +270,7 @@ def test_no_budget(server: LiveServer, thinker: LiveServer, name: str) -> None:
 @pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget"])
 def test_a_model_that_does_not_think_keeps_every_budget(server: LiveServer, name: str) -> None:
     answer = server.post("/v1/chat/completions", {"messages": HI, name: 10})
-    assert answer.json()["warnings"] == [f"{name}: the model does not think"]
+    assert answer.json()["warnings"] == [f"{name}: the model has no reasoning"]
     assert server.engine.requests[0].guide is None
 
 
@@ -341,7 +341,7 @@ def test_options_go_before_what_the_template_says() -> None:
     with live(tool_caller(thinks=True), reasoning=False, tool_call_parser="none") as server:
         request = asked(server)
         assert request.parser is None and request.guide is None
-        assert "tool_call_parser" in error(fresh(server), "tools", tools=[WEATHER])["message"]
+        assert "--tool-call-parser" in error(fresh(server), "tools", tools=[WEATHER])["message"]
     with live(tool_caller(), tool_call_parser="mistral") as server:
         (trigger,) = guide(server, tools=[WEATHER]).triggers
         assert trigger.text == "[TOOL_CALLS]"
@@ -455,7 +455,7 @@ def test_a_template_that_takes_no_tools(without_tools: LiveServer, choice: str) 
 def test_a_template_whose_calls_nobody_can_read() -> None:
     tokenizer = tool_caller()
     with live(Tokenizer(tokenizer.backend, tokenizer.config, "{{ tools | tojson }}")) as server:
-        assert "tool_call_parser" in error(server, "tools", tools=[tool()])["message"]
+        assert "--tool-call-parser" in error(server, "tools", tools=[tool()])["message"]
         assert asked(server, tools=[tool()], tool_choice="none").guide is None
 
 

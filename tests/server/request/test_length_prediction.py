@@ -190,8 +190,8 @@ def test_serve_refuses_before_the_model_loads(workers: str, file: str, tmp_path,
         (["--length-predictor", str(tmp_path / "nowhere")], "--length-predictor: there is no file"),
         (["--length-predictor", str(tmp_path / "text")], "is no length predictor"),
         (["--length-predictor", file], "which is not this model's"),
-        (["--length-predictor", file, "--length-estimator", "ecdf"], "--length-estimator ecdf does without"),
-        (["--length-predictor", file, "--scheduling-policy", "fifo"], "policy fifo does without"),
+        (["--length-predictor", file, "--length-estimator", "ecdf"], "--length-estimator ecdf uses no predictions"),
+        (["--length-predictor", file, "--scheduling-policy", "fifo"], "policy fifo uses no predictions"),
     ]
     for options, message in cases:
         assert cli.main(["serve", "tiny", "--port", "0", "--api-workers", workers, *options]) == 2

@@ -1,4 +1,4 @@
-"""Content blocks of messages as turns of a chat.
+"""Content blocks of messages as messages of a chat.
 
 Histories may hold blocks that Anthropic's server made. Their readable parts are shown to the model. Blocks without
 content for the model are left out, with a warning. Blocks with content that only that server can read are refused.
@@ -8,7 +8,7 @@ from typing import Any
 
 from orjson import dumps
 
-from roseinfer.server.formats.as_chat import Turns, check_nesting, text_field, texts_of
+from roseinfer.server.formats.as_chat import ChatBuilder, check_nesting, text_field, texts_of
 from roseinfer.server.http.errors import ApiError, bad_request
 
 TEXT = {"text": "text"}
@@ -33,17 +33,17 @@ def _is_billing(text: str) -> bool:
 
 
 class Content:
-    """Content blocks on their way into the turns of a chat. `warnings`: parts that are left out."""
+    """Reader of content blocks into the messages of a chat. `warnings`: parts that are left out."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, chat: ChatBuilder) -> None:
         self.warnings: dict[str, None] = {}
-        self._turns = turns
+        self._chat = chat
 
     def add_text(self, role: str, text: str) -> None:
         if role == "assistant":
-            self._turns.answer([text])
+            self._chat.add_answer([text])
         else:
-            self._turns.say(role, [text])
+            self._chat.add_text(role, [text])
 
     def add(self, role: str, block: dict[str, Any], place: str) -> None:
         """Add the block at `place`. Raises `ApiError` 400 that names the place."""
@@ -62,11 +62,11 @@ class Content:
         if kind in _CALLS:
             self._add_call(block, place)
         elif kind == "thinking":
-            self._turns.think(text_field(block, "thinking", place, "messages"))
+            self._chat.add_reasoning(text_field(block, "thinking", place, "messages"))
         elif kind in _LEFT_OUT:
             self.warnings[f"messages: blocks of type {kind!r} are left out"] = None
         elif kind == "compaction" and isinstance(block.get("content"), str):
-            self._turns.answer([block["content"]])
+            self._chat.add_answer([block["content"]])
         elif kind.endswith(_SERVERS_RESULT):
             self._add_servers_result(block, place)
         else:
@@ -77,12 +77,12 @@ class Content:
         if not isinstance(arguments, dict):
             raise bad_request(f"{place}.input must be an object", "messages")
         call_id, name = (text_field(block, field, place, "messages") for field in ("id", "name"))
-        self._turns.call(call_id, name, arguments)
+        self._chat.add_call(call_id, name, arguments)
 
     def _add_result(self, block: dict[str, Any], place: str) -> None:
         content = block.get("content")
         texts = [] if content is None else texts_of(content, _RESULT_PARTS, f"{place}.content", "messages")
-        self._turns.result(text_field(block, "tool_use_id", place, "messages"), texts)
+        self._chat.add_result(text_field(block, "tool_use_id", place, "messages"), texts)
         if block.get("is_error"):
             self.warnings["messages.content.is_error"] = None
 
@@ -96,7 +96,7 @@ class Content:
             texts = texts_of(content, TEXT, f"{place}.content", "messages")
         else:
             texts = [dumps(_readable(content, f"{place}.content")).decode()]
-        self._turns.result(text_field(block, "tool_use_id", place, "messages"), texts)
+        self._chat.add_result(text_field(block, "tool_use_id", place, "messages"), texts)
 
 
 def _has_texts_alone(content: Any) -> bool:

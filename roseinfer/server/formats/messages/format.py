@@ -13,9 +13,8 @@ from roseinfer.server.formats.messages.request import (
     CountTokensRequest,
     MessagesRequest,
     MessagesTranslation,
-    words_of,
+    field_names,
 )
-from roseinfer.server.formats.schemas import parse
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.service import Backend
@@ -30,11 +29,11 @@ class MessagesFormat:
     path = "/v1/messages"
     dialect = ANTHROPIC
 
-    async def plan(self, call: Call, body: dict[str, Any]) -> Job:
+    async def make_job(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400 or 404."""
-        request = parse(MessagesRequest, body)
+        request = call.service.parser.parse(MessagesRequest, body)
         chat = MessagesTranslation(request)
-        job = await translated_job(call, chat.chat, words_of(request), "message", "msg", chat.warnings)
+        job = await translated_job(call, chat.chat, field_names(request), "message", "msg", chat.warnings)
         edited = (request.model_extra or {}).get("context_management") is not None
         return replace(job, about=_NO_EDITS) if edited else job
 
@@ -48,6 +47,6 @@ class MessagesFormat:
 async def count_tokens(backend: Backend, request: CountTokensRequest) -> int:
     """Tokens of the prompt that a message with these fields would have. Raises `ApiError` 400."""
     chat = MessagesTranslation(request).chat
-    with words_of(request).errors():
+    with field_names(request).errors():
         ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))
     return len(ids)

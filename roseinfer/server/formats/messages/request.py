@@ -6,25 +6,25 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from roseinfer.core.errors import RequestTooLongError
-from roseinfer.server.formats.as_chat import Turns, Vocabulary, chat_request, ignored_in_tools, refuse, unsupported
-from roseinfer.server.formats.messages.content import Content, system_texts
-from roseinfer.server.formats.planning import Refusal, always, if_set, never, unless, unless_listing
-from roseinfer.server.formats.schemas import (
-    MAX_OBJECTS,
-    ModelField,
-    OneAnswerRequest,
-    Parts,
-    RequestModel,
-    Strings,
-    unknown_fields,
+from roseinfer.server.formats.as_chat import (
+    ChatBuilder,
+    FieldNames,
+    chat_request,
+    check_supported,
+    ignored_in_tools,
+    unsupported_error,
 )
+from roseinfer.server.formats.messages.content import Content, system_texts
+from roseinfer.server.formats.schemas import MAX_OBJECTS, Count, ModelField, Objects, OneAnswerRequest, StopStrings
 from roseinfer.server.formats.tool_fields import check_bytes, read_function
+from roseinfer.server.formats.unsupported import Unsupported, always, if_set, never, unless, unless_listing
 from roseinfer.server.http.errors import bad_request
+from roseinfer.server.http.request_models import RequestModel, unknown_fields
 
 
 class AnthropicMessage(RequestModel):
     role: str
-    content: str | Parts = Field(description="text, or blocks: text, tool_use, tool_result, thinking")
+    content: str | Objects = Field(description="text, or blocks: text, tool_use, tool_result, thinking")
 
 
 class OutputConfig(RequestModel):
@@ -44,9 +44,9 @@ class ToolChoice(RequestModel):
 
 
 class CountTokensRequest(ModelField):
-    messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, max_length=MAX_OBJECTS)]
-    system: str | Parts | None = Field(None, description="text, or blocks of text")
-    tools: Parts | None = Field(None, description="{name, description, input_schema, strict}")
+    messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=MAX_OBJECTS)]
+    system: str | Objects | None = Field(None, description="text, or blocks of text")
+    tools: Objects | None = Field(None, description="{name, description, input_schema, strict}")
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
@@ -55,8 +55,8 @@ class CountTokensRequest(ModelField):
 
 
 class MessagesRequest(CountTokensRequest, OneAnswerRequest):
-    max_tokens: int = Field(description="tokens of the answer, at most")
-    stop_sequences: Strings | None = Field(None, description="strings that end the text")
+    max_tokens: Count = Field(description="maximum tokens of the answer")
+    stop_sequences: StopStrings | None = Field(None, description="strings that end the text")
     metadata: dict[str, Any] | None = Field(None, description="accepted, not used")
 
 
@@ -72,11 +72,11 @@ _NAMES = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
 _NO_MEMORY = "nothing is kept between requests"
-_REFUSALS = {
-    "container": Refusal(_NO_MEMORY, always),
+_UNSUPPORTED = {
+    "container": Unsupported(_NO_MEMORY, always),
     # With this code Anthropic's packages retry without a thread.
-    "thread": Refusal(_NO_MEMORY, always, "thread_unsupported_request"),
-    "stop": Refusal("strings that end the text are stop_sequences", if_set),
+    "thread": Unsupported(_NO_MEMORY, always, "thread_unsupported_request"),
+    "stop": Unsupported("strings that end the text are stop_sequences", if_set),
 }
 
 
@@ -104,8 +104,8 @@ def _too_long(error: RequestTooLongError) -> str:
     return f"prompt is too long: {error.prompt_tokens or context} tokens > {context - 1} maximum"
 
 
-WORDS = Vocabulary(_NAMES, _REFUSALS, _HINTS, _too_long)
-_IN_TOOLS = {"allowed_callers": Refusal("only the model itself calls tools", unless_listing("direct"))}
+FIELD_NAMES = FieldNames(_NAMES, _UNSUPPORTED, _HINTS, _too_long)
+_IN_TOOLS = {"allowed_callers": Unsupported("only the model itself calls tools", unless_listing("direct"))}
 # What tools may have beside what is refused there. All tools are shown, deferred ones too.
 _TOOL_FIELDS = {
     "type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming", "defer_loading",
@@ -113,8 +113,8 @@ _TOOL_FIELDS = {
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def words_of(request: CountTokensRequest) -> Vocabulary:
-    """Return the vocabulary for the fields that this request uses, where two mean one field of the chat."""
+def field_names(request: CountTokensRequest) -> FieldNames:
+    """Return the names of the fields that this request uses, where two mean one field of the chat."""
     names = dict(_NAMES)
     if request.output_config is None or request.output_config.effort is None:
         names["reasoning_effort"] = "thinking"
@@ -122,7 +122,7 @@ def words_of(request: CountTokensRequest) -> Vocabulary:
         names |= dict.fromkeys(("response_format", "response_format.json_schema"), "output_format")
     # Of a prompt that is only counted.
     hints = _HINTS if isinstance(request, MessagesRequest) else _HINTS | {"max_tokens": never}
-    return replace(WORDS, names=names, hints=hints)
+    return replace(FIELD_NAMES, names=names, hints=hints)
 
 
 class MessagesTranslation:
@@ -131,7 +131,7 @@ class MessagesTranslation:
     def __init__(self, request: CountTokensRequest) -> None:
         tools, left_out = _tools(request.tools or [])
         said, unsaid = messages(request)
-        self.chat = chat_request(request, _fields(request, said, tools), words_of(request))
+        self.chat = chat_request(request, _fields(request, said, tools), field_names(request))
         self.warnings = [name[:100] for name in (*_ignored_parts(request), *left_out, *unsaid)]
 
 
@@ -153,8 +153,6 @@ def _fields(request: CountTokensRequest, said: list[dict[str, Any]], tools: list
     if request.thinking is not None:
         translated |= _thinking(request.thinking)
     if isinstance(request, MessagesRequest):
-        if request.max_tokens < 1:
-            raise bad_request("max_tokens must be at least 1", "max_tokens")
         if translated.get("thinking_token_budget", 0) >= request.max_tokens:
             raise bad_request("max_tokens must be greater than thinking.budget_tokens", "thinking.budget_tokens")
         translated["max_completion_tokens"] = request.max_tokens
@@ -172,10 +170,10 @@ def _ignored_parts(request: CountTokensRequest) -> list[str]:
 # --- messages -----------------------------------------------------------------------------------------------------
 def messages(request: CountTokensRequest) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the messages of the chat, and warnings for parts that are left out. Raises `ApiError` 400."""
-    turns = Turns()
-    content = Content(turns)
+    chat = ChatBuilder()
+    content = Content(chat)
     if request.system is not None and (texts := system_texts(request.system)):
-        turns.say("system", texts)
+        chat.add_text("system", texts)
     for index, message in enumerate(request.messages):
         place = f"messages.{index}"
         if message.role not in ("user", "assistant", "system"):
@@ -185,9 +183,7 @@ def messages(request: CountTokensRequest) -> tuple[list[dict[str, Any]], list[st
             continue
         for number, block in enumerate(message.content):
             content.add(message.role, block, f"{place}.content.{number}")
-    if not request.messages:
-        raise bad_request("messages must not be empty", "messages")
-    return turns.messages(), list(content.warnings)
+    return chat.messages(), list(content.warnings)
 
 
 # --- tools, thinking and formats ----------------------------------------------------------------------------------
@@ -212,7 +208,7 @@ def _tools(given: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]
 
 def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:
     for name, refusal in _IN_TOOLS.items():
-        refuse(f"{place}.{name}", tool.get(name), {f"{place}.{name}": refusal})
+        check_supported(f"{place}.{name}", tool.get(name), {f"{place}.{name}": refusal})
     named = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
     function = {name: tool[own] for name, own in named.items() if tool.get(own) is not None}
     read_function(function, place, "input_schema")
@@ -237,7 +233,7 @@ def _thinking(config: ThinkingConfig) -> dict[str, Any]:
     if config.budget_tokens is not None:
         raise bad_request("thinking.budget_tokens needs thinking of type enabled", "thinking.budget_tokens")
     if config.type not in ("disabled", "adaptive"):
-        raise unsupported("thinking", "its type must be enabled, disabled or adaptive")
+        raise unsupported_error("thinking", "its type must be enabled, disabled or adaptive")
     return {"reasoning_effort": "none"} if config.type == "disabled" else {}
 
 
@@ -252,5 +248,5 @@ def _response_format(request: CountTokensRequest) -> dict[str, Any] | None:
         return None
     if wanted.get("type") != "json_schema":
         name = "output_config.format" if request.output_format is None else "output_format"
-        raise unsupported(name, "its type must be json_schema")
+        raise unsupported_error(name, "its type must be json_schema")
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": wanted.get("schema"), "strict": True}}

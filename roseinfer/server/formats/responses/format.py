@@ -7,11 +7,9 @@ from typing import Any
 from roseinfer.server.formats.as_chat import translated_job
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
 from roseinfer.server.formats.chat import chat_ids, output_of
-from roseinfer.server.formats.planning import given
 from roseinfer.server.formats.responses.answer import ResponseWriter
 from roseinfer.server.formats.responses.history import History
-from roseinfer.server.formats.responses.request import WORDS, ResponsesRequest, ResponsesTranslation
-from roseinfer.server.formats.schemas import parse
+from roseinfer.server.formats.responses.request import FIELD_NAMES, ResponsesRequest, ResponsesTranslation
 from roseinfer.server.http.errors import OPENAI
 from roseinfer.server.request.inference import Call
 from roseinfer.server.request.job import Job, Usage
@@ -30,14 +28,16 @@ class ResponsesFormat:
     def __init__(self, history: History | None = None) -> None:
         self._history = history or History()
 
-    async def plan(self, call: Call, body: dict[str, Any]) -> Job:
+    async def make_job(self, call: Call, body: dict[str, Any]) -> Job:
         """Raises `ApiError` 400, 404 or 503."""
         history = self._history
-        whole = await history.whole(parse(ResponsesRequest, body), call.headers, call.limits.max_body_bytes)
+        whole = await history.whole(
+            call.service.parser.parse(ResponsesRequest, body), call.headers, call.limits.max_body_bytes
+        )
         request = whole.request
         chat = ResponsesTranslation(request)
         warnings = chat.warnings + history.warnings(request)
-        job = await translated_job(call, chat.chat, WORDS, "response", "resp", warnings)
+        job = await translated_job(call, chat.chat, FIELD_NAMES, "response", "resp", warnings)
         keeper = history.keeper(whole, call.headers)
         about = _about(request, job) | {"store": keeper is not None}
         return replace(job, about=about, call_names=chat.call_names, store_answer=keeper)
@@ -52,7 +52,7 @@ class ResponsesFormat:
 async def count_tokens(backend: Backend, request: ResponsesRequest) -> int:
     """Return the number of prompt tokens of a response with these fields. Raises `ApiError` 400."""
     chat = ResponsesTranslation(request).chat
-    with WORDS.errors():
+    with FIELD_NAMES.errors():
         ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))
     return len(ids)
 
@@ -67,12 +67,12 @@ def _about(request: ResponsesRequest, job: Job) -> dict[str, Any]:
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": None,
         "metadata": request.metadata or {},
-        "parallel_tool_calls": given(request.parallel_tool_calls, True),
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
         "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
         "temperature": params.temperature,
-        "text": {"format": given(format, {"type": "text"})},
-        "tool_choice": given(request.tool_choice, "auto"),
+        "text": {"format": format or {"type": "text"}},
+        "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
         "tools": [_TOOL | tool if tool.get("type") == "function" else tool for tool in request.tools or []],
         "top_logprobs": 0,
         "top_p": params.top_p,

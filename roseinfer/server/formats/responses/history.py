@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from roseinfer.server.formats.as_chat import check_nesting, unsupported
+from roseinfer.server.formats.as_chat import check_nesting, unsupported_error
 from roseinfer.server.formats.responses.earlier import EarlierItems, is_reference
 from roseinfer.server.formats.responses.request import ResponsesRequest
 from roseinfer.server.http.auth import key_digest
@@ -89,7 +89,7 @@ class History:
         if request.previous_response_id is None and not refers:
             return Whole(request, size)
         if self.responses is None:
-            raise unsupported("previous_response_id" if request.previous_response_id else "input", NO_STORE)
+            raise unsupported_error("previous_response_id" if request.previous_response_id else "input", NO_STORE)
         earlier = EarlierItems(partial(self._find, self.owner(headers)), size, max_bytes)
         before = [] if request.previous_response_id is None else await earlier.of_previous(request.previous_response_id)
         given = as_items(request.input)
@@ -100,7 +100,7 @@ class History:
         if not request.background:
             return
         if self.responses is None:
-            raise unsupported("background", NO_STORE)
+            raise unsupported_error("background", NO_STORE)
         if request.store is False:
             message = "background: true needs store: true, for the response to be asked for later"
             raise bad_request(message, "background")

@@ -9,7 +9,7 @@ from typing import Any
 
 from orjson import dumps
 
-from roseinfer.server.formats.as_chat import Turns, check_nesting, text_field, texts_of
+from roseinfer.server.formats.as_chat import ChatBuilder, check_nesting, text_field, texts_of
 from roseinfer.server.formats.responses.tools import OfferedTools, custom_arguments
 from roseinfer.server.http.errors import ApiError, bad_request
 
@@ -74,11 +74,11 @@ def tools_within(items: str | list[dict[str, Any]], place_of: Callable[[int], st
 
 
 class InputItems:
-    """Input items on their way into the turns of a chat. `warnings`: items that are left out."""
+    """Reader of input items into the messages of a chat. `warnings`: items that are left out."""
 
-    def __init__(self, turns: Turns, offered: OfferedTools) -> None:
+    def __init__(self, chat: ChatBuilder, offered: OfferedTools) -> None:
         self.warnings: dict[str, None] = {}
-        self._turns = turns
+        self._chat = chat
         self._offered = offered
 
     def add(self, item: dict[str, Any], place: str) -> None:
@@ -92,11 +92,11 @@ class InputItems:
             self._call(item, place, custom_arguments(text_field(item, "input", place, "input")))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             texts = texts_of(item.get("output"), _USER_PARTS, f"{place}.output", "input")
-            self._turns.result(text_field(item, "call_id", place, "input"), texts)
+            self._chat.add_result(text_field(item, "call_id", place, "input"), texts)
         elif kind == "reasoning":
             self._reasoning(item, place)
         elif kind == "agent_message":
-            self._turns.say("user", texts_of(item.get("content"), _USER_PARTS, f"{place}.content", "input"))
+            self._chat.add_text("user", texts_of(item.get("content"), _USER_PARTS, f"{place}.content", "input"))
         else:
             self._other(kind, item, place)
 
@@ -106,7 +106,7 @@ class InputItems:
         if kind in _LEFT_OUT:
             self.warnings[f"input: items of type {kind!r} are left out"] = None
         elif kind in _RESULTS:
-            self._turns.result(_call_id(item, place), _result(item.get(_RESULTS[kind]), f"{place}.{_RESULTS[kind]}"))
+            self._chat.add_result(_call_id(item, place), _result(item.get(_RESULTS[kind]), f"{place}.{_RESULTS[kind]}"))
         elif kind in _CALLS:
             self._foreign_call(kind, item, place)
         elif kind not in _WITH_TOOLS:
@@ -117,9 +117,9 @@ class InputItems:
         parts = _ASSISTANT_PARTS if role == "assistant" else _USER_PARTS
         texts = texts_of(item.get("content"), parts, f"{place}.content", "input")
         if role == "assistant":
-            self._turns.answer(texts)
+            self._chat.add_answer(texts)
         elif role in ("user", "system", "developer"):
-            self._turns.say(role, texts)
+            self._chat.add_text(role, texts)
         else:
             raise bad_request(f"{place}.role is not known: {role[:40]!r}", "input")
 
@@ -128,14 +128,14 @@ class InputItems:
         texts = texts_of(item.get("content") or [], _REASONING_PARTS, f"{place}.content", "input")
         texts = texts or texts_of(item.get("summary") or [], _SUMMARY_PARTS, f"{place}.summary", "input")
         if texts:
-            self._turns.think("\n".join(texts))
+            self._chat.add_reasoning("\n".join(texts))
         elif item.get("encrypted_content"):
             self.warnings["input: encrypted reasoning is left out"] = None
 
     def _call(self, item: dict[str, Any], place: str, arguments: str | dict[str, Any]) -> None:
         name, namespace = text_field(item, "name", place, "input"), item.get("namespace")
         offered = self._offered.name_of(name, namespace if isinstance(namespace, str) else None)
-        self._turns.call(text_field(item, "call_id", place, "input"), offered, arguments)
+        self._chat.add_call(text_field(item, "call_id", place, "input"), offered, arguments)
 
     def _foreign_call(self, kind: str, item: dict[str, Any], place: str) -> None:
         """Add a call of another server's tool as a call of a function."""
@@ -146,10 +146,10 @@ class InputItems:
         check_nesting(given, "input")
         whole = isinstance(given, dict) or (isinstance(given, str) and field == "arguments")
         arguments: Any = given if whole else {field: given}
-        self._turns.call(call_id, name, arguments)
+        self._chat.add_call(call_id, name, arguments)
         result = item.get(_ENCLOSED.get(kind, ""))
         if result is not None:
-            self._turns.result(call_id, _result(result, place))
+            self._chat.add_result(call_id, _result(result, place))
 
 
 def _unsupported(kind: Any, place: str) -> ApiError:

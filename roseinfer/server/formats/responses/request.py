@@ -4,12 +4,17 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
-from roseinfer.server.formats.as_chat import Turns, Vocabulary, chat_request, check_nesting, unsupported
-from roseinfer.server.formats.planning import Refusal, always, if_set, ignored_stream_options, never, unless
+from roseinfer.server.formats.as_chat import ChatBuilder, FieldNames, chat_request, check_nesting, unsupported_error
+from roseinfer.server.formats.build_job import ignored_stream_options
 from roseinfer.server.formats.responses.items import InputItems, tools_within
 from roseinfer.server.formats.responses.tools import OfferedTools
-from roseinfer.server.formats.schemas import OneAnswerRequest, Parts, RequestModel, Strings, unknown_fields
+from roseinfer.server.formats.schemas import Count, Objects, OneAnswerRequest, StopString, StopStrings
+from roseinfer.server.formats.unsupported import Unsupported, always, if_set, never, unless
 from roseinfer.server.http.errors import bad_request
+from roseinfer.server.http.request_models import RequestModel, unknown_fields
+
+# An empty list is valid only after a stored response.
+InputList = Annotated[Objects, Field(json_schema_extra={"minItems": 1})]
 
 
 class TextOptions(RequestModel):
@@ -18,7 +23,7 @@ class TextOptions(RequestModel):
 
 
 class ReasoningOptions(RequestModel):
-    effort: str | None = Field(None, description="'none' turns thinking off where the chat template can")
+    effort: str | None = Field(None, description="'none' chat thinking off where the chat template can")
 
 
 MAX_METADATA = 16
@@ -34,18 +39,18 @@ Metadata = Annotated[dict[str, str], BeforeValidator(_few)]
 
 
 class ResponsesRequest(OneAnswerRequest):
-    input: str | Parts = Field(description="text, or items: messages, function calls, their outputs, reasoning")
+    input: str | InputList = Field(description="text, or items: messages, function calls, their outputs, reasoning")
     previous_response_id: str | None = Field(None, description="a stored response that this one continues")
     store: bool | None = Field(None, description="keep the response to be asked for and continued; default true")
     background: bool | None = Field(None, description="answer at once, run without the client; needs store")
     instructions: str | None = Field(None, description="a system message before the input")
-    max_output_tokens: int | None = Field(None, description="default: the rest of the context")
-    tools: Parts | None = Field(None, description="functions, custom tools, namespaces of both; others are left out")
+    max_output_tokens: Count | None = Field(None, description="default: the rest of the context")
+    tools: Objects | None = Field(None, description="functions, custom tools, namespaces of both; others are left out")
     tool_choice: str | dict[str, Any] | None = Field(None, description="none, auto, required, a function, some tools")
     parallel_tool_calls: bool | None = Field(None, description="default true")
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    stop: str | Strings | None = Field(None, description="strings that end the text")
+    stop: StopString | StopStrings | None = Field(None, description="strings that end the text")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables that the template reads")
     stream_options: dict[str, Any] | None = Field(None, description="accepted: the usage is sent anyway")
     metadata: Metadata | None = Field(None, description="returned as it is; up to 16 texts by name")
@@ -66,7 +71,7 @@ class ResponsesRequest(OneAnswerRequest):
 
 
 class InputTokensRequest(ResponsesRequest):
-    input: str | Parts = Field([], description="as of a response")
+    input: str | InputList = Field([], description="as of a response")
 
 
 _NAMES = {
@@ -78,10 +83,10 @@ _NAMES = {
     "tools.*.function": "tools.*",
     "verbosity": "text.verbosity",
 }
-_REFUSALS = {
-    "conversation": Refusal("there are no conversation objects, give previous_response_id", always),
-    "prompt": Refusal("there are no stored prompts", always),
-    "top_logprobs": Refusal("log probabilities are those of /v1/chat/completions", unless(0)),
+_UNSUPPORTED = {
+    "conversation": Unsupported("there are no conversation objects, give previous_response_id", always),
+    "prompt": Unsupported("there are no stored prompts", always),
+    "top_logprobs": Unsupported("log probabilities are those of /v1/chat/completions", unless(0)),
 }
 # An input that is too long is refused, whatever was to be done with it. No built-in tool is called.
 _HINTS = {
@@ -90,7 +95,7 @@ _HINTS = {
     "context_management": if_set,
     "truncation": unless("disabled"),
 }
-WORDS = Vocabulary(_NAMES, _REFUSALS, _HINTS)
+FIELD_NAMES = FieldNames(_NAMES, _UNSUPPORTED, _HINTS)
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -108,7 +113,7 @@ class ResponsesTranslation:
         self.call_names = offered.call_names()
         said, left_out = messages(request, offered)
         choice = offered.choice(request.tool_choice)
-        self.chat = chat_request(request, _fields(request, said, offered.functions, choice), WORDS)
+        self.chat = chat_request(request, _fields(request, said, offered.functions, choice), FIELD_NAMES)
         self.warnings = [name[:100] for name in (*_ignored_parts(request), *offered.warnings, *left_out)]
 
 
@@ -117,8 +122,6 @@ def _check_values(request: ResponsesRequest) -> None:
     for name, value in (("tools", request.tools), ("tool_choice", request.tool_choice)):
         check_nesting(value, name)
     check_nesting(None if request.text is None else request.text.format, "text.format")
-    if request.max_output_tokens is not None and request.max_output_tokens < 1:
-        raise bad_request("max_output_tokens must be at least 1", "max_output_tokens")
 
 
 def _fields(
@@ -160,23 +163,23 @@ def _check_include(include: Any) -> None:
     if include is not None and (not isinstance(include, list) or not all(isinstance(name, str) for name in include)):
         raise bad_request("include must be a list of strings", "include")
     if _LOGPROBS in (include or []):
-        raise unsupported("include", f"{_LOGPROBS!r} is not available, log probabilities are a chat's")
+        raise unsupported_error("include", f"{_LOGPROBS!r} is not available, log probabilities are a chat's")
 
 
 def messages(request: ResponsesRequest, offered: OfferedTools) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the messages of the chat, and warnings for items that are left out. Raises `ApiError` 400."""
-    turns = Turns()
-    items = InputItems(turns, offered)
+    chat = ChatBuilder()
+    items = InputItems(chat, offered)
     if request.instructions is not None:
-        turns.say("system", [request.instructions])
+        chat.add_text("system", [request.instructions])
     if isinstance(request.input, str):
-        turns.say("user", [request.input])
+        chat.add_text("user", [request.input])
     else:
         for index, item in enumerate(request.input):
             items.add(item, request.place_of(index))
         if not request.input:
             raise bad_request("input must not be empty", "input")
-    return turns.messages(), list(items.warnings)
+    return chat.messages(), list(items.warnings)
 
 
 def _response_format(wanted: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from roseinfer.server.formats.as_chat import refuse, text_field, unsupported
-from roseinfer.server.formats.planning import Refusal, unless_listing
+from roseinfer.server.formats.as_chat import check_supported, text_field, unsupported_error
 from roseinfer.server.formats.tool_fields import MAX_NAME_CHARS, check_bytes, read_function
+from roseinfer.server.formats.unsupported import Unsupported, unless_listing
 from roseinfer.server.http.errors import bad_request
 
 # Fields of a tool that need no warning. `defer_loading` asks to hide a tool until a search finds it. There is no
@@ -15,7 +15,7 @@ from roseinfer.server.http.errors import bad_request
 TOOL_FIELDS = frozenset({"type", "name", "description", "parameters", "strict", "defer_loading", "allowed_callers"})
 _NAMESPACE_FIELDS = frozenset({"type", "name", "description", "tools"})
 _CUSTOM_FIELDS = frozenset({"type", "name", "description", "format", "defer_loading", "allowed_callers"})
-_ALLOWED_CALLERS = Refusal("only the model itself calls tools", unless_listing("direct"))
+_ALLOWED_CALLERS = Unsupported("only the model itself calls tools", unless_listing("direct"))
 # The argument that holds the input of a custom tool.
 _INPUT = "input"
 
@@ -99,7 +99,9 @@ class OfferedTools:
             about = None
 
     def _offer(self, tool: dict[str, Any], place: str, namespace: str | None = None, about: str | None = None) -> None:
-        refuse(f"{place}.allowed_callers", tool.get("allowed_callers"), {f"{place}.allowed_callers": _ALLOWED_CALLERS})
+        check_supported(
+            f"{place}.allowed_callers", tool.get("allowed_callers"), {f"{place}.allowed_callers": _ALLOWED_CALLERS}
+        )
         custom = tool["type"] == "custom"
         function = self._custom(tool, place) if custom else _function(tool)
         self._note_fields(tool, _CUSTOM_FIELDS if custom else TOOL_FIELDS)
@@ -157,13 +159,13 @@ class OfferedTools:
         if kind in ("function", "custom"):
             return self._named(choice)
         if kind != "allowed_tools":
-            raise unsupported("tool_choice", f"tools of type {str(kind)[:40]!r} are not run here")
+            raise unsupported_error("tool_choice", f"tools of type {str(kind)[:40]!r} are not run here")
         tools = choice.get("tools")
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise bad_request("tool_choice.tools must be a list of objects", "tool_choice")
         named = [self._named(tool) for tool in tools if tool.get("type") in ("function", "custom")]
         if tools and not named:
-            raise unsupported("tool_choice", "none of the allowed tools can be called here")
+            raise unsupported_error("tool_choice", "none of the allowed tools can be called here")
         if len(named) < len(tools):
             self.warnings["tool_choice.tools: those that are not functions are left out"] = None
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest, MessagesTranslation
-from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import ApiError
+from roseinfer.server.http.request_models import parse
 
 HI = {"role": "user", "content": "hello"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -275,9 +275,11 @@ def test_results_of_other_servers_that_are_no_text() -> None:
     assert error.code == CONTENT and error.message.startswith("messages.1.content.0.content")
 
 
-def test_a_turn_of_which_nothing_is_left() -> None:
+def test_messages_of_which_nothing_is_left_are_rejected() -> None:
     only = [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "abc"}]}]
-    assert translated(messages=only).chat.messages == []
+    with pytest.raises(ApiError) as raised:
+        translated(messages=only)
+    assert (raised.value.status, raised.value.param) == (400, "messages")
 
 
 def test_found_tools_are_named() -> None:

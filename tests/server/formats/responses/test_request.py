@@ -7,8 +7,8 @@ import pytest
 
 from roseinfer.server.formats.responses.request import ResponsesRequest, ResponsesTranslation
 from roseinfer.server.formats.responses.tools import CallName
-from roseinfer.server.formats.schemas import parse
 from roseinfer.server.http.errors import ApiError
+from roseinfer.server.http.request_models import parse
 
 TOOL = {"type": "function", "name": "look", "description": "Look", "parameters": {"type": "object"}, "strict": True}
 DEEP = json.loads("[" * 300 + "]" * 300)

@@ -1,0 +1,159 @@
+"""From a parsed request to a `Job`: steps that completions and chats share.
+
+A format calls them in this order: `read_settings`, then its own prompts and outputs, `spell_bad_words`, `build_job`.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roseinfer.core.guide import GuideSpec
+from roseinfer.core.sampling import SamplingParams
+from roseinfer.server.formats.sampling import RequestedLogprobs, fit, sampling_params, with_bad_token_ids
+from roseinfer.server.formats.schemas import GenerationRequest, StreamOptions
+from roseinfer.server.formats.unsupported import ANY_TIER, check_extras
+from roseinfer.server.http.errors import bad_request
+from roseinfer.server.http.request_models import unknown_fields
+from roseinfer.server.request.inference import Call
+from roseinfer.server.request.job import Job, Prompt, StreamChoices
+from roseinfer.server.request.objectives import Objectives, objectives
+from roseinfer.server.request.prompts import Encoded
+from roseinfer.text.output import OutputParser
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSettings:
+    """Checked fields of a request that depend neither on its prompt nor on its output format.
+
+    `keep_last`: how many tokens at the end of each prompt to keep, None = all.
+    """
+
+    model: str
+    n: int
+    stream: StreamChoices | None
+    objectives: Objectives
+    params: SamplingParams
+    keep_last: int | None
+    logprobs: RequestedLogprobs
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """Constraint and parser of the outputs. `tool_parser`: name of the tool call format."""
+
+    guide: GuideSpec | None = None
+    parser: Callable[[], OutputParser] | None = None
+    tool_parser: str = "none"
+    warnings: Sequence[str] = ()
+
+
+def read_settings(
+    call: Call, request: GenerationRequest, max_tokens: int | None, logprobs: RequestedLogprobs, num_prompts: int = 1
+) -> RequestSettings:
+    """Check all fields but those of prompt and output, and set the deadline. `max_tokens`: see `sampling_params`.
+
+    Raises `ApiError` 400 or 404, `InvalidRequestError`.
+    """
+    model = call.service.resolve_model(request.model)
+    n = request.n or 1
+    limits, info = call.service.limits, call.backend.info
+    if n * num_prompts > max(limits.max_prompts, limits.max_choices):
+        most = max(limits.max_prompts, limits.max_choices)
+        raise bad_request(f"n x prompts is {n * num_prompts}, at most {most} is allowed", "n")
+    warnings = check_extras(unknown_fields(request), n)
+    classes = call.service.slo_classes
+    if request.service_tier not in ANY_TIER and request.service_tier not in classes.service_tiers:
+        warnings.append("service_tier")
+    promised = objectives(request, call.headers, classes, model, call.key, info.policy)
+    call.set_preparation_deadline(promised.first_token_by_s(call.arrival_s))
+    stream = _stream_choices(request, promised.report, warnings)
+    params, keep_last = sampling_params(request, max_tokens, logprobs, info, limits)
+    return RequestSettings(model, n, stream, promised, params, keep_last, logprobs, warnings)
+
+
+async def spell_bad_words(call: Call, params: SamplingParams) -> SamplingParams:
+    """Turn `bad_words` into token ids, in a thread. Raises `InvalidRequestError`, `ApiError` 400."""
+    if not params.bad_words:
+        return params
+    return await call.service.offload.run(with_bad_token_ids, params, call.backend.tokenizer, call.service.limits)
+
+
+def build_job(
+    call: Call,
+    request: GenerationRequest,
+    settings: RequestSettings,
+    params: SamplingParams,
+    encoded: list[Encoded],
+    output: OutputSettings,
+    *,
+    api: str,
+    id_prefix: str,
+    param: str,
+    echo: bool = False,
+) -> Job:
+    """Return the job. `api`: kind of answer, for logs; `param`: field of the prompt, for errors.
+
+    Raises `RequestTooLongError` for a prompt that leaves no room in the context, `ApiError` 400 for too many tokens.
+    """
+    promised, limits = settings.objectives, call.service.limits
+    context = call.backend.info.facts.max_model_len
+    meta = promised.meta(call.arrival_s, request.cache_salt or "")
+    prompts = []
+    total = 0
+    for entry in encoded:
+        fitted = fit(params, len(entry.ids), context, param)
+        total += settings.n * (len(entry.ids) + fitted.max_tokens)
+        text = entry.text if echo else ""
+        prompts.append(Prompt(entry.ids, fitted, meta, text, output.guide, output.parser))
+    if total > limits.max_total_tokens:
+        message = f"n x (prompt + max_tokens) over all prompts is {total} tokens"
+        raise bad_request(f"{message}, at most {limits.max_total_tokens} are allowed", "n")
+    warnings = [*settings.warnings, *output.warnings]
+    return Job(
+        api=api,
+        id=f"{id_prefix}-{call.request_id}",
+        request_id=call.request_id,
+        model=settings.model,
+        created=int(time.time()),
+        arrival_s=call.arrival_s,
+        meta=meta,
+        prompts=tuple(prompts),
+        n=settings.n,
+        stream=settings.stream,
+        echo=echo,
+        logprobs=settings.logprobs.output,
+        prompt_logprobs=settings.logprobs.prompt_field,
+        return_token_ids=bool(request.return_token_ids),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        warnings=tuple(warnings[: limits.max_warnings]),
+        first_token_by_s=None if promised.ttl_s is None else call.arrival_s + promised.ttl_s,
+        report_slo=promised.report,
+        report_why=promised.why,
+        tool_parser=output.tool_parser,
+    )
+
+
+def _stream_choices(request: GenerationRequest, report: bool, warnings: list[str]) -> StreamChoices | None:
+    if not request.stream:
+        if request.stream_options is not None:
+            raise bad_request("stream_options needs stream: true", "stream_options")
+        return None
+    options = request.stream_options or StreamOptions.model_validate({})
+    if options.model_extra:
+        warnings += ignored_stream_options(unknown_fields(options))
+    return StreamChoices(
+        include_usage=bool(options.include_usage) or report,
+        continuous_usage=bool(options.continuous_usage_stats),
+        interval=request.stream_interval or 1,
+    )
+
+
+def ignored_stream_options(extras: dict[str, Any]) -> list[str]:
+    """Return warnings. `include_obfuscation: false` has no effect."""
+    return [
+        f"stream_options.{name}"[:100]
+        for name, value in extras.items()
+        if name != "include_obfuscation" or value is not False
+    ]
