@@ -1,4 +1,4 @@
-"""A runner put together from its parts, in the way that its device and attention backend want."""
+"""Assembly of a runner from its parts, as its device and attention backend require."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,9 +29,10 @@ from roseinfer.runner.seats import SeatTable
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a runner is assembled from. `backend`: as `resolve_backend` returns. `kv_dtype`: K and V in the store.
-    `num_host_blocks`: KV blocks in host memory, 0 for none. `captured_tokens`: of the largest step with prompts that is
-    captured.
+    """Inputs of `assemble`.
+
+    backend: as `resolve_backend` returns. kv_dtype: format of K and V in the store. num_host_blocks: KV blocks in host
+    memory, 0 for none. captured_tokens: size of the largest step with prompts that is captured.
     """
 
     block_size: int
@@ -48,10 +49,10 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """`graphs` are to be captured after a rehearsal; empty where every step is launched kernel by kernel.
+    """Runner and its parts.
 
-    graphable: whether there could be some, were they asked for. `forward`: the runner's. `copier`: None without blocks
-    in host memory.
+    graphs: captured after a rehearsal; empty if every step is launched kernel by kernel. graphable: True if graphs are
+    possible. forward: the runner's. copier: None without blocks in host memory.
     """
 
     runner: ModelRunner
@@ -62,7 +63,7 @@ class Assembly:
     copier: Copier | None = None
 
     def capture(self) -> None:
-        """Record the graphs, which share one pool of memory."""
+        """Record the graphs, which share one memory pool."""
         pool = torch.cuda.graph_pool_handle()
         for graphs in self.graphs:
             graphs.capture(pool)
@@ -70,10 +71,10 @@ class Assembly:
 
 
 def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> Assembly:
-    """`group`: the processes that share the model. Raises `ConfigError` if there is no memory for it."""
+    """Assemble a runner. `group`: processes that share the model. Raise `ConfigError` if memory is short."""
     spec = model.spec
     with _memory_for(f"a KV cache of {shape.num_blocks} blocks", "num_kv_blocks or kv_cache_memory_bytes"):
-        # One block more than the scheduler knows of, for rows that only pad a batch.
+        # One block more than the scheduler knows, for rows that only pad a batch.
         store = KVStore(shape.num_blocks + 1, shape.block_size, model.attention, shape.kv_dtype, model.device)
     with _memory_for(f"{shape.max_num_seqs} seats", "max_num_seqs"):
         seats = SeatTable(
@@ -135,8 +136,10 @@ def _attention_shape(model: CausalLM, shape: Shape) -> AttentionShape:
 
 @contextmanager
 def _memory_for(what: str, options: str) -> Iterator[None]:
-    """For allocations only: what these raise (OSError by the system, RuntimeError by torch) is want of memory."""
+    """Report failed allocations: OSError comes from the system, RuntimeError from torch. Use it for
+    allocations only.
+    """
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as error:
-        raise ConfigError(f"there is no memory for {what}; lower {options}") from error
+        raise ConfigError(f"out of memory for {what}; lower {options}") from error

@@ -1,4 +1,4 @@
-"""From configuration and a model folder to a runner that is ready for its first plan."""
+"""Construction of a runner that is ready for its first plan, from a configuration and a model folder."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,16 +39,16 @@ from roseinfer.runner.host_copies import CopyTimes, time_copies
 from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
 
-# What the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB.
+# Memory that the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB.
 GRAPH_BYTES = 512 << 20
-# Phases of the start as people read them.
+# Names of start-up phases for users.
 _SHOWN = {
     "load": "loading the model",
     "cache": "sizing the KV cache",
     "warm-up": "warming up",
     "graphs": "capturing CUDA graphs",
 }
-# On a CPU a rehearsal is only to load what is loaded lazily; a full prefill would take seconds.
+# A rehearsal on a CPU only loads what is loaded lazily; a full prefill would take seconds.
 CPU_REHEARSAL_TOKENS = 32
 
 
@@ -61,8 +61,8 @@ class BuiltRunner:
 def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = None) -> BuiltRunner:
     """Load the model in `folder`, or this process's part of it, and give it seats and a KV cache.
 
-    All ranks of a `group` call this at the same time. Sets torch's number of CPU threads if asked to, or to leave other
-    ranks their part of the cores. Raises `ConfigError` naming the option that cannot be met, `ModelNotFoundError`,
+    All ranks of a `group` call this at the same time. Set torch's number of CPU threads if configured, or to leave
+    other ranks their part of the cores. Raise `ConfigError` naming the option that cannot be met, `ModelNotFoundError`,
     `UnsupportedModelError`.
     """
     startup_s: dict[str, float] = {}
@@ -103,10 +103,10 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         _compile(assembly, model, shape)
     with _phase(startup_s, "warm-up"):
         rehearse(assembly.runner, assembly.seats, num_blocks, _rehearsed(config, limits, device))
-        if device.type == "cuda":  # products of few rows have kernels of their own
+        if device.type == "cuda":  # products of few rows use separate kernels
             for few in (1, 2, 4, 8, 16):
                 rehearse(assembly.runner, assembly.seats, num_blocks, [min(few, limits.max_tokens)])
-            for params in (PLAIN, EDITED):  # masks are applied to logits of either dtype
+            for params in (PLAIN, EDITED):  # masks apply to logits of either dtype
                 rehearse(assembly.runner, assembly.seats, num_blocks, [1], (params,), guided=True)
         copies = CopyTimes()
         if assembly.copier is not None:
@@ -142,7 +142,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
 
 @cache
 def found_threads() -> int:
-    """PyTorch's, before the first engine of this process changed them."""
+    """Return PyTorch's number of threads before the first engine of this process changed it."""
     return torch.get_num_threads()
 
 
@@ -155,11 +155,11 @@ def _set_threads(config: EngineConfig, group: LiveGroup) -> None:
 
 
 def _check_keys(spec: ModelSpec, kv_dtype: torch.dtype, scales: Sequence[KVScales | None]) -> None:
-    """Raise `ConfigError` if the model's keys do not fit `kv_dtype`. scales: of its layers."""
+    """Raise `ConfigError` if the model's keys do not fit `kv_dtype`. `scales`: one per layer."""
     if kv_dtype == CODES and spec.qkv_bias and not spec.qk_norm and None in scales:
         raise ConfigError(
             f"kv_cache_dtype is fp8, but the keys of {spec.architecture} have a bias, which makes some of their "
-            "dimensions too large for FP8 without scales, and the checkpoint brings none"
+            "dimensions too large for FP8 without scales, and the checkpoint has none"
         )
 
 
@@ -178,7 +178,7 @@ def _num_blocks(config: EngineConfig, model: CausalLM, backend: str, kv_dtype: t
 
 
 def _rehearsed(config: EngineConfig, limits: StepLimits, device: torch.device) -> list[int]:
-    """Lengths of the prompts that a rehearsal computes: as many as a step may hold, on a CPU just a few."""
+    """Return the lengths of the prompts of a rehearsal: a full step, or a small one on a CPU."""
     if device.type == "cpu":
         limits = StepLimits(min(2, limits.max_rows), min(CPU_REHEARSAL_TOKENS, limits.max_tokens))
     return full_step(limits, config.scheduler.enable_chunked_prefill)
@@ -193,7 +193,7 @@ def _shape(
         config.scheduler.seats,
         max_model_len,
         limits,
-        # A step of a burst takes so long that to launch its kernels one by one is no matter.
+        # A burst step takes so long that launching its kernels one by one does not matter.
         config.scheduler.max_num_batched_tokens if config.scheduler.enable_chunked_prefill else limits.max_tokens,
         backend=backend,
         kv_dtype=kv_dtype,
@@ -202,12 +202,13 @@ def _shape(
 
 
 def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kv_dtype: torch.dtype) -> int:
-    """GPU memory for the KV cache: the configured share of the total, less what is in use and what a full step takes.
+    """Return GPU memory for the KV cache: the configured share of the total, less memory in use and that of a full
+    step.
 
-    A step as full as its limits allow is run over a small scratch cache to see its peak. CUDA graphs keep a pool of
-    their own, of the size of a decode step, and the driver keeps the graphs.
+    A full step runs over a small scratch cache to measure its peak. CUDA graphs need a pool of the size of a decode
+    step, and the driver keeps memory for the graphs.
     """
-    # The context may turn out to be shorter, if the cache holds no more; then this is too cautious.
+    # If the cache is too small, the context will be shorter; then this estimate is cautious.
     context = min(config.model.max_model_len or model.spec.max_position, model.spec.max_position)
     limits = StepLimits.of(config.scheduler, context)
     lengths = full_step(limits, config.scheduler.enable_chunked_prefill)
@@ -225,7 +226,7 @@ def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kv_dty
     except torch.OutOfMemoryError as error:
         chunked = config.scheduler.enable_chunked_prefill
         options = "max_num_batched_tokens" if chunked else "max_model_len, or let prompts be chunked"
-        raise ConfigError(f"there is no memory for a step of {limits.max_tokens} tokens; lower {options}") from error
+        raise ConfigError(f"out of memory for a step of {limits.max_tokens} tokens; lower {options}") from error
     step_bytes = torch.cuda.max_memory_allocated(model.device) - before
     captures = assembly.graphable and not config.model.enforce_eager
     del assembly
@@ -236,7 +237,7 @@ def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kv_dty
 
 
 def _compile(assembly: Assembly, model: CausalLM, shape: Shape) -> None:
-    """Have all kernels compiled, if they are ours: others' would run, on what ours have not written."""
+    """Compile all kernels if they are ours. Other backends' kernels would run on memory that ours have not written."""
     if shape.backend == "triton" and model.device.type == "cuda":
         from roseinfer.runner.compile_ahead import compile_ahead
 

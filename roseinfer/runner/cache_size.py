@@ -1,4 +1,4 @@
-"""How many KV blocks there are, and how long a context they allow."""
+"""Size of the KV cache in blocks, and the context length that it allows."""
 
 from collections.abc import Callable
 
@@ -6,20 +6,20 @@ from roseinfer.core.config.engine import CacheConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.memory import available_memory_bytes
 
-CPU_CACHE_SHARE = 4  # the default cache takes at most one part in so many of the memory that is available
+CPU_CACHE_SHARE = 0.25  # upper bound of the default cache, in available memory
 CPU_CACHE_BYTES = 4 * 2**30
-# Full contexts that a CPU's default cache keeps blocks of. What is beyond is there for requests that run at once: a
-# page of memory is the process's from its first use on, and prefixes of long ago are no reason to take all that may be.
-CPU_KEPT_CONTEXTS = 16
+# Full contexts whose blocks a CPU's default cache uses. Blocks beyond them serve concurrent requests only: memory is
+# taken at first use, and old prefixes do not justify taking all of it.
+MAX_CPU_CACHED_CONTEXTS = 16
 
 
 def num_kv_blocks(
     config: CacheConfig, bytes_per_block: int, blocks_of_use: int, default_bytes: Callable[[], int]
 ) -> int:
-    """`num_kv_blocks` if it is set, else what `kv_cache_memory_bytes` holds, else what `default_bytes()` holds.
+    """Return `num_kv_blocks` if it is set, else what `kv_cache_memory_bytes` holds, else what `default_bytes()` holds.
 
-    `blocks_of_use`: blocks that all seats with full contexts would take; the default is never more than that.
-    Raises `ConfigError` if not even one block fits.
+    `blocks_of_use`: upper bound of the default; blocks that all seats with full contexts would take. Raise
+    `ConfigError` if not even one block fits.
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks
@@ -40,15 +40,15 @@ def num_kv_blocks(
 
 
 def check_context(wanted: int | None, model_context: int) -> None:
-    """Raise `ConfigError` if more context is asked for than the model has; known before any weight is read."""
+    """Raise `ConfigError` if `wanted` exceeds the model's context. Call it before weights are read."""
     if wanted is not None and wanted > model_context:
         raise ConfigError(f"max_model_len is {wanted}, but the model's context is {model_context} tokens")
 
 
 def resolve_max_model_len(wanted: int | None, model_context: int, cache_tokens: int) -> int:
-    """The context in tokens: `wanted`, or the model's as far as the cache holds it.
+    """Return the context in tokens: `wanted`, or the model's as far as the cache holds it.
 
-    Raises `ConfigError` if `wanted` is more than the model or the cache can do.
+    Raise `ConfigError` if `wanted` exceeds what the model or the cache supports.
     """
     check_context(wanted, model_context)
     if wanted is None:
@@ -62,15 +62,15 @@ def resolve_max_model_len(wanted: int | None, model_context: int, cache_tokens: 
 
 
 def spare_from(config: CacheConfig, context: int, device: str) -> int | None:
-    """The block from which on blocks are used only if no other is free; None if all are alike.
+    """Return the first block that is used only if no other is free; None if all are alike.
 
-    context: tokens. On a GPU, and where its size was asked for, the whole cache is there to be used.
+    `context`: in tokens. All blocks are alike on a GPU, and if the size of the cache was configured.
     """
     if device != "cpu" or config.num_kv_blocks is not None or config.kv_cache_memory_bytes is not None:
         return None
-    return CPU_KEPT_CONTEXTS * -(-context // config.block_size)
+    return MAX_CPU_CACHED_CONTEXTS * -(-context // config.block_size)
 
 
 def default_cpu_cache_bytes(engines: int = 1) -> int:
-    """Of each of so many engines on the machine."""
-    return min(available_memory_bytes() // CPU_CACHE_SHARE // engines, CPU_CACHE_BYTES)
+    """Return the default cache size of each of `engines` on this machine."""
+    return min(int(available_memory_bytes() * CPU_CACHE_SHARE) // engines, CPU_CACHE_BYTES)

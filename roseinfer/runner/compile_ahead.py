@@ -1,4 +1,4 @@
-"""The kernels of all kinds of steps, compiled before the first of these runs: many at a time."""
+"""Parallel compilation of the kernels of all kinds of steps before the first of them runs."""
 
 from typing import TYPE_CHECKING
 
@@ -14,16 +14,16 @@ from roseinfer.runner.seats import Feature
 if TYPE_CHECKING:
     from roseinfer.runner.assembly import Assembly
 
-# Rows up to which products and attention take one kernel, and from which on another.
+# Row counts at which products and attention switch kernels.
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 
 
 @torch.inference_mode()
 def compile_ahead(assembly: "Assembly", model: CausalLM, limits: StepLimits) -> None:
-    """Go through the forward pass and the choice of tokens for steps of every kind, without launching a kernel of ours.
+    """Run the forward pass and the choice of tokens for every kind of step, without launching our kernels.
 
-    What is not found here is compiled when it is first launched, as without this. Nothing that the library's kernels
-    read between ours is a place to read from or to write to: token ids are zeros, and they compute numbers.
+    Kernels that this misses are compiled at their first launch. Library kernels do run in between, on unwritten memory.
+    That is safe: they only compute numbers, no addresses, and token ids are zeros.
     """
     sizes = sorted({min(rows, limits.max_rows) for rows in (*_ROWS, limits.max_rows)})
     steps = [[1] * rows for rows in sizes]
@@ -37,7 +37,9 @@ def compile_ahead(assembly: "Assembly", model: CausalLM, limits: StepLimits) -> 
 
 
 def _chunks(model: CausalLM, most: int) -> set[int]:
-    """Lengths of prompt chunks. Products of experts are cut by the number of tokens, and so are some in between."""
+    """Return lengths of prompt chunks. Products of experts are split by the number of tokens, also at
+    some in between.
+    """
     if model.spec.experts is None:
         return {min(2, most), most}
     return {min(tokens, most) for tokens in (384, 768, *(1 << power for power in range(1, most.bit_length() + 1)))}
@@ -46,10 +48,10 @@ def _chunks(model: CausalLM, most: int) -> set[int]:
 def _forward(assembly: "Assembly", model: CausalLM, choice: CudaTokenChooser, counts: list[int]) -> None:
     rows = [Row("ahead", seat, 0, count, 1, True, 0, 0, ()) for seat, count in enumerate(counts)]
     out = assembly.forward.run(Columns.of(rows))
-    assert out.hidden is not None and out.sample_at is not None, "a step that is launched kernel by kernel"
+    assert out.hidden is not None and out.sample_at is not None, "the step must be launched kernel by kernel"
     seats, ends = out.sample_at
     logits = model.logits(out.hidden)
     for features in (0, Feature.RANDOM, Feature.RANDOM | Feature.FILTERED):
         choice.choose(logits, seats, ends, features)
-        # Where logits are edited, see `Sampler.sample`.
+        # Edited logits are float32 with int64 indices, see `Sampler.sample`.
         choice.choose(logits[:8].float(), seats[:8].long(), ends[:8].long(), features)

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs: what the host would launch kernel by kernel is recorded once and replayed as a whole."""
+"""CUDA graphs of decode steps: kernels are recorded once and replayed as a whole."""
 
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,34 +12,34 @@ from roseinfer.core.progress import report
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
 
-if TYPE_CHECKING:  # needs triton
+if TYPE_CHECKING:  # it needs triton
     from roseinfer.runner.cuda_inputs import CudaInputs
 
-# Rows up to which a graph also finds the likeliest tokens. With so few the host sets the pace, and to launch that by
-# itself takes it longer than the device needs, also where tokens are drawn and this was for nothing.
-CHOSEN_ROWS = 16
+# Rows up to which a graph also finds the likeliest tokens. In such small steps the host is the bottleneck, and a
+# separate launch takes it longer than the device needs, even if tokens are then drawn instead.
+MAX_GREEDY_GRAPH_ROWS = 16
 
 
 def decode_buckets(max_rows: int) -> list[int]:
-    """Batch sizes to capture: close together where a padded row costs most, up to `max_rows`."""
+    """Return the batch sizes to capture: close together where a padded row costs most, up to `max_rows`."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 1025, 16)]
     return [*(size for size in sizes if size < max_rows), max_rows]
 
 
 class TokenChooser(Protocol):
-    """What finds the likeliest tokens: `CudaTokenChooser`."""
+    """Interface of `CudaTokenChooser`."""
 
     def choose(self, logits: torch.Tensor, seats: torch.Tensor, ends: torch.Tensor, features: int) -> torch.Tensor: ...
 
 
 class DecodeGraphs:
-    """Replays a captured graph for a step of one token a row; hands any other step to `others`.
+    """Replays a captured graph for a step with one token per row; passes other steps to `others`.
 
-    Graphs of up to `CHOSEN_ROWS` rows end with the likeliest tokens, written where the next step reads them: whoever
-    samples need not launch that, or overwrites them.
+    Graphs of up to `MAX_GREEDY_GRAPH_ROWS` rows end with the likeliest tokens, written where the next step reads them.
+    The sampler keeps or overwrites them.
 
-    A step is padded to the next bucket with rows of the spare seat, whose K/V goes to a block that no request owns.
-    All buckets share one memory pool, the largest captured first, and one buffer of logits. Nothing is captured while
+    A step is padded to the next bucket with rows of the spare seat, whose K/V goes to a block that no request owns. All
+    buckets share one memory pool, the largest captured first, and one buffer of logits. Nothing is captured while
     serving.
     """
 
@@ -71,12 +71,12 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self, pool: Any) -> None:
-        """Record every bucket. Kernels must have been compiled: run each kind of step before."""
+        """Record every bucket. Run each kind of step before, so that its kernels are compiled."""
         padding = Columns.of([])
         for done, bucket in enumerate(reversed(self._buckets)):
             report("capturing CUDA graphs of decode steps", done, len(self._buckets))
             self._inputs.stage_decodes(padding, bucket)
-            self._launch(bucket)  # allocations and library handles that capture must not see for the first time
+            self._launch(bucket)  # allocates memory and library handles, which must exist before capture
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
@@ -104,7 +104,7 @@ class DecodeGraphs:
         self._attention.begin(batch, self._store)
         hidden = self._model.forward(batch, self._attention)
         self._model.logits(hidden, out=self._logits[:bucket])
-        if bucket <= CHOSEN_ROWS:
+        if bucket <= MAX_GREEDY_GRAPH_ROWS:
             seats, ends = self._inputs.decode_samples(bucket)
             logits = self._logits[:bucket, : self._model.spec.vocab_size]
             self._greedy[bucket] = self._choice.choose(logits, seats, ends, 0)

@@ -1,12 +1,13 @@
-"""Blocks between a GPU and pinned memory of the host, by its copy engines: no kernel, no multiprocessor.
+"""Copies of KV blocks between a GPU and pinned host memory by copy engines, without kernels.
 
-Each direction has a stream of its own, for PCIe moves both at the same time. A block is one contiguous copy of all
-layers of one shape, some megabytes; all those of a step and a direction are queued by one call of the driver
-(`cuMemcpyBatchAsync`, CUDA 12.8), as one call each costs the host several microseconds.
+Each direction has its own stream, since PCIe moves both at the same time. A block is one contiguous copy of some
+megabytes: all layers of one shape. One driver call (`cuMemcpyBatchAsync`, CUDA 12.8) queues all copies of a step and
+direction; separate calls would cost the host several microseconds each.
 """
 
 import ctypes
 from collections.abc import Sequence
+from enum import IntEnum
 
 import numpy as np
 import torch
@@ -16,12 +17,15 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import HostCopy
 from roseinfer.runner.host_copies import CopyTimes, StepCopies
 
-# CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: sources are read when the stream gets there, not before.
-_STREAM_ORDER = 1
+
+class _AccessOrder(IntEnum):
+    """CUmemcpySrcAccessOrder of the driver."""
+
+    STREAM = 1  # sources are read when the stream gets there, not before
 
 
 class _Attributes(ctypes.Structure):
-    """CUmemcpyAttributes: order of access, hints of where source and target are (type, id), flags."""
+    """CUmemcpyAttributes: order of access, hints for the location of source and target (type, id), flags."""
 
     _fields_ = (
         ("order", ctypes.c_int),
@@ -32,7 +36,7 @@ class _Attributes(ctypes.Structure):
 
 
 class CopyDriver:
-    """Queues many copies at once on a stream; one by one where the driver is older than that."""
+    """Queue of many copies on a stream in one call; older drivers get one call per copy."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL("libcuda.so.1")
@@ -46,29 +50,31 @@ class CopyDriver:
             self._batch.argtypes = (pointer, pointer, pointer, size, attributes, places, size, places, pointer)
 
     def copy(self, targets: np.ndarray, sources: np.ndarray, sizes: np.ndarray, stream: int) -> None:
-        """targets, sources: addresses, sizes: bytes, each [n] uint64 contiguous. Raises `RuntimeError`."""
+        """Queue copies. targets, sources: addresses; sizes: bytes; each [n] uint64, contiguous. Raise
+        `RuntimeError`.
+        """
         if self._batch is None:
             for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
                 _check(self._one(target, source, size, stream))
             return
-        attributes, first, failed = _Attributes(order=_STREAM_ORDER), ctypes.c_size_t(0), ctypes.c_size_t(0)
+        attributes, first, failed = _Attributes(order=_AccessOrder.STREAM), ctypes.c_size_t(0), ctypes.c_size_t(0)
         lists = targets.ctypes.data, sources.ctypes.data, sizes.ctypes.data
         _check(self._batch(*lists, len(sizes), attributes, first, 1, failed, stream))
 
 
 def _check(error: int) -> None:
     if error:
-        raise RuntimeError(f"a copy between the GPU and host memory could not be queued (CUDA driver error {error})")
+        raise RuntimeError(f"cannot queue a copy between the GPU and host memory (CUDA driver error {error})")
 
 
 class CudaCopier:
-    """Steps run on the stream that is current when it is made."""
+    """`Copier` of a GPU. Steps run on the stream that is current at construction."""
 
     overlaps_steps = True
 
     def __init__(self, store: KVStore, host: HostStore) -> None:
         device = store.parts[0].device
-        self._memory = store, host  # the pages are pinned as long as the host store is there, not its parts
+        self._memory = store, host  # the host store owns the pinned pages; its parts alone do not keep them
         self._steps = torch.cuda.current_stream(device)
         driver = CopyDriver()
         self._loads = _CopyStream(driver, host.parts, store.blocks, device)
@@ -87,8 +93,9 @@ class CudaCopier:
 
 
 class Addresses:
-    """Where blocks are. parts: [num_blocks, bytes of a block] uint8 each, contiguous; they live as long as this does,
-    for nobody else needs to hold those of the host.
+    """Addresses of blocks. parts: [num_blocks, bytes of a block] uint8 each, contiguous.
+
+    The object keeps the parts alive, since it may be the only owner of those of the host.
     """
 
     def __init__(self, parts: Sequence[torch.Tensor]) -> None:
@@ -97,11 +104,11 @@ class Addresses:
         self._widths = np.array([[part.shape[1]] for part in parts], np.uint64)
 
     def of(self, blocks: Sequence[int]) -> np.ndarray:
-        """Of these blocks in the first part, then in the next one: [parts * blocks] uint64."""
+        """Return the addresses of `blocks` in the first part, then in the next: [parts * blocks] uint64."""
         return (self._bases + self._widths * np.array(blocks, np.uint64)).reshape(-1)
 
     def sizes(self, count: int) -> np.ndarray:
-        """Bytes of so many blocks, in the same order."""
+        """Return the sizes of `count` blocks in bytes, in the same order."""
         return np.repeat(self._widths, count)
 
 
@@ -123,7 +130,7 @@ class _CopyStream:
         self._sources, self._targets = Addresses(sources), Addresses(targets)
 
     def start(self, begin: torch.cuda.Event, sources: list[int], targets: list[int]) -> _Timed | None:
-        """Copy block sources[i] to targets[i] of every part, behind `begin`. None if there are none."""
+        """Copy block sources[i] to targets[i] of every part, after `begin`. Return None if there are no blocks."""
         if not sources:
             return None
         self.stream.wait_event(begin)
@@ -145,7 +152,7 @@ class _CudaCopies:
 
 
 def _seconds(timed: _Timed | None) -> float:
-    """How long they took on the device, once it is done with them; 0 for none."""
+    """Wait for the copies and return their time on the device; 0 if there are none."""
     if timed is None:
         return 0.0
     first, last = timed

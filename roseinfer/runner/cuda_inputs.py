@@ -1,4 +1,4 @@
-"""Batches on a GPU: a step's rows go up in one copy, one kernel makes of them what the forward pass reads."""
+"""Batches on a GPU: one copy uploads a step's rows, and one kernel expands them to the inputs of the forward pass."""
 
 from itertools import accumulate, chain
 from operator import add, sub
@@ -15,17 +15,17 @@ from roseinfer.runner.forward import Columns, PreparedBatch
 from roseinfer.runner.rows import SampleAt
 from roseinfer.runner.seats import SeatTable
 
-# The layout of `expand_rows`, an int32 table with a column for each row of the step, and two lines more: the position
-# of the row's next token, and the context of a row that decodes (0 for chunks).
+# Layout for `expand_rows`: an int32 table with a column for each row of the step. Two more lines follow: the position
+# of the row's next token, and the context of a decoding row (0 for chunks).
 END = COUNT + 1
 DECODE_LEN = END + 1
 FIELDS = DECODE_LEN + 1
 
 
 class CudaInputs:
-    """Buffers for steps of at most `max_rows` rows and `max_tokens` tokens, made once and reused by every step.
+    """Buffers for steps of at most `max_rows` rows and `max_tokens` tokens, which all steps reuse.
 
-    They are overwritten by the next step, which is right on one stream: that step's kernels come later.
+    The next step overwrites them. One stream makes that safe, since its kernels come later.
     """
 
     def __init__(self, seats: SeatTable, max_rows: int, max_tokens: int) -> None:
@@ -33,7 +33,7 @@ class CudaInputs:
         rows, tokens = _width(max_rows), aligned(max_tokens)
         self.seats = seats
         self.max_rows = max_rows
-        # Layout, rows of tokens, positions that want logits, samples; and a map of chunks.
+        # Layout, rows of tokens, positions that need logits, samples, and a map of chunks.
         self.staging = Staging(FIELDS * rows + 2 * tokens + 2 * rows + CHUNK_FIELD_COUNT * (rows + tokens), device)
         self.input_ids = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
@@ -72,7 +72,7 @@ class CudaInputs:
 
     # --- decode steps, for captured graphs ----------------------------------------------------------------------
     def stage_decodes(self, columns: Columns, bucket: int) -> SampleAt:
-        """Upload a step of one token a row, padded to `bucket` rows: what a captured `decode_batch` reads."""
+        """Upload a step with one token per row, padded to `bucket` rows, for a captured `decode_batch`."""
         num_rows, width = len(columns.seat), aligned(bucket)
         layout = self.staging.fill()[: FIELDS * width].reshape(FIELDS, width)
         self._write_seats(layout, columns)
@@ -83,12 +83,12 @@ class CudaInputs:
         return SampleAt(on_device[SEAT, :num_rows], on_device[END, :num_rows])
 
     def decode_batch(self, bucket: int) -> ForwardBatch:
-        """Launch the kernel that reads what `stage_decodes` uploads, and describe its result; to be captured."""
+        """Launch the kernel that reads what `stage_decodes` uploads, and return the batch; to be captured."""
         layout = self._expand(self.staging.device, aligned(bucket), self.one_each[:bucket])
         return self._placeholder(bucket, bucket, layout)
 
     def decode_samples(self, bucket: int) -> SampleAt:
-        """Where the tokens of a captured decode step go, those of its padding included: to the spare seat."""
+        """Return where the tokens of a captured decode step go. Those of padding go to the spare seat."""
         layout = self.staging.device[: FIELDS * aligned(bucket)].view(FIELDS, -1)
         return SampleAt(layout[SEAT, :bucket], layout[END, :bucket])
 
@@ -96,7 +96,7 @@ class CudaInputs:
     def stage_mixed(self, columns: Columns, bucket: int, chunk_map: np.ndarray, chunks: int) -> "StagedMixed":
         """Upload any step and its `chunk_map`, padded to `bucket` tokens and `chunks` entries of the map.
 
-        chunk_map: [g, CHUNK_FIELD_COUNT]. `chunks`: no more than rows and tokens together.
+        chunk_map: [g, CHUNK_FIELD_COUNT]. chunks: at most rows plus tokens.
         """
         rows = min(bucket, self.max_rows)
         num_tokens, width = sum(columns.count), _width(rows)
@@ -115,7 +115,7 @@ class CudaInputs:
         return StagedMixed(tail.logits_at(on_device), tail.sample_at(on_device))
 
     def mixed_batch(self, bucket: int, chunks: int) -> ForwardBatch:
-        """Launch the kernel that reads what `stage_mixed` uploads, and describe its result; to be captured."""
+        """Launch the kernel that reads what `stage_mixed` uploads, and return the batch; to be captured."""
         rows = min(bucket, self.max_rows)
         width = _width(rows)
         tokens_at, map_at, _ = _mixed_sections(width, bucket, chunks)
@@ -126,7 +126,7 @@ class CudaInputs:
 
     # --- parts ----------------------------------------------------------------------------------------------------
     def _write_rows(self, host: np.ndarray, columns: Columns, width: int) -> list[int]:
-        """Fill the layout but for `DECODE_LEN`; returns the context lengths."""
+        """Fill the layout except `DECODE_LEN`; return the context lengths."""
         num_rows = len(columns.seat)
         context_lens = list(map(add, columns.start, columns.count))
         ends = list(accumulate(columns.count))
@@ -140,7 +140,7 @@ class CudaInputs:
         return context_lens
 
     def _write_seats(self, layout: np.ndarray, columns: Columns) -> None:
-        """Seats, starts and where writing begins; columns past the step's rows are the spare seat's."""
+        """Write seats, starts and where writing begins. Columns past the step's rows name the spare seat."""
         num_rows = len(columns.seat)
         layout[SEAT, :num_rows] = columns.seat
         layout[SEAT, num_rows:] = self.seats.spare
@@ -149,7 +149,7 @@ class CudaInputs:
             layout[field, num_rows:] = 0
 
     def _expand(self, staged: torch.Tensor, width: int, token_rows: torch.Tensor) -> torch.Tensor:
-        """Launch `expand_rows` on a layout at the head of `staged`, and return the layout."""
+        """Launch `expand_rows` on the layout at the beginning of `staged`, and return the layout."""
         layout = staged[: FIELDS * width].view(FIELDS, width)
         num_tokens = token_rows.shape[0]
         expand_rows(
@@ -169,7 +169,7 @@ class CudaInputs:
     def _placeholder(
         self, tokens: int, rows: int, layout: torch.Tensor, chunk_map: torch.Tensor | None = None
     ) -> ForwardBatch:
-        """A batch whose contents change between replays: host-side counts say nothing."""
+        """Return a batch whose contents change between replays; its host-side counts are meaningless."""
         return ForwardBatch(
             input_ids=self.input_ids[:tokens],
             positions=self.positions[:tokens],
@@ -189,14 +189,14 @@ class CudaInputs:
 
 
 class StagedMixed(NamedTuple):
-    """What of a staged step is not read by the graph: positions that want logits [L], and where samples go."""
+    """Parts of a staged step that the graph does not read: positions that need logits [L], and places of samples."""
 
     logits_at: torch.Tensor
     sample_at: SampleAt
 
 
 class _Tail:
-    """The staged integers that vary in number: positions that want logits, then seats and ends of the samples."""
+    """Staged integers that vary in number: positions that need logits, then seats and ends of the samples."""
 
     def __init__(self, start: int, num_logits: int, num_samples: int) -> None:
         self._start, self._num_logits, self._num_samples = start, num_logits, num_samples
@@ -225,9 +225,9 @@ class _Tail:
 
 
 def _width(rows: int) -> int:
-    """Columns of a layout for up to `rows` rows: at least one behind them, which says where the last row's tokens end.
+    """Return the columns of a layout for up to `rows` rows, with at least one more that marks the end of the last row.
 
-    A captured step's tokens go on behind them as padding.
+    A captured step's padding tokens follow that mark.
     """
     return aligned(rows + 1)
 
@@ -237,7 +237,7 @@ def _rows_of_tokens(columns: Columns) -> np.ndarray:
 
 
 def _mixed_sections(width: int, tokens: int, chunks: int) -> tuple[int, int, int]:
-    """Where a staged mixed step has the rows of its tokens, its map of chunks, and its tail."""
+    """Return the offsets of the rows of tokens, the map of chunks and the tail in a staged mixed step."""
     tokens_at = FIELDS * width
     map_at = tokens_at + aligned(tokens)
     return tokens_at, map_at, map_at + aligned(CHUNK_FIELD_COUNT * chunks)

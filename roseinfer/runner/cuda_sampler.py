@@ -1,4 +1,4 @@
-"""Sampling on a GPU: a few kernels over all rows of a step, and the way of masks to the device."""
+"""Sampling on a GPU: a few kernels over all rows of a step, and uploads of masks."""
 
 import torch
 
@@ -10,23 +10,24 @@ from roseinfer.runner.device import aligned, upload
 from roseinfer.runner.masks import RowMasks, sampling_positions
 from roseinfer.runner.seats import Feature, SeatTable
 
-# Buffers in turn: while the host writes one, the masks of the step before may still be read.
-_TURNS = 3
+# While the host writes one buffer, the device may still read the masks of the step before.
+_BUFFER_COUNT = 3
 
 
 class CudaTokenChooser:
-    """Greedy and random choice for the seats of one table.
+    """Greedy and random choice of tokens for the seats of one table.
 
-    A row's token depends on its seed, its position and its own logits alone. Where top-k or top-p apply, the draw runs
-    through the kept tokens in the order of their ids; a CPU takes them by rank. So the same seed gives other tokens
-    there, of the same distribution.
+    A row's token depends only on its seed, position and logits. With top-k or top-p, the draw runs through the kept
+    tokens by id, on a CPU by rank. So the same seed gives different tokens of the same distribution there.
     """
 
     def __init__(self, seats: SeatTable) -> None:
         self._seats = seats
 
     def choose(self, logits: torch.Tensor, seats: torch.Tensor, ends: torch.Tensor, features: int) -> torch.Tensor:
-        """logits: [n, V]; seats, ends: [n] integers; features: those of all rows together. See `Sampler._choose`."""
+        """Choose tokens as `Sampler._choose`. logits: [n, V]; seats, ends: [n] integers; features: union
+        over all rows.
+        """
         table = self._seats
         tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
         if not features & Feature.RANDOM:
@@ -38,7 +39,7 @@ class CudaTokenChooser:
 
 
 class CudaMasks:
-    """Pinned buffers that the host fills, and where their contents go on the device, over a stream of their own.
+    """Pinned buffers that the host fills, and their copies on the device, over a separate stream.
 
     A buffer holds the rows of its masks, then their words.
     """
@@ -47,29 +48,29 @@ class CudaMasks:
         self._line = TokenMasks.words_per_row(vocab_size)
         self._head = aligned(max_rows)
         size = self._head + max_rows * self._line
-        self._pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_TURNS)]
+        self._pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_BUFFER_COUNT)]
         self._arrays = [buffer.numpy() for buffer in self._pinned]
-        self._on_device = [torch.zeros(size, dtype=torch.int32, device=device) for _ in range(_TURNS)]
-        self._copied = [torch.cuda.Event() for _ in range(_TURNS)]
+        self._on_device = [torch.zeros(size, dtype=torch.int32, device=device) for _ in range(_BUFFER_COUNT)]
+        self._copied = [torch.cuda.Event() for _ in range(_BUFFER_COUNT)]
         self._copies = torch.cuda.Stream(device)
         self._turn = 0
 
     def take(self, lines: int) -> memoryview:
-        """The next buffer's words, once the device has copied what was in it. See `Runner.mask_space`."""
-        self._turn = (self._turn + 1) % _TURNS
+        """Return the next buffer's words, once the device has copied its old contents. See `Runner.mask_space`."""
+        self._turn = (self._turn + 1) % _BUFFER_COUNT
         self._copied[self._turn].synchronize()
         words = self._arrays[self._turn][self._head : self._head + lines * self._line]
         return memoryview(words.view("uint32"))  # type: ignore[arg-type]  # it is a buffer
 
     def place(self, masks: TokenMasks, sampling: list[int]) -> RowMasks | None:
-        """Queue the copy of what was written to the buffer that `take` gave last. See `RowMasks.of`."""
+        """Queue the copy of the buffer that `take` returned last. See `HostMasks.place`."""
         at = sampling_positions(masks, sampling)
         if not at:
             return None
         host, device = self._pinned[self._turn], self._on_device[self._turn]
         self._arrays[self._turn][: len(at)] = at
         size = self._head + len(at) * self._line
-        # The buffer was read last by a step that has been collected since: the host has seen the tokens behind it.
+        # The step that read the device buffer last has been collected: the host has seen its tokens.
         with torch.cuda.stream(self._copies):
             device[:size].copy_(host[:size], non_blocking=True)
             self._copied[self._turn].record()
@@ -79,10 +80,10 @@ class CudaMasks:
 
 
 class MaskKernel:
-    """Applies masks in one launch."""
+    """Application of masks in one launch."""
 
     def apply(self, logits: torch.Tensor, masks: RowMasks) -> None:
-        """As `MaskTable.apply`."""
+        """Apply masks as `MaskTable.apply` does."""
         index = masks.index
         if index is None:
             index = upload(masks.at, torch.int32, logits.device)

@@ -1,4 +1,4 @@
-"""Devices: which one a process uses, and small values moved to and from it without making either side wait."""
+"""Choice of a process's device, and copies of small values to and from it that make neither side wait."""
 
 from collections.abc import Sequence
 
@@ -7,19 +7,19 @@ import torch
 
 from roseinfer.core.errors import ConfigError
 
-# Work over rows of a vocabulary goes by slices of this many elements. A CPU then stays within its caches, and its
-# allocator within memory that is mapped already: fresh pages cost more than the arithmetic. A GPU wants few launches.
-CPU_SLICE_ELEMENTS = 2**19
-GPU_SLICE_ELEMENTS = 2**25
-# Host buffers in turn, so that filling one need not wait for the copy out of the last.
-_TURNS = 4
-# Sections begin at multiples of this many integers. Kernels are compiled for aligned pointers, and a section at an odd
-# address would be a new compilation while serving.
-ALIGN = 32
+# Work over rows of a vocabulary is split into slices of at most this many elements. A CPU then stays within its caches
+# and within mapped memory: fresh pages cost more than the arithmetic. A GPU needs few launches.
+MAX_CPU_SLICE_ELEMENTS = 2**19
+MAX_GPU_SLICE_ELEMENTS = 2**25
+# With several host buffers, filling one need not wait for the copy from the last.
+_BUFFER_COUNT = 4
+# Sections begin at multiples of this many integers. Kernels are compiled for aligned pointers; an unaligned section
+# would trigger compilation while serving.
+ALIGN_COUNT = 32
 
 
 def resolve_device(name: str) -> torch.device:
-    """`name` as in `ModelConfig`. Raises `ConfigError` for a GPU that is not there."""
+    """Resolve the option `device` of `ModelConfig`. Raise `ConfigError` for a GPU that is missing."""
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
         raise ConfigError("device is cuda, but PyTorch finds no CUDA GPU")
@@ -27,9 +27,9 @@ def resolve_device(name: str) -> torch.device:
 
 
 def rank_device(name: str, rank: int, size: int) -> torch.device:
-    """The device of a rank: the GPU of its number, of those that the process sees. From then on it is the current one.
+    """Return the device of a rank, which becomes the current one: the visible GPU with the rank's number.
 
-    Raises `ConfigError` if there are not so many.
+    Raise `ConfigError` if there are too few GPUs.
     """
     device = resolve_device(name)
     if device.type != "cuda" or size == 1:
@@ -43,15 +43,15 @@ def rank_device(name: str, rank: int, size: int) -> torch.device:
 
 
 def rows_at_once(rows: torch.Tensor) -> int:
-    """How many rows of [n, V] to work on at a time."""
-    elements = GPU_SLICE_ELEMENTS if rows.device.type == "cuda" else CPU_SLICE_ELEMENTS
+    """Return how many rows of [n, V] to process at a time."""
+    elements = MAX_GPU_SLICE_ELEMENTS if rows.device.type == "cuda" else MAX_CPU_SLICE_ELEMENTS
     return max(1, elements // rows.shape[1])
 
 
 def upload(values: Sequence, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of (nested) host numbers on the device.
+    """Copy (nested) host numbers to a tensor on the device.
 
-    To a GPU it goes through pinned memory and does not wait; the caching host allocator keeps the pinned copy until
+    Copies to a GPU go through pinned memory and do not wait. The caching host allocator keeps the pinned memory until
     the stream has read it.
     """
     if device.type != "cuda":
@@ -60,7 +60,7 @@ def upload(values: Sequence, dtype: torch.dtype, device: torch.device) -> torch.
 
 
 def start_download(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the host. From a GPU the copy is only queued: record an event after it and wait for that."""
+    """Return the tensor on the host. A copy from a GPU is only queued: record an event after it and wait for that."""
     if tensor.device.type != "cuda":
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -70,7 +70,7 @@ def start_download(tensor: torch.Tensor) -> torch.Tensor:
 def write_ranges(
     target: torch.Tensor, rows: Sequence[int], columns: Sequence[int], values: Sequence[Sequence[int]]
 ) -> None:
-    """target[rows[i], columns[i] : columns[i] + len(values[i])] = values[i] for all i, in one scatter.
+    """Set target[rows[i], columns[i] : columns[i] + len(values[i])] = values[i] for all i, in one scatter.
 
     target: [R, C], contiguous; the ranges do not overlap.
     """
@@ -91,34 +91,33 @@ def write_ranges(
 
 
 def aligned(count: int) -> int:
-    """`count` rounded up to a whole number of `ALIGN`."""
-    return -(-count // ALIGN) * ALIGN
+    """Round `count` up to a multiple of `ALIGN_COUNT`."""
+    return -(-count // ALIGN_COUNT) * ALIGN_COUNT
 
 
 class Staging:
-    """One device buffer of `size` int32 and the pinned buffers that feed it.
+    """One device buffer of `size` int32 and the pinned host buffers that feed it.
 
-    `fill` hands out the next host buffer, `send` queues the copy of its first integers and returns the device's. Work
-    on the same stream, the one that was current at first, that reads the device buffer comes before the next copy into
-    it.
+    `fill` returns the next host buffer; `send` queues the copy of its first integers and returns the device's. Work on
+    the stream that is current at construction reads the device buffer before the next copy overwrites it.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.device = torch.zeros(size, dtype=torch.int32, device=device)
-        self._pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_TURNS)]
+        self._pinned = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_BUFFER_COUNT)]
         self._arrays = [buffer.numpy() for buffer in self._pinned]
-        self._copied = [torch.cuda.Event() for _ in range(_TURNS)]
-        self._stream = torch.cuda.current_stream(device)  # to look for it takes longer than to record an event
+        self._copied = [torch.cuda.Event() for _ in range(_BUFFER_COUNT)]
+        self._stream = torch.cuda.current_stream(device)  # looking it up takes longer than recording an event
         self._turn = 0
 
     def fill(self) -> np.ndarray:
-        """The host buffer to fill, once the device has read what was in it."""
-        self._turn = (self._turn + 1) % _TURNS
+        """Return the host buffer to fill, once the device has read its old contents."""
+        self._turn = (self._turn + 1) % _BUFFER_COUNT
         self._copied[self._turn].synchronize()
         return self._arrays[self._turn]
 
     def send(self, count: int) -> torch.Tensor:
-        """Queue the copy of the first `count` integers of what `fill` gave."""
+        """Queue the copy of the first `count` integers of the buffer that `fill` returned."""
         target = self.device[:count]
         target.copy_(self._pinned[self._turn][:count], non_blocking=True)
         self._copied[self._turn].record(self._stream)

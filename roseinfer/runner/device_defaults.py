@@ -1,4 +1,4 @@
-"""Options that are left to the device: it is looked at before the engine is built around what they say."""
+"""Defaults that depend on the device, chosen before the engine is built."""
 
 from dataclasses import replace
 
@@ -13,18 +13,18 @@ from roseinfer.core.config.engine import (
 )
 from roseinfer.runner.device import resolve_device
 
-LARGE_GPU_BYTES = 64 << 30
-# A step's weights are read for twice the rows. More would rather wait for KV blocks than for seats, and take each
-# other's.
-LARGE_GPU_SEATS = 512
-# What a step of 8,192 tokens needs of memory beside one of 2,048: 0.6 GB with Qwen3-8B.
-LARGE_GPU_BURST = 8192
-_BURST_STEPS = 4  # steps in one, at most
+MIN_LARGE_GPU_BYTES = 64 << 30
+# Twice the rows share one read of the weights. With more, requests would wait for KV blocks instead of seats.
+LARGE_GPU_SEATS_COUNT = 512
+# A step of 8,192 tokens needs 0.6 GB more than one of 2,048 with Qwen3-8B.
+LARGE_GPU_BURST_TOKENS = 8192
+_MAX_BURST_STEPS = 4  # in one burst step
 
 
 def fit_to_device(config: EngineConfig) -> EngineConfig:
-    """`config` with as many seats, and as many tokens of a step in a burst, as suit the device, unless it says how
-    many. Raises `ConfigError` for a GPU that is not there.
+    """Return `config` with the device's defaults for seats and burst tokens, where it leaves them open.
+
+    Raise `ConfigError` for a GPU that is missing.
     """
     scheduler = config.scheduler
     device = resolve_device(config.model.device)
@@ -35,14 +35,14 @@ def fit_to_device(config: EngineConfig) -> EngineConfig:
 
 
 def with_bursts(scheduler: SchedulerConfig, gpu_bytes: int) -> SchedulerConfig:
-    """With a default for `BURST_TOKENS`, on a GPU with so much memory; 0 = there is none."""
+    """Return `scheduler` with a default for `BURST_TOKENS` on a large GPU. `gpu_bytes`: 0 without a GPU."""
     has_option = scheduler.policy_name == DEFAULT_POLICY and scheduler.enable_chunked_prefill
-    if not has_option or BURST_TOKENS in scheduler.policy_options or gpu_bytes < LARGE_GPU_BYTES:
+    if not has_option or BURST_TOKENS in scheduler.policy_options or gpu_bytes < MIN_LARGE_GPU_BYTES:
         return scheduler
-    tokens = min(_BURST_STEPS * scheduler.max_num_batched_tokens, LARGE_GPU_BURST)
+    tokens = min(_MAX_BURST_STEPS * scheduler.max_num_batched_tokens, LARGE_GPU_BURST_TOKENS)
     return replace(scheduler, policy_options={**scheduler.policy_options, BURST_TOKENS: tokens})
 
 
 def default_seats(gpu_bytes: int) -> int:
-    """Of a GPU with so much memory; 0 = there is none."""
-    return LARGE_GPU_SEATS if gpu_bytes >= LARGE_GPU_BYTES else DEFAULT_SEATS_COUNT
+    """Return the default number of seats. `gpu_bytes`: 0 without a GPU."""
+    return LARGE_GPU_SEATS_COUNT if gpu_bytes >= MIN_LARGE_GPU_BYTES else DEFAULT_SEATS_COUNT

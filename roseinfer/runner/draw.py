@@ -1,33 +1,34 @@
-"""Drawing one token per row from temperature-scaled, filtered logits by inverting the cumulative distribution.
+"""Random choice of one token per row from filtered logits, by inverting the cumulative distribution.
 
-Weights are exp((logit - best) / temperature) in float32, so the likeliest token has weight 1; they are summed in
-float64. Filters apply in the order min-p, top-k, top-p, each to what the one before has left:
+Weights are exp((logit - best) / temperature) in float32, so the likeliest token has weight 1; sums are float64. Filters
+apply in the order min-p, top-k, top-p, each to what the previous one has left:
+
   min-p  keeps tokens of weight >= min_p (likelihood relative to the likeliest; Nguyen et al., arXiv 2407.01082),
   top-k  keeps the k likeliest,
   top-p  keeps tokens while the mass before them is < p of the mass left (nucleus sampling, Holtzman et al.,
          arXiv 1904.09751): the token that crosses p is kept.
-Equally likely tokens are ranked by token id, so the kept set is defined on every device.
+
+Equally likely tokens are ranked by token id, so the kept set is the same on every device.
 """
 
 from dataclasses import dataclass, replace
 
 import torch
 
-# How many of the likeliest tokens are looked at first in a row without top-k, and then, before its whole vocabulary is
-# sorted. Of 50k tokens on one core: 0.15 ms, 0.6 ms, 3 ms a row.
-FEW_CANDIDATES = 256
-MANY_CANDIDATES = 4096
-# Tokens whose weights are summed before any of them is looked at alone.
-BLOCK = 256
+# Candidates in a row without top-k: first the smaller number of likeliest tokens, then the larger, then the whole
+# sorted vocabulary. With 50k tokens on one core these take 0.15 ms, 0.6 ms and 3 ms per row.
+MIN_CANDIDATES = 256
+MAX_CANDIDATES = 4096
+# Tokens per block of the two-level search: weights are summed by block first.
+BLOCK_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class DrawSettings:
     """Settings of n rows: [n] float64 each, `top_k` [n] int64 (0 = off).
 
-    `any_min_p`: some row has min_p > 0. `any_whole_mass`: some row has top-p but no top-k, so its share is of the whole
-    vocabulary's mass. `candidates`: how many of the likeliest tokens top-k and top-p look at, in turn until
-    that is enough.
+    any_min_p: some row has min_p > 0. any_whole_mass: some row has top-p without top-k, so its share refers to the
+    whole vocabulary's mass. candidates: numbers of likeliest tokens that top-k and top-p try in turn.
     """
 
     temperature: torch.Tensor
@@ -44,9 +45,10 @@ class DrawSettings:
 
 
 def draw_plain(logits: torch.Tensor, best: torch.Tensor, settings: DrawSettings, u: torch.Tensor) -> torch.Tensor:
-    """Tokens [n] of rows without top-k and top-p. logits: [n, V], best: [n] their maxima, u: [n] float64 in [0, 1).
+    """Draw tokens [n] of rows without top-k and top-p.
 
-    The distribution is inverted in two levels, block of tokens and token, so that no float64 of a vocabulary is made.
+    logits: [n, V]; best: [n], their maxima; u: [n] float64 in [0, 1). The search has two levels, block of tokens and
+    token, so that no float64 copy of a vocabulary is made.
     """
     vocab_size = logits.shape[1]
     weights = _weights(logits, best, settings)
@@ -54,21 +56,21 @@ def draw_plain(logits: torch.Tensor, best: torch.Tensor, settings: DrawSettings,
     target = u * total[:, -1]
     block = _invert(total, target).clamp_max_(total.shape[1] - 1)
     before = torch.nn.functional.pad(total, (1, 0)).gather(1, block[:, None]).squeeze(1)
-    first = block * BLOCK
-    columns = first[:, None] + torch.arange(BLOCK, device=logits.device)
+    first = block * BLOCK_TOKENS
+    columns = first[:, None] + torch.arange(BLOCK_TOKENS, device=logits.device)
     inside = weights.gather(1, columns.clamp_max(vocab_size - 1)).masked_fill_(columns >= vocab_size, 0)
     inside = inside.cumsum(-1, dtype=torch.float64)
-    # The block's sum was rounded in another order than this running sum: stay below its end.
+    # The block's sum was rounded in another order than this running sum, so stay below its end.
     end = torch.nextafter(inside[:, -1], torch.zeros_like(target))
     return (first + _invert(inside, torch.minimum(target - before, end))).clamp_max_(vocab_size - 1)
 
 
 def draw_filtered(logits: torch.Tensor, best: torch.Tensor, settings: DrawSettings, u: torch.Tensor) -> torch.Tensor:
-    """Tokens [n] of rows with top-k or top-p; arguments as for `draw_plain`.
+    """Draw tokens [n] of rows with top-k or top-p; arguments as for `draw_plain`.
 
-    On a CPU a few of the likeliest tokens are looked at first, because sorting a whole vocabulary is slow; rows whose
-    kept tokens may reach beyond them look at more. On a GPU every row is sorted, as finding out which ones need it
-    would make the host wait. The result is the same.
+    A CPU first ranks a few of the likeliest tokens, since sorting a whole vocabulary is slow. Rows whose kept tokens
+    may reach beyond them try more. A GPU sorts every row, since finding the rows that need it would make the host wait.
+    The result is the same.
     """
     mass = None
     if settings.any_whole_mass:
@@ -92,7 +94,7 @@ def _draw_ranked(
     values, ids = _rank_ties(*logits.topk(width, -1))
     kept = _keep(values, best, settings, mass)
     tokens = ids.gather(1, kept.pick(u)[:, None]).squeeze(1)
-    # Whatever ties with the last candidate may have been left out, so the kept tokens must all beat it.
+    # Candidates that tie with the last one may be missing, so the kept tokens must all beat it.
     last_kept = values.gather(1, kept.count[:, None] - 1).squeeze(1)
     settled = (last_kept > values[:, -1]) & (settings.top_k < width)
     rest = torch.nonzero(~settled).squeeze(1)
@@ -104,19 +106,19 @@ def _draw_ranked(
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The first `count` [n] of the ranked tokens are kept; `total` [n, K] is their running mass."""
+    """Kept tokens: the first `count` [n] of the ranked ones; `total` [n, K] is their running mass."""
 
     count: torch.Tensor
     total: torch.Tensor
 
     def pick(self, u: torch.Tensor) -> torch.Tensor:
-        """Rank [n] of the token drawn by u."""
+        """Return the rank [n] of the token drawn by u."""
         last = self.count - 1
         return torch.minimum(_invert(self.total, u * self.total.gather(1, last[:, None]).squeeze(1)), last)
 
 
 def _keep(values: torch.Tensor, best: torch.Tensor, settings: DrawSettings, mass: torch.Tensor | None) -> _Kept:
-    """values: [n, K] ranked logits; mass: [n] weight of the whole row after min-p, None if every row has top-k."""
+    """Filter ranked logits `values` [n, K]. mass: [n] weight of the whole row after min-p, None if all have top-k."""
     width = values.shape[1]
     weights = _weights(values, best, settings)
     top_k = settings.top_k[:, None]
@@ -129,7 +131,7 @@ def _keep(values: torch.Tensor, best: torch.Tensor, settings: DrawSettings, mass
 
 
 def _weights(logits: torch.Tensor, best: torch.Tensor, settings: DrawSettings) -> torch.Tensor:
-    """[n, K] float32, 0 for tokens that min-p drops."""
+    """Return weights [n, K] float32, 0 for tokens that min-p drops."""
     weights = logits - best[:, None]
     weights.div_(settings.temperature.to(torch.float32)[:, None]).exp_()
     if settings.any_min_p:
@@ -138,23 +140,25 @@ def _weights(logits: torch.Tensor, best: torch.Tensor, settings: DrawSettings) -
 
 
 def _block_sums(weights: torch.Tensor) -> torch.Tensor:
-    """Sums of `BLOCK` neighbours, [n, ceil(V / BLOCK)] float64. The order of summation is the same in every batch."""
+    """Sum blocks of `BLOCK_TOKENS` neighbours, [n, ceil(V / BLOCK_TOKENS)] float64, in the same order in
+    every batch.
+    """
     vocab_size = weights.shape[1]
-    blocks = vocab_size // BLOCK
-    sums = weights[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK)).sum(-1, dtype=torch.float64)
-    if blocks * BLOCK == vocab_size:
+    blocks = vocab_size // BLOCK_TOKENS
+    sums = weights[:, : blocks * BLOCK_TOKENS].unflatten(1, (blocks, BLOCK_TOKENS)).sum(-1, dtype=torch.float64)
+    if blocks * BLOCK_TOKENS == vocab_size:
         return sums
-    rest = weights[:, blocks * BLOCK :].sum(-1, keepdim=True, dtype=torch.float64)
+    rest = weights[:, blocks * BLOCK_TOKENS :].sum(-1, keepdim=True, dtype=torch.float64)
     return torch.cat((sums, rest), -1)
 
 
 def _invert(total: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """First position [n] whose running total [n, K] exceeds the target [n]: a token of weight 0 is never hit."""
+    """Return the first position [n] whose running total [n, K] exceeds the target [n]. It never has weight 0."""
     return torch.searchsorted(total, target[:, None], right=True).squeeze(1)
 
 
 def _rank_ties(values: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ranked candidates [n, K] with equal values in the order of their ids (topk promises none)."""
+    """Rank candidates [n, K] of equal value by id; topk guarantees no order."""
     if not bool((values[:, 1:] == values[:, :-1]).any()):
         return values, ids
     order = ids.argsort(dim=-1)

@@ -1,7 +1,7 @@
-"""From the rows of a plan to tensors, and on to hidden states or logits.
+"""Forward pass: from the rows of a plan to tensors, and on to hidden states or logits.
 
-`ForwardPass` is the seam behind which a GPU does it in its own way; here is the plain one, in one pass over the rows
-and a fixed number of tensor calls.
+`ForwardPass` is the interface; GPUs have their own implementations. The one here makes one pass over the rows and a
+fixed number of tensor calls.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ from roseinfer.runner.seats import SeatTable
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The rows of a step, transposed: a field's values in row order. Rows of one token come first.
+    """Rows of a step as columns: each field's values in row order. Rows of one token come first.
 
-    `order`: which of the plan's rows each one is. `only_decodes`: every row computes, writes and samples one token.
+    order: the plan's index of each row. only_decodes: every row computes, writes and samples one token.
     """
 
     order: list[int] | range
@@ -46,7 +46,6 @@ class Columns:
 
     @property
     def num_decodes(self) -> int:
-        """Rows of one token."""
         return self.count.count(1)
 
     @classmethod
@@ -63,7 +62,7 @@ class Columns:
 
 
 def build_batch(columns: Columns, seats: SeatTable) -> ForwardBatch:
-    """The forward pass of at least one row. Token pool and block tables must be up to date."""
+    """Build the batch of at least one row. Token pool and block tables must be up to date."""
     context_lens = list(map(add, columns.start, columns.count))
     if columns.only_decodes:
         return _decode_batch(columns, seats, context_lens)
@@ -71,7 +70,7 @@ def build_batch(columns: Columns, seats: SeatTable) -> ForwardBatch:
 
 
 def _decode_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> ForwardBatch:
-    """Every row computes and samples one token: positions and slots need no look at row borders."""
+    """Build a batch in which every row computes and samples one token, so row borders do not matter."""
     n = len(context_lens)
     device = seats.device
     seat, start = upload((columns.seat, columns.start), torch.int64, device)
@@ -124,16 +123,17 @@ def _mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) ->
 
 
 def _at(table: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    """table[row, column] as int64 [n]; table: [R, C]."""
+    """Return table[row, column] as int64 [n]; table: [R, C]."""
     return table.view(-1).index_select(0, row * table.shape[1] + column).long()
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """Either the hidden states [L, d] of all positions that want logits, or the logits [n, V] of the n sampling rows.
+    """Result of a pass: hidden states [L, d] of all positions that need logits, or logits [n, V] of the n sampling
+    rows.
 
-    `sample_at` is there where the pass had it on the device anyway. `greedy`: [n] int64, the choice of rows without
-    any settings, which the token pool has already; it lasts until the next pass.
+    sample_at: set if the pass has it on the device anyway. greedy: [n] int64, the choice for rows without any settings,
+    already in the token pool; valid until the next pass.
     """
 
     hidden: torch.Tensor | None = None
@@ -144,7 +144,7 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch on the device, and where its samples go if that is there, too."""
+    """Batch on the device, and the places of its samples if they are there as well."""
 
     batch: ForwardBatch
     sample_at: SampleAt | None = None
@@ -156,12 +156,12 @@ class ForwardPass(Protocol):
         ...
 
     def observe(self, span: Span) -> None:
-        """From now on the phase `prepare` of each run is a span."""
+        """Report the phase `prepare` of each further run as a span."""
         ...
 
 
 def from_rows(seats: SeatTable) -> Callable[[Columns], PreparedBatch]:
-    """How `EagerForward` gets its batches where nothing is prepared on the device."""
+    """Return the function that makes batches where nothing is prepared on the device."""
 
     def prepare(columns: Columns) -> PreparedBatch:
         return PreparedBatch(build_batch(columns, seats))
@@ -170,7 +170,7 @@ def from_rows(seats: SeatTable) -> Callable[[Columns], PreparedBatch]:
 
 
 class EagerForward:
-    """Prepares the batch, then calls the model layer by layer."""
+    """`ForwardPass` that prepares the batch, then calls the model layer by layer."""
 
     def __init__(
         self, model: CausalLM, attention: AttentionBackend, store: KVStore, prepare: Callable[[Columns], PreparedBatch]

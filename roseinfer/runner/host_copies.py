@@ -1,4 +1,4 @@
-"""Blocks of K and V on their way between the device and the memory of the host."""
+"""Copies of KV blocks between the device and host memory."""
 
 from collections.abc import Sequence
 from time import perf_counter
@@ -12,14 +12,14 @@ _TIMED_BLOCKS = 32
 
 
 class CopyTimes(NamedTuple):
-    """Seconds that all loads of a step took, and all of its stores; 0 where there were none."""
+    """Seconds of all loads and of all stores of a step; 0 without any."""
 
     load_s: float = 0.0
     store_s: float = 0.0
 
 
 class StepCopies(Protocol):
-    """What `Copier.start` has begun."""
+    """Copies that `Copier.start` has begun."""
 
     def wait(self) -> CopyTimes:
         """Block until all of them are done."""
@@ -27,11 +27,10 @@ class StepCopies(Protocol):
 
 
 class Copier(Protocol):
-    """Moves whole blocks, in every layer: `loads` from the host's blocks to the device's, `stores` the other way.
+    """Copies whole blocks in every layer: `loads` from host blocks to the device's, `stores` the other way.
 
-    Both begin once the device has done what it was given so far. No block is in both, or is a destination twice, and
-    nobody else touches one until `wait` returns. `overlaps_steps`: work given after `start` need not wait for
-    them.
+    Both begin after the work that the device was given before. No block is in both, or the target of two copies, and
+    other work must not use one until `wait` returns. overlaps_steps: work given after `start` need not wait for them.
     """
 
     overlaps_steps: bool
@@ -39,7 +38,7 @@ class Copier(Protocol):
     def start(self, loads: Sequence[HostCopy], stores: Sequence[HostCopy]) -> StepCopies: ...
 
     def close(self) -> None:
-        """Return once nothing is under way: the memory may go then."""
+        """Return once no copy is running, so that the memory can be freed."""
         ...
 
 
@@ -51,7 +50,7 @@ class _Done(NamedTuple):
 
 
 class CpuCopier:
-    """Between two tensors of the same memory: `start` does it at once, so the rows of the step wait for it."""
+    """`Copier` within host memory. `start` copies at once, so the rows of the step wait for it."""
 
     overlaps_steps = False
 
@@ -71,16 +70,17 @@ class CpuCopier:
         return _Done(CopyTimes(loaded - stored if loads else 0.0, stored - began if stores else 0.0))
 
     def close(self) -> None:
-        """Nothing is under way between calls."""
+        """Do nothing: no copy runs between calls."""
 
 
 def time_copies(copier: Copier, num_blocks: int, num_host_blocks: int) -> CopyTimes:
-    """Seconds that one block takes each way, among some that are copied together. Overwrites the first blocks of both
-    sides.
+    """Return the seconds that one block takes each way, among several that are copied together.
+
+    This overwrites the first blocks on both sides.
     """
     count = min(_TIMED_BLOCKS, num_blocks, num_host_blocks)
     pairs = [HostCopy(number, number) for number in range(count)]
-    for _ in range(2):  # the first time also pays for pages, and for what the driver does but once
+    for _ in range(2):  # the first run also pays for pages and one-time work of the driver
         stored = copier.start([], pairs).wait().store_s
         loaded = copier.start(pairs, []).wait().load_s
     return CopyTimes(loaded / count, stored / count)

@@ -9,7 +9,7 @@ from roseinfer.core.plan import TokenLogprobs
 from roseinfer.runner.device import rows_at_once, start_download, upload
 
 # The logits of a long chunk over a large vocabulary would take gigabytes.
-POSITIONS_AT_ONCE = 128
+MAX_SCORED_POSITIONS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Scores:
     tops: list[TopTokens]
 
     def download(self) -> "Scores":
-        """The same on the host, once the stream has come so far."""
+        """Queue the copies to the host; they are valid once the stream has reached them."""
         tops = [TopTokens(t.at, start_download(t.ids), start_download(t.logprobs)) for t in self.tops]
         return Scores(start_download(self.tokens), start_download(self.logprobs), start_download(self.ranks), tops)
 
     def to_python(self) -> list[TokenLogprobs]:
-        """One entry per position; only for tensors that have arrived on the host."""
+        """Return one entry per position. The tensors must be on the host."""
         top: list[tuple[tuple[int, float], ...]] = [()] * len(self.tokens)
         for group in self.tops:
             for at, ids, values in zip(group.at, group.ids.tolist(), group.logprobs.tolist(), strict=True):
@@ -93,7 +93,7 @@ def score_prompt(
 ) -> PromptScores:
     """Score tokens[i] ([n]) after position i ([n, d] hidden), some positions at a time."""
     parts, finite = [], []
-    slices = zip(hidden.split(POSITIONS_AT_ONCE), tokens.long().split(POSITIONS_AT_ONCE), strict=True)
+    slices = zip(hidden.split(MAX_SCORED_POSITIONS), tokens.long().split(MAX_SCORED_POSITIONS), strict=True)
     for some_hidden, some_tokens in slices:
         logits = logits_of(some_hidden).float()
         finite.append(torch.isfinite(logits.amax()))

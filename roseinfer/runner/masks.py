@@ -1,4 +1,4 @@
-"""Masks of a step's rows: what their guides do not allow gets the logit -inf."""
+"""Masks of guided rows: tokens that a guide forbids get the logit -inf."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,16 @@ from roseinfer.runner.rows import in_parts
 
 
 def sampling_positions(masks: TokenMasks, sampling: list[int]) -> list[int]:
-    """Of each masked row its number among the plan's rows that sample, `sampling`, as the sampler counts them."""
+    """Return each masked row's position among `sampling`, the plan's rows that sample."""
     place = {row: at for at, row in enumerate(sampling)}
     return [place[row] for row in masks.rows]
 
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """Masks of the rows `at` of those that sample.
+    """Masks of the rows `at` among those that sample.
 
-    bits: [m, B] uint8 on the device; bit v % 8 of byte v // 8 says whether token v is allowed, B >= ceil(V / 8) and a
+    bits: [m, B] uint8 on the device; bit v % 8 of byte v // 8 is set if token v is allowed. B >= ceil(V / 8) is a
     multiple of 4. index: [m] int32, `at` on the device, if it is there already.
     """
 
@@ -29,19 +29,19 @@ class RowMasks:
 
 
 class HostMasks:
-    """Masks where the host writes them: on a CPU they are used in place, else sent as they are needed."""
+    """Masks in host memory: used in place on a CPU, copied on demand to a GPU."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._line = TokenMasks.words_per_row(vocab_size)
         self._device = device
 
     def take(self, lines: int) -> memoryview:
-        """Room for the words of so many masks, see `Runner.mask_space`."""
+        """Return space for the words of `lines` masks, see `Runner.mask_space`."""
         space = torch.empty(lines * self._line, dtype=torch.uint32)
         return memoryview(space.numpy())  # type: ignore[arg-type]  # it is a buffer
 
     def place(self, masks: TokenMasks, sampling: list[int]) -> RowMasks | None:
-        """What the host made for a plan whose rows `sampling` sample, as the sampler wants it; None: no masks.
+        """Return the masks of a plan whose rows `sampling` sample; None without masks.
 
         The bytes of a little-endian integer hold its bits in order.
         """
@@ -54,9 +54,9 @@ class HostMasks:
 
 
 class MaskTable:
-    """What to add to the logits of eight tokens, for every byte of a mask: 0 where a bit is set, -inf where not.
+    """Addends to the logits of eight tokens for every byte of a mask: 0 for a set bit, -inf otherwise.
 
-    On one core of an EPYC, 16 rows of 151,936 logits: 104 us a row, where taking the bits apart with shifts and filling
+    One core of an EPYC takes 104 us per row for 16 rows of 151,936 logits. Extracting the bits with shifts and filling
     with -inf takes 1.2 ms.
     """
 
@@ -67,7 +67,7 @@ class MaskTable:
         self._of: dict[torch.dtype, torch.Tensor] = {}
 
     def apply(self, logits: torch.Tensor, masks: RowMasks) -> None:
-        """Mask the logits [n, V] in place, whatever their dtype and layout. A row that is not finite stays so."""
+        """Mask the logits [n, V] in place, in any dtype and layout. A row that is not finite stays so."""
         table = self._of.setdefault(logits.dtype, self._table.to(logits.dtype))
         for part in in_parts(list(range(len(masks.at))), logits):
             bits = masks.bits[part[0] : part[-1] + 1]

@@ -1,4 +1,4 @@
-"""Steps that mix prompt chunks and decodes as CUDA graphs, where that is faster than launching kernel by kernel."""
+"""CUDA graphs of steps that mix prompt chunks and decodes, where replaying is faster than launching."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -19,32 +19,32 @@ from roseinfer.models.base import CausalLM
 from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
 from roseinfer.runner.timing import device_seconds
 
-if TYPE_CHECKING:  # needs triton
+if TYPE_CHECKING:  # it needs triton
     from roseinfer.runner.cuda_inputs import CudaInputs
 
-# A graph is replayed for steps whose kernels take less than this many times what the host needs to launch them one by
-# one: then the host sets the pace. Beyond it, the padding to the bucket would cost more than the launches.
-WORTH = 1.5
-_TIMED_RUNS = 3
-# Prompts of a timed replay: as many as surely fit a graph's map of chunks.
-_TIMED_PROMPTS = 32
+# Upper bound of a graph's device time, in multiples of the host's time to launch its kernels. Beyond it, padding to the
+# bucket costs more than the launches.
+MAX_REPLAY_LAUNCH_RATIO = 1.5
+_TIMED_RUN_COUNT = 3
+# A number of prompts that always fits a graph's map of chunks.
+_MAX_TIMED_PROMPTS = 32
 
 
 def mixed_buckets(max_tokens: int) -> list[int]:
-    """Numbers of tokens to capture: a step is padded by an eighth or less, but for the smallest.
+    """Return numbers of tokens to capture. Padding is at most an eighth of a step, except for the smallest.
 
-    536 tokens padded to 640 cost .6 ms more in a step of 13 of Qwen3-30B-A3B in FP8 on an H200, padded to 576 .3.
+    With Qwen3-30B-A3B in FP8 on an H200, a step of 536 tokens takes 13 ms; padding to 640 costs .6 ms, to 576 .3 ms.
     """
     sizes = [16, 32, 48, *range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256)]
     return [*(size for size in sizes if size < max_tokens), max_tokens]
 
 
 class MixedGraphs:
-    """Replays a captured graph for a step of up to some number of tokens; hands larger ones to `eager`, and those of
-    more small chunks than a graph has room for.
+    """Replays a captured graph for steps up to some number of tokens; passes other steps to `eager`.
 
-    The graph ends with the hidden states; the head and sampling follow for the rows that sample. Which tokens belong to
-    which row, and which rows decode, is on the device, so that one graph serves every step of a bucket's size.
+    Steps with more small chunks than a graph supports are passed on, too. The graph ends with the hidden states; head
+    and sampling follow for the rows that sample. The device holds which tokens belong to which row and which rows
+    decode, so one graph serves every step of a bucket's size.
     """
 
     def __init__(
@@ -57,7 +57,9 @@ class MixedGraphs:
         buckets: list[int],
         agree: Callable[[int], int],
     ) -> None:
-        """agree: the least of what all processes say that share the model, and that must replay the same graphs."""
+        """`agree`: return the least value among the processes that share the model, which must replay
+        the same graphs.
+        """
         self._eager = eager
         self._model = model
         self._attention = attention
@@ -76,13 +78,13 @@ class MixedGraphs:
 
     @torch.inference_mode()
     def capture(self, pool: Any) -> None:
-        """Record buckets from the smallest on, until replaying one takes longer than is worth it; and the largest."""
+        """Record buckets from the smallest on, until a replay takes longer than is worth it; and the largest."""
         report("capturing CUDA graphs of mixed steps")
         launch_s = self._launch_seconds()
         with self._different_tokens():
             for bucket in self._candidates[:-1]:
                 graph = self._record(bucket, pool)
-                if not self._agree(self._replay_seconds(bucket, graph) <= WORTH * launch_s):
+                if not self._agree(self._replay_seconds(bucket, graph) <= MAX_REPLAY_LAUNCH_RATIO * launch_s):
                     self._hidden.pop(bucket)
                     break
                 self._graphs[bucket] = graph
@@ -106,9 +108,9 @@ class MixedGraphs:
         return Forwarded(hidden=self._hidden[bucket].index_select(0, staged.logits_at), sample_at=staged.sample_at)
 
     def _bucket(self, num_tokens: int) -> int | None:
-        """The graph for a step of so many tokens; None for an eager one.
+        """Return the graph for a step of `num_tokens`; None for an eager step.
 
-        Under load steps use up their budget: the graph of that size needs no padding, and so is worth it for any model.
+        Under load, steps use up their budget. The graph of that size needs no padding, so it is always worth it.
         """
         if num_tokens == self._candidates[-1] and num_tokens in self._graphs:
             return num_tokens
@@ -143,14 +145,14 @@ class MixedGraphs:
         self._inputs.stage_mixed(padding, bucket, self._map(padding, bucket, room), room)
 
     def _launch_seconds(self) -> float:
-        """Host time of launching a small step kernel by kernel; what it computes belongs to the spare seat.
+        """Return the host's time to launch a small step kernel by kernel. Its results go to the spare seat.
 
-        Of four tokens, whose kernels are compiled already.
+        It has four tokens, for which the kernels are compiled already.
         """
         seat = self._inputs.seats.spare
         step = Columns.of([Row("spare", seat, 0, count, 1, True, count, 0, ()) for count in (1, 3)])
         best = float("inf")
-        for _ in range(_TIMED_RUNS):
+        for _ in range(_TIMED_RUN_COUNT):
             torch.cuda.synchronize()
             began = perf_counter()
             self._eager.run(step)
@@ -159,17 +161,17 @@ class MixedGraphs:
         return best
 
     def _replay_seconds(self, bucket: int, graph: torch.cuda.CUDAGraph) -> float:
-        """Device time of one replay of a full bucket.
+        """Return the device time of one replay of a full bucket.
 
-        Of prompts, not of padding: its tokens are all the same, and would all read the same few of a model's experts.
+        It replays prompts, since padding tokens are all equal and would read only a few of a model's experts.
         """
         self._stage_prompts(bucket)
         graph.replay()
         return device_seconds(graph.replay)
 
     def _stage_prompts(self, bucket: int) -> None:
-        """The spare seat's tokens from position 0 on, so often as fills the bucket; no K/V is written."""
-        seats, rows = self._inputs.seats, min(self._inputs.max_rows, _TIMED_PROMPTS)
+        """Stage the spare seat's tokens from position 0 on, repeated to fill the bucket; no K/V is written."""
+        seats, rows = self._inputs.seats, min(self._inputs.max_rows, _MAX_TIMED_PROMPTS)
         starts = range(0, bucket, seats.max_model_len)[:rows]
         counts = [min(seats.max_model_len, bucket - start) for start in starts]
         columns = Columns.of([Row("spare", seats.spare, 0, count, 1, True, count, 0, ()) for count in counts])
@@ -178,7 +180,7 @@ class MixedGraphs:
 
     @contextmanager
     def _different_tokens(self) -> Iterator[None]:
-        """The spare seat's tokens are drawn, in all processes alike; then they are zeros again."""
+        """Fill the spare seat with random tokens, equal in all processes, and zero it at the end."""
         seats = self._inputs.seats
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randint(seats.vocab_size, seats.tokens.shape[1:], generator=generator, dtype=torch.int32)

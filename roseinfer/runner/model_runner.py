@@ -1,4 +1,4 @@
-"""Executes step plans: state changes, forward pass, sampling, results."""
+"""Execution of step plans: state changes, forward pass, sampling, results."""
 
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NOT_FINITE_ERROR = "the model returned logits that are not finite"
 NOTHING_LEFT_ERROR = f"{NO_TOKEN_ALLOWED}every logit is -inf"
-CONSTRAINED_ERROR = f"{NO_TOKEN_ALLOWED}the output's constraint forbids all that the request allows"
+CONSTRAINED_ERROR = f"{NO_TOKEN_ALLOWED}the output's constraint forbids all tokens that the request allows"
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class StepHandle:
 
 @dataclass(frozen=True, slots=True)
 class _Downloaded:
-    """What a step brings to the host; not there before its timer has been waited for."""
+    """Results of a step on the host, valid once its timer has been waited for."""
 
     tokens: torch.Tensor | None = None
     scores: list[Scores] = field(default_factory=list)
@@ -74,11 +74,11 @@ def _make_masks(seats: SeatTable, limits: StepLimits) -> "HostMasks | CudaMasks"
 
 
 class ModelRunner:
-    """Runs plans in the order submitted; `submit`, then `sample`, then `collect`, each once per plan.
+    """Runs plans in the order submitted: `submit`, `sample`, `collect`, each once per plan.
 
-    Several plans may be submitted and sampled before the first is collected: a sampled token goes to the token pool on
-    the device, where the next forward pass finds it. An exception from any call is a failure of the engine; what can
-    be pinned to one request becomes that row's error instead.
+    Several plans may be submitted and sampled before the first is collected. Sampled tokens go to the token pool on the
+    device, where the next forward pass finds them. An exception from any call is a failure of the engine; a failure of
+    one request becomes its row's error instead.
     """
 
     capabilities = Capabilities(masks=True, logprobs=True)
@@ -92,7 +92,7 @@ class ModelRunner:
         limits: StepLimits,
         copier: Copier | None = None,
     ) -> None:
-        """copier: between the store and host memory; without one, plans have no loads and stores."""
+        """`copier`: copies between the store and host memory; without one, plans have no loads and stores."""
         self._limits = limits
         self._copier = copier
         self._model = model
@@ -107,16 +107,16 @@ class ModelRunner:
         self._poisoned: set[int] = set()  # seats whose K/V may hold NaN or infinity
 
     def observe(self, span: Span) -> None:
-        """From now on the phases `prepare` and `forward` of each step are spans."""
+        """Report the phases `prepare` and `forward` of each further step as spans."""
         self._span = span
         self._forward_pass.observe(span)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> StepHandle:
         """Apply the plan's state changes and launch its forward pass."""
-        assert self._unsampled is None, "a step reads what the step before it sampled"
+        assert self._unsampled is None, "the previous step must be sampled first"
         self._limits.check(plan)
-        assert not plan.num_drafts, "this runner verifies no drafts"
+        assert not plan.num_drafts, "this runner does not verify drafts"
         handle = StepHandle(plan, self._timers.new())
         handle.timer.start()
         with self._span("prepare"):
@@ -126,13 +126,13 @@ class ModelRunner:
                 handle.host_copies = self._copier.start(plan.loads, plan.stores)
         if plan.rows:
             self._forward(handle, Columns.of(plan.rows))
-        if not plan.guided:  # else the step waits for its masks, which is part of what it takes
+        if not plan.guided:  # a guided step's time includes waiting for its masks
             handle.timer.stop()
         self._unsampled = handle
         return handle
 
     def mask_space(self, lines: int) -> memoryview:
-        """Room for the words of so many masks, as in `Runner.mask_space`."""
+        """Return space for the words of `lines` masks, as in `Runner.mask_space`."""
         return self._masks.take(lines)
 
     @torch.inference_mode()
@@ -172,7 +172,7 @@ class ModelRunner:
         return StepResult(handle.plan.step, results, max(duration_s, *copied), *copied, first)
 
     def close(self) -> None:
-        """Memory goes with the object, so copies must be done."""
+        """Wait for copies, since memory is freed with the object."""
         if self._copier is not None:
             self._copier.close()
 
@@ -192,7 +192,7 @@ class ModelRunner:
             seats.grow_tables(growing)
 
     def _scrub(self, released: list[int]) -> None:
-        """Zero what is not finite in the blocks of failed requests before their next owner gets them.
+        """Zero non-finite values in the blocks of failed requests before their next owner gets them.
 
         Attention multiplies masked positions by zero, and zero times NaN is NaN: one bad request would spoil others.
         """
@@ -217,9 +217,9 @@ class ModelRunner:
             handle.logits = self._model.logits(hidden)
 
     def _score_prompts(self, handle: StepHandle, columns: Columns, hidden: torch.Tensor) -> torch.Tensor:
-        """Score the prompt chunks that ask for it. hidden: [L, d], the positions that want logits.
+        """Score the prompt chunks that request it. hidden: [L, d], the positions that need logits.
 
-        Returns the hidden states [n, d] of the positions that sample.
+        Return the hidden states [n, d] of the positions that sample.
         """
         ends = list(accumulate(columns.logits))
         for place, i in enumerate(columns.order):
@@ -250,7 +250,7 @@ class ModelRunner:
             results[prompt.row] = results[prompt.row]._replace(prompt_logprobs=prompt.to_python())
 
     def _add_errors(self, handle: StepHandle, results: list[RowResult], tokens: list[int]) -> None:
-        """Find the rows that failed in this step; every row of a failed request, now and later, is an error."""
+        """Find the rows that failed in this step. Every row of a failed request, now and later, is an error."""
         rows = handle.plan.rows
         for i, token in zip(handle.sampling, tokens, strict=True):
             if token < 0:

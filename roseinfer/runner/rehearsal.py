@@ -1,4 +1,4 @@
-"""Steps that nobody asked for: they load kernels before the first request, and show how much memory a step takes."""
+"""Artificial steps before the first request, which load kernels and show how much memory a step takes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
 PLAIN = SamplingParams(max_tokens=2, temperature=1.0)
-# Goes through every stage of the draw.
+# Every stage of the draw.
 FILTERED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, top_k=50, min_p=0.01)
-# Needs its logits in float32, and more of the sampler around the choice.
+# Float32 logits, and the sampler's edits and log probabilities.
 EDITED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1)
 
 
 def full_step(limits: StepLimits, chunked: bool) -> list[int]:
-    """Lengths of prompts that fill a step to its limits.
+    """Return lengths of prompts that fill a step to its limits.
 
-    If prompts are chunked they share it evenly. If not, one is as long as can be beside others of one token: the step
+    Chunked prompts share it evenly. Otherwise one prompt is as long as possible and the others have one token: the step
     that takes the most memory.
     """
     rows, tokens = limits.max_rows, limits.max_tokens
@@ -42,8 +42,8 @@ def rehearse(
 ) -> None:
     """Prefill prompts of `lengths` tokens in one step, decode a step, copy a block, leave the seats empty.
 
-    Prompts are cut to what context and blocks have room for. Seats take the elements of `sampling` in turn. `guided`:
-    sample under masks. Overwrites KV blocks from 0 on: nothing may own them yet.
+    Prompts are shortened to fit context and blocks. Seats take the elements of `sampling` in turn. `guided`: sample
+    with masks. This overwrites KV blocks from 0 on, which must be unused.
     """
     admitted: list[Admission] = []
     prefill: list[Row] = []
@@ -51,7 +51,7 @@ def rehearse(
     used, size = 0, seats.block_size
     prompts = min(len(lengths), len(seats.seats), num_blocks)
     for seat, wanted in enumerate(lengths[:prompts]):
-        others = prompts - seat - 1  # want a block each
+        others = prompts - seat - 1  # each needs a block
         room = min(seats.max_model_len, (num_blocks - used - others) * size)
         length = min(wanted, room)
         blocks = -(-min(length + 1, room) // size)
@@ -64,7 +64,7 @@ def rehearse(
     _run(runner, StepPlan(0, prefill, admitted, num_tokens=sum(row.count for row in prefill)), guided)
     if decode:
         _run(runner, StepPlan(1, decode, num_tokens=len(decode)), guided)
-    # Only a GPU has a kernel for it to compile.
+    # Only a GPU has a kernel to compile for it.
     copies = [BlockCopy(0, num_blocks - 1, 1)] if num_blocks > 1 and seats.device.type == "cuda" else []
     _run(runner, StepPlan(2, [], copies=copies, released=list(range(prompts))))
 

@@ -1,4 +1,4 @@
-"""The rows of a step that sample, and parts of them."""
+"""Rows of a step that sample, and subsets of them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from roseinfer.runner.device import rows_at_once, upload
 class Subset:
     """Some rows of a step: their numbers, and the same on the device.
 
-    `index` [m] int64 is None if they are all rows of the step, so that nothing is copied then.
+    index: [m] int64, None if they are all rows of the step, so that nothing is copied then.
     """
 
     rows: list[int]
@@ -30,7 +30,7 @@ class Subset:
 
 
 class SampleAt(NamedTuple):
-    """Where the tokens of the n sampling rows go, on the device: seats [n], and positions of the new tokens [n]."""
+    """Places of the n sampling rows' tokens on the device: seats [n], and positions of the new tokens [n]."""
 
     seats: torch.Tensor
     ends: torch.Tensor
@@ -38,11 +38,10 @@ class SampleAt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """The n rows of a step that sample, row i being line i of the logits.
+    """The n rows of a step that sample; row i is line i of the logits.
 
-    seats[i] is the seat of row i and ends[i] the position of its new token, before which all its tokens are known to
-    the token pool; `seat_index` and `end_index` [n] are the same on the device. features[i]: bits of `Feature`, what
-    row i needs; `any_feature`: what some row needs.
+    seats[i]: seat of row i. ends[i]: position of its new token; the token pool holds all tokens before it. seat_index,
+    end_index: the same [n] on the device. features[i]: bits of `Feature` for row i. any_feature: union over all rows.
     """
 
     seats: list[int]
@@ -62,6 +61,6 @@ class SampledRows:
 
 
 def in_parts(rows: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
-    """The rows a slice at a time, as many as to work on at once; logits: [n, V]."""
+    """Yield the rows in slices of the size to process at once; logits: [n, V]."""
     size = rows_at_once(logits)
     return (rows[at : at + size] for at in range(0, len(rows), size))

@@ -1,8 +1,7 @@
-"""Choosing the next token of every row at once; only the rows that use a feature pay for it.
+"""Sampler of the next token of all rows at once; only rows that use a feature pay for it.
 
-Order: log probabilities are taken of the raw logits; then come the edits (see `edits.make_edits`), the masks of guides
-and, behind these, min_tokens; then the likeliest token, or a draw at the request's temperature through its filters
-(see `draw`).
+Log probabilities come from the raw logits. Then edits apply (see `edits.make_edits`), then the masks of guides, then
+min_tokens. The token is the likeliest, or a draw at the request's temperature through its filters (see `draw`).
 """
 
 from dataclasses import dataclass, replace
@@ -13,9 +12,9 @@ import torch
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.runner.device import upload
 from roseinfer.runner.draw import (
-    BLOCK,
-    FEW_CANDIDATES,
-    MANY_CANDIDATES,
+    BLOCK_TOKENS,
+    MAX_CANDIDATES,
+    MIN_CANDIDATES,
     DrawSettings,
     draw_filtered,
     draw_plain,
@@ -30,11 +29,10 @@ from roseinfer.runner.seats import Feature, SeatTable
 if TYPE_CHECKING:
     from roseinfer.runner import cuda_sampler
 
-# What stands in for a token where none could be chosen.
-NOT_FINITE = -1
-NOTHING_LEFT = -2
+# Values in place of a token where none could be chosen.
+NOT_FINITE, NOTHING_LEFT = -1, -2
 
-Edit = tuple[LogitEdit, list[int]]  # and the rows that use it
+Edit = tuple[LogitEdit, list[int]]  # an edit and the rows that use it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +45,13 @@ class SampledTokens:
 
 
 class Sampler:
-    """Samples for the seats of one table, and keeps their token pool and penalty counts up to date."""
+    """Sampler for the seats of one table. It updates their token pool and penalty counts."""
 
     def __init__(self, seats: SeatTable) -> None:
         self._seats = seats
         self._masks: MaskTable | cuda_sampler.MaskKernel = MaskTable(seats.device)
         self._kernels = None
-        # What needs neither float32 logits nor int64 indices.
+        # features that need neither float32 logits nor int64 indices
         self._on_any_logits = 0
         if has_triton(seats.device):
             from roseinfer.runner.cuda_sampler import CudaTokenChooser, MaskKernel
@@ -73,16 +71,16 @@ class Sampler:
     ) -> SampledTokens:
         """Choose one token per row and write it to the token pool.
 
-        logits: [n, V]; they may be overwritten. Row i belongs to seat seats[i], whose next token
-        has position ends[i]. `on_device`: the two on the device, if they are there already. `masks`: of
-        the rows that may not sample every token. `greedy`: as in `Forwarded`.
+        logits: [n, V], which may be overwritten. Row i belongs to seat seats[i], whose next token has position ends[i].
+        on_device: both on the device, if they are there already. masks: for the rows that may not sample every token.
+        greedy: as in `Forwarded`.
         """
         rows = self._rows(seats, ends, on_device)
         if greedy is not None and masks is None and not rows.any_feature:
             return SampledTokens(greedy.clone(), [], [])
         if rows.any_feature & ~self._on_any_logits:
             rows = replace(rows, seat_index=rows.seat_index.long(), end_index=rows.end_index.long())
-            # Edits go through a flat view, and a GPU's logits may be columns of a wider buffer.
+            # Edits use a flat view, and a GPU's logits may be columns of a wider buffer.
             logits = logits.float().contiguous()
         raw = self._raw(logits, rows, changes=masks is not None)
         edits = [(edit, rows.that_use(bit)) for bit, edit in self._seats.edits.items() if rows.any_feature & bit]
@@ -94,7 +92,7 @@ class Sampler:
         return self._score(tokens, rows, raw)
 
     def _edit(self, logits: torch.Tensor, rows: SampledRows, edits: list[Edit], masks: RowMasks | None) -> None:
-        """Have the edits and the masks change the logits. An edit that gives way to masks comes behind them."""
+        """Apply the edits and the masks to the logits. An `AppliesAfterMasks` edit comes after the masks."""
         last = []
         for edit, using in edits:
             if masks is not None and isinstance(edit, AppliesAfterMasks):
@@ -107,7 +105,7 @@ class Sampler:
             edit.apply_if_possible(logits, rows, using)
 
     def _choose(self, logits: torch.Tensor, rows: SampledRows) -> torch.Tensor:
-        """Tokens [n] int64, negative where there is no answer, written to the pool where the next step reads them."""
+        """Return tokens [n] int64, negative without an answer, and write them where the next step reads them."""
         if self._kernels is not None:
             return self._kernels.choose(logits, rows.seat_index, rows.end_index, rows.any_feature)
         best, tokens = likeliest(logits)
@@ -127,11 +125,11 @@ class Sampler:
         return SampledRows(seats, ends, seat_index, end_index, features, any_feature)
 
     def _settle(self, rows: SampledRows, tokens: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-        """Mark rows that have no answer, and write the others' tokens where the next step reads them."""
+        """Mark rows that have no answer, and write the other rows' tokens where the next step reads them."""
         table = self._seats
         failed = torch.where(best == -torch.inf, NOTHING_LEFT, NOT_FINITE)
         tokens = torch.where(torch.isfinite(best), tokens, failed)
-        # A failed row's next step may be on its way already and needs a valid id.
+        # A failed row's next step may be submitted already and needs a valid id.
         usable = tokens.clamp_min(0)
         where = rows.seat_index * table.tokens.shape[1] + rows.end_index
         table.tokens.view(-1).index_copy_(0, where, usable.int())
@@ -139,7 +137,7 @@ class Sampler:
 
     # --- the draw -----------------------------------------------------------------------------------------------
     def _draw(self, logits: torch.Tensor, best: torch.Tensor, tokens: torch.Tensor, rows: SampledRows) -> None:
-        """Replace the likeliest token by a draw in the rows that want one."""
+        """Replace the likeliest token by a draw in the rows that request one."""
         drawn = rows.that_use(Feature.RANDOM)
         filtered = [i for i in drawn if rows.features[i] & Feature.FILTERED]
         plain = [i for i in drawn if not rows.features[i] & Feature.FILTERED]
@@ -150,7 +148,7 @@ class Sampler:
                 subset.write(tokens, draw(subset.of(logits), subset.of(best), settings, u))
 
     def _draw_settings(self, rows: SampledRows, subset: Subset) -> tuple[DrawSettings, torch.Tensor]:
-        """Settings and random numbers of some rows."""
+        """Return settings and random numbers of some rows."""
         seat = subset.of(rows.seat_index)
         temperature, top_p, min_p = self._seats.settings.index_select(0, seat).unbind(1)
         seed, prompt_len, top_k = self._seats.integers.index_select(0, seat).unbind(1)
@@ -168,7 +166,7 @@ class Sampler:
 
     # --- log probabilities --------------------------------------------------------------------------------------
     def _raw(self, logits: torch.Tensor, rows: SampledRows, changes: bool) -> torch.Tensor | None:
-        """The logits [m, V] of the rows that want log probabilities, safe from edits and other `changes`."""
+        """Return logits [m, V] of the rows that need log probabilities, safe from edits and other `changes`."""
         if not rows.any_feature & Feature.LOGPROBS:
             return None
         wanted = rows.subset(rows.that_use(Feature.LOGPROBS)).of(logits)
@@ -185,29 +183,31 @@ class Sampler:
 
 
 def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest of each row of logits [n, V] and where it is: [n] and [n] int64. Of equals, the first.
+    """Return the largest value of each row of logits [n, V] and its index: [n] and [n] int64. The first of equals wins.
 
-    NaN if a row has one, as of `Tensor.max`, which takes seven times as long on a CPU: it follows the places of all.
-    Here only the place of the best block is followed, and then that of its best.
+    The value is NaN if the row has one, as with `Tensor.max`. That takes seven times as long on a CPU, since it tracks
+    the index of every element. This tracks the best block, and then the best element in it.
     """
     vocab_size = logits.shape[1]
-    blocks = vocab_size // BLOCK
+    blocks = vocab_size // BLOCK_TOKENS
     if blocks < 2:
         best, tokens = logits.max(-1)
         return best, tokens
-    whole = blocks * BLOCK
-    bests = logits[:, :whole].unflatten(1, (blocks, BLOCK)).amax(-1)
+    whole = blocks * BLOCK_TOKENS
+    bests = logits[:, :whole].unflatten(1, (blocks, BLOCK_TOKENS)).amax(-1)
     if whole < vocab_size:
         bests = torch.cat((bests, logits[:, whole:].amax(-1, keepdim=True)), -1)
-    # The last window begins in the block before, where everything is smaller.
-    first = bests.argmax(-1).mul_(BLOCK).clamp_max_(vocab_size - BLOCK)
-    columns = first[:, None] + torch.arange(BLOCK, device=logits.device)
+    # The last window begins in the previous block, where everything is smaller.
+    first = bests.argmax(-1).mul_(BLOCK_TOKENS).clamp_max_(vocab_size - BLOCK_TOKENS)
+    columns = first[:, None] + torch.arange(BLOCK_TOKENS, device=logits.device)
     best, within = logits.gather(1, columns).max(-1)
     return best, first.add_(within)
 
 
 def _candidates(top_k: list[int]) -> tuple[int, ...]:
-    """Numbers of candidates to try: first one more than the largest k, so that a tie at the border shows."""
-    needed = [k + 1 if k else FEW_CANDIDATES for k in top_k]
-    first = max((n for n in needed if n < MANY_CANDIDATES), default=FEW_CANDIDATES)
-    return (first, MANY_CANDIDATES)
+    """Return numbers of candidates to try. The first exceeds the largest k by one, so that a tie at the
+    border shows.
+    """
+    needed = [k + 1 if k else MIN_CANDIDATES for k in top_k]
+    first = max((n for n in needed if n < MAX_CANDIDATES), default=MIN_CANDIDATES)
+    return (first, MAX_CANDIDATES)

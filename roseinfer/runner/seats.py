@@ -1,4 +1,4 @@
-"""What the runner keeps of every seated request, on the host and on the device."""
+"""Runner's state of every seated request, on the host and on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -17,13 +17,13 @@ _DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 
 class Feature:
-    """What the sampler has to do for a seat, as bits of one int; 0 is plain greedy."""
+    """Sampler features that a seat uses, as bits of one int; 0 is plain greedy."""
 
     RANDOM = 1
     FILTERED = 2  # top-k or top-p
     LOGPROBS = 4
-    FIRST_EDIT = 8  # from here on a bit for each logit edit, in the order of `make_edits`
-    EDITED = ~7  # any of them
+    FIRST_EDIT = 8  # one bit per logit edit from here on, in the order of `make_edits`
+    EDITED = ~7  # any edit
 
 
 @dataclass(slots=True)
@@ -38,15 +38,14 @@ class Seat:
 
 
 class SeatTable:
-    """Per-seat state, S = max_num_seqs seats and one spare that nobody sits on.
+    """State of S = max_num_seqs seats and one spare that no request uses.
 
-    The spare seat, number S, is what rows that only pad a batch refer to; `spare_block` is all its block table names.
+    Rows that only pad a batch refer to the spare seat, number S. Its block table names only `spare_block`.
 
     tokens: [S + 1, max_model_len + 1] int32, the token pool: every known token at its position. A request that fills
-    the context may still sample one token, hence the last column.
-    block_tables: [S + 1, max_blocks] int32; stale entries are valid block ids.
-    settings: [S, 3] float64: temperature, top_p, min_p. integers: [S, 3] int64: seed, prompt_len, top_k.
-    edits: bit of `Feature` -> the logit edit that seats with this bit use, in the order in which edits apply.
+    the context may still sample one token, hence the last column. block_tables: [S + 1, max_blocks] int32; stale
+    entries are valid block ids. settings: [S, 3] float64: temperature, top_p, min_p. integers: [S, 3] int64: seed,
+    prompt_len, top_k. edits: logit edit for each bit of `Feature`, in the order in which edits apply.
     """
 
     def __init__(
@@ -73,11 +72,11 @@ class SeatTable:
         edits = make_edits(self.tokens, vocab_size)
         self.edits = {Feature.FIRST_EDIT << number: edit for number, edit in enumerate(edits)}
         self.seats: list[Seat | None] = [None] * max_num_seqs
-        self.broken: dict[int, str] = {}  # seat -> why it cannot run
+        self.broken: dict[int, str] = {}  # seat and why it cannot run
 
     def at(self, index: int) -> Seat:
         seat = self.seats[index]
-        assert seat is not None, "a row names a seat that nobody was admitted to"
+        assert seat is not None, "a row names an empty seat"
         return seat
 
     def release(self, seats: list[int]) -> None:
@@ -89,7 +88,7 @@ class SeatTable:
             self.broken.pop(seat, None)
 
     def admit(self, admissions: list[Admission]) -> None:
-        """Seat requests, also after a preemption: everything is rebuilt from the tokens known so far."""
+        """Seat requests, also after a preemption. All state is rebuilt from the tokens known so far."""
         if not admissions:
             return
         seats = [a.seat for a in admissions]
@@ -108,15 +107,15 @@ class SeatTable:
         return [edit for bit, edit in self.edits.items() if features & bit]
 
     def grow_tables(self, rows: Sequence[Row]) -> None:
-        """Write the block-table entries that rows bring, in one scatter."""
+        """Write the rows' new block-table entries in one scatter."""
         for row in rows:
             self.at(row.seat).num_blocks = row.table_from + len(row.new_blocks)
         seats, columns = [row.seat for row in rows], [row.table_from for row in rows]
         write_ranges(self.block_tables, seats, columns, [row.new_blocks for row in rows])
 
     def _seat(self, a: Admission) -> Sequence[int]:
-        """Fill the host side; returns the token ids to write, harmless ones if they are unusable."""
-        assert 0 < a.prompt_len <= len(a.token_ids) <= self.max_model_len, "the scheduler refuses what cannot fit"
+        """Fill the host side. Return the token ids to write, or harmless ones if they are unusable."""
+        assert 0 < a.prompt_len <= len(a.token_ids) <= self.max_model_len, "the request does not fit"
         seat = Seat(a.request_id, a.prompt_len, a.params, self._features(a), len(a.blocks))
         self.seats[a.seat] = seat
         error = self._unusable(a)
@@ -137,12 +136,14 @@ class SeatTable:
         return features
 
     def _unusable(self, a: Admission) -> str | None:
-        """An id outside the vocabulary would fail the whole step, on a GPU the whole process."""
+        """Return why an admission is unusable. An id outside the vocabulary would fail the whole step, or a GPU
+        process.
+        """
         ids = a.token_ids
         if min(ids) < 0 or max(ids) >= self.vocab_size:
             return f"a token id is outside the vocabulary of {self.vocab_size}"
         for name, named in a.params.named_token_ids():
-            # A stop id that cannot be sampled does no harm, and a model's own EOS ids may be such.
+            # A stop id that is never sampled does no harm, and a model's own EOS ids may include some.
             if name != "stop_token_ids" and any(token >= self.vocab_size for token in named):
                 return f"{name} names a token outside the vocabulary of {self.vocab_size}"
         return None

@@ -1,4 +1,4 @@
-"""A runner on a thread of its own, so that on a CPU the engine plans while a step computes."""
+"""Runner on a separate thread, so that on a CPU the engine plans while a step computes."""
 
 import queue
 import threading
@@ -11,7 +11,7 @@ from roseinfer.core.runner import PassThrough, Runner
 
 
 class ThreadedHandle:
-    """A step on its way through the worker. `done` is set with either a result or an error."""
+    """Step on its way through the worker. `done` is set with either a result or an error."""
 
     __slots__ = ("done", "error", "inner", "masks", "plan", "result")
 
@@ -30,9 +30,9 @@ _Job = tuple[Callable[[ThreadedHandle], None], ThreadedHandle]
 class ThreadedRunner(PassThrough):
     """Runs another runner's calls in order on one worker thread; torch releases the GIL while it computes.
 
-    `submit` and `sample` return at once; an exception of either is raised by `collect`, of that step and of every
-    later one, whose inputs it spoiled. The worker also collects, right after sampling, so that the inner runner only
-    ever sees one thread.
+    `submit` and `sample` return at once. `collect` raises their exceptions, for that step and for every later one,
+    whose inputs are spoiled. The worker also collects, right after sampling, so that one thread makes all calls of the
+    inner runner.
     """
 
     def __init__(self, inner: Runner) -> None:
@@ -55,7 +55,7 @@ class ThreadedRunner(PassThrough):
         self._put(self._sample, handle)
 
     def collect(self, handle: ThreadedHandle) -> StepResult:
-        """Wait for a sampled step; raises what its submit or sample raised."""
+        """Wait for a sampled step. Raise what its submit or sample raised."""
         if self._closed and not handle.done.is_set():
             raise EngineClosedError("the runner was closed before the step was sampled")
         handle.done.wait()
@@ -65,8 +65,9 @@ class ThreadedRunner(PassThrough):
         return handle.result
 
     def close(self) -> None:
-        """Finish what is queued, end the thread, close the inner runner. May be called again, and from that thread, as
-        whoever collects garbage.
+        """Finish queued work, end the thread, close the inner runner.
+
+        Repeated calls are allowed. The garbage collector may call it on the worker thread itself.
         """
         if self._closed:
             return

@@ -1,4 +1,4 @@
-"""Timers of steps: how long a step took where it ran, and when its results are on the host."""
+"""Timers of steps: how long a step took on its device, and when its results are on the host."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -9,23 +9,23 @@ import torch
 
 
 class StepTimer(Protocol):
-    """Runs between `start` and `stop`, which may be repeated; then `downloads` once; `wait` ends the step."""
+    """Timer that runs between `start` and `stop`, which may be repeated. Then call `downloads` once, and `wait`."""
 
     def start(self) -> None: ...
 
     def stop(self) -> None: ...
 
     def downloads(self) -> AbstractContextManager[None]:
-        """Copies to the host that are queued within are waited for by `wait`."""
+        """Queue copies to the host within this context; `wait` waits for them."""
         ...
 
     def wait(self) -> float:
-        """Block until the device is done with the step and its downloads. Seconds the step took."""
+        """Block until the device is done with the step and its downloads. Return the seconds that the step took."""
         ...
 
 
 class HostTimer:
-    """The device is the host: what was spent inside is the time, pauses between stop and start do not count."""
+    """Timer for a device that is the host. Pauses between `stop` and `start` do not count."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -44,12 +44,11 @@ class HostTimer:
 
 
 class CudaTimer:
-    """From the first `start` to the last `stop` on the stream.
+    """Timer from the first `start` to the last `stop` on the stream.
 
-    Downloads go over a stream of their own: the next step's work need not wait behind them. Whoever queues them keeps
-    what they read alive until `wait` returns.
-
-    Streams are given wherever torch would look for the current one, which takes it longer than the call.
+    Downloads use a separate stream, so the next step's work need not wait for them. The caller keeps their sources
+    alive until `wait` returns. Streams are passed explicitly: torch takes longer to look up the current one than for
+    the call.
     """
 
     def __init__(self, steps: torch.cuda.Stream, copies: torch.cuda.Stream) -> None:
@@ -84,7 +83,7 @@ class CudaTimer:
 
 
 class StepTimers:
-    """Makes the timers of one device, for steps on the stream that is current now."""
+    """Factory of the timers of one device, for steps on the stream that is current at construction."""
 
     def __init__(self, device: torch.device) -> None:
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
@@ -92,7 +91,7 @@ class StepTimers:
             self._streams = torch.cuda.current_stream(device), torch.cuda.Stream(device)
 
     def new(self) -> StepTimer:
-        """Of a step whose work is given to that stream from now on, whichever one the caller is at."""
+        """Return the timer of a step, and make the steps' stream the current one."""
         if self._streams is None:
             return HostTimer()
         torch.cuda.set_stream(self._streams[0])
@@ -100,7 +99,7 @@ class StepTimers:
 
 
 def device_seconds(work: Callable[[], object]) -> float:
-    """Of what a GPU is given by `work`: the host's part in launching and waiting would make it look slower."""
+    """Return the time that a GPU takes for `work`, without the host's time to launch and wait."""
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     first.record()
     work()

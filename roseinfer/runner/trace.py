@@ -24,7 +24,7 @@ class ObservedHandle(NamedTuple):
 
 
 class ObservedRunner(PassThrough):
-    """Every call is a span. What a runner does within its calls it shows itself: `ModelRunner.observe`."""
+    """Runner whose calls are spans. `ModelRunner.observe` reports the spans within its calls."""
 
     def __init__(self, inner: Runner, observer: StepObserver) -> None:
         super().__init__(inner)
@@ -53,14 +53,13 @@ class ObservedRunner(PassThrough):
 class TraceObserver:
     """Marks every step's phases with NVTX ranges (on CUDA), and records some steps with torch's profiler.
 
-    Steps that compute something are counted from 0. A trace begins with each step of `config.profile_start`, ends once
-    `config.profile_steps` steps have been collected, and is written as DIR/trace-step-N.json, in Chrome's format. The
-    engine stands still while it is written.
-    Raises `ConfigError` if the folder cannot be made.
+    Only steps with rows count, from 0. A trace begins at each step of `config.profile_start` and ends once
+    `config.profile_steps` steps have been collected. It is written as DIR/trace-step-N.json in Chrome's format, during
+    which the engine stands still. Raise `ConfigError` if the folder cannot be made.
     """
 
     def __init__(self, config: ProfileConfig, *, cuda: bool) -> None:
-        assert config.profile is not None, "nobody asked for traces"
+        assert config.profile is not None, "traces are off"
         self._folder = Path(config.profile)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +103,7 @@ class TraceObserver:
             self._write()
 
     def close(self) -> None:
-        """Writes what there is of an unfinished trace."""
+        """Write what exists of an unfinished trace."""
         if self._profiler is not None:
             self._write()
         elif self._starts:

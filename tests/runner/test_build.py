@@ -205,7 +205,7 @@ def test_bfloat16_runs(folder):
     [({"cache": {"num_kv_blocks": 10**12}}, "num_kv_blocks"), ({"max_num_seqs": 10**13}, "max_num_seqs")],
 )
 def test_more_memory_than_there_is_names_the_option(folder: Path, options: dict, named: str) -> None:
-    with pytest.raises(ConfigError, match=rf"no memory for .* lower {named}"):
+    with pytest.raises(ConfigError, match=rf"out of memory for .* lower {named}"):
         build(folder, **options)
 
 

@@ -11,12 +11,12 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.kernels.common.inputs import expand_rows_reference
 from roseinfer.runner import cuda_inputs
 from roseinfer.runner.cuda_inputs import CudaInputs
-from roseinfer.runner.device import ALIGN
+from roseinfer.runner.device import ALIGN_COUNT
 from roseinfer.runner.forward import Columns
 from roseinfer.runner.seats import SeatTable
 
 # As many rows as a layout is aligned to: a full step leaves no column by chance.
-ROWS, TOKENS, BLOCK, LENGTH, CHUNKS = ALIGN, 96, 4, 96, 6
+ROWS, TOKENS, BLOCK, LENGTH, CHUNKS = ALIGN_COUNT, 96, 4, 96, 6
 SPARE_BLOCK = 999
 
 

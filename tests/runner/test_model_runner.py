@@ -218,8 +218,8 @@ def test_prompt_logprobs_are_the_same_in_chunks(chunk):
 
 
 def test_prompt_logprobs_in_slices_of_a_chunk(monkeypatch):
-    monkeypatch.setattr("roseinfer.runner.logprobs.POSITIONS_AT_ONCE", 3)
-    monkeypatch.setattr("roseinfer.runner.device.CPU_SLICE_ELEMENTS", 2 * VOCAB)
+    monkeypatch.setattr("roseinfer.runner.logprobs.MAX_SCORED_POSITIONS", 3)
+    monkeypatch.setattr("roseinfer.runner.device.MAX_CPU_SLICE_ELEMENTS", 2 * VOCAB)
     bench = Bench()
     admitted = [bench.admit(0, PROMPT, prompt_logprobs=0)]
     result = bench.run(admitted, [bench.row(0, 0, 11, logits=11)])

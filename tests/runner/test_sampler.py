@@ -330,7 +330,7 @@ def test_slices_of_the_rows_change_nothing(monkeypatch):
     settings = [{"logprobs": i % 4, "top_p": 0.8 if i % 2 else 1.0, "presence_penalty": 0.25 * i} for i in range(8)]
     results = []
     for elements in (2**19, 3 * VOCAB, 1):
-        monkeypatch.setattr("roseinfer.runner.device.CPU_SLICE_ELEMENTS", elements)
+        monkeypatch.setattr("roseinfer.runner.device.MAX_CPU_SLICE_ELEMENTS", elements)
         table = make_table()
         table.admit([admission(i, [1, 2], seed=i, **params) for i, params in enumerate(settings)])
         sampled = Sampler(table).sample(random_logits(8), list(range(8)), [2] * 8)

@@ -1,4 +1,4 @@
-"""What requests can have done to their logits, a file for each; a further one is added to the list in `make_edits`."""
+"""Edits of logits that requests can ask for, one file each. Add a new one to the list in `make_edits`."""
 
 import torch
 
@@ -11,12 +11,12 @@ from roseinfer.runner.edits.penalties import Penalties
 
 
 def make_edits(tokens: torch.Tensor, vocab_size: int) -> tuple[LogitEdit, ...]:
-    """All edits, in the order in which they apply. tokens: [S, C] int32, the token pool of `SeatTable`."""
+    """Return all edits in the order in which they apply. tokens: [S, C] int32, the token pool of `SeatTable`."""
     device = tokens.device
     return (
         Penalties(tokens, vocab_size),
         LogitBias(device),
-        # What is excluded must stay so: masks come last.
+        # Masks come last, so that excluded tokens stay excluded.
         AllowedTokens(device),
         BannedSequences(tokens),
         MinTokens(vocab_size, device),

@@ -1,4 +1,4 @@
-"""allowed_token_ids: nothing else can be sampled."""
+"""allowed_token_ids: only these tokens can be sampled."""
 
 import torch
 
@@ -23,7 +23,7 @@ class AllowedTokens:
         self._of.pop(seat, None)
 
     def apply(self, logits: torch.Tensor, rows: SampledRows, using: list[int]) -> None:
-        """Takes the allowed logits out, empties the rows, and puts them back: no mask of a vocabulary is kept."""
+        """Save the allowed logits, fill the rows with -inf, and restore them. This needs no mask of a vocabulary."""
         where = flat_index(logits, using, [self._of[rows.seats[i]] for i in using])
         flat = logits.view(-1)
         kept = flat.index_select(0, where)

@@ -1,4 +1,4 @@
-"""bad_token_ids: sequences of tokens that an output cannot hold, because their last token cannot follow the others."""
+"""bad_token_ids: sequences of tokens that an output cannot contain; their last token is banned after the others."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ from roseinfer.runner.rows import SampledRows
 class _Banned:
     """The B banned sequences of a seat, on the device.
 
-    last: [B] int64, their last tokens. The E tokens before these, of all sequences together: `token` [E] int64, `back`
-    [E] int64 how far before the end (1 = directly), `of` [E] int64 the sequence that it belongs to.
+    last: [B] int64, their last tokens. The E other tokens of all sequences together: `token` [E] int64, `back` [E]
+    int64 distance from the end (1 = directly before it), `of` [E] int64 index of their sequence.
     """
 
     last: torch.Tensor
@@ -25,7 +25,7 @@ class _Banned:
 
 
 class BannedSequences:
-    """Compares with the token pool on the device, which has the newest tokens before the host does.
+    """Edit that compares with the token pool on the device, which has the newest tokens before the host does.
 
     Only outputs count: a sequence that begins in the prompt may be completed.
     """
@@ -57,14 +57,14 @@ class BannedSequences:
         banned = [self._of[rows.seats[i]] for i in using]
         last = [entry.last for entry in banned]
         differences = self._differences(rows, using, banned)
-        # Adding, since a token that ends several sequences may be excluded by one and not by another.
+        # Add, since a token that ends several sequences may be excluded by one and not by another.
         effect = torch.zeros_like(differences).masked_fill_(differences == 0, -torch.inf)
         logits.view(-1).index_add_(0, flat_index(logits, using, last), effect)
 
     def _differences(self, rows: SampledRows, using: list[int], banned: list[_Banned]) -> torch.Tensor:
-        """For each sequence, row after row: how many of its tokens but the last differ from the output's end [sum B].
+        """Count, for each sequence of each row, the tokens before its last that differ from the output's end [sum B].
 
-        float32, because that is what can be summed without making a GPU wait.
+        The result is float32, which can be summed without making a GPU wait.
         """
         device = self._pool.device
         counts = [len(entry.last) for entry in banned]

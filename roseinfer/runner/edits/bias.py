@@ -12,7 +12,7 @@ from roseinfer.runner.rows import SampledRows
 
 @dataclass(frozen=True, slots=True)
 class _Bias:
-    """ids: [b] int64, values: [b] float32, on the device."""
+    """Biases of a seat. ids: [b] int64, values: [b] float32, on the device."""
 
     ids: torch.Tensor
     values: torch.Tensor

@@ -1,4 +1,4 @@
-"""min_tokens: what would end a request cannot be sampled before it has so many outputs."""
+"""min_tokens: tokens that end a request are banned until it has this many outputs."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from roseinfer.runner.rows import SampledRows
 
 @dataclass(frozen=True, slots=True)
 class _Minimum:
-    """stop_ids: [s] int64 on the device. `end`: the position of the first token that may be one of them."""
+    """Minimum of a seat. stop_ids: [s] int64 on the device. end: first position that may hold one of them."""
 
     stop_ids: torch.Tensor
     end: int
@@ -27,7 +27,7 @@ class MinTokens:
         self._of: dict[int, _Minimum] = {}  # by seat
 
     def admit(self, admission: Admission, known: torch.Tensor) -> None:
-        # A model's EOS ids may name tokens that its vocabulary does not have.
+        # A model's EOS ids may include tokens outside its vocabulary.
         in_vocab = [token for token in admission.stop_ids if token < self._vocab_size]
         end = admission.prompt_len + admission.params.min_tokens
         self._of[admission.seat] = _Minimum(upload(in_vocab, torch.int64, self._device), end)
@@ -42,7 +42,7 @@ class MinTokens:
             logits.view(-1).index_fill_(0, where, -torch.inf)
 
     def apply_if_possible(self, logits: torch.Tensor, rows: SampledRows, using: list[int]) -> None:
-        """An output that can only end ends, however short it is."""
+        """Ban stop tokens unless nothing else is left: such an output ends early."""
         short = self._short(rows, using)
         if not short:
             return
@@ -56,7 +56,7 @@ class MinTokens:
         flat.index_copy_(0, where, torch.where(gives_way, before, -torch.inf))
 
     def _short(self, rows: SampledRows, using: list[int]) -> list[int]:
-        """The rows that are not allowed to end."""
+        """Return the rows that must not end yet."""
         return [i for i in using if rows.ends[i] < self._of[rows.seats[i]].end]
 
     def _stop_ids(self, rows: SampledRows, short: list[int]) -> list[torch.Tensor]:

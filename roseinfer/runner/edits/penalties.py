@@ -8,10 +8,10 @@ from roseinfer.runner.rows import SampledRows, Subset, in_parts
 
 
 class Penalties:
-    """The edit, and how often each token was sampled, for the seats that asked for a penalty and no others.
+    """Edit with counts of sampled tokens, only for the seats that use a penalty.
 
-    A vocabulary times all seats would be large (256 seats of 150k tokens: 150 MB), so seats share a pool of rows that
-    grows by doubling. Not batched over admissions: penalised requests are few.
+    Counts for all seats would be large (256 seats of 150k tokens: 150 MB), so seats share a pool of rows that grows by
+    doubling. Admissions are not batched, since penalties are rare.
     """
 
     fields = ("repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -21,13 +21,13 @@ class Penalties:
         self._pool = pool
         self._row_of: dict[int, int] = {}  # seat -> row of the tensors below
         self._free: list[int] = []
-        # As float32, which is exact for counts up to 2^24, because the arithmetic is.
+        # float32, as the arithmetic is; it is exact for counts up to 2^24
         self._counts = torch.zeros((0, vocab_size), dtype=torch.float32, device=device)
         # repetition, presence, frequency
         self._strengths = torch.zeros((0, 3), dtype=torch.float32, device=device)
 
     def admit(self, admission: Admission, known: torch.Tensor) -> None:
-        """Start counting for a seat that was released, with the outputs that it has."""
+        """Start counting for a released seat, with the outputs so far."""
         if not self._free:
             self._grow()
         params, outputs = admission.params, known[admission.prompt_len :]
@@ -51,7 +51,7 @@ class Penalties:
         self._counts[self._count_rows(rows, using), chosen] += 1
 
     def _penalise(self, logits: torch.Tensor, rows: SampledRows, subset: Subset) -> None:
-        """Change the logits of the tokens each row knows; a token known twice is written twice, with the same value."""
+        """Change the logits of each row's known tokens; duplicates are written twice with the same value."""
         longest = max(rows.ends[i] for i in subset.rows)
         tokens = self._known_tokens(subset.of(rows.seat_index), subset.of(rows.end_index), longest)
         row = torch.arange(len(logits), device=logits.device) if subset.index is None else subset.index
@@ -62,22 +62,25 @@ class Penalties:
         flat.index_copy_(0, where, values.view(-1))
 
     def _known_tokens(self, seat: torch.Tensor, end: torch.Tensor, longest: int) -> torch.Tensor:
-        """Token ids [n, longest] int64 at positions below `end` [n] of seats [n]; shorter rows repeat their first."""
+        """Return token ids [n, longest] int64 at positions below `end` [n] of seats [n]; shorter rows repeat their
+        first.
+        """
         tokens = self._pool[:, :longest].index_select(0, seat).long()
         known = torch.arange(longest, device=tokens.device) < end[:, None]
         return torch.where(known, tokens, tokens[:, :1])
 
     def _count_rows(self, rows: SampledRows, using: list[int]) -> torch.Tensor:
-        """Where the counts of these rows' seats are kept: [m] int64."""
+        """Return the rows of the counts of these seats: [m] int64."""
         return upload([self._row_of[rows.seats[i]] for i in using], torch.int64, self._counts.device)
 
     def _penalised(self, logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Penalised logits [n, L] of known tokens. tokens: their ids [n, L] int64; rows: [n], where the counts are.
+        """Return penalised logits [n, L] of known tokens. tokens: their ids [n, L] int64; rows: [n], rows of the
+        counts.
 
-        Repetition (Keskar et al., arXiv 1909.05858, with the sign handled as everybody does): positive logits of
-        tokens in prompt or output are divided by it, negative ones multiplied. Presence and frequency as in the
-        OpenAI API: logit - frequency * count - presence * (count > 0), counts over the output. Tokens that are
-        neither in the prompt nor in the output stay as they are, so only known tokens need to be looked at.
+        Repetition (Keskar et al., arXiv 1909.05858, with the usual sign handling) divides positive logits of tokens in
+        prompt or output, and multiplies negative ones. Presence and frequency follow the OpenAI API: logit - frequency
+        * count - presence * (count > 0), with counts over the output. Other tokens do not change, so only known tokens
+        are read.
         """
         counts = self._counts[rows[:, None], tokens]
         repetition, presence, frequency = self._strengths.index_select(0, rows)[:, :, None].unbind(1)
