@@ -1,4 +1,4 @@
-"""Start or reach the engines of a server."""
+"""Supervise the engines of a server, and connect to them."""
 
 import secrets
 from pathlib import Path
@@ -19,7 +19,7 @@ from roseinfer.text.tokenizer import Tokenizer
 
 
 async def routed_engine(
-    places: EngineAddresses,
+    addresses: EngineAddresses,
     tokenizer: Tokenizer,
     replicas: ReplicasConfig,
     inflight: InflightLimit,
@@ -28,34 +28,34 @@ async def routed_engine(
     processes: int = 1,
     record: str | None = None,
 ) -> RoutedEngine:
-    """The engines of somebody's crew, once one is up.
+    """Connect to supervised engines, which may be another process's. Return once one is up.
 
-    `prefix`: no other client's of this server; `processes`: how many share the engines, this one included. `record`: a
-    file for what the router decides, where there are several engines.
+    `prefix`: of request ids, different from that of the server's other clients. `processes`: number of clients that
+    share the engines, this one included. `record`: file for the router's decisions, if there are several engines.
     """
     record_path = None if record is None else Path(record)
     router = replicas.router or DEFAULT_ROUTER
-    if places.rows is None:
-        secret: SecretSource = Secret(places.secret)
-        if places.secret_file:
-            secret = SecretFile(Path(places.secret_file), secret.now())
-        # Their crew says in the log what becomes of them.
-        engines = RemoteEngines(secret, quiet_s=replicas.engine_timeout, lost_s=places.stall_s, log_failures=False)
+    if addresses.rows is None:
+        secret: SecretSource = Secret(addresses.secret)
+        if addresses.secret_file:
+            secret = SecretFile(Path(addresses.secret_file), secret.now())
+        # Their supervisor logs failures.
+        engines = RemoteEngines(secret, quiet_s=replicas.engine_timeout, lost_s=addresses.stall_s, log_failures=False)
         return await start_from_directory(
-            FixedDirectory(places.addresses),
+            FixedDirectory(addresses.addresses),
             lambda entry, number: engines.connector(number, HostPort.parse(entry.address, "engines")),
             tokenizer,
             router=router,
             inflight=inflight,
-            # Other servers may send requests to the same engines, and none knows what the others call theirs.
+            # Other servers, with request ids of their own, may use the same engines.
             prefix=f"{secrets.token_hex(6)}-{prefix}",
             processes=processes,
             record=record_path,
             drain_s=replicas.drain_timeout,
         )
     return await RoutedEngine.start(
-        list(map(Path, places.addresses)),
-        Path(places.rows),
+        list(map(Path, addresses.addresses)),
+        Path(addresses.rows),
         tokenizer,
         router=router,
         inflight=inflight,
@@ -72,20 +72,20 @@ def engine_supervisor(config: EngineConfig, replicas: ReplicasConfig, stall_s: f
     """Return the supervisor of the server's own engines, or of those that `replicas` names. Raises as they do."""
     if not replicas.engine_list:
         return EngineSupervisor(config, replicas, stall_s=stall_s)
-    addresses, secret = remote_places(replicas)
+    addresses, secret = remote_addresses(replicas)
     return RemoteCrew(addresses, secret, quiet_s=replicas.engine_timeout, lost_s=stall_s)
 
 
-def remote_places(replicas: ReplicasConfig) -> tuple[list[HostPort], SecretFile]:
-    """Where the engines are that others keep, and what they ask for. Raises `ConfigError`."""
+def remote_addresses(replicas: ReplicasConfig) -> tuple[list[HostPort], SecretFile]:
+    """Return the addresses of engines on other hosts, and the secret that they ask for. Raises `ConfigError`."""
     addresses = [HostPort.parse(name, "engines") for name in replicas.engine_list]
     return addresses, SecretFile(Path(replicas.secret_file or ""))
 
 
 def router_record(config: EngineConfig, number: int | None = None) -> str | None:
-    """Where the decisions of a router go if the run is recorded: FILE.router beside FILE.0 and FILE.1 of the engines.
+    """Return the file for a router's decisions if the run is recorded: FILE.router, next to FILE.0 of engine 0.
 
-    `number`: of its process, where there are several.
+    `number`: of the router's process, if there are several.
     """
     file = config.profile.record
     return None if file is None else f"{file}.router" if number is None else f"{file}.router.{number}"

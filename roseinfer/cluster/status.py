@@ -1,4 +1,4 @@
-"""What is known of an engine beside what it answers: its newest promise, and what its owner says of it."""
+"""Status of an engine, as its supervisor publishes it, and readers of status and promises."""
 
 from typing import NamedTuple, Protocol
 
@@ -7,9 +7,10 @@ from roseinfer.engine.api import EngineState
 
 
 class EngineStatus(NamedTuple):
-    """What the owner says of an engine. `number`: how many processes it has been, this one included; 0 = none yet.
-    `final`: it is not started again. `host_lost`: the owner is not heard either, so that something between here and its
-    host is the matter, or all of the host; state and number are then as they were heard last.
+    """Status of an engine. `number`: of its present process, counted from 1; 0 = none yet. `final`: it was given up.
+
+    `host_lost`: nothing is received from its supervisor either, so its host or the network has failed; the other fields
+    are the last that were received.
     """
 
     state: EngineState = EngineState.STARTING
@@ -19,14 +20,14 @@ class EngineStatus(NamedTuple):
 
 
 class StatusReader(Protocol):
-    """Where engines' promises and statuses are read, by their numbers. No call waits."""
+    """Source of engines' promises and statuses, by their numbers. No call waits."""
 
     def write_count(self, engine: int) -> int:
-        """How often the promise has been written: it moves as long as the engine makes steps."""
+        """Return how often the promise has been written: it changes as long as the engine makes steps."""
         ...
 
     def promise(self, engine: int) -> Promise | None:
-        """The newest promise, its times on the clock of this process; None: there is none."""
+        """Return the newest promise, its times on the clock of this process; None if there is none."""
         ...
 
     def status(self, engine: int) -> EngineStatus: ...

@@ -12,7 +12,6 @@ from roseinfer.core.outputs import RequestOutput, SchedulerStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import sequence_id
 from roseinfer.engine.api import StepRecord
-from roseinfer.engine.audit import IdleAudit
 from roseinfer.engine.core import IDLE_TURN_WAIT_S, Core
 from roseinfer.engine.messages import (
     OWNER,
@@ -30,6 +29,7 @@ from roseinfer.engine.messages import (
     Shutdown,
     Undrain,
 )
+from roseinfer.sched.idle_audit import IdleAudit
 
 log = logging.getLogger(__name__)
 

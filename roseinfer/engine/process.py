@@ -24,7 +24,6 @@ from roseinfer.core.promise import Promise
 from roseinfer.core.runner import Runner, RunnerFacts
 from roseinfer.core.stacks import enable_stack_dumps, stacks_path
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.audit import IdleAudit
 from roseinfer.engine.core import Core, EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.kv_events import KvEventsPublisher
@@ -33,15 +32,16 @@ from roseinfer.engine.messages import Ready, StartFailed
 from roseinfer.engine.process_transport import ENGINE_ROWS, EngineBoot, StepCosts
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.engine.sockets import ClientSockets
-from roseinfer.engine.starting import LoggedStages
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.build import build_priced
 from roseinfer.processes.child import ErrorReport, exit_with_parent, ignore_terminal_signals, read_boot
 from roseinfer.processes.shared_rows import SharedRows
+from roseinfer.processes.start_log import LoggedStages
 from roseinfer.ranks.others import Home, OtherRanks
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.idle_audit import IdleAudit
 from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import entry_of, make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler

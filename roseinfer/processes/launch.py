@@ -156,6 +156,18 @@ def launch(
     return child
 
 
+def run_python(arguments: Sequence[str], timeout_s: float) -> "subprocess.CompletedProcess[str]":
+    """Run a short-lived Python with these arguments and return its output, for libraries that may crash or hang.
+
+    Raises `TimeoutError` after `timeout_s` seconds, `OSError` if it cannot be started.
+    """
+    try:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError from error
+
+
 def describe_exit(code: int, *, by_us: bool = False) -> str:
     """Return `code` for an error message, with the likely cause of a kill unless we sent it (`by_us`)."""
     likely = " (killed; the system does this when memory runs out)" if code == -signal.SIGKILL and not by_us else ""

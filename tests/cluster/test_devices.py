@@ -1,4 +1,4 @@
-"""Which engine gets what of the machine, and what is refused before any is started."""
+"""Devices of engines, and what is rejected before any engine is launched."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> "Machine":
 
 
 class Machine:
-    """One with the GPUs and cores that a test says."""
+    """Machine with the GPUs and cores that a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = 0
@@ -58,7 +58,7 @@ def environments(replicas: ReplicasConfig, **given: Any) -> list[dict[str, str]]
     return [dict(spec.environment) for spec in specs(replicas, **given)]
 
 
-def test_one_engine_is_left_as_it_is_and_nobody_asks_for_gpus(machine: Machine) -> None:
+def test_a_single_engine_keeps_its_configuration_and_no_gpus_are_listed(machine: Machine) -> None:
     machine.gpus = [H200] * 2
     given = config(record="run.jsonl", device="auto")
     assert engine_specs(given, ReplicasConfig()) == [EngineSpec(given)]
@@ -85,13 +85,13 @@ def test_an_engine_of_several_gpus_gets_them_all(machine: Machine) -> None:
     assert {spec.kind for spec in found} == {f"{H200} + {H200}"}
     chosen = environments(ReplicasConfig(devices="3+0,1+2"), tensor_parallel_size=2)
     assert chosen == [{"CUDA_VISIBLE_DEVICES": "3,0"}, {"CUDA_VISIBLE_DEVICES": "1,2"}]
-    with pytest.raises(ConfigError, match="replicas is 3, but there are 4 GPUs, and each engine takes 2"):
+    with pytest.raises(ConfigError, match="replicas=3: there are 4 GPUs, and each engine needs 2"):
         specs(ReplicasConfig(replicas=3), tensor_parallel_size=2)
     with pytest.raises(ConfigError, match=r"gives each engine 2 GPUs, joined by \+"):
         specs(ReplicasConfig(devices="0,1"), tensor_parallel_size=2)
 
 
-def test_the_gpus_that_somebody_chose_for_the_server_are_those_there_are(machine: Machine) -> None:
+def test_visible_devices_of_the_server_restrict_the_choice(machine: Machine) -> None:
     machine.gpus = [H200, H200]
     machine.visible("GPU-a1b2,5")
     assert environments(ReplicasConfig(devices="1,0")) == [
@@ -111,7 +111,7 @@ def test_on_a_cpu_the_cores_are_divided(machine: Machine) -> None:
     assert [spec.config.engines for spec in found] == [2, 2], "and so is the memory of caches"
 
 
-def test_priced_engines_need_no_device_and_differ_as_they_were_told(machine: Machine) -> None:
+def test_priced_engines_need_no_device_and_have_speeds_of_their_own(machine: Machine) -> None:
     found = specs(ReplicasConfig(replicas=2), device="priced", cost="cost.json", slow="1,1.5")
     assert [spec.config.priced.slow_list for spec in found] == [(1.0,), (1.5,)]
     assert found[0].kind != found[1].kind, "what one learns is not true of the other"
@@ -129,17 +129,17 @@ def test_each_engine_records_into_files_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("replicas", "device", "gpus", "said"),
     [
-        (ReplicasConfig(replicas=3), "auto", 2, "replicas is 3, but there are 2 GPUs, and each engine takes one"),
-        (ReplicasConfig(replicas=2), "cuda", 1, "replicas is 2, but there is 1 GPU, and each engine takes one"),
-        (ReplicasConfig(replicas=2), "cuda", 0, "device is cuda, but PyTorch finds no CUDA GPU"),
-        (ReplicasConfig(devices="0,2"), "auto", 2, "devices is 0,2, but there are 2 GPUs, numbered from 0"),
-        (ReplicasConfig(devices="0+1"), "auto", 2, "devices is 0+1, but tensor_parallel_size gives each engine 1 GPU"),
-        (ReplicasConfig(devices="0"), "auto", 0, "devices is 0, but no GPU is found"),
-        (ReplicasConfig(devices="0,1"), "cpu", 2, "devices names GPUs, but device is cpu"),
-        (ReplicasConfig(devices="0,1"), "priced", 2, "devices names GPUs, but device is priced"),
+        (ReplicasConfig(replicas=3), "auto", 2, "replicas=3: there are 2 GPUs, and each engine needs one"),
+        (ReplicasConfig(replicas=2), "cuda", 1, "replicas=2: there is 1 GPU, and each engine needs one"),
+        (ReplicasConfig(replicas=2), "cuda", 0, "device=cuda: PyTorch finds no CUDA GPU"),
+        (ReplicasConfig(devices="0,2"), "auto", 2, "devices=0,2: there are 2 GPUs, numbered from 0"),
+        (ReplicasConfig(devices="0+1"), "auto", 2, "devices=0+1: tensor_parallel_size gives each engine 1 GPU"),
+        (ReplicasConfig(devices="0"), "auto", 0, "devices=0: PyTorch finds no GPU"),
+        (ReplicasConfig(devices="0,1"), "cpu", 2, "devices requires device=cuda or auto, not 'cpu'"),
+        (ReplicasConfig(devices="0,1"), "priced", 2, "devices requires device=cuda or auto, not 'priced'"),
     ],
 )
-def test_what_the_machine_does_not_have_is_said(
+def test_devices_that_the_machine_lacks_are_named(
     machine: Machine, replicas: ReplicasConfig, device: str, gpus: int, said: str
 ) -> None:
     machine.gpus = [H200] * gpus
@@ -152,11 +152,11 @@ def test_what_the_machine_does_not_have_is_said(
 
 # --- memory -------------------------------------------------------------------------------------------------------
 GB = 10**9
-SAID = "replicas is 2, but each engine takes {} GB of memory at least, and {} GB are available"
+MESSAGE = "replicas=2: each engine needs at least {} GB of memory, but only {} GB are available"
 
 
 def weights(file: Path, dtype: str = "F32", numbers: int = GB // 2) -> None:
-    """What a file with so many weights begins with; nobody reads the rest."""
+    """Write the header of a file with so many weights; the rest is never read."""
     held = {"F32": 4, "BF16": 2}[dtype] * numbers
     layer = {"dtype": dtype, "shape": [numbers // 10, 10], "data_offsets": [0, held]}
     header = json.dumps({"__metadata__": {"format": "pt"}, "layer": layer}).encode()
@@ -172,10 +172,10 @@ def weights(file: Path, dtype: str = "F32", numbers: int = GB // 2) -> None:
         ("F32", {}, 2),
         ("F32", {"kv_cache_memory_bytes": 3 * GB}, 5),
         ("F32", {"load_format": "dummy", "kv_cache_memory_bytes": GB}, 1),
-        ("F32", {"tensor_parallel_size": 2, "kv_cache_memory_bytes": GB}, 4 + devices.CPU_BYTES / GB),
+        ("F32", {"tensor_parallel_size": 2, "kv_cache_memory_bytes": GB}, 4 + devices.MIN_CPU_ENGINE_BYTES / GB),
     ],
 )
-def test_too_many_engines_for_the_memory(
+def test_more_engines_than_memory_are_rejected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stored: str, given: dict[str, Any], each: float
 ) -> None:
     weights(tmp_path / "model.safetensors", stored)
@@ -183,13 +183,13 @@ def test_too_many_engines_for_the_memory(
     (tmp_path / "config.json").write_text('{"torch_dtype": "float16"}')
     weights(tmp_path / "consolidated.safetensors", stored)
     engines = specs(ReplicasConfig(replicas=2), device="cpu", **given)
-    needed = 2 * (each * GB + devices.CPU_BYTES)
+    needed = 2 * (each * GB + devices.MIN_CPU_ENGINE_BYTES)
     monkeypatch.setattr(devices, "available_memory_bytes", lambda: int(needed))
     check_memory(engines, tmp_path)
     monkeypatch.setattr(devices, "available_memory_bytes", lambda: int(needed) - 1)
     with pytest.raises(ConfigError) as raised:
         check_memory(engines, tmp_path)
-    assert str(raised.value) == SAID.format(f"{each + 0.15:.3g}", f"{needed / GB:.3g}")
+    assert str(raised.value) == MESSAGE.format(f"{each + 0.15:.3g}", f"{needed / GB:.3g}")
     check_memory(engines[:1], tmp_path)
 
 
@@ -199,32 +199,28 @@ def test_weights_in_several_files_count_once_each(monkeypatch: pytest.MonkeyPatc
     index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "b.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     monkeypatch.setattr(devices, "available_memory_bytes", lambda: 8 * GB)
-    with pytest.raises(ConfigError, match=r"takes 4\.15 GB"):
+    with pytest.raises(ConfigError, match=r"needs at least 4\.15 GB"):
         check_memory(specs(ReplicasConfig(replicas=2), device="cpu"), tmp_path)
 
 
 @pytest.mark.parametrize("broken", [b"", b"\xff" * 20, b"\x02\0\0\0\0\0\0\0[]", b'\x09\0\0\0\0\0\0\0{"a": {}}'])
-def test_broken_weights_are_for_the_engine_to_say(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: bytes
-) -> None:
+def test_broken_weights_are_left_to_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(broken)
     monkeypatch.setattr(devices, "available_memory_bytes", lambda: GB)
     check_memory(specs(ReplicasConfig(replicas=2), device="cpu"), tmp_path)
 
 
-def test_priced_engines_hold_no_weights_but_take_memory_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_priced_engines_have_no_weights_but_need_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     weights(tmp_path / "model.safetensors")
     engines = specs(ReplicasConfig(replicas=2), device="priced", cost="cost.json")
-    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 2 * devices.PRICED_BYTES)
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 2 * devices.MIN_PRICED_ENGINE_BYTES)
     check_memory(engines, tmp_path)
-    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 2 * devices.PRICED_BYTES - 1)
-    with pytest.raises(ConfigError, match="each engine takes"):
+    monkeypatch.setattr(devices, "available_memory_bytes", lambda: 2 * devices.MIN_PRICED_ENGINE_BYTES - 1)
+    with pytest.raises(ConfigError, match="each engine needs"):
         check_memory(engines, tmp_path)
 
 
-def test_on_gpus_the_machines_memory_is_not_what_counts(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_engines_on_gpus_need_no_host_memory(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine.gpus = [H200] * 2
     (tmp_path / "model.safetensors").write_bytes(bytes(10))
     monkeypatch.setattr(devices, "available_memory_bytes", lambda: 1)
@@ -232,7 +228,7 @@ def test_on_gpus_the_machines_memory_is_not_what_counts(
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu", "priced"])
-def test_what_several_engines_keep_in_host_memory_has_to_fit_beside_each_other(
+def test_the_host_caches_of_all_engines_must_fit(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str
 ) -> None:
     machine.gpus = [H200] * 2
@@ -241,38 +237,40 @@ def test_what_several_engines_keep_in_host_memory_has_to_fit_beside_each_other(
     more = {"cost": "cost.json"} if device == "priced" else {}
     for size, fits in ((49, True), (51, device == "priced")):
         engines = specs(ReplicasConfig(replicas=2), device=device, kv_offloading_size=size, **more)
-        with contextlib.nullcontext() if fits else pytest.raises(ConfigError, match="replicas is 2, but each"):
+        with contextlib.nullcontext() if fits else pytest.raises(ConfigError, match="replicas=2: each"):
             check_memory(engines, tmp_path)
 
 
-# --- asking -------------------------------------------------------------------------------------------------------
+# --- list GPUs----------------------------------------------------------------------------------------------------
 gpu_names = devices.gpu_names
 
 
 @pytest.mark.parametrize(
     ("code", "names"), [("print('A\\nB')", ["A", "B"]), ("print()", []), ("pass", [])], ids=["two", "none", "silent"]
 )
-def test_a_process_says_which_gpus_there_are(monkeypatch: pytest.MonkeyPatch, code: str, names: list[str]) -> None:
-    monkeypatch.setattr(devices, "ASK", code)
+def test_a_child_process_lists_the_gpus(monkeypatch: pytest.MonkeyPatch, code: str, names: list[str]) -> None:
+    monkeypatch.setattr(devices, "LIST_GPUS", code)
     assert gpu_names() == names
 
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [("raise OSError('no driver')", "which GPUs there are: OSError: no driver"), ("import os; os._exit(3)", "code 3")],
+    [("raise OSError('no driver')", "cannot list the GPUs: OSError: no driver"), ("import os; os._exit(3)", "code 3")],
 )
-def test_a_machine_that_cannot_say_it_is_an_error_of_one_line(
+def test_a_failure_to_list_the_gpus_is_an_error_of_one_line(
     monkeypatch: pytest.MonkeyPatch, code: str, said: str
 ) -> None:
-    monkeypatch.setattr(devices, "ASK", code)
+    monkeypatch.setattr(devices, "LIST_GPUS", code)
     with pytest.raises(ResourceError, match=said) as raised:
         gpu_names()
     assert "\n" not in str(raised.value)
 
 
-def test_what_it_is_asked_is_right_as_far_as_this_machine_can_tell(tmp_path: Path) -> None:
-    """Against a stand-in for torch: importing the real one takes seconds."""
+def test_the_code_of_the_child_process_asks_torch(tmp_path: Path) -> None:
+    """Use a stand-in for torch: importing the real one takes seconds."""
     fake = "class cuda:\n    device_count = lambda: 2\n    get_device_name = 'GPU {}'.format\n"
     (tmp_path / "torch.py").write_text(fake)
-    done = subprocess.run([sys.executable, "-c", devices.ASK], capture_output=True, text=True, cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", devices.LIST_GPUS], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
     assert done.stdout == "GPU 0\nGPU 1\n"

@@ -49,7 +49,7 @@ def _check_engine_options(replicas: ReplicasConfig, given: Mapping[str, Any]) ->
     """Raise `ConfigError` for engine options without an engine of our own, and for options of remote engines without
     one.
     """
-    from roseinfer.cluster.start import remote_places
+    from roseinfer.cluster.start import remote_addresses
 
     if not replicas.engine_list:
         if replicas.secret_file is not None:
@@ -59,7 +59,7 @@ def _check_engine_options(replicas: ReplicasConfig, given: Mapping[str, Any]) ->
     for name in given:
         if name in own - REMOTE_ENGINE_OPTIONS:
             raise ConfigError(f"{name} is an engine option: pass it to each `roseinfer engine`")
-    remote_places(replicas)
+    remote_addresses(replicas)
 
 
 def with_keys(server: ServerConfig, environment: Mapping[str, str]) -> ServerConfig:

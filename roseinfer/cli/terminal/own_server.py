@@ -17,7 +17,7 @@ from roseinfer.core.errors import RoseinferError
 
 _READY_LINE = re.compile(r" is served on (http://\S+);")
 # How an engine process logs its current start-up stage.
-_STAGE = " roseinfer.engine.starting: "
+_STAGE = " roseinfer.processes.start_log: "
 _MAX_LOG_LINES = 40
 _STOP_TIMEOUT_S = 10.0
 _EXIT_WAIT_S = 1.0

@@ -1,15 +1,15 @@
-"""The idle engine's audit of its books."""
+"""Audits of an idle engine's scheduler."""
 
 import logging
 
 import pytest
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.engine.audit import IDLE_S, IdleAudit
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import OWNER, Heartbeat, Shutdown
 from roseinfer.kv.manager import AUDIT_PIECE_BLOCKS
+from roseinfer.sched.idle_audit import IDLE_S, IdleAudit
 from tests.engine.test_loop import Script, add
 from tests.helpers.engines import add as add_to
 from tests.helpers.engines import make_core, run_dry
@@ -23,7 +23,7 @@ def core() -> EngineCore:
 
 
 def audited(core: EngineCore, clock: ManualClock) -> tuple[IdleAudit, list[int]]:
-    """A duty of a core, and the number of pieces of each audit that was begun."""
+    """Return an audit of the core's scheduler, and the number of pieces of each pass."""
     pieces: list[int] = []
     audit = core.scheduler.audit
 
@@ -42,54 +42,56 @@ def finish(core: EngineCore) -> None:
         core.step()
 
 
-def test_the_books_are_audited_once_after_work_and_a_while_of_idleness_in_pieces(core: EngineCore) -> None:
+def test_the_state_is_audited_once_after_work_and_a_pause_in_pieces(core: EngineCore) -> None:
     clock = ManualClock()
-    duty, pieces = audited(core, clock)
-    duty.idle()
+    checks, pieces = audited(core, clock)
+    checks.idle()
     assert not pieces, "nothing has happened yet"
     add_to(core, "a", [1] * 100)
     finish(core)
-    duty.busy()
+    checks.busy()
     clock.advance(IDLE_S / 2)
-    duty.idle()
+    checks.idle()
     assert not pieces, "the next request may come at any time"
     clock.advance(IDLE_S)
-    duty.idle()
-    assert pieces == [1] and duty.under_way
+    checks.idle()
+    assert pieces == [1] and checks.under_way
     turns = 1
-    while duty.under_way:
-        duty.idle()
+    while checks.under_way:
+        checks.idle()
         turns += 1
     assert turns >= 2 * BLOCKS // AUDIT_PIECE_BLOCKS, "the free list, then the index"
     clock.advance(IDLE_S)
-    duty.idle()
-    assert len(pieces) == 1 and not duty.under_way
+    checks.idle()
+    assert len(pieces) == 1 and not checks.under_way
     assert core.stats().integrity_errors == 0
 
 
 def test_work_ends_an_audit(core: EngineCore) -> None:
     clock = ManualClock()
-    duty, pieces = audited(core, clock)
-    duty.busy()
+    checks, pieces = audited(core, clock)
+    checks.busy()
     clock.advance(IDLE_S)
-    duty.idle()
+    checks.idle()
     add_to(core, "a", [1] * 100)
     finish(core)
-    duty.busy()
-    duty.idle()
-    assert not duty.under_way and core.stats().integrity_errors == 0
+    checks.busy()
+    checks.idle()
+    assert not checks.under_way and core.stats().integrity_errors == 0
     clock.advance(IDLE_S)
-    duty.idle()
+    checks.idle()
     assert len(pieces) == 2, "begun anew"
 
 
 @pytest.mark.parametrize("broken", ["a lost block", "a lost seat", "a wrong key"])
-def test_what_disagrees_is_logged_and_counted(core: EngineCore, broken: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_inconsistencies_are_logged_and_counted(
+    core: EngineCore, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = ManualClock()
-    duty = IdleAudit(core.scheduler, clock)
+    checks = IdleAudit(core.scheduler, clock)
     add_to(core, "a", [1] * 100)
     run_dry(core)
-    duty.busy()
+    checks.busy()
     if broken == "a lost block":
         core.scheduler.kv._pool.take(1)
     elif broken == "a lost seat":
@@ -98,15 +100,15 @@ def test_what_disagrees_is_logged_and_counted(core: EngineCore, broken: str, cap
         core.scheduler.kv._index._blocks.popitem()
     clock.advance(IDLE_S)
     with caplog.at_level(logging.ERROR):
-        duty.idle()
-        while duty.under_way:
-            duty.idle()
+        checks.idle()
+        while checks.under_way:
+            checks.idle()
     assert core.stats().integrity_errors == 1
-    assert "the engine's books disagree" in caplog.text
+    assert "inconsistent scheduler state" in caplog.text
 
 
 class Patient(Script):
-    """Goes on for a while after the engine has become idle; keeps how long the loop was ready to wait."""
+    """Script that leaves the engine idle for a while. `waited`: how long the loop was ready to wait."""
 
     idle_turns = 60
 
@@ -119,12 +121,12 @@ class Patient(Script):
         return [] if self.idle_turns else [(OWNER, Shutdown())]
 
 
-def test_the_loop_audits_when_idle_and_goes_back_to_sleep() -> None:
+def test_the_loop_audits_when_idle_and_sleeps_again() -> None:
     clock = ManualClock()
     core = make_core(num_blocks=BLOCKS, block_size=4)
-    duty, pieces = audited(core, clock)
+    checks, pieces = audited(core, clock)
     script = Patient(core, clock, [(OWNER, add("a", 3))])
-    EngineLoop(core, script, script, clock, None, duty).run()
+    EngineLoop(core, script, script, clock, None, checks).run()
     assert len(pieces) == 1 and pieces[0] >= 2 * BLOCKS // AUDIT_PIECE_BLOCKS
     assert script.waited.count(0.0) == pieces[0], "it does not sleep between two pieces"
     assert script.waited[-1] > 0

@@ -1,4 +1,4 @@
-"""An engine process tells its log what takes long when it starts, and nothing of what does not."""
+"""Long stages of a start are logged, short ones are not."""
 
 import logging
 import time
@@ -6,13 +6,15 @@ import time
 import pytest
 
 from roseinfer.core.progress import listening, stage
-from roseinfer.engine import starting
-from roseinfer.engine.starting import LoggedStages
+from roseinfer.processes import start_log
+from roseinfer.processes.start_log import LoggedStages
 
 
-def test_stages_that_last_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(starting, "SOON_S", 0.01)
-    monkeypatch.setattr(starting, "BETWEEN_S", 0.01)
+def test_long_stages_are_logged_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(start_log, "FIRST_LINE_S", 0.01)
+    monkeypatch.setattr(start_log, "REPEAT_S", 0.01)
     with caplog.at_level(logging.INFO), listening(LoggedStages()):
         with stage("reading weights") as step:
             step(3, 7)
@@ -22,10 +24,10 @@ def test_stages_that_last_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: py
                 time.sleep(0.005)
         said = len(caplog.records)
         time.sleep(0.05)
-        assert len(caplog.records) == said, "nothing comes behind its end"
+        assert len(caplog.records) == said, "nothing is logged after its end"
 
 
-def test_quick_ones_are_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_short_stages_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), listening(LoggedStages()), stage("reading weights"):
         pass
     assert caplog.text == ""

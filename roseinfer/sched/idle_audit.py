@@ -1,4 +1,4 @@
-"""When the engine goes through its books: once it has nothing else to do."""
+"""Audit of the scheduler's state while the engine has nothing else to do."""
 
 import logging
 from collections.abc import Iterator
@@ -13,31 +13,30 @@ IDLE_S = 1.0
 
 
 class IdleAudit:
-    """Audits a scheduler's seats, queues and KV blocks, once after each time that the engine worked and then idled for
-    `IDLE_S`. What disagrees is logged and counted; the engine goes on.
+    """Audit of seats, queues and KV blocks, once after each time that the engine worked and then idled for `IDLE_S`.
 
-    A cache of 65,536 blocks takes some 150 ms, so an audit is done in pieces of a millisecond or two, between which the
-    loop looks for messages. Work ends an audit that is under way: it holds for books at rest only.
+    Inconsistencies are logged and counted; the engine continues. An audit of 65,536 blocks takes some 150 ms, so it is
+    done in pieces of a millisecond or two, between which the loop reads messages. Work cancels an audit in progress.
     """
 
     def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
         self._scheduler = scheduler
         self._clock = clock
-        self._worked_s: float | None = None  # when the engine last worked, None once the books have been audited since
+        self._worked_s: float | None = None  # time of the last work; None = audited since
         self._pieces: Iterator[None] | None = None
 
     @property
     def under_way(self) -> bool:
-        """Whether there is another piece, to be done at once."""
+        """True if there is another piece, to be done at once."""
         return self._pieces is not None
 
     def busy(self) -> None:
-        """To be called after each step."""
+        """Note a step. Call this after each."""
         self._worked_s = self._clock.now()
         self._pieces = None
 
     def idle(self) -> None:
-        """Do a piece, if one is due. To be called when there is nothing else to do."""
+        """Do a piece, if one is due. Call this when there is nothing else to do."""
         if self._pieces is None:
             if self._worked_s is None or self._clock.now() - self._worked_s < IDLE_S:
                 return
@@ -50,4 +49,4 @@ class IdleAudit:
         except AssertionError as error:
             self._pieces = None
             self._scheduler.integrity_errors += 1
-            log.error("the engine's books disagree, which is a bug in roseinfer: %s", error)
+            log.error("inconsistent scheduler state, which is a bug in roseinfer: %s", error)
