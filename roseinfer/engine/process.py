@@ -38,7 +38,7 @@ from roseinfer.priced.build import build_priced
 from roseinfer.processes.child import ErrorReport, exit_with_parent, ignore_terminal_signals, read_boot
 from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.processes.start_log import LoggedStages
-from roseinfer.ranks.others import Home, OtherRanks
+from roseinfer.ranks.other_ranks import OtherRanks, RankHost
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.idle_audit import IdleAudit
@@ -62,19 +62,19 @@ def build_engine(
     observer: StepObserver | None = None,
     learnt: CostParams | None = None,
     *,
-    home: Home | None = None,
+    rank_host: RankHost | None = None,
 ) -> tuple[Core, EngineInfo]:
     """Load the model in `folder` and put an engine core around it; `observer` is told of every step.
 
-    `learnt`: what steps cost, as an engine on such a device has learnt. `home`: of an engine that has a
+    `learnt`: what steps cost, as an engine on such a device has learnt. `rank_host`: of an engine that has a
     process to itself. Raises typed errors for what the user can mend.
     """
     if config.kv_events.endpoint is None:
-        return _build(config, folder, observer, learnt, None, home)
+        return _build(config, folder, observer, learnt, None, rank_host)
     # Before the model is loaded: an address that cannot be had is told soon, and subscribers find their way back.
     publisher = KvEventsPublisher(config.kv_events, config.model.model)
     try:
-        built = _build(config, folder, observer, learnt, publisher, home)
+        built = _build(config, folder, observer, learnt, publisher, rank_host)
     except BaseException:
         publisher.close()
         raise
@@ -88,7 +88,7 @@ def _build(
     observer: StepObserver | None,
     learnt: CostParams | None,
     publisher: KvEventsPublisher | None,
-    home: Home | None,
+    rank_host: RankHost | None,
 ) -> tuple[Core, EngineInfo]:
     started = time.monotonic()
     record = config.profile.record
@@ -98,7 +98,7 @@ def _build(
         if observer is not None:
             runner = _observed(runner, observer)
     else:
-        config, runner, facts, observer = _build_runner(config, folder, observer, home)
+        config, runner, facts, observer = _build_runner(config, folder, observer, rank_host)
     try:
         return _build_core(config, runner, facts, observer, learnt, publisher, recorder, started)
     except BaseException:
@@ -167,7 +167,7 @@ def _build_core(
 
 
 def _build_runner(
-    config: EngineConfig, folder: Path, observer: StepObserver | None, home: Home | None
+    config: EngineConfig, folder: Path, observer: StepObserver | None, rank_host: RankHost | None
 ) -> tuple[EngineConfig, Runner, RunnerFacts, StepObserver | None]:
     """The options that suit the device, a runner with a model, and who observes it already: `observer`, or one that the
     options ask for.
@@ -176,7 +176,7 @@ def _build_runner(
     with ExitStack() as undo:
         others = None
         if config.model.tensor_parallel_size > 1:
-            others = OtherRanks(config.model.tensor_parallel_size, home)
+            others = OtherRanks(config.model.tensor_parallel_size, rank_host)
             undo.callback(others.close)
             others.start()  # they import PyTorch while we do
         from roseinfer.runner.build import build_runner
@@ -186,9 +186,9 @@ def _build_runner(
         if others is None:
             built = build_runner(config, folder)
         else:
-            from roseinfer.ranks.build import build_led
+            from roseinfer.ranks.build import build_leader
 
-            built, group = build_led(config, folder, others)
+            built, group = build_leader(config, folder, others)
             undo.callback(group.close)
         runner: Runner = built.runner
         observer = observer or _tracer(config, built.facts.device)
@@ -264,12 +264,12 @@ def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
         report = ErrorReport.of(error)
         clients.greet(StartFailed(report.kind, report.message))
 
-    home = Home(Path(boot.folder), boot.index, several=boot.config.engines > 1, tell=start_failed)
+    rank_host = RankHost(Path(boot.folder), boot.index, several=boot.config.engines > 1, report_error=start_failed)
     try:
         rows = None if boot.rows is None else SharedRows.open(Path(boot.rows), ENGINE_ROWS)
         with listening(LoggedStages()):
             costs = _cost_params(boot.costs)
-            core, info = build_engine(boot.config, Path(boot.model_folder), learnt=costs, home=home)
+            core, info = build_engine(boot.config, Path(boot.model_folder), learnt=costs, rank_host=rank_host)
     except RoseinferError as error:
         start_failed(error)
         return 1

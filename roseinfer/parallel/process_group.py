@@ -35,7 +35,7 @@ class ProcessGroup:
     It is not registered with `torch.distributed`, as a process may have several groups, one for each model.
     """
 
-    def __init__(self, rendezvous: Rendezvous, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, rendezvous: Rendezvous, timeout_s: float | None = None) -> None:
         """Connect; returns once all ranks have joined."""
         self.rank, self.size = rendezvous.rank, rendezvous.size
         gloo: Any = dist.ProcessGroupGloo  # its stubs lack the options for the listening address
@@ -50,7 +50,7 @@ class ProcessGroup:
         self._end = weakref.finalize(self, self._gloo.clear)
         self._options = AllgatherOptions()
         self._options.timeout = _NEVER
-        self.timeout_s = timeout_s
+        self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self._aborted = threading.Event()
 
     def adds_residual(self, x: torch.Tensor) -> bool:

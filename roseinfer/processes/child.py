@@ -76,6 +76,16 @@ def read_boot(kind: type[Boot]) -> Boot:
     return msgspec.json.decode(line, type=kind)
 
 
+def take_stdout() -> int:
+    """Return a descriptor of standard output, for frames to a parent that launched this process with `read_stdout`.
+
+    From now on other output goes to standard error. Our own children inherit neither.
+    """
+    descriptor = os.dup(1)
+    os.dup2(2, 1)
+    return descriptor
+
+
 def exit_with_parent(timeout_s: float, on_orphaned: Callable[[], object] = lambda: None) -> None:
     """Start a thread that ends this process when the parent has ended, for a child that is stuck in its work.
 

@@ -66,7 +66,7 @@ class ChildProcess:
 
         A child that has ended gets none: whoever waits for the child learns its exit code.
         """
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # another thread may have closed the pipe
             write_all(self.stdin, msgspec.json.encode(boot) + b"\n")
 
     async def wait(self) -> int:

@@ -1,1 +1,1 @@
-"""An engine's model in several processes: its own, of rank 0, which leads, and others that do what it does."""
+"""An engine's model in several processes: the engine's own, rank 0, leads; the other ranks make the same calls."""

@@ -1,20 +1,20 @@
-"""What a rank's process is told when it starts, and what it says of itself."""
+"""Messages between rank 0 and the process of another rank: how it starts, and its status."""
 
-import contextlib
+from typing import Self
 
 import msgspec
 
-from roseinfer.core import errors
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import EngineDeadError, RoseinferError
+from roseinfer.processes.child import ErrorReport, LogSettings
 
 
 class RankBoot(msgspec.Struct):
-    """The line that a rank's process reads on its standard input. `folder`: of the model. `group`: the group's name.
+    """Boot struct of a rank's process.
 
-    `ring_bytes`, and the descriptors `ring`, `bell` (see `ring.RingReader`), `store` (see `SharedStore`) and `status`,
-    where it writes a `RankSays` for each line. `engine`: its number, if there are several.
-    `stacks`: the file where it is to write where its threads are, when it gets the signal for it.
+    `folder`: of the model. `group`: name of the group. `ring` and `wake_pipe`: descriptors for a `RingReader` of
+    `ring_bytes`; `store`: descriptor for a `SharedStore`. `engine`: number of the engine, if there are several.
+    `stacks`: file for its threads' stacks, written on a signal.
     """
 
     config: EngineConfig
@@ -25,41 +25,25 @@ class RankBoot(msgspec.Struct):
     size: int
     ring: int
     ring_bytes: int
-    bell: int
-    status: int
-    parent: int
-    log_level: int
-    log_json: bool
+    wake_pipe: int
+    log: LogSettings
     engine: int | None = None
     stacks: str | None = None
 
 
-class RankSays(msgspec.Struct):
-    """`here`: it is about to join the others. Otherwise its last words: the type of a typed error ("": of no such), and
-    what it says.
-    """
+class RankStatus(msgspec.Struct):
+    """Frame from a rank's process to rank 0. `error` None: it is about to join the group; else why it ends."""
 
-    here: bool = False
-    error: str = ""
-    message: str = ""
+    error: ErrorReport | None = None
 
-
-def last_words(error: BaseException) -> RankSays:
-    kind = type(error).__name__
-    try:
-        message = str(error)
-    except Exception:  # it is anybody's
-        message = "what it says cannot be had"
-    message = message.encode(errors="replace").decode()  # or JSON cannot carry it
-    if isinstance(error, RoseinferError):
-        return RankSays(error=kind, message=message)
-    return RankSays(message=f"{kind}: {message}"[:500])
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        return cls(ErrorReport.of(error))
 
 
-def as_error(rank: int, says: RankSays) -> RoseinferError:
-    """The error that a rank has ended with, as rank 0 raises it."""
-    kind = getattr(errors, says.error, None) if says.error else None
-    if isinstance(kind, type) and issubclass(kind, RoseinferError) and kind is not EngineDeadError:
-        with contextlib.suppress(TypeError):  # one that is made of more than a message
-            return kind(says.message)
-    return EngineDeadError(f"rank {rank} failed: {says.message}")
+def rank_error(rank: int, report: ErrorReport) -> RoseinferError:
+    """Return the error of another rank as rank 0 raises it."""
+    error = report.as_error()
+    if error is None or isinstance(error, EngineDeadError):
+        return EngineDeadError(f"rank {rank} failed: {report.message}")
+    return error

@@ -1,4 +1,4 @@
-"""An engine's runner whose model several processes share: this one, as rank 0, and those of the other ranks."""
+"""Build the runner of an engine whose model several processes share: rank 0's part, and those of the other ranks."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,45 +10,45 @@ from roseinfer.parallel.make import make_group
 from roseinfer.parallel.rendezvous import Rendezvous
 from roseinfer.parallel.shared_store import SharedStore
 from roseinfer.ranks.boot import RankBoot
-from roseinfer.ranks.leader import end_on_loss
-from roseinfer.ranks.others import OtherRanks
-from roseinfer.runner.build import BuiltRunner, build_runner
-from roseinfer.runner.device import rank_device
+from roseinfer.ranks.leader import exit_on_loss
+from roseinfer.ranks.other_ranks import OtherRanks
+from roseinfer.runner.build import BuiltRunner, build_runner, rank_device
 
 
-def build_led(config: EngineConfig, folder: Path, others: OtherRanks) -> tuple[BuiltRunner, LiveGroup]:
-    """Rank 0's part and its group, for a `LeadingRunner`, and have `others`, which have been started, build theirs.
-    They are closed if this fails.
+def build_leader(config: EngineConfig, folder: Path, others: OtherRanks) -> tuple[BuiltRunner, LiveGroup]:
+    """Build rank 0's part and its group, for a `LeadingRunner`, while `others` build theirs.
 
-    Raises what `build_runner` raises, of whichever rank.
+    `others` have been started; they are closed if this fails. Raises what `build_runner` raises on any rank.
     """
     with contextlib.ExitStack() as undo:
         undo.callback(others.close)
         others.boot(config, folder)
         try:
-            others.await_here()
-            group = others.join(lambda: _group(config, SharedStore(others.store, others.go_on), others.name, 0))
+            others.await_ready_to_join()
+            store = SharedStore(others.store, others.check_open)
+            group = others.join(lambda: _join_group(config, store, others.name, 0))
             undo.callback(group.close)
-            end_on_loss(others, group, starts=True)
+            exit_on_loss(others, group, starting=True)
             built = build_runner(config, folder, group)
-            end_on_loss(others, group)
-            others.started()
+            exit_on_loss(others, group)
+            others.mark_started()
         except Exception as error:
-            reason = others.failure_behind(error)
-            if reason is error:
+            cause = others.cause_of(error)
+            if cause is error:
                 raise
-            raise reason from error
+            raise cause from error
         undo.pop_all()
     return built, group
 
 
-def build_rank(boot: RankBoot, say_here: Callable[[], None]) -> tuple[BuiltRunner, LiveGroup]:
-    """The part of another rank, and its group. `say_here` is called when it is about to join that."""
-    group = _group(boot.config, SharedStore(boot.store), boot.group, boot.rank, say_here)
+def build_rank(boot: RankBoot, report_ready: Callable[[], None]) -> tuple[BuiltRunner, LiveGroup]:
+    """Build another rank's part and its group. Calls `report_ready` before it joins the group."""
+    store = SharedStore(boot.store)
+    group = _join_group(boot.config, store, boot.group, boot.rank, report_ready)
     return build_runner(boot.config, Path(boot.folder), group), group
 
 
-def _group(
+def _join_group(
     config: EngineConfig, store: SharedStore, name: str, rank: int, before: Callable[[], None] = lambda: None
 ) -> LiveGroup:
     size = config.model.tensor_parallel_size

@@ -1,5 +1,6 @@
-"""What rank 0 tells the other ranks to do: the calls of a runner, as bytes. Ranks that make the same calls in the same
-order compute the same.
+"""Calls of a runner as bytes, which rank 0 sends to the other ranks.
+
+Ranks that make the same calls in the same order compute the same.
 """
 
 from collections.abc import Sequence
@@ -11,9 +12,10 @@ from roseinfer.core.plan import RowResult, StepPlan, TokenMasks
 
 
 class Call(IntEnum):
-    """The first byte of a message. What follows: of `SUBMIT` a checksum (8 bytes) of the tokens of all steps that were
-    collected so far, and the plan; of `MASKED`, a `SAMPLE` under masks, how many rows are masked, these, and the words
-    of their masks.
+    """First byte of a message.
+
+    After `SUBMIT` come a checksum (8 bytes) of the tokens of all collected steps, and the plan. After `MASKED`, a
+    `SAMPLE` under masks, come the number of masked rows, the rows, and the words of their masks.
     """
 
     SUBMIT = 0
@@ -25,11 +27,11 @@ class Call(IntEnum):
 
 _BYTES = [bytes([call]) for call in Call]
 SAMPLE, COLLECT, CLOSE = _BYTES[Call.SAMPLE], _BYTES[Call.COLLECT], _BYTES[Call.CLOSE]
-_INT, _SUM = 4, 8
+_NUMBER_BYTES, _CHECKSUM_BYTES = 4, 8
 
 
-class Sampled:
-    """A checksum of all tokens that a rank has sampled, step by step: the same wherever the same was sampled."""
+class SampledDigest:
+    """Checksum of all tokens that a rank has sampled, step by step."""
 
     def __init__(self) -> None:
         self._sum = 0
@@ -39,21 +41,21 @@ class Sampled:
         self._sum = hash((self._sum, *[row[1] for row in rows]))
 
     def digest(self) -> bytes:
-        return self._sum.to_bytes(_SUM, "little", signed=True)
+        return self._sum.to_bytes(_CHECKSUM_BYTES, "little", signed=True)
 
 
 class CallWriter:
-    """Of one thread at a time."""
+    """Encoder of calls. For one thread at a time."""
 
     def __init__(self) -> None:
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def submit(self, plan: StepPlan, sampled: Sampled) -> bytes:
+    def submit(self, plan: StepPlan, sampled: SampledDigest) -> bytes:
         return b"".join((_BYTES[Call.SUBMIT], sampled.digest(), self._encode(plan)))
 
     def masked(self, masks: TokenMasks) -> bytes:
         numbers = (len(masks.rows), *masks.rows)
-        head = b"".join(number.to_bytes(_INT, "little") for number in numbers)
+        head = b"".join(number.to_bytes(_NUMBER_BYTES, "little") for number in numbers)
         return b"".join((_BYTES[Call.MASKED], head, masks.words))
 
 
@@ -62,16 +64,16 @@ class CallReader:
         self._decode = msgspec.msgpack.Decoder(StepPlan).decode
 
     def submit(self, message: bytearray) -> tuple[bytes, StepPlan]:
-        """The checksum that came with the plan, and the plan."""
-        return bytes(message[1 : 1 + _SUM]), self._decode(memoryview(message)[1 + _SUM :])
+        """Return rank 0's checksum and the plan."""
+        return bytes(message[1 : 1 + _CHECKSUM_BYTES]), self._decode(memoryview(message)[1 + _CHECKSUM_BYTES :])
 
     def masked(self, message: bytearray) -> tuple[tuple[int, ...], memoryview]:
-        """The rows, and the bytes of their masks."""
+        """Return the rows and the bytes of their masks."""
         count, *_ = _numbers(message, 1, 1)
-        head = 1 + _INT
-        return _numbers(message, head, count), memoryview(message)[head + _INT * count :]
+        head = 1 + _NUMBER_BYTES
+        return _numbers(message, head, count), memoryview(message)[head + _NUMBER_BYTES * count :]
 
 
 def _numbers(message: bytearray, at: int, count: int) -> tuple[int, ...]:
-    places = range(at, at + _INT * count, _INT)
-    return tuple(int.from_bytes(message[place : place + _INT], "little") for place in places)
+    places = range(at, at + _NUMBER_BYTES * count, _NUMBER_BYTES)
+    return tuple(int.from_bytes(message[place : place + _NUMBER_BYTES], "little") for place in places)

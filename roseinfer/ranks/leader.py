@@ -1,4 +1,4 @@
-"""Rank 0's runner: what it is told to do, it has all other ranks do too."""
+"""Runner of rank 0, which has all other ranks make the same calls."""
 
 import logging
 import os
@@ -10,23 +10,22 @@ from typing import Any, TypeVar
 from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import PassThrough, Runner
 from roseinfer.parallel.group import LiveGroup
-from roseinfer.ranks.calls import COLLECT, SAMPLE, CallWriter, Sampled
-from roseinfer.ranks.others import OtherRanks
+from roseinfer.ranks.calls import COLLECT, SAMPLE, CallWriter, SampledDigest
+from roseinfer.ranks.other_ranks import OtherRanks
 
 log = logging.getLogger("roseinfer.ranks")
 
-# For an engine to end by itself when a rank is lost: its runner may wait for that rank in a way that has no end.
-END_PATIENCE_S = 3.0
+# An engine that has lost a rank has this long to end by itself; its runner may wait for that rank without end.
+EXIT_TIMEOUT_S = 3.0
 Result = TypeVar("Result")
 
 
 class LeadingRunner(PassThrough):
-    """Hands each call to the others, then makes it itself; nobody answers. Whoever needs another's part of a result
-    waits for it there, in the group's own calls.
+    """Runner that sends each call to the other ranks and then makes it itself. The other ranks send no results.
 
-    `inner`: this process's runner, which may do what it is told in a thread of its own, in the same order. A call
-    raises the error that another rank has ended with, if there is one. Whoever drops it without closing it ends the
-    other ranks all the same.
+    A call that needs another rank's part of a result waits for it in the group. A call raises the error with which
+    another rank has ended. `inner`: this process's runner; it may work in a thread of its own, in the same order.
+    A runner that is dropped without `close` also ends the other ranks.
     """
 
     def __init__(self, inner: Runner, group: LiveGroup, others: OtherRanks) -> None:
@@ -34,20 +33,20 @@ class LeadingRunner(PassThrough):
         self._group = group
         self._others = others
         self._calls = CallWriter()
-        self._sampled = Sampled()
-        # Also when the interpreter ends: what the group waits for would keep it, if a rank hangs.
-        self._end = weakref.finalize(self, _end, inner, others, group, os.getpid())
+        self._sampled = SampledDigest()
+        # Also runs at interpreter exit: destructors of the group would wait for a rank that hangs.
+        self._end = weakref.finalize(self, end_ranks, inner, others, group, os.getpid())
 
     def submit(self, plan: StepPlan) -> Any:
-        self._others.tell(self._calls.submit(plan, self._sampled))
+        self._others.send(self._calls.submit(plan, self._sampled))
         return self._with_others(self.inner.submit, plan)
 
     def sample(self, handle: Any, masks: TokenMasks | None = None) -> None:
-        self._others.tell(SAMPLE if masks is None else self._calls.masked(masks))
+        self._others.send(SAMPLE if masks is None else self._calls.masked(masks))
         self._with_others(self.inner.sample, handle, masks)
 
     def collect(self, handle: Any) -> StepResult:
-        self._others.tell(COLLECT)
+        self._others.send(COLLECT)
         result = self._with_others(self.inner.collect, handle)
         self._with_others(self._group.check)
         self._others.check()
@@ -58,21 +57,21 @@ class LeadingRunner(PassThrough):
         try:
             return call(*args)
         except Exception as error:
-            reason = self._others.failure_behind(error)
-            if reason is error:
+            cause = self._others.cause_of(error)
+            if cause is error:
                 raise
-            raise reason from error
+            raise cause from error
 
     def close(self) -> None:
-        """Steps that are under way are finished if that is soon. May be called again."""
+        """End all ranks. Steps in flight are finished if that is soon. May be called again."""
         self._end()
 
 
-def _end(inner: Runner, others: OtherRanks, group: LiveGroup, owner: int) -> None:
-    """A fork of the process `owner` has none of them, and drops what it will."""
+def end_ranks(inner: Runner, others: OtherRanks, group: LiveGroup, owner: int) -> None:
+    """Close a leading runner's parts. In a fork of the process `owner` do nothing: they are not the fork's."""
     if os.getpid() != owner:
         return
-    # First: what this process's part waits for may be in a rank that hangs, until that is ended.
+    # First, as the inner runner may wait for a rank that hangs, until that is ended.
     others.end()
     try:
         inner.close()
@@ -81,22 +80,23 @@ def _end(inner: Runner, others: OtherRanks, group: LiveGroup, owner: int) -> Non
         group.close()
 
 
-def end_on_loss(others: OtherRanks, group: LiveGroup, *, starts: bool = False) -> None:
-    """If a rank is lost, whoever waits for it shall hear of it. A process that is the engine's alone ends if it has not
-    done so soon by itself; one that `starts`, and may load for minutes before it would notice, says why.
+def exit_on_loss(others: OtherRanks, group: LiveGroup, *, starting: bool = False) -> None:
+    """Abort the group's waits when a rank is lost, and exit an engine's own process if it does not end soon by itself.
+
+    starting: the process may be loading for minutes; report why it exits to its owner.
     """
 
     def on_loss() -> None:
         group.abort()
-        if others.home is not None:
-            timer = threading.Timer(END_PATIENCE_S, end)
+        if others.host is not None:
+            timer = threading.Timer(EXIT_TIMEOUT_S, end)
             timer.daemon = True
             timer.start()
 
     def end() -> None:
-        log.error("the engine ends: it has lost a rank")
-        if starts and others.home is not None and others.failure is not None:
-            others.home.tell(others.failure)
+        log.error("the engine exits: it has lost a rank")
+        if starting and others.host is not None and others.failure is not None:
+            others.host.report_error(others.failure)
         os._exit(1)
 
     others.on_loss = on_loss

@@ -1,12 +1,8 @@
-"""The process of a rank other than 0: a runner that does what rank 0 says, and ends with it."""
+"""Process of a rank other than 0: its runner makes the calls that rank 0 sends, and it ends with rank 0."""
 
 import contextlib
-import ctypes
 import logging
 import os
-import signal
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from roseinfer.core import logs
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.cpu_settings import prepare_cpu_libraries
 from roseinfer.core.errors import EngineDeadError, RoseinferError
@@ -22,77 +17,75 @@ from roseinfer.core.garbage import IdleGarbageCollector
 from roseinfer.core.plan import TokenMasks
 from roseinfer.core.runner import Runner
 from roseinfer.core.stacks import enable_stack_dumps
-from roseinfer.ranks.boot import RankBoot, RankSays, last_words
-from roseinfer.ranks.calls import Call, CallReader, Sampled
-from roseinfer.ranks.others import OWNERS_SIGNALS
+from roseinfer.processes.child import (
+    die_with_parent_thread,
+    exit_with_parent,
+    ignore_terminal_signals,
+    read_boot,
+    take_stdout,
+)
+from roseinfer.processes.frames import frame
+from roseinfer.ranks.boot import RankBoot, RankStatus
+from roseinfer.ranks.calls import Call, CallReader, SampledDigest
 from roseinfer.ranks.ring import RingClosedError, RingReader
 
 log = logging.getLogger("roseinfer.ranks")
 
-# Of Linux's prctl: the signal that a process gets when the thread that has made it ends.
-_PR_SET_PDEATHSIG = 1
-# For a GPU, whose steps are short; a CPU's are longer than it takes to wake up, and its cores have work to do.
+# On GPUs steps are short, so a rank polls for the next call before it sleeps. On CPUs it would take a core from work.
 GPU_SPIN_S = 2e-4
 
 
 def main() -> int:
-    """Read a `RankBoot` line from standard input, then do what rank 0 says until it says that it is over."""
-    for number in OWNERS_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, OWNERS_SIGNALS)  # as who starts us has blocked them
-    _end_with_parent()
+    """Read a `RankBoot`, then make the calls of rank 0 until it closes the ranks."""
+    ignore_terminal_signals()
+    die_with_parent_thread()
+    status = take_stdout()
     prepare_cpu_libraries()
-    _import_slowly()
-    line = sys.stdin.buffer.readline()
-    if not line:  # rank 0 has ended before it had anything to say
-        return 1
-    boot = msgspec.json.decode(line, type=RankBoot)
-    if os.getppid() != boot.parent:  # it has ended before the system could know whom to end with it
-        return 1
-    logs.configure(as_json=boot.log_json, engine=boot.engine, rank=boot.rank)
-    logging.getLogger("roseinfer").setLevel(boot.log_level)
+    _import_torch()
+    boot = read_boot(RankBoot)
+    boot.log.apply(engine=boot.engine, rank=boot.rank)
     if boot.stacks is not None:
         enable_stack_dumps(Path(boot.stacks))
-    threading.Thread(target=_exit_with_parent, args=(sys.stdin.fileno(),), name="parent-watch", daemon=True).start()
+    exit_with_parent(0.0)
     try:
-        _serve(boot)
+        _serve(boot, status)
     except RingClosedError:
         return 1
     except Exception as error:
-        if not isinstance(error, RoseinferError):  # rank 0 says what those are
+        if not isinstance(error, RoseinferError):  # rank 0 logs those
             log.exception("rank %d failed", boot.rank)
-        _say(boot, last_words(error))
+        send_status(status, RankStatus.of(error))
         return 1
     return 0
 
 
-def _import_slowly() -> None:
-    """What takes seconds to import, while rank 0 does the same."""
+def _import_torch() -> None:
+    """Import what takes seconds, while rank 0 does the same."""
     import roseinfer.ranks.build  # noqa: F401
 
 
-def _serve(boot: RankBoot) -> None:
+def _serve(boot: RankBoot, status: int) -> None:
     from roseinfer.ranks.build import build_rank
 
-    built, group = build_rank(boot, lambda: _say(boot, RankSays(here=True)))
+    built, group = build_rank(boot, lambda: send_status(status, RankStatus()))
     spin_s = 0.0 if built.facts.device == "cpu" else GPU_SPIN_S
     garbage = IdleGarbageCollector(MonotonicClock())
 
-    def step_done() -> None:
+    def on_step() -> None:
         group.check()
         garbage.busy()
 
     place = boot.rank - 1, boot.size - 1
-    with RingReader(boot.ring, boot.bell, *place, boot.ring_bytes, spin_s, garbage.idle) as ring:
-        follow(ring, built.runner, step_done)
+    with RingReader(boot.ring, boot.wake_pipe, *place, boot.ring_bytes, spin_s, garbage.idle) as ring:
+        follow(ring, built.runner, on_step)
 
 
-def follow(ring: RingReader, runner: Runner, step_done: Callable[[], None]) -> None:
-    """Make the calls that come by the ring, up to `CLOSE`. `step_done` is called behind each step, and may raise.
+def follow(ring: RingReader, runner: Runner, on_step: Callable[[], None]) -> None:
+    """Make the calls that come by the ring, up to `CLOSE`. `on_step` is called after each step, and may raise.
 
-    Raises `EngineDeadError` if rank 0 samples other tokens.
+    Raises `EngineDeadError` if rank 0 has sampled other tokens.
     """
-    calls, sampled = CallReader(), Sampled()
+    calls, sampled = CallReader(), SampledDigest()
     steps: deque[Any] = deque()
     while True:
         message = ring.read()
@@ -111,30 +104,17 @@ def follow(ring: RingReader, runner: Runner, step_done: Callable[[], None]) -> N
                 runner.sample(steps[-1], TokenMasks(rows, space))
             case Call.COLLECT:
                 result = runner.collect(steps.popleft())
-                step_done()
+                on_step()
                 sampled.add(result.rows)
             case _:
                 runner.close()
                 return
 
 
-def _say(boot: RankBoot, says: RankSays) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more
-        os.write(boot.status, msgspec.json.encode(says) + b"\n")
-
-
-def _end_with_parent() -> None:
-    """Have the system kill this process with the thread that made it, also while it is stopped or stuck in a kernel."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _exit_with_parent(stdin: int) -> None:
-    """Where the system does not: rank 0 holds the other end of our standard input."""
-    while os.read(stdin, 1):
-        pass
-    os._exit(1)
+def send_status(descriptor: int, status: RankStatus) -> None:
+    with contextlib.suppress(OSError):  # rank 0 has ended
+        os.write(descriptor, frame(msgspec.msgpack.encode(status)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,7 +1,7 @@
-"""Messages from one process to some others through memory that they share, in order and each to all of them.
+"""Ring buffer in shared memory: messages from one process to several others, in order, each to all of them.
 
-A reader that finds nothing looks again for a moment, then says so and sleeps on its pipe, and only then does the writer
-need the system to wake it: to hand on a step costs a few microseconds, and nobody keeps a core busy while idle.
+A reader without a message polls for a moment, then sets a flag and sleeps on its pipe. The writer wakes only sleeping
+readers by a system call. So sending a step takes a few microseconds, and an idle reader uses no processor time.
 """
 
 import contextlib
@@ -15,25 +15,27 @@ from collections.abc import Callable
 from typing import Self
 
 RING_BYTES = 8 << 20
-# Each counter has a cache line to itself, or processes that write different ones would take it from each other.
-_LINE = 64
-_WORD = 8
-# Should a processor show a flag so late that a wake-up is missed.
-_DOZE_MS = 100
-_PAUSE_S = 2e-4  # between looks at whether readers have made room
+# Each counter has a cache line of its own, as processes that write different counters would slow each other down.
+_LINE_BYTES = 64
+_WORD_BYTES = 8
+# A sleeping reader checks this often, in case its flag became visible too late for the writer to wake it.
+_CHECK_MS = 100
+_ROOM_POLL_S = 2e-4
 
 
 class RingClosedError(Exception):
-    """The writer is gone: there will be no more messages."""
+    """The writer has ended: there will be no more messages."""
 
 
 class _Memory:
-    """`words[0]`: bytes ever written; of reader r, `read_at(r)` how many it has taken and `asleep_at(r)` whether it
-    sleeps; then `data`, a circle of `size` bytes.
+    """Layout of the shared memory.
+
+    `words[0]` counts the bytes ever written, `words[read_at(r)]` the bytes that reader r has taken, and
+    `words[asleep_at(r)]` is 1 while it sleeps. `data` is the ring of `size` bytes.
     """
 
     def __init__(self, descriptor: int, readers: int, size: int) -> None:
-        head = _LINE * (1 + 2 * readers)
+        head = _LINE_BYTES * (1 + 2 * readers)
         self.size = size
         self._map = mmap.mmap(descriptor, head + size)
         self._view = memoryview(self._map)
@@ -42,19 +44,20 @@ class _Memory:
         self._lock = threading.Lock()
 
     def fence(self) -> None:
-        """What was written before is seen before what is read or written next, also by other processors: no load or
-        store is moved past a lock that is taken and given back.
+        """Order memory accesses: other processors see earlier writes before later reads and writes of this one.
+
+        Taking and releasing a lock is such a barrier.
         """
         with self._lock:
             pass
 
     @staticmethod
     def read_at(reader: int) -> int:
-        return (1 + 2 * reader) * (_LINE // _WORD)
+        return (1 + 2 * reader) * (_LINE_BYTES // _WORD_BYTES)
 
     @staticmethod
     def asleep_at(reader: int) -> int:
-        return (2 + 2 * reader) * (_LINE // _WORD)
+        return (2 + 2 * reader) * (_LINE_BYTES // _WORD_BYTES)
 
     def close(self) -> None:
         for view in (self.words, self.data, self._view):
@@ -63,46 +66,46 @@ class _Memory:
 
 
 class RingWriter:
-    """Makes the ring. A process that is to be reader r inherits the descriptors `memory` and `bells[r]`.
+    """Owner of the ring. The process of reader r inherits the descriptors `memory` and `wake_pipes[r]`.
 
-    `stuck` is called again and again while a reader takes so long that there is no room, and may raise.
+    `on_full` is called repeatedly while a slow reader leaves no room, and may raise.
     """
 
-    def __init__(self, readers: int, stuck: Callable[[], None], size: int = RING_BYTES) -> None:
-        """size: bytes that may be on their way at once; a message may be longer. Raises `OSError`."""
+    def __init__(self, readers: int, on_full: Callable[[], None], size: int = RING_BYTES) -> None:
+        """size: bytes in flight at most; a message may be longer. Raises `OSError`."""
         self.readers = readers
         self.size = size
-        self._stuck = stuck
+        self._on_full = on_full
         self._written = 0
         self._room = size
         self.torn = False
         with contextlib.ExitStack() as undo:
-            self.memory = shared_descriptor(_LINE * (1 + 2 * readers) + size)
+            self.memory = shared_descriptor(_LINE_BYTES * (1 + 2 * readers) + size)
             undo.callback(os.close, self.memory)
             self._ring = _Memory(self.memory, readers, size)
             undo.callback(self._ring.close)
-            self.bells, self._ropes = [], []
+            self.wake_pipes, self._wake_ends = [], []
             for _ in range(readers):
-                bell, rope = os.pipe()
-                undo.callback(os.close, bell)
-                undo.callback(os.close, rope)
-                os.set_blocking(rope, False)
-                self.bells.append(bell)
-                self._ropes.append(rope)
+                wake_pipe, wake_end = os.pipe()
+                undo.callback(os.close, wake_pipe)
+                undo.callback(os.close, wake_end)
+                os.set_blocking(wake_end, False)
+                self.wake_pipes.append(wake_pipe)
+                self._wake_ends.append(wake_end)
             self._undo = undo.pop_all()
 
     def write(self, message: bytes | memoryview) -> None:
-        """Copies the message; waits only if the ring is full.
+        """Copy the message to the ring. Waits only if the ring is full.
 
-        Whoever is interrupted in it (Ctrl+C) has written nothing, or `torn` is true: readers wait for the rest.
+        If this is interrupted (Ctrl+C), either nothing was written, or `torn` is set: readers wait for the rest.
         """
         written, room = self._written, self._room
         self.torn = True
         try:
-            self._put(len(message).to_bytes(_WORD, "little"))
+            self._put(len(message).to_bytes(_WORD_BYTES, "little"))
             self._put(message)
         except BaseException:
-            if self._ring.words[0] <= written:  # nobody has seen any of it
+            if self._ring.words[0] <= written:  # no reader has seen any of it
                 self._written, self._room, self.torn = written, room, False
             raise
         self._publish()
@@ -123,8 +126,8 @@ class RingWriter:
     def _make_room(self) -> None:
         while not (room := self._free()):
             self._publish()
-            time.sleep(_PAUSE_S)
-            self._stuck()
+            time.sleep(_ROOM_POLL_S)
+            self._on_full()
         self._ring.fence()
         self._room = room
 
@@ -138,28 +141,28 @@ class RingWriter:
         ring.fence()
         ring.words[0] = self._written
         ring.fence()
-        for reader, rope in enumerate(self._ropes):
+        for reader, wake_end in enumerate(self._wake_ends):
             asleep = ring.asleep_at(reader)
             if ring.words[asleep]:
                 ring.words[asleep] = 0
-                with contextlib.suppress(BlockingIOError, BrokenPipeError):  # rung often enough; or nobody is there
-                    os.write(rope, b"\0")
+                with contextlib.suppress(BlockingIOError, BrokenPipeError):  # woken already; or the reader has ended
+                    os.write(wake_end, b"\0")
 
     def close(self) -> None:
-        """Readers find what was written, then the end."""
+        """Close the ring. Readers get the written messages, then `RingClosedError`."""
         self._undo.close()
 
 
 class RingReader:
-    """Reader number `reader` of `readers`; `memory` and `bell` are the descriptors that it has inherited.
+    """Reader number `reader` of `readers`, with the descriptors `memory` and `wake_pipe` that it has inherited.
 
-    spin_s: seconds that it looks for a message before it sleeps. idle: called while it sleeps, some times a second.
+    spin_s: how long it polls for a message before it sleeps. idle: called a few times a second while it sleeps.
     """
 
     def __init__(
         self,
         memory: int,
-        bell: int,
+        wake_pipe: int,
         reader: int,
         readers: int,
         size: int,
@@ -167,14 +170,14 @@ class RingReader:
         idle: Callable[[], None] = lambda: None,
     ) -> None:
         self._ring = _Memory(memory, readers, size)
-        self._bell = bell
+        self._wake_pipe = wake_pipe
         self._spin_s = spin_s
         self._idle = idle
         self._read_at = self._ring.read_at(reader)
         self._asleep_at = self._ring.asleep_at(reader)
         self._read = 0
         self._pipe = select.poll()
-        self._pipe.register(bell, select.POLLIN)
+        self._pipe.register(wake_pipe, select.POLLIN)
 
     def __enter__(self) -> Self:
         return self
@@ -183,8 +186,8 @@ class RingReader:
         self._ring.close()
 
     def read(self) -> bytearray:
-        """The next message, once it is there. Raises `RingClosedError` if the writer is gone."""
-        return self._take(int.from_bytes(self._take(_WORD), "little"))
+        """Wait for the next message and return it. Raises `RingClosedError` if the writer has ended."""
+        return self._take(int.from_bytes(self._take(_WORD_BYTES), "little"))
 
     def _take(self, count: int) -> bytearray:
         ring, taken, filled = self._ring, bytearray(count), 0
@@ -219,14 +222,14 @@ class RingReader:
             if words[0] != self._read:
                 words[self._asleep_at] = 0
                 return
-            if not self._pipe.poll(_DOZE_MS):
+            if not self._pipe.poll(_CHECK_MS):
                 self._idle()
-            elif not os.read(self._bell, _LINE) and words[0] == self._read:
+            elif not os.read(self._wake_pipe, _LINE_BYTES) and words[0] == self._read:
                 raise RingClosedError
 
 
 def shared_descriptor(size: int) -> int:
-    """Of memory that has no name, and so is gone with the last process that has it. Raises `OSError`."""
+    """Return a descriptor of shared memory without a name, so that none is left behind. Raises `OSError`."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("roseinfer-ranks", os.MFD_CLOEXEC)
     else:

@@ -143,6 +143,7 @@ def test_a_child_is_reaped_even_if_its_parents_task_is_cancelled_twice(tmp_path:
 
 def test_many_children_leave_no_thread_descriptor_or_zombie(tmp_path: Path) -> None:
     async def main() -> None:
+        gc.collect()  # what other tests have left
         threads, files = threading.active_count(), len(os.listdir("/dev/fd"))
         for _ in range(3):
             children = [launch(MODULE, arguments=["exit"]) for _ in range(2)]

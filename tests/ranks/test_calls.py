@@ -1,10 +1,10 @@
-"""Calls of a runner as bytes and back."""
+"""Encoding and decoding of a runner's calls."""
 
 from array import array
 
 from roseinfer.core.plan import Admission, BlockCopy, HostCopy, Row, RowResult, StepPlan, TokenMasks
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.ranks.calls import Call, CallReader, CallWriter, Sampled
+from roseinfer.ranks.calls import Call, CallReader, CallWriter, SampledDigest
 
 PARAMS = SamplingParams(max_tokens=9, logit_bias=((3, -1.5),), bad_token_ids=((1, 2), (3,)), allowed_token_ids=(5,))
 PLAN = StepPlan(
@@ -21,15 +21,15 @@ PLAN = StepPlan(
 )
 
 
-def test_a_plan_arrives_as_it_was_sent() -> None:
-    message = CallWriter().submit(PLAN, Sampled())
+def test_a_plan_is_decoded_as_it_was_sent() -> None:
+    message = CallWriter().submit(PLAN, SampledDigest())
     assert message[0] == Call.SUBMIT
     digest, plan = CallReader().submit(bytearray(message))
-    assert plan == PLAN and digest == Sampled().digest()
+    assert plan == PLAN and digest == SampledDigest().digest()
     assert type(plan.rows[0]) is Row and type(plan.admitted[0].params) is SamplingParams
 
 
-def test_masks_arrive_with_their_rows() -> None:
+def test_masks_are_decoded_with_their_rows() -> None:
     words = memoryview(array("I", [1, 2**32 - 1, 3, 4]))
     message = CallWriter().masked(TokenMasks((300, 1), words))
     assert message[0] == Call.MASKED
@@ -38,7 +38,7 @@ def test_masks_arrive_with_their_rows() -> None:
 
 
 def test_other_tokens_have_another_checksum() -> None:
-    """Whatever row, step or place among the drafts they are of."""
+    """Row, step and place among drafts all count."""
     histories = [
         [[("a", (1, 2)), ("b", (3,))]],
         [[("a", (1,)), ("b", (2, 3))]],
@@ -47,7 +47,7 @@ def test_other_tokens_have_another_checksum() -> None:
     ]
     digests = set()
     for history in histories:
-        sampled = Sampled()
+        sampled = SampledDigest()
         for step in history:
             sampled.add([RowResult(*row) for row in step])
         digests.add(sampled.digest())

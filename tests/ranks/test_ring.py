@@ -1,10 +1,12 @@
-"""Messages through shared memory: in order, whole, to every reader, of any length."""
+"""Ring in shared memory: every reader gets all messages, in order and whole."""
 
 import os
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -13,17 +15,19 @@ from roseinfer.ranks.ring import RingClosedError, RingReader, RingWriter
 SIZE = 4096
 
 
-def nothing() -> None:
-    """A writer that waits goes on waiting."""
+def keep_waiting() -> None:
+    pass
 
 
 class Ring:
     """A writer and its readers, each with a mapping of its own as another process would have."""
 
-    def __init__(self, readers: int = 1, stuck: Callable[[], None] = nothing, spin_s: float = 0.0) -> None:
-        self.writer = RingWriter(readers, stuck, SIZE)
+    def __init__(self, readers: int = 1, on_full: Callable[[], None] = keep_waiting, spin_s: float = 0.0) -> None:
+        self.writer = RingWriter(readers, on_full, SIZE)
         self.readers = [
-            RingReader(os.dup(self.writer.memory), os.dup(self.writer.bells[number]), number, readers, SIZE, spin_s)
+            RingReader(
+                os.dup(self.writer.memory), os.dup(self.writer.wake_pipes[number]), number, readers, SIZE, spin_s
+            )
             for number in range(readers)
         ]
 
@@ -44,7 +48,7 @@ def ring(stack: ExitStack, readers: int = 1, **options: object) -> Ring:
 
 @pytest.mark.parametrize("spin_s", [0.0, 1e-3])
 def test_each_reader_gets_every_message_whole_and_in_order(stack: ExitStack, spin_s: float) -> None:
-    """Some are longer than the ring, most wrap around its end, and readers are sometimes asleep, sometimes behind."""
+    """Some messages are longer than the ring, most wrap around its end, and readers are asleep or slow at times."""
     made, dice = ring(stack, 2, spin_s=spin_s), random.Random(5)
     lengths = [0, 1, SIZE, 3 * SIZE + 7] + [dice.randrange(2 * SIZE) for _ in range(200)]
     messages = [dice.randbytes(length) for length in lengths]
@@ -69,45 +73,40 @@ def test_a_sleeping_reader_is_woken(stack: ExitStack) -> None:
     got: list[bytes] = []
     thread = threading.Thread(target=lambda: got.append(bytes(made.readers[0].read())))
     thread.start()
-    asleep = made.writer._ring.asleep_at(0)
-    while not made.writer._ring.words[asleep]:
-        pass
+    time.sleep(0.05)  # until it sleeps
     made.writer.write(b"now")
     thread.join(60)
     assert got == [b"now"]
 
 
-def test_a_writer_without_room_asks_whether_to_go_on(stack: ExitStack) -> None:
-    def stuck() -> None:
+def test_a_writer_without_room_calls_back(stack: ExitStack) -> None:
+    def on_full() -> None:
         raise TimeoutError
 
-    made = ring(stack, stuck=stuck)
+    made = ring(stack, on_full=on_full)
     with pytest.raises(TimeoutError):
         made.writer.write(bytes(SIZE + 1))
 
 
-@pytest.mark.parametrize(("before", "torn"), [(0, False), (SIZE, True)])
-def test_who_is_interrupted_while_writing_has_written_nothing_or_says_so(
-    stack: ExitStack, before: int, torn: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`before`: bytes that went out already, as there was no room for all."""
+@pytest.mark.parametrize(("published", "torn"), [(0, False), (SIZE, True)])
+def test_an_interrupted_write_has_no_effect_or_sets_torn(stack: ExitStack, published: int, torn: bool) -> None:
+    """`published`: bytes that readers may have seen before the interruption, as the ring had no room for all."""
 
-    def stuck() -> None:
+    class InterruptedMessage(bytes):
+        """A message whose last part cannot be copied, as if Ctrl+C came then."""
+
+        def __getitem__(self, part: Any) -> Any:
+            if part.stop >= len(self):
+                raise KeyboardInterrupt
+            return super().__getitem__(part)
+
+    def on_full() -> None:
         raise KeyboardInterrupt
 
-    made = ring(stack, stuck=stuck)
+    made = ring(stack, on_full=on_full)
     made.writer.write(bytes(SIZE // 2))
-    put = made.writer._put
-
-    def interrupted(part: bytes) -> None:
-        put(part)
-        if len(part) > 8:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(made.writer, "_put", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        made.writer.write(bytes(100 + before))
-    monkeypatch.undo()
+        made.writer.write(InterruptedMessage(100 + published))
     assert made.writer.torn is torn
     assert made.readers[0].read() == bytes(SIZE // 2)
     if not torn:
@@ -115,7 +114,7 @@ def test_who_is_interrupted_while_writing_has_written_nothing_or_says_so(
         assert made.readers[0].read() == b"next"
 
 
-def test_the_end_of_the_writer_is_found_behind_its_last_message() -> None:
+def test_readers_get_the_last_message_and_then_the_end() -> None:
     made = Ring()
     made.writer.write(b"last")
     made.writer.close()
@@ -125,14 +124,14 @@ def test_the_end_of_the_writer_is_found_behind_its_last_message() -> None:
             reader.read()
 
 
-def test_a_reader_that_sleeps_has_time_for_other_things(stack: ExitStack) -> None:
-    writer = RingWriter(1, nothing, SIZE)
+def test_a_sleeping_reader_calls_back(stack: ExitStack) -> None:
+    writer = RingWriter(1, keep_waiting, SIZE)
     stack.callback(writer.close)
-    did: list[int] = []
+    calls: list[int] = []
 
     def idle() -> None:
-        did.append(1)
+        calls.append(1)
         writer.write(b"now")
 
-    with RingReader(os.dup(writer.memory), os.dup(writer.bells[0]), 0, 1, SIZE, 0.0, idle) as reader:
-        assert reader.read() == b"now" and did == [1]
+    with RingReader(os.dup(writer.memory), os.dup(writer.wake_pipes[0]), 0, 1, SIZE, 0.0, idle) as reader:
+        assert reader.read() == b"now" and calls == [1]

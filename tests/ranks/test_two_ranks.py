@@ -1,5 +1,6 @@
-"""Two processes that share the embedded model write what one does."""
+"""Two processes that share the embedded model generate the same as one."""
 
+import contextlib
 import gc
 import math
 import os
@@ -16,8 +17,8 @@ from roseinfer.core.errors import EngineDeadError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM, Completion
-from roseinfer.ranks.leader import LeadingRunner
-from tests.server.real_server import alive
+from roseinfer.parallel import process_group
+from tests.server.real_server import alive, children, command_line
 
 # Room for few requests at once: some are preempted, and prompts leave the cache for the host's memory.
 OPTIONS: dict[str, Any] = {
@@ -49,20 +50,25 @@ def alone() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[LLM]:
-    with LLM("tiny", tensor_parallel_size=2, **OPTIONS) as llm:
+    with new_pair() as (llm, _), llm:
         yield llm
-        ranks = ranks_of(llm)
-    assert not any(map(alive, ranks)), "nothing is left of them"
 
 
-def leader_of(llm: LLM) -> LeadingRunner:
-    runner = llm.core._runner  # type: ignore[attr-defined]
-    assert isinstance(runner, LeadingRunner)
-    return runner
+def rank_processes() -> set[int]:
+    """Return the processes of other ranks that this process has launched."""
+    return {child for child in children(os.getpid()) if "roseinfer.ranks.process" in command_line(child)}
 
 
-def ranks_of(llm: LLM) -> list[int]:
-    return leader_of(llm)._others.pids
+@contextlib.contextmanager
+def new_pair(**options: Any) -> Iterator[tuple[LLM, int]]:
+    """Yield an engine of two ranks and the process of rank 1, which is gone at the end."""
+    before = rank_processes()
+    llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS | options)
+    (rank,) = rank_processes() - before
+    made = [(llm, rank)]
+    del llm  # a test may drop the engine
+    yield made.pop()
+    assert not alive(rank)
 
 
 def tokens(done: list[Completion]) -> list[list[int]]:
@@ -77,15 +83,15 @@ def tokens(done: list[Completion]) -> list[list[int]]:
     ],
     ids=["greedy", "sampled"],
 )
-def test_the_tokens_are_those_of_one(alone: LLM, pair: LLM, params: SamplingParams) -> None:
-    """Twice: the second time prompts are found in the cache, or come back from the host."""
+def test_tokens_equal_those_of_one_process(alone: LLM, pair: LLM, params: SamplingParams) -> None:
+    """The second time prompts are in the prefix cache, or are loaded from host memory."""
     for _ in range(2):
         expected, got = (tokens(llm.generate(PROMPTS, params, n=2)) for llm in (alone, pair))
         assert got == expected and len(got) == 2 * len(PROMPTS)
 
 
-def test_the_engine_is_as_large_as_that_of_one(alone: LLM, pair: LLM) -> None:
-    """Blocks hold the same tokens, in two parts. Both have been preempted, and have loaded from the host's memory."""
+def test_the_cache_is_as_large_as_that_of_one_process(alone: LLM, pair: LLM) -> None:
+    """Blocks hold the same tokens, in two parts. Requests were preempted and loaded from host memory."""
     sizes = [
         (llm.info.facts.num_blocks, llm.info.facts.num_host_blocks, llm.info.facts.block_bytes) for llm in (alone, pair)
     ]
@@ -94,7 +100,7 @@ def test_the_engine_is_as_large_as_that_of_one(alone: LLM, pair: LLM) -> None:
     assert stats.preemptions and stats.offload is not None and stats.offload.loaded
 
 
-def test_log_probabilities_are_those_of_one(alone: LLM, pair: LLM) -> None:
+def test_log_probabilities_equal_those_of_one_process(alone: LLM, pair: LLM) -> None:
     params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, prompt_logprobs=1)
     one, two = (llm.generate(PROMPTS[3], params)[0] for llm in (alone, pair))
     assert one.prompt_logprobs and two.prompt_logprobs and one.samples[0].logprobs and two.samples[0].logprobs
@@ -113,7 +119,7 @@ def test_guides_hold_on_all_ranks(alone: LLM, pair: LLM) -> None:
     assert all(len(done.text) == 5 and done.text[1:4].isdigit() for done in two)
 
 
-def test_a_request_that_is_dropped_leaves_nothing(pair: LLM) -> None:
+def test_a_closed_stream_leaves_no_request(pair: LLM) -> None:
     stream = pair.stream(PROMPTS[0], SamplingParams(max_tokens=40, ignore_eos=True))
     next(stream)
     stream.close()
@@ -122,61 +128,57 @@ def test_a_request_that_is_dropped_leaves_nothing(pair: LLM) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_who_drops_it_without_closing_it_leaves_no_process(overlap: bool) -> None:
-    llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS | {"overlap": overlap})
-    (rank,) = ranks_of(llm)
-    assert len(llm.generate("def", SamplingParams(max_tokens=2, ignore_eos=True))[0].samples[0].token_ids) == 2
-    del llm
-    gc.collect()
-    assert not alive(rank)
+def test_an_engine_that_is_dropped_without_close_leaves_no_process(overlap: bool) -> None:
+    with new_pair(overlap=overlap) as pair:
+        llm, _ = pair
+        assert len(llm.generate("def", SamplingParams(max_tokens=2, ignore_eos=True))[0].samples[0].token_ids) == 2
+        del llm, pair
+        gc.collect()
 
 
-def test_closing_waits_for_no_rank_that_is_stopped_in_the_middle_of_a_step() -> None:
-    llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS)
-    (rank,) = ranks_of(llm)
-    leader_of(llm)._group.timeout_s = 3600  # type: ignore[attr-defined]
-    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=100, ignore_eos=True))
-    next(stream)
-    os.kill(rank, signal.SIGSTOP)
-    llm.core.launch()  # whatever was under way, rank 0 is now in the middle of what the other has not begun
-    llm.close()
-    assert not alive(rank)
+def test_closing_does_not_wait_for_a_rank_that_is_stopped_in_the_middle_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_group, "TIMEOUT_S", 3600.0)
+    with new_pair() as (llm, rank):
+        stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=100, ignore_eos=True))
+        next(stream)
+        os.kill(rank, signal.SIGSTOP)
+        llm.core.launch()  # now rank 0 is in a step that the other rank has not begun
+        llm.close()
 
 
-def test_who_is_interrupted_waits_no_longer_for_a_rank_that_is_stopped() -> None:
-    llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS | {"overlap": False})
-    (rank,) = ranks_of(llm)
-    leader_of(llm)._group.timeout_s = 3600  # type: ignore[attr-defined]
-    os.kill(rank, signal.SIGSTOP)
-    interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    others = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever another test has left
-    try:
-        interrupt.start()
-        with pytest.raises(KeyboardInterrupt), llm:
-            llm.generate(PROMPTS[0])
-    finally:
-        signal.signal(signal.SIGINT, others)
-    assert not alive(rank)
+def test_an_interrupt_ends_the_wait_for_a_rank_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "TIMEOUT_S", 3600.0)
+    with new_pair(overlap=False) as (llm, rank):
+        os.kill(rank, signal.SIGSTOP)
+        interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # another test may have left its own
+        try:
+            interrupt.start()
+            with pytest.raises(KeyboardInterrupt), llm:
+                llm.generate(PROMPTS[0])
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
-def test_a_rank_that_dies_ends_what_runs() -> None:
-    llm = LLM("tiny", tensor_parallel_size=2, **OPTIONS)
-    (rank,) = ranks_of(llm)
-    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=120, ignore_eos=True))
-    next(stream)
-    os.kill(rank, signal.SIGKILL)
-    with pytest.raises(EngineDeadError, match="the process of rank 1 ended with code -9"):
-        list(stream)
-    llm.close()
-    assert not alive(rank)
+def test_a_rank_that_dies_ends_running_requests() -> None:
+    with new_pair() as (llm, rank):
+        stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=120, ignore_eos=True))
+        next(stream)
+        os.kill(rank, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match="the process of rank 1 ended with code -9"):
+            list(stream)
+        llm.close()
 
 
-LEFT = """
+INTERRUPTED_SCRIPT = """
 import os, signal, threading
 from roseinfer.engine.llm import LLM
+from tests.server.real_server import children, command_line
 
 llm = LLM("tiny", device="cpu", tensor_parallel_size=2, num_kv_blocks=20, threads=1)
-(rank,) = llm.core._runner._others.pids
+(rank,) = [child for child in children(os.getpid()) if "roseinfer.ranks.process" in command_line(child)]
 print(rank, flush=True)
 os.kill(rank, signal.SIGSTOP)
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -184,12 +186,14 @@ llm.generate("x")
 """
 
 
-def test_a_script_that_is_interrupted_ends_though_a_rank_is_stopped() -> None:
-    """It has not closed its LLM, and what it was about to do is under way."""
-    script = subprocess.Popen([sys.executable, "-c", LEFT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_an_interrupted_script_ends_although_a_rank_is_stopped() -> None:
+    """The script does not close its LLM, and a step is in flight."""
+    script = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED_SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
-        said, errors = script.communicate(timeout=60)
+        output, errors = script.communicate(timeout=60)
     finally:
         script.kill()
         script.wait()
-    assert errors.rstrip().endswith("KeyboardInterrupt") and not alive(int(said))
+    assert errors.rstrip().endswith("KeyboardInterrupt") and not alive(int(output))

@@ -1,4 +1,4 @@
-"""The real server with an engine of two processes: a rank that dies or stops ends every stream, and nothing is left."""
+"""The real server with an engine of two processes: a rank that dies or stops ends every stream."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def server() -> Iterator[RealServer]:
 
 
 def family(server: RealServer) -> tuple[int, int]:
-    """The processes of the engine: rank 0, and rank 1."""
+    """Return the processes of the engine: rank 0 and rank 1."""
     until(lambda: server.status("/ready") == (200, None))
     (engine,) = server.engines()
     (rank,) = [child for child in children(engine) if "roseinfer.ranks.process" in command_line(child)]
@@ -36,7 +36,7 @@ def family(server: RealServer) -> tuple[int, int]:
 
 @pytest.fixture
 def streams(server: RealServer) -> Iterator[list[Any]]:
-    """Three that have begun."""
+    """Yield three streams that have begun."""
     with server.client() as client:
         begun: list[Any] = [client.completions.create(**LONG, prompt=PROMPT) for _ in range(3)]
         for stream in begun:
@@ -44,7 +44,7 @@ def streams(server: RealServer) -> Iterator[list[Any]]:
         yield begun
 
 
-def test_the_text_is_that_of_one_process(server: RealServer) -> None:
+def test_the_text_equals_that_of_one_process(server: RealServer) -> None:
     with LLM("tiny", num_kv_blocks=80, max_num_seqs=16, threads=1) as alone, server.client() as client:
         expected = alone.generate(PROMPT, SamplingParams(max_tokens=24, temperature=0.0))[0].text
         done = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=24, temperature=0.0)
@@ -52,7 +52,7 @@ def test_the_text_is_that_of_one_process(server: RealServer) -> None:
 
 
 def check_the_end(server: RealServer, streams: list[Any], number: signal.Signals, *codes: str) -> tuple[int, int]:
-    """Of an engine whose rank 1 gets a signal. Returns its processes, which are gone."""
+    """Send a signal to rank 1 and check that the engine ends. Return the engine's former processes."""
     processes = family(server)
     os.kill(processes[1], number)
     for stream in streams:
@@ -64,14 +64,14 @@ def check_the_end(server: RealServer, streams: list[Any], number: signal.Signals
     return processes
 
 
-def test_a_rank_that_is_killed_is_seen_at_once(server: RealServer, streams: list[Any]) -> None:
+def test_a_rank_that_is_killed_ends_the_engine(server: RealServer, streams: list[Any]) -> None:
     gone = check_the_end(server, streams, signal.SIGKILL, "engine_dead")
     assert "the process of rank 1 ended with code -9" in server.log()
-    assert set(family(server)).isdisjoint(gone), "others have taken their place"
+    assert set(family(server)).isdisjoint(gone), "they have been replaced"
 
 
-def test_a_rank_that_is_stopped_makes_the_engine_silent(server: RealServer, streams: list[Any]) -> None:
-    """Which is told, or that it was killed for it: whichever is first."""
+def test_a_rank_that_is_stopped_makes_the_engine_time_out(server: RealServer, streams: list[Any]) -> None:
+    """Streams end with the timeout, or with the kill that follows it."""
     check_the_end(server, streams, signal.SIGSTOP, "engine_unhealthy", "engine_dead")
     log = server.log()
     waited = log.partition("stacks of its threads when it did not respond")[2]
