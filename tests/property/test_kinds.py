@@ -102,5 +102,5 @@ def test_everybody_ends_by_the_policy_itself(kinds: list[str], seed: int) -> Non
     stats = core.scheduler.stats()
     assert (stats.policy_stalls, stats.policy_faults) == (0, 0)
     state = core.scheduler.policy.state
-    assert not (state.leftover or state.preempted or state.ledger.waiting or len(state.batch))
+    assert not (state.unpromised or state.preempted or state.ledger.waiting or len(state.batch))
     assert (state.promised, state.demoted) == (0, 0)

@@ -1,6 +1,6 @@
-"""First in, first out: requests start in the order of arrival, as far as the prefill budget goes; the youngest yields.
+"""FIFO: requests start in order of arrival within the prefill budget, and the youngest is preempted first.
 
-A request that exceeds what is left of the budget stays at the head of the queue for the next step.
+A request that exceeds the rest of the budget stays at the head of the queue for the next step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from roseinfer.sched.registry import register
 
 @register("fifo", options=PrefillOptions)
 class FifoPolicy:
-    """`rotation`: which of the running requests compute; by default all, as far as the options allow."""
+    """First-in, first-out policy. `rotation` selects the running requests that compute; by default all of them."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class FifoPolicy:
 
 
 class FifoDecision:
-    """One step. Other policies keep its answers but for the order of admission."""
+    """FIFO decision for one step. Other policies derive from it and change the order of admission."""
 
     def __init__(self, config: SchedulerConfig, options: PrefillOptions, rotation: DecodeRotation, view: View) -> None:
         self.budget = PrefillBudget(config, options, view)
@@ -73,7 +73,7 @@ class FifoDecision:
         return Verdict.ADMIT if self.budget.start(request) else Verdict.STOP
 
     def wait_causes(self) -> Iterable[tuple[Request, Cause]]:
-        return ()  # all for what the first of them lacks
+        return ()  # all wait for the default cause
 
     def default_cause(self) -> Cause:
         return self.budget.next_cause

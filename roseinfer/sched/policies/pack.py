@@ -1,11 +1,11 @@
 """Packing: short prompts overtake long ones, so that many requests start within one step's prefill budget.
 
 Of the first `prefill_admission_lookahead` waiting requests the cheapest are chosen (ties by arrival) while seats and
-`prefill_max_tokens` last; those that do not fit are skipped; the chosen start in the order of arrival and the others
-keep theirs. If nothing fits the head of the queue runs alone. Without a token budget this is FIFO.
+`prefill_max_tokens` last, and those that do not fit are skipped. The chosen requests start in order of arrival, and the
+others keep their order. If nothing fits, the head of the queue runs alone. Without a token budget this is FIFO.
 
-A long prompt is not skipped for ever: each `prefill_force_fifo_every`th step admits in order of arrival, and so do
-those after it until somebody could start; and who was overtaken in `prefill_max_skips` steps goes next.
+A long prompt is not skipped forever. Each `prefill_force_fifo_every`th step admits in order of arrival, and so do the
+steps after it until a request starts. A request that was overtaken in `prefill_max_skips` steps goes next.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,9 +25,9 @@ from roseinfer.sched.registry import register
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions(PrefillOptions):
-    prefill_admission_lookahead: int = option(64, "waiting requests looked at")
+    prefill_admission_lookahead: int = option(64, "waiting requests considered in a step")
     prefill_force_fifo_every: int = option(0, "each Nth step admits in order of arrival; 0 = never")
-    prefill_max_skips: int = option(256, "a request that others overtook in so many steps goes next; 0 = no bound")
+    prefill_max_skips: int = option(256, "a request that was overtaken in so many steps goes next; 0 = unlimited")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,15 +37,15 @@ class PackOptions(PrefillOptions):
 
 @register("pack", options=PackOptions)
 class PackPolicy:
-    """Counts the steps in which somebody waits, and how often each waiting request was overtaken."""
+    """Policy that counts steps with waiting requests, and how often each of these was overtaken."""
 
     def __init__(self, config: SchedulerConfig, options: PackOptions, known: Estimates | None = None) -> None:
         self._config = config
         self._options = options
         self._rotation = DecodeRotation(options)
-        self._steps = 0  # in which somebody waited, since the last that had to admit in order of arrival and did
+        self._steps = 0  # with waiting requests, since a request last started in a forced step
         self._forced = False
-        self.overdue = False  # the last choice was for one that has waited its turn, whatever else would have fitted
+        self.overdue = False  # the last choice was a request that had been overtaken too often
         self._skips: dict[str, int] = {}
 
     def begin(self, view: View) -> Decision:
@@ -66,7 +66,7 @@ class PackPolicy:
             self._rotation.forget(event.request_id)
 
     def choose(self, decision: FifoDecision, waiting: Sequence[Request]) -> list[Request]:
-        """Who starts now, in the order of arrival; notes who was overtaken."""
+        """Return the requests that start now, in order of arrival, and count those that they overtake."""
         window = waiting[: self._options.prefill_admission_lookahead]
         if not window:
             return []
@@ -87,7 +87,7 @@ class PackPolicy:
         return next(late, None)
 
     def _cheapest(self, decision: FifoDecision, window: Sequence[Request]) -> set[int]:
-        """Indices of the cheapest requests that fit together; the head alone if none does."""
+        """Return the indices of the cheapest requests that fit together; the head alone if none does."""
         budget = decision.budget
         costs = [budget.cost(request) for request in window]
         tokens_left, starts_left = budget.tokens_left or 0, budget.starts_left

@@ -1,11 +1,11 @@
-"""QoServe-like: prompt chunks as long as the most urgent decoding request allows, and late prompts go last.
+"""QoServe: prompt chunks are as long as the most urgent decoding request allows, and late prompts go last.
 
-Order: arrival + TTFT objective + c * prompt tokens left, c = 8 ms under load and 1 ms without. Prompts that can no
-longer be in time queue behind all others. Nobody is turned away, and every running request decodes in each step.
-After QoServe/Niyama (ASPLOS 2026); token deadlines count from the real first token, brought forward by 5%.
+Order: arrival + TTFT objective + c * prompt tokens left, where c is 8 ms under load and 1 ms without. Prompts that can
+no longer be in time come after all others. No request is rejected, and every running request decodes in each step.
+After QoServe/Niyama (ASPLOS 2026). Token deadlines count from the real first token, and are 5% earlier than promised.
 
-A request with an objective for the whole of it has its first token due while the expected others can still be in time;
-those are paced to the deadline, anew when there are more of them than expected.
+A request with an objective for the whole request must have its first token early enough for the expected others. Their
+pace follows from the deadline, and is set again when there are more tokens than expected.
 """
 
 from dataclasses import dataclass
@@ -30,17 +30,17 @@ from roseinfer.sched.policies.common.planned import ExplainedDecision
 from roseinfer.sched.policy import Decision, Ended, Event, Queued, StepDone, View
 from roseinfer.sched.registry import register
 
-MARGIN = 0.05
-LONGEST_CHUNK = 2500
-LOADED_S = 0.25  # seconds of queued prefill
+MARGIN_SHARE = 0.05
+MAX_CHUNK_TOKENS = 2500
+LOADED_S = 0.25  # queued prefill that counts as load
 WEIGHT_LOADED_S, WEIGHT_LIGHT_S = 8e-3, 1e-3  # per prompt token
-HOPELESS_STEPS = 2.0  # of an idle machine: no prompt waits for a deadline that asks for a faster pace
+MIN_PACE_STEPS = 2.0  # steps of an idle machine: no prompt waits for a deadline that needs a faster pace
 AGEING_S = 10.0  # in place of a TTFT objective
 
 
 @dataclass(frozen=True, kw_only=True)
 class QoServeOptions(CostOptions, LengthOptions):
-    """Expected lengths are used for objectives of whole requests only."""
+    """Options of `qoserve`. Expected lengths only matter for objectives of whole requests."""
 
 
 @register("qoserve", options=QoServeOptions)
@@ -49,18 +49,18 @@ class QoServePolicy:
         self._cost = known.cost
         self._lengths = known.lengths
         self._ledger = RequestStages()
-        self._paced: dict[str, float] = {}  # request -> tokens behind which its pace to the deadline is set anew
-        self._batch = TpotBatch(lambda tpot_s: MARGIN)
-        self._unseen: list[Track] = []  # decode, and their first token is still on its way
+        self._paced: dict[str, float] = {}  # request -> outputs after which its pace is set again
+        self._batch = TpotBatch(lambda tpot_s: MARGIN_SHARE)
+        self._first_token_in_flight: list[Track] = []  # decoding, but their first token is still in flight
         self._seats = config.max_running
         self._budget_s = inf
-        self._late = 0  # prompts that can no longer be in time
+        self._late = 0  # number of prompts that can no longer be in time
 
     def stats(self) -> PolicyStats:
         ledger = self._ledger
         return PolicyStats(
             speed=self._cost.rho,
-            margin=MARGIN,
+            margin=MARGIN_SHARE,
             step_budget_s=self._budget_s if ledger.decoding and self._budget_s < inf else None,
             demoted=self._late if ledger.waiting or ledger.filling else 0,
             predicted_step_s=self._cost.predicted_s,
@@ -70,7 +70,7 @@ class QoServePolicy:
         track = self._ledger.observe(event)
         if track is not None:
             self._paced.pop(track.request.request_id, None)
-            if track in self._batch:  # it has ended or must wait again
+            if track in self._batch:  # it has ended or was preempted
                 self._batch.remove(track)
             if isinstance(event, Queued):
                 length = self._lengths.total(track.request)
@@ -88,7 +88,7 @@ class QoServePolicy:
         params, beside = self._cost.params, len(decoding)
         chunks, starts, free_blocks = {}, [], view.free_blocks
         seats = min(view.free_seats, self._seats - len(view.running))
-        lacking: Cause | None = None  # what the first lacks that could start
+        lacking: Cause | None = None  # what the first request that could start lacks
         for track, left in self._order(view) if tokens > 0 and spare_s > 0 else ():
             start = len(track.tokens) - left
             chunk = min(left, tokens)
@@ -112,13 +112,13 @@ class QoServePolicy:
         filling = [track.request for track in self._ledger.filling.values()]
         rows = [*(track.request for track in decoding), *filling]
         decision = ExplainedDecision(rows, chunks, starts)
-        decision.say((), lacking or (Cause.BUDGET if tokens <= 0 else Cause.UTILISATION))
+        decision.explain((), lacking or (Cause.BUDGET if tokens <= 0 else Cause.UTILISATION))
         return decision
 
     def _promote(self) -> None:
-        """Token deadlines count from the real first token."""
+        """Let token deadlines count from the real first token."""
         decoding = self._ledger.decoding
-        for track in [*self._unseen, *self._ledger.promote()]:
+        for track in [*self._first_token_in_flight, *self._ledger.promote()]:
             request = track.request
             if not request.first_token_s or request.request_id not in decoding:
                 continue
@@ -126,12 +126,12 @@ class QoServePolicy:
                 self._paced[request.request_id] = 0.0
             elif track.tpot_s < inf:
                 self._batch.add(track, request.first_token_s)
-        self._unseen = [track for track in decoding.values() if not track.request.first_token_s]
+        self._first_token_in_flight = [track for track in decoding.values() if not track.request.first_token_s]
 
     def _pace(self, now_s: float) -> None:
-        """Those with a deadline for the whole, when they begin to decode and when they outlive what was expected.
+        """Set the pace of requests with a deadline, when they begin to decode and when they exceed the expected length.
 
-        Who needs a token nearly every time that a step takes by itself holds nobody up: prompts would stand still.
+        A request that needs a token in nearly every step of an idle machine delays no others: prompts would stop.
         """
         for name, until in self._paced.items():
             track = self._ledger.decoding[name]
@@ -144,12 +144,12 @@ class QoServePolicy:
             slo = track.request.slo
             own_s = inf if slo is None or slo.tpot_s is None else slo.tpot_s
             track.tpot_s = min(own_s, e2e_pace_s(track.request, now_s, left))
-            if track.tpot_s > HOPELESS_STEPS * self._cost.params.step_s:
-                self._batch.add(track, now_s - track.tpot_s * (1 - MARGIN) * (track.outputs - 1))
+            if track.tpot_s > MIN_PACE_STEPS * self._cost.params.step_s:
+                self._batch.add(track, now_s - track.tpot_s * (1 - MARGIN_SHARE) * (track.outputs - 1))
 
     def _room(self, view: View, decoding: list[Track]) -> tuple[int, float]:
-        """Tokens of prompts at most, and the seconds that these may take before the first decoding request is late."""
-        limit = min(LONGEST_CHUNK, view.token_budget - len(decoding))
+        """Return the most prompt tokens, and the seconds that they may take before a decoding request is late."""
+        limit = min(MAX_CHUNK_TOKENS, view.token_budget - len(decoding))
         slack = min(self._batch.due(self._batch.context()), default=inf) - view.now_s
         self._budget_s = slack
         if slack == inf:
@@ -162,14 +162,14 @@ class QoServePolicy:
         return limit, spare
 
     def _order(self, view: View) -> list[tuple[Track, int]]:
-        """Prompts that run or could start, the most urgent first, with the tokens left of each."""
+        """Return the prompts that run or could start, the most urgent first, each with its tokens left."""
         params = self._cost.params
         found = [(track, track.request.remaining) for track in self._ledger.filling.values()]
         for lead in view.waiting():
             found += [(self._ledger.waiting[each.request_id], view.uncached(each)) for each in view.members(lead)]
         token_s, pair_s, before_s = params.token_s, params.pair_s, params.chunk_context_s
-        # `CostParams.prefill_s`, inlined: the last `left` of n tokens attend to (2 n - left + 1) / 2 each in the mean.
-        # Where there are experts, all of them are read in a step that prompts fill.
+        # `CostParams.prefill_s`, inlined: the last `left` of n tokens attend to (2 n - left + 1) / 2 each on average.
+        # A model with experts reads all of them in a step full of prompts.
         prefill_s = [
             left * (token_s + 0.5 * pair_s * (2 * n - left + 1)) + before_s * (n - left)
             for n, left in [(len(track.tokens), left) for track, left in found]

@@ -1,6 +1,6 @@
-"""A fixed token budget: every running request decodes, and prompts share what is left of it, by arrival.
+"""Sarathi: a fixed token budget. Every running request decodes, and prompts share the rest in order of arrival.
 
-Sarathi-Serve (OSDI 2024): the budget bounds the step time, whatever the requests were promised.
+From Sarathi-Serve (OSDI 2024). The budget bounds the step time, whatever the objectives of requests are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,14 +19,14 @@ from roseinfer.sched.registry import register
 
 @dataclass(frozen=True, kw_only=True)
 class SarathiOptions(PrefillOptions):
-    sarathi_token_budget: int = option(512, "tokens of a step, after which no prompt is computed")
+    sarathi_token_budget: int = option(512, "tokens of a step; prompts get what decoding requests leave")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "sarathi_token_budget")
 
 
-# Which budget is best depends on the machine and the objectives.
+# The best budget depends on the machine and the objectives.
 COMPARED = tuple({"sarathi_token_budget": tokens} for tokens in (256, 512, 1024, 2048))
 
 
@@ -46,7 +46,7 @@ class SarathiPolicy:
 
 
 class SarathiDecision(FifoDecision):
-    """FIFO, but prompt tokens stop when the step holds `sarathi_token_budget` tokens."""
+    """FIFO decision whose prompt tokens end when the step holds `sarathi_token_budget` tokens."""
 
     def __init__(self, config: SchedulerConfig, options: SarathiOptions, rotation: DecodeRotation, view: View) -> None:
         super().__init__(config, options, rotation, view)
@@ -55,7 +55,7 @@ class SarathiDecision(FifoDecision):
     def select(self, running: Sequence[Request]) -> Iterable[Request]:
         chosen = list(super().select(running))
         filling = sum(1 for request in chosen if request.remaining > 1)
-        self._left = max(0, self._left) + filling  # the budget counts decoding rows, and those are served all the same
+        self._left = max(0, self._left) + filling  # the budget counts decoding rows, but never excludes them
         return chosen
 
     def chunk(self, request: Request, room: int) -> int:

@@ -1,16 +1,16 @@
 """SCORPIO (arXiv 2505.23022): a TTFT guard and a TPOT guard.
 
-TTFT guard: waiting requests by deadline; one whose remaining time is shorter than the prefills up to and including its
-own is turned away. TPOT guard: each running request earns its TPOT relative proportionality (the smallest TPOT
-objective that runs, over its own) in each decode iteration and decodes when it has earned 1; the sum of these shares
-is the virtual batch size, and a request is admitted if the mean step time estimated for it stays within the smallest
-TPOT objective.
+TTFT guard: waiting requests are sorted by deadline. A request is rejected if its remaining time is shorter than the
+prefills up to and including its own. TPOT guard: in each decode iteration, a running request earns its relative
+proportionality (the smallest running TPOT objective divided by its own), and it decodes when it has earned 1. The sum
+of these shares is the virtual batch size. A request is admitted if the mean step time estimated for that size stays
+within the smallest TPOT objective.
 
-As published, any admissible prompt makes a step of prompts alone in which every decode waits (`scorpio_mixed` mixes
-them), and credits start at 0 (`scorpio_stagger` spreads them). Requests without a TPOT objective are outside the set:
-they decode in what is left. With an objective for the whole request (which the paper does not know) the first token is
-due while the others can still be in time on an idle machine, and the request stays outside the set: a pace made of its
-expected length refuses more than it saves.
+As published, any admissible prompt makes a step of prompts alone, in which all decoding requests wait (`scorpio_mixed`
+mixes them), and credits start at 0 (`scorpio_stagger` spreads them). Requests without a TPOT objective are outside this
+scheme and decode in the rest of each step. The paper has no objective for a whole request. With one, the first token is
+due early enough for the others on an idle machine, and the request stays outside the scheme: a pace derived from its
+expected length rejects more requests than it saves.
 """
 
 from dataclasses import dataclass, field
@@ -29,16 +29,16 @@ from roseinfer.sched.policies.common.planned import CauseUpdates, ExplainedDecis
 from roseinfer.sched.policy import Decision, Ended, Event, Queued, RejectedRequest, StepDone, View, rejectable
 from roseinfer.sched.registry import register
 
-EARNED = 1 - 1e-9  # ten additions of 0.1 stay below 1
-GOLDEN = 0.6180339887
+MIN_CREDIT = 1 - 1e-9  # ten additions of 0.1 stay below 1
+STAGGER_SHARE = 0.6180339887  # golden ratio
 MIXED_TOKENS = 512  # prompt and decode tokens of a mixed step
 MIN_PREFILL_S = 0.022
-ALLOWANCE_S = 0.050  # the released code rejects this much earlier than the paper says, for what it cannot foresee
+ALLOWANCE_S = 0.050  # the released code rejects this much earlier than the paper, as a safety margin
 
 
 @dataclass(slots=True)
 class VirtualBatch:
-    """The set R: its TPOT objectives, and the context it holds. `counts` is per distinct objective."""
+    """The paper's set R: TPOT objectives and context of its requests. `counts`: requests by objective."""
 
     counts: dict[float, int] = field(default_factory=dict)
     size: int = 0
@@ -55,12 +55,12 @@ class VirtualBatch:
 
     @property
     def shares(self) -> float:
-        """The virtual batch size: the sum of each one's proportionality."""
+        """Virtual batch size: the sum of the requests' proportionalities."""
         counts = self.counts
         return min(counts) * sum([count / tpot_s for tpot_s, count in counts.items()]) if counts else 0.0
 
     def with_one(self, tpot_s: float, context: int) -> tuple[float, float, float]:
-        """Virtual batch size, mean context and smallest objective if a request joined."""
+        """Return virtual batch size, mean context and smallest objective after adding a request."""
         smallest = min(self.smallest, tpot_s)
         shares = sum(count * smallest / other for other, count in self.counts.items()) + smallest / tpot_s
         return shares, (self.context + context) / (self.size + 1), smallest
@@ -71,11 +71,11 @@ def proportionality(smallest: float, tpot_s: float) -> float:
 
 
 def earn(tracks: list[Track], smallest: float) -> list[Track]:
-    """One decode iteration: every track earns, and those that have 1 are batched and pay it."""
+    """Run one decode iteration: every track earns, and those that have 1 pay it and are returned."""
     batched = []
     for track in tracks:
         track.credit += proportionality(smallest, track.tpot_s)
-        if track.credit >= EARNED:
+        if track.credit >= MIN_CREDIT:
             track.credit -= 1
             batched.append(track)
     return batched
@@ -93,7 +93,7 @@ class ScorpioOptions(CostOptions, LengthOptions):
             raise ConfigError(f"scorpio_eps must be 1 or more, got {self.scorpio_eps}")
 
 
-# As published, and the best that the same algorithm does in steps that mix prompts and decoding requests.
+# As published, and the best of the same algorithm in steps that mix prompts and decoding requests.
 PUBLISHED = {"max_num_batched_tokens": 1024, "scorpio_eps": 1.3}
 MIXED = {"scorpio_mixed": True, "scorpio_stagger": True}
 TUNED = tuple({**MIXED, "scorpio_eps": eps} for eps in (1.0, 1.1, 1.15, 1.3))
@@ -129,7 +129,7 @@ class ScorpioPolicy:
 
     def begin(self, view: View) -> Decision:
         for track in self._ledger.promote():
-            track.credit = (self._admitted * GOLDEN) % 1.0 if self._stagger else 0.0
+            track.credit = (self._admitted * STAGGER_SHARE) % 1.0 if self._stagger else 0.0
             self._admitted += 1
         self._batch = batch = VirtualBatch()
         for track in [*self._ledger.decoding.values(), *self._ledger.filling.values()]:
@@ -150,11 +150,11 @@ class ScorpioPolicy:
         rows = [*decoding, *(track.request for track in filling)]
         decision = ExplainedDecision(rows, chunks, starts, rejections)
         short = {track.request: Cause.BUDGET for track in admitted if track.request.request_id not in chunks}
-        decision.say(self._named.news(short, stops), stops)
+        decision.explain(self._named.update(short, stops), stops)
         return decision
 
     def _bound_whole(self, track: Track) -> None:
-        """With an objective for the whole request, its first token is due while the others can still be in time."""
+        """Derive the deadline of the first token from an objective for the whole request."""
         request = track.request
         due_s = latest_first_token_s(request, self._lengths.total(request), self._cost.params)
         track.due_s = min(track.due_s, due_s)
@@ -170,7 +170,7 @@ class ScorpioPolicy:
             first_s = max(ahead_s, view.load_s(track.request)) + own_s
             if track.due_s - view.now_s < first_s + ALLOWANCE_S and rejectable(track.request):
                 waited = view.now_s - track.request.arrival_s
-                cause = _stands_against(track, view, own_s)
+                cause = _cause_of_miss(track, view, own_s)
                 rejection = Rejection(track.first_objective, waited + first_s, cause)
                 rejections.append(RejectedRequest(track.request, rejection))
             else:
@@ -179,39 +179,40 @@ class ScorpioPolicy:
         return rejections, kept
 
     def _with_attainable(
-        self, refusal: RejectedRequest, view: View, admitted: list[Track], batch: VirtualBatch
+        self, rejected: RejectedRequest, view: View, admitted: list[Track], batch: VirtualBatch
     ) -> RejectedRequest:
-        """With the least deadline that it could have kept: behind all of the queue, which starts in this step. If some
-        of that cannot start, or it could not start with them, nobody knows when it will.
+        """Add the shortest attainable deadline to a rejection: after the whole queue, if all of it starts in this step.
+
+        The rejection stays as it is if the queue or the request could not start, since the wait is unknown then.
         """
-        request, rejection = refusal
+        request, rejection = rejected
         track = self._ledger.waiting[request.request_id]
         held = [len(each.tokens) for each in admitted] + [len(track.tokens)]
         seats = min(view.free_seats, self._seats - len(view.running))
         if len(held) > seats or sum(-(-tokens // view.block_size) for tokens in held) > view.free_blocks:
-            return refusal
+            return rejected
         alone = batch.size == 0 and not view.running
         if track.tpot_s < inf and not alone and not self._admissible(track, batch):
-            return refusal
+            return rejected
         started = [(each, each.request.remaining) for each in self._ledger.filling.values()]
         ahead = [*started, *((each, view.uncached(each.request)) for each in admitted)]
         wait_s = max(view.load_s(request), sum(self._prefill_s(each, tokens) for each, tokens in ahead))
         wait_s += self._prefill_s(track, view.uncached(request)) + 2 * ALLOWANCE_S
         first_s = view.now_s - request.arrival_s + wait_s
-        if rejection.reason != "ttft":  # of the time for the whole request, what it left for the first token
+        if rejection.reason != "ttft":  # add the time that the whole request needs after its first token
             slo = request.slo
             assert slo is not None and slo.e2e_s is not None
             first_s += slo.e2e_s - (track.due_s - request.arrival_s)
         return RejectedRequest(request, rejection._replace(attainable_s=first_s))
 
     def _prefill_s(self, track: Track, tokens: int) -> float:
-        """Of the last `tokens` that are known."""
+        """Return the prefill time of the last `tokens` known tokens."""
         p = self._cost.params
         return max(MIN_PREFILL_S, p.step_s + p.prefill_s(len(track.tokens) - tokens, tokens))
 
     # --- TPOT guard ---------------------------------------------------------------------------------------------
     def _guard_tpot(self, view: View, queue: list[Track], batch: VirtualBatch) -> tuple[list[Track], Cause]:
-        """Those that start as far as the step has tokens for them, and what the first of the others lacks."""
+        """Return the requests that start if the step has tokens for them, and what the first other one lacks."""
         admitted: list[Track] = []
         seats = min(view.free_seats, self._seats - len(view.running))
         free_blocks = view.free_blocks
@@ -267,9 +268,11 @@ class ScorpioPolicy:
         return chunks, starts
 
 
-def _stands_against(track: Track, view: View, own_s: float) -> Cause:
-    """Why one is too late whose prompt takes `own_s`: what it waited for last or, if it has just come, the prompts
-    before its own, the step that ran, or its way here. If its time is too short even for an idle machine, it is that.
+def _cause_of_miss(track: Track, view: View, own_s: float) -> Cause:
+    """Return why a request with a prompt of `own_s` seconds is too late.
+
+    It is the last cause of its wait. A request that has just arrived was delayed by earlier prompts, the running step
+    or its transit. IDLE means that even an idle machine would be too slow.
     """
     if own_s + ALLOWANCE_S > track.ttft_s:
         return Cause.IDLE

@@ -18,7 +18,7 @@ from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, Work, pairs
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.estimators import OracleLengths
-from roseinfer.sched.policies.common.bursts import FIXED_SHARE, LONGEST_STEP_S, QUIET_S, BurstBudget
+from roseinfer.sched.policies.common.bursts import MAX_FIXED_SHARE, MAX_STEP_S, QUIET_S, BurstBudget
 from roseinfer.sched.policies.scorpio import ScorpioOptions, ScorpioPolicy
 from roseinfer.sched.policies.slack.capacity import Demand, Offer, PriceLimit
 from roseinfer.sched.policies.slack.policy import SlackOptions, SlackPolicy, Tuning
@@ -171,7 +171,7 @@ def test_the_paces_are_compared_by_what_a_full_machine_does_at_each() -> None:
         pace_s = 0.004 if i % 2 else 0.010
         price.offer(Offer(i / 60, 100 * COST.row_s, 100 * COST.row_s, pace_s, False, 100.0))
     assert price.update(10.0, 1.0, lambda pace_s: COST.cost_tangent(pace_s, 0.0))
-    assert price.crowded and price.pace_s == 0.010 and price.gain > 1.5
+    assert price.overloaded and price.pace_s == 0.010 and price.gain > 1.5
 
 
 def test_a_prompt_alone_is_judged_with_all_the_experts_that_it_reads() -> None:
@@ -221,7 +221,7 @@ def test_scorpio_estimates_a_step_with_its_experts() -> None:
 
 def test_a_burst_pays_for_longer_steps_where_each_reads_all_experts() -> None:
     """1 ms a step is 3% of 33 ms, 1 ms and 8 for experts of more than the longest step may take."""
-    for cost, tokens in ((COST, (LONGEST_STEP_S - 0.009) / 10e-6), (DENSE, (1 / FIXED_SHARE - 1) * 1e-3 / 10e-6)):
+    for cost, tokens in ((COST, (MAX_STEP_S - 0.009) / 10e-6), (DENSE, (1 / MAX_FIXED_SHARE - 1) * 1e-3 / 10e-6)):
         config = scheduler_config(max_num_batched_tokens=512, slack_burst_tokens=60_000)
         model = CostModel(cost, fit=False)
         model.steps = 100
@@ -229,7 +229,7 @@ def test_a_burst_pays_for_longer_steps_where_each_reads_all_experts() -> None:
         made.now_s = QUIET_S
         for number in range(40):
             made.wait(str(number), 2000)
-        assert bursts.widen(made.view(), owed=False).token_budget == int(tokens)
+        assert bursts.widen(made.view(), promised=False).token_budget == int(tokens)
 
 
 def test_a_router_is_told_what_steps_cost_with_the_experts_that_they_read_now() -> None:

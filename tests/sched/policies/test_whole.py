@@ -12,7 +12,7 @@ from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.estimators import OracleLengths
 from roseinfer.sched.policies.common.ledger import e2e_deadline_s, e2e_pace_s, latest_first_token_s
-from roseinfer.sched.policies.qoserve import LONGEST_CHUNK, QoServePolicy
+from roseinfer.sched.policies.qoserve import MAX_CHUNK_TOKENS, QoServePolicy
 from roseinfer.sched.policies.scorpio import ScorpioPolicy
 from roseinfer.sched.policy import Ended
 from roseinfer.sched.registry import options_of, scheduler_config
@@ -74,7 +74,7 @@ def test_qoserve_waits_for_no_deadline_that_is_out_of_reach() -> None:
     queue.now_s = 0.04
     queue.run("a", 100, predicted=500, e2e_s=1.0)
     queue.wait("b", 3000, ttft_s=9.0)
-    assert queue.admitted(queue.begin()) == {"b": min(LONGEST_CHUNK, 2047)}
+    assert queue.admitted(queue.begin()) == {"b": min(MAX_CHUNK_TOKENS, 2047)}
 
 
 def test_qoserve_sets_a_new_pace_for_who_outlives_the_expectation() -> None:

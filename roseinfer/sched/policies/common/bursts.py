@@ -1,12 +1,11 @@
-"""Longer steps for a burst of prompts that nobody with objectives waits behind.
+"""Bursts: longer steps for a queue of prompts while no request has objectives.
 
-A step takes some time however many tokens it has, so few long steps compute a queue of prompts sooner than many short
-ones. But whoever comes meanwhile waits until they end: the one that runs, and with two steps in flight the next one,
-too. So steps grow only
+Each step has a fixed cost, so a few long steps compute a queue of prompts faster than many short ones. But a request
+that arrives meanwhile waits until the running step ends and, with two steps in flight, the next one. So steps grow only
 
-* while nobody with objectives is here, nor has been for `QUIET_S`;
-* while as many prompt tokens can start as such a step holds;
-* as far as the cost model says that it pays, and up to `LONGEST_STEP_S`.
+* if no request with objectives is here or has been for `QUIET_S`;
+* if enough prompt tokens can start to fill such a step;
+* as far as the cost model predicts a gain, and up to `MAX_STEP_S`.
 """
 
 from dataclasses import dataclass
@@ -20,27 +19,27 @@ from roseinfer.sched.policies.common.rotation import decodes, prompt_token_s
 from roseinfer.sched.policy import View
 from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
 
-# Of a step, what its fixed costs take at most once it is long enough.
-FIXED_SHARE = 0.03
-LONGEST_STEP_S = 0.2
+# A step is long enough when its fixed costs take no more than this share.
+MAX_FIXED_SHARE = 0.03
+MAX_STEP_S = 0.2
 QUIET_S = 60.0
-# Steps that the model has seen, before which what it says of long ones is a guess.
-_LEARNT = 50
+# Before the model has seen as many steps, its prediction for long ones is a guess.
+_MIN_LEARNT_STEPS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class BurstOptions:
-    """How a queue of prompts is computed that nobody with objectives waits behind."""
+    """Options for a queue of prompts while no request has objectives."""
 
     slack_decode_share: float = option(
         0.1,
-        "while nobody has objectives and more prompts wait than a step holds: the share of the time that requests "
-        "which decode get at most; 1 = they compute in every step",
+        "while no request has objectives and more prompts wait than fit into a step: the largest share of the time for "
+        "decoding requests; 1 = they compute in every step",
     )
     slack_burst_tokens: int | None = option(
         None,
-        "tokens of one step while nobody has objectives and more prompts wait than that, as far as it pays; default: "
-        "max_num_batched_tokens, and on a GPU with 64 GiB of memory or more up to 8192",
+        "most tokens of a step while no request has objectives and more prompts wait than fit; default: "
+        "max_num_batched_tokens, and up to 8192 on a GPU with 64 GiB of memory or more",
     )
 
     def __post_init__(self) -> None:
@@ -50,24 +49,27 @@ class BurstOptions:
 
 
 class BurstBudget:
-    """How many tokens each step may have, up to `SchedulerConfig.largest_step`."""
+    """Token budget of each step, up to `SchedulerConfig.largest_step`."""
 
     def __init__(self, config: SchedulerConfig, options: PrefillOptions, cost: CostModel) -> None:
         self._config = config
         self._options = options
         self._cost = cost
-        self._owed_s = -inf
+        self._last_promised_s = -inf
 
     @classmethod
     def of(cls, config: SchedulerConfig, options: PrefillOptions, cost: CostModel) -> "BurstBudget | None":
-        """None if no step is to be longer than others."""
+        """Return a budget, or None if the config allows no longer steps."""
         return cls(config, options, cost) if config.largest_step > config.max_num_batched_tokens else None
 
-    def widen(self, view: View, owed: bool) -> View:
-        """The view of a step, with a larger budget if that is to be long. owed: somebody with objectives is here."""
-        if owed:
-            self._owed_s = view.now_s
-        if not view.num_waiting or view.now_s < self._owed_s + QUIET_S or self._cost.steps < _LEARNT:
+    def widen(self, view: View, promised: bool) -> View:
+        """Return the view with a larger token budget if the step is to be long.
+
+        `promised`: a live request has objectives.
+        """
+        if promised:
+            self._last_promised_s = view.now_s
+        if not view.num_waiting or view.now_s < self._last_promised_s + QUIET_S or self._cost.steps < _MIN_LEARNT_STEPS:
             return view
         filling = [request for request in view.running if request.remaining and not decodes(request)]
         if not filling and not view.waiting():
@@ -80,10 +82,10 @@ class BurstBudget:
         return view if wanted < tokens else wide
 
     def _tokens(self, view: View, token_s: float) -> int:
-        """What pays, of prompts that take so many seconds a token."""
+        """Return the tokens of a step that is long enough, for prompts that take `token_s` seconds per token."""
         p = self._cost.params
         rows_s = p.row_s * len(view.running) + p.context_s * sum([len(request.tokens) for request in view.running])
         fixed_s = p.step_s + p.experts_s(inf)
-        pays = (1 / FIXED_SHARE - 1) * fixed_s / token_s
-        fits = (LONGEST_STEP_S - fixed_s - rows_s) / token_s
+        pays = (1 / MAX_FIXED_SHARE - 1) * fixed_s / token_s
+        fits = (MAX_STEP_S - fixed_s - rows_s) / token_s
         return int(min(self._config.largest_step, pays, fits))

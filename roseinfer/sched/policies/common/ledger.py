@@ -1,4 +1,4 @@
-"""What a policy with objectives remembers of each request, by the stage it is in, and when tokens are due."""
+"""Ledger of a policy with objectives: its record of each request by stage, and the deadlines of tokens."""
 
 from collections.abc import Callable, Sequence
 from math import inf
@@ -8,25 +8,23 @@ from roseinfer.core.slo import Cause, Forecast
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.policy import Admitted, Ended, Event, Queued
 
-# Beyond these an objective is as good as at them, and what policies compute from it would be 0, inf or NaN.
+# Bounds on objectives: beyond them, results of policies would be 0, inf or NaN.
 MIN_OBJECTIVE_S, MAX_OBJECTIVE_S = 1e-6, 1e9
 
 
 class Track:
-    """One request. `ttft_s`, `tpot_s`: its objectives, inf where it has none. `due_s`: when its first token is due.
+    """Policy's record of one request. `ttft_s`, `tpot_s`: objectives, inf without one.
 
-    `anchor_s + pace_s * known tokens` is when the next token is due, once the first is there: `first token +
-    pace * outputs`. `end_s`: when the last token is due, inf where nothing was promised for the whole request.
-    `owed`: whether something was promised that can still be kept or broken. `waits_for`: what made it wait when the
-    policy last looked, None before. `forecast`: what was expected of it when the policy first looked, None before.
-    `uncached`: prompt tokens to compute, as of when somebody asked first; -1 before. The other fields belong to the
-    policy.
+    `due_s`: deadline of the first token. Then `anchor_s + pace_s * known tokens` is the deadline of the next token.
+    `end_s`: deadline of the last token, inf without an objective for the whole request. `is_promised`: it has an
+    objective that can still be met or missed. `waits_for`: cause at the policy's last look, None before. `forecast`:
+    what the policy expected at its first look, None before. `uncached`: prompt tokens to compute, as of the first call
+    of `count_uncached`. The other fields belong to the policy.
     """
 
     __slots__ = (
         "anchor_s",
         "credit",
-        "doomed",
         "due_s",
         "end_s",
         "entry",
@@ -35,9 +33,10 @@ class Track:
         "forecast",
         "idle_s",
         "idle_step",
+        "is_demoted",
+        "is_promised",
         "key",
         "length",
-        "owed",
         "pace_s",
         "paced_s",
         "paced_tokens",
@@ -56,7 +55,7 @@ class Track:
         slo = request.slo
         self.request = request
         self.tokens = request.tokens
-        self.owed = slo is not None
+        self.is_promised = slo is not None
         self.ttft_s = _sane(slo.ttft_s if slo else None)
         self.tpot_s = _sane(slo.tpot_s if slo else None)
         self.due_s = request.arrival_s + self.ttft_s
@@ -65,7 +64,7 @@ class Track:
         self.pace_s = self.paced_s = 0.0
         self.paced_tokens = 0
         self.credit = self.floor_s = 0.0
-        self.doomed = False
+        self.is_demoted = False
         self.idle_s = 0.0
         self.idle_step = -2
         self.entry: int | None = None
@@ -75,13 +74,13 @@ class Track:
         self.excess = self.key = self.length = self.price_s = self.weight = self.work_s = 0.0
 
     @property
-    def patient(self) -> bool:
-        """Whether it may start at any time: only its pace was promised."""
-        return self.owed and self.due_s == inf and self.end_s == inf
+    def can_wait(self) -> bool:
+        """True if it may start at any time, because only its pace is promised."""
+        return self.is_promised and self.due_s == inf and self.end_s == inf
 
     @property
     def first_objective(self) -> str:
-        """The objective that asks for its first token by `due_s`."""
+        """Name of the objective that sets `due_s`."""
         slo = self.request.slo
         own_s = _sane(slo.ttft_s if slo else None)
         return "ttft" if self.ttft_s >= own_s else "e2e"
@@ -97,8 +96,9 @@ class Track:
         return self.uncached
 
     def set_pace(self, margin: float, from_s: float, from_tokens: int) -> None:
-        """From a time on, at which it had so many tokens, bring its token deadlines forward by a share `margin` of the
-        objective.
+        """Set token deadlines from `from_s` on, when it had `from_tokens` tokens.
+
+        `margin` is the share of the objective by which they are brought forward.
         """
         self.paced_s, self.paced_tokens = from_s, from_tokens
         self.pace_s = self.tpot_s * (1 - margin)
@@ -106,7 +106,7 @@ class Track:
 
 
 class RequestStages:
-    """Every live request in one of three stages. `filling`: it runs, and its prompt is not all planned yet."""
+    """Live requests in three stages. `filling`: they run, and their prompt is not fully planned yet."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, Track] = {}
@@ -114,7 +114,7 @@ class RequestStages:
         self.decoding: dict[str, Track] = {}
 
     def observe(self, event: Event) -> Track | None:
-        """The track that the event is about, if it is about one."""
+        """Move a request to its new stage and return its track, None for other events."""
         if isinstance(event, Queued):
             return self._queue(event.request)
         if isinstance(event, Admitted):
@@ -126,7 +126,7 @@ class RequestStages:
         return None
 
     def promote(self) -> list[Track]:
-        """Those whose prompt is planned to its end since the last call: they decode from now on."""
+        """Move requests whose prompt is fully planned to `decoding`, and return them."""
         if not self.filling:
             return []
         done = [track for track in self.filling.values() if is_filled(track.request)]
@@ -157,15 +157,15 @@ def is_filled(request: Request) -> bool:
 
 
 class TpotBatch:
-    """Decoding requests that have a TPOT objective, as columns: when is each one's next token due?
+    """Decoding requests with a TPOT objective, as columns for the deadlines of their next tokens.
 
-    `margin_of(tpot_s)`: the share of that objective by which token deadlines are brought forward.
+    `margin_of(tpot_s)`: share of that objective by which token deadlines are brought forward.
 
-    The columns are of equal length and in no particular order; adding and removing cost O(1).
+    The columns have equal length and no particular order; adding and removing cost O(1). A deadline is `anchor + pace *
+    tokens`, which is linear in what a step changes, so one pass computes a step's deadlines.
 
-    `due` is `anchor + pace * tokens`, which is linear in what a step changes, so a step's due times are one pass.
-    `smallest_s`: the smallest TPOT objective, inf if there is none. `tokens_per_s`: what the objectives promise
-    together; `context_per_s`: the context tokens that have to be read for it, at the expected mean length of each.
+    `smallest_s`: smallest TPOT objective, inf without any. `tokens_per_s`: tokens that all objectives promise together.
+    `context_per_s`: context tokens that have to be read for these, at each request's expected mean length.
     """
 
     def __init__(self, margin_of: Callable[[float], float]) -> None:
@@ -184,14 +184,14 @@ class TpotBatch:
 
     @property
     def rows(self) -> float:
-        """In the mean, of steps that come as often as the tightest asks for: SCORPIO's virtual batch size."""
+        """Mean rows per step, if steps come as often as the tightest objective needs: SCORPIO's virtual batch size."""
         return self.smallest_s * self.tokens_per_s if self.tracks else 0.0
 
     def __contains__(self, track: Track) -> bool:
         return track.request.request_id in self._slots
 
     def add(self, track: Track, from_s: float, from_tokens: int | None = None) -> None:
-        """`from_s`: when its first token came, or when it had `from_tokens`; its deadlines count from then on."""
+        """Add a request whose deadlines count from `from_s`: when its first token came, or it had `from_tokens`."""
         self._slots[track.request.request_id] = len(self.tracks)
         self._objectives[track.tpot_s] = self._objectives.get(track.tpot_s, 0) + 1
         self.smallest_s = min(self.smallest_s, track.tpot_s)
@@ -205,7 +205,7 @@ class TpotBatch:
         self._paces.append(track.pace_s)
 
     def remove(self, track: Track) -> None:
-        """Its place goes to the last one."""
+        """Remove a request; the last one takes its position."""
         slot = self._slots.pop(track.request.request_id)
         last = self.tracks.pop()
         columns = (self._tokens.pop(), self._anchors.pop(), self._paces.pop())
@@ -222,42 +222,42 @@ class TpotBatch:
                 self.smallest_s = min(self._objectives, default=inf)
         self.tokens_per_s -= 1 / track.tpot_s
         self.context_per_s -= mean_context(track) / track.tpot_s
-        if not self.tracks:  # nothing is left of rounding errors either
+        if not self.tracks:  # drop rounding errors as well
             self.tokens_per_s = self.context_per_s = 0.0
 
     def anchor(self, track: Track, first_token_s: float) -> None:
-        """The first token was seen at another time than assumed."""
+        """Correct the time of the first token."""
         slot = self._slots[track.request.request_id]
         track.set_pace(self._margin_of(track.tpot_s), first_token_s, track.request.prompt_len)
         self._anchors[slot], self._paces[slot] = track.anchor_s, track.pace_s
 
     def follow_margins(self) -> None:
-        """Bring token deadlines forward by the margins of now."""
+        """Apply the present margins to all token deadlines."""
         for track in self.tracks:
             track.set_pace(self._margin_of(track.tpot_s), track.paced_s, track.paced_tokens)
         self._anchors = [track.anchor_s for track in self.tracks]
         self._paces = [track.pace_s for track in self.tracks]
 
     def context(self) -> list[int]:
-        """Tokens that are known of each."""
+        """Return the number of known tokens of each request."""
         return list(map(len, self._tokens))
 
     def due(self, context: Sequence[int]) -> list[float]:
-        """When the next token of each is due, for those with no token in flight."""
+        """Return the deadline of each request's next token, if no token is in flight."""
         return [a + p * n for a, p, n in zip(self._anchors, self._paces, context, strict=True)]
 
     def due_in_flight(self, context: Sequence[int]) -> list[float]:
-        """The same if some have a token in flight: that one counts as there."""
+        """Return the same if tokens are in flight; these count as known."""
         columns = zip(self.tracks, self._anchors, self._paces, context, strict=True)
         return [a + p * (n + track.request.pending) for track, a, p, n in columns]
 
 
 def mean_context(track: Track) -> float:
-    """Tokens, over its output as expected when it came."""
+    """Return the mean number of context tokens over the expected output."""
     return track.request.prompt_len + track.length / 2
 
 
-# --- the objective of a whole request (`e2e_ms`), for policies that otherwise know first tokens and paces only -------
+# --- the objective of a whole request (`e2e_ms`), for policies that know only first tokens and paces -----------------
 def e2e_deadline_s(request: Request) -> float:
     """Return when the last token is due, or inf without such an objective."""
     slo = request.slo

@@ -1,4 +1,4 @@
-"""A decision that was made as a whole: who computes how much, who starts, who is turned away."""
+"""Decisions that are made as a whole: rows, chunks, starts and rejections of one step."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -8,9 +8,10 @@ from roseinfer.sched.policy import RejectedRequest, Verdict
 
 
 class PlannedDecision:
-    """`rows`: the running requests that compute, in order. `chunks`: prompt tokens by request id, for running and
-    starting ones alike. `victim_key`: who yields first has the largest, where blocks run out. `yields`: who makes room
-    now.
+    """Decision from lists. `rows`: running requests that compute, in order. `chunks`: prompt tokens by request id.
+
+    `victim_key`: the running request with the largest key is preempted first if blocks run out. `yields`: requests to
+    preempt now.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class PlannedDecision:
         return running[-1] if self._victim_key is None else max(running, key=self._victim_key)
 
     def order(self, waiting: Sequence[Request]) -> Iterable[Request]:
-        # One that has a seat by then, or waits for a load, was dealt with as a sample of another.
+        # A request that has a seat by then, or waits for a load, was handled as a sample of another one.
         return (request for request in self._starts if request.seat is None and not request.loading)
 
     def admit(self, request: Request) -> Verdict:
@@ -55,28 +56,29 @@ class PlannedDecision:
 
 
 class ExplainedDecision(PlannedDecision):
-    """One that also says what those wait for who do not start (`Explaining`), once it was told by `say`."""
+    """Planned decision that also names what waiting requests wait for (`Explaining`)."""
 
-    def say(self, news: Iterable[tuple[Request, Cause]], line: Cause) -> None:
-        """`news`: who waits for something else than before, and for what. `line`: what the others wait for."""
-        self._news, self._line = news, line
+    def explain(self, changes: Iterable[tuple[Request, Cause]], default_cause: Cause) -> None:
+        """Set the causes: those that have changed, and that of all requests that were never named."""
+        self._changes, self._default_cause = changes, default_cause
 
     def wait_causes(self) -> Iterable[tuple[Request, Cause]]:
-        return self._news
+        return self._changes
 
     def default_cause(self) -> Cause:
-        return self._line
+        return self._default_cause
 
 
 class CauseUpdates:
-    """Requests for which a policy has named a cause that is not the line's. Each is named again as long as it waits,
-    with the line's if it has none of its own any more: few, since others are not told apart.
+    """Requests with a cause other than the default. A policy names each of them again in every step while it waits.
+
+    A request that has no cause of its own any more is named with the default cause. There are few such requests.
     """
 
     def __init__(self) -> None:
         self._named: dict[Request, Cause] = {}
 
-    def news(self, own: Mapping[Request, Cause], line: Cause) -> Iterable[tuple[Request, Cause]]:
-        waiting = {request: line for request in self._named if request.status is Status.WAITING}
+    def update(self, own: Mapping[Request, Cause], default_cause: Cause) -> Iterable[tuple[Request, Cause]]:
+        waiting = {request: default_cause for request in self._named if request.status is Status.WAITING}
         self._named = {**waiting, **own}
         return self._named.items()

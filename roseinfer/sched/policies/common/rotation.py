@@ -1,4 +1,4 @@
-"""Which running requests compute in a step: decoding ones in turn, and how they share a step with prompts."""
+"""Rotation: which running requests compute in a step, and how decoding requests and prompts share it."""
 
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -10,10 +10,10 @@ from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
 
 
 class DecodeRotation:
-    """At most `max_batch_size` requests decode in one step, those that waited longest first.
+    """Rotation of decoding requests: at most `max_batch_size` in one step, those that waited longest first.
 
-    Without `decode_first` prompts get a step's tokens before decoding requests do; one request decodes all the same,
-    so that those that hold KV blocks always come to an end.
+    Without `decode_first` prompts get a step's tokens before decoding requests do. One request still decodes, so that
+    requests which hold KV blocks always end.
     """
 
     def __init__(self, options: PrefillOptions) -> None:
@@ -47,37 +47,36 @@ class DecodeRotation:
             self._last_turn[request.request_id] = self._turns
 
 
-LONGEST_WAIT_S = 0.25  # between two tokens of a row that gives way, whatever the share
+MAX_GAP_S = 0.25  # between two tokens of a row that waits for prompts, whatever its share
 
 
 class BurstRotation(DecodeRotation):
-    """A rotation in which decoding rows get at most a `share` of the time while more prompts wait than a step holds: in
-    a burst first tokens come sooner.
+    """Rotation for bursts: decoding rows get at most a `share` of the time while more prompts wait than a step holds.
 
-    All work of a burst has to be done sooner or later. Each step that leaves decoding rows out brings the first token
-    of everybody in the queue forward by what they would have taken, which the cost model says.
+    So first tokens come earlier. Each step without decoding rows brings all first tokens of the queue forward by the
+    time that these rows would have taken, which the cost model predicts.
 
-    They compute in one step, and then sit out until prompts have taken (1 - share) / share times what such a step takes
-    for them. So two tokens are 1 / share times that apart, or as far as two full steps are, whichever is more, but no
-    more than `LONGEST_WAIT_S`. Rows that are cheap beside a full step of prompts never wait.
+    Decoding rows compute in one step, and then wait until prompts have taken (1 - share) / share times the rows' own
+    time. So two tokens are 1 / share times that time apart, or two full steps if that is more, but at most `MAX_GAP_S`.
+    Rows that are cheap compared with a full step of prompts never wait.
     """
 
     def __init__(self, options: PrefillOptions, cost: CostModel, share: float) -> None:
         super().__init__(options)
         self._cost = cost
         self._share = share
-        self._prompts_s = 0.0  # that steps without the rows took since these computed last, as expected
+        self._prompts_s = 0.0  # predicted time of the steps since the rows last computed
 
     def select(self, running: Sequence[Request], view: View, budget: PrefillBudget) -> Iterable[Request]:
         if self._share < 1 and view.num_waiting and not budget.closed:
-            prompts = self._instead(running, view, budget)
+            prompts = self._prompts_only(running, view, budget)
             if prompts is not None:
                 return prompts
         self._prompts_s = 0.0
         return super().select(running, view, budget)
 
-    def _instead(self, running: Sequence[Request], view: View, budget: PrefillBudget) -> list[Request] | None:
-        """The running requests that still fill their prompts, if the step is for prompts alone."""
+    def _prompts_only(self, running: Sequence[Request], view: View, budget: PrefillBudget) -> list[Request] | None:
+        """Return the running requests with unfinished prompts if the step is for prompts alone, else None."""
         decoding = [request for request in running if decodes(request)]
         filling = [request for request in running if request.remaining and not decodes(request)]
         wanted = budget.expected(sum(request.remaining for request in filling))
@@ -87,16 +86,16 @@ class BurstRotation(DecodeRotation):
         rows_s = p.row_s * len(decoding) + p.context_s * sum(len(request.tokens) for request in decoding)
         fixed_s = p.step_s + p.experts_s(inf)
         prompts_s = self._prompts_s + fixed_s + wanted * prompt_token_s(self._cost, filling, view)
-        if rows_s <= self._share * (rows_s + prompts_s) or prompts_s > LONGEST_WAIT_S:
+        if rows_s <= self._share * (rows_s + prompts_s) or prompts_s > MAX_GAP_S:
             return None
         self._prompts_s = prompts_s
         return filling
 
 
 def prompt_token_s(cost: CostModel, filling: Sequence[Request], view: View) -> float:
-    """What a token of a prompt takes in a step full of prompts: of the one whose turn it is, which stands for all.
+    """Return the seconds per prompt token in a step full of prompts, estimated from the next prompt.
 
-    filling: requests that run and whose prompts are not computed yet; without one, somebody could start.
+    `filling`: running requests with unfinished prompts; if there are none, a waiting request can start.
     """
     request = filling[0] if filling else view.waiting()[0]
     left = request.remaining if filling else view.uncached(request)
@@ -104,17 +103,17 @@ def prompt_token_s(cost: CostModel, filling: Sequence[Request], view: View) -> f
 
 
 def _lacks_blocks(running: Sequence[Request], view: View) -> bool:
-    """Whether those that run may not all find room beside a step of prompts.
+    """True if a step of prompts could take the blocks that running requests need.
 
-    Prompts that started would take each other's blocks, and new ones those that a row needs for its next token.
+    Started prompts would then preempt each other, and new ones would take the blocks of a row's next token.
     """
     missing = (len(request.tokens) + request.pending - request.capacity for request in running)
-    owed = sum(-(-tokens // view.block_size) for tokens in missing if tokens > 0)
-    # A prompt that starts takes a block for what is left over of its tokens.
+    needed = sum(-(-tokens // view.block_size) for tokens in missing if tokens > 0)
+    # Each prompt that starts needs one more block for its last, partly filled one.
     taken = view.token_budget // view.block_size + view.free_seats
-    return owed > 0 and owed + taken > view.free_blocks
+    return needed > 0 and needed + taken > view.free_blocks
 
 
 def decodes(request: Request) -> bool:
-    """Whether its next row is one token behind its prompt."""
+    """True if the next row of the request is one token after its prompt."""
     return request.remaining == 1 and request.planned >= request.prompt_len

@@ -1,14 +1,15 @@
-"""Who has had how much of the machine lately, so that one tenant's load is not another's misfortune."""
+"""Tenants' recent shares of the machine, so that one tenant's load does not delay the others."""
 
 from math import exp
 
 HALF_LIFE_S = 30.0
-TOLERANCE = 1.25  # of an equal share
-MOST = 3.0  # however small the others are: ids are free text, and many that did little must not outweigh one that works
+MIN_EXCESS_RATIO = 1.25  # of an equal share
+# Tenant ids are free text: many tenants with little work must not count against one that works.
+MAX_EXCESS = 3.0
 
 
 class TenantShares:
-    """Work that was started on each tenant's account, forgotten with a half-life of 30 s."""
+    """Started work of each tenant, which decays with a half-life of 30 s."""
 
     def __init__(self) -> None:
         self._work: dict[str, float] = {}
@@ -22,18 +23,18 @@ class TenantShares:
         self._total += work_s
 
     def excess(self, tenant: str, now_s: float) -> float:
-        """How far a tenant is above an equal share: 0 up to 1.25 times that, 1 at twice it, 3 at most."""
+        """Return how far a tenant exceeds an equal share: 0 up to 1.25 times that share, 1 at twice it, 3 at most."""
         self._forget(now_s)
         if len(self._work) < 2:
             return 0.0
         equal = self._total / len(self._work)
         ratio = self._work.get(tenant, 0.0) / equal if equal else 0.0
-        return min(ratio - 1, MOST) if ratio > TOLERANCE else 0.0
+        return min(ratio - 1, MAX_EXCESS) if ratio > MIN_EXCESS_RATIO else 0.0
 
     def _forget(self, now_s: float) -> None:
         if now_s - self._last_s < 1.0:
             return
-        keep = exp(-self._decay * (now_s - self._last_s))
+        decay = exp(-self._decay * (now_s - self._last_s))
         self._last_s = now_s
-        self._work = {tenant: keep * work for tenant, work in self._work.items() if keep * work > 1e-3}
+        self._work = {tenant: decay * work for tenant, work in self._work.items() if decay * work > 1e-3}
         self._total = sum(self._work.values())

@@ -1,4 +1,4 @@
-"""What could have been kept of an objective for which the slack policy turns a request away."""
+"""Attainable objectives: the value that a rejected request's objective should have had to be admitted."""
 
 from collections.abc import Callable
 from math import inf
@@ -6,17 +6,18 @@ from typing import NamedTuple
 
 from roseinfer.sched.policies.common.ledger import Track
 from roseinfer.sched.policies.slack.capacity import Demand
-from roseinfer.sched.policies.slack.state import FASTEST, SlackState
+from roseinfer.sched.policies.slack.state import MIN_PACE_STEPS, SlackState
 
-SAFETY = 1.15  # times what is expected: others that come meanwhile take their part
-SLOWER = 1.15  # times as slow as the last pace that was tried
-MOST_TRIED = 24
+MIN_SAFETY_RATIO = 1.15  # of reported to expected value: requests that arrive meanwhile take their part
+MIN_SLOWDOWN_RATIO = 1.15  # of a tried pace to the one before
+MAX_TRIES = 24
 
 
 class Chances(NamedTuple):
-    """The machine behind the starts of a step. `smallest_s`: the tightest TPOT objective there. `ahead_s`: seconds of
-    prompts that have started. `prefill_time(seconds)`: how many of so many are there for prompts. `has_place(track)`:
-    whether there are a seat and KV blocks for it. `idle`: whether nobody runs or starts.
+    """Machine after the starts of a step. `smallest_s`: tightest TPOT objective. `ahead_s`: seconds of started prompts.
+
+    `prefill_time(seconds)`: seconds of these that prompts get. `has_place(track)`: there are a seat and KV blocks for
+    it. `idle`: no request runs or starts.
     """
 
     state: SlackState
@@ -29,8 +30,8 @@ class Chances(NamedTuple):
     has_place: Callable[[Track], bool]
 
     def least_s(self, track: Track, reason: str, load_s: float) -> float | None:
-        """The least value of the objective `reason` with which the request could start now, behind its load, and be in
-        time; None if that depends on when others end, or on how many come.
+        """Return the smallest value of the objective `reason` with which the request could start now and be in time.
+        Return None if that depends on when other requests end, or on how many arrive. `load_s`: time of its load.
         """
         if not self.has_place(track):
             return None
@@ -50,25 +51,25 @@ class Chances(NamedTuple):
         return (first_s + behind * max(pace_s, self.state.recent_step_s)) / 0.9
 
     def _first_s(self, track: Track, prefill_s: float) -> float:
-        """From its arrival to its first token, behind all prompts that have started."""
+        """Return the seconds from arrival to first token, after all started prompts."""
         wanted_s = self.ahead_s + prefill_s
         left_s = wanted_s / max(1e-9, self.prefill_time(1.0))
-        for _ in range(MOST_TRIED):
+        for _ in range(MAX_TRIES):
             if self.prefill_time(left_s) >= wanted_s:
                 break
-            left_s *= SLOWER
+            left_s *= MIN_SLOWDOWN_RATIO
         waited_s = self.now_s - track.request.arrival_s
-        return waited_s + SAFETY * (left_s + self.state.chunk_ends_s + self.state.cost.params.step_s)
+        return waited_s + MIN_SAFETY_RATIO * (left_s + self.state.chunk_ends_s + self.state.cost.params.step_s)
 
     def _pace_s(self, track: Track, prefill_s: float, first_s: float) -> float | None:
-        """The fastest pace at which it fits beside those that run."""
+        """Return the fastest pace that fits together with the running requests; None if none does."""
         state = self.state
-        pace_s = FASTEST * state.cost.params.rows_s(1, len(track.tokens) + track.length)
-        pace_s = SAFETY * max(pace_s, state.price.pace_s)
-        for _ in range(MOST_TRIED):
+        pace_s = MIN_PACE_STEPS * state.cost.params.rows_s(1, len(track.tokens) + track.length)
+        pace_s = MIN_SAFETY_RATIO * max(pace_s, state.price.pace_s)
+        for _ in range(MAX_TRIES):
             if self._fits(track, pace_s, prefill_s, first_s):
                 return pace_s
-            pace_s *= SLOWER
+            pace_s *= MIN_SLOWDOWN_RATIO
         return None
 
     def _fits(self, track: Track, pace_s: float, prefill_s: float, first_s: float) -> bool:
@@ -79,8 +80,8 @@ class Chances(NamedTuple):
         mean_s = state.price.mean_s
         limit = tuning.roomy if state.objection(track) else 1.0
         limit -= tuning.reserve * (min(2.0, track.price_s / mean_s) if mean_s else 1.0)
-        keep = state.keep(smallest_s)
+        usable = state.usable_share(smallest_s)
         demand = self.demand.with_one(
             track.weight * track.tpot_s / pace_s if pace_s < inf else 0.0, pace_s, prefill_s, first_s
         )
-        return demand.fits(limit, keep, state.cost.params)
+        return demand.fits(limit, usable, state.cost.params)

@@ -1,18 +1,18 @@
 """Slack: each step lasts as long as the most urgent running request can afford, and only what fits is admitted.
 
-A token's due time counts from the request's real first token at its TPOT objective, less a learnt margin, so tokens
-ahead of schedule are slack that later steps may spend. From it follow, in each step:
+The deadline of a token counts from the request's real first token at its TPOT objective, less a learnt margin. Tokens
+ahead of schedule are slack that later steps may use. Each step decides, in this order:
 
-1. demotion: who can no longer keep its objective takes only what is left over;
-2. shedding: who can no longer have its first token in time is turned away, unless it has begun;
-3. admission, by due time of the first token and cost: while the demand over every horizon fits the machine (`demand`)
-   and, if more is asked of the machine than it can do, while the request is cheap enough (`price`);
-4. the step's length: the smallest slack. What it leaves beside the decoding rows goes to prompts, and if that is not
-   enough, requests that are well ahead sit out this step.
+1. demotion: a request that can no longer meet its objective decodes only in spare time;
+2. rejection: a waiting request that can no longer have its first token in time is rejected, unless it has run;
+3. admission, by deadline of the first token and cost: while the demand over every horizon fits the machine (`demand`)
+   and, under overload, while the request is cheap enough (`price`);
+4. the step's length: the smallest slack. Prompts get what the decoding rows leave of it. If that is not enough,
+   requests that are well ahead skip this step.
 
-Costs come from a model that is fitted all the time, lengths from an estimator. Requests without objectives never count
-in 3 and take what is left over, but age, so that none starves. Without any objectives the plans are those of fifo,
-with `BurstRotation` and `BurstBudget` for a queue of prompts.
+Costs come from a model that is fitted continuously, lengths from an estimator. Requests without objectives never count
+in 3 and use spare time, but age, so that none starves. While no request has objectives, plans are those of fifo, with
+`BurstRotation` and `BurstBudget` for a queue of prompts.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ from roseinfer.sched.registry import register
 
 @register("slack", options=SlackOptions, sheds=True, priorities=True)
 class SlackPolicy:
-    """Keeps `state` true and has a `SlackStep` plan each step; while nobody has objectives, fifo does."""
+    """Slack policy. A `SlackStep` plans each step from `state`; fifo plans while no request has objectives."""
 
     def __init__(
         self, config: SchedulerConfig, options: SlackOptions, known: Estimates, tuning: Tuning | None = None
@@ -53,8 +53,8 @@ class SlackPolicy:
         self._done, self._done_s = -1, 0.0
         self._planned, self._seconds = -1, 0.0
         self._limit_s = inf
-        self._ends_s = 0.0  # of the newest planned step, as expected
-        self._predicted_s = 0.0  # of the newest completed step; 0: nobody asked the model
+        self._ends_s = 0.0  # expected end of the newest planned step
+        self._predicted_s = 0.0  # duration of the newest completed step; 0: not predicted
 
     def observe(self, event: Event) -> None:
         if isinstance(event, StepDone):
@@ -76,7 +76,7 @@ class SlackPolicy:
         only_decodes = event.plan.num_tokens == len(event.plan.rows)
         if not self.state.promised and only_decodes and event.plan.step % 4:
             self._predicted_s = 0.0
-            return  # nobody needs to know, but the model should stay true
+            return  # every fourth step is enough to keep the model up to date
         self.state.stepped(work_of(event.plan.rows), event.duration_s, event.now_s)
         self._predicted_s = self.state.cost.predicted_s
 
@@ -88,7 +88,7 @@ class SlackPolicy:
             self._fifo_planned = True
             return self._fifo.begin(view)
         now_s, in_flight = view.now_s, self._planned > self._done
-        if in_flight:  # it begins when the step in flight ends
+        if in_flight:  # the new step begins when the step in flight ends
             now_s = max(now_s, self._done_s + self._seconds)
         self.state.promote(now_s)
         self.state.demote_outlived(now_s)
@@ -108,7 +108,7 @@ class SlackPolicy:
         return self._promises.make(counts, block_size, uncached, self._ends_s)
 
     def stats(self) -> PolicyStats:
-        """Utilisation counts no slack that requests have saved up: it is what they need in the long run."""
+        """Return the figures of `PolicyStats`. Utilisation is the long-run need, without slack saved so far."""
         state = self.state
         cost, batch = state.cost, state.batch
         margin = state.margins.of(batch.smallest_s) if len(batch) else Margins.START

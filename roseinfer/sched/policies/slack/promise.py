@@ -1,4 +1,4 @@
-"""What the slack policy publishes of itself, for routers."""
+"""Promises: what the slack policy publishes for routers."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -10,24 +10,25 @@ from roseinfer.sched.policies.slack.state import SlackState
 
 
 class Promises:
-    """Sums over those that decode are kept up anyway; those that fill or wait are looked at one by one. How much of a
-    prompt is cached is asked once, when a request begins to wait: the answer is used again when it starts.
+    """Maker of promises. Sums over decoding requests are maintained anyway, and the others are visited one by one.
+
+    How much of a prompt is cached is looked up once, when a request begins to wait, and used again when it starts.
     """
 
     def __init__(self, state: SlackState) -> None:
         self._state = state
-        self._left, self._left_s = 0.0, -inf  # tokens that those that decode will add, as of then
+        self._left, self._left_s = 0.0, -inf  # tokens that decoding requests will add, and the time of that estimate
 
     def make(self, counts: Promise, block_size: int, uncached: Callable[[Request], int], ends_s: float) -> Promise:
-        """`counts`, and what the policy knows. `ends_s`: when the newest planned step ends."""
+        """Return `counts` completed with what the policy knows. `ends_s`: when the newest planned step ends."""
         state, at_s = self._state, counts.at_s
         p, batch = state.cost.params, state.batch
         smallest_s, weights, fill, best_effort = batch.smallest_s, 0.0, 0, 0
         growth = self._to_decode(at_s)
         waiting = [0] * len(DUE_S)
-        if state.promised:  # else fifo plans, and nobody is owed anything
+        if state.promised:  # else fifo plans, and no request has objectives
             for track in state.ledger.filling.values():
-                if track.owed:
+                if track.is_promised:
                     left = track.request.remaining
                     weights += track.weight
                     fill += left
@@ -35,7 +36,7 @@ class Promises:
                     if track.tpot_s < smallest_s:
                         smallest_s = track.tpot_s
         for track in state.ledger.waiting.values():
-            if not track.owed:
+            if not track.is_promised:
                 best_effort += 1
                 continue
             tokens = track.uncached
@@ -50,7 +51,7 @@ class Promises:
             step_s if counts.running else 0.0,
             counts.steps,
             (p.step_s, p.token_s, p.row_s, p.context_s),
-            state.keep(smallest_s),
+            state.usable_share(smallest_s),
             smallest_s,
             p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s,
             weights,
@@ -70,7 +71,7 @@ class Promises:
         )
 
     def _to_decode(self, now_s: float) -> float:
-        """Asking for each takes longer than all the rest, so it is done now and then."""
+        """Return the tokens that decoding requests will add; estimated at intervals, because it is expensive."""
         state = self._state
         if not len(state.batch):
             return 0.0

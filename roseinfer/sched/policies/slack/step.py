@@ -1,4 +1,4 @@
-"""One step of the slack policy: how long it may take, which rows it holds, and how many prompt tokens beside them."""
+"""One step of the slack policy: how long it may take, its decoding rows, and its prompt tokens."""
 
 from collections.abc import Container, Sequence
 from math import inf
@@ -13,7 +13,7 @@ from roseinfer.sched.policy import Decision, View
 
 
 class SlackStep:
-    """`seconds`: how long it is expected to take. `limit_s`: how long it may take, inf if nobody is owed a token."""
+    """Planner of one step. `seconds`: expected duration. `limit_s`: allowed duration, inf without token deadlines."""
 
     def __init__(self, state: SlackState, view: View, now_s: float, in_flight: bool) -> None:
         self.seconds = 0.0
@@ -41,17 +41,17 @@ class SlackStep:
         self.seconds = self._decode_s + self._prefill_s
         rows, yielding = [track.request for track in self._rows], set(admission.yields)
         rows += self._leftovers(yielding, len(rows) + sum(chunks.values()))
-        if not rows and not chunks:  # somebody has to
+        if not rows and not chunks:  # at least one request has to compute
             rows = [track.request for track in state.ledger.decoding.values() if track.request not in yielding]
         rows += [track.request for track in filling]
         refused = list(admission.rejections.values())
         decision = ExplainedDecision(rows, chunks, starts, refused, self._yields, admission.yields)
-        decision.say(state.news, admission.line or Cause.UTILISATION)
-        state.news = []
+        decision.explain(state.cause_changes, admission.default_cause or Cause.UTILISATION)
+        state.cause_changes = []
         return decision
 
     def _measure(self) -> None:
-        """Slack of every decoding request; those that are lost are demoted."""
+        """Compute the slack of every decoding request, and demote those that cannot catch up."""
         batch, now_s = self._state.batch, self._now_s
         self._context = batch.context()
         due = batch.due_in_flight(self._context) if self._in_flight else batch.due(self._context)
@@ -64,12 +64,12 @@ class SlackStep:
                 self._measure()
 
     def _lost(self, track: Track, slack: float) -> bool:
-        """Whether it stays late even if it decodes in fast steps to its end."""
+        """True if a request stays late even if it decodes in fast steps to its end."""
         done = len(track.tokens) - track.paced_tokens
-        late_s = -slack - (track.tpot_s - track.pace_s) * done  # behind the objective itself
+        late_s = -slack - (track.tpot_s - track.pace_s) * done  # relative to the objective itself
         if late_s <= 0:
             return False
-        if track.tpot_s < self._state.price.pace_s:  # it would hold up more than it is worth
+        if track.tpot_s < self._state.price.pace_s:  # it would delay others for more than it is worth
             return True
         p, half = self._params, 0.5 * len(self._state.batch)
         fast_s = 1.05 * p.step_s + p.row_s * half + p.experts_s(half)
@@ -77,38 +77,38 @@ class SlackStep:
         return late_s > max(0.0, left * (track.tpot_s - fast_s))
 
     def _can_wait(self, prompt: tuple[Track, int]) -> bool:
-        """Whether a prompt comes behind those with objectives: it has none, and has not waited long."""
+        """True if a prompt comes after those with objectives: it has none, and has not waited long."""
         request = prompt[0].request
-        return not prompt[0].owed and self._now_s < request.arrival_s + self._tuning.ageing_s
+        return not prompt[0].is_promised and self._now_s < request.arrival_s + self._tuning.ageing_s
 
     def _urgency(self, prompt: tuple[Track, int]) -> tuple[bool, bool, float]:
-        """By due time, whether they have begun or not; those that are late for sure behind the others."""
+        """Sort key of prompts: deadline, running or not; those that are certainly late come after the others."""
         track, left = prompt
-        if not track.owed:
+        if not track.is_promised:
             return self._can_wait(prompt), False, 0.0
         late = track.due_s < self._now_s + self._chunk_s(track, left)
         return False, late, min(track.due_s, track.request.arrival_s + self._tuning.ageing_s)
 
-    # --- what the step holds ------------------------------------------------------------------------------------
+    # --- contents of the step -----------------------------------------------------------------------------------
     def _room(self, prompts: Sequence[tuple[Track, int]]) -> float:
-        """Seconds for prompts before the first token is late; makes room by letting requests sit out."""
+        """Return the seconds for prompts before a token is late. Rows with much slack may be left out for prompts."""
         state = self._state
         if not self._rows:
             return inf
         smallest_s = state.batch.smallest_s
         least = min(self._slacks)
         paced_s = smallest_s * (1 - state.margins.of(smallest_s))
-        spent_s = min(least, max(least - state.stall_s, paced_s))  # what is kept for the next stall is not
+        spent_s = min(least, max(least - state.stall_s, paced_s))  # the reserve for the next stall is not spent
         tau = min(max(spent_s, self._decode_s), self._tuning.longest_step * smallest_s)
         self.limit_s = tau
         room_s = tau - self._decode_s
-        owed = [(track, left) for track, left in prompts if track.owed]
+        owed = [(track, left) for track, left in prompts if track.is_promised]
         wanted_s = sum([self._params.prefill_s(_start(track, left), left, inf) for track, left in owed])
         wanted_s += self._params.experts_s(sum([left for _, left in owed]), len(self._rows))
         over_s = self._decode_s - paced_s + max(0.0, -least) / self._tuning.catch_up
         if wanted_s > room_s or over_s > 0:
             room_s = self._skip(wanted_s - room_s, over_s)
-            # What others make by sitting out is for those that are short of time, not for who takes what is left.
+            # The time of skipped rows is for urgent prompts, not for requests that decode in spare time.
             self.limit_s = min(tau, max(spent_s, self._decode_s))
         return room_s
 
@@ -116,13 +116,12 @@ class SlackStep:
         return self._params.prefill_s(_start(track, tokens), tokens, len(self._rows))
 
     def _skip(self, short_s: float, over_s: float) -> float:
-        """Leave out those with the most slack, for `short_s` of prompts or because the rows alone take too long.
-
-        Returns the seconds that are left for prompts.
+        """Skip the rows with the most slack, for `short_s` of prompts or because the rows alone take too long. Return
+        the seconds that are left for prompts.
         """
         state, p, tau, full_s = self._state, self._params, self.limit_s, self._decode_s
         room_s = tau - full_s
-        # One that is ahead by less would soon be the most urgent, and steps would become short and many.
+        # A row with less slack would soon be the most urgent one, and steps would become short and many.
         ahead_s = max(full_s, state.batch.smallest_s) + state.stall_s
         order = sorted(range(len(self._rows)), key=self._slacks.__getitem__)
         tracks, skipped = self._rows, set()
@@ -146,7 +145,7 @@ class SlackStep:
         return room_s
 
     def _take_turns(self) -> None:
-        """No more decoding rows than the options allow: the most urgent."""
+        """Keep only the most urgent rows if there are more than the options allow."""
         most = self._state.options.max_batch_size
         if most is not None and len(self._rows) > most:
             due = {track.request.request_id: track.anchor_s + track.pace_s * len(track.tokens) for track in self._rows}
@@ -154,7 +153,7 @@ class SlackStep:
             del self._rows[most:]
 
     def _may_skip(self, track: Track, tau: float) -> bool:
-        """A reader should not notice: two tokens are never further apart than the gap limit."""
+        """True if skipping a row keeps the time between its tokens within the gap limit."""
         step = self._view.step
         if track.idle_step != step - 1:
             track.idle_s = self._now_s
@@ -164,34 +163,34 @@ class SlackStep:
         return True
 
     def _share(self, prompts: Sequence[tuple[Track, int]], room_s: float) -> tuple[dict[str, int], list[Request]]:
-        """The step's prompt tokens, in order, as far as the seconds and the tokens of the step go."""
+        """Return prompt tokens by request within the step's seconds and tokens, and the requests that start."""
         options, p, tuning = self._state.options, self._params, self._tuning
         most = min(options.prefill_max_tokens or self._view.token_budget, self._view.token_budget - len(self._rows))
         beside = len(self._rows)  # tokens of the step so far
         if self._rows and room_s < p.prefill_s(0, tuning.smallest_chunk, beside):
             room_s = 0.0
-        rest_share = tuning.rest_share if any(track.owed for track, _ in prompts) else 1.0
+        rest_share = tuning.rest_share if any(track.is_promised for track, _ in prompts) else 1.0
         guarded = room_s <= 0
         if guarded and prompts:
-            room_s = self._guard(*next((prompt for prompt in prompts if prompt[0].owed), prompts[0]))
+            room_s = self._guard(*next((prompt for prompt in prompts if prompt[0].is_promised), prompts[0]))
             if not room_s:
                 room_s, rest_share = self._guard(*prompts[0]), 1.0
         chunks: dict[str, int] = {}
         starts: list[Request] = []
-        # For prompts that come first although nothing was promised to them.
+        # For aged prompts without objectives, which come first.
         rest_s = rest_share * min(room_s, p.prefill_s(0, most, beside))
         self._prefill_s = 0.0
         for track, wanted in prompts:
             if room_s <= 0 or most <= 0 or len(starts) >= (options.prefill_max_batch_size or most):
                 break
-            aged = not track.owed and not self._can_wait((track, wanted))
+            aged = not track.is_promised and not self._can_wait((track, wanted))
             start = _start(track, wanted)
             tokens = min(most, wanted, options.long_prefill_token_threshold or most)
             spend_s = min(room_s, rest_s) if aged else room_s
             seconds = p.prefill_s(start, tokens, beside)
             if seconds > spend_s:
                 worth = guarded or p.is_worth_a_chunk(start, room_s, beside)
-                if not worth and not self._guard(track, wanted):  # later, in a step that has more room
+                if not worth and not self._guard(track, wanted):  # it waits for a step with more room
                     continue
                 tokens = int(p.prefill_tokens(start, spend_s, beside) + 1e-6)
                 seconds = p.prefill_s(start, tokens, beside)
@@ -203,7 +202,7 @@ class SlackStep:
             most -= tokens
             self._prefill_s += seconds
             chunks[track.request.request_id] = tokens
-            if tokens == wanted and track.due_s < inf:  # it has its token when the step ends, and not before
+            if tokens == wanted and track.due_s < inf:  # its first token comes when the step ends
                 ends_s = (track.due_s - self._now_s) / tuning.unsteady
                 if ends_s > self._decode_s + self._prefill_s:
                     self.limit_s = min(self.limit_s, ends_s)
@@ -213,16 +212,16 @@ class SlackStep:
         short = Cause.BUDGET if most <= 0 else Cause.QUEUE if chunks else Cause.UTILISATION
         for track, _ in prompts:
             if track.request.seat is None and track.request.request_id not in chunks:
-                self._state.name(track, short)
+                self._state.set_cause(track, short)
         return chunks, starts
 
     def _guard(self, track: Track, wanted: int) -> float:
-        """Seconds for a prompt for which there is no room, but which is about to be late: at most what the tightest of
-        the others need for one token.
+        """Return seconds for a prompt that is about to be late although there is no room. They are at most the smallest
+        TPOT objective of the decoding requests.
         """
         tuning, start = self._tuning, _start(track, wanted)
         least_s = self._params.prefill_s(start, tuning.smallest_chunk, len(self._rows))
-        if not track.owed:
+        if not track.is_promised:
             aged = self._now_s > track.request.arrival_s + tuning.ageing_s
             return least_s if aged else 0.0
         left_s = track.due_s - self._now_s
@@ -233,12 +232,11 @@ class SlackStep:
         return 0.0
 
     def _leftovers(self, yielding: Container[Request], beside: int) -> list[Request]:
-        """Requests that are owed nothing decode while the step stays within its limit, or if they waited long.
-
-        beside: tokens of the step without them.
+        """Return the unpromised requests that decode: while the step stays within its limit, or if they waited long.
+        `beside`: tokens of the step without them.
         """
         p, chosen = self._params, list[Request]()
-        for track in self._state.leftover.values():
+        for track in self._state.unpromised.values():
             if track.request in yielding:
                 continue
             row_s = p.one_row_s(len(track.tokens), beside + len(chosen))
@@ -249,7 +247,7 @@ class SlackStep:
         return chosen
 
     def _yields(self, request: Request) -> float:
-        """Who gives up its blocks first: those that are owed nothing, then those furthest ahead."""
+        """Key of victims when blocks run out: first requests without token deadlines, then those with most slack."""
         track = self._state.ledger.decoding.get(request.request_id)
         if track is None or track not in self._state.batch:
             return inf
@@ -257,5 +255,5 @@ class SlackStep:
 
 
 def _start(track: Track, left: int) -> int:
-    """The position of the first of the `left` prompt tokens of a request."""
+    """Return the position of the first of a request's last `left` prompt tokens."""
     return len(track.tokens) - left

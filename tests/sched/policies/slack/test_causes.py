@@ -151,7 +151,7 @@ def test_who_became_worth_its_price_waits_for_something_else() -> None:
     made = priced(limit)
     made.wait("dear", 10, predicted=100, ttft_s=1.0, tpot_s=0.050)
     limit.limit_s = inf
-    made.policy.state.backlog.sort_by_price(made.policy.state.worth)
+    made.policy.state.backlog.sort_by_price(made.policy.state.is_affordable)
     assert refused(made, "dear", 2.0) == ("ttft", Cause.SEATS)
 
 

@@ -88,7 +88,7 @@ def test_who_outlives_its_hint_pays_for_the_rest_and_takes_what_is_left_over() -
     made = state(lengths=NewHere())
     outlived(made, hinted=True)
     known = made.policy.state
-    assert list(known.leftover) == ["short"]
+    assert list(known.unpromised) == ["short"]
     made.run("modest", tpot_s=0.050, tenant="modest", predicted=10)
     assert known.tenants.excess("liar", 1.0) > 0.5, "80 tokens and not 10"
 
@@ -97,19 +97,19 @@ def test_who_outlives_its_hint_pays_for_the_rest_and_takes_what_is_left_over() -
 def test_who_was_mispredicted_or_takes_nothing_from_others_keeps_its_objective(options) -> None:
     made = state(lengths=NewHere())
     outlived(made, **options)
-    assert not made.policy.state.leftover
+    assert not made.policy.state.unpromised
 
 
 def test_what_a_source_proved_worth_is_in_the_expected_length_already() -> None:
     made = state()
     outlived(made, hinted=True)
-    assert not made.policy.state.leftover
+    assert not made.policy.state.unpromised
 
 
 def test_a_hint_that_is_a_little_short_is_forgiven() -> None:
     made = state(lengths=NewHere())
     outlived(made, hinted=True, outputs=40)
-    assert not made.policy.state.leftover
+    assert not made.policy.state.unpromised
 
 
 def test_the_tenant_pays_for_what_was_longer_than_it_said_at_the_end_too() -> None:

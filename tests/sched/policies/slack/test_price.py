@@ -16,12 +16,12 @@ STEP_S = 0.010
 ROWS = CostParams(STEP_S, 1e-9, 0.0, 0.001, 0.0)
 
 
-def limit(loose: int, strict: int, *, patient: bool = False) -> PriceLimit:
+def limit(loose: int, strict: int, *, can_wait: bool = False) -> PriceLimit:
     """After 10 s of requests of .1 s of work: `strict` ones that need a step every 20 ms, the others every 100 ms."""
     price = PriceLimit(window_s=10.0)
     for pace_s, count in ((0.100, loose), (0.020, strict)):
         for i in range(count):
-            price.offer(Offer(i / count * 10, 0.1, 0.1, pace_s, patient))
+            price.offer(Offer(i / count * 10, 0.1, 0.1, pace_s, can_wait))
     assert price.update(10.0, 1.0, lambda pace_s: (STEP_S, 0.0))
     return price
 
@@ -35,41 +35,41 @@ def test_a_slower_pace_is_held_where_it_serves_clearly_more() -> None:
 @pytest.mark.parametrize(("loose", "held_s"), [(40, 0.0), (54, 0.0), (56, 0.100)])
 def test_a_tenth_more_is_clear(loose: int, held_s: float) -> None:
     price = limit(loose=loose, strict=150)
-    assert (price.pace_s, price.crowded) == (held_s, True)
+    assert (price.pace_s, price.overloaded) == (held_s, True)
 
 
 def test_any_pace_is_worth_it_while_all_can_be_served() -> None:
     price = limit(loose=20, strict=20)
-    assert (price.pace_s, price.limit_s, price.crowded) == (0.0, inf, False)
+    assert (price.pace_s, price.limit_s, price.overloaded) == (0.0, inf, False)
 
 
 def test_a_pace_that_is_too_fast_is_not_worth_it_and_dear_work_neither() -> None:
     price = limit(loose=200, strict=20)
-    assert price.objection(0.05, 0.100, patient=False) is None
-    assert price.objection(0.05, 0.020, patient=False) is Cause.PACE
-    assert price.objection(0.15, 0.100, patient=False) is Cause.PRICE
+    assert price.objection(0.05, 0.100, can_wait=False) is None
+    assert price.objection(0.05, 0.020, can_wait=False) is Cause.PACE
+    assert price.objection(0.15, 0.100, can_wait=False) is Cause.PRICE
 
 
 # --- patience -----------------------------------------------------------------------------------------------------
 def test_who_can_wait_does_while_not_all_can_be_served_and_sets_no_price() -> None:
-    price = limit(loose=200, strict=0, patient=True)
-    assert (price.crowded, price.limit_s, price.load) == (True, inf, 0.0)
-    assert price.objection(0.05, 0.100, patient=True) is Cause.PRICE
-    assert price.objection(0.05, 0.100, patient=False) is None
+    price = limit(loose=200, strict=0, can_wait=True)
+    assert (price.overloaded, price.limit_s, price.load) == (True, inf, 0.0)
+    assert price.objection(0.05, 0.100, can_wait=True) is Cause.PRICE
+    assert price.objection(0.05, 0.100, can_wait=False) is None
 
 
-def machine(rows: int, *, offered: float = 0.0, patient: bool = False) -> State:
+def machine(rows: int, *, offered: float = 0.0, can_wait: bool = False) -> State:
     """So many rows of 1 ms run, of the 40 that fit steps of 50 ms, and one with a pace alone waits. In the last 5 s
     came `offered` times what the machine can do.
     """
     made = state(ROWS)
     for i in range(60 if offered else 0):
-        made.policy.state.price.offer(Offer(i / 12, offered * 4.0 / 60, 0.0, 0.050, patient))
+        made.policy.state.price.offer(Offer(i / 12, offered * 4.0 / 60, 0.0, 0.050, can_wait))
     made.now_s = 5.0
     for i in range(rows):
         made.run(f"{i}", tpot_s=0.050)
     made.policy.state.price.update(made.now_s, 1.0, lambda pace_s: (STEP_S, 0.0))
-    made.wait("patient", 1, tpot_s=0.050)
+    made.wait("can_wait", 1, tpot_s=0.050)
     return made
 
 
@@ -85,28 +85,28 @@ def test_a_pace_alone_leaves_room_for_the_others_while_any_come(now_s: float, st
     made = state(ROWS)
     price = made.policy.state.price
     for i in range(60):
-        price.offer(Offer(i / 12, 0.1, 0.1, 0.050, patient=True))
+        price.offer(Offer(i / 12, 0.1, 0.1, 0.050, can_wait=True))
     for i in range(100):
         price.offer(Offer(4 + i / 100, 0.005, 0.005, 0.050))
     made.now_s = now_s
     for i in range(24):
         made.run(f"{i}", tpot_s=0.050)
     price.update(now_s, 1.0, lambda pace_s: (STEP_S, 0.0))
-    made.wait("patient", 1, tpot_s=0.050)
-    assert ("patient" in made.admitted(made.begin())) == starts
+    made.wait("can_wait", 1, tpot_s=0.050)
+    assert ("can_wait" in made.admitted(made.begin())) == starts
 
 
 @pytest.mark.parametrize(
-    ("rows", "offered", "patient"),
+    ("rows", "offered", "can_wait"),
     [
         pytest.param(2, 1.5, True, id="all that came can wait too"),
         pytest.param(35, 0.1, False, id="all fit"),
         pytest.param(0, 1.5, False, id="the machine is idle"),
     ],
 )
-def test_else_it_starts(rows: int, offered: float, patient: bool) -> None:
-    made = machine(rows, offered=offered, patient=patient)
-    assert list(made.admitted(made.begin())) == ["patient"]
+def test_else_it_starts(rows: int, offered: float, can_wait: bool) -> None:
+    made = machine(rows, offered=offered, can_wait=can_wait)
+    assert list(made.admitted(made.begin())) == ["can_wait"]
 
 
 # --- margins ------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_who_is_late_at_a_pace_that_is_not_worth_it_is_demoted(pace_s: float, de
     made.run("in time", tpot_s=0.030)
     made.policy.state.price.pace_s = pace_s
     made.begin()
-    assert list(made.policy.state.leftover) == demoted
+    assert list(made.policy.state.unpromised) == demoted
 
 
 def test_who_is_behind_catches_up_by_others_sitting_out() -> None:
@@ -181,7 +181,7 @@ def test_who_started_before_the_others_came_gives_up_a_pace_in_the_way_of_most()
         made.wait(f"next {gain}", 10, ttft_s=9.0, tpot_s=0.100)
         price.pace_s, price.gain = 0.100, gain
         made.begin()
-        assert list(made.policy.state.leftover) == given_up
+        assert list(made.policy.state.unpromised) == given_up
 
 
 @pytest.mark.parametrize(("gain", "busy", "starts"), [(1.4, True, True), (1.6, True, False), (1.6, False, True)])

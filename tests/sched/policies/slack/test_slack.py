@@ -101,7 +101,7 @@ def test_who_cannot_catch_up_is_demoted_and_served_from_what_is_left() -> None:
     made.run("lost", tpot_s=0.030, predicted=3, first_s=-1.0)
     made.run("fine", tpot_s=0.030)
     assert made.decode(made.begin()) == ["fine", "lost"], "there is room for both"
-    assert list(made.policy.state.leftover) == ["lost"]
+    assert list(made.policy.state.unpromised) == ["lost"]
     busy = [made.run(f"busy{i}", tpot_s=0.030) for i in range(25)]
     assert "lost" not in made.decode(made.begin())
     assert len(busy) == 25
@@ -111,7 +111,7 @@ def test_who_is_late_but_can_catch_up_stays() -> None:
     made = state()
     made.run("late", tpot_s=0.030, predicted=100, first_s=-0.1)
     made.begin()
-    assert not made.policy.state.leftover
+    assert not made.policy.state.unpromised
 
 
 def test_a_prompt_that_cannot_be_in_time_is_turned_away_with_a_prediction() -> None:
@@ -133,7 +133,7 @@ def test_a_pace_that_no_step_can_keep_is_refused_and_never_sets_the_pace_of_othe
     assert (found["b"].reason, found["b"].hopeless) == ("tpot", True)
     made.run("c", tpot_s=0.005)
     made.begin()
-    assert list(made.policy.state.leftover) == ["c"]
+    assert list(made.policy.state.unpromised) == ["c"]
     assert made.policy.state.batch.smallest_s == 0.050
 
 
