@@ -1,4 +1,4 @@
-"""What an API process costs in Python: a streamed request, and each of its tokens. No engine, no sockets.
+"""CPU cost of an API process: a streamed request, and each of its tokens. No engine, no sockets.
 
     python -m benchmarks.api_cost [--rounds 24] [--requests 128] [--ids 1 65 1025] [--streams 1 64 256]
                                   [--words 20 1000] [--traces]
@@ -76,7 +76,7 @@ HEAD = (
 
 
 class Wireless(asyncio.Transport):
-    """A connection to nobody."""
+    """Transport without a peer."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.1", 1) if name in ("sockname", "peername") else default
@@ -95,7 +95,7 @@ class Wireless(asyncio.Transport):
 
 
 class Bench:
-    """A server's API process, and an engine that says what it is told to say."""
+    """API process of a server, and an engine that sends what it is told to."""
 
     def __init__(self, folder: Path, traces: bool = False) -> None:
         self.added: list[str] = []
@@ -126,13 +126,13 @@ class Bench:
         settle_garbage_collector()
 
     async def written(self) -> None:
-        """Return when the responses so far are stored."""
+        """Return when all responses so far are stored."""
         await self._store.written()
 
     def close_store(self) -> None:
         self._store.close()
 
-    # The transport of the engine client.
+    # Transport of the engine client:
     async def start(self, on_message: Callable[[EngineMessage], None], on_death: object) -> EngineInfo:
         self._on_message = on_message
         return INFO
@@ -152,7 +152,7 @@ class Bench:
         return made
 
     def outputs(self, sequences: list[str], first: bool = False, last: bool = False) -> bytes:
-        """A step's message: a token for each."""
+        """Return a step's message with one token for each request."""
         started = Started(0, 1.0, 2.0, 3.0) if first else None
         end = End(FinishReason.LENGTH, RequestTimes(1.0, 2.0, 3.0, 4.0)) if last else None
         outputs = [RequestOutput(sequence, (TOKEN,), None, None, started, end) for sequence in sequences]
@@ -164,7 +164,7 @@ class Bench:
 
 
 def to_nobody() -> None:
-    """Spans are dropped by who would send them."""
+    """Drop spans instead of sending them."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     from roseinfer.server.observe import traces
@@ -180,7 +180,7 @@ def to_nobody() -> None:
 
 
 async def settle() -> None:
-    """Lets tasks that have been woken run."""
+    """Let woken tasks run."""
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -192,7 +192,7 @@ def request(ids: int, tokens: int) -> bytes:
 
 
 async def request_us(bench: Bench, count: int, ids: int) -> float:
-    """Of one request, from its connection to its end; outputs come for an eighth of them at a time."""
+    """Measure one request from its connection to its end; an eighth of the requests receive output at a time."""
     data = request(ids, 1)
     bench.added.clear()
     began = time.thread_time()
@@ -211,7 +211,7 @@ async def request_us(bench: Bench, count: int, ids: int) -> float:
 
 
 async def token_us(bench: Bench, streams: int) -> float:
-    """Of one token of one of many streams that all get one in each step."""
+    """Measure one token of one of many streams that all get a token in each step."""
     steps = max(20, 1500 // streams)
     bench.added.clear()
     connections = [bench.connect() for _ in range(streams)]
@@ -231,7 +231,7 @@ async def token_us(bench: Bench, streams: int) -> float:
 
 
 async def response_us(bench: Bench, count: int, words: int, store: bool) -> tuple[float, float]:
-    """Of one response, to its event loop and to all threads, when all are written."""
+    """Measure one response: CPU of its event loop and of all threads, when all are written."""
     body = {"input": "word " * words, "max_output_tokens": 1, "store": store, "ignore_eos": True}
     data = orjson.dumps(body)
     bench.added.clear()

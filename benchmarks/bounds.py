@@ -1,4 +1,4 @@
-"""What the card allows on each row of the GPU table: the least time of a perfect engine.
+"""Bounds of the card on each row of the GPU table: the time of a perfect engine.
 
     python -m benchmarks.bounds [--models qwen3-8b ...] [--rows nano ...]
 
@@ -30,13 +30,15 @@ from roseinfer.core.config.engine import ModelConfig
 from roseinfer.models.config import read_model_spec
 
 BF16_BYTES = 2
-# Prompt tokens that a step takes.
+# Prompt tokens per step.
 BUDGETS = (128, 512, 2048, 8192, 1 << 40)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """`weight_points`: (tokens in the step, bytes of weights read per second), in between linear in log(tokens)."""
+    """Rates of a card. `weight_points`: (tokens in the step, bytes of weights read per second), linear in
+    log(tokens).
+    """
 
     name: str
     weight_points: tuple[tuple[int, float], ...]
@@ -59,14 +61,14 @@ class Rates:
 
 
 CARD = Rates("card", ((1, 4.27e12),), 4.27e12, 711e12, 711e12)
-# Of products of FP8 numbers (cuBLASLt, a scale for each row, 8192 x 24576 x 4096), 23 November 2026.
+# FP8 products (cuBLASLt, one scale per row, 8192 x 24576 x 4096), 23 November 2026.
 FP8_FLOPS_S = 1_538e12
 KERNELS = Rates("kernels", ((1, 3.72e12), (16, 3.64e12), (64, 3.54e12), (256, 2.29e12)), 3.90e12, 711e12, 496e12)
 
 
 @dataclass(slots=True)
 class Life:
-    """A request in the simulation. `context` tokens have K/V, `missing` prompt tokens have not."""
+    """Simulated request. `context` tokens have K/V; `missing` prompt tokens do not."""
 
     at_s: float
     context: int
@@ -77,10 +79,12 @@ class Life:
 
 
 class PerfectEngine:
-    """Steps through a load. Running requests all decode in every step, so only their number and contexts matter."""
+    """Engine that steps through a load. All running requests decode in every step, so only number and contexts
+    matter.
+    """
 
     def __init__(self, cost: ModelCost, rates: Rates, budget: int, load: Sequence[PlannedRequest], shared: int) -> None:
-        """shared: tokens that all prompts begin with, and that all but the first find cached."""
+        """shared: length of the prefix of all prompts, which all but the first request find cached."""
         self._cost, self._rates, self._budget = cost, rates, budget
         self._pending = [Life(p.at_s, 0, len(p.prompt_ids), p.output_len) for p in load]
         if shared:
@@ -89,11 +93,11 @@ class PerfectEngine:
                 life.missing -= life.context
         self._shared = shared > 0
         self._waiting: list[Life] = []
-        self._ends: dict[int, list[Life]] = {}  # step -> who gets the last token in it
+        self._ends: dict[int, list[Life]] = {}  # step -> requests whose last token it computes
         self._running = self._contexts = self._step = 0
         self.now_s = 0.0
         self.lives = list(self._pending)
-        self.gaps: list[tuple[float, int]] = []  # (seconds, requests that waited so long for a token)
+        self.gaps: list[tuple[float, int]] = []  # (seconds, number of requests that waited this long for a token)
 
     def run(self) -> None:
         while self._pending or self._waiting or self._running:
@@ -125,7 +129,7 @@ class PerfectEngine:
             self._computed(life, count)
 
     def _take_prompts(self) -> Iterator[tuple[Life, int]]:
-        """(request, tokens of its prompt) in order of arrival, up to the budget."""
+        """Return (request, prompt tokens) in order of arrival, up to the budget."""
         room = self._budget
         for life in self._waiting:
             if room <= 0:
@@ -134,7 +138,7 @@ class PerfectEngine:
             room -= count
             yield life, count
             if self._shared and life is self.lives[0]:
-                return  # the others wait for what it leaves in the cache
+                return  # later requests wait for the prefix that this one caches
 
     def _computed(self, life: Life, count: int) -> None:
         life.context += count
@@ -155,7 +159,7 @@ class PerfectEngine:
             self._contexts -= life.context + life.output_len - 1
 
     def figures(self) -> dict[str, float]:
-        """As a client would see them that needs no time itself."""
+        """Return the figures of a client that takes no time itself."""
         lives = self.lives
         ttft = [1e3 * (life.first_s - life.at_s) for life in lives]
         tpot = [1e3 * (life.last_s - life.first_s) / max(1, life.output_len - 1) for life in lives]
@@ -170,7 +174,7 @@ class PerfectEngine:
 
 
 def weighted_percentile(values: Sequence[tuple[float, int]], p: float) -> float:
-    """The smallest value that at least p percent of the weight does not exceed."""
+    """Return the smallest value that at least p percent of the weight does not exceed."""
     ordered = sorted(values)
     needed, seen = sum(weight for _, weight in ordered) * p / 100, 0
     for value, weight in ordered:
@@ -182,17 +186,17 @@ def weighted_percentile(values: Sequence[tuple[float, int]], p: float) -> float:
 
 @cache
 def model_cost(name: str) -> ModelCost:
-    """Of a model of the table, from the config that comes with roseinfer."""
+    """Return the cost of a model of the table, from its packaged config."""
     model = MODELS[name]
     spec = read_model_spec(model_folder(ModelConfig(model=model.hub_id, load_format="dummy")))
     return ModelCost.of(spec, BF16_BYTES, layer_itemsize=model.weight_bytes, kv_itemsize=model.kv_bytes)
 
 
 def all_rates(name: str) -> tuple[Rates, ...]:
-    """That bound a model of the table."""
+    """Return the rates that bound a model of the table."""
     model = MODELS[name]
     card = replace(CARD, matrix_flops_s=FP8_FLOPS_S) if model.weight_bytes < BF16_BYTES else CARD
-    if model.gpus > 1:  # each has its part of everything; what they tell each other takes no time
+    if model.gpus > 1:  # each GPU has its part of everything; communication is free
         kv_bytes_s, attention_flops_s = model.gpus * card.kv_bytes_s, model.gpus * card.attention_flops_s
         points = tuple((tokens, model.gpus * rate) for tokens, rate in card.weight_points)
         card = Rates(card.name, points, kv_bytes_s, model.gpus * card.matrix_flops_s, attention_flops_s)
@@ -209,7 +213,7 @@ def simulate(
 
 
 def bound(row: Row, rates: Rates, seed_shift: int = 0) -> dict[str, float]:
-    """The best that any of the budgets gives, figure by figure."""
+    """Return the best of all budgets, figure by figure."""
     config = row.load(seed_shift)
     load = draw(config)
     shared = max(len(planned.prompt_ids) for planned in load) if config.same_prompt else config.shared_prefix
@@ -219,7 +223,7 @@ def bound(row: Row, rates: Rates, seed_shift: int = 0) -> dict[str, float]:
 
 
 def total_work(cost: ModelCost, load: Sequence[PlannedRequest]) -> dict[str, Work]:
-    """`prefill` of the prompts one by one, `decode` of all tokens behind the first, without the weights."""
+    """Return the work of `prefill` (prompts one by one) and `decode` (all tokens after the first, without weights)."""
     prefill = decode = Work()
     for planned in load:
         prompt, outputs = len(planned.prompt_ids), planned.output_len - 1
@@ -230,12 +234,12 @@ def total_work(cost: ModelCost, load: Sequence[PlannedRequest]) -> dict[str, Wor
 
 
 def all_bounds(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, float]]]:
-    """Row key -> name of the rates -> figure -> bound."""
+    """Return row key -> name of the rates -> figure -> bound."""
     return {row.key: {rates.name: bound(row, rates) for rates in all_rates(row.model)} for row in rows}
 
 
 def chosen(models: Sequence[str] | None, rows: Sequence[str] | None) -> list[Row]:
-    """Rows of these models, in the models' order, and of these names; None for all."""
+    """Return the rows of these models, in the models' order, and of these names; None for all."""
     order = list(models or MODELS)
     found = [row for row in ROWS if row.model in order and (not rows or row.name in rows)]
     return sorted(found, key=lambda row: order.index(row.model))

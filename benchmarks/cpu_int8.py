@@ -24,14 +24,14 @@ from roseinfer.core.cpu_settings import prepare_cpu_libraries
 if TYPE_CHECKING:
     from roseinfer.engine.core import Core
 
-# Requests at once in the largest batch get a cache that is touched as a whole before anything counts: first uses of
-# memory cost a virtual machine much, and have nothing to do with the format of weights.
+# The largest batch gets a cache that is touched completely before the measurement: first uses of memory are slow on a
+# virtual machine and say nothing about the weights' format.
 BLOCK_SIZE = 16
 PEER = Path(__file__).with_name("llama_cpp_worker.py")
 
 
 class Worker:
-    """A child that answers each line with a number of prompts by a rate of decoding, tokens a second."""
+    """Child process that answers each line with a number of prompts by a decoding rate in tokens per second."""
 
     def __init__(self, kind: str, args: argparse.Namespace) -> None:
         self.kind = kind
@@ -58,7 +58,7 @@ class Worker:
         return text.strip()
 
     def close(self) -> str:
-        """The last line that the child writes when there is nothing more to do."""
+        """Stop the child and return its last line."""
         assert self._child.stdin is not None
         self._child.stdin.close()
         last = self.line()
@@ -67,7 +67,7 @@ class Worker:
 
 
 def serve(args: argparse.Namespace) -> None:
-    """What a child does for roseinfer's own formats: an engine core, stepped here, as llama.cpp's is."""
+    """Run a child for roseinfer's formats: an engine core that is stepped here, like llama.cpp's."""
     from roseinfer.bench.batches import vocab_size
     from roseinfer.bench.load import make_prompts
     from roseinfer.config.hub import model_folder
@@ -89,7 +89,7 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def decode(core: "Core", name: str, prompts: list[list[int]], output_len: int) -> float:
-    """Tokens a second from when every prompt has its first token to the last token."""
+    """Return tokens per second between the first token of the last prompt and the last token."""
     from roseinfer.core.sampling import SamplingParams
     from roseinfer.engine.messages import Add
 

@@ -1,4 +1,4 @@
-"""What the engine itself costs: plan and commit of a step, and adding a request. No model, no torch in the loop.
+"""CPU cost of the engine: plan and commit of a step, and adding a request. No model, no torch in the loop.
 
     python -m benchmarks.engine_step [--running 256] [--waiting 1000] [--steps 500] [--policy fifo]
 
@@ -27,7 +27,7 @@ VOCAB = 1000
 
 
 class NullRunner:
-    """Samples token 7, at no cost."""
+    """Runner that samples token 7 at no cost."""
 
     capabilities = Capabilities()
 

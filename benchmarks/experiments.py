@@ -2,7 +2,7 @@
 
     python -m benchmarks.experiments --out DIR [--only packing ...] [--repeat-runs 3] -- MODEL [engine options]
 
-What follows `--` goes to every `roseinfer bench streaming`. Writes DIR/experiments.json and a plot for each
+Arguments after `--` are passed to every `roseinfer bench streaming`. Writes DIR/experiments.json and a plot for each
 experiment, and prints the commands and Markdown tables.
 """
 
@@ -44,7 +44,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """`settings`: name -> flags beside the common ones. The first is what the others are compared with."""
+    """One experiment. `settings`: name -> additional flags; the first setting is the baseline."""
 
     name: str
     flags: str
@@ -54,7 +54,7 @@ class Experiment:
 
 @contextmanager
 def copies_one_by_one() -> Iterator[None]:
-    """Engines that are built within copy blocks one request, layer, and K or V at a time."""
+    """Make engines built in this context copy blocks one request, layer, and K or V at a time."""
     from roseinfer.runner import assembly
 
     copied: list[int] = []
@@ -125,7 +125,7 @@ def main() -> None:
     for experiment in EXPERIMENTS:
         if args.only is None or experiment.name in args.only:
             done[experiment.name] = run(experiment, common, args.out)
-            # After each, so that what was measured is not lost with what comes later.
+            # Save after each experiment, so that a later failure loses nothing.
             result = {"versions": versions(), "hardware": hardware(), "experiments": done}
             (args.out / "experiments.json").write_text(json.dumps(result, indent=1) + "\n")
 
@@ -165,7 +165,7 @@ def report(result: SettingRuns) -> dict[str, Any]:
 
 
 def markdown(reports: Mapping[str, Mapping[str, Any]]) -> str:
-    """Milliseconds unless the column says otherwise; below the first row also the ratio to it."""
+    """Return a table in milliseconds unless the column says otherwise; later rows also show the ratio to the first."""
     first = next(iter(reports.values()))
     lines = [f"| setting | {' | '.join(COLUMNS)} |", "| --- |" + " ---: |" * len(COLUMNS)]
     for name, values in reports.items():

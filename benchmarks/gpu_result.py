@@ -1,4 +1,4 @@
-"""What the GPU table's JSON holds of each row, and how it is shown: beside the peer, the targets and the card."""
+"""Results of the GPU table per row, as JSON and compared with the peer, the targets and the card's limits."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -8,7 +8,7 @@ from benchmarks.bounds import all_rates, bound
 from benchmarks.gpu_rows import FIGURES, Row, gain, reached
 from roseinfer.bench.report import table
 
-# Figure -> where a client's summary holds it.
+# Figure -> keys in a client's summary.
 IN_SUMMARY = {
     "output_tok_s": ("out_tok_s",),
     "ttft_p50_ms": ("ttft_ms", "p50"),
@@ -21,7 +21,7 @@ COUNTS = ("requests", "ok", "failed", "rejected", "short")
 
 
 def read_summary(summary: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """One run of a row, from what its client says. Raises LookupError for a summary without these figures."""
+    """Return one run of a row from its client's summary. Raises LookupError for a summary without these figures."""
     figures = {}
     for figure, keys in IN_SUMMARY.items():
         value: Any = summary
@@ -33,14 +33,14 @@ def read_summary(summary: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def row_bounds(row: Row, seed_shift: int) -> dict[str, dict[str, float]]:
-    """Name of the rates -> figure -> what they allow."""
+    """Return name of the rates -> figure -> bound."""
     return {rates.name: bound(row, rates, seed_shift) for rates in all_rates(row.model)}
 
 
 def row_result(
     row: Row, bounds: Mapping[str, Mapping[str, float]], runs: Sequence[Mapping[str, Any]], error: str | None
 ) -> dict[str, Any]:
-    """`runs` as of `read_summary`; figures are their medians. `error`: why the row, or a run of it, has none."""
+    """Return a row of medians of `runs` (see `read_summary`). `error`: why the row, or a run of it, has no figures."""
     figures = {figure: _median([run["figures"][figure] for run in runs]) for figure in FIGURES} if runs else {}
     return {
         "model": row.model,
@@ -60,7 +60,9 @@ def row_result(
 
 
 def unsound(result: Mapping[str, Any]) -> str | None:
-    """Why the row's figures do not count, if so: a run failed, or not every request gave what it was asked for."""
+    """Return why the row's figures do not count: a run failed, or requests got fewer tokens than they asked for. None
+    if they do.
+    """
     if result["error"] is not None:
         return str(result["error"])
     bad = [f"{sum(run[name] for run in result['runs'])} {name}" for name in ("failed", "rejected", "short")]
@@ -77,7 +79,7 @@ def figures_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def targets_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """A line per target. x peer, of card: how many times better than the peer, and what share of the card's limit."""
+    """Return one line per target: gain over the peer, and share of the card's limit."""
     rows = []
     for result in results:
         for name, target in result["target"].items():

@@ -1,4 +1,4 @@
-"""The rows of the GPU table: workloads, what vLLM 0.24.0 did on them, and what roseinfer set out to do."""
+"""Rows of the GPU table: workloads, vLLM 0.24.0's figures, and roseinfer's targets."""
 
 import shlex
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 from roseinfer.bench.config import OpenLoopConfig
 
-# Figure -> how it is written. Of "tok/s" more is better, of milliseconds less.
+# Figure -> format. Higher is better for "tok/s", lower for milliseconds.
 FIGURES = {
     "output_tok_s": "output tok/s",
     "ttft_p50_ms": "TTFT p50 ms",
@@ -25,11 +25,10 @@ MEMORY_SHARE = "0.85"
 
 @dataclass(frozen=True)
 class Model:
-    """`hub_id`: whose packaged shape stands for it. `options`: more arguments of `roseinfer serve`.
+    """Model of the table. `hub_id` names its packaged shape; `options` are further arguments of `roseinfer serve`.
 
-    `fp8_blocks`: the config says that weights are stored in FP8 with a scale for each block of 128 x 128.
-    `weight_bytes` of a number in a layer's matrices (the output head has 2), `kv_bytes` of one in K and V. `gpus` that
-    hold it together.
+    `fp8_blocks`: the weights are stored in FP8 with a scale per block of 128 x 128. `weight_bytes`: bytes of a weight
+    in a layer (2 in the output head); `kv_bytes`: of an element of K and V. `gpus`: number of GPUs that share it.
     """
 
     name: str
@@ -43,17 +42,16 @@ class Model:
 
     @property
     def folder(self) -> str:
-        """Name of a folder with its config and tokenizer, which models that differ in their options share."""
+        """Return the name of the folder with config and tokenizer; models that differ in options share one."""
         return self.hub_id.rpartition("/")[2].lower() + ("-fp8" if self.fp8_blocks else "")
 
 
 @dataclass(frozen=True)
 class Row:
-    """`arguments` as the client takes them. `peer` and `target`: figure -> value; a target is to be reached or beaten.
+    """Row of the table. `arguments` are the client's. `peer`, `target`: figure -> value; a target is to be reached.
 
-    Of the peer not every figure may be known.
-
-    Where `paced`, arrivals set the output rate, which then says nothing of the server.
+    Some figures of the peer may be unknown. `paced`: arrivals set the output rate, which then says nothing about the
+    server.
     """
 
     model: str
@@ -68,7 +66,7 @@ class Row:
         return f"{self.model} {self.name}"
 
     def load(self, seed_shift: int = 0) -> OpenLoopConfig:
-        """The workload as our own client draws it; `seed_shift` is added to its seed."""
+        """Return the workload as our own client draws it; `seed_shift` is added to its seed."""
         types = {f.name: f.type for f in fields(OpenLoopConfig)}
         words, values = iter(shlex.split(self.arguments)), dict[str, Any]()
         for word in words:
@@ -81,7 +79,7 @@ class Row:
         return OpenLoopConfig(**values)
 
     def flags(self, seed_shift: int = 0) -> list[str]:
-        """The arguments for a client's command line."""
+        """Return the client's command-line arguments."""
         words = shlex.split(self.arguments)
         if "--seed" in words:
             at = words.index("--seed")
@@ -275,14 +273,14 @@ ROWS = (
 
 
 def gain(figure: str, ours: float | None, other: float | None) -> float | None:
-    """How many times better `ours` is than `other`; None where one of them is missing or 0."""
+    """Return how many times better `ours` is than `other`; None if one is missing or 0."""
     if not ours or not other:
         return None
     return ours / other if figure == "output_tok_s" else other / ours
 
 
 def reached(figure: str, ours: float | None, target: float) -> bool:
-    """Equal counts."""
+    """Return True if the target is reached; equality counts."""
     if ours is None:
         return False
     return ours >= target if figure == "output_tok_s" else ours <= target

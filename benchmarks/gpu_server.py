@@ -1,4 +1,4 @@
-"""A server under test: started, timed until it is healthy, and gone at the end, whatever it does."""
+"""Server under test: started, timed until it is healthy, and stopped in any case."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
 
 
 class ServerError(Exception):
-    """The server did not come up; the text says why."""
+    """The server did not start; the message says why."""
 
 
 def free_port() -> int:
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 class Server:
-    """`roseinfer serve` with these arguments, in a process group of its own. Its output is added to `log`."""
+    """`roseinfer serve` in its own process group. Its output is appended to `log`."""
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
         port = free_port()
@@ -53,7 +53,7 @@ class Server:
         return self.alive and self.get("/health") is not None
 
     def await_health(self, patience_s: float) -> float:
-        """Seconds from the start of the process to the first /health 200. Raises `ServerError`."""
+        """Return seconds from the start of the process to the first 200 of /health. Raises `ServerError`."""
         while not self.healthy:
             waited_s = time.perf_counter() - self.started_s
             if not self.alive:
@@ -64,7 +64,7 @@ class Server:
         return time.perf_counter() - self.started_s
 
     def get(self, path: str) -> str | None:
-        """The body of a 200, None for anything else."""
+        """Return the body of a 200, None for anything else."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=5) as response:
                 return str(response.read().decode())
@@ -72,7 +72,7 @@ class Server:
             return None
 
     def facts(self) -> dict[str, object]:
-        """What its metrics say of the start: seconds per phase, and the number of KV blocks."""
+        """Return start-up metrics: seconds per phase and number of KV blocks."""
         text = self.get("/metrics") or ""
         phases = {phase: float(seconds) for phase, seconds in PHASE.findall(text)}
         blocks = BLOCKS.search(text)
@@ -82,7 +82,7 @@ class Server:
         return self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
 
     def stop(self) -> None:
-        """SIGTERM and wait; what is left of the group after that is killed."""
+        """Send SIGTERM and wait; kill what remains of the group."""
         if self.alive:
             self._process.terminate()
         try:

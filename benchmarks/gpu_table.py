@@ -1,4 +1,4 @@
-"""The whole GPU table in one go: models served with dummy weights, in 16 and 8 bits, each row measured by a client.
+"""GPU table in one run: models served with dummy weights, in 16 and 8 bits, each row measured by a client.
 
     python -m benchmarks.gpu_table --out DIR [--models gpt2 ...] [--rows seq1 ...] [--server-args "..."] [--repeat N]
 
@@ -33,14 +33,14 @@ from benchmarks.model_folders import write_folder
 from roseinfer.bench.report import host, versions
 
 WARM_UP = ["--num", "8", "--in-len", "128", "--out-len", "16", "--procs", "2", "--seed", "987654"]
-# Added to a row's seed for each repetition: more than any row's own seed.
+# Added to a row's seed for each repetition; larger than any row's own seed.
 REPEAT_SHIFT = 1000
 CLIENT_TAIL = 500
 
 
 @dataclass
 class Sweep:
-    """One run of the script, and what it has found so far."""
+    """State of one run of the script."""
 
     args: argparse.Namespace
     rows: list[Row]
@@ -55,7 +55,7 @@ class Sweep:
         return float(self.args.time_limit) - (time.monotonic() - self.began_s)
 
     def results(self) -> list[dict[str, Any]]:
-        """Of the rows that have been tried."""
+        """Return the results of the rows that have been tried."""
         found = []
         for row in self.rows:
             runs, error = self.runs.get(row.key, []), self.errors.get(row.key)
@@ -74,7 +74,7 @@ class Sweep:
 
 
 class ModelRun:
-    """The rows of one model. A server that has died is started once more."""
+    """Rows of one model. A server that has died is restarted once."""
 
     def __init__(self, sweep: Sweep, name: str, folder: Path) -> None:
         self._sweep = sweep
@@ -91,7 +91,7 @@ class ModelRun:
         self.facts: dict[str, Any] = {"command": ["roseinfer", "serve", *shown], "start_s": [], "errors": []}
 
     def measure(self, row: Row, repetition: int) -> None:
-        """One run of a row, noted in the sweep."""
+        """Run a row once and record it."""
         sweep, shift = self._sweep, seed_shift(self._sweep.args, repetition)
         try:
             if sweep.left_s <= 0:
@@ -105,7 +105,7 @@ class ModelRun:
             self._note_failure(f"{row.key}: {error}")
 
     def _up(self) -> Server:
-        """The running server, a new one if there is none. Raises `ServerError`."""
+        """Return the running server, or start one. Raises `ServerError`."""
         if self._server is not None and self._server.healthy:
             return self._server
         self.stop()
@@ -121,7 +121,7 @@ class ModelRun:
         return server
 
     def restart(self) -> None:
-        """Time another start, with the kernels that the first one left compiled."""
+        """Time a second start, with the kernels that the first one compiled."""
         self.stop()
         self._starts_left += 1
         try:
@@ -146,7 +146,7 @@ def seed_shift(args: argparse.Namespace, repetition: int) -> int:
 
 
 def run_client(sweep: Sweep, server: Server, model: str, flags: Sequence[str], label: str) -> dict[str, Any]:
-    """The client's summary. Raises `ServerError` if it ends without one."""
+    """Return the client's summary. Raises `ServerError` if it ends without one."""
     client = sweep.args.client
     command = [sys.executable, str(client)] if client else [sys.executable, "-m", "roseinfer.cli", "bench", "serve"]
     with tempfile.TemporaryDirectory() as folder:
@@ -155,7 +155,7 @@ def run_client(sweep: Sweep, server: Server, model: str, flags: Sequence[str], l
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=sweep.args.row_timeout)
         except subprocess.TimeoutExpired as error:
-            server.stop()  # it may be stuck: the next row gets another
+            server.stop()  # the server may be stuck: use another one for the next row
             raise ServerError(f"the client took more than {sweep.args.row_timeout} s") from error
         if not file.is_file():
             raise ServerError(f"the client ended with {done.returncode}: {(done.stdout + done.stderr)[-CLIENT_TAIL:]}")
@@ -163,7 +163,7 @@ def run_client(sweep: Sweep, server: Server, model: str, flags: Sequence[str], l
 
 
 def measure_model(sweep: Sweep, name: str, folder: Path, facts: dict[str, Any]) -> None:
-    """All its rows, then all of them again for each repetition, so that a drift meets all alike."""
+    """Measure all rows, then all of them again for each repetition, so that a drift affects all alike."""
     run = ModelRun(sweep, name, folder)
     sweep.servers[name] = run.facts
     rows = [row for row in sweep.rows if row.model == name]
@@ -182,7 +182,7 @@ def measure_model(sweep: Sweep, name: str, folder: Path, facts: dict[str, Any]) 
 
 
 def collect_facts(args: argparse.Namespace) -> dict[str, Any]:
-    """Where the figures come from. torch is not imported: its CUDA context would take memory from the server."""
+    """Return hardware and versions. torch is not imported: its CUDA context would take memory from the server."""
     own = ["roseinfer", "bench", "serve"]
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -208,7 +208,7 @@ def gpu() -> dict[str, str]:
 
 
 def torch_versions() -> dict[str, str]:
-    """As torch/version.py has them, without importing torch."""
+    """Read versions from torch/version.py without importing torch."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
@@ -223,7 +223,7 @@ def git_commit() -> str:
 
 
 def without_folders(word: str) -> str:
-    """Names of files without the folders they are in, which mean nothing elsewhere."""
+    """Remove folders from file names; they mean nothing on other machines."""
     return re.sub(r"(?<![\w.~])(?:/[^\s/=]+)*/([^\s/=]+)", r"\1", word)
 
 

@@ -73,7 +73,7 @@ KINDS: dict[str, tuple[int, Any]] = {
 
 
 def write(grammar: Grammar, vocab_size: int, eos_ids: tuple[int, ...], count: int, seed: int) -> None:
-    """Have one output follow the grammar, drawing evenly from what is allowed."""
+    """Have one output follow the grammar, drawing uniformly from the allowed tokens."""
     words = memoryview(array("I", bytes(4 * -(-vocab_size // 32))))
     matcher, rng = grammar.matcher(), random.Random(seed)
     try:

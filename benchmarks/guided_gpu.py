@@ -1,11 +1,11 @@
-"""What constraints cost: the same streams free, some of them and all of them under JSON schemas, in turn.
+"""Cost of constraints: the same streams with none, some and all of them under JSON schemas, in turn.
 
 python -m benchmarks.guided_gpu Qwen/Qwen3-8B Qwen/Qwen3-0.6B [--streams 64] [--share 0 --share .5 --share 1]
 
-Weights are dummies, so outputs are noise, and no schema can be complete before an output has its tokens: the numbers
-of tokens are equal, and printed. All follow one schema, that of the comparison with vLLM, or several (`--mixed`). Their
-vocabulary, as large as the model's, is trained on what is installed: its tokens decide what a mask takes. The engine
-runs in a process of its own, without HTTP. TPOT is of the requests that have no schema, beside those that have one.
+Weights are dummies, so outputs are noise, and no schema can be complete before an output has its tokens: the numbers of
+tokens are equal, and printed. All streams follow one schema, that of the comparison with vLLM, or several (`--mixed`).
+The vocabulary, as large as the model's, is trained on the installed packages, because its tokens decide what a mask
+costs. The engine runs in its own process, without HTTP. TPOT is of the requests without a schema.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.json_schema import schema_text
 from roseinfer.grammar.lark import serialised
 
-SPARE_IDS = 293  # of 151,936 ids Qwen3's tokenizer leaves so many without a token
+SPARE_IDS = 293  # ids of 151,936 that have no token in Qwen3's tokenizer
 PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -41,7 +41,7 @@ TRAINING_CHARACTERS = 60_000_000
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One closed batch. `tpot_s`: of each request without a schema. `mask_s`: of each step that had masks."""
+    """One closed batch. `tpot_s`: of each request without a schema. `mask_s`: of each step with masks."""
 
     share: float
     output_tokens: int
@@ -55,9 +55,9 @@ class Run:
 
 
 def make_tokenizer(target: Path, vocab_size: int) -> None:
-    """Write a tokenizer of about `vocab_size` tokens to a folder, trained on the code of this machine's packages.
+    """Write a tokenizer of about `vocab_size` tokens to a folder, trained on the code of the installed packages.
 
-    It takes a minute or two. The pieces that it cuts texts into are those of Qwen's tokenizer.
+    Takes a minute or two. Texts are split into pieces as by Qwen's tokenizer.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -83,7 +83,7 @@ def make_tokenizer(target: Path, vocab_size: int) -> None:
 
 
 def _texts() -> Iterator[str]:
-    """What is installed, in the order of its names, up to a number of characters."""
+    """Yield the installed sources in order of their names, up to a number of characters."""
     left = TRAINING_CHARACTERS
     for name in ("stdlib", "platlib"):
         for path in sorted(Path(sysconfig.get_path(name)).rglob("*.py")):
@@ -95,7 +95,7 @@ def _texts() -> Iterator[str]:
 
 
 def guide(number: int | None, tokens: int) -> GuideSpec:
-    """`number`: which kind of schema; None: the one of the comparison with vLLM."""
+    """Return the guide of schema `number`; None: the schema of the comparison with vLLM."""
     schema = record_schema(tokens) if number is None else endless_schema(number, tokens)
     text = schema_text(schema, strict=True, options=JsonOptions()).text
     return GuideSpec(grammar=serialised([{"json_schema": json.loads(text)}]))
@@ -112,9 +112,9 @@ class Measurement:
         engine.on_step(lambda step: self._mask_s.append(step.mask_s) if step.mask_s else None)
 
     async def run(self, share: float, output_len: int) -> Run:
-        """All streams at once, read to their end. Prompts are new each time, and the same for every share."""
+        """Run all streams at once to their end. Prompts are new each time, and equal for every share."""
         args = self._args
-        await asyncio.sleep(1.0)  # the engine says within half a second what its last steps were
+        await asyncio.sleep(1.0)  # the engine reports its last steps within half a second
         self._mask_s.clear()
         self._batches += 1
         prompts = make_prompts(args.streams, args.input_len, args.vocab, args.seed + self._batches)
@@ -142,7 +142,7 @@ class Measurement:
 
 
 async def measure(model: str, args: argparse.Namespace, tokenizer: Path | None) -> list[Run]:
-    """`args.rounds` runs of every share, in turn, each round in another order."""
+    """Run every share `args.rounds` times, in turn, each round in another order."""
     options: dict[str, Any] = {"tokenizer": str(tokenizer)} if tokenizer else {}
     if args.num_kv_blocks:
         options["num_kv_blocks"] = args.num_kv_blocks
@@ -172,7 +172,7 @@ async def measure(model: str, args: argparse.Namespace, tokenizer: Path | None) 
 
 
 def summarise(model: str, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A row for each share; rates are medians of the runs, and shares of the first one's."""
+    """Return a row for each share; rates are medians of the runs, shares are relative to the first."""
     by_share: dict[float, list[Run]] = {}
     for run in runs:
         by_share.setdefault(run.share, []).append(run)

@@ -37,13 +37,13 @@ STREAM: dict[str, Any] = {
     "ignore_eos": True,
     "stream": True,
 }
-# Generous: a request or a server that hangs must not hang the benchmark.
+# A hanging request or server must not hang the benchmark.
 HANG_GUARD_S = 120.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """A hostile request and how often it is sent at once. It is compared with `harmless`, sent once."""
+    """Hostile request and how often it is sent at once. The baseline is `harmless`, sent once."""
 
     name: str
     body: dict[str, Any]
@@ -69,7 +69,7 @@ def regex(pattern: str) -> dict[str, Any]:
 
 
 def branching_rules(count: int) -> str:
-    """Rules each of which is the next one once or twice."""
+    """Return a grammar in which each rule is the next one once or twice."""
     rules = "".join(f"r_{i}: r_{i + 1} | r_{i + 1} r_{i + 1}\n" for i in range(count))
     return f'start: r_0\n{rules}r_{count}: "a"\n'
 
@@ -80,7 +80,7 @@ def grammar_cases() -> list[Case]:
     for size_kb in (1, 4, 8, 20, 50, 120, 200):
         literal = schema({"enum": ["a" * (1000 * size_kb)]})
         cases += [Case(f"enum {size_kb} kB, n {n}", sampled(n, **literal), free[n]) for n in free]
-    # Within a choice of texts of their own length each sample writes another one.
+    # A choice of texts with a length for each sample, so that each sample writes another one.
     near = schema({"enum": [chr(97 + i) * 8000 for i in range(26)]})
     others = {
         "250 branching rules": lark(branching_rules(250)),
@@ -99,7 +99,6 @@ def grammar_cases() -> list[Case]:
     return cases
 
 
-# --- one stream and what comes beside it --------------------------------------------------------------------------
 async def chunks(client: httpx.AsyncClient) -> AsyncIterator[tuple[float, str]]:
     """Yield the time of each chunk of a stream, and the chunk. Raises `RuntimeError` for a stream that fails."""
     async with client.stream("POST", "/v1/completions", json=STREAM) as answer:
@@ -111,7 +110,7 @@ async def chunks(client: httpx.AsyncClient) -> AsyncIterator[tuple[float, str]]:
 
 
 async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> str:
-    """How a request ended."""
+    """Send a request and return how it ended."""
     answer = await client.post(path, json=body)
     if answer.status_code == 200:
         return "200"
@@ -126,7 +125,7 @@ class Seen:
 
 
 async def beside(url: str, path: str, body: dict[str, Any], copies: int, seconds: float) -> Seen:
-    """Gaps of a stream from when the requests are sent until they have ended, or `seconds` have passed.
+    """Return the gaps of a stream from when the requests are sent until they have ended, or `seconds` have passed.
 
     The stream starts again when it is at its end.
     """
@@ -150,7 +149,7 @@ async def beside(url: str, path: str, body: dict[str, Any], copies: int, seconds
         done, pending = await asyncio.wait(hostile, timeout=seconds)
         ended_s = time.perf_counter()
         if not pending and ended_s - began_s < 1.0:
-            await asyncio.sleep(1.0)  # so that there are gaps to look at
+            await asyncio.sleep(1.0)  # ensures that there are gaps to measure
             ended_s = time.perf_counter()
         else:
             await asyncio.sleep(0.1)  # the gap that is open now
@@ -167,7 +166,7 @@ async def beside(url: str, path: str, body: dict[str, Any], copies: int, seconds
 
 
 async def rest(url: str) -> None:
-    """Wait until the engine has nothing left to do."""
+    """Wait until the engine is idle."""
     async with httpx.AsyncClient(base_url=url, timeout=HANG_GUARD_S) as client:
         for _ in range(300):
             if (await client.get("/load")).json().get("server_load", 0) == 0:
@@ -206,9 +205,8 @@ async def one_engine(cases: Sequence[Case], seconds: float) -> bool:
     return not any(found[""] for found in rows)
 
 
-# --- two engines --------------------------------------------------------------------------------------------------
 async def whole(client: httpx.AsyncClient) -> str:
-    """How an innocent stream ended."""
+    """Run one innocent stream and return how it ended."""
     last = ""
     try:
         async for _, line in chunks(client):

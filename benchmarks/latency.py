@@ -1,4 +1,4 @@
-"""`roseinfer bench latency`, and Hugging Face transformers on the same work in the same run, as a yardstick.
+"""`roseinfer bench latency`, with Hugging Face transformers on the same work in the same run.
 
 python -m benchmarks.latency gpt2 --load-format dummy --batch-size 1 --batch-size 8 [options of bench latency]
 """
@@ -20,7 +20,6 @@ from roseinfer.cli.commands import Command, bench_latency
 from roseinfer.cli.commands.groups import engine_config
 from roseinfer.cli.main import run_alone
 from roseinfer.config.hub import model_folder
-from roseinfer.config.options import OptionParser
 from roseinfer.core.config.engine import EngineConfig
 
 NAME = "latency"
@@ -29,7 +28,7 @@ OPTIONS = bench_latency.OPTIONS
 
 
 class TransformersPeer:
-    """`generate`, greedy, on a model of the same shape with random weights (speed does not depend on their values)."""
+    """Greedy `generate` on a model of the same shape with random weights, whose values do not affect speed."""
 
     def __init__(self, folder: Path, threads: int | None, seed: int) -> None:
         import transformers
@@ -65,10 +64,6 @@ class TransformersPeer:
         return BatchTimes(batch, batch * output_len, times[-1] - start, batch * (output_len - 1), decode_s)
 
 
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
-
-
 def run(args: Namespace) -> int:
     """Measure roseinfer, then transformers, and print both."""
     given = OPTIONS.read(args)
@@ -80,7 +75,7 @@ def run(args: Namespace) -> int:
 
 
 def measure_peer(bench: LatencyConfig, engine: EngineConfig) -> list[dict[str, Any]]:
-    """A row per batch size, as `bench_latency.measure` gives them."""
+    """Return one row per batch size, like `bench_latency.measure`."""
     load = bench_latency.workload(bench, engine)
     peer = TransformersPeer(model_folder(engine.model), engine.model.threads, load.seed)
     measured = {}

@@ -1,11 +1,11 @@
-"""What a layer of a model takes in a step, by the step's shape, and which kernels it takes it for.
+"""Time of a model's layer in a step, by the step's shape and by kernel.
 
     python -m benchmarks.layer_chain MODEL [--steps 24x600 256x600 24x600+512 +8192] [--layers 4] [--profile]
 
-A few layers of a model of the GPU table run one after the other in a CUDA graph, as in an engine: each with weights and
-K/V of its own, so that none are found in the L2 cache, and kernels that start while their predecessors end. A step is
-rows x context that decode, + tokens of prompts of at most 1,024. A change to a kernel shows here as the engine will see
-it, in a tenth of the time that an engine takes to start. Needs a CUDA GPU and Triton.
+A few layers of a model of the GPU table run one after the other in a CUDA graph, as in an engine: each with its own
+weights and K/V, so that none are found in the L2 cache, and with kernels that start while their predecessors end. A
+step is decoding rows x context, + tokens of prompts of at most 1,024. A change to a kernel shows here as the engine
+will see it, in a tenth of the time of an engine's start. Needs a CUDA GPU and Triton.
 """
 
 import argparse
@@ -40,14 +40,14 @@ SAMPLES, REPLAYS = 7, 3
 
 
 class Part(NamedTuple):
-    """A row of a step: the position of its first token, and how many it has."""
+    """Row of a step: position of its first token, and number of tokens."""
 
     start: int
     tokens: int
 
 
 def read_step(text: str) -> list[Part]:
-    """ROWSxCONTEXT, +TOKENS, or both. Contexts vary by 30 tokens around what is said. Raises ValueError."""
+    """Parse ROWSxCONTEXT, +TOKENS, or both. Contexts vary by 30 tokens around the given one. Raises ValueError."""
     found = re.fullmatch(r"(?:(\d+)x(\d+))?(?:\+(\d+))?", text)
     if not text or found is None:
         raise ValueError(f"{text}: ROWSxCONTEXT, +TOKENS of prompts, or both are wanted")
@@ -59,7 +59,7 @@ def read_step(text: str) -> list[Part]:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers with an attention backend and a store of K and V, full of noise."""
+    """Layers with an attention backend and a KV store filled with noise."""
 
     model: CausalLM
     attention: TritonAttention
@@ -71,7 +71,9 @@ class Chain:
 
 
 def make_chain(name: str, layers: int, blocks: int, tokens: int, rows: int, device: torch.device) -> Chain:
-    """The first layers of the table's model `name`, dummy weights, for steps of so many tokens and rows at most."""
+    """Build the first layers of the table's model `name` with dummy weights, for steps up to this many tokens and
+    rows.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = write_folder(name, Path(folder))
         config = json.loads((path / "config.json").read_text()) | {"num_hidden_layers": layers}
@@ -94,12 +96,14 @@ def make_chain(name: str, layers: int, blocks: int, tokens: int, rows: int, devi
 
 
 def blocks_of(step: Sequence[Part]) -> int:
-    """KV blocks that its rows need, each as many as the longest."""
+    """Return the number of KV blocks, each row having as many as the longest."""
     return len(step) * -(-max(part.start + part.tokens for part in step) // BLOCK_SIZE)
 
 
 def make_batch(step: Sequence[Part], chain: Chain, seed: int = 0) -> ForwardBatch:
-    """Different tokens, blocks scattered over the store; what a captured step reads of its rows is on the device."""
+    """Build a batch of different tokens with blocks scattered over the store; a captured step's inputs are on the
+    device.
+    """
     device, generator = chain.model.device, torch.Generator().manual_seed(seed)
     counts = [part.tokens for part in step]
     contexts = [part.start + part.tokens for part in step]
@@ -147,11 +151,11 @@ def capture(chain: Chain, batch: ForwardBatch) -> torch.cuda.CUDAGraph:
 
 
 def timed_us(graph: torch.cuda.CUDAGraph) -> float:
-    """Of one replay, the median of some samples."""
+    """Return the median time of one replay."""
     samples = []
     for _ in range(SAMPLES):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()  # gives the host a start
+        graph.replay()  # gives the host a head start
         first.record()
         for _ in range(REPLAYS):
             graph.replay()
@@ -162,7 +166,9 @@ def timed_us(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def profiled_us(graph: torch.cuda.CUDAGraph) -> list[tuple[str, float]]:
-    """Kernels of one replay, the longest first. One that starts early counts from then on, its waiting included."""
+    """Return the kernels of one replay, longest first. A kernel that starts early counts from then, waiting
+    included.
+    """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as watched:
         for _ in range(REPLAYS):
             graph.replay()

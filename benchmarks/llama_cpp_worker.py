@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """llama.cpp on closed batches, as a child of benchmarks/cpu_int8.py: GPT-2 124M with random weights, greedy.
 
-Needs llama-cpp-python, gguf and NumPy, and nothing of roseinfer: it runs in an environment of its own. A line "N" on
-standard input is a batch of N prompts; the answer is a line with tokens a second from when
-every sequence has its first token.
+Needs llama-cpp-python, gguf and NumPy, but not roseinfer: it runs in its own environment. A line "N" on standard input
+is a batch of N prompts; the answer is a line with tokens per second from when every sequence has its first token.
 """
 
 import argparse
@@ -23,7 +22,7 @@ SPREAD = 0.02
 
 
 def write_model(path: Path, kind: gguf.GGMLQuantizationType) -> None:
-    """Matrices of `kind`, the tied embedding included, as llama.cpp's own tool makes them."""
+    """Write matrices of `kind`, the tied embedding included, as llama.cpp's own tool does."""
     writer = gguf.GGUFWriter(path, "gpt2")
     writer.add_block_count(LAYERS)
     writer.add_context_length(CONTEXT)
@@ -68,10 +67,10 @@ def write_model(path: Path, kind: gguf.GGMLQuantizationType) -> None:
 
 
 class Peer:
-    """A model and a context for up to `streams` sequences."""
+    """Model and context for up to `streams` sequences."""
 
     def __init__(self, path: Path, threads: int, streams: int, tokens: int) -> None:
-        """tokens: of a sequence, at most."""
+        """tokens: maximum per sequence."""
         ll.llama_log_set(_QUIET, ctypes.c_void_p(0))
         ll.llama_backend_init()
         self._model = ll.llama_model_load_from_file(str(path).encode(), ll.llama_model_default_params())
@@ -86,7 +85,7 @@ class Peer:
         self._batch = ll.llama_batch_init(1024, 0, 1)
 
     def run(self, prompts: np.ndarray, output_len: int) -> float:
-        """prompts: [n, length]. Seconds from when every sequence has its first token to the last token."""
+        """prompts: [n, length]. Return seconds from when every sequence has its first token to the last token."""
         streams, length = prompts.shape
         ll.llama_memory_clear(ll.llama_get_memory(self._context), True)
         self._decode([(prompts[i, p], p, i, p == length - 1) for i in range(streams) for p in range(length)])
@@ -99,7 +98,7 @@ class Peer:
         return time.perf_counter() - start
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> None:
-        """rows: token, position, sequence, and whether its logits are wanted."""
+        """rows: token, position, sequence, and whether its logits are needed."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for i, (token, position, sequence, wanted) in enumerate(rows):

@@ -1,15 +1,15 @@
-"""Schemas and documents of MaskBench: what is accepted, what is refused, and what compiling and masks cost.
+"""Schemas and documents of MaskBench: what is accepted and rejected, and the cost of compilation and masks.
 
     python -m benchmarks.maskbench FOLDER [--tokenizer FOLDER] [--every 1] [--timeout 10]
     python -m benchmarks.maskbench FOLDER --server http://127.0.0.1:8000
 
 FOLDER holds files of guidance-ai/jsonschemabench's `maskbench/data`: {"schema", "tests": [{"valid", "data"}]}. Each
-document is written as JSON with a space behind commas and colons, cut into the tokenizer's tokens, and followed with a
-mask before every token. xgrammar stands in the table if it can be imported. A schema and its documents get `--timeout`
+document is written as JSON with a space after commas and colons, split into the tokenizer's tokens, and followed with a
+mask before every token. xgrammar is in the table if it can be imported. A schema and its documents get `--timeout`
 seconds.
 
-With --server, each schema is sent to a server that has not seen it, beside the same request without one: how much later
-is the first token?
+With --server, each schema is sent to a server that has not seen it, together with the same request without one; the
+result is the delay of the first token.
 """
 
 import argparse
@@ -43,22 +43,22 @@ from roseinfer.text.tokenizer import Tokenizer
 
 
 class Refused(Exception):
-    """A backend does not take a schema."""
+    """The backend rejects the schema."""
 
 
 class GivenUp(Exception):
-    """A mask would cost more than the backend allows: such a request ends with an error."""
+    """A mask would cost more than the backend allows; such a request ends with an error."""
 
 
 class Following(Protocol):
-    """A document on its way through a grammar."""
+    """State of a document within a grammar."""
 
     def mask(self) -> None:
-        """Raises `GivenUp`."""
+        """Compute the next mask. Raises `GivenUp`."""
         ...
 
     def allows(self, token: int) -> bool:
-        """Whether the mask that was made last has it."""
+        """Return True if the last mask allows the token."""
         ...
 
     def take(self, token: int) -> None: ...
@@ -68,15 +68,14 @@ class Backend(Protocol):
     name: str
 
     def compile(self, schema: dict[str, Any]) -> Any:
-        """Raises `Refused`."""
+        """Compile a schema. Raises `Refused`."""
         ...
 
     def start(self, grammar: Any) -> Following: ...
 
 
-# --- the two ----------------------------------------------------------------------------------------------------
 class Ours:
-    """As requests have it, and as the engine compiles it."""
+    """Our grammars, checked as for requests and compiled as in the engine."""
 
     def __init__(self, tokenizer: Tokenizer, strict: bool) -> None:
         version = importlib.metadata.version("llguidance")
@@ -115,7 +114,7 @@ class OursFollowing:
 
 
 class XGrammar:
-    """One thread, any white space, and additional properties as JSON Schema has them."""
+    """xgrammar with one thread, any white space, and additional properties as in JSON Schema."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         xgrammar = importlib.import_module("xgrammar")
@@ -132,7 +131,7 @@ class XGrammar:
     def compile(self, schema: dict[str, Any]) -> Any:
         try:
             return self._compiler.compile_json_schema(json.dumps(schema), any_whitespace=True, strict_mode=False)
-        except Exception as error:  # whatever it raises is about the schema
+        except Exception as error:  # every exception is about the schema
             raise Refused(f"{type(error).__name__}: {error}") from error
 
     def start(self, grammar: Any) -> "XGrammarFollowing":
@@ -162,10 +161,9 @@ def backend_of(kind: str, tokenizer: Tokenizer) -> Backend:
     return XGrammar(tokenizer) if kind == "xgrammar" else Ours(tokenizer, strict=kind == "strict")
 
 
-# --- one schema -------------------------------------------------------------------------------------------------
 @dataclass
 class Outcome:
-    """What became of one schema. `refused`: why, None if it compiled. Times in seconds, counts of documents."""
+    """Result of one schema. `refused`: the reason, None if it compiled. Times in seconds, counts of documents."""
 
     refused: str | None = None
     compile_s: float = 0.0
@@ -199,7 +197,7 @@ def outcome(backend: Backend, tokenizer: Tokenizer, case: dict[str, Any]) -> Out
 
 
 def follows(document: Following, ids: list[int], masks_s: list[float]) -> bool:
-    """Whether all of it is allowed, its end too."""
+    """Return True if the whole document is allowed, including its end."""
     for position, token in enumerate(ids):
         started_s = time.perf_counter()
         document.mask()
@@ -211,7 +209,6 @@ def follows(document: Following, ids: list[int], masks_s: list[float]) -> bool:
     return True
 
 
-# --- in a process that can be stopped ---------------------------------------------------------------------------
 def work(pipe: Connection, kind: str, tokenizer_folder: str | None) -> None:
     tokenizer = tokenizer_in(tokenizer_folder)
     backend = backend_of(kind, tokenizer)
@@ -252,9 +249,8 @@ def tokenizer_in(folder: str | None) -> Tokenizer:
     return load_tokenizer(ModelConfig(model=folder or "tiny"))
 
 
-# --- the table --------------------------------------------------------------------------------------------------
 def reason(refused: str) -> str:
-    """A refusal without what is the schema's own."""
+    """Return the reason of a rejection without parts of the schema."""
     keywords = re.search(r"strict, and (.*) cannot be enforced", refused)
     if keywords is not None:
         return keywords[1]
@@ -312,9 +308,8 @@ def compare(found: list[dict[str, Any]], tokenizer_folder: str | None, timeout_s
         print(f"\nrefused by {name}:\n{refusals(outcomes)}")
 
 
-# --- against a server -------------------------------------------------------------------------------------------
 def first_token_s(client: httpx.Client, body: dict[str, Any]) -> float | None:
-    """Seconds to the first token of a stream, None if the request is refused."""
+    """Return seconds to the first token of a stream, None if the request is rejected."""
     started_s = time.perf_counter()
     with client.stream("POST", "/v1/chat/completions", json=body) as answer:
         if answer.status_code != 200:
@@ -326,9 +321,9 @@ def first_token_s(client: httpx.Client, body: dict[str, Any]) -> float | None:
 
 
 def delays(url: str, found: list[dict[str, Any]]) -> tuple[list[float], int]:
-    """(how much later the first token came under each schema, in seconds; how many were refused).
+    """Return the delay of the first token under each schema in seconds, and the number of rejections.
 
-    The two requests of a pair come one after the other, the free one first in every second pair.
+    The two requests of a pair run one after the other; in every second pair the one without a schema is first.
     """
     late: list[float] = []
     refused = 0

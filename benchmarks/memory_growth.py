@@ -1,12 +1,12 @@
-"""How much the engine's memory grows on a CPU while prompts of ever new lengths come.
+"""Growth of the engine's memory on a CPU with prompts of ever new lengths.
 
     python -m benchmarks.memory_growth tiny
     python -m benchmarks.memory_growth gpt2 --load-format dummy
 
-Products of a number of rows that was not seen before get new kernels, so what is kept of them must be bounded. One
-prompt at a time, of random tokens, every length once, in random order; the engine runs in this process, whose resident
-memory is read from /proc (Linux). The first prompts bring what every engine needs: activations of long prompts, and
-most pages of the KV cache that it keeps prefixes in. Growth is counted after them.
+A product with a new number of rows gets a new kernel, so the cache of kernels must be bounded. Prompts of random tokens
+run one at a time, each length once, in random order; the engine runs in this process, whose resident memory is read
+from /proc (Linux). The first prompts allocate what every engine needs: activations of long prompts, and most pages of
+the KV cache. Growth is counted after them.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def resident_mb() -> float:
 
 
 def draw_lengths(rng: random.Random, count: int, longest: int) -> list[int]:
-    """`count` different lengths, with the longest one first: what its activations take is there from the start."""
+    """Return `count` different lengths, the longest first, so that its activations are allocated from the start."""
     lengths = range(SHORTEST, longest)
     if count - 1 > len(lengths):
         raise SystemExit(f"there are only {len(lengths) + 1} lengths from {SHORTEST} to {longest}")

@@ -1,7 +1,7 @@
-"""What a step must read and compute, from the model's shape: the yardstick for how near a measured step comes.
+"""Bytes and operations of a step, from the model's shape: the yardstick for measured steps.
 
-Counted are matrix products (a multiplication and an addition are two operations) and the bytes of weights and K/V;
-activations, norms, rotary embedding and sampling are left out, so a real step moves a little more.
+Counted are matrix products (a multiplication and an addition are two operations) and the bytes of weights and K/V.
+Activations, norms, rotary embedding and sampling are left out, so a real step moves a little more.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from roseinfer.models.spec import ModelSpec
 
 
 class Chunk(NamedTuple):
-    """`count` tokens of one request, from position `start`; the last `logits` of them want logits."""
+    """`count` tokens of one request from position `start`; the last `logits` of them need logits."""
 
     start: int
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls here
@@ -23,9 +23,9 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of one step, or of several added up. `tokens` computed; `kv_bytes` read and written.
+    """Work of one step or the sum of several: `tokens` computed, `kv_bytes` read and written.
 
-    `expert_bytes`, `expert_flops`: what of `weight_bytes` and `linear_flops` is experts'.
+    `expert_bytes`, `expert_flops`: the experts' part of `weight_bytes` and `linear_flops`.
     """
 
     tokens: int = 0
@@ -58,12 +58,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class ModelCost:
-    """`layer_weights`, `head_weights`: numbers in the matrices of all layers, and in the output head.
+    """Cost of a model. `layer_weights`, `head_weights`: elements of all layers' matrices and of the output head.
 
-    `router_weights`: numbers in the routers of all layers, and `expert_weights` in one expert of each, which are not
-    among `layer_weights`; `experts`: how many of them tokens choose.
-    `weight_itemsize`: bytes of a layer's number; `head_itemsize`: of the head's and the routers', 0 for the same.
-    `kv_token_bytes`: K and V of one token in all layers. `attention_width`: layers x query heads x head size.
+    `router_weights`: elements of all layers' routers; `expert_weights`: of one expert in each layer. Neither is part of
+    `layer_weights`. `experts`: number that a token selects. `weight_itemsize`: bytes of a layer's element;
+    `head_itemsize`: of the head and the routers, 0 for the same. `kv_token_bytes`: K and V of one token in all layers.
+    `attention_width`: layers x query heads x head size.
     """
 
     layer_weights: int
@@ -86,16 +86,17 @@ class ModelCost:
         kv_itemsize: int | None = None,
         head_itemsize: int | None = None,
     ) -> "ModelCost":
-        """Weights and K/V of `itemsize` bytes a number, those of layers, K/V and the head of fewer if so said.
+        """Build from a config, with elements of `itemsize` bytes unless smaller ones are given for layers, K/V or the
+        head.
 
-        The embedding is not counted, as a step reads a few rows of it, nor are scales. Raises `UnsupportedModelError`
-        for a model with sliding windows: every token is counted as seen by all later.
+        The embedding is not counted, as a step reads only a few rows of it; nor are scales. Raises
+        `UnsupportedModelError` for sliding windows: every token is counted as visible to all later ones.
         """
         if spec.windows:
             raise UnsupportedModelError("what a step with sliding windows must read is not counted")
         q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         attention = spec.hidden_size * (q_width + 2 * kv_width) + q_width * spec.hidden_size
-        gated = spec.rope is not None  # every family with rotary positions has a gated MLP, GPT-2 has neither
+        gated = spec.rope is not None  # every family with rotary positions has a gated MLP; GPT-2 has neither
         mlp = (3 if gated else 2) * spec.hidden_size * spec.intermediate_size
         layers = spec.num_layers * attention + (spec.num_layers - spec.expert_layers) * mlp
         choice, expert, router = None, 0, 0
@@ -116,7 +117,7 @@ class ModelCost:
         )
 
     def work(self, chunks: Iterable[Chunk]) -> Work:
-        """Of one step. A chunk reads its context's K/V once; position p attends to p + 1 tokens, causally."""
+        """Return the work of one step. A chunk reads its context's K/V once; position p attends to p + 1 tokens."""
         tokens = logits = kv_tokens = attended = 0
         for start, count, wanted in chunks:
             tokens += count
@@ -126,9 +127,9 @@ class ModelCost:
         return self.counted(tokens, logits, kv_tokens, attended)
 
     def counted(self, tokens: int, logits: int, kv_tokens: int, attended: int) -> Work:
-        """The same from sums over the chunks: tokens whose K/V is read or written, pairs of query and key.
+        """Return the work from sums over chunks: tokens whose K/V is read or written, pairs of query and key.
 
-        Experts are read as by tokens that choose independently of each other, and all experts alike.
+        Assumes that tokens select experts independently and uniformly.
         """
         if not tokens:
             return Work()

@@ -2,9 +2,9 @@
 
     python -m benchmarks.model_folders gpt2 qwen3-8b --out DIR
 
-Speed does not depend on what weights and tokens say, but it does on every token id being some text: a tokenizer that
-knew fewer ids than the model would leave the server nothing to send. So this one, byte-level as GPT-2's and Qwen's own,
-has a made-up word for every id of the model.
+Speed does not depend on the values of weights and tokens, but every token id must be some text: with fewer ids than the
+model, the server would have nothing to send. This byte-level tokenizer, like GPT-2's and Qwen's, has a made-up word for
+every id of the model.
 """
 
 import argparse
@@ -29,11 +29,11 @@ FP8_BLOCKS = {
     "activation_scheme": "dynamic",
     "weight_block_size": [128, 128],
 }
-SPACE = "Ġ"  # how byte-level vocabularies write it
+SPACE = "Ġ"  # a space in byte-level vocabularies
 
 
 def words() -> Iterator[str]:
-    """Every other one begins with a space."""
+    """Yield words; every other one starts with a space."""
     for length in itertools.count(3):
         for letters in itertools.product(string.ascii_lowercase, repeat=length):
             word = "".join(letters)
@@ -42,7 +42,7 @@ def words() -> Iterator[str]:
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:
-    """Ids 0 to vocab_size - 1: the end token, the 256 bytes, words."""
+    """Make ids 0 to vocab_size - 1: the end token, the 256 bytes, words."""
     tokens = itertools.chain([END], sorted(pre_tokenizers.ByteLevel.alphabet()), words())
     vocab = {token: id for id, token in enumerate(itertools.islice(tokens, vocab_size))}
     tokenizer = Tokenizer(models.BPE(vocab, []))
@@ -52,9 +52,9 @@ def make_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def write_folder(name: str, out: Path) -> Path:
-    """The folder in `out` of the table's model `name`: its packaged config, in bfloat16 or FP8, and a tokenizer.
+    """Write the folder of the table's model `name` to `out`: packaged config, in bfloat16 or FP8, and a tokenizer.
 
-    One that is there already is left as it is.
+    An existing folder is left as it is.
     """
     folder = out / MODELS[name].folder
     if (folder / "tokenizer_config.json").exists():

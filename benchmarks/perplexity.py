@@ -1,10 +1,10 @@
-"""How well a model foretells the Python documentation, in floats and in eight bits.
+"""Perplexity of a model on the Python documentation, in floats and in eight bits.
 
     python -m benchmarks.perplexity MODEL [--gguf-file NAME] [--windows 64] [--window 512] [--ways int8 fp8 kv-fp8]
 
 The text is what `help()` knows of the language (`pydoc_data.topics`), which comes with every Python: nothing is
 downloaded but the model. Perplexity is exp of the mean negative log likelihood of a token, over all tokens of all
-windows but each one's first. A window is a prompt of its own, and all ways see the same tokens.
+windows but each one's first. A window is a prompt of its own, and all variants see the same tokens.
 """
 
 import sys
@@ -18,14 +18,14 @@ from roseinfer import LLM, SamplingParams
 from roseinfer.bench.report import header, table, write_json
 from roseinfer.cli.commands import Command
 from roseinfer.cli.main import run_alone
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
 
 NAME = "perplexity"
 HELP = "perplexity of the Python documentation, in floats and in eight bits"
 FLOATS = "floats"
-# Options of an engine by the name of the way; the first is what the others are compared with.
+# Engine options by name of the variant; the first is the baseline.
 WAYS: dict[str, dict[str, Any]] = {
     FLOATS: {},
     "int8": {"quantization": "int8"},
@@ -36,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerplexityConfig:
-    """The model, the text, and the ways of keeping weights and K and V."""
+    """Model, text, and formats of weights and of K and V."""
 
     model: str = option("tiny", "'tiny' (embedded), a folder, a GGUF file, or a Hugging Face id", metavar="MODEL")
     gguf_file: str | None = option(None, "the GGUF file of MODEL, a folder or an id", metavar="NAME")
@@ -57,10 +57,6 @@ class PerplexityConfig:
 OPTIONS = OptionSet(Group(PerplexityConfig, "benchmark", positional="model"))
 
 
-def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
-
-
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     config = OPTIONS.build(PerplexityConfig, given)
@@ -77,7 +73,7 @@ def run(args: Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Of `tokens` scored tokens; `loss` is their mean negative log likelihood in nats."""
+    """Perplexity over `tokens` scored tokens; `loss` is their mean negative log likelihood in nats."""
 
     way: str
     tokens: int
@@ -86,7 +82,7 @@ class Perplexity:
 
 
 def measure(config: PerplexityConfig, way: str) -> Perplexity:
-    """One way, with an engine of its own. Raises what keeps the engine from starting."""
+    """Measure one variant with its own engine. Raises what keeps the engine from starting."""
     options: dict[str, Any] = {"gguf_file": config.gguf_file, "dtype": config.dtype, "device": config.device}
     options |= {"threads": config.threads, "max_model_len": config.window + 1, "enable_prefix_caching": False}
     options |= WAYS[way]
@@ -100,14 +96,14 @@ def measure(config: PerplexityConfig, way: str) -> Perplexity:
 
 
 def documentation() -> str:
-    """The topics of `help()` in the order of their names."""
+    """Return the topics of `help()` in order of their names."""
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
 def windows_of(ids: Sequence[int], count: int, length: int) -> list[list[int]]:
-    """`count` windows at even distances. Raises `ConfigError` for more than there is text for."""
+    """Return `count` windows at equal distances. Raises `ConfigError` if the text is too short."""
     if count * length > len(ids):
         raise ConfigError(f"windows: {count} of {length} tokens are more than the text's {len(ids)}")
     stride = len(ids) // count

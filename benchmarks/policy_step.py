@@ -1,9 +1,9 @@
-"""What a policy with objectives costs a step: `begin` and `observe` together, on simulated time.
+"""CPU cost of a policy with objectives per step: `begin` and `observe` together, on simulated time.
 
     python -m benchmarks.policy_step [--policy slack] [--running 256] [--waiting 1000] [--steps 1000]
 
-The machine is such that about --running requests keep it full; --waiting more wait all the time, and each one that ends
-is replaced. Requests have 20 ms a token, outputs around 400 tokens, and predictions that err.
+The machine is sized so that about --running requests saturate it; --waiting more always wait, and each one that ends is
+replaced. Requests have 20 ms per token, outputs around 400 tokens, and predictions with errors.
 """
 
 import argparse
@@ -34,7 +34,7 @@ TPOT_S, STEP_S = 0.020, 0.005
 
 
 class PerStep:
-    """Adds up what the policy takes between two calls of `lap`."""
+    """Sum of the policy's time between two calls of `lap`."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -1,4 +1,4 @@
-"""From the GPU table's JSON to its page in the docs, with plots.
+"""Write the docs page of the GPU table's JSON, with plots.
 
     python -m benchmarks.report benchmarks/results/gpu-h200.json ... [--classes JSON ...] [--out docs]
 
@@ -60,7 +60,7 @@ server's first start is as a new machine's for what none before it in its setup 
 
 
 def page(results: Results, notes: Notes, sources: Sequence[str], classes: Results = ()) -> str:
-    """`results`: of `gpu_table`, read from `sources`; `classes`: of `slo_gpu`."""
+    """Return the page. `results` of `gpu_table`, read from `sources`; `classes` of `slo_gpu`."""
     results = _newest(results)
     rows = all_rows(results)
     head, last = results[0], results[-1]
@@ -89,7 +89,7 @@ def page(results: Results, notes: Notes, sources: Sequence[str], classes: Result
 
 
 def _newest(results: Results) -> list[dict[str, Any]]:
-    """Without the rows that a later one has, and the servers that are of none that is left."""
+    """Remove rows that a later result has, and servers without any remaining row."""
     found: list[dict[str, Any]] = []
     later: set[str] = set()
     for result in reversed(results):
@@ -103,13 +103,13 @@ def _newest(results: Results) -> list[dict[str, Any]]:
 
 
 def all_rows(results: Results) -> list[Mapping[str, Any]]:
-    """In the order of the table."""
+    """Return all rows in the order of the table."""
     order = [row.key for row in ROWS]
     return sorted((row for result in results for row in result["rows"]), key=lambda row: order.index(_key(row)))
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table; the first column to the left, the others to the right."""
+    """Return a table; the first column is left-aligned, the others right-aligned."""
     if not rows:
         return "(nothing was measured)"
     names = list(rows[0])
@@ -124,7 +124,7 @@ def _cell(value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits, more for large numbers."""
+    """Format with three digits, more for large numbers."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -133,7 +133,7 @@ def _key(row: Mapping[str, Any]) -> str:
 
 
 def _setup(results: Results) -> str:
-    """What was measured on which machine, a line for each result."""
+    """Describe the machine of each result in one line."""
     machines = dict.fromkeys(_machine(result) for result in results)
     numbers = {machine: number for number, machine in enumerate(machines, 1)}
     lines = []
@@ -147,7 +147,7 @@ def _setup(results: Results) -> str:
 
 
 def _named(rows: Results) -> str:
-    """Each model with all its rows."""
+    """Group rows by model; models with all their rows are named once."""
     models = dict.fromkeys(row["model"] for row in rows)
     return "; ".join(" ".join([name, *(row["row"] for row in rows if row["model"] == name)]) for name in models)
 
@@ -188,7 +188,7 @@ def _figures(rows: Results) -> list[dict[str, Any]]:
 
 
 def _classes(found: Mapping[str, Any]) -> str:
-    """The section of a result of `slo_gpu`."""
+    """Return the section about a result of `slo_gpu`."""
     model, load = found.get("model", MODEL), LOADS[found.get("load_name", "six")]
     rows = [{"peer": None, "target": None} | row for row in class_rows(found["points"], load, model)]
     names = [name for name in max(rows, key=len) if name not in ("peer", "target")] if rows else []
@@ -218,7 +218,7 @@ def _bounds(rows: Results) -> list[dict[str, Any]]:
 
 
 def _misses(rows: Results, notes: Notes) -> Iterator[str]:
-    """A section for each row with a target that is not reached."""
+    """Return a section for each row that misses a target."""
     missed = [row for row in rows if not all(row["reached"].values()) or unsound(row)]
     if not missed:
         yield "## Rows not reached\nNone."
@@ -262,7 +262,7 @@ def _config(model: Model) -> str:
 
 
 def bars(rows: Results, kind: str) -> dict[str, float]:
-    """Label -> value: the figures that have targets, and every output rate that arrivals do not set."""
+    """Return label -> value of the figures with targets and of output rates that arrivals do not set."""
     found = {}
     for row in rows:
         for name, title in FIGURES.items():
@@ -273,7 +273,7 @@ def bars(rows: Results, kind: str) -> dict[str, float]:
 
 
 def draw(path: Path, rows: Results, kind: str, caption: str, line: float) -> None:
-    """Horizontal bars on a logarithmic axis. Needs matplotlib (the `bench` extra)."""
+    """Draw horizontal bars on a logarithmic axis. Needs matplotlib (the `bench` extra)."""
     from matplotlib.figure import Figure
 
     values = bars(rows, kind)

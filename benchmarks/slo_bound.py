@@ -1,4 +1,4 @@
-"""How many requests could be good at most, whatever the policy: the clairvoyant bounds of `benchmarks.research.bound`.
+"""Upper bounds on good requests under any policy: the clairvoyant bounds of `benchmarks.research.bound`.
 
     python -m benchmarks.slo_bound [--loads .7,1,1.5,2,3 | --rates 7,11,15] [--requests 2000] [--seeds 3]
     python -m benchmarks.slo_bound --random-loads 20 --seed 1 [--traces DIR]
@@ -82,7 +82,7 @@ def random_loads(count: int, seed: int, traces: str | None) -> Iterator[list[str
 
 
 def line(*cells: str) -> None:
-    """Of a Markdown table."""
+    """Format a row of a Markdown table."""
     print("| " + " | ".join(cells) + " |", flush=True)
 
 

@@ -38,7 +38,7 @@ from roseinfer.bench.slo_classes import read_classes
 
 POLICIES = ("fifo", "sarathi", "qoserve", "scorpio", "slack")
 TIGHT_MS, LOOSE_MS = 30.0, 50.0  # TPOT objectives of SCORPIO's classes for an 8B model; all others scale with them
-# Load -> share, TTFT and TPOT objectives in ms, and lengths of its own of each class.
+# Load -> share, TTFT and TPOT objectives in ms, and optional lengths of each class.
 LOADS: Mapping[str, Sequence[tuple[float, float, float, Mapping[str, int]]]] = {
     "six": (
         (1, 500, TIGHT_MS, {}),
@@ -51,17 +51,21 @@ LOADS: Mapping[str, Sequence[tuple[float, float, float, Mapping[str, int]]]] = {
     "long": ((9, 500, 30, {}), (1, 10_000, 50, {"in_min": 1000, "in_len": 1800})),
     "strict": ((97, 3000, 100, {}), (3, 500, 22, {})),
 }
-SHARES = (0.6, 0.9, 1.2, 1.6)  # of the capacity
+SHARES = (0.6, 0.9, 1.2, 1.6)  # share of the capacity
 PROMPTS, OUTPUTS, VOCAB = (32, 384), (16, 128), 2000
 CAPACITY_REQUESTS = 80
 WARM_UP_S = 4.0
 SMALLEST_BUDGET = 16
-BUDGETS = (1, 2, 4)  # for sarathi, times what lasts as long as the tight TPOT; the best at each load counts
+BUDGETS = (
+    1,
+    2,
+    4,
+)  # for sarathi, multiples of the budget that lasts as long as the tight TPOT; the best at each load counts
 
 
 @dataclass(frozen=True)
 class Alone:
-    """What one stream alone sees, in seconds: per token, and the first token behind a short and the longest prompt."""
+    """Times of a single stream in seconds: per token, and the first token of a short and of the longest prompt."""
 
     token_s: float
     first_s: float
@@ -98,14 +102,14 @@ async def measure_alone(url: str, repeats: int = 5) -> Alone:
 
 
 async def measure_capacity(url: str, classes: str) -> float:
-    """Requests a second, all of them there at once and without a word of their objectives. `classes`: their file."""
+    """Return requests per second with all requests present at once and without objectives. `classes`: their file."""
     config = load(url, num=CAPACITY_REQUESTS, seed=9100, slo_classes=classes, send_objectives=False)
     outcomes = await put(config)
     return len(outcomes) / max(outcome.end_s for outcome in outcomes)
 
 
 def scaled_classes(name: str, tight_ms: float, loose_ms: float) -> list[dict[str, Any]]:
-    """Those of a load, as the JSON of `roseinfer bench serve --slo-classes` has them."""
+    """Return the classes of a load as JSON for `roseinfer bench serve --slo-classes`."""
     scale = tight_ms / TIGHT_MS
     loose = {LOOSE_MS: loose_ms} if name == "six" else {}
     return [
@@ -121,13 +125,13 @@ def scaled_classes(name: str, tight_ms: float, loose_ms: float) -> list[dict[str
 
 
 def sarathi_budget(alone: Alone, tight_ms: float) -> int:
-    """Tokens of a step that lasts as long as the tight TPOT objective."""
+    """Return the tokens of a step that lasts as long as the tight TPOT objective."""
     tokens = (tight_ms / 1e3 - alone.token_s) / alone.prompt_token_s
     return max(SMALLEST_BUDGET, int(tokens) // SMALLEST_BUDGET * SMALLEST_BUDGET)
 
 
 def contenders(policies: Sequence[str], budget: int) -> dict[str, list[str]]:
-    """Name -> options of its server."""
+    """Return name -> server options."""
     found: dict[str, list[str]] = {}
     for policy in policies:
         options = ["--scheduling-policy", policy]
@@ -167,7 +171,7 @@ async def main(args: argparse.Namespace) -> dict[str, Any]:
 async def put_load(
     name: str, first: str, urls: Mapping[str, str], classes: Sequence[Mapping[str, Any]], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """One load at all its rates. `first`: the server that says how much it is."""
+    """Run one load at all its rates. `first`: the server that defines the rates."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "classes.json")
         file.write_text(json.dumps(classes))
@@ -181,7 +185,7 @@ async def put_load(
 async def put_loads(
     urls: Mapping[str, str], rates: Sequence[float], classes: Sequence[Mapping[str, Any]], args: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Each load on every policy, beginning with another one each time."""
+    """Run each load on every policy, starting with another policy each time."""
     names = list(urls)
     points: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -205,7 +209,6 @@ def poisson(rate: float, seconds: float, seed: int) -> dict[str, Any]:
     return {"workload": "poisson", "rate": rate, "num": max(1, round(rate * seconds)), "seed": seed}
 
 
-# --- what is printed --------------------------------------------------------------------------------------------
 def print_machine(found: Mapping[str, Any]) -> None:
     alone = found["alone_ms"]
     print(
@@ -220,7 +223,7 @@ def print_load(name: str, found: Mapping[str, Any]) -> None:
 
 
 def merged(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row per policy and rate, seeds together, the best of those that differ in their settings."""
+    """Return one row per policy and rate, with seeds merged and the best of several settings."""
     groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
     for point in points:
         groups.setdefault((point["policy"], point["rate"]), []).append(point)

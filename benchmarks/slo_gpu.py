@@ -39,7 +39,7 @@ from roseinfer.sim.plot import plot_sweep
 MODEL = "qwen3-8b"
 LONG_WARM_UP = "--num 4 --in-len 16000 --out-len 32 --procs 2 --seed 987655"
 WARM_UP = "--num 16 --in-len 256 --out-len 32 --procs 2 --seed 987654"
-# vLLM 0.24.0 on one H200, which knows no objectives: rate -> (adherence, goodput in requests a second).
+# vLLM 0.24.0 on one H200, which ignores objectives: rate -> (adherence, goodput in requests per second).
 PEER: Mapping[float, tuple[float, float]] = {
     15: (0.933, 13.2),
     25: (0.484, 11.1),
@@ -51,10 +51,10 @@ PEER: Mapping[float, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Load:
-    """`classes`: name, share, TTFT and TPOT objectives in s, and lengths of its own as the client's JSON has them.
+    """Load. `classes`: name, share, TTFT and TPOT objectives in s, and optional lengths, as in the client's JSON.
 
-    `rates`: requests a second, for `seconds` each. `targets`: model -> rate -> a figure of slack, and the least that it
-    is to be. `model`: the one that it is for, or another of the same shape.
+    `rates`: requests per second, for `seconds` each. `targets`: model -> rate -> a figure of slack and its minimum.
+    `model`: the default model; others of the same shape are allowed.
     """
 
     classes: Sequence[tuple[str, float, float, float, Mapping[str, int]]]
@@ -80,7 +80,7 @@ class Load:
         return any(own for *_, own in self.classes)
 
     def class_list(self) -> list[dict[str, Any]]:
-        """As clients read it."""
+        """Return the classes as clients read them."""
         return [
             {
                 "name": name,
@@ -98,7 +98,7 @@ SIXTH = round(1 / 6, 4)
 
 
 def six(tight_s: float, loose_s: float) -> tuple[tuple[str, float, float, float, Mapping[str, int]], ...]:
-    """SCORPIO's six classes (arXiv 2505.23022) in equal shares, their TTFT scaled to an H200, with these TPOT."""
+    """Return SCORPIO's six classes (arXiv 2505.23022) in equal shares, with TTFT scaled to an H200 and these TPOT."""
     tight = [("c1", 0.13, tight_s), ("c2", 0.53, tight_s), ("c3", 0.8, tight_s)]
     loose = [("c4", 0.13, loose_s), ("c5", 0.27, loose_s), ("c6", 2.0, loose_s)]
     return tuple((name, SIXTH, ttft_s, tpot_s, {}) for name, ttft_s, tpot_s in tight + loose)
@@ -129,7 +129,7 @@ LOADS = {
         },
         peer=PEER,
     ),
-    # The same for a model with experts, whose steps read more of them the more requests there are.
+    # The same for a model with experts, whose steps read more of them with more requests.
     "experts": Load(
         classes=six(0.012, 0.018),
         rates=(15, 25, 35),
@@ -170,7 +170,7 @@ TIMES = ("ttft_ms", "tpot_ms", "itl_ms")
 
 
 def run_client(args: argparse.Namespace, server: Server, flags: Iterable[str], *, objectives: bool) -> dict[str, Any]:
-    """The client's summary. Raises `ServerError` if it ends without one."""
+    """Return the client's summary. Raises `ServerError` if it ends without one."""
     load = LOADS[args.load]
     command = [sys.executable, "-m", "roseinfer.cli", "bench", "serve"]
     names = ("--slo-classes", "--send-objectives")
@@ -201,7 +201,7 @@ def measure(args: argparse.Namespace, server: Server, rate: float, seed: int) ->
 
 
 def run_policy(args: argparse.Namespace, policy: str, folder: Path, points: list[dict[str, Any]]) -> None:
-    """All rates, then all of them again for each repetition, on one server."""
+    """Run all rates, then all of them again for each repetition, on one server."""
     load = LOADS[args.load]
     context = str(load.max_model_len)
     options = ["--served-model-name", args.model, "--load-format", "dummy", "--max-model-len", context]
@@ -243,7 +243,7 @@ def write(args: argparse.Namespace, points: list[dict[str, Any]]) -> None:
 
 
 def show(found: Mapping[str, Any], picture: str | None) -> None:
-    """The table of results, and the plot: goodput over the arrivals, which is adherence times the rate."""
+    """Print the table of results and draw the plot: goodput over the arrivals, which is adherence times the rate."""
     load = LOADS[found.get("load_name", "six")]
     model = found.get("model", load.model)
     print(table(rows(found["points"], load, model)))
@@ -259,7 +259,7 @@ def show(found: Mapping[str, Any], picture: str | None) -> None:
 
 
 def rows(points: Iterable[Mapping[str, Any]], load: Load, model: str = MODEL) -> list[dict[str, Any]]:
-    """A line per policy and rate, medians over repetitions."""
+    """Return one line per policy and rate, medians over repetitions."""
     groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
     for point in points:
         groups.setdefault((point["policy"], point["rate"]), []).append(point)

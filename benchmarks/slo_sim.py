@@ -31,7 +31,7 @@ CONV = (
     "--workload trace --trace {traces}/AzureLLMInferenceTrace_conv.csv --trace-seconds 960 --trace-speed 1.6 "
     "--requests 20000"
 )
-# What arrives, by the name of the load.
+# Name of the load -> arrivals.
 LOADS = {
     "poisson": "--rates 3,5,7,9,11,13,15 --requests 2000",
     "gamma2": "--workload gamma --cv 2 --rates 8 --requests 2000",
@@ -92,9 +92,8 @@ def run(names: Iterable[str], traces: str, out: Path) -> None:
             raise SystemExit(1)
 
 
-# --- what is kept -----------------------------------------------------------------------------------------------
 def collect(folder: Path, target: Path, commit: str | None) -> None:
-    """Results by the first word of their files' names. Each point of `points` keeps the load's name."""
+    """Collect results by the first word of their files' names. Each point of `points` keeps the load's name."""
     points: list[dict[str, Any]] = []
     capacity: list[dict[str, Any]] = []
     for file in sorted(folder.glob("*.json")):
@@ -130,7 +129,7 @@ def compact(point: Mapping[str, Any], load: str) -> dict[str, Any]:
 
 
 def rounded(value: Any) -> Any:
-    """Floats to 5 significant digits."""
+    """Round floats to 5 significant digits."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, Mapping):
@@ -140,9 +139,8 @@ def rounded(value: Any) -> Any:
     return value
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------
 class Results:
-    """The points by load, rate and policy."""
+    """Points by load, rate and policy."""
 
     def __init__(self, result: Mapping[str, Any]) -> None:
         self.points = result["points"]
@@ -207,7 +205,7 @@ def by_load(found: Results, members: Sequence[str], policies: Sequence[str] = PO
 
 
 def paired(found: Results) -> str:
-    """Mean difference over the seeds, +- what its 95% interval adds (Student's t)."""
+    """Return the mean difference over the seeds and half of its 95% interval (Student's t)."""
     others = [policy for policy in POLICIES if not policy.startswith("slack")]
     rows = []
     for load in found.loads():
@@ -226,7 +224,7 @@ def difference(own: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -
 
 
 def settings(found: Results) -> str:
-    """Which setting of those tried counted."""
+    """Return the setting that counted, of those tried."""
     rows = []
     for load in found.loads():
         sarathi, tuned = found.at(*load, "sarathi"), found.at(*load, "scorpio-tuned")
@@ -308,7 +306,6 @@ def capacity(found: Results) -> str:
     )
 
 
-# --- plots ------------------------------------------------------------------------------------------------------
 def plots(found: Results, folder: Path) -> None:
     poisson = [point for point in found.points if point["load"] == "poisson" and point["policy"] in PLOTTED]
     poisson.sort(key=lambda point: PLOTTED.index(point["policy"]))
@@ -318,7 +315,7 @@ def plots(found: Results, folder: Path) -> None:
 
 
 def plot_bursts(found: Results, path: Path) -> None:
-    """Groups of bars: adherence under each load that is not Poisson."""
+    """Draw groups of bars: adherence under each load that is not Poisson."""
     loads = [load for load in found.loads() if load[0] != "poisson"]
     bars(
         path,
@@ -329,7 +326,7 @@ def plot_bursts(found: Results, path: Path) -> None:
 
 
 def plot_classes(found: Results, path: Path, rate: float) -> None:
-    """Who is served of each class and of each third by output length."""
+    """Draw the served share of each class and of each third by output length."""
     shown = [policy for policy in PLOTTED if found.at("poisson", rate, policy)]
     values = []
     for policy in shown:
@@ -342,7 +339,7 @@ def plot_classes(found: Results, path: Path, rate: float) -> None:
 
 
 def bars(path: Path, groups: Sequence[str], names: Sequence[str], values: Sequence[Sequence[float]]) -> None:
-    """`values[name][group]`, shares. Needs matplotlib (the `bench` extra)."""
+    """Draw `values[name][group]`, shares. Needs matplotlib (the `bench` extra)."""
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(10, 3.8), layout="constrained")

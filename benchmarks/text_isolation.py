@@ -41,7 +41,7 @@ PAUSE_S = 0.05
 
 
 class Server:
-    """Use as a context manager."""
+    """Server under test, as a context manager."""
 
     def __init__(self, model: str, options: list[str]) -> None:
         command = [sys.executable, "-m", "roseinfer.cli", "serve", model, "--port", "0", *options]
@@ -68,7 +68,7 @@ def _tree(pid: int) -> list[int]:
         if path.name.isdecimal():
             try:
                 parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:  # it has ended meanwhile
+            except OSError:  # the process has ended meanwhile
                 continue
     found = [pid]
     for each in found:
@@ -84,7 +84,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 async def post(client: httpx.AsyncClient, path: str, body: bytes) -> tuple[str, float]:
-    """(status and code, seconds)."""
+    """Send a request and return its status and code, and seconds."""
     began = time.perf_counter()
     answer = await client.post(path, content=body, headers={"content-type": "application/json"})
     code = "" if answer.is_success else f" {answer.json()['error']['code']}"

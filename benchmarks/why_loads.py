@@ -1,7 +1,6 @@
-"""Loads in which requests wait or are refused for different causes, for `benchmarks.why_truth`.
+"""Loads in which requests wait or are rejected for different causes, for `benchmarks.why_truth`.
 
-All run on the machine of the set-up scorpio-8b, for which 7.3 requests a second are the most, or on one that lacks
-something of it.
+All use the machine of the setup scorpio-8b, which serves at most 7.3 requests per second, or one that lacks a resource.
 """
 
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ HASTY = TrafficClass("hasty", PROMPTS, Fixed(200), Slo(0.060, 0.03))
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`scheduler`: options common to all policies."""
+    """One load. `scheduler`: options common to all policies."""
 
     name: str
     workload: Workload
@@ -43,7 +42,7 @@ class Load:
 
 
 def _load(name: str, rate: float, *classes: TrafficClass, process: Any = None, **changes: Any) -> Load:
-    """`changes`: of the machine, where it has such a field, and else of the scheduler."""
+    """Build a load. `changes` apply to the machine where it has such a field, else to the scheduler."""
     machine, scheduler = SCORPIO_8B.machine, dict(SCORPIO_8B.scheduler)
     for key, value in changes.items():
         if hasattr(machine, key):

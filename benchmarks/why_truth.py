@@ -1,4 +1,4 @@
-"""Whether causes are true: what a request is said to wait for is taken away, and it starts.
+"""Check of causes: remove what a request is said to wait for, and see whether it starts.
 
     python -m benchmarks.why_truth [--policies slack,fifo] [--loads overload,tenants] [--samples 12] [--seeds 1]
 
@@ -52,7 +52,7 @@ OVERLOAD = (Cause.PRICE, Cause.PACE, Cause.TENANT)
 
 
 class Sample(NamedTuple):
-    """Request `number`, and what it waited for in plan `turn`; or why it was turned away there (`rejection`)."""
+    """Request `number` and what it waited for in plan `turn`, or why it was rejected there (`rejection`)."""
 
     turn: int
     number: int
@@ -61,8 +61,8 @@ class Sample(NamedTuple):
 
 
 class Run:
-    """One load under one policy, from plan to plan. `started`, `refused`, `ended`: by number of the request, in
-    seconds; `seen`: the first plan that knew it.
+    """One load under one policy, plan by plan. `started`, `refused`, `ended`: by request number, in seconds; `seen`:
+    the first plan that knew the request.
     """
 
     def __init__(self, load: Load, policy: str, arrivals: Sequence[Arrival]) -> None:
@@ -83,7 +83,7 @@ class Run:
         self.ended: set[int] = set()
 
     def copy(self) -> "Run":
-        """Another one, which goes on by itself."""
+        """Return a copy that continues independently."""
         return copy.deepcopy(self, {id(self.arrivals): self.arrivals})
 
     @property
@@ -102,11 +102,11 @@ class Run:
         return self.engine.core.scheduler.roster.requests[sequence_id(str(number), 0)]
 
     def cause(self, request: Request) -> Cause:
-        """What it is said to wait for at present."""
+        """Return the cause that the request waits for at present."""
         return self.engine.core.scheduler.roster.waits.cause(request)
 
     def arrive(self) -> None:
-        """Let time pass until something is to be done, and requests come."""
+        """Advance time to the next event, and add the requests that arrive."""
         next_s = self.arrivals[self.came].at_s if self.came < len(self.arrivals) else inf
         self.engine.wake(min(self.engine.next_s, next_s))
         while self.came < len(self.arrivals) and self.arrivals[self.came].at_s <= self.now_s:
@@ -121,7 +121,7 @@ class Run:
         self.engine.core.scheduler.abort(request.request_id, self.now_s)
 
     def go(self) -> None:
-        """One turn: plan, and the end of the step."""
+        """Run one turn: plan, and the end of the step."""
         waited = list(self.waiting)
         planned_s = self.now_s
         outputs = self.engine.launch()
@@ -144,9 +144,8 @@ def _number(request: Request) -> int:
     return int(request.request_id.partition(":")[0])
 
 
-# --- taking causes away ---------------------------------------------------------------------------------------------
 def _reconfigure(run: Run, **options: int) -> None:
-    """Change options of the scheduler and of whoever has noted them."""
+    """Change options of the scheduler and of every copy of them."""
     scheduler = run.engine.core.scheduler
     for name, value in options.items():
         object.__setattr__(scheduler.config, name, value)
@@ -175,7 +174,7 @@ def _none_running(run: Run, request: Request) -> None:
     for other in list(run.engine.core.scheduler.running.values()):
         run.abort(other)
     state = getattr(run.engine.policy._policy, "state", None)
-    if state is not None:  # nor does the policy expect what it has seen of them
+    if state is not None:  # the policy also forgets what it has observed of them
         state.recent_step_s, state._refreshed_s = 0.0, -inf
 
 
@@ -188,12 +187,12 @@ def _no_prompts(run: Run, request: Request) -> None:
 
 
 def _just_now(run: Run, request: Request) -> None:
-    """It comes when the step ends that ran when it came."""
+    """Let the request arrive when the step that ran at its arrival ends."""
     _again(run, request, at_s=run.now_s)
 
 
 def _again(run: Run, request: Request, **changes: Any) -> None:
-    """It asks for something else, and has come when it came."""
+    """Let the request ask for something else, with its original arrival."""
     number = _number(request)
     run.abort(request)
     run.add(number, replace(run.arrivals[number], **changes))
@@ -238,7 +237,7 @@ def _attainable(run: Run, request: Request, rejection: Rejection) -> None:
 
 
 def _loosened(arrival: Arrival, rejection: Rejection) -> Slo:
-    """Its objectives, but what could have been kept of the one that could not."""
+    """Return its objectives without the unattainable part, replaced by what was attainable."""
     changed: dict[str, Any] = {f"{rejection.reason}_s": rejection.attainable_s}
     return replace(arrival.slo or Slo(), **changed)
 
@@ -256,11 +255,10 @@ REMOVALS: dict[Cause, Callable[[Run, Request], None]] = {
 }
 
 
-# --- samples --------------------------------------------------------------------------------------------------------
 def draw(
     load: Load, policy: str, arrivals: Sequence[Arrival], samples: int, rng: random.Random
 ) -> tuple[Run, list[Sample]]:
-    """The run as it was, and at most so many samples of each cause, of those that waited and of those turned away."""
+    """Return the run as it was, and a sample of each cause, for waiting and for rejected requests."""
     run, found = Run(load, policy, arrivals), defaultdict(list)
     while not run.over:
         run.arrive()
@@ -277,7 +275,7 @@ def draw(
 
 
 class Case(NamedTuple):
-    """`kind`: "waits", "refused", "attainable" or "kept"."""
+    """One check. `kind`: "waits", "refused", "attainable" or "kept"."""
 
     kind: str
     sample: Sample
@@ -287,7 +285,7 @@ class Case(NamedTuple):
 def check(
     load: Load, policy: str, arrivals: Sequence[Arrival], before: Run, drawn: list[Sample], window_s: float
 ) -> Iterator[Case]:
-    """What becomes of each sample without its cause."""
+    """Check what becomes of each sample without its cause."""
     planned = defaultdict(list)
     for sample in drawn:
         rejection = sample.rejection
@@ -315,7 +313,7 @@ def _without(run: Run, sample: Sample) -> Run:
 
 
 def _starts(run: Run, number: int, until_s: float = inf) -> float | None:
-    """When it starts; None: it is turned away before, or it is later than `until_s`."""
+    """Return when the request starts; None if it is rejected first, or if it starts later than `until_s`."""
     run.refused.pop(number, None)
     while not run.over and run.now_s <= until_s:
         run.go()
@@ -333,7 +331,7 @@ def _sooner(run: Run, sample: Sample, before: Run, window_s: float) -> bool:
     until_s = run.now_s + max(window_s, 0.5 * (waited_until_s - run.now_s))
     if sample.cause in OVERLOAD:
         until_s = max(until_s, run.now_s + (UNPROMISED_S if slo is None or slo.ttft_s is None else slo.ttft_s))
-    run.started.pop(sample.number, None)  # it may have been put out since
+    run.started.pop(sample.number, None)  # it may have been preempted since
     start_s = _starts(run, sample.number, until_s)
     return start_s is not None and (sample.number in before.refused or start_s < before.started[sample.number])
 
@@ -368,7 +366,7 @@ def truth(
     seed: int = 0,
     kinds: Sequence[str] = KINDS,
 ) -> list[Case]:
-    """Cases of one load under one policy. `kinds`: of those that waited, of those turned away, or of both."""
+    """Check the cases of one load under one policy. `kinds`: waiting requests, rejected ones, or both."""
     arrivals = load.requests(requests, seed)
     before, drawn = draw(load, policy, arrivals, samples, random.Random(f"why {load.name} {policy} {seed}"))
     drawn = [sample for sample in drawn if KINDS[sample.rejection is not None] in kinds]
