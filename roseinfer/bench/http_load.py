@@ -1,42 +1,38 @@
 """Batches over HTTP: a server process and a client that streams from it."""
 
 import asyncio
-import contextlib
 import json
 import re
-import sys
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from roseinfer.bench.load import Send
+from roseinfer.processes.launch import ChildProcess, launch
+from roseinfer.processes.supervise import finish
 
 ADDRESS = re.compile(rb"http://127\.0\.0\.1:(\d+)")
-START_TIMEOUT_S = 600.0
+START_TIMEOUT_S, STOP_TIMEOUT_S = 600.0, 60.0
 
 
 @asynccontextmanager
 async def server(model: str, options: Sequence[str]) -> AsyncIterator[str]:
     """Run `roseinfer serve MODEL options...` on a free port; yield its base URL once it is ready."""
-    command = [sys.executable, "-m", "roseinfer.cli", "serve", model, "--port", "0", "--log-level", "warning", *options]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
+    command = ["serve", model, "--port", "0", "--log-level", "warning", *options]
+    process = launch("roseinfer.cli.terminal.child_server", arguments=command, read_stdout=True)
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
-            address = await _address(process)
+            address = await asyncio.to_thread(_address, process)
         yield address
     finally:
-        if process.returncode is None:
-            process.terminate()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), 60)
+        process.stdin.close()
+        await finish(process.stop(STOP_TIMEOUT_S))
+        process.close()
 
 
-async def _address(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None
+def _address(process: ChildProcess) -> str:
     output = b""
-    async for line in process.stdout:
+    for line in process.stdout:
         output += line
         match = ADDRESS.search(line)
         if match:

@@ -61,6 +61,12 @@ class ChildProcess:
         assert self._process.stdout is not None
         return self._process.stdout
 
+    @property
+    def stderr(self) -> IO[bytes]:
+        """Return the unbuffered pipe from the child's log, which must have been launched with `read_stderr`."""
+        assert self._process.stderr is not None
+        return self._process.stderr
+
     def send_boot(self, boot: msgspec.Struct) -> None:
         """Send the boot struct to a child that was launched without one.
 
@@ -120,7 +126,7 @@ class ChildProcess:
 
     def close(self) -> None:
         """Close the pipes of a child that has ended; one that runs learns that its parent has gone."""
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
@@ -135,6 +141,7 @@ def launch(
     environment: Mapping[str, str] | None = None,
     new_session: bool = False,
     read_stdout: bool = False,
+    read_stderr: bool = False,
 ) -> ChildProcess:
     """Start `python -m module` and send it `boot`, if given.
 
@@ -145,6 +152,7 @@ def launch(
         [sys.executable, "-m", module, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE if read_stdout else None,
+        stderr=subprocess.PIPE if read_stderr else None,
         bufsize=0,
         pass_fds=pass_fds,
         env={**os.environ, **(environment or {})},

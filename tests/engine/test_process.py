@@ -147,8 +147,8 @@ def test_closing_under_load_leaves_no_process_thread_or_socket(tmp_path: Path) -
                 private, pid = transport.address.parent, transport.pid
             assert not private.exists()
             assert pid is not None and not alive(pid)
-        assert threading.active_count() == threads
-        assert len(os.listdir("/proc/self/fd")) == files
+        assert threading.active_count() <= threads
+        assert len(os.listdir("/proc/self/fd")) <= files
 
     if not Path("/proc/self/fd").exists():
         pytest.skip("counts open files through /proc")

@@ -67,7 +67,7 @@ def test_a_child_gets_its_boot_struct_and_ends_with_its_standard_input(tmp_path:
         await asyncio.sleep(0)
         child.close()
         assert await asyncio.gather(*waiting) == [0, 0] and child.exit_code == 0
-        assert len(os.listdir("/dev/fd")) == files
+        assert len(os.listdir("/dev/fd")) <= files
 
     runner.run(main())
 
@@ -150,10 +150,9 @@ def test_many_children_leave_no_thread_descriptor_or_zombie(tmp_path: Path) -> N
             assert await asyncio.gather(*(child.wait() for child in children)) == [3, 3]
             for child in children:
                 child.close()
+            assert not any(Path(f"/proc/{child.pid}").exists() for child in children), "not even a zombie"
         gc.collect()
-        assert threading.active_count() == threads and len(os.listdir("/dev/fd")) == files
-        with pytest.raises(ChildProcessError):
-            os.waitpid(-1, os.WNOHANG)
+        assert threading.active_count() <= threads and len(os.listdir("/dev/fd")) <= files
 
     asyncio.run(main())
 

@@ -1,11 +1,8 @@
 """Server that is started for one conversation."""
 
-import contextlib
-import os
+import codecs
 import re
 import secrets
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,6 +11,7 @@ from typing import Self
 
 from roseinfer.cli.terminal.remote import KEY_VARIABLE, Remote
 from roseinfer.core.errors import RoseinferError
+from roseinfer.processes.launch import launch
 
 _READY_LINE = re.compile(r" is served on (http://\S+);")
 # How an engine process logs its current start-up stage.
@@ -21,6 +19,7 @@ _STAGE = " roseinfer.processes.start_log: "
 _MAX_LOG_LINES = 40
 _STOP_TIMEOUT_S = 10.0
 _EXIT_WAIT_S = 1.0
+_utf8 = codecs.getreader("utf-8")
 
 
 class OwnServerError(RoseinferError):
@@ -36,23 +35,20 @@ class OwnServer:
     """
 
     def __init__(self, flags: Sequence[str], on_stage: Callable[[str], None] = lambda stage: None) -> None:
-        self._command = [sys.executable, "-m", "roseinfer.cli.terminal.kept", "serve", "--port=0", "--api-workers=1"]
-        self._command += ["--shutdown-timeout=1", *flags]
+        self._arguments = ["serve", "--port=0", "--api-workers=1", "--shutdown-timeout=1", *flags]
         self._on_stage = on_stage
         self._lines: deque[str] = deque(maxlen=_MAX_LOG_LINES)
         self._up = False
 
     def __enter__(self) -> Self:
         key = secrets.token_hex(16)
-        self.process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, KEY_VARIABLE: key},
-            start_new_session=True,  # Ctrl+C stops an answer, not the server
+        self.process = launch(
+            "roseinfer.cli.terminal.child_server",
+            arguments=self._arguments,
+            environment={KEY_VARIABLE: key},
+            new_session=True,  # Ctrl+C stops an answer, not the server
+            read_stdout=True,
+            read_stderr=True,
         )
         self._listening = threading.Thread(target=self._listen, name="server-log", daemon=True)
         self._listening.start()
@@ -72,41 +68,31 @@ class OwnServer:
     def check(self, lost: bool) -> None:
         """Raise `OwnServerError` if the server has exited. After a lost connection, wait briefly for its exit."""
         if lost:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_EXIT_WAIT_S)
-        if self.process.poll() is not None:
+            self.process.wait_in_thread(_EXIT_WAIT_S)
+        code = self.process.exit_code
+        if code is not None:
             self._listening.join(1.0)
-            code = self.process.returncode
             how = f" by signal {-code}" if code < 0 else ""
             raise OwnServerError(f"the server exited{how}: {self._last_error()}")
 
     def close(self) -> None:
         """Stop the server and wait until it has exited."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-        try:
-            self.process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.stdin.close()
+        self.process.stop_in_thread(_STOP_TIMEOUT_S)
         self._listening.join(1.0)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.process.close()
 
     def _address(self) -> str:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in _utf8(self.process.stdout, "replace"):
             match = _READY_LINE.search(line)
             if match:
                 return match[1]
-        self.process.wait(_STOP_TIMEOUT_S)
+        self.process.wait_in_thread(_STOP_TIMEOUT_S)
         self._listening.join(1.0)
         raise OwnServerError(f"the server did not start: {self._last_error()}")
 
     def _listen(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        for line in _utf8(self.process.stderr, "replace"):
             self._lines.append(line.rstrip())
             _, said, stage = line.rstrip().partition(_STAGE)
             if said and not self._up:
