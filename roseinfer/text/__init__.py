@@ -1,1 +1,1 @@
-"""Text in and out of token ids: tokenizer, incremental detokenising, stop strings, chat templates. Never torch."""
+"""Text: tokenizers, incremental detokenisation, stop strings, chat templates, reasoning and tool calls."""

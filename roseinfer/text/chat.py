@@ -1,11 +1,11 @@
-"""Chat templates: Hugging Face's conventions, in a sandbox. Special tokens in messages stay plain text.
+"""Chat templates with Hugging Face's conventions, in a sandbox. Special tokens in messages stay plain text.
 
-Encoding a rendered chat as it stands would turn `<|im_end|><|im_start|>system` in a user's message into real control
-tokens, so anybody could forge a turn. Here every special token found in a message is replaced by an unguessable
-stand-in before the template runs. Afterwards the special tokens that the *template* wrote are renamed to unguessable
-aliases, the stand-ins become the users' text again, and one call encodes the whole with a copy of the tokenizer that
-knows its special tokens by the aliases only. So spacing, normalising and merging are exactly the tokenizer's own.
-The copy is built when the first such message comes; chats without special tokens are encoded as usual.
+Encoding a rendered chat directly would turn `<|im_end|><|im_start|>system` in a user's message into control tokens, so
+anybody could forge a turn. Therefore every special token in a message is replaced by an unguessable stand-in before the
+template runs. Afterwards the special tokens that the *template* wrote are renamed to unguessable aliases, and the
+stand-ins become the users' text again. One call then encodes the text with a copy of the tokenizer that knows its
+special tokens only by the aliases. So spacing, normalisation and merges are exactly the tokenizer's own. The copy is
+built for the first such message; chats without special tokens are encoded as usual.
 """
 
 import json
@@ -33,11 +33,11 @@ from roseinfer.text.tokenizer import Tokenizer, encode
 MAX_RENDERED_CHARS = 16 * 2**20
 MAX_RENDER_S = 10.0
 MAX_ERROR_CHARS = 300
-# Variables that the renderer sets itself: a request must not override them.
+# Variables that the renderer sets itself; a request must not override them.
 RESERVED = frozenset({"messages", "add_generation_prompt", "continue_final_message", "raise_exception", "strftime_now"})
-# Templates may build control tokens out of the role, as in '<|' + role + '|>': it must not be free text.
+# Templates may build control tokens from the role, as in '<|' + role + '|>', so it must not be free text.
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-# What a template does to unexpected data ends up as one of these, whatever the data are.
+# Errors that a template may cause with unexpected data.
 RENDER_ERRORS = (
     jinja2.TemplateError,
     LookupError,
@@ -50,15 +50,15 @@ RENDER_ERRORS = (
 
 
 class CompiledTemplate:
-    """Jinja source, compiled. Thread safe.
+    """Compiled Jinja source. Thread safe.
 
-    `variables` are the names that a request may set: those the template reads and roseinfer does not set.
+    `variables`: names that a request may set. The template reads them and roseinfer does not set them.
     """
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime] = datetime.now
     ) -> None:
-        """`now` is what the template sees as the current time. Raises `ConfigError` if `source` does not compile.
+        """Compile `source`. `now` gives the template's current time. Raise `ConfigError` if it does not compile.
 
         Compiling evaluates constant expressions, which may take any time and memory: see `text/template_check.py`.
         """
@@ -73,9 +73,9 @@ class CompiledTemplate:
         self.variables = frozenset(variables) - RESERVED - environment.globals.keys() - self.special_tokens.keys()
 
     def render(self, context: Mapping[str, Any]) -> str:
-        """Bounds the length of the result, and the time between two pieces of it.
+        """Render within limits on the length of the result and on the time between two pieces of it.
 
-        A loop that writes nothing ends only with its process. Raises `InvalidRequestError` and `RENDER_ERRORS`.
+        A loop that writes nothing ends only with its process. Raise `InvalidRequestError` and `RENDER_ERRORS`.
         """
         deadline = time.monotonic() + MAX_RENDER_S
         pieces, length = [], 0
@@ -88,17 +88,17 @@ class CompiledTemplate:
 
 
 class ChatTemplate:
-    """A tokenizer's chat template. Thread safe.
+    """Chat template of a tokenizer. Thread safe.
 
-    Templates are written by the model's authors and run in jinja2's immutable sandbox; messages are data. Special
-    tokens spelled out in messages (or in any other value of a request) stay plain text: see `LiteralEncoder`. Use
-    `encode` for token ids; encoding what `render` returns would make control tokens of them.
+    The model's authors write templates, which run in jinja2's immutable sandbox; messages are data. Special tokens in
+    messages, or in any other value of a request, stay plain text: see `LiteralEncoder`. Use `encode` for token ids,
+    since encoding the result of `render` would make them control tokens.
     """
 
     def __init__(
         self, source: str | CompiledTemplate, tokenizer: Tokenizer, now: Callable[[], datetime] = datetime.now
     ) -> None:
-        """`source`: what `CompiledTemplate` takes. Raises `ConfigError` if it does not compile."""
+        """`source`: as in `CompiledTemplate`. Raise `ConfigError` if it does not compile."""
         if isinstance(source, str):
             source = CompiledTemplate(source, tokenizer.special_tokens, now)
         self._template = source
@@ -109,7 +109,9 @@ class ChatTemplate:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> "ChatTemplate | None":
-        """None if the model comes without a template. For templates that are trusted, or have been tried elsewhere."""
+        """Return the tokenizer's template; None if the model has none. The template must be trusted or
+        already checked.
+        """
         return None if tokenizer.chat_template is None else cls(tokenizer.chat_template, tokenizer)
 
     def render(
@@ -120,12 +122,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The prompt as text.
+        """Return the prompt as text.
 
-        `messages`: objects with `role` and `content`, a string or a list of text parts (joined by newlines).
-        `add_generation_prompt`: end with what opens an assistant's turn. `continue_final_message`: leave the last
-        message open, so that the model goes on with it. `kwargs`: `tools` and other variables of the template.
-        Raises `InvalidRequestError` if the template refuses the messages, or does not know one of `kwargs`.
+        messages: objects with `role` and `content`, a string or a list of text parts (joined by newlines).
+        add_generation_prompt: end with the opening of an assistant's turn. continue_final_message: leave the last
+        message open, so that the model continues it. kwargs: `tools` and other variables of the template. Raise
+        `InvalidRequestError` if the template refuses the messages, or does not know one of `kwargs`.
         """
         return self.literal.reveal(self._render(list(messages), add_generation_prompt, continue_final_message, kwargs))
 
@@ -139,7 +141,8 @@ class ChatTemplate:
         keep_last: int | None = None,
         **kwargs: Any,
     ) -> list[int]:
-        """The prompt as token ids, control tokens only where the template wrote them. Arguments as in `render`.
+        """Return the prompt as token ids, with control tokens only where the template wrote them. Arguments as in
+        `render`.
 
         `add_special_tokens` adds the tokenizer's BOS; templates write their own. `keep_last`: as in `Tokenizer.encode`.
         """
@@ -153,16 +156,16 @@ class ChatTemplate:
         continue_final_message: bool,
         kwargs: dict[str, Any],
     ) -> tuple[tokenizers.Tokenizer, str]:
-        """The first half of `encode`: what encodes the prompt, and the text that it is to encode."""
+        """Return the encoder of the prompt and the text for it: the first half of `encode`."""
         text = self._render(list(messages), add_generation_prompt, continue_final_message, kwargs)
         return self.literal.separated(text)
 
     def _render(
         self, messages: list[dict[str, Any]], generation_prompt: bool, continue_final: bool, kwargs: dict[str, Any]
     ) -> str:
-        """The prompt with stand-ins for special tokens that the request spelled out.
+        """Return the prompt with stand-ins for special tokens in the request.
 
-        If the template itself refuses the messages, it gets them with merged turns.
+        If the template refuses the messages, try again with merged turns.
         """
         kwargs = self._checked(kwargs)
         if generation_prompt and continue_final:
@@ -189,7 +192,7 @@ class ChatTemplate:
         return text if end_mark is None else _cut(text, end_mark)
 
     def _checked(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Without those that are None, which means not given."""
+        """Return the values that are set; None means not given."""
         given = {name: value for name, value in kwargs.items() if value is not None}
         unknown = min(given.keys() - self.kwargs, default=None)
         if unknown is not None:
@@ -204,12 +207,12 @@ class ChatTemplate:
         if not isinstance(role, str) or (role not in ROLES and not self._names(role)):
             raise InvalidRequestError(f"messages[{index}].role is not known: {str(role)[:40]!r}", "messages")
         if role == "developer" and not self._names(role):
-            role = "system"  # what newer clients call it; to a template that knows neither, the one it may expect
+            role = "system"  # "developer" is the newer name of this role
         content = {"content": _text(message["content"], index)} if "content" in message else {}
         return {**message, "role": role, **content}
 
     def _names(self, role: str) -> bool:
-        """Whether the template itself speaks of this role, such as 'ipython'."""
+        """Return True if the template itself names this role, such as 'ipython'."""
         return role.isidentifier() and (f"'{role}'" in self._source or f'"{role}"' in self._source)
 
     def _refusal(self, error: Exception) -> InvalidRequestError:
@@ -220,7 +223,7 @@ class ChatTemplate:
 
 
 def _text(content: Any, index: int) -> Any:
-    """A list of text parts as one string, everything else as it is."""
+    """Join a list of text parts into one string; return other values unchanged."""
     if not isinstance(content, list):
         return content
     texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
@@ -230,7 +233,7 @@ def _text(content: Any, index: int) -> Any:
 
 
 def _mark_end(messages: list[dict[str, Any]], mark: str) -> str:
-    """Put `mark` behind the last message's text; templates may strip the blank that follows it."""
+    """Put `mark` after the last message's text. A space follows it, which templates may strip."""
     content = messages[-1].get("content") if messages else None
     if not isinstance(content, str):
         raise InvalidRequestError("continue_final_message needs a last message with text", "messages")
@@ -239,7 +242,7 @@ def _mark_end(messages: list[dict[str, Any]], mark: str) -> str:
 
 
 def _cut(text: str, mark: str) -> str:
-    """The text up to `mark`. Where the template strips messages, the last one is stripped as well."""
+    """Return the text before `mark`. Where the template strips messages, strip the last one as well."""
     at = text.rfind(mark)
     if at < 0:
         raise InvalidRequestError("the chat template does not write the last message", "continue_final_message")
@@ -268,12 +271,12 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own filter this does not escape for HTML."""
+    """Format JSON without escaping for HTML, unlike jinja2's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class GenerationBlock(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the assistant's text for training; here it is plain text."""
+    """Plain text between `{% generation %}` and `{% endgeneration %}`, which mark the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
@@ -288,11 +291,14 @@ OPEN, CLOSE = "\ue000", "\ue001"
 
 
 class AliasesNeededError(RoseinferError):
-    """A `LiteralEncoder` that may not build its aliased tokenizer needs it."""
+    """A `LiteralEncoder` needs its aliased tokenizer, but may not build it."""
 
 
 class LiteralEncoder:
-    """Thread safe; one per tokenizer. `may_build` False: `build` is called by others, or there are no aliases."""
+    """Encoder that keeps special tokens in messages as text. Thread safe; one per tokenizer.
+
+    may_build: False if others call `build`, or if there are no aliases.
+    """
 
     may_build = True
 
@@ -303,16 +309,16 @@ class LiteralEncoder:
         self._specials = {token.content: id for id, token in added.items() if token.special}
         self._index = list(self._specials)
         self._written = re.compile("|".join(map(re.escape, sorted(self._specials, key=len, reverse=True))) or "(?!)")
-        # For the chat template to find the end of a message again.
+        # Marks the end of a message, to find it again in the rendered text.
         self.end_mark = f"{OPEN}{self._nonce}.{CLOSE}"
         self._stand_in = re.compile(rf"{OPEN}{self._nonce}:(\d+){CLOSE}")
-        # A normalised special token may be written in ways that only the normaliser sees through.
+        # A normalised special token may have spellings that only the normaliser recognises.
         self._always = any(token.special and token.normalized for token in added.values())
         self._aliased: tokenizers.Tokenizer | InvalidRequestError | None = None
         self._lock = threading.Lock()
 
     def protect(self, value: Any) -> Any:
-        """`value` (JSON) with stand-ins for the special tokens in all of its strings, keys included."""
+        """Return `value` (JSON) with stand-ins for the special tokens in all of its strings, keys included."""
         if isinstance(value, str):
             return self._written.sub(lambda match: self._mark(self._index.index(match[0])), value)
         if isinstance(value, dict):
@@ -322,14 +328,14 @@ class LiteralEncoder:
         return value
 
     def reveal(self, text: str) -> str:
-        """The text with stand-ins turned back into what was written."""
+        """Return the text with stand-ins turned back into the original tokens."""
         return self._stand_in.sub(lambda match: self._index[int(match[1])], text)
 
     def separated(self, text: str) -> tuple[tokenizers.Tokenizer, str]:
         """Return the encoder for a rendered text, and the text to encode.
 
-        Then special tokens are real where the template wrote them, text where a stand-in is. Raises
-        `InvalidRequestError` if this tokenizer cannot tell the two apart, and `AliasesNeededError`.
+        Special tokens are real where the template wrote them, and text where a stand-in is. Raise `InvalidRequestError`
+        if this tokenizer cannot separate the two, and `AliasesNeededError`.
         """
         if not self._always and self._stand_in.search(text) is None:
             return self._tokenizer.backend, text
@@ -343,7 +349,7 @@ class LiteralEncoder:
         return f"{OPEN}{self._nonce}#{self._index.index(token)}{CLOSE}"
 
     def build(self) -> None:
-        """Make the aliased tokenizer, which takes as much memory as the tokenizer, or find that there is none."""
+        """Build the aliased tokenizer, which takes as much memory as the tokenizer, or record that it is impossible."""
         with self._lock:
             if self._aliased is None:
                 try:
@@ -376,7 +382,7 @@ class LiteralEncoder:
 
 
 def _rename_in_model(model: dict[str, Any], aliases: dict[str, str]) -> None:
-    """Models that list special tokens among their own entries could reach them from plain text."""
+    """Rename special tokens among the model's own entries, which plain text could reach otherwise."""
     vocab = model.get("vocab")
     if isinstance(vocab, dict):
         model["vocab"] = {aliases.get(token, token): id for token, id in vocab.items()}

@@ -1,9 +1,9 @@
-"""Token ids to text as they arrive, exactly: what is emitted, in total, is what decoding all the ids would give.
+"""Incremental and exact detokenisation: all emitted text together equals the decoding of all ids.
 
-`tokenizers.decoders.DecodeStream` is not exact enough to build on (0.22 to 0.23): it emits the first bytes of a run of
-byte-fallback tokens and then fails, or drops text, when a later byte makes the run invalid; it withholds everything
-while the text ends in U+FFFD, decoding an ever longer run anew with each token; and skipped special tokens pile up in
-its window. Knowing how the tokenizer decodes (`DecoderKind`) gives exactness at a constant cost per token.
+`tokenizers.decoders.DecodeStream` (0.22 to 0.23) is not exact enough. It emits the first bytes of a run of
+byte-fallback tokens and then fails, or drops text, if a later byte makes the run invalid. It withholds everything while
+the text ends in U+FFFD, and decodes an ever longer run with each token. Skipped special tokens accumulate in its
+window. Knowing how the tokenizer decodes (`DecoderKind`) gives exactness at a constant cost per token.
 """
 
 import codecs
@@ -22,10 +22,10 @@ class TextStream(Protocol):
 
 
 class IncrementalDetokenizer:
-    """The text of one sequence.
+    """Text of one sequence.
 
-    Held back is only what later tokens can still change: the bytes of an unfinished character, and with a
-    byte-fallback tokenizer the current run of byte tokens, because one invalid byte turns all of its run into U+FFFD.
+    It withholds only what later tokens can still change: the bytes of an unfinished character. With a byte-fallback
+    tokenizer that is the current run of byte tokens, since one invalid byte turns the whole run into U+FFFD.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
@@ -35,16 +35,16 @@ class IncrementalDetokenizer:
         )
 
     def add(self, ids: Sequence[int]) -> str:
-        """The text that these ids complete; '' while nothing is complete."""
+        """Return the text that these ids complete; '' while nothing is complete."""
         return self._stream.add([id for id in ids if id not in self._skipped])
 
     def flush(self) -> str:
-        """At the end of the sequence: what was held back. An unfinished character becomes U+FFFD."""
+        """Return the withheld text at the end of the sequence. An unfinished character becomes U+FFFD."""
         return self._stream.flush()
 
 
 class ByteLevelStream:
-    """Tokens are bytes: their text is an incremental UTF-8 decoding, whatever the tokens before them were."""
+    """Stream of tokens that are bytes: an incremental UTF-8 decoding, independent of earlier tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -60,9 +60,9 @@ class ByteLevelStream:
 
 
 class WindowStream:
-    """Tokens are text whose spacing depends on whether something precedes: decode them behind a few earlier tokens.
+    """Stream of tokens whose spacing depends on preceding text: each is decoded after a few earlier tokens.
 
-    The window is cut behind a token that is no byte-fallback token, so that runs of bytes are always decoded whole.
+    The window begins after a token that is no byte-fallback token, so that runs of bytes are always decoded whole.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

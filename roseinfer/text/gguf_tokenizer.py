@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file, built anew from its vocabulary.
+"""Tokenizer of a GGUF file, rebuilt from its vocabulary.
 
-A file carries tokens and merges, and the name of how text is cut up before they apply. Only names whose rules are known
-exactly are accepted: a tokenizer that is nearly right gives answers that are nearly right. `--tokenizer` names another.
+A file contains tokens and merges, and the name of the rule that splits text before they apply. Only names whose rules
+are known exactly are accepted, since an inexact tokenizer gives inexact answers. `--tokenizer` selects another one.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,9 @@ from roseinfer.gguf.reader import GgufFile
 from roseinfer.gguf.tokens import GgufVocabulary, TokenKind, read_vocabulary
 from roseinfer.text.tokenizer_files import library_errors
 
-_SPACE = "\u2581"  # sentencepiece's stand-in
-# Of a sentencepiece vocabulary. Each is cut in two at every place to find its merges; real ones have 16 characters.
+_SPACE = "\u2581"  # sentencepiece's replacement of a space
+# Limit for tokens of a sentencepiece vocabulary, which are split at every place to find merges. Real ones have at most
+# 16 characters.
 _MAX_PIECE_CHARS = 256
 
 _LLAMA3 = (
@@ -34,10 +35,10 @@ _TEKKEN = (
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """How a byte-level vocabulary wants its text. `split`: by which pattern; None for GPT-2's own.
+    """Treatment of text by a byte-level vocabulary.
 
-    `digits`: each by itself, before that. `whole`: a piece that is a token is taken as it is, whatever the merges say.
-    `bos`: whether texts begin with one where the file does not say.
+    split: pattern of the pieces; None for GPT-2's own. digits: split digits first. whole: take a piece that is a token
+    without merges. bos: texts begin with BOS if the file does not say.
     """
 
     split: str | None = None
@@ -47,7 +48,7 @@ class _Rule:
     bos: bool = False
 
 
-# Each as the tokenizer.json of the model whose name it bears has it.
+# Rules from the tokenizer.json of the model with this name.
 _RULES = {
     "gpt-2": _Rule(),
     "smollm": _Rule(digits=True),
@@ -61,9 +62,9 @@ _RULES = {
 
 
 def read_tokenizer(file: GgufFile) -> tuple[tokenizers.Tokenizer, dict[str, Any], str | None]:
-    """The tokenizer, what tokenizer_config.json would say of it, and the chat template.
+    """Return the tokenizer, its tokenizer_config.json, and the chat template.
 
-    Raises `UnsupportedModelError` for a vocabulary that is damaged, or whose rules are not known.
+    Raise `UnsupportedModelError` for a damaged vocabulary, or one whose rules are unknown.
     """
     vocabulary = read_vocabulary(file)
     if vocabulary.model not in _BUILDERS:
@@ -73,7 +74,7 @@ def read_tokenizer(file: GgufFile) -> tuple[tokenizers.Tokenizer, dict[str, Any]
         _add_tokens(backend, vocabulary)
     template = file.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
-        raise UnsupportedModelError(f"{file.path}: tokenizer.chat_template is no string")
+        raise UnsupportedModelError(f"{file.path}: tokenizer.chat_template is not a string")
     config: dict[str, Any] = {name: vocabulary.texts[id] for name, id in vocabulary.named.items()}
     return backend, config, template
 
@@ -81,18 +82,18 @@ def read_tokenizer(file: GgufFile) -> tuple[tokenizers.Tokenizer, dict[str, Any]
 def _unknown(file: GgufFile, key: str, value: str | None, known: list[str]) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{file.path}: tokenizer.ggml.{key} = {value!r} is not supported; known: {', '.join(known)}; "
-        "another model's tokenizer may be named with --tokenizer"
+        "select another tokenizer with --tokenizer"
     )
 
 
 def _ids(vocabulary: GgufVocabulary) -> dict[str, int]:
-    """Those that a text may give: what only fills the vocabulary up is none of them."""
+    """Return the tokens that text can encode to, without unused entries."""
     texts = enumerate(vocabulary.texts)
     return {text: id for id, text in texts if vocabulary.kinds[id] != TokenKind.UNUSED}
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary) -> None:
-    """Control tokens and those of users are found in a text before it is cut up."""
+    """Add control and user-defined tokens, which are found in a text before it is split."""
     kinds = list(zip(vocabulary.texts, vocabulary.kinds, strict=True))
     backend.add_special_tokens([_whole(text, special=True) for text, kind in kinds if kind == TokenKind.CONTROL])
     backend.add_tokens([_whole(text, special=False) for text, kind in kinds if kind == TokenKind.USER_DEFINED])
@@ -124,19 +125,19 @@ def _byte_level(file: GgufFile, vocabulary: GgufVocabulary) -> tokenizers.Tokeni
 
 
 def _merges(file: GgufFile, vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
-    """A token may begin with a space, but holds none."""
+    """Return the merges as pairs. A token may begin with a space, but contains no other."""
     pairs = []
     for merge in vocabulary.merges:
         left, found, right = merge.partition(" ") if merge[:1] != " " else merge[1:].partition(" ")
         if not found or not right:
-            raise UnsupportedModelError(f"{file.path}: tokenizer.ggml.merges holds {merge[:100]!r}, which is no pair")
+            raise UnsupportedModelError(f"{file.path}: tokenizer.ggml.merges holds {merge[:100]!r} (not a pair)")
         pairs.append((left, right))
     return pairs
 
 
 # --- sentencepiece ------------------------------------------------------------------------------------------------
 def _sentencepiece(file: GgufFile, vocabulary: GgufVocabulary) -> tokenizers.Tokenizer:
-    """A text, and what follows a control token, begins with a space unless the file says otherwise."""
+    """Build a sentencepiece tokenizer. A text, and text after a control token, begins with a space by default."""
     if len(vocabulary.scores) != len(vocabulary.texts):
         raise UnsupportedModelError(f"{file.path}: tokenizer.ggml.scores is missing")
     unknown = vocabulary.named.get("unk_token")
@@ -157,7 +158,9 @@ def _sentencepiece(file: GgufFile, vocabulary: GgufVocabulary) -> tokenizers.Tok
 
 
 def _merges_by_score(file: GgufFile, vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
-    """sentencepiece joins the neighbours whose joint has the best score: every cut of every piece, best piece first."""
+    """Return every split of every token into two tokens, best token first: sentencepiece joins the pair with the best
+    score.
+    """
     plain = (TokenKind.NORMAL, TokenKind.USER_DEFINED)
     ids = {text: id for text, id in _ids(vocabulary).items() if vocabulary.kinds[id] in plain}
     ranked = []
@@ -172,7 +175,7 @@ def _merges_by_score(file: GgufFile, vocabulary: GgufVocabulary) -> list[tuple[s
 
 # --- what is put around a text ------------------------------------------------------------------------------------
 def _add_ends(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary, *, bos: bool) -> None:
-    """`bos`: whether a text begins with one where the file does not say."""
+    """Add BOS and EOS around texts. `bos`: default of BOS where the file does not say."""
     wanted = {
         "bos_token": bos if vocabulary.add_bos is None else vocabulary.add_bos,
         "eos_token": vocabulary.add_eos or False,

@@ -1,4 +1,4 @@
-"""Messages as chat templates take them that want a system message at the beginning only, and turns that alternate."""
+"""Merged messages, for chat templates that allow only one system message and require alternating turns."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +7,10 @@ _MERGED_ROLES = ("system", "user")
 
 
 def merged_turns(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Return the messages with what the user says in a row as one message, None if that changes nothing.
+    """Return the messages with consecutive user messages merged; None if that changes nothing.
 
-    A system message is a part of the first one if it follows that directly, and else of the user's turn. Contents are
-    texts.
+    A system message directly after the first one is merged into it; later ones become part of the user's turn. Contents
+    are texts.
     """
     merged: list[dict[str, Any]] = []
     for message in messages:

@@ -1,7 +1,6 @@
-"""What an output says beyond plain text: reasoning, text and tool calls, as events in the order they come.
+"""Parsed output of a model: reasoning, text and tool calls, as events in order of arrival.
 
-One parser per sample turns text into these events. Streams send them and whole answers fold them, so that the two
-cannot differ.
+One parser per sample turns text into these events. Streams send them and whole answers join them, so both agree.
 """
 
 from collections.abc import Iterable
@@ -11,7 +10,7 @@ from msgspec import Struct
 
 
 class Reasoning(Struct, frozen=True):
-    """What the model thinks before it answers, without the marks around it."""
+    """Part of the model's reasoning before its answer, without the marks around it."""
 
     text: str
 
@@ -23,7 +22,9 @@ class Text(Struct, frozen=True):
 
 
 class CallStart(Struct, frozen=True):
-    """A tool call begins; `index` counts the calls of a sample from 0. The name is whole, the tool may not exist."""
+    """Beginning of a tool call. `index` counts the calls of a sample from 0. The name is complete, but
+    may be unknown.
+    """
 
     index: int
     id: str
@@ -31,16 +32,17 @@ class CallStart(Struct, frozen=True):
 
 
 class CallArguments(Struct, frozen=True):
-    """More of the arguments of call `index`, which are JSON once they are complete."""
+    """Next part of the arguments of call `index`. All parts together are JSON."""
 
     index: int
     text: str
 
 
 class CallEnd(Struct, frozen=True):
-    """Nothing more of call `index`: the only such event of a call.
+    """End of call `index`, once per call.
 
-    `complete`: its arguments are a whole JSON object; else the output was cut within the call, or it is malformed.
+    complete: True if its arguments are a whole JSON object. Otherwise the output ended within the call, or it is
+    malformed.
     """
 
     index: int
@@ -51,42 +53,42 @@ Event = Reasoning | Text | CallStart | CallArguments | CallEnd
 
 
 class OutputParser(Protocol):
-    """Of one sample. Special tokens must be among the text that it is fed; it never raises, whatever the text is.
+    """Parser of one sample. Its input must include special tokens; no input makes it raise.
 
-    The text of all events together does not depend on how the output is cut into pieces.
+    The text of all events together does not depend on how the output is split into pieces.
     """
 
     @property
     def markers(self) -> frozenset[int]:
-        """Special tokens whose text it wants to see, each fed by itself, even where special tokens are not shown. Of
-        others it then gets the id with an empty text.
+        """Special tokens that the parser needs as text, each fed separately, even where special tokens are hidden. For
+        other special tokens it gets the id with an empty text.
         """
         ...
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens fed so far that belong to the thinking, its end mark included."""
+        """Tokens fed so far that belong to the reasoning, including its end mark."""
         ...
 
     @property
     def failures(self) -> int:
-        """What began as a tool call and turned out to be malformed."""
+        """Number of malformed tool calls so far."""
         ...
 
     def feed(self, text: str, token_id: int | None) -> list[Event]:
-        """`text` is what `token_id` added (it may be empty, or begin with text that was held back before).
+        """Parse the text that `token_id` added; it may be empty, or begin with text that was withheld before.
 
-        None: the text is of unknown tokens, so that markers in it are recognised by their letters.
+        Without an id the tokens are unknown, and markers are recognised by their text.
         """
         ...
 
     def end(self) -> list[Event]:
-        """Nothing more is coming: what was held back, and the ends of calls that were cut."""
+        """Return what was withheld, and the ends of unfinished calls."""
         ...
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """The same in as few events as possible: neighbours of one kind are one."""
+    """Merge neighbouring events of one kind."""
     merged: list[Event] = []
     texts: list[str] = []
     for event in events:
@@ -112,7 +114,7 @@ def _continues(last: Event | None, event: Reasoning | Text | CallArguments) -> b
 
 
 def _close(merged: list[Event], texts: list[str]) -> None:
-    """Give the last event all of its text."""
+    """Set the last event's text to all of its parts."""
     if len(texts) < 2:
         return
     last, text = merged[-1], "".join(texts)

@@ -1,4 +1,4 @@
-"""Encoding a long text piece by piece: the library takes some 300 bytes for each token of a text that it encodes."""
+"""Encoding of a long text in pieces, since the library needs some 300 bytes per token of each text."""
 
 from array import array
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ import tokenizers
 from roseinfer.text.tokenizer import encode
 
 PIECE_CHARS = 2**17
-# A cut is tried on so much text before and after it.
+# Text before and after a split point on which it is tested.
 MARGIN_CHARS = 1024
-# So far back from the end of a piece is looked for a place to cut.
+# Distance from the end of a piece in which split points are sought.
 REACH_CHARS = 4096
 MAX_TRIED_CUTS = 8
 
@@ -19,10 +19,10 @@ MAX_TRIED_CUTS = 8
 def encode_long(
     backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, keep_last: int | None, max_tokens: int | None
 ) -> "array[int]":
-    """Token ids as `tokenizer.encode` returns them, but no more than one piece beyond `max_tokens` (None = all).
+    """Return token ids as `tokenizer.encode`, but at most one piece beyond `max_tokens` (None = all).
 
-    A text is cut where a tokenizer that sees `MARGIN_CHARS` on both sides begins a token whatever came before.
-    Raises as `tokenizer.encode`.
+    The text is split where a tokenizer that sees `MARGIN_CHARS` on both sides begins a token. Raise as
+    `tokenizer.encode`.
     """
     if len(text) <= PIECE_CHARS:
         return array("I", encode(backend, text, add_special_tokens, keep_last))
@@ -35,12 +35,12 @@ def encode_long(
     ids.extend(after)
     if keep_last is None or len(ids) <= keep_last:
         return ids
-    kept = len(before) if len(before) < keep_last else 0  # a model that always saw a BOS works badly without it
+    kept = len(before) if len(before) < keep_last else 0  # models trained with BOS work badly without it
     return ids[:kept] + ids[len(ids) - keep_last + kept :]
 
 
 def pieces(backend: tokenizers.Tokenizer, text: str) -> Iterator[str]:
-    """`text` in pieces of about `PIECE_CHARS`, longer where no place to cut is found."""
+    """Yield `text` in pieces of about `PIECE_CHARS`, longer where no split point is found."""
     start, end = 0, PIECE_CHARS
     while end < len(text):
         cut = _cut(backend, text, max(start, end - REACH_CHARS), end)
@@ -52,7 +52,7 @@ def pieces(backend: tokenizers.Tokenizer, text: str) -> Iterator[str]:
 
 
 def _cut(backend: tokenizers.Tokenizer, text: str, low: int, high: int) -> int | None:
-    """The last place within [low, high) where a space or line break follows something else, and that passes."""
+    """Return the last valid split point in [low, high) where a space or line break follows other text."""
     tried = 0
     for place in range(high - 1, low, -1):
         if text[place] in " \n" and not text[place - 1].isspace():
@@ -71,7 +71,7 @@ def _parts(backend: tokenizers.Tokenizer, text: str, place: int) -> bool:
 
 
 def _added(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
-    """What the post-processor puts before and after a text."""
+    """Return the ids that the post-processor adds before and after a text."""
     encoded = backend.encode_batch_fast(["a"], add_special_tokens=True)[0]
     mask = encoded.special_tokens_mask
     before = sum(1 for _ in takewhile(bool, mask))

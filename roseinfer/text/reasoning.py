@@ -1,7 +1,7 @@
-"""Thinking models: what they think, between `<think>` and `</think>`, apart from what they answer.
+"""Reasoning of thinking models, between marks such as `<think>` and `</think>`, separated from the answer.
 
-Whether a model thinks is read off its chat template, the tokens of its marks off its tokenizer. Whether it is thinking
-when it begins to speak is up to the prompt: templates open, close or leave out the thinking as a request asks.
+The chat template shows whether a model thinks, the tokenizer which tokens its marks are. The prompt decides whether the
+output begins within the reasoning: templates open, close or omit it as requested.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from roseinfer.text.output import Event, OutputParser, Reasoning, Text
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.tools.base import CallParser, Mark
 
-# Pairs of marks that models think between.
+# Pairs of marks around reasoning.
 PAIRS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 SPACE = " \t\r\n"
 
 
 class Reasoner:
-    """How a model marks its thinking. Thread safe."""
+    """Marks of a model's reasoning. Thread safe."""
 
     def __init__(self, begin: str, end: str, tokenizer: Tokenizer) -> None:
         self.begin, self.end = Mark.of(begin, tokenizer), Mark.of(end, tokenizer)
@@ -26,16 +26,16 @@ class Reasoner:
 
     @classmethod
     def detect(cls, template: str | None, tokenizer: Tokenizer) -> "Reasoner | None":
-        """None for a model that does not think: its chat template does not speak of it."""
+        """Return None for a model that does not think: its chat template has no such marks."""
         if template is None:
             return None
         pair = next((pair for pair in PAIRS if pair[1] in template), None)
         return None if pair is None else cls(*pair, tokenizer)
 
     def inside(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether a rendered prompt leaves the model thinking: in its last turn a mark is open.
+        """Return True if a rendered prompt leaves the model thinking: a mark is open in its last turn.
 
-        A turn begins behind the last special token that is none of the marks, or where the prompt begins.
+        A turn begins after the last special token that is no mark, or at the beginning of the prompt.
         """
         marks = (self.begin.id, self.end.id)
         specials = self._tokenizer.special_ids
@@ -52,23 +52,23 @@ class Reasoner:
         return text.rfind(self.begin.text) > text.rfind(self.end.text)
 
     def thinking(self, inside: bool, budget: int | None = None, last_words: Sequence[int] = ()) -> Thinking:
-        """What the engine is told. `budget`: in tokens; `last_words` are then said, the end mark alone if empty.
+        """Return the engine's parameters. `budget`: in tokens; `last_words` then follow, or only the end mark if empty.
 
-        That a model begins to think by itself is seen only where the mark is a token.
+        The engine detects that the model begins to think by itself only if the mark is a token.
         """
         begin = () if self.begin.id is None else (self.begin.id,)
         words = () if budget is None else tuple(last_words)
         return Thinking(inside=inside, begin=begin, end=self.end_ids, budget=budget, last_words=words)
 
     def parser(self, inside: bool, calls: CallParser | None = None, *, bare: bool = False) -> OutputParser:
-        """`inside`: the output begins within the thinking. `calls`: reads what is not thinking; None: it is text.
-        `bare`: white space before the answer is dropped, whether the model has thought or not.
+        """Return a parser. `inside`: the output begins within the reasoning. `calls`: parser of the rest; None: plain
+        text. `bare`: drop white space before the answer even without reasoning.
         """
         return ReasoningParser(self.begin, self.end, inside, calls or PlainParser(), bare)
 
 
 class PlainParser:
-    """All is text."""
+    """Parser of plain text."""
 
     failures = 0
     reasoning_tokens = 0
@@ -83,10 +83,10 @@ class PlainParser:
 
 
 class ReasoningParser:
-    """Tells thinking from the rest, which it passes on to `rest`.
+    """Parser that separates reasoning from the rest, which it passes to `rest`.
 
-    The thinking may be the first thing said, open from the start (`inside`); where its opening mark is a token, it may
-    begin again wherever no call is open. White space next to the marks is dropped; with `bare` also at the start.
+    Reasoning may come first, or be open from the start (`inside`). If its opening mark is a token, it may begin again
+    wherever no call is open. White space next to the marks is dropped; with `bare` also at the start.
     """
 
     def __init__(self, begin: Mark, end: Mark, inside: bool, rest: CallParser, bare: bool = False) -> None:
@@ -94,10 +94,10 @@ class ReasoningParser:
         self._begin, self._end, self._rest = begin, end, rest
         self._bare = bare
         self._step = self._think if inside else self._first
-        self._said = False  # some of this thinking
+        self._said = False  # this reasoning has produced text
         self._space: list[str] = []
-        self._held = ""  # the beginning of a mark, perhaps
-        self._unsure = 0  # tokens of what may become an opening mark
+        self._held = ""  # possible beginning of a mark
+        self._unsure = 0  # tokens of a possible opening mark
 
     @property
     def failures(self) -> int:
@@ -118,14 +118,14 @@ class ReasoningParser:
         if self._bare and self._step == self._first:
             space = ""
         if self._step == self._think:
-            # White space at the end of a thinking that was cut would have been dropped with its mark.
+            # With its end mark, white space at the end of the reasoning would have been dropped.
             return [Reasoning(space + held)] if held else []
         events = self._rest.feed(space + held, None) if self._step == self._first and space + held else []
         return events + self._rest.end()
 
     # --- steps: each takes a token's text in one state ---------------------------------------------------------
     def _first(self, text: str, token_id: int | None) -> list[Event]:
-        """Nothing but white space was said yet."""
+        """Parse output before anything but white space has come."""
         if token_id is not None and token_id == self._begin.id:
             return self._open()
         self._unsure += 1
@@ -188,7 +188,7 @@ class ReasoningParser:
         return [Reasoning(shown)]
 
     def _behind(self, text: str, token_id: int | None) -> list[Event]:
-        """White space behind the thinking is dropped."""
+        """Drop white space after the reasoning."""
         text = text.lstrip(SPACE)
         if not text:
             return []
@@ -202,6 +202,8 @@ class ReasoningParser:
 
 
 def _begun(text: str, mark: str) -> int:
-    """The length of the end of `text` that `mark` begins with, and is more than: marks begin as they never go on."""
+    """Return the length of the longest end of `text` that is an unfinished `mark`; a mark's first character occurs
+    once.
+    """
     at = text.rfind(mark[0])
     return len(text) - at if at >= 0 and mark.startswith(text[at:]) else 0

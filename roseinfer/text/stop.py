@@ -1,25 +1,24 @@
-"""Stop strings over streamed text."""
+"""Stop strings in streamed text."""
 
 from typing import NamedTuple
 
 
 class StopFeed(NamedTuple):
-    """`text` may be sent; `stop` is the stop string that ended the sequence, or None."""
+    """Result of a feed. `text` may be sent; `stop` is the stop string that ended the sequence, or None."""
 
     text: str
     stop: str | None
 
 
 class StopMatcher:
-    """Finds the first place where a stop string is complete, and never lets out a part of it.
+    """Search for the first complete stop string, which never lets out a part of it.
 
-    A match is decided at the earliest character at which any stop string ends; of several that end there the longest
-    counts. So the outcome does not depend on how the text is cut into pieces. Held back is the longest end of the text
-    that may still grow into a stop string. Each character costs amortised constant time per stop string
-    (Knuth-Morris-Pratt), whatever the strings are.
+    A match ends at the earliest character at which any stop string ends; the longest of several wins. So the outcome
+    does not depend on how the text is split. It withholds the longest end of the text that may grow into a stop string.
+    Each character takes amortised constant time per stop string (Knuth-Morris-Pratt).
 
-    `include_stop`: the stop string itself is emitted too. `min_tokens`: text of the first so many tokens cannot take
-    part in a match; feed token by token until they are through.
+    include_stop: emit the stop string itself too. min_tokens: text of this many first tokens cannot be part of a match;
+    feed them one by one.
     """
 
     def __init__(self, stops: tuple[str, ...], include_stop: bool = False, min_tokens: int = 0) -> None:
@@ -30,9 +29,9 @@ class StopMatcher:
         self._stop: str | None = None
 
     def feed(self, text: str, final: bool = False, tokens: int = 1) -> StopFeed:
-        """`text` is what `tokens` further tokens brought; `final` lets go of what is held back.
+        """Add the `text` of `tokens` further tokens. `final` releases withheld text.
 
-        After a match everything further is dropped, and the match is reported again.
+        After a match, further text is dropped and the match is reported again.
         """
         if self._stop is not None:
             return StopFeed("", self._stop)
@@ -54,7 +53,7 @@ class StopMatcher:
         return StopFeed(text[:cut], None)
 
     def release(self) -> str:
-        """What is held back, because something other than text follows: no match goes on across it."""
+        """Return the withheld text, since something other than text follows. No match continues across it."""
         held, self._held = self._held, ""
         for automaton in self._automata:
             automaton.matched = 0
@@ -69,7 +68,7 @@ class StopMatcher:
 
 
 class _Automaton:
-    """How many characters of one stop string the text ends with."""
+    """Automaton of one stop string; `matched` is the number of its characters that the text ends with."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -77,7 +76,7 @@ class _Automaton:
         self._shorter = _borders(stop)
 
     def step(self, char: str) -> bool:
-        """Take one more character; True once the stop string is complete (then the automaton is done)."""
+        """Take one more character. Return True once the stop string is complete, which ends the automaton."""
         matched = self.matched
         while matched and self.stop[matched] != char:
             matched = self._shorter[matched - 1]
@@ -88,7 +87,7 @@ class _Automaton:
 
 
 def _borders(stop: str) -> list[int]:
-    """Entry i: length of the longest proper prefix of stop[: i + 1] that is also its suffix."""
+    """Return, for each i, the length of the longest proper prefix of stop[: i + 1] that is also its suffix."""
     borders = [0] * len(stop)
     length = 0
     for i in range(1, len(stop)):

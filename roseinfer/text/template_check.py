@@ -1,7 +1,7 @@
-"""Trying a chat template where it can be ended: `python -m roseinfer.text.template_check`.
+"""Check of a chat template in a process that can be ended: `python -m roseinfer.text.template_check`.
 
-Jinja evaluates constants while it compiles, so `{{ 'a' * 10**10 }}` takes time and memory before anything is rendered.
-The process reads special tokens and source as JSON, and writes what is wrong with the template, or nothing.
+Jinja evaluates constants while it compiles, so `{{ 'a' * 10**10 }}` takes time and memory before rendering. The process
+reads special tokens and source as JSON, and writes the template's error, or nothing.
 """
 
 import contextlib
@@ -18,22 +18,22 @@ from roseinfer.text.chat import RENDER_ERRORS, ChatTemplate, CompiledTemplate
 from roseinfer.text.tokenizer import Tokenizer
 
 MAX_CPU_S = 3.0
-MAX_WALL_S = 30.0  # on a machine that has no processor to spare
+MAX_WALL_S = 30.0  # for machines without a free processor
 MAX_MEMORY_BYTES = 2**28
 TOO_SLOW = f"chat_template: takes more than {MAX_CPU_S:g} s to compile and to render a first message"
 TOO_LARGE = f"chat_template: takes more than {MAX_MEMORY_BYTES >> 20} MiB to compile and to render a first message"
 
 
 def compiled(source: str, special_tokens: dict[str, str]) -> CompiledTemplate:
-    """The template, compiled and rendered once within the limits. Past them the system ends this process.
+    """Compile the template and render it once within the limits; beyond them the system ends this process.
 
-    Raises `ConfigError`.
+    Raise `ConfigError`.
     """
     with limited(MAX_CPU_S, MAX_MEMORY_BYTES):
         try:
             template = CompiledTemplate(source, special_tokens)
             first = {"messages": [{"role": "user", "content": "Hello"}], "add_generation_prompt": True}
-            # A template may refuse messages, these too; requests find that out.
+            # A template may refuse any messages, also these; requests find that out.
             with contextlib.suppress(*RENDER_ERRORS, InvalidRequestError):
                 template.render({"tools": None, "documents": None, **special_tokens, **first})
         except MemoryError:
@@ -42,7 +42,7 @@ def compiled(source: str, special_tokens: dict[str, str]) -> CompiledTemplate:
 
 
 def trusted_template(tokenizer: Tokenizer) -> ChatTemplate | None:
-    """A template for this process, tried in another one before. None without one. Raises `ConfigError`."""
+    """Return a template for this process after checking it in another one; None without one. Raise `ConfigError`."""
     if tokenizer.chat_template is None:
         return None
     _try(tokenizer.chat_template, json.dumps(tokenizer.special_tokens))
@@ -62,15 +62,15 @@ def _try(source: str, special_tokens: str) -> None:
 
 
 def ended_by(number: int) -> str:
-    """Return why a process that tried a template has ended. `number`: the signal's."""
+    """Return why the process that checked a template ended. `number`: of the signal."""
     if number == signal.SIGPROF:
         return TOO_SLOW
-    return TOO_LARGE if number == signal.SIGKILL else f"chat_template: trying it ended its process (signal {number})"
+    return TOO_LARGE if number == signal.SIGKILL else f"chat_template: checking it ended the process (signal {number})"
 
 
 @contextlib.contextmanager
 def limited(cpu_s: float, more_bytes: int) -> Iterator[None]:
-    """The system ends this process, or refuses it memory, if what is within takes more."""
+    """Limit CPU time and memory of this context. Beyond them the system ends the process or refuses memory."""
     limit_memory(more_bytes)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:
@@ -81,8 +81,8 @@ def limited(cpu_s: float, more_bytes: int) -> Iterator[None]:
 
 
 def limit_memory(more_bytes: int | None) -> None:
-    """Limit the memory that this process may take beyond what it has; None restores the first limit."""
-    with contextlib.suppress(ImportError, OSError, ValueError):  # not every system has this limit, or tells the size
+    """Limit the memory that this process may allocate beyond what it has; None restores the first limit."""
+    with contextlib.suppress(ImportError, OSError, ValueError):  # not every system has this limit, or reports the size
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_AS)

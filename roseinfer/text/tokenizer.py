@@ -1,4 +1,4 @@
-"""A model's tokenizer: text to token ids and back, and how its decoder works."""
+"""Tokenizer of a model: text to token ids and back, and how its decoder works."""
 
 import json
 import re
@@ -26,17 +26,17 @@ from roseinfer.text.tokenizer_files import (
 
 
 class Tokenizer:
-    """tokenizer.json through the `tokenizers` library, with what tokenizer_config.json says of it.
+    """tokenizer.json through the `tokenizers` library, with the facts of tokenizer_config.json.
 
-    Every method is thread safe. Encoding and decoding release the GIL (the library does so in its batch calls only).
-    Ids that the vocabulary does not know (a model's padding rows) decode to nothing.
+    Every method is thread safe. Encoding and decoding release the GIL, as the library does only in its batch calls. Ids
+    outside the vocabulary (a model's padding rows) decode to nothing.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any], chat_template: str | None) -> None:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
-        self.config = config  # tokenizer_config.json as it is
+        self.config = config  # tokenizer_config.json, unchanged
         self.special_tokens = special_tokens(config)
         _mark_special(backend, self.special_tokens)
         self.kind = decoder_kind(backend)
@@ -56,11 +56,10 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, chat_template_file: Path | None = None) -> "Tokenizer":
-        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja (the latter two may be missing), or the
-        GGUF file that `folder` is.
+        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja, or the GGUF file at `folder`.
 
-        Raises `UnsupportedModelError` if a tokenizer is missing or not understood, `ConfigError` if
-        `chat_template_file` cannot be read.
+        The latter two may be missing. Raise `UnsupportedModelError` if a tokenizer is missing or invalid, and
+        `ConfigError` if `chat_template_file` cannot be read.
         """
         if is_gguf(folder):
             backend, config, template = read_tokenizer(open_gguf(folder))
@@ -74,26 +73,27 @@ class Tokenizer:
         return cls(read_backend(path), config, read_chat_template(folder, config, chat_template_file))
 
     def encode(self, text: str, add_special_tokens: bool = True, keep_last: int | None = None) -> list[int]:
-        """Special tokens written out in `text` become special tokens; see `text/chat.py` for text of strangers.
+        """Encode trusted text, in which special tokens are recognised; see `text/chat.py` for users' text.
 
-        `add_special_tokens`: put what the tokenizer's post-processor adds (BOS for many models). `keep_last`: of a
-        longer result its last so many (>= 1), but with what the post-processor puts before the text.
-        Raises `InvalidRequestError` if `text` holds lone surrogates, which no encoding can carry, and
-        `TokenizerFailedError`.
+        add_special_tokens: add what the tokenizer's post-processor adds (BOS for many models). keep_last: return only
+        the last ids (>= 1), plus what the post-processor puts before the text. Raise `InvalidRequestError` if `text`
+        contains lone surrogates, which no encoding supports, and `TokenizerFailedError`.
         """
         return encode(self.backend, text, add_special_tokens, keep_last)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
-        """Token ids of `word` by itself and, unless it begins with one, after a space: as a text may hold it.
+        """Return token ids of `word`, alone and after a space, unless it begins with one.
 
-        Without those that end in another one. No other way to cut the text into tokens is looked for.
+        Spellings that end in another one are left out. Other ways to split the text into tokens are not tried.
         """
         texts = [word] if word[:1].isspace() else [word, f" {word}"]
         found = {tuple(self.encode(text, add_special_tokens=False)) for text in texts if word} - {()}
         return sorted(ids for ids in found if not any(len(own) < len(ids) and ids[-len(own) :] == own for own in found))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Raises `InvalidRequestError` for an id that is no unsigned 32-bit integer, `TokenizerFailedError`."""
+        """Decode ids. Raise `InvalidRequestError` for an id that is no unsigned 32-bit integer,
+        `TokenizerFailedError`.
+        """
         try:
             return self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         except (OverflowError, TypeError) as error:
@@ -104,7 +104,7 @@ class Tokenizer:
             raise
 
     def token_str(self, id: int) -> str:
-        r"""A lone token as logprobs show it: its text, or `bytes:\xe2\x82` if it is no complete text."""
+        r"""Return a token as logprobs show it: its text, or `bytes:\xe2\x82` if it is not a complete text."""
         raw = self.token_bytes(id)
         try:
             return raw.decode()
@@ -112,7 +112,7 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def token_bytes(self, id: int) -> bytes:
-        """What the token adds in the middle of a text; special tokens as written, unknown ids b''."""
+        """Return what the token adds within a text: special tokens as written, unknown ids b''."""
         known = self._bytes.get(id)
         if known is None:
             known = self._bytes[id] = self._token_bytes(id)
@@ -120,7 +120,7 @@ class Tokenizer:
 
     @cached_property
     def max_token_bytes(self) -> int:
-        """Bytes of text that one token stands for at most. Looks at the whole vocabulary."""
+        """Upper bound of the bytes of one token's text, found by a scan of the vocabulary."""
         return max((len(self.token_bytes(token)) for token in range(self.vocab_size)), default=1)
 
     def _token_bytes(self, id: int) -> bytes:
@@ -140,7 +140,7 @@ class Tokenizer:
         return None if token is None else self.backend.token_to_id(token)
 
     def _find_anchor(self) -> int | None:
-        """A token of plain text: decoded after it, a token keeps the space that it would lose at the start."""
+        """Return a token of plain text. A token decoded after it keeps the space that it would lose at the start."""
         for id in range(self.vocab_size):
             ordinary = id not in self.special_ids and id not in self.fallback_bytes
             if ordinary and self.decode([id]).strip("\ufffd ").isalnum():
@@ -151,7 +151,7 @@ class Tokenizer:
 def encode(
     backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, keep_last: int | None = None
 ) -> list[int]:
-    """See `Tokenizer.encode`."""
+    """Encode `text` as `Tokenizer.encode` does."""
     try:
         encoded = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
     except TypeError as error:
@@ -163,13 +163,13 @@ def encode(
     ids: list[int] = encoded.ids
     if keep_last is None or len(ids) <= keep_last:
         return ids
-    # A model that always saw a BOS works badly without it.
+    # Models trained with BOS work badly without it.
     added = sum(1 for _ in takewhile(bool, encoded.special_tokens_mask))
     return [*ids[:added], *ids[added - keep_last :]] if added < keep_last else ids[-keep_last:]
 
 
 def is_panic(error: BaseException) -> bool:
-    """True if a library written in Rust panicked. The class is each library's own, and no subclass of Exception."""
+    """Return True if a Rust library panicked. Each library has its own class, which is no subclass of Exception."""
     return type(error).__name__ == "PanicException" and type(error).__module__ == "pyo3_runtime"
 
 
@@ -179,7 +179,7 @@ def _failed(panic: BaseException) -> TokenizerFailedError:
 
 
 def _mark_special(backend: tokenizers.Tokenizer, named: dict[str, str]) -> None:
-    """A token that the config names is special even where tokenizer.json does not say so."""
+    """Mark the tokens that the config names as special, even if tokenizer.json does not."""
     known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     missing = sorted({text for text in named.values() if text not in known})
     backend.add_special_tokens([text for text in missing if backend.token_to_id(text) is not None])
@@ -190,10 +190,11 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class DecoderKind(StrEnum):
-    """BYTE_LEVEL: a token is a string of bytes, the text is their UTF-8 (GPT-2, Llama 3, Qwen).
+    """Kinds of decoders.
 
-    BYTE_FALLBACK: a token is text, or one byte of a character that the vocabulary lacks (Llama 2, Mistral).
-    TEXT: a token is text, perhaps joined by a rule such as WordPiece's.
+    BYTE_LEVEL: a token is a string of bytes, the text is their UTF-8 (GPT-2, Llama 3, Qwen). BYTE_FALLBACK: a token is
+    text, or one byte of a character outside the vocabulary (Llama 2, Mistral). TEXT: a token is text, perhaps joined by
+    a rule such as WordPiece's.
     """
 
     BYTE_LEVEL = "byte_level"
@@ -202,7 +203,9 @@ class DecoderKind(StrEnum):
 
 
 def decoder_kind(backend: tokenizers.Tokenizer) -> DecoderKind:
-    """Raises `UnsupportedModelError` for a byte-level decoder among others: its bytes would not be the tokens' own."""
+    """Return the decoder's kind. Raise `UnsupportedModelError` for byte level combined with others,
+    which change bytes.
+    """
     if backend.decoder is None:
         return DecoderKind.TEXT
     spec = json.loads(backend.decoder.__getstate__())
@@ -215,7 +218,7 @@ def decoder_kind(backend: tokenizers.Tokenizer) -> DecoderKind:
 
 
 def byte_level_bytes(token: str) -> bytes:
-    """The bytes of a byte-level token. One that holds a character outside the byte alphabet is plain text."""
+    """Return the bytes of a byte-level token. A token with a character outside the byte alphabet is plain text."""
     alphabet = byte_alphabet()
     try:
         return bytes([alphabet[char] for char in token])
@@ -224,14 +227,16 @@ def byte_level_bytes(token: str) -> bytes:
 
 
 def fallback_bytes(vocab: dict[str, int]) -> dict[int, int]:
-    """Id -> value of the byte-fallback tokens, written <0x0A>."""
+    """Return the value of each byte-fallback token (written <0x0A>) by id."""
     matches = ((id, BYTE_TOKEN.fullmatch(token)) for token, id in vocab.items())
     return {id: int(match[1], 16) for id, match in matches if match}
 
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in of each byte: itself where Latin-1 prints it, else the next code point from 256 on."""
+    """Return GPT-2's printable stand-in of each byte: itself if Latin-1 prints it, else the next code point from 256
+    on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""The files of a tokenizer, checked field by field: what is wrong with them is one error that names file and field."""
+"""Files of a tokenizer, validated by field. An error names file and field."""
 
 import os
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.core.json_file import read_object, shortened
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-# No model has more. Tables with an entry for each id are made of a vocabulary.
+# No model has more. Tables with an entry for each id are built from the vocabulary.
 MAX_VOCABULARY_TOKENS = 2**24
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Any tokenizer must encode these. The second exceeds the limits of a regular expression that backtracks.
 _SAMPLES = ("Hello, world! 1234\n  naïve 日本", "a" * 48 + "b")
-# Standard error belongs to the process.
+# The process has one standard error.
 _REDIRECTING = Lock()
 
 
@@ -42,20 +42,20 @@ def check_backend(backend: tokenizers.Tokenizer, path: Path) -> None:
 
 @contextmanager
 def library_errors(message: str) -> Iterator[None]:
-    """Raise errors of the `tokenizers` library, its panics too, as `UnsupportedModelError` that begins so."""
+    """Raise errors and panics of the `tokenizers` library as `UnsupportedModelError` that begins with `message`."""
     try:
         yield
     except (UnsupportedModelError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library raises Exception itself, and a panic is not even that
+    except BaseException as error:  # the library raises Exception itself, and a panic is no Exception
         raise UnsupportedModelError(f"{message}{str(error)[:500]}") from error
 
 
 @contextmanager
 def _without_panic_notes() -> Iterator[None]:
-    """Keep what is written to standard error, and write it at the end unless there was an error.
+    """Withhold standard error and write it at the end, unless there was an error.
 
-    Rust prints several lines of its own for a panic, beside the error that we raise.
+    Rust prints several lines for a panic, in addition to the error that we raise.
     """
     with _REDIRECTING, TemporaryFile() as kept:
         try:
@@ -137,4 +137,4 @@ def _templates(config: dict[str, Any], path: Path) -> dict[str, str]:
 
 
 def _wrong_type(path: Path, name: str, value: Any, wanted: str) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{path}: {name} = {shortened(value)} is not supported; {wanted} is needed")
+    return UnsupportedModelError(f"{path}: {name} = {shortened(value)} is not supported; expected {wanted}")

@@ -1,4 +1,4 @@
-"""Sampling written for reading: plain Python, one row, no torch."""
+"""Reference sampling of one row in plain Python, without torch."""
 
 import math
 from collections import Counter
@@ -22,7 +22,7 @@ def _mix(z: int) -> int:
 def edited(
     logits: list[float], params: SamplingParams, prompt: list[int], outputs: list[int], stop_ids: tuple[int, ...] = ()
 ) -> list[float]:
-    """Logits after penalties, logit bias and the masks."""
+    """Return the logits after penalties, logit bias and the masks."""
     counts = Counter(outputs)
     result = []
     for token, value in enumerate(logits):
@@ -47,7 +47,7 @@ def edited(
 
 
 def distribution(logits: list[float], params: SamplingParams) -> dict[int, float]:
-    """Probability of every token that can be drawn (temperature > 0)."""
+    """Return the probability of every token that can be drawn (temperature > 0)."""
     best = max(logits)
     weights = {t: math.exp((x - best) / params.temperature) for t, x in enumerate(logits)}
     weights = {t: w for t, w in weights.items() if w > 0 and w >= params.min_p}

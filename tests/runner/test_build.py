@@ -1,4 +1,4 @@
-"""Assembling a runner, and running real models through it."""
+"""Construction of runners, and real models on them."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def build(folder: Path, *, model: dict | None = None, cache: dict | None = None,
 
 
 def generate(built: BuiltRunner, prompt: list[int], steps: int, chunk: int) -> list[int]:
-    """Greedy text of one request in seat 1, in blocks 5, 6, ..."""
+    """Return the greedy text of one request in seat 1, in blocks 5, 6, ..."""
     params = SamplingParams(max_tokens=steps, temperature=0.0)
     blocks = tuple(range(5, 5 + 16))
     admitted = [Admission("r", 1, prompt, len(prompt), params, 0, (), blocks)]
@@ -120,7 +120,7 @@ def test_keys_and_values_in_fp8_take_a_quarter_of_float32(folder):
     assert (wide.num_blocks, narrow.num_blocks) == (8, 32)
 
 
-def test_host_memory_holds_as_many_blocks_as_its_size_says_and_copies_are_timed(folder):
+def test_host_memory_holds_blocks_by_its_size_and_copies_are_timed(folder):
     built = build(folder, cache={"num_kv_blocks": 40, "kv_offloading_size": 1 / 1024})
     assert built.facts.num_host_blocks == 2**20 // (2 * 2 * 4 * 2 * 4 * 4)  # layers, K and V, slots, heads, dim, bytes
     assert built.facts.load_s > 0 and built.facts.store_s > 0
@@ -138,7 +138,7 @@ def test_host_memory_holds_as_many_blocks_as_its_size_says_and_copies_are_timed(
     assert build(folder).facts.num_host_blocks == 0
 
 
-def test_host_memory_that_is_not_there_is_refused_before_weights_are_read(folder):
+def test_too_much_host_memory_is_refused_before_weights_are_read(folder):
     with pytest.raises(ConfigError, match="kv_offloading_size asks for 1000000"):
         build(folder, model={"load_format": "auto"}, cache={"kv_offloading_size": 1e6})
     with pytest.raises(ConfigError, match="one KV block takes"):
@@ -151,7 +151,7 @@ def test_keys_with_a_bias_do_not_go_into_fp8_without_scales(folder, monkeypatch)
     (folder / "config.json").write_text(json.dumps(biased))
     with pytest.raises(ConfigError, match=told):
         build(folder, cache={"kv_cache_dtype": "fp8"})
-    # In FP8 itself, a checkpoint may bring scales.
+    # In FP8, a checkpoint may have scales.
     fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     (folder / "config.json").write_text(json.dumps({**biased, "quantization_config": fp8}))
     with pytest.raises(ConfigError, match=told):
@@ -170,7 +170,7 @@ def test_warm_up_leaves_the_seats_empty(folder):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_refused():
+def test_a_missing_gpu_is_refused():
     with pytest.raises(ConfigError, match="cuda"):
         resolve_device("cuda")
     assert resolve_device("auto").type == "cpu"
@@ -204,7 +204,7 @@ def test_bfloat16_runs(folder):
     ("options", "named"),
     [({"cache": {"num_kv_blocks": 10**12}}, "num_kv_blocks"), ({"max_num_seqs": 10**13}, "max_num_seqs")],
 )
-def test_more_memory_than_there_is_names_the_option(folder: Path, options: dict, named: str) -> None:
+def test_out_of_memory_names_the_option(folder: Path, options: dict, named: str) -> None:
     with pytest.raises(ConfigError, match=rf"out of memory for .* lower {named}"):
         build(folder, **options)
 

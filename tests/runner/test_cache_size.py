@@ -28,27 +28,27 @@ def test_no_room_for_a_block_names_the_option():
             num_kv_blocks(CacheConfig(), 100, 5, lambda left=left: left)
 
 
-def test_context_is_the_models_as_far_as_the_cache_holds_it():
+def test_context_is_the_models_limited_by_the_cache():
     assert resolve_max_model_len(None, 1024, 4096) == 1024
     assert resolve_max_model_len(None, 1024, 320) == 320
     assert resolve_max_model_len(512, 1024, 4096) == 512
 
 
-def test_a_context_that_cannot_be_is_refused_by_name():
+def test_an_impossible_context_is_refused_by_name():
     with pytest.raises(ConfigError, match="max_model_len is 2048, but the model's context is 1024"):
         resolve_max_model_len(2048, 1024, 4096)
     with pytest.raises(ConfigError, match="max_model_len is 512, but the KV cache holds 320"):
         resolve_max_model_len(512, 1024, 320)
 
 
-def test_what_a_cpus_default_cache_keeps():
-    """16 contexts of 100 tokens, 7 blocks each."""
+def test_a_cpus_default_cache_covers_some_full_contexts():
+    """Use 16 contexts of 100 tokens, 7 blocks each."""
     assert spare_from(CacheConfig(), 100, "cpu") == 16 * 7
     assert spare_from(CacheConfig(), 100, "cuda") is None
     assert spare_from(CacheConfig(num_kv_blocks=500), 100, "cpu") is None
     assert spare_from(CacheConfig(kv_cache_memory_bytes=10**9), 100, "cpu") is None
 
 
-def test_engines_on_one_cpu_share_what_a_cache_takes_by_default(monkeypatch):
+def test_engines_on_one_cpu_share_the_default_cache(monkeypatch):
     monkeypatch.setattr(cache_size, "available_memory_bytes", lambda: 8 * 2**30)
     assert [cache_size.default_cpu_cache_bytes(engines) for engines in (1, 2, 4)] == [2**31, 2**30, 2**29]

@@ -1,4 +1,4 @@
-"""What differs on a GPU: the draw's other path, copies that nobody waits for, the measured cache."""
+"""Behaviour specific to GPUs: the other path of the draw, asynchronous copies, the measured cache."""
 
 import json
 import random
@@ -33,7 +33,7 @@ def seated(device: str, params: list[SamplingParams]) -> SeatTable:
 
 
 def test_samples_what_a_cpu_samples():
-    """But for top-k and top-p, whose kept tokens a GPU runs through in another order."""
+    """Leave out top-k and top-p, whose kept tokens a GPU runs through in another order."""
     rng = random.Random(3)
     generator = torch.Generator().manual_seed(4)
     for _ in range(5):
@@ -53,7 +53,7 @@ def test_samples_what_a_cpu_samples():
 
 @pytest.fixture
 def no_waiting():
-    """The host must not wait for the device within."""
+    """Fail if the host waits for the device."""
     yield lambda: torch.cuda.set_sync_debug_mode("error")
     torch.cuda.set_sync_debug_mode("default")
 
@@ -100,7 +100,7 @@ def test_the_default_cache_is_measured_and_capped_by_use(folder):
 
 
 def test_depth_2_equals_depth_1(folder):
-    """Tokens are read from the pool before any is collected; results arrive by copies in the background."""
+    """Check that steps read tokens from the pool before any is collected, and results arrive by asynchronous copies."""
     texts = []
     for depth in (1, 4):
         runner = build(folder, "cuda", num_kv_blocks=64).runner

@@ -1,4 +1,4 @@
-"""The GPU's own way of running steps against the plain one: graphs, padding, fused inputs, nothing that waits."""
+"""CUDA graphs, padding and fused inputs, compared with plain execution of the same steps."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ GPT2 = {
     "torch_dtype": "bfloat16",
     "eos_token_id": 2,
 }
-# Shorter than most contexts here, and no multiple of a block or a tile.
+# Shorter than most contexts here, and not a multiple of a block or a tile.
 MISTRAL = {**QWEN3, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 41}
 MIXED_WINDOWS = {**QWEN3, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
 MIXTURE = {
@@ -128,7 +128,7 @@ DRAWN = SamplingParams(max_tokens=200, temperature=1.0, ignore_eos=True)
 @pytest.mark.parametrize("shape", [QWEN3, GPT2, MISTRAL, MIXED_WINDOWS], ids=["qwen3", "gpt2", "mistral", "windows"])
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_graphs_equal_eager_equal_torch(tmp_path, shape, params):
-    """In float32, where different kernels still agree on every token."""
+    """Use float32, where different kernels still agree on every token."""
     graphs = Script(build(tmp_path, shape), 2, params).run()
     eager = Script(build(tmp_path, shape, enforce_eager=True), 1, params).run()
     torch_backend = Script(build(tmp_path, shape, attention_backend="torch"), 1, params).run()

@@ -1,4 +1,4 @@
-"""Blocks between a GPU and pinned memory: right whatever the device is still doing when they are queued."""
+"""Copies of blocks between a GPU and pinned memory, queued while the device is busy."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ LATE = 50_000_000  # cycles, some 25 ms
 
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, CODES])
-def test_copies_come_behind_the_device_and_before_wait_returns(dtype, batched):
+def test_copies_run_after_earlier_work_and_end_before_wait_returns(dtype, batched):
     from roseinfer.runner.cuda_host_copies import CudaCopier
 
     store = KVStore(32, 16, SPECS, dtype, torch.device("cuda"))
@@ -32,14 +32,14 @@ def test_copies_come_behind_the_device_and_before_wait_returns(dtype, batched):
     torch.cuda._sleep(LATE)
     for part, kept in zip(store.blocks, want, strict=True):
         kept[:8] = 7
-        part[:8] = 7  # a step in flight writes what is stored next
+        part[:8] = 7  # a step in flight writes blocks that are stored next
     stored = copier.start([], [HostCopy(block, 63 - block) for block in range(16)])
     assert stored.wait().store_s > 0
     for part, kept in zip(host.parts, want, strict=True):
         assert torch.equal(part[48:].flip(0), kept[:16].cpu())
     torch.cuda._sleep(LATE)
     for part in store.blocks:
-        part[16:] = 9  # and what is loaded next
+        part[16:] = 9  # and blocks that are loaded next
     loads = [HostCopy(16 + block, 63 - block) for block in range(16)]
     times = copier.start(loads, [HostCopy(0, 0)]).wait()
     assert times.load_s > 0 and times.store_s > 0

@@ -1,4 +1,4 @@
-"""What a captured step reads, worked out on the CPU: for any mixture of rows, every token gets what its row says."""
+"""Inputs of captured steps, computed on the CPU: in any mixture of rows, every token gets its row's values."""
 
 import random
 
@@ -15,13 +15,13 @@ from roseinfer.runner.device import ALIGN_COUNT
 from roseinfer.runner.forward import Columns
 from roseinfer.runner.seats import SeatTable
 
-# As many rows as a layout is aligned to: a full step leaves no column by chance.
+# As many rows as a layout is aligned to, so that a full step has no column left by chance.
 ROWS, TOKENS, BLOCK, LENGTH, CHUNKS = ALIGN_COUNT, 96, 4, 96, 6
 SPARE_BLOCK = 999
 
 
 class HostStaging:
-    """`Staging` without a GPU; what is not written holds nonsense."""
+    """`Staging` without a GPU, filled with garbage."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.device = torch.zeros(size, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Which steps `DecodeGraphs` replays a graph for, and what the backend is told before. The graphs are stand-ins."""
+"""Choice of the steps that `DecodeGraphs` replays, and calls to the backend before a replay. The graphs are fakes."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ OTHERS = Forwarded(hidden=torch.zeros(0))
 
 
 class Bench:
-    """Graphs of 1, 2 and 4 rows; `calls` in the order in which they are made."""
+    """Graphs of 1, 2 and 4 rows; `calls` lists their calls in order."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
@@ -29,7 +29,7 @@ class Bench:
         }
 
     def run(self, *rows: tuple[int, int]) -> Forwarded:
-        """rows: start and count of each."""
+        """Run a step. `rows`: start and count of each."""
         made = [Row(f"r{i}", i, start, count, 1, True, start, 0, ()) for i, (start, count) in enumerate(rows)]
         return self.graphs.run(Columns.of(made))
 
@@ -47,6 +47,6 @@ def test_a_graph_of_many_rows_chooses_no_tokens() -> None:
 
 
 @pytest.mark.parametrize("rows", [[(8, 1), (0, 3)], [(1, 1)] * 5])
-def test_other_steps_go_on_to_the_next(rows: list[tuple[int, int]]) -> None:
+def test_other_steps_are_passed_on(rows: list[tuple[int, int]]) -> None:
     bench = Bench()
     assert bench.run(*rows) is OTHERS and not bench.calls

@@ -4,7 +4,7 @@ from roseinfer.runner.device import write_ranges
 from roseinfer.runner.timing import StepTimers
 
 
-def test_ranges_land_where_they_belong_and_nowhere_else():
+def test_ranges_are_written_to_their_places_only():
     target = torch.full((4, 6), -1, dtype=torch.int32)
     write_ranges(target, [2, 0, 3, 1], [1, 0, 5, 2], [[7, 8, 9], (1, 2, 3, 4, 5, 6), [], [4]])
     assert target.tolist() == [
@@ -22,7 +22,7 @@ def test_nothing_to_write():
     assert not target.any()
 
 
-def test_steps_run_where_they_are_timed_and_copies_wait_whichever_stream_their_caller_is_at(monkeypatch):
+def test_steps_run_on_the_timed_stream_whatever_the_callers_stream(monkeypatch):
     made, mine = torch.device("cuda"), object()
     current = [mine]
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
@@ -30,6 +30,6 @@ def test_steps_run_where_they_are_timed_and_copies_wait_whichever_stream_their_c
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[-1])
     monkeypatch.setattr(torch.cuda, "set_stream", current.append)
     timers = StepTimers(made)
-    current.append(object())  # `with torch.cuda.stream(...)`: of who calls generate
+    current.append(object())  # the stream of a caller of generate, set with torch.cuda.stream
     timers.new()
     assert current[-1] is mine

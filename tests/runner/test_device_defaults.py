@@ -1,4 +1,4 @@
-"""How many seats there are, and how long steps may be, where the options do not say so."""
+"""Default number of seats and default length of steps."""
 
 import pytest
 
@@ -9,12 +9,12 @@ from roseinfer.sched.registry import make_policy, scheduler_config
 
 
 @pytest.mark.parametrize(("gib", "seats"), [(0, 256), (24, 256), (48, 256), (79.1, 512), (140, 512)])
-def test_a_large_gpu_has_more(gib: float, seats: int) -> None:
+def test_a_large_gpu_has_more_seats(gib: float, seats: int) -> None:
     assert default_seats(int(gib * 2**30)) == seats
 
 
 @pytest.mark.parametrize(("asked", "seats"), [(None, 256), (7, 7)])
-def test_what_was_asked_for_stays(asked: int | None, seats: int) -> None:
+def test_configured_seats_stay(asked: int | None, seats: int) -> None:
     scheduler = SchedulerConfig(max_num_seqs=asked, max_active_requests=300)
     config = fit_to_device(EngineConfig(model=ModelConfig(device="cpu"), scheduler=scheduler))
     assert config.scheduler.max_num_seqs == config.scheduler.max_running == seats

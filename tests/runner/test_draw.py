@@ -1,4 +1,4 @@
-"""The draw against exact distributions: u runs over a grid, so every token's share is known to a grid step."""
+"""Draws compared with exact distributions: u runs over a grid, so every token's share is known to a grid step."""
 
 import math
 
@@ -85,8 +85,8 @@ def test_the_token_that_crosses_p_is_kept():
     assert drawn == pytest.approx({0: 0.625, 1: 0.375}, abs=1e-4)
 
 
-def test_top_p_is_a_share_of_what_top_k_left():
-    # Of .4/.3/.2/.1 top-k 3 leaves .44/.33/.22, and .75 of that is crossed by the second token.
+def test_top_p_is_a_share_of_the_mass_after_top_k():
+    # Of .4/.3/.2/.1, top-k 3 leaves .44/.33/.22, and the second token crosses .75 of that.
     assert shares(log(0.4, 0.3, 0.2, 0.1), SamplingParams(top_k=3, top_p=0.75)).keys() == {0, 1}
     assert shares(log(0.4, 0.3, 0.2, 0.1), SamplingParams(top_p=0.75)).keys() == {0, 1, 2}
 
@@ -107,7 +107,7 @@ def test_equal_logits_rank_by_token_id():
 
 
 def test_candidates_change_nothing():
-    """Peaked, flat and tied rows, drawn from few candidates and from a whole sort, and in one batch or alone."""
+    """Draw peaked, flat and tied rows from few candidates and from a whole sort, in one batch and alone."""
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(64, 3000, generator=generator) * torch.linspace(0.01, 8, 64)[:, None]
     logits[::3] = (logits[::3] * 2).round() / 2  # ties
@@ -144,7 +144,7 @@ def test_tiny_temperature_is_greedy():
 
 
 def test_rows_without_a_distribution_still_give_an_index():
-    """Such rows become errors later; here they must not take the others down."""
+    """Check rows that become errors later: here they must not affect other rows."""
     logits = torch.tensor([[math.nan] * 4, [-math.inf] * 4, [math.inf, 0.0, 0.0, 0.0], [0.0, 9.0, 0.0, 0.0]])
     u = torch.full((4,), 0.5, dtype=torch.float64)
     for params in (SamplingParams(min_p=0.1), SamplingParams(top_p=0.5), SamplingParams(top_k=2)):

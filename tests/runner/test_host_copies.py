@@ -1,4 +1,4 @@
-"""K and V in host memory: what is stored and loaded again is what was there, whatever runs beside it."""
+"""K and V in host memory: loads restore exactly what was stored, whatever runs at the same time."""
 
 import gc
 import random
@@ -33,7 +33,7 @@ def filled(dtype: torch.dtype, blocks: int = 6) -> KVStore:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, CODES])
-def test_a_block_comes_back_byte_for_byte_in_every_layer(dtype):
+def test_a_block_is_restored_byte_for_byte_in_every_layer(dtype):
     store = filled(dtype)
     copier = CpuCopier(store, HostStore(8, store))
     before = [part.clone() for part in store.blocks]
@@ -55,7 +55,7 @@ def test_both_directions_are_timed():
     assert both.load_s > 0 and both.store_s > 0
 
 
-def test_addresses_are_those_of_the_blocks_part_after_part():
+def test_addresses_list_blocks_part_by_part():
     parts = filled(torch.float32).blocks
     addresses = Addresses(parts)
     assert addresses.of([4, 0, 2]).tolist() == [part[block].data_ptr() for part in parts for block in (4, 0, 2)]
@@ -74,7 +74,7 @@ def copier_of_a_gpu(monkeypatch) -> Callable[[KVStore, HostStore], Copier]:
     return LateCopies(monkeypatch).copier
 
 
-def test_what_copies_on_a_gpu_holds_its_memory_and_is_done_when_it_was_waited_for(copier_of_a_gpu):
+def test_a_gpus_copier_holds_its_memory_and_wait_ends_its_copies(copier_of_a_gpu):
     store = filled(torch.bfloat16)
     host = HostStore(8, store)
     watched = weakref.ref(host)
@@ -97,8 +97,10 @@ def test_what_copies_on_a_gpu_holds_its_memory_and_is_done_when_it_was_waited_fo
 
 @pytest.mark.parametrize("of_gpu", [False, True])
 @pytest.mark.parametrize("threaded", [False, True])
-def test_a_request_goes_on_from_blocks_that_were_away(threaded, of_gpu, request):
-    """Its K and V are stored while it decodes, its own blocks get another's, and others are loaded for it."""
+def test_a_request_continues_from_blocks_that_were_in_host_memory(threaded, of_gpu, request):
+    """Store K and V while the request decodes, reuse its blocks for another request, then load them into
+    other blocks.
+    """
     bench = Bench(host_blocks=4, copier_of=request.getfixturevalue("copier_of_a_gpu") if of_gpu else CpuCopier)
     want = greedy(bench.model, PROMPT, 4)
     inner = bench.runner
@@ -109,7 +111,8 @@ def test_a_request_goes_on_from_blocks_that_were_away(threaded, of_gpu, request)
     handles.append(submit(bench, [], [bench.row(0, 8, 1)], stores=[HostCopy(0, 3), HostCopy(1, 1)])[1])
     out = [bench.runner.collect(handle).rows[0].token_ids[0] for handle in handles]
     assert out == want[:2]
-    # Another request writes the first one's blocks in one step; the next, in flight with it, loads into other blocks.
+    # Another request writes the first one's blocks in one step. The next step, in flight with it, loads into other
+    # blocks.
     bench.next_block = 0
     handles = [submit(bench, [bench.admit(1, OTHER)], [bench.row(1, 0, 8)], released=[0])[1]]
     handles.append(submit(bench, [], [], loads=[HostCopy(10, 3), HostCopy(11, 1)])[1])
@@ -123,8 +126,8 @@ def test_a_request_goes_on_from_blocks_that_were_away(threaded, of_gpu, request)
     bench.runner.close()
 
 
-def test_a_load_comes_behind_a_step_in_flight_that_still_writes_the_block():
-    """The request that wrote it was aborted while its step ran, so its blocks are free before that ends."""
+def test_a_load_waits_for_a_step_in_flight_that_writes_the_block():
+    """Abort the request that wrote the block during its step, which frees its blocks before the step ends."""
     bench = Bench(host_blocks=4)
     bench.runner = ThreadedRunner(bench.runner)
     first = submit(bench, [bench.admit(0, PROMPT)], [bench.row(0, 0, 8)])[1]
@@ -139,7 +142,7 @@ def test_a_load_comes_behind_a_step_in_flight_that_still_writes_the_block():
     bench.runner.close()
 
 
-def test_a_load_comes_behind_the_scrub_of_a_request_that_failed():
+def test_a_load_waits_for_the_scrub_of_a_failed_request():
     bench = Bench(bad=True, host_blocks=2)
     bench.run([bench.admit(0, PROMPT)], [bench.row(0, 0, 8)])
     bench.run([], [], stores=[HostCopy(0, 0)])
@@ -157,7 +160,7 @@ def test_a_runner_without_host_blocks_refuses_a_plan_that_has_copies():
 
 
 def test_random_copies_between_random_steps_keep_every_byte():
-    """A model of both sides, to which the same copies are applied one by one."""
+    """Apply the same copies one by one to a model of both sides."""
     rng = random.Random(4)
     bench = Bench(host_blocks=6)
     generator = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""Masks in the sampler and in the runner: what a guide forbids is never sampled, and nothing else changes."""
+"""Masks in the sampler and in the runner: forbidden tokens are never sampled, and nothing else changes."""
 
 from array import array
 
@@ -45,8 +45,8 @@ def test_rows_of_the_plan_become_rows_of_the_sampler():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3], [2], [3, 0]])
-def test_what_is_not_allowed_becomes_minus_infinity_in_any_dtype_and_layout(dtype, rows):
-    """As a GPU's logits are: columns of a wider buffer."""
+def test_forbidden_tokens_become_minus_infinity_in_any_dtype_and_layout(dtype, rows):
+    """Use columns of a wider buffer, like a GPU's logits."""
     buffer = torch.randn(4, VOCAB + 5, generator=torch.Generator().manual_seed(1)).to(dtype)
     before, logits = buffer.clone(), buffer[:, :VOCAB]
     allowed = {row: {row, 31, 32, 64 + row} for row in rows}
@@ -69,7 +69,7 @@ def test_what_is_not_allowed_becomes_minus_infinity_in_any_dtype_and_layout(dtyp
     ],
     ids=["greedy", "drawn", "filtered", "edited"],
 )
-def test_a_mask_is_what_minus_infinity_in_the_logits_would_be(params):
+def test_a_mask_equals_minus_infinity_in_the_logits(params):
     def tokens(logits: torch.Tensor, masks: RowMasks | None) -> list[int]:
         table = make_table(vocab_size=VOCAB)
         table.admit([admission(seat, [1, 2, 5], 2, seed=seat, **params) for seat in range(6)])
@@ -112,7 +112,7 @@ def test_a_mask_that_allows_nothing_and_a_row_that_is_not_finite_fail_alone():
 
 @pytest.mark.parametrize("end", [3, 5])
 def test_min_tokens_gives_way_where_only_the_end_is_left(end: int):
-    """Row 1 may say something else, row 2 is not masked at all."""
+    """Row 1 has other tokens left; row 2 has no mask."""
     table = make_table(vocab_size=VOCAB)
     params = {"temperature": 0.0, "min_tokens": 4, "stop": (7, 8)}
     table.admit([admission(seat, [1, 2], **params) for seat in range(3)])
@@ -156,7 +156,7 @@ def said_under_guides(overlap: bool) -> dict[str, list[int]]:
 
 
 def test_the_embedded_model_obeys_guides_in_a_mixed_batch():
-    """The engine's own runner, at depth 1 and, in a thread, at depth 2."""
+    """Run the engine's own runner at depth 1 and, on a thread, at depth 2."""
     said = said_under_guides(overlap=False)
     assert all(obeys(said[f"guided-{i}:0"], f"{i + 3},6,{i}") for i in range(3))
     assert [len(said[f"guided-{i}:0"]) for i in range(3)] == [6] * 3 and len(said["free:0"]) == 9
@@ -165,7 +165,7 @@ def test_the_embedded_model_obeys_guides_in_a_mixed_batch():
 
 @pytest.mark.parametrize("guided", [True, False])
 def test_a_step_that_waits_for_its_masks_takes_that_long(monkeypatch, guided):
-    """What the cost model is told. The clock is the test's."""
+    """Check the duration that the cost model receives, with the test's clock."""
     clock = ManualClock()
     monkeypatch.setattr("roseinfer.runner.timing.perf_counter", clock.now)
     with LLM("tiny", threads=1, num_kv_blocks=8, max_num_seqs=1, device="cpu") as llm:

@@ -1,4 +1,4 @@
-"""Which steps `MixedGraphs` replays a graph for, and what it stages for them. The graphs are stand-ins."""
+"""Choice of the steps that `MixedGraphs` replays, and what it stages for them. The graphs are fakes."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ EAGER = Forwarded(hidden=torch.zeros(0))
 
 
 class Attention:
-    """A map entry for each chunk row: its row and its context; room for three."""
+    """Fake backend with a map entry for each chunk row: its row and its context; room for three."""
 
     def __init__(self) -> None:
         self.mapped: list[int] = []
@@ -65,7 +65,7 @@ class Bench:
         self.graphs._hidden = {bucket: torch.arange(bucket)[:, None] for bucket in (16, 64)}
 
     def run(self, *rows: tuple[int, int]) -> Forwarded:
-        """rows: start and count of each."""
+        """Run a step. `rows`: start and count of each."""
         return self.graphs.run(
             Columns.of([Row(f"r{i}", i, start, count, 1, True, start, 0, ()) for i, (start, count) in enumerate(rows)])
         )
@@ -82,7 +82,7 @@ def test_a_step_is_padded_to_the_next_bucket_and_mapped_once_for_it():
     assert done.hidden.tolist() == [[23]]
 
 
-def test_a_step_of_more_chunks_than_there_is_room_for_runs_eagerly():
+def test_a_step_with_too_many_chunks_runs_eagerly():
     bench = Bench()
     bench.run((8, 1), *[(0, 2)] * ROOM)
     assert bench.replays() == [1, 0]
@@ -97,7 +97,7 @@ def test_a_step_of_more_tokens_than_the_largest_bucket_runs_eagerly():
 
 
 def test_ranks_stop_capturing_where_any_of_them_does(monkeypatch: pytest.MonkeyPatch):
-    """Each times its own replays, and a graph that one replays alone would wait for the others."""
+    """Let each rank time its own replays: a graph that only one rank replays would wait for the others forever."""
     seconds = {16: 1.0, 32: 1.0, 48: 1.0, 64: 1.0}
     others = [True, False]
     inputs = SimpleNamespace(seats=SeatTable(2, 64, 4, 50, torch.device("cpu")))
@@ -115,7 +115,7 @@ def test_ranks_stop_capturing_where_any_of_them_does(monkeypatch: pytest.MonkeyP
 
 
 def test_a_replay_is_timed_with_tokens_that_choose_different_experts(monkeypatch: pytest.MonkeyPatch):
-    """What the graph would read is looked at in place of a replay: whole prompts up to the bucket, unlike tokens."""
+    """Inspect what the graph would read: whole prompts up to the bucket, with different tokens."""
     monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)
     monkeypatch.setattr(cuda_inputs, "expand_rows", expand_rows_reference)
     seats = SeatTable(8, 24, 4, 50, torch.device("cpu"))

@@ -27,7 +27,7 @@ def test_chunked_prefill_equals_whole(chunk):
 
 
 def test_mixed_rows_equal_rows_alone():
-    """Decode rows, a chunk that samples and one that does not, in one step."""
+    """Run decode rows, a chunk that samples and one that does not in one step."""
     prompts = {0: PROMPT[:5], 1: PROMPT, 2: PROMPT[::-1], 3: [7]}
     bench = Bench()
     first = bench.run(
@@ -50,7 +50,7 @@ def test_mixed_rows_equal_rows_alone():
 
 
 def test_decode_batch_and_mixed_batch_describe_the_same_step():
-    """The short path for decode steps must fill every field as the general one does."""
+    """Compare the short path for decode steps with the general one, field by field."""
     bench = Bench()
     seats = [2, 0, 1]
     bench.run(
@@ -92,17 +92,17 @@ def test_two_plans_in_flight_read_tokens_from_the_pool():
 
 
 def test_write_from_protects_shared_blocks():
-    """The last token of a fully cached prompt is recomputed for its logits; its block belongs to another request."""
+    """Recompute the last token of a fully cached prompt for its logits; its block belongs to another request."""
     bench = Bench()
     prompt = PROMPT[:8]
     bench.run([bench.admit(0, prompt)], [bench.row(0, 0, 8)])
     shared = tuple(bench.seats.block_tables[0, :2].tolist())
     result = bench.run([bench.admit(1, prompt, blocks=shared)], [bench.row(1, 7, 1, write_from=8)])
     assert list(result.rows[0].token_ids) == greedy(bench.model, prompt, 1)
-    # A chunk across the border writes only from there on.
+    # A chunk across the border writes only after it.
     result = bench.run([bench.admit(2, PROMPT, blocks=shared)], [bench.row(2, 4, 7, write_from=8)])
     assert list(result.rows[0].token_ids) == greedy(bench.model, PROMPT, 1)
-    # Recomputed K/V equals what is there, so only a mark shows a write.
+    # Recomputed K/V equals the stored, so only a mark shows a write.
     mark = torch.full_like(bench.store.data[list(shared)], 7.0)
     bench.store.data[list(shared)] = mark
     for seat, row in ((1, bench.row(1, 7, 1, write_from=8)), (2, bench.row(2, 4, 7, write_from=8))):
@@ -111,7 +111,7 @@ def test_write_from_protects_shared_blocks():
 
 
 def test_copies_come_before_the_table_and_the_forward_pass():
-    """A fork appends to a copy of the parent's last block: both go on as if alone."""
+    """Fork a request, which appends to a copy of the parent's last block: both go on as if alone."""
     bench = Bench()
     first = bench.run([bench.admit(0, PROMPT)], [bench.row(0, 0, 11)]).rows[0].token_ids[0]
     table = bench.seats.block_tables[0, :3].tolist()
@@ -251,14 +251,14 @@ def test_a_row_that_is_not_finite_ends_alone():
         greedy(bench.model, PROMPT, 1),
         greedy(bench.model, PROMPT[:3], 1),
     ]
-    # Its next step was on its way: an error again, and the others go on.
+    # Its next step was submitted already: an error again, while other requests continue.
     again = bench.run([], [bench.row(1, 4, 1), bench.row(0, 11, 1)])
     assert again.rows[0].error
     assert list(again.rows[1].token_ids) == greedy(bench.model, PROMPT, 2)[1:]
 
 
 def test_blocks_of_a_failed_request_are_safe_for_the_next_owner():
-    """What a failed request left behind a short sequence's end is masked, and zero times NaN is NaN."""
+    """Check values of a failed request after a short sequence's end: they are masked, but zero times NaN is NaN."""
     bench = Bench(bad=True)
     bench.run([bench.admit(0, [2, 3, 4, BAD_TOKEN])], [bench.row(0, 0, 4)])
     block = int(bench.seats.block_tables[0, 0])
@@ -292,7 +292,7 @@ def test_unusable_ids_end_their_request_alone(tokens, params):
     result = bench.run(admitted, [bench.row(0, 0, 2), bench.row(1, 0, 11)])
     assert "vocabulary" in result.rows[0].error
     assert list(result.rows[1].token_ids) == greedy(bench.model, PROMPT, 1)
-    # The seat is as good as new for the next request.
+    # The seat works for the next request.
     result = bench.run([bench.admit(0, PROMPT)], [bench.row(0, 0, 11)], released=[0])
     assert list(result.rows[0].token_ids) == greedy(bench.model, PROMPT, 1)
 
@@ -306,7 +306,7 @@ def test_no_token_left_is_an_error_of_the_row():
     assert result.rows[1].error is None
 
 
-def test_result_tells_step_and_duration():
+def test_results_have_step_and_duration():
     bench = Bench()
     plan = bench.plan([bench.admit(0, PROMPT)], [bench.row(0, 0, 11)])
     result = run(bench.runner, plan)

@@ -1,4 +1,4 @@
-"""Looking on changes nothing, and sees every phase."""
+"""Observation of a runner: it changes nothing, and reports every phase."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 
 
 class Recorder:
-    """Keeps the spans as paths, and the steps that begin and end."""
+    """Records the spans as paths, and the steps that begin and end."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -54,7 +54,7 @@ def texts(recorder: Recorder | None, **options) -> list[str]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_every_phase_of_every_step(overlap):
-    """With two steps in flight on a CPU the runner works in a thread: only there do phases come in one order."""
+    """Compare spans per thread: with two steps in flight on a CPU only the runner's thread has a fixed order."""
     recorder = Recorder()
     assert texts(recorder, overlap=overlap) == texts(None)
     begun = [step for step in recorder.steps if step.startswith("begin")]
@@ -70,7 +70,7 @@ def test_every_phase_of_every_step(overlap):
 
 
 class Inputs:
-    """Stands in for `CudaInputs`."""
+    """Fake of `CudaInputs`."""
 
     def __init__(self, done: list[str]) -> None:
         self._done = done
@@ -79,8 +79,8 @@ class Inputs:
         self._done.append(f"stage {bucket}")
 
 
-def test_what_captured_graphs_do_is_seen():
-    """`DecodeGraphs` as it is built for a GPU, with stand-ins for what touches one."""
+def test_captured_graphs_report_their_phases():
+    """Use `DecodeGraphs` as built for a GPU, with fakes for all that touches one."""
     done: list[str] = []
     spec = SimpleNamespace(vocab_size=3)
     model = SimpleNamespace(spec=spec, padded_vocab=4, dtype=torch.float32, device=torch.device("cpu"))
@@ -97,7 +97,7 @@ def test_what_captured_graphs_do_is_seen():
     assert done[2:] == ["prepare"] and recorder.paths[1:] == ["prepare"]
 
 
-def test_a_phase_that_fails_is_left():
+def test_a_failed_phase_ends():
     def fail(plan: StepPlan) -> None:
         raise RuntimeError("out of order")
 

@@ -34,7 +34,7 @@ def random_logits(rows: int, seed: int = 0, vocab_size: int = VOCAB) -> torch.Te
 
 
 def expected_token(logits: list[float], params: SamplingParams, seed: int, index: int) -> int:
-    """Inverse of the cumulative distribution, in the order the filters rank tokens (or by id without ranking)."""
+    """Return the inverse of the cumulative distribution, in the order of the filters (or by id without them)."""
     if params.greedy:
         return max(range(len(logits)), key=lambda t: (logits[t], -t))
     shares = distribution(logits, params)
@@ -64,8 +64,8 @@ GREEDY, DRAWN = {"temperature": 0.0}, {"temperature": 1e-6}
     ("settings", "taken"),
     [((GREEDY, GREEDY), True), ((GREEDY, DRAWN), False), ((GREEDY, {**GREEDY, "logprobs": 1}), False)],
 )
-def test_what_the_forward_pass_chose_counts_for_rows_without_settings(settings: tuple[dict, ...], taken: bool) -> None:
-    """Where one row has some, all are chosen anew. The next pass overwrites what this one chose."""
+def test_rows_without_settings_take_the_forward_passs_choice(settings: tuple[dict, ...], taken: bool) -> None:
+    """Check that one row with settings makes all rows sample again. The next pass overwrites its own choice."""
     table = make_table()
     table.admit([admission(seat, [1], **params) for seat, params in enumerate(settings)])
     logits = torch.zeros(2, VOCAB)
@@ -79,7 +79,8 @@ def test_what_the_forward_pass_chose_counts_for_rows_without_settings(settings: 
 @pytest.mark.parametrize("vocab_size", [1, 256, 511, 512, 513, 1000, 1024])
 def test_the_likeliest_of_a_large_vocabulary_is_the_first_of_the_largest(vocab_size):
     generator = torch.Generator().manual_seed(vocab_size)
-    logits = torch.randint(0, 40, (200, vocab_size), generator=generator).float()  # equals, in one block and in several
+    # equal values, in one block and in several
+    logits = torch.randint(0, 40, (200, vocab_size), generator=generator).float()
     logits[0, -1] = logits[1, 0] = logits[2, vocab_size // 2] = 50.0
     logits[3] = -torch.inf
     logits[4, -1] = torch.nan
@@ -92,7 +93,7 @@ def test_the_likeliest_of_a_large_vocabulary_is_the_first_of_the_largest(vocab_s
 
 
 def test_end_to_end_distribution_follows_the_seeded_draws():
-    """Chi-square over output indices of one request, all filters on."""
+    """Test output indices of one request with chi-square, with all filters on."""
     n = 6000
     table = make_table(1, n + 1)
     params = {"temperature": 0.9, "top_k": 6, "top_p": 0.9, "min_p": 0.02}
@@ -106,7 +107,7 @@ def test_end_to_end_distribution_follows_the_seeded_draws():
 
 
 def random_bans(rng: random.Random) -> tuple[tuple[int, ...], ...]:
-    """Sequences over few tokens, so that they nearly happen all the time; some end alike, some are given twice."""
+    """Return sequences over few tokens, so that matches are frequent. Some end alike, some occur twice."""
     bans = [tuple(rng.randrange(4) for _ in range(rng.choice([1, 2, 2, 3, 4]))) for _ in range(rng.randint(1, 5))]
     return tuple(bans + bans[:1])
 
@@ -133,7 +134,7 @@ def random_params(rng: random.Random) -> SamplingParams:
 
 
 def test_mixed_rows_equal_the_plain_reference():
-    """Batches of rows with unlike settings, some steps each, against one-row sampling written in plain Python."""
+    """Compare some steps of batches with mixed settings with one-row sampling in plain Python."""
     rng = random.Random(11)
     for round_ in range(6):
         table = make_table()
@@ -181,7 +182,7 @@ def test_seeds_and_positions_change_the_draw():
     assert len(set(first)) == VOCAB
 
 
-def test_min_tokens_holds_stop_ids_back():
+def test_min_tokens_bans_stop_ids():
     table = make_table()
     table.admit([admission(0, [1, 2], temperature=0.0, min_tokens=2, stop=(7, 3, VOCAB + 5))])
     logits = torch.zeros(1, VOCAB)
@@ -200,8 +201,8 @@ def test_a_sequence_cannot_be_completed_by_the_output_but_the_prompt_does_not_co
     assert [sample(table, logits, [0], [end])[0] for end in range(8, 13)] == [5, 7, 5, 7, 5]
 
 
-def test_what_was_sampled_without_the_host_having_seen_it_counts():
-    """As with two steps in flight: the second is sampled before the first one's token is known to the host."""
+def test_tokens_that_the_host_has_not_seen_count():
+    """Sample a second step before the host knows the first one's token, as with two steps in flight."""
     table = make_table()
     table.admit([admission(0, [1], temperature=0.0, bad_token_ids=((4, 4),)), admission(1, [1], temperature=0.0)])
     logits = torch.zeros(2, VOCAB)
@@ -211,7 +212,7 @@ def test_what_was_sampled_without_the_host_having_seen_it_counts():
     assert [step.tokens.tolist() for step in steps] == [[4, 4], [2, 4], [4, 4]]
 
 
-def test_readmission_rebuilds_what_may_not_follow():
+def test_readmission_rebuilds_banned_sequences():
     logits = random_logits(1, 8)
     bans = {"bad_token_ids": tuple((a, b) for a in range(VOCAB) for b in range(0, VOCAB, 2)), "seed": 5}
     table = make_table()
@@ -224,7 +225,7 @@ def test_readmission_rebuilds_what_may_not_follow():
         assert [sample(again, logits, [6], [3 + i])[0] for i in range(cut, 10)] == outputs[cut:]
 
 
-def test_only_allowed_tokens_are_sampled_and_only_in_the_rows_that_say_so():
+def test_only_allowed_tokens_are_sampled_in_the_rows_that_name_them():
     table = make_table()
     allowed = (9, 2, 9)
     table.admit([admission(0, [1], temperature=0.0, allowed_token_ids=allowed), admission(1, [1], temperature=0.0)])

@@ -1,4 +1,4 @@
-"""What a step may hold is said once; the scheduler, the runner and what measures a step's memory keep to it."""
+"""Limits of a step, which the scheduler, the runner and the measurement of its memory share."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
-    """Every plan that a runner gets."""
+    """Return a list of every plan that a runner gets."""
     seen: list[StepPlan] = []
     submit = ModelRunner.submit
     monkeypatch.setattr(ModelRunner, "submit", lambda self, plan: seen.append(plan) or submit(self, plan))
@@ -58,7 +58,7 @@ def test_a_full_step() -> None:
     assert full_step(StepLimits(4, 67), chunked=False) == [64, 1, 1, 1]
 
 
-def test_the_runner_takes_no_plan_that_exceeds_them() -> None:
+def test_the_runner_rejects_plans_beyond_the_limits() -> None:
     bench = Bench(seats=2, length=8)
     limits = StepLimits(2, 16)
     rows = [Row(f"r{seat}", seat, 0, 9, 1, True, 0, 0, ()) for seat in range(2)]
@@ -69,7 +69,7 @@ def test_the_runner_takes_no_plan_that_exceeds_them() -> None:
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-def test_a_rehearsal_keeps_within_them(folder: Path, plans: list[StepPlan], chunked: bool) -> None:
+def test_a_rehearsal_keeps_to_the_limits(folder: Path, plans: list[StepPlan], chunked: bool) -> None:
     facts = build_runner(config(enable_chunked_prefill=chunked), folder).facts
     assert facts.limits == StepLimits(4, 10 if chunked else 67)
     assert plans and all(plan.num_tokens == sum(row.count for row in plan.rows) for plan in plans)
@@ -78,7 +78,7 @@ def test_a_rehearsal_keeps_within_them(folder: Path, plans: list[StepPlan], chun
 
 @pytest.fixture
 def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's memory, as far as it is asked about."""
+    """Report a GPU's memory."""
     for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda device=None: None)
     for name in ("memory_allocated", "max_memory_allocated"):
@@ -90,7 +90,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_memory_of_the_fullest_step_is_measured(
     folder: Path, plans: list[StepPlan], chunked: bool, pretended_gpu: None
 ) -> None:
-    """Without chunking that is a whole context beside all that decode, not the budget."""
+    """Check the step without chunking: a whole context and one token of each other row, not the budget."""
     options = config(enable_chunked_prefill=chunked)
     built = build_runner(options, folder)
     plans.clear()
@@ -100,7 +100,7 @@ def test_the_memory_of_the_fullest_step_is_measured(
     assert (len(fullest.rows), fullest.num_tokens) == (limits.max_rows, limits.max_tokens)
 
 
-def test_a_step_that_exceeds_the_memory_is_said_so(
+def test_a_step_that_exceeds_the_memory_is_an_error(
     folder: Path, pretended_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = config(enable_chunked_prefill=False)

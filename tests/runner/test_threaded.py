@@ -12,7 +12,7 @@ PARAMS = {0: {}, 1: {"temperature": 1.0, "seed": 3}, 2: {"temperature": 0.8, "to
 
 
 def plans(bench: Bench, steps: int) -> list[StepPlan]:
-    """Prefill and decode of three requests; never looks at a result."""
+    """Plan prefill and decode of three requests without looking at results."""
     admitted = [bench.admit(s, p, logprobs=1, **PARAMS[s]) for s, p in PROMPTS.items()]
     made = [bench.plan(admitted, [bench.row(s, 0, len(p)) for s, p in PROMPTS.items()])]
     for step in range(steps):
@@ -43,7 +43,7 @@ def test_equals_the_plain_runner():
 
 
 class Recording:
-    """Notes which thread calls; the step numbered `fail_at` fails in `where`."""
+    """Records which thread calls; the step numbered `fail_at` fails in `where`."""
 
     def __init__(self, fail_at: int = -1, where: str = "submit") -> None:
         self.fail_at, self.where = fail_at, where
@@ -74,14 +74,14 @@ class Recording:
         self.closed += 1
 
 
-def test_the_caller_plans_on_while_a_step_runs():
+def test_the_caller_continues_while_a_step_runs():
     inner = Recording()
     runner = ThreadedRunner(inner)
     handles = []
     for step in range(2):
         handles.append(runner.submit(StepPlan(step, [])))
         runner.sample(handles[-1])
-    assert not inner.threads  # the first submit is still held, both calls came back
+    assert not inner.threads  # the first submit is still blocked, both calls returned
     inner.gate.set()
     assert [runner.collect(h).step for h in handles] == [0, 1]
     assert len(inner.threads) == 1

@@ -1,4 +1,4 @@
-"""Traces of steps: which steps they hold, and that a viewer can read them."""
+"""Traces of steps: which steps they contain, and that a viewer can read them."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ def generate(tokens: int, folder: Path, **options) -> None:
 
 
 def spans(path: Path) -> list[str]:
-    """Our phases in a trace, in the order in which they begin."""
+    """Return our phases in a trace, in the order in which they begin."""
     events = json.loads(path.read_text())["traceEvents"]
     ours = [event for event in events if event.get("cat") == "user_annotation"]
     return [event["name"] for event in sorted(ours, key=lambda event: event["ts"])]
@@ -53,7 +53,7 @@ def test_an_engine_that_ends_before_the_trace_does(tmp_path, caplog):
     assert "no trace begins at step 99" in caplog.text and not list((tmp_path / "none").iterdir())
 
 
-def test_a_folder_that_cannot_be(tmp_path):
+def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="profile: cannot make"):
         TraceObserver(ProfileConfig(profile=str(tmp_path / "file" / "below")), cuda=False)

@@ -1,4 +1,4 @@
-"""A one-layer attention model small enough to read, and a hand-driven runner around it."""
+"""One-layer attention model small enough to read, and a runner around it that tests drive by hand."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from roseinfer.runner.seats import SeatTable
 from tests.helpers.attention import store_of
 
 VOCAB, DIM = 23, 8
-BAD_TOKEN = 22  # its embedding is NaN when the model is built with `bad`
+BAD_TOKEN = 22  # its embedding is NaN if the model is built with `bad`
 
 
 class LoopAttention:
@@ -47,7 +47,7 @@ class LoopAttention:
 
 
 class TinyModel:
-    """Next-token logits that depend on every token of the context and on its position."""
+    """Model whose next-token logits depend on every token of the context and on its position."""
 
     def __init__(self, bad: bool = False) -> None:
         generator = torch.Generator().manual_seed(2)
@@ -69,7 +69,7 @@ class TinyModel:
 
 
 class Bench:
-    """A runner with its parts in reach, and plans made by hand. Blocks are handed out in order, never reused."""
+    """Runner with public parts, and plans made by hand. Blocks are given out in order and never reused."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Bench:
         self.block_size = block_size
         self.next_block = 0
         self.step = 0
-        self.held: dict[int, int] = {}  # seat -> table length
+        self.held: dict[int, int] = {}  # seat and length of its block table
 
     def admit(
         self,
@@ -167,7 +167,7 @@ def run(runner: ModelRunner, plan: StepPlan) -> StepResult:
 
 
 def full_logits(model: TinyModel, tokens: list[int]) -> torch.Tensor:
-    """Logits [n, V] of a whole sequence, without cache or batch."""
+    """Return the logits [n, V] of a whole sequence, without cache or batch."""
     hidden = model.embedding[torch.tensor(tokens)] + model.position[: len(tokens)]
     scores = (hidden @ model.wq) @ (hidden @ model.wk).T
     mask = torch.ones_like(scores).tril() == 0

@@ -1,1 +1,1 @@
-"""Tool calls as models write them: one parser and one grammar per format, found from the chat template."""
+"""Tool calls as models write them: one parser and one grammar per format, selected by the chat template."""

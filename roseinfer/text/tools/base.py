@@ -1,4 +1,4 @@
-"""What the formats of tool calls have in common: marks, tools, the text around calls, and what a call says."""
+"""Common parts of the formats of tool calls: marks, tools, and the parser of text with calls."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +10,15 @@ from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Outp
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.tools.reader import Steps, TextReader
 
-# Most calls of an answer that must call: models told to call tools may go on calling them without end.
+# Upper bound on calls in an answer that must call: models may otherwise continue without end.
 MAX_CALLS = 16
-# A JSON schema, and whether it must be kept to the letter -> the schema that a grammar's `%json` takes.
+# Function from a JSON schema and its strictness to the schema that a grammar's `%json` takes.
 Schemas = Callable[[Mapping[str, Any], bool], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Text that opens or ends something; `id`: the token that it is, None if there is no such token."""
+    """Text that opens or ends a part of the output. `id`: the token of this text, None if there is none."""
 
     text: str
     id: int | None = None
@@ -29,7 +29,7 @@ class Mark:
 
     @property
     def lark(self) -> str:
-        """The mark in a Lark grammar."""
+        """Terminal of the mark in a Lark grammar."""
         return literal(self.text) if self.id is None else f"<[{self.id}]>"
 
     def trigger(self, grammar: str) -> Trigger:
@@ -37,19 +37,19 @@ class Mark:
 
 
 def added_token(tokenizer: Tokenizer, text: str) -> int | None:
-    """The id of a token that is written out as `text` and that text is always cut into, None if there is none."""
+    """Return the id of the added token `text`, which text always encodes to; None if there is none."""
     id = tokenizer.backend.token_to_id(text)
     return id if id is not None and id in tokenizer.backend.get_added_tokens_decoder() else None
 
 
 def literal(text: str) -> str:
-    """Text in a Lark grammar."""
+    """Return the text as a terminal of a Lark grammar."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
     return '"' + escaped.replace("\t", "\\t") + '"'
 
 
 def other_name(taken: Sequence[str], any_name: str) -> str:
-    """A terminal: `any_name` (a regular expression) but none of `taken`."""
+    """Return a terminal that matches `any_name` (a regular expression) except the names in `taken`."""
     if not taken:
         return any_name
     return f"{any_name} & ~({' | '.join(map(literal, taken))})"
@@ -57,9 +57,9 @@ def other_name(taken: Sequence[str], any_name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters`: a JSON schema, None if it takes no arguments.
+    """Function that the model may call.
 
-    `strict`: a call of it must keep to the schema.
+    parameters: JSON schema, None if it takes no arguments. strict: calls must follow the schema.
     """
 
     name: str
@@ -68,23 +68,23 @@ class Tool:
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """Of its arguments, which are an object whatever `parameters` says."""
+        """Schema of the arguments, which are always an object."""
         if self.parameters:
             return self.parameters if "type" in self.parameters else {"type": "object", **self.parameters}
         return {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class CallParser(OutputParser, Protocol):
-    """Finds the calls in what a model says, thinking aside."""
+    """Parser of calls in the output without reasoning."""
 
     @property
     def within_call(self) -> bool:
-        """Whether what came last is part of a call, or of what looks like one."""
+        """True if the latest text is part of a call, or of something that looks like one."""
         ...
 
 
 class ToolFormat(Protocol):
-    """One format of tool calls, for one tokenizer."""
+    """Format of tool calls for one tokenizer."""
 
     name: ClassVar[str]
 
@@ -92,37 +92,37 @@ class ToolFormat(Protocol):
 
     @classmethod
     def written_by(cls, template: str) -> bool:
-        """Whether a chat template has models write calls like this."""
+        """Return True if a chat template makes models write calls in this format."""
         ...
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """What opens a call: those that are tokens are never said if calls are not wanted."""
+        """Opening marks of calls. Those that are tokens are banned if calls are not wanted."""
         ...
 
     def parser(self, tools: Sequence[Tool] = ()) -> CallParser:
-        """`tools`: those of the request; formats without types of their own take them from the schemas."""
+        """Return a parser. `tools`: the request's; formats without types of their own take them from the schemas."""
         ...
 
     def rules(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> str:
-        """Rules of a Lark grammar, with `tool_calls`: one to `most` calls of these tools."""
+        """Return rules of a Lark grammar with `tool_calls`: one to `most` calls of these tools."""
         ...
 
     def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas, others: bool = True) -> tuple[Trigger, ...]:
-        """What opens a call within free text, and the grammar of the rest of it (`most`: of calls that follow it
-        without being opened by a trigger of their own, too).
+        """Return the openings of calls within free text, each with the grammar of the rest of the call.
 
-        The syntax of a call is enforced, name and schema only where a tool is strict: a name that is forced could be
-        that of a wrong tool. `others` False: only `tools` may be called, each with arguments by its schema.
+        `most`: upper bound on calls that follow without another trigger, inclusive. The grammar enforces the syntax of
+        a call, but name and schema only for strict tools, since a forced name could be that of a wrong tool. `others`
+        False: only `tools` may be called, each with arguments that match its schema.
         """
         ...
 
 
 def grammar(rules: str, after_thinking: bool = False, document: str = "") -> str:
-    """The grammar of an answer that is calls and nothing else, from a format's `rules`.
+    """Return the grammar of an answer that consists of calls, from a format's `rules`.
 
-    `after_thinking`: white space may stand before it. `document`: a schema, as `%json` takes it, of JSON that the
-    answer may be instead.
+    after_thinking: allow white space before it. document: schema, as `%json` takes it, of JSON as an alternative
+    answer.
     """
     lead = "LEAD? " if after_thinking else ""
     answer = "(tool_calls | document)" if document else "tool_calls"
@@ -139,7 +139,7 @@ def new_call_id() -> str:
 
 
 class MalformedCall(Exception):
-    """What looked like a call is none, or the rest of a call is not what it must be. Never leaves a parser."""
+    """Text is not a call after all, or the rest of a call is invalid. Never leaves a parser."""
 
 
 class CallCutOff(Exception):
@@ -147,7 +147,7 @@ class CallCutOff(Exception):
 
 
 def expect(reader: TextReader, chars: str) -> Steps[str]:
-    """Take one of these characters. Raises `MalformedCall` at any other, `CallCutOff` at the end."""
+    """Take one of `chars`. Raise `MalformedCall` at any other character, `CallCutOff` at the end."""
     char = yield from reader.peek()
     if not char:
         raise CallCutOff
@@ -157,12 +157,12 @@ def expect(reader: TextReader, chars: str) -> Steps[str]:
 
 
 class MarkedParser:
-    """Text with calls in it, each behind one of `marks`: a `CallParser` but for what follows the mark, `_call`.
+    """Parser of text with calls, each after one of `marks`. Subclasses read the call itself in `_call`.
 
     White space before the first call and between calls is dropped if nothing else stands there.
     """
 
-    # Whether what a mark opens is meant as a call for sure: then one that is malformed is a failure.
+    # True if a mark always means a call, so that a malformed one is a failure.
     _sure = True
 
     def __init__(
@@ -172,7 +172,7 @@ class MarkedParser:
         inner: Sequence[Mark] = (),
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
-        """`closers`: what may stand behind a call and says nothing. `inner`: marks within calls."""
+        """`closers`: text that may follow a call without meaning. `inner`: marks within calls."""
         self.failures = 0
         self.reader = TextReader()
         self._marks = tuple(marks)
@@ -183,14 +183,14 @@ class MarkedParser:
         self._spelled = tuple(mark.text for mark in marks if mark.id is None)
         self._all = tuple(mark.text for mark in marks)
         self._events: list[Event] = []
-        self._held = ""  # white space before the gap that begins
+        self._held = ""  # white space before the current gap
         self._index = -1
-        self._open = False  # a call has been started and not ended
+        self._open = False  # a call was started and not ended
         self._opened = ""  # the mark of the last call
-        self._calling = False  # a mark was taken, and what follows it is read
-        self._plain = False  # nothing is held back, and only a mark is of interest
-        # Set while what comes may be arguments that change nothing of what the parser waits for: what is said then of a
-        # text, None if it has to be looked at.
+        self._calling = False  # the text after a mark is being read
+        self._plain = False  # nothing is withheld, and only a mark matters
+        # Set while text may be plain arguments that do not change the parser's state. It returns the arguments for a
+        # text, or None if the parser must read the text.
         self._flow: Callable[[str], str | None] | None = None
         self._steps = self._run()
         next(self._steps)
@@ -239,13 +239,13 @@ class MarkedParser:
         taken, self._events = self._events, []
         return taken
 
-    # --- what is said --------------------------------------------------------------------------------------------
+    # --- events --------------------------------------------------------------------------------------------------
     def say(self, text: str) -> None:
         if text:
             self._events.append(Text(text))
 
     def start(self, name: str, id: str | None = None) -> None:
-        """A call begins; what was kept will not be given back."""
+        """Begin a call. The text that was kept is not given back any more."""
         self.reader.forget()
         self._index += 1
         self._open = True
@@ -256,7 +256,7 @@ class MarkedParser:
             self._events.append(CallArguments(self._index, text))
 
     def finish(self, complete: bool = True) -> None:
-        """The call ends, if one is open."""
+        """End the call, if one is open."""
         if self._open:
             self._open = False
             self._events.append(CallEnd(self._index, complete))
@@ -269,11 +269,11 @@ class MarkedParser:
             opened = whole and (yield from self._gap())
 
     def _begin(self) -> Steps[bool]:
-        """Whether a call is the first thing said."""
+        """Return True if the output begins with a call."""
         return (yield from self._gap())
 
     def _read_call(self) -> Steps[bool]:
-        """Whether what follows a mark was a call; if not, it is text."""
+        """Read what follows a mark. Return True for a call; otherwise it is text."""
         self._calling = True
         try:
             yield from self._call()
@@ -283,7 +283,7 @@ class MarkedParser:
             self.failures += self._sure or self._open
             back = self.reader.kept()
         except CallCutOff:
-            # Behind a call, what may still become another one is one that was cut before its name.
+            # After a call, an unfinished mark is another call that was cut off before its name.
             back = self.reader.kept() if self._index < 0 else ""
         finally:
             self._calling = False
@@ -292,14 +292,14 @@ class MarkedParser:
         return False
 
     def _call(self) -> Steps[None]:
-        """The rest of a call, its mark has just been taken.
+        """Read the rest of a call after its mark.
 
         Raise `MalformedCall` at the first character that does not fit, which is not taken, and `CallCutOff` at the end.
         """
         raise NotImplementedError
 
     def _text(self) -> Steps[bool]:
-        """Text up to a mark, which is taken too; False: there is none."""
+        """Read text up to a mark, which is taken too. Return False if there is none."""
         reader = self.reader
         while True:
             self._plain = True
@@ -315,14 +315,16 @@ class MarkedParser:
                 self.say(taken)
 
     def _next_mark(self) -> int:
-        """Where in the text at hand a mark may begin, its end if nowhere."""
+        """Return where a mark may begin in the available text; its end if nowhere."""
         reader = self.reader
         words = self._all if reader.letters else self._spelled
         found = [reader.text.find(word[0], reader.at) for word in words] + [reader.mark]
         return min([at for at in found if at >= reader.at], default=len(reader.text))
 
     def _mark(self, closers: tuple[str, ...]) -> Steps[tuple[bool, str]]:
-        """Whether a mark is next, which is then taken and kept; else a closer or what looked like either."""
+        """Take a mark, a closer, or an unfinished one. Return whether it is a mark, which is kept, and other text
+        taken.
+        """
         reader = self.reader
         if reader.mark == reader.at:
             reader.keep("")
@@ -337,7 +339,9 @@ class MarkedParser:
         return False, taken
 
     def _gap(self) -> Steps[bool]:
-        """White space before or between calls, and whether a call follows it; if text follows, it is part of that."""
+        """Read white space before or between calls. Return True if a call follows; otherwise the space is part of the
+        text.
+        """
         reader = self.reader
         closers = self._closers if self._index >= 0 else ()
         held, self._held = self._held, ""
@@ -356,7 +360,7 @@ class MarkedParser:
         return False
 
     def _not_a_mark(self, space: str, taken: str) -> Steps[None]:
-        """What looked like a mark is text; not so where the output is cut within a mark behind a call."""
+        """Emit a supposed mark as text, unless the output ended within a mark after a call."""
         words = self._all + self._closers
         likely = self._index >= 0 and taken and any(word.startswith(taken) for word in words)
         if not likely or (yield from self.reader.more()):

@@ -1,4 +1,4 @@
-"""A call as a JSON object: `{"name": N, "arguments": {...}}`, in any order, perhaps with members that say nothing."""
+"""Calls as JSON objects: `{"name": N, "arguments": {...}}`, in any order, perhaps with other members."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -22,20 +22,21 @@ NULL = "null"
 
 
 class JsonCallParser(MarkedParser):
-    """Reads such objects. `_sure`: that an object is a call is known from what stands before it.
+    """Parser of such objects. `_sure`: the preceding text shows that an object is a call.
 
-    Else it must have both members, and nothing but `LIKELY` before them, so that other JSON is soon sent as text.
+    Otherwise the object must have both members, and only members of `LIKELY` before them, so that other JSON is soon
+    sent as text.
     """
 
     LIKELY = frozenset({"name", "type", "id", *ARGUMENTS})
 
     def _object(self) -> Steps[None]:
-        """From its opening bracket on. Raises as `_call` does."""
+        """Read from the opening bracket on. Raise as `_call`."""
         call = _Call(self, self._sure)
         try:
             yield from self._members(call)
         except MalformedCall:
-            # The arguments may be whole where only the end of the object is missing.
+            # The arguments may be complete if only the end of the object is missing.
             if not call.whole:
                 raise
         except CallCutOff:
@@ -45,7 +46,7 @@ class JsonCallParser(MarkedParser):
         call.end()
 
     def _list(self) -> Steps[None]:
-        """A list of such objects, from its opening bracket on."""
+        """Read a list of such objects from its opening bracket on."""
         reader = self.reader
         yield from expect(self.reader, "[")
         while True:
@@ -90,7 +91,7 @@ class JsonCallParser(MarkedParser):
             yield from self.value(_ignore)
 
     def _arguments(self, call: "_Call") -> Steps[None]:
-        """An object, or null for none, or an object that the model has quoted once too often."""
+        """Read arguments: an object, null for none, or an object that the model quoted as a string."""
         first = yield from self.reader.peek()
         if first == "{":
             call.opened()
@@ -111,7 +112,7 @@ class JsonCallParser(MarkedParser):
         try:
             text = str(json.loads(raw, strict=False))
             text.encode()
-        except ValueError as error:  # an escape that is none, or half of a pair
+        except ValueError as error:  # an invalid escape, or half of a surrogate pair
             raise MalformedCall from error
         return text
 
@@ -122,7 +123,7 @@ class JsonCallParser(MarkedParser):
 
     # --- for other formats, too ------------------------------------------------------------------------------------
     def value(self, sink: Callable[[str], object], said: bool = False) -> Steps[None]:
-        """Take a JSON value; `sink` gets it as it comes. `said`: it is said at once, as arguments of the open call."""
+        """Read a JSON value; `sink` gets it as it arrives. `said`: emit it at once as arguments of the open call."""
         value = JsonValue()
         try:
             self._flow = value.within_string if said else None
@@ -145,8 +146,10 @@ class JsonCallParser(MarkedParser):
 
 
 class _Call:
-    """What is known of a call so far. It starts with its name, or, where it is not `sure` to be one, with name and
-    arguments; arguments that come before wait.
+    """State of a call that is being read.
+
+    The call starts with its name. If it is not `sure` to be a call, it starts with name and arguments; arguments that
+    come before wait.
     """
 
     def __init__(self, parser: JsonCallParser, sure: bool) -> None:
@@ -180,12 +183,12 @@ class _Call:
         self.whole = True
 
     def cut(self) -> None:
-        """As far as it came, if it came as far as its name."""
+        """Start the call at the end of the output, if its name has come."""
         if self._name is not None and not self.started:
             self._start()
 
     def end(self) -> None:
-        """The object has ended. Without arguments it is a call only if that is sure."""
+        """End the object. Without arguments it is a call only if that is sure."""
         if not self.started:
             raise MalformedCall
         if not self._has_arguments:
@@ -200,7 +203,7 @@ class _Call:
 
 
 def _quoted_arguments(text: str, quoted: bool) -> str:
-    """Arguments that came as the JSON string `text`, or as the word null. Raises `MalformedCall` for anything else."""
+    """Return arguments from the JSON string `text` or the word null. Raise `MalformedCall` for anything else."""
     if not quoted:
         if text == NULL:
             return "{}"
@@ -217,17 +220,16 @@ def _ignore(text: str) -> None:
 
 # --- grammars -----------------------------------------------------------------------------------------------------
 def object_rules(tools: Sequence[Tool], schemas: Schemas, arguments: str = "arguments") -> str:
-    """Rule `call_object`: a call of one of `tools`, with arguments by its schema."""
+    """Return rule `call_object`: a call of one of `tools`, with arguments that match its schema."""
     lines = [f"call_object: {' | '.join(f'tool_{i}' for i in range(len(tools)))}\n"]
     lines += [_tool_rule(i, tool, tool.schema, schemas, arguments) for i, tool in enumerate(tools)]
     return "".join(lines)
 
 
 def any_object_rules(tools: Sequence[Tool], schemas: Schemas, arguments: str = "arguments", others: bool = True) -> str:
-    """Rule `call_object`: a call of whatever name, but that of a strict tool only with arguments by its schema.
+    """Return rule `call_object`: a call of any name; calls of strict tools must match their schema.
 
-    `others` False: only of one of `tools`. All alternatives are cut into the same terminals, because the longest
-    terminal that goes on wins.
+    `others` False: only one of `tools`. All alternatives use the same terminals, since the longest terminal wins.
     """
     held = [tool for tool in tools if tool.strict or not others]
     key = f'"{{" WS {literal(json.dumps("name"))} WS ":" WS'

@@ -1,4 +1,4 @@
-"""Where a JSON value ends, found as its text comes: brackets and strings are followed, nothing is read twice."""
+"""Incremental search for the end of a JSON value: it follows brackets and strings, and reads nothing twice."""
 
 import re
 
@@ -7,7 +7,7 @@ SPACE = re.compile(r"[ \t\r\n]+")
 WORD = re.compile(r"[a-z]+")
 WORDS = ("true", "false", "null")
 DIGITS = re.compile(r"[0-9]+")
-# Number: state -> what it may go on with -> the next state. Those in ENOUGH are complete numbers.
+# Numbers: state, then kind of character, then next state. States in ENOUGH are complete numbers.
 NUMBER = {
     "-": {"0": "0", "d": "int"},
     "0": {".": ".", "e": "e"},
@@ -23,9 +23,9 @@ CLOSER = {"{": "}", "[": "]"}
 
 
 class JsonValue:
-    """Follows one JSON value. `done`: it is complete; `failed`: what came is no JSON.
+    """Scanner of one JSON value. `done`: it is complete; `failed`: the text is not JSON.
 
-    Strings are let through as they are: a bare line break or an unknown escape in one does not fail.
+    Strings pass unchanged: a bare line break or an unknown escape in one does not fail.
     """
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class JsonValue:
         self._open: list[str] = []  # brackets
         self._expects = "value"  # value, first (or the end), key, first key (or the end), colon, comma
         self._within = ""  # a string, escape, number or word
-        self._so_far = ""  # of a word, or the state of a number
+        self._so_far = ""  # part of a word, or the state of a number
 
     def feed(self, text: str, at: int) -> int:
-        """Read `text` from `at`. Returns where it stopped: the end of the text, of the value, or what is no JSON."""
+        """Read `text` from `at`. Return the end of the text, of the value, or where it stops being JSON."""
         end = len(text)
         while at < end and not self.done and not self.failed:
             if self._within:
@@ -49,12 +49,14 @@ class JsonValue:
         return at
 
     def within_string(self, text: str) -> str | None:
-        """The text, if all of it is within a string: then nothing changes. Else None, and it has not been read."""
+        """Return the text if all of it is within a string, which changes no state. Otherwise return None without
+        reading it.
+        """
         plain = self._within == "string" and '"' not in text and "\\" not in text
         return text if plain else None
 
     def end(self) -> None:
-        """The text has ended: a number that nothing follows is complete."""
+        """End the text, which completes a number."""
         if self._within == "number" and not self._open and self._so_far in ENOUGH:
             self.done = True
 
@@ -104,7 +106,7 @@ class JsonValue:
         return word.end()
 
     def _begin(self, char: str) -> int:
-        """A character that is neither white space nor within a string, number or word. How many were taken."""
+        """Read a character outside of white space, strings, numbers and words. Return how many were taken."""
         expects = self._expects
         if expects == "comma":
             return self._comma_or_end(char)
@@ -147,6 +149,6 @@ class JsonValue:
         return int(fits)
 
     def _said(self, key: bool = False) -> None:
-        """A value, or a key, is complete."""
+        """Complete a value or a key."""
         self._expects = "colon" if key else "comma"
         self.done = not self._open

@@ -1,4 +1,4 @@
-"""A tool's parameters one by one, for formats that write them so."""
+"""Parameters of a tool, for formats that write them separately."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Any
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.text.tools.base import Tool
 
-# Where definitions stand that `$ref` speaks of.
+# Places of definitions that `$ref` may name.
 DEFINITIONS = ("$defs", "definitions")
-# Of an object's schema: what these formats can keep to, and what says nothing about values.
+# Keywords of an object's schema that these formats enforce, or that do not restrict values.
 KEPT = frozenset({"type", "properties", "required", "additionalProperties", *DEFINITIONS})
 KEPT |= {"title", "description", "$schema", "$id", "$comment", "default", "examples"}
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
@@ -17,7 +17,7 @@ TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`schema` is whole: the definitions that it refers to are within it."""
+    """Parameter with a complete `schema`: it includes the definitions that it refers to."""
 
     name: str
     schema: Mapping[str, Any]
@@ -25,23 +25,23 @@ class Parameter:
 
     @property
     def types(self) -> frozenset[str]:
-        """JSON types that its values may have, as far as the schema says so. Null may be what it defaults to."""
+        """JSON types of its values, as far as the schema shows them, including null as a default."""
         found = frozenset(_types(self.schema))
         return found | {"null"} if found and self.schema.get("default", "") is None else found
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """`all` in the order of the schema; `open`: others may be given, too."""
+    """Parameters of a tool: `all` in the order of the schema; `open`: others may be given as well."""
 
     all: tuple[Parameter, ...]
     open: bool
 
     @classmethod
     def of(cls, tool: Tool) -> "Parameters":
-        """Of a schema that says more of the arguments than what each of them is, the rest is left out.
+        """Return the parameters. Restrictions of the schema beyond single parameters are left out.
 
-        A strict tool must not have such a schema, see `check`.
+        A strict tool must not have any, see `check`.
         """
         schema = tool.schema
         shared = {key: schema[key] for key in DEFINITIONS if key in schema}
@@ -57,7 +57,7 @@ class Parameters:
 
     @staticmethod
     def check(tool: Tool, format: str) -> None:
-        """Raises `InvalidRequestError` for a strict tool whose schema calls of this format cannot be held to."""
+        """Raise `InvalidRequestError` for a strict tool whose schema this format cannot enforce."""
         if not tool.strict:
             return
         keyword = next((key for key in tool.schema if key not in KEPT), None)
@@ -81,14 +81,14 @@ def refusal(tool: Tool, keyword: str, format: str) -> InvalidRequestError:
 
 
 def _whole(schema: Any, shared: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`schema` with the definitions that it may refer to; anything if it refers to others."""
+    """Return `schema` with the definitions that it refers to; any schema if it refers to others."""
     if not isinstance(schema, dict) or any(not ref.startswith(_PLACES) for ref in _refs(schema)):
         return {}
     return {**schema, **shared}
 
 
 def _refs(schema: Any) -> Iterator[str]:
-    """All values of `$ref`."""
+    """Yield all values of `$ref`."""
     left = [schema]
     while left:
         part = left.pop()
@@ -101,7 +101,7 @@ def _refs(schema: Any) -> Iterator[str]:
 
 
 def _types(schema: Mapping[str, Any]) -> Iterator[str]:
-    """JSON types that `schema` allows values of, some of them twice. It may be no proper schema."""
+    """Yield JSON types that `schema` allows, perhaps repeatedly. The schema may be invalid."""
     left: list[Any] = [schema]
     followed: set[str] = set()
     while left:
@@ -123,7 +123,7 @@ def _types(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _types_of_values(schema: Mapping[str, Any]) -> Iterator[str]:
-    """What it says without a type."""
+    """Yield the types that a schema implies without `type`."""
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
     yield from (TYPES.get(type(value), "null") for value in values)
     if "properties" in schema:

@@ -1,4 +1,4 @@
-"""Python literals, turned into JSON as they are read: a small reader of its own, nothing is evaluated."""
+"""Incremental conversion of Python literals to JSON, without evaluation."""
 
 import re
 from collections.abc import Callable
@@ -21,7 +21,7 @@ CODES = {"x": 2, "u": 4, "U": 8}
 HEX = re.compile(r"[0-9A-Fa-f]")
 
 
-# What `PythonValue` reads, as rules of a Lark grammar; names and expressions aside.
+# Lark rules of what `PythonValue` reads, except names and expressions.
 VALUE_RULES = r"""
 python_value: PYTHON_STRING | PYTHON_NUMBER | PYTHON_WORD | python_list | python_dict
 python_list: "[" PYTHON_SPACE (python_value python_item*)? PYTHON_SPACE "]"
@@ -37,10 +37,10 @@ PYTHON_SPACE: /[ \n]{0,4}/
 
 
 class PythonValue:
-    """Reads one literal; `json` is what came of it so far.
+    """Reader of one literal; `json` is its JSON so far.
 
-    Digits stay as they are, tuples become lists. A name, with an index or a call behind it, is taken for a string of
-    its source: models write variables.
+    Digits stay unchanged, and tuples become lists. A name, perhaps with an index or a call after it, becomes a string
+    of its source, since models write variables.
     """
 
     def __init__(self, reader: TextReader) -> None:
@@ -52,7 +52,7 @@ class PythonValue:
         return "".join(self._json)
 
     def read(self, depth: int = 0) -> Steps[None]:
-        """Raises `MalformedCall` or `CallCutOff`."""
+        """Read the literal. Raise `MalformedCall` or `CallCutOff`."""
         char = yield from self._peek()
         if char in "'\"":
             yield from self._string(char)
@@ -65,7 +65,7 @@ class PythonValue:
         else:
             yield from self._word()
 
-    # --- what has no parts -----------------------------------------------------------------------------------------
+    # --- values without parts --------------------------------------------------------------------------------------
     def _string(self, quote: str) -> Steps[None]:
         reader = self._reader
         reader.take(1)
@@ -84,7 +84,7 @@ class PythonValue:
         char = self._reader.take(1)
         if char in CODES:
             code = yield from self._code(CODES[char])
-            # Halves of a pair stay escaped: they are no text on their own.
+            # Halves of a surrogate pair stay escaped, since they are not text on their own.
             self._json.append(f"\\u{code:04x}") if 0xD800 <= code < 0xE000 else self._add_text(chr(code))
         else:
             self._add_text(SIMPLE.get(char, f"\\{char}"))
@@ -123,7 +123,7 @@ class PythonValue:
         self._json.append(quoted("".join(source)))
 
     def _brackets(self, sink: Callable[[str], object]) -> Steps[None]:
-        """Text up to the bracket that closes the next one; what is within is not looked at."""
+        """Take text up to the bracket that closes the next one, without interpreting it."""
         depth = 0
         while True:
             char = yield from self._peek()
@@ -147,9 +147,9 @@ class PythonValue:
                 yield from self._reader.run(PLAIN[quote], sink)
         sink(self._reader.take(1))
 
-    # --- what has parts ----------------------------------------------------------------------------------------------
+    # --- values with parts -----------------------------------------------------------------------------------------
     def _list(self, bracket: str, depth: int) -> Steps[None]:
-        """Or a tuple, or a value in parentheses."""
+        """Read a list, a tuple, or a value in parentheses."""
         closer = "]" if bracket == "[" else ")"
         place = self._open("[", depth)
         items = commas = 0
@@ -184,7 +184,7 @@ class PythonValue:
         self._json.append("}")
 
     def _key(self, depth: int) -> Steps[None]:
-        """Keys of JSON are strings: others become one, but for lists and the like."""
+        """Read a key. JSON's keys are strings: other values become strings, except lists and similar ones."""
         if (yield from self._peek()) in "[({":
             raise MalformedCall
         place = len(self._json)
@@ -207,12 +207,12 @@ class PythonValue:
         return char
 
     def _next(self) -> Steps[str]:
-        """The next character that is no white space."""
+        """Return the next character that is no white space."""
         yield from self._reader.space()
         return (yield from self._peek())
 
     def _comma(self, closer: str) -> Steps[bool]:
-        """Whether a comma is behind an item; it is taken, and the closing bracket is not."""
+        """Take a comma after an item, but not the closing bracket. Return True for a comma."""
         char = yield from self._next()
         if char != closer and char != ",":
             raise MalformedCall
@@ -225,5 +225,5 @@ class PythonValue:
 
 
 def quoted(text: str) -> str:
-    """The text as a JSON string."""
+    """Return the text as a JSON string."""
     return encode_basestring(text)

@@ -1,7 +1,7 @@
-"""A sample's text as it comes, for parsers that are written as if all of it were there.
+"""Reader of a sample's text as it arrives, for parsers written as if all text were available.
 
-A parser is a generator that asks the reader for characters and waits (`yield`) where none has come yet. So it keeps its
-place between two pieces of text, nothing is read twice, and the outcome does not depend on how the text is cut.
+A parser is a generator that asks the reader for characters and waits (`yield`) until they come. So it keeps its
+position between two pieces of text, reads nothing twice, and does not depend on how the text is split.
 """
 
 import re
@@ -9,16 +9,16 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 
 Result = TypeVar("Result")
-# What a parser's methods are: they wait by yielding, and return a result.
+# Methods of a parser: they wait by yielding, and return a result.
 Steps = Generator[None, None, Result]
 SPACE = re.compile(r"[ \t\r\n]+")
 
 
 class TextReader:
-    """`more`, `peek` and so on wait for text; at the end of the output they say that there is none.
+    """Text of one sample. `more`, `peek` and others wait for text, and report its end.
 
-    `letters`: a mark that is one token may be spelled out in the text at hand, as its tokens are unknown. `mark`: where
-    in the text at hand such a token begins, -1 if there is none.
+    letters: the tokens of the available text are unknown, so a mark that is a token may be spelled out. mark: where
+    such a token begins in the available text, -1 if nowhere.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class TextReader:
         self._kept: list[str] | None = None
 
     def give(self, text: str, letters: bool, mark: int = -1) -> None:
-        """More text. All that was given before has been read."""
+        """Add text. All earlier text must have been read."""
         self.text, self.at, self.letters, self.mark = text, 0, letters, mark
 
     # --- waiting -------------------------------------------------------------------------------------------------
     def more(self) -> Steps[bool]:
-        """Whether there is another character."""
+        """Return True if there is another character."""
         while self.at == len(self.text):
             if self.ended:
                 return False
@@ -43,14 +43,14 @@ class TextReader:
         return True
 
     def peek(self) -> Steps[str]:
-        """The next character, "" at the end."""
+        """Return the next character, "" at the end."""
         there = yield from self.more()
         return self.text[self.at] if there else ""
 
     def run(self, pattern: re.Pattern[str], sink: Callable[[str], object] | None = None) -> Steps[str]:
-        """Take characters as long as `pattern` (of characters, repeated) matches; `sink` gets them as they come.
+        """Take characters while `pattern` (of characters, repeated) matches; `sink` gets them as they arrive.
 
-        Returns all of them if there is no sink.
+        Return all of them if there is no sink.
         """
         found: list[str] = []
         while (yield from self.more()):
@@ -63,11 +63,11 @@ class TextReader:
         return "".join(found)
 
     def space(self) -> Steps[str]:
-        """Take white space, however much."""
+        """Take all white space."""
         return (yield from self.run(SPACE))
 
     def one_of(self, words: tuple[str, ...]) -> Steps[tuple[str, str]]:
-        """Take one of `words`, none of which begins another: (the word or "", all that was taken)."""
+        """Take one of `words`, none of which begins another. Return the word or "", and all that was taken."""
         taken = ""
         while taken not in words:
             char = yield from self.peek()
@@ -78,7 +78,7 @@ class TextReader:
 
     # --- taking --------------------------------------------------------------------------------------------------
     def take(self, count: int) -> str:
-        """The next `count` characters of the text at hand."""
+        """Take the next `count` characters of the available text."""
         taken = self.text[self.at : self.at + count]
         self.at += count
         if self._kept is not None:
@@ -89,13 +89,13 @@ class TextReader:
         return self.take(len(self.text) - self.at)
 
     def keep(self, text: str) -> None:
-        """From now on remember what is taken, `text` before it: it may have to be given back."""
+        """Record what is taken from now on, after `text`, since it may have to be given back."""
         self._kept = [text]
 
     def forget(self) -> None:
         self._kept = None
 
     def kept(self) -> str:
-        """What was remembered, which is then forgotten."""
+        """Return what was recorded, and forget it."""
         kept, self._kept = "".join(self._kept or ()), None
         return kept

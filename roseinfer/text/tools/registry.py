@@ -1,4 +1,4 @@
-"""The formats of tool calls there are, by name and by chat template."""
+"""Registry of the formats of tool calls, by name and by chat template."""
 
 import pkgutil
 from functools import cache
@@ -18,19 +18,19 @@ def _formats() -> dict[str, type[ToolFormat]]:
 
 
 def format_names() -> tuple[str, ...]:
-    """Values of `--tool-call-parser`."""
+    """Return the values of `--tool-call-parser`."""
     return tuple(_formats())
 
 
 def tool_format(name: str, tokenizer: Tokenizer) -> ToolFormat:
-    """Raises `ConfigError` for a name that is not among `format_names`."""
+    """Return the format called `name`. Raise `ConfigError` for a name outside `format_names`."""
     if name not in _formats():
-        raise ConfigError(f"tool_call_parser: {name!r} is none of {', '.join(_formats())}")
+        raise ConfigError(f"unknown tool_call_parser {name!r}; known: {', '.join(_formats())}")
     return _formats()[name](tokenizer)
 
 
 def detect(template: str | None) -> str | None:
-    """The format in which a chat template has the model call tools; None if it does not say so."""
+    """Return the format in which a chat template makes the model call tools; None if it is unclear."""
     if template is None:
         return None
     written = [name for name, format in _formats().items() if format.written_by(template)]

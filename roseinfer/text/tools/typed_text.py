@@ -1,4 +1,4 @@
-"""Plain text of a value whose type only its schema knows, turned into JSON."""
+"""Conversion of plain text to JSON by the type in its schema."""
 
 import json
 import re
@@ -14,14 +14,14 @@ BRACKETS = {"{": "object", "[": "array"}
 
 
 def only_text(types: frozenset[str]) -> bool:
-    """Whether a value of one of these JSON types is its text; no types: nothing is known of it."""
+    """Return True if values of these JSON types are plain text. Without types nothing is known, so they are."""
     return types <= {"string"}
 
 
 def as_json(text: str, types: frozenset[str]) -> str | None:
-    """The first of `types` that the text can be, strings last; digits stay as they are.
+    """Return the text as the first of `types` that fits, strings last; digits stay unchanged.
 
-    A text that is none of them is a string. None: it is empty and may not be, so nothing was given.
+    A text that fits none becomes a string. None means no value: the text is empty and must not be.
     """
     bare = text.strip()
     if not bare and "string" not in types:
@@ -41,7 +41,7 @@ def as_json(text: str, types: frozenset[str]) -> str | None:
 
 def _is_json(text: str) -> bool:
     try:
-        # Numbers of any length: none is turned into one.
+        # Keep numbers as text, since they may have any length.
         json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return False
@@ -49,19 +49,19 @@ def _is_json(text: str) -> bool:
 
 
 def _refuse(constant: str) -> None:
-    """NaN and the infinities are not JSON."""
+    """Refuse NaN and the infinities, which are not JSON."""
     raise ValueError(constant)
 
 
 def _from_python(text: str) -> str | None:
-    """Models write lists and objects as Python does, too."""
+    """Convert lists and objects in Python's notation, which models write too."""
     reader = TextReader()
     reader.give(text, letters=True)
     reader.ended = True
     value = PythonValue(reader)
     try:
         for _ in value.read():
-            raise AssertionError("an ended reader never waits")
+            raise AssertionError("a reader at its end never waits")
     except (MalformedCall, CallCutOff):
         return None
     return value.json if reader.at == len(text) else None

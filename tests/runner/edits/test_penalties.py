@@ -46,7 +46,7 @@ def test_growing_keeps_counts_and_seats_stay_apart():
         admit(penalties, seat, p, prompts[seat], outputs[seat])
 
     def rows() -> SampledRows:
-        """Of seats 2, 0, 1, with what they know by now."""
+        """Return rows of seats 2, 0 and 1, with their known tokens."""
         ends = [len(prompts[seat]) + len(outputs[seat]) for seat in (2, 0, 1)]
         return SampledRows([2, 0, 1], ends, torch.tensor([2, 0, 1]), torch.tensor(ends), [8, 8, 8], 8)
 

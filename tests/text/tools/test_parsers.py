@@ -237,7 +237,7 @@ def test_the_format_is_found_in_the_template(template: str | None, name: str | N
 
 def test_formats_by_name():
     assert format_names() == ("hermes", "llama_json", "mistral", "pythonic", "qwen_xml")
-    with pytest.raises(ConfigError, match="'xml' is none of hermes"):
+    with pytest.raises(ConfigError, match="unknown tool_call_parser 'xml'; known: hermes"):
         tool_format("xml", plain_tokenizer())
 
 

@@ -1,1 +1,1 @@
-"""The formats of tool calls there are. A module here that has a `FORMAT` is one more."""
+"""Formats of tool calls. Each module here with a `FORMAT` is registered."""

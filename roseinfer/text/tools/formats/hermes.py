@@ -1,4 +1,4 @@
-"""Hermes' format, which Qwen2.5 and Qwen3 took over: `<tool_call>\\n{"name": N, "arguments": {...}}\\n</tool_call>`."""
+"""Hermes' format, also of Qwen2.5 and Qwen3: `<tool_call>\\n{"name": N, "arguments": {...}}\\n</tool_call>`."""
 
 from collections.abc import Sequence
 

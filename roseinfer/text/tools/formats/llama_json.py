@@ -1,4 +1,4 @@
-"""Llama 3.1's and 3.2's format: the answer is `{"name": N, "parameters": {...}}`, perhaps behind `<|python_tag|>`.
+"""Llama 3.1's and 3.2's format: the answer is `{"name": N, "parameters": {...}}`, perhaps after `<|python_tag|>`.
 
 The models also write several, joined by `;`, or a list of them.
 """
@@ -14,7 +14,7 @@ from roseinfer.text.tools.reader import Steps
 
 TAG = "<|python_tag|>"
 ARGUMENTS = "parameters"
-# How a call begins; an answer in free text may be other JSON, too.
+# Beginning of a call; an answer in free text may also be other JSON.
 OPENING = '{"name": "'
 QUOTE = '"'
 NAME_REST = r'/[^"\\\x00-\x1f\x7f]{1,128}"/'
@@ -38,7 +38,7 @@ class LlamaJson:
         return LlamaJsonParser((self._tag,))
 
     def rules(self, tools: Sequence[Tool], most: int, schemas: Schemas) -> str:
-        """One call, whatever `most` is: the models were taught no more."""
+        """Return rules for one call, since the models were trained for no more; `most` is ignored."""
         return "tool_calls: call_object\n" + any_object_rules(tools, schemas, ARGUMENTS, others=False)
 
     def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas, others: bool = True) -> tuple[Trigger, ...]:
@@ -79,9 +79,9 @@ class LlamaJsonParser(JsonCallParser):
 
 
 def _rest_of_object(tools: Sequence[Tool], schemas: Schemas, others: bool) -> str:
-    """The grammar behind `OPENING`: of any object, but that of a strict tool's call only with its arguments.
+    """Return the grammar after `OPENING`: of any object, but a strict tool's call must have its arguments.
 
-    `others` False: of calls of `tools` only.
+    `others` False: only calls of `tools`.
     """
     held = [tool for tool in tools if tool.strict or not others]
     between = f'WS "," WS {literal(json.dumps(ARGUMENTS))} WS ":" WS'

@@ -1,5 +1,7 @@
-"""Mistral's formats, each behind `[TOOL_CALLS]`: before tokenizer version 11 a list of objects with `name` and
-`arguments`, from then on `N[ARGS]{...}` for each call, with `[CALL_ID]` and an id before `[ARGS]` in some models.
+"""Mistral's formats, each after `[TOOL_CALLS]`.
+
+Before tokenizer version 11 it is a list of objects with `name` and `arguments`. Later it is `N[ARGS]{...}` for each
+call; some models write `[CALL_ID]` and an id before `[ARGS]`.
 """
 
 import re
@@ -16,7 +18,7 @@ from roseinfer.text.tools.reader import Steps
 OPEN, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
 ID_CHARS = string.ascii_letters + string.digits
-ID_LENGTH = 9
+ID_CHAR_COUNT = 9
 
 
 class Mistral:
@@ -71,8 +73,8 @@ def _list_rule(most: int) -> str:
 
 
 def new_call_id() -> str:
-    """Mistral's templates refuse ids of any other form."""
-    return "".join(secrets.choice(ID_CHARS) for _ in range(ID_LENGTH))
+    """Return an id of the only form that Mistral's templates accept."""
+    return "".join(secrets.choice(ID_CHARS) for _ in range(ID_CHAR_COUNT))
 
 
 class MistralParser(JsonCallParser):
@@ -105,7 +107,7 @@ class MistralParser(JsonCallParser):
 
 
 def _is_id(text: str) -> bool:
-    return len(text) == ID_LENGTH and text.isascii() and text.isalnum()
+    return len(text) == ID_CHAR_COUNT and text.isascii() and text.isalnum()
 
 
 FORMAT = Mistral

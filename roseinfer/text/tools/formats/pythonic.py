@@ -1,4 +1,4 @@
-"""Calls as Python writes them, of Llama 4 and others: the answer is a list, `[f(a=1, b='x'), g()]`."""
+"""Calls in Python's notation, of Llama 4 and others: the answer is a list, `[f(a=1, b='x'), g()]`."""
 
 import re
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ from roseinfer.text.tools.python_value import VALUE_RULES, PythonValue, quoted
 from roseinfer.text.tools.reader import Steps
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
-# Models take dots and dashes over from the names that they were told.
+# Models copy dots and dashes from the names in the prompt.
 NAME = re.compile(r"[\w.-]+")
 ANY_NAME = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
-# Whatever arguments, and the closing bracket.
+# Any arguments, and the closing bracket.
 ANY_REST = (
     'any_rest: (any_argument next_argument{0,63})? PYTHON_SPACE ")"\n'
     'next_argument: PYTHON_SPACE "," PYTHON_SPACE any_argument\n'
@@ -57,7 +57,7 @@ class Pythonic:
         return f'tool_calls: "[" call{more} "]"\ncall: {calls}\n' + self._rests(tools, schemas)
 
     def triggers(self, tools: Sequence[Tool], most: int, schemas: Schemas, others: bool = True) -> tuple[Trigger, ...]:
-        """Behind the name of a tool only: a list of something else is no call."""
+        """Return triggers after the name of a tool, since other lists are no calls."""
         held = [tool for tool in tools if tool.strict or not others]
         rests = [f"rest_{held.index(tool)}" if tool in held else "any_rest" for tool in tools]
         calls = [f"{literal(f'{tool.name}(')} rest_{i}" for i, tool in enumerate(held)]
@@ -77,7 +77,7 @@ class Pythonic:
         return tuple(triggers)
 
     def _rests(self, tools: Sequence[Tool], schemas: Schemas) -> str:
-        """Rule `rest_i`: tool i's arguments and the closing bracket."""
+        """Return rules `rest_i`: tool i's arguments and the closing bracket."""
         for tool in tools:
             _check(tool)
         return "".join(_rest_rules(i, tool, schemas) for i, tool in enumerate(tools)) + ANY_REST
@@ -95,7 +95,7 @@ class PythonicParser(MarkedParser):
         return (yield from self._gap())
 
     def _call(self) -> Steps[None]:
-        """Lists one behind the other, as some models write calls that depend on each other."""
+        """Read consecutive lists, which some models write for dependent calls."""
         reader = self.reader
         while True:
             yield from self._list()
@@ -127,7 +127,7 @@ class PythonicParser(MarkedParser):
         self.finish()
 
     def _arguments(self, name: str) -> Steps[None]:
-        """From the first argument on to the closing bracket."""
+        """Read from the first argument to the closing bracket."""
         reader, before, more = self.reader, "{", True
         while more:
             key = yield from self._name()
@@ -137,7 +137,7 @@ class PythonicParser(MarkedParser):
                 reader.keep(f"{key}=")
             yield from reader.space()
             more = yield from self._value(f"{before}{quoted(key)}: ")
-            # Up to here it is said; what follows may have to be given back.
+            # This part is emitted; what follows may have to be given back.
             reader.keep("")
             before = ", "
             yield from reader.space()
@@ -147,7 +147,7 @@ class PythonicParser(MarkedParser):
         self.arguments("}")
 
     def _value(self, before: str) -> Steps[bool]:
-        """Says a value once it is whole, and returns whether a comma is behind it, and no closing bracket."""
+        """Emit a complete value. Return True if a comma follows, not a closing bracket."""
         value = PythonValue(self.reader)
         try:
             yield from value.read()
@@ -168,7 +168,7 @@ class PythonicParser(MarkedParser):
         return name
 
     def _expect(self, chars: str) -> Steps[str]:
-        """Take one of these characters, perhaps behind white space, or raise."""
+        """Take one of these characters, perhaps after white space, or raise."""
         yield from self.reader.space()
         return (yield from expect(self.reader, chars))
 
@@ -182,9 +182,9 @@ def _check(tool: Tool) -> None:
 
 
 def _rest_rules(index: int, tool: Tool, schemas: Schemas) -> str:
-    """Arguments by name in the order of the schema, with JSON for their values; optional ones may be left out.
+    """Return rules for arguments by name in the order of the schema, with JSON values; optional ones may be omitted.
 
-    Rule `first_I_K`: from parameter K on, none was written yet; `more_I_K`: some were.
+    Rule `first_I_K`: parameters from K on, none written so far; `more_I_K`: some were written.
     """
     parameters = Parameters.of(tool)
     named = [parameter for parameter in parameters.all if NAME.fullmatch(parameter.name)]

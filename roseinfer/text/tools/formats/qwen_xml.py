@@ -8,7 +8,7 @@
     </function>
     </tool_call>
 
-V says nothing of its type: that is up to the tool's schema.
+The tool's schema gives the type of V.
 """
 
 import re
@@ -40,7 +40,7 @@ PLAIN = re.compile(r"[^<\n]+")
 # A value and its end: text up to the first end mark.
 VALUE = r"/(?s:.*)\n<\/parameter>\n/ & ~/(?s:.*<\/parameter>.*<\/parameter>.*)/"
 BEHIND_NAME = literal(">\n")
-# What the schema of a text may say; texts cannot be held to more here.
+# Keywords in a text's schema that need no enforcement; others cannot be enforced.
 TEXT_KEYWORDS = frozenset({"type", "title", "description", "default", "examples", "enum", "const", "$comment"})
 
 
@@ -85,7 +85,7 @@ class QwenXml:
 
 class QwenXmlParser(MarkedParser):
     def __init__(self, marks: Sequence[Mark], types: Mapping[str, Mapping[str, frozenset[str]]]) -> None:
-        """`types`: tool -> parameter -> the JSON types it may have; without any it is text."""
+        """`types`: tool, parameter and its possible JSON types; without types it is text."""
         self._types = types
         super().__init__(marks, (CLOSE,))
 
@@ -110,7 +110,7 @@ class QwenXmlParser(MarkedParser):
         self.finish()
 
     def _name(self) -> Steps[str]:
-        """And the bracket behind it."""
+        """Take the name and the bracket after it."""
         reader = self.reader
         name = (yield from reader.run(NAME)).strip()
         char = yield from reader.peek()
@@ -128,7 +128,7 @@ class QwenXmlParser(MarkedParser):
         raise (MalformedCall if (yield from self.reader.more()) else CallCutOff)
 
     def _value(self, before: str, types: frozenset[str]) -> Steps[bool]:
-        """Whether the value counts: an empty one of a type that has none is left out."""
+        """Read a value. Return False for an empty value whose types exclude that; it is left out."""
         if only_text(types):
             self.arguments(f'{before}"')
             try:
@@ -148,13 +148,13 @@ class QwenXmlParser(MarkedParser):
         self.arguments(quoted(text)[1:-1])
 
     def _text_alone(self, text: str) -> str | None:
-        """See `_flow`."""
+        """Return arguments for `_flow`."""
         return None if "<" in text or "\n" in text else quoted(text)[1:-1]
 
     def _text_up_to_end(
         self, sink: Callable[[str], object], flow: Callable[[str], str | None] | None = None
     ) -> Steps[None]:
-        """All before the end mark, which is taken, but for one line break at either end."""
+        """Take all text before the end mark, without one line break at either end; then take the mark."""
         reader, held = self.reader, ""
         if (yield from reader.peek()) == "\n":
             reader.take(1)
@@ -188,7 +188,7 @@ def _tool_rules(tools: Sequence[Tool], schemas: Schemas) -> str:
 
 
 def _tool_rule(index: int, tool: Tool, schemas: Schemas) -> list[str]:
-    """Parameters in the order of the schema; optional ones may be left out."""
+    """Return rules for parameters in the order of the schema; optional ones may be omitted."""
     parameters = Parameters.of(tool)
     named = [parameter for parameter in parameters.all if _writable(tool, parameter)]
     parts = [f"parameter_{index}_{k}{'' if p.required else '?'}" for k, p in enumerate(named)]
@@ -222,7 +222,7 @@ def _value_rule(tool: Tool, parameter: Parameter, schemas: Schemas) -> str:
 
 
 def _check_text(tool: Tool, parameter: Parameter) -> None:
-    """Of a strict tool: any text must do for this parameter."""
+    """Refuse a strict tool whose parameter restricts its text."""
     keyword = next((key for key in parameter.schema if key not in TEXT_KEYWORDS | set(DEFINITIONS)), None)
     if keyword is None and not only_text(parameter.types):
         keyword = "type"
