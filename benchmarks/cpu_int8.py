@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roseinfer.core.cpu_settings import prepare_cpu_libraries
+from roseinfer.core.request import Prompt
 
 if TYPE_CHECKING:
     from roseinfer.engine.core import Core
@@ -95,7 +96,7 @@ def decode(core: "Core", name: str, prompts: list[list[int]], output_len: int) -
 
     params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
     for i, prompt in enumerate(prompts):
-        core.add(Add(f"{name}-{i}", prompt, params))
+        core.add(Add(f"{name}-{i}", Prompt(prompt, params)))
     begun: set[str] = set()
     start, tokens = 0.0, 0
     while core.busy:

@@ -15,6 +15,7 @@ from roseinfer.bench.report import header, percentile
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.plan import RowResult, StepLimits, StepPlan, StepResult, TokenMasks
+from roseinfer.core.request import Prompt
 from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
@@ -68,7 +69,7 @@ def main() -> None:
     added = []
     for i in range(args.running + args.waiting):
         prompt = [rng.randrange(VOCAB) for _ in range(100 + i % 50)]
-        request = Add(f"request-{i}", prompt, SamplingParams(max_tokens=args.steps + 200, ignore_eos=True))
+        request = Add(f"request-{i}", Prompt(prompt, SamplingParams(max_tokens=args.steps + 200, ignore_eos=True)))
         start = time.perf_counter()
         core.add(request)
         added.append(time.perf_counter() - start)

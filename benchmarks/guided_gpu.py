@@ -24,6 +24,7 @@ from roseinfer.bench.load import make_prompts
 from roseinfer.bench.report import header, percentile, table, write_json
 from roseinfer.bench.schemas import constrained, endless_schema, record_schema
 from roseinfer.core.guide import GuideSpec
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import Engine, GenerateRequest
 from roseinfer.engine.llm import make_engine_config
@@ -135,7 +136,7 @@ class Measurement:
         params = SamplingParams(max_tokens=output_len, temperature=self._args.temperature, seed=number, ignore_eos=True)
         kind = number if self._args.mixed else None
         spec = guide(kind, output_len) if constrained(number, share) else None
-        request = GenerateRequest(request_id=name, prompt_ids=prompt_ids, params=params, guide=spec)
+        request = GenerateRequest(request_id=name, prompt=Prompt(prompt_ids, params, guide=spec))
         chunks = [(time.perf_counter(), len(chunk.token_ids)) async for chunk in self._engine.generate(request)]
         assert sum(count for _, count in chunks) == output_len, "an output was complete too early"
         return chunks

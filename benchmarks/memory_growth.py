@@ -19,6 +19,7 @@ from roseinfer.bench.report import header
 from roseinfer.config.hub import model_folder
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.outputs import COMPLETE
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import Core
 from roseinfer.engine.messages import Add
@@ -42,7 +43,7 @@ def draw_lengths(rng: random.Random, count: int, longest: int) -> list[int]:
 
 
 def run_prompt(core: Core, name: str, tokens: list[int]) -> None:
-    core.add(Add(name, tokens, SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)))
+    core.add(Add(name, Prompt(tokens, SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True))))
     while core.busy:
         for output in core.step():
             if output.end is not None and output.end.reason not in COMPLETE:

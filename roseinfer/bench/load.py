@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import Engine, GenerateRequest
 
@@ -57,7 +58,7 @@ def engine_sender(engine: Engine) -> Send:
 
     async def send(name: str, prompt_ids: list[int], output_len: int) -> list[tuple[float, int]]:
         params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
-        stream = engine.generate(GenerateRequest(request_id=name, prompt_ids=prompt_ids, params=params))
+        stream = engine.generate(GenerateRequest(request_id=name, prompt=Prompt(prompt_ids, params)))
         return [(time.perf_counter(), len(chunk.token_ids)) async for chunk in stream]
 
     return send

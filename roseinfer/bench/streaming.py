@@ -11,7 +11,7 @@ from itertools import pairwise
 from roseinfer.bench.config import StreamingConfig, parse_repeats
 from roseinfer.core.errors import ConfigError, TooManyInflightError
 from roseinfer.core.outputs import RequestTimes
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import Engine, GenerateRequest, RequestStream, SequenceChunk
 from roseinfer.text.tokenizer import Tokenizer
@@ -171,9 +171,7 @@ class StreamingRun:
         record.prompt_tokens = len(prompt_ids)
         request = GenerateRequest(
             request_id=f"{self._name}/{i}",
-            prompt_ids=prompt_ids,
-            params=self._load.params,
-            meta=RequestMeta(cache_salt=self._load.cache_salt(self._name, i)),
+            prompt=Prompt(prompt_ids, self._load.params, RequestMeta(cache_salt=self._load.cache_salt(self._name, i))),
         )
         before = time.perf_counter()
         stream = self._engine.generate(request)

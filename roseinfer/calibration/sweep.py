@@ -15,7 +15,7 @@ from functools import partial
 from roseinfer.calibration.config import CalibrationGrid
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.progress import stage
-from roseinfer.core.request import sequence_id
+from roseinfer.core.request import Prompt, sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import Core
 from roseinfer.engine.messages import Add
@@ -154,7 +154,9 @@ class CalibrationSweep:
 
     def _add(self, prompt_ids: list[int], max_tokens: int) -> str:
         name = f"calibrate-{next(self._names)}"
-        self.core.add(Add(name, prompt_ids, SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)))
+        self.core.add(
+            Add(name, Prompt(prompt_ids, SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)))
+        )
         return sequence_id(name, 0)
 
     def _await_first_tokens(self, names: set[str]) -> None:

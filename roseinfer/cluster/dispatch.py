@@ -287,7 +287,7 @@ class Dispatcher:
         """An engine's refusal as that of all of them: hopeless only if none could keep the objective when idle, and
         what could have been kept by the better of those that were asked.
         """
-        meta = live.request.meta
+        meta = live.request.prompt.meta
         best_s = self._placer.best_ttft_s(ask, now_s)
         if best_s > 0:  # 0: nobody says
             age_s = 0.0 if meta.arrival_s is None else now_s - meta.arrival_s

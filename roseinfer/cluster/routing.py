@@ -52,14 +52,14 @@ def prompt_block_keys(request: GenerateRequest, block_size: int) -> bytes:
     the request will say.
     """
     try:
-        return b"".join(block_keys(request.prompt_ids, block_size, request.meta.cache_salt))
+        return b"".join(block_keys(request.prompt.ids, block_size, request.prompt.meta.cache_salt))
     except (TypeError, ValueError, OverflowError):
         return b""
 
 
 def new_ask(request: GenerateRequest, keys: bytes, block_size: int, now_s: float) -> RoutingRequest:
     """For one that no engine has put anything out of. `now_s`: on the clock of its arrival."""
-    meta = request.meta
+    meta = request.prompt.meta
     ttft_s = tpot_s = end_s = inf
     if meta.slo is not None:
         age_s = 0.0 if meta.arrival_s is None else now_s - meta.arrival_s
@@ -67,7 +67,7 @@ def new_ask(request: GenerateRequest, keys: bytes, block_size: int, now_s: float
         end_s = _or_inf(meta.slo.e2e_s) - age_s
     words = array("Q", keys)[:: KEY_BYTES // _WORD_BYTES].tolist()
     length = meta.predicted_len or 0
-    return RoutingRequest(len(request.prompt_ids), words, block_size, length, ttft_s, tpot_s, end_s, request.n)
+    return RoutingRequest(len(request.prompt.ids), words, block_size, length, ttft_s, tpot_s, end_s, request.n)
 
 
 def _or_inf(objective_s: float | None) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
+from roseinfer.core.guide import GuideSpec
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Slo
 
@@ -68,6 +69,19 @@ class RequestMeta:
 
 
 NO_META = RequestMeta()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Input of a request as it travels, unchanged, from the server to the engine.
+
+    `params` are those that the engine understands: see `prepare`. `guide`: constraint of the outputs; None without.
+    """
+
+    ids: list[int]
+    params: SamplingParams
+    meta: RequestMeta = NO_META
+    guide: GuideSpec | None = None
 
 
 def sequence_id(request_id: str, index: int) -> str:

@@ -6,13 +6,11 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from roseinfer.core.errors import RoseinferError
-from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.promise import Promise
-from roseinfer.core.request import NO_META, RequestMeta
+from roseinfer.core.request import Prompt
 from roseinfer.core.runner import RunnerFacts
-from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Why
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.text.output import Event, OutputParser
@@ -20,19 +18,15 @@ from roseinfer.text.output import Event, OutputParser
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One prompt, `n` samples of it.
+    """Prompt with `n` samples. Sample i draws with seed + i.
 
-    Sample i draws with seed + i. `stop` strings in `params` are matched on the API side; everything else runs in the
-    engine. `guide`: what constrains each of the samples; None: nothing does. `parser` makes what reads one sample's
-    output, see `SequenceChunk.events`; None: all of it is text.
+    The prompt has passed `prepare`. Stop strings are matched in the client; everything else runs in the engine.
+    `parser`: makes a parser of one sample's output, see `SequenceChunk.events`; None = plain text.
     """
 
     request_id: str
-    prompt_ids: list[int]
-    params: SamplingParams
+    prompt: Prompt
     n: int = 1
-    meta: RequestMeta = NO_META
-    guide: GuideSpec | None = None
     parser: Callable[[], OutputParser] | None = None
 
 

@@ -1,9 +1,7 @@
 """The asynchronous engine: requests in, chunks out, wherever the engine runs; and what is known of its health."""
 
 import logging
-import operator
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from typing import Protocol
 
 from roseinfer.core.clock import Clock, MonotonicClock
@@ -193,14 +191,12 @@ class AsyncEngine(EngineMonitor):
                 self._sequences[live.sequence_id(text)] = (live, text)
 
     def _add_of(self, live: LiveRequest, wire_id: str) -> Add:
-        request, meta, now_s = live.request, live.request.meta, self._clock.now()
+        request, now_s = live.request, self._clock.now()
+        meta = request.prompt.meta
         return Add(
             wire_id,
-            list(map(operator.index, request.prompt_ids)),
-            request.params,
+            request.prompt,
             request.n,
-            replace(meta, arrival_s=None, deadline_s=None),
-            request.guide,
             live.seed,
             age_s=0.0 if meta.arrival_s is None else now_s - meta.arrival_s,
             left_s=None if meta.deadline_s is None else meta.deadline_s - now_s,

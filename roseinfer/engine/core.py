@@ -39,9 +39,11 @@ Refused = tuple[Add, InvalidRequestError]
 
 def arrival_and_deadline(new: Add, now_s: float) -> tuple[float, float | None]:
     """When a request arrived and when it has to end, on the engine's clock, which says `now_s`."""
+    if new.age_s is None:
+        meta = new.prompt.meta
+        return now_s if meta.arrival_s is None else meta.arrival_s, meta.deadline_s
     sent_s = _sent_s(new, now_s)
-    arrival_s = sent_s - new.age_s if new.meta.arrival_s is None else new.meta.arrival_s
-    return arrival_s, new.meta.deadline_s if new.left_s is None else sent_s + new.left_s
+    return sent_s - new.age_s, None if new.left_s is None else sent_s + new.left_s
 
 
 def _sent_s(new: Add, now_s: float) -> float:
@@ -150,14 +152,15 @@ class EngineCore:
     def _take(self, new: Add) -> None:
         if new.n < 1:
             raise InvalidRequestError("n must be positive", "n")
-        if new.params.bad_words or new.params.truncate_prompt_tokens is not None:
-            raise InvalidRequestError("bad_words and truncate_prompt_tokens are not the engine's, see engine.prepare")
-        self._check_logprobs(new.params)
-        self._check_vocabulary("prompt", new.prompt_ids)
-        for name, ids in new.params.named_token_ids():
+        params, guide = new.prompt.params, new.prompt.guide
+        if params.bad_words or params.truncate_prompt_tokens is not None:
+            raise InvalidRequestError("bad_words and truncate_prompt_tokens are not resolved: call prepare() first")
+        self._check_logprobs(params)
+        self._check_vocabulary("prompt", new.prompt.ids)
+        for name, ids in params.named_token_ids():
             self._check_vocabulary(name, tuple(ids))
         requests = self._make_requests(new)
-        pending = self._guided.prepare(new.guide) if new.guide and new.guide.constrains else None
+        pending = self._guided.prepare(guide) if guide and guide.constrains else None
         if pending is None or pending.ready:
             self._queue(requests, pending)
         else:
@@ -203,13 +206,14 @@ class EngineCore:
         """Those of its samples that have not ended."""
         now_s = self._clock.now()
         arrival_s, deadline_s = arrival_and_deadline(new, now_s)
-        waited = {Cause.TRANSIT: new.age_s}
+        waited = {Cause.TRANSIT: new.age_s or 0.0}
         if new.moved or new.outputs is not None:
             waited = {Cause.ENGINE: max(0.0, _sent_s(new, now_s) - arrival_s)}
-        seed = new.seed if new.params.seed is None else new.params.seed
+        params = new.prompt.params
+        seed = new.seed if params.seed is None else params.seed
         if seed is None:
             seed = self._seeds.draw(new.n)
-        keys = self.scheduler.kv.split_keys(new.keys, len(new.prompt_ids))
+        keys = self.scheduler.kv.split_keys(new.keys, len(new.prompt.ids))
         outputs = self._outputs_of(new)
         made = []
         for index in range(new.n):
@@ -235,19 +239,19 @@ class EngineCore:
         return new.outputs
 
     def _make_request(self, new: Add, index: int, seed: int) -> Request:
-        params = new.params
+        prompt, params = new.prompt, new.prompt.params
         if index and params.prompt_logprobs is not None:
             params = replace(params, prompt_logprobs=None)  # sample 0 reports them for all
         stop_ids = frozenset(params.stop_token_ids)
         return Request(
             sequence_id(new.request_id, index),
-            new.prompt_ids,
+            prompt.ids,
             params,
-            new.meta,
+            prompt.meta,
             seed=wrap_int64(seed + index),
             stop_ids=stop_ids if params.ignore_eos else stop_ids | self.eos_ids,
             fork_of=sequence_id(new.request_id, 0) if index else None,
-            guided=new.guide is not None and new.guide.constrains,
+            guided=prompt.guide is not None and prompt.guide.constrains,
         )
 
     def abort(self, sequence_ids: list[str]) -> None:

@@ -4,6 +4,7 @@ All of a request that its reader has seen is here: it may go from one engine to 
 """
 
 import itertools
+import operator
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,7 +15,6 @@ from roseinfer.core.sampling import Seeds
 from roseinfer.engine.api import EngineInfo, GenerateRequest, Route, Sink
 from roseinfer.engine.output import SequenceText
 from roseinfer.engine.parsed import ParsedSequenceText
-from roseinfer.engine.prepare import prepare
 from roseinfer.text.tokenizer import Tokenizer
 
 
@@ -140,14 +140,13 @@ class LiveRequests:
         """It does not count before `add`. Raises what `Engine.submit` raises of a request that is wrong, and
         `TooManyInflightError`.
         """
-        if request.params.bad_words or request.params.truncate_prompt_tokens is not None:
-            ready = prepare(request.prompt_ids, request.params, self._tokenizer, info.facts.max_model_len)
-            request = replace(request, prompt_ids=ready.prompt_ids, params=ready.params)
         self._check(request, info)
-        if request.meta.arrival_s is None:
-            request = replace(request, meta=replace(request.meta, arrival_s=self.clock.now()))
+        prompt = request.prompt
+        if prompt.meta.arrival_s is None:
+            meta = replace(prompt.meta, arrival_s=self.clock.now())
+            request = replace(request, prompt=replace(prompt, meta=meta))
         live = LiveRequest(self, request, [self._text(request, i) for i in range(request.n)], sink)
-        if request.params.seed is None:
+        if prompt.params.seed is None:
             live.seed = self._draw(info.seed, request.n)
         return live
 
@@ -163,14 +162,19 @@ class LiveRequests:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
         if request.n < 1:
             raise InvalidRequestError("n must be positive", "n")
-        if not request.prompt_ids:
+        prompt = request.prompt
+        if not prompt.ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
-        check_context(len(request.prompt_ids), request.params.max_tokens, info.facts.max_model_len)
+        try:
+            count = len(list(map(operator.index, prompt.ids)))
+        except TypeError as error:
+            raise InvalidRequestError(f"the request cannot be sent to the engine: {error}", "prompt") from error
+        check_context(count, prompt.params.max_tokens, info.facts.max_model_len)
 
     def _text(self, request: GenerateRequest, index: int) -> SequenceText:
         if request.parser is None:
-            return SequenceText(index, request.params, self._tokenizer)
-        return ParsedSequenceText(index, request.params, self._tokenizer, request.parser())
+            return SequenceText(index, request.prompt.params, self._tokenizer)
+        return ParsedSequenceText(index, request.prompt.params, self._tokenizer, request.parser())
 
     def wire_id(self) -> str:
         """An engine knows a request by an id that is used once: a cancelled one, or one that has gone elsewhere, may

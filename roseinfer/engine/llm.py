@@ -33,7 +33,7 @@ from roseinfer.core.guide import GuideSpec
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.core.request import NO_META, RequestMeta, kept_prompt_tokens, sequence_id
+from roseinfer.core.request import Prompt, RequestMeta, kept_prompt_tokens, sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo, Why
 from roseinfer.engine.api import SequenceChunk
@@ -48,7 +48,7 @@ from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-Prompt = str | list[int]
+PromptInput = str | list[int]
 Part = TypeVar("Part", ModelConfig, CacheConfig, ProfileConfig, PricedConfig, KvEventsConfig)
 
 
@@ -105,7 +105,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
@@ -142,7 +142,7 @@ class LLM:
         params = params or SamplingParams()
         return self.generate([template.encode(messages, keep_last=self._kept(params))], params, n=n)[0]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[SequenceChunk]:
+    def stream(self, prompt: PromptInput, params: SamplingParams | None = None) -> Iterator[SequenceChunk]:
         """Chunks of one completion as they come. Leaving the loop early aborts the request."""
         job = self._job(prompt, params or SamplingParams())
         texts = self._add([job])
@@ -153,7 +153,9 @@ class LLM:
             self._abort(texts)
 
     def stream_steps(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[list[tuple[int, SequenceChunk]]]:
         """After every step of the engine: (number of the prompt, its chunk) for what the step brought.
 
@@ -196,7 +198,7 @@ class LLM:
 
     def _job(
         self,
-        prompt: Prompt,
+        prompt: PromptInput,
         params: SamplingParams,
         n: int = 1,
         slo: Slo | None = None,
@@ -207,8 +209,8 @@ class LLM:
             prompt_ids = self.tokenizer.encode(prompt, keep_last=self._kept(params))
         else:
             prompt_ids = _as_ids(prompt)
-        ready = prepare(prompt_ids, params, self.tokenizer, self.info.facts.max_model_len)
-        return _Job(ready.prompt_ids, ready.params, n, self.tokenizer, RequestMeta(slo=slo), guide)
+        ready = Prompt(prompt_ids, params, RequestMeta(slo=slo), guide)
+        return _Job(prepare(ready, self.tokenizer, self.info.facts.max_model_len), n, self.tokenizer)
 
     def _kept(self, params: SamplingParams) -> int | None:
         return kept_prompt_tokens(params.truncate_prompt_tokens, params.max_tokens, self.info.facts.max_model_len)
@@ -239,7 +241,7 @@ class LLM:
         try:
             for job in jobs:
                 request_id = f"llm-{next(self._numbers)}"
-                self.core.add(Add(request_id, job.prompt_ids, job.params, job.n, job.meta, job.guide))
+                self.core.add(Add(request_id, job.prompt, job.n))
                 for text in job.texts:
                     texts[sequence_id(request_id, text.index)] = (job, text)
         except BaseException:  # also what interrupts us: requests that nobody waits for would shut out every later call
@@ -311,22 +313,11 @@ class LLM:
 class _Job:
     """One prompt of a call and what has come of it."""
 
-    def __init__(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        n: int,
-        tokenizer: Tokenizer,
-        meta: RequestMeta = NO_META,
-        guide: GuideSpec | None = None,
-    ) -> None:
-        self.meta = meta
-        self.guide = guide
-        self.prompt_ids = prompt_ids
-        self.params = params
+    def __init__(self, prompt: Prompt, n: int, tokenizer: Tokenizer) -> None:
+        self.prompt = prompt
         self.n = n
-        self.texts = [SequenceText(i, params, tokenizer) for i in range(n)]
-        self.completion = Completion(prompt_ids, [Sample() for _ in range(n)])
+        self.texts = [SequenceText(i, prompt.params, tokenizer) for i in range(n)]
+        self.completion = Completion(prompt.ids, [Sample() for _ in range(n)])
 
     def take(self, chunk: SequenceChunk) -> None:
         sample = self.completion.samples[chunk.index]
@@ -359,7 +350,7 @@ def _failed(text: SequenceText, reason: str) -> SequenceChunk:
     return SequenceChunk(text.index, finish_reason=FinishReason.ERROR, stop_reason=reason)
 
 
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_batch(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     if isinstance(prompts, str):
         return [prompts]
     batch = list(prompts)

@@ -5,11 +5,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import RequestOutput, SchedulerStats
 from roseinfer.core.promise import Promise
-from roseinfer.core.request import NO_META, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.request import Prompt
 from roseinfer.engine.api import EngineInfo, StepRecord
 
 
@@ -23,25 +21,22 @@ class PriorOutput(NamedTuple):
 class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
     """Start `n` samples of a prompt; sample i is the sequence `sequence_id(request_id, i)`.
 
-    `guide`: what constrains the outputs; None: nothing does. `seed`: of a request whose `params` name none.
+    `seed`: used if the sampling parameters have none.
 
-    Times on the wire are ages, since engine and client may have different clocks: the request arrived `age_s` seconds
-    before it was sent, and has `left_s` left (None: any time). `sent_s` is when that was, on the clock that both share
-    if they are on one machine (None: they are not). Where the engine is in this process, `meta` has the times instead.
+    Engine and client may have different clocks, so messages hold ages: the request arrived `age_s` seconds before it
+    was sent, and `left_s` seconds were left (None = unlimited). `sent_s`: time of sending, if both use the clock of one
+    machine. An engine in the same process reads the times in the prompt's `meta` instead; `age_s` is then None.
 
-    `keys`: those of the prompt's full blocks, one behind the other (`kv.blocks.block_keys`); empty: the engine computes
-    them. `outputs`: what another engine has said of each sample; this one goes on behind it. None in place of a sample:
-    that one has ended. None for all: it is a new request. `moved`: another engine has had it before.
+    `keys`: keys of the prompt's full blocks, concatenated (`kv.blocks.block_keys`); empty = the engine computes them.
+    `outputs`: output of each sample so far, on another engine, after which this one continues; None for a sample that
+    has ended; None in place of the list for a new request. `moved`: another engine had the request before.
     """
 
     request_id: str
-    prompt_ids: list[int]
-    params: SamplingParams
+    prompt: Prompt
     n: int = 1
-    meta: RequestMeta = NO_META
-    guide: GuideSpec | None = None
     seed: int | None = None
-    age_s: float = 0.0
+    age_s: float | None = None
     left_s: float | None = None
     sent_s: float | None = None
     keys: bytes = b""

@@ -187,12 +187,14 @@ class RecordingCore:
 
     def add(self, new: Add) -> None:
         arrival_s, deadline_s = arrival_and_deadline(new, self._read.now())
-        new.meta, new.left_s = replace(new.meta, arrival_s=arrival_s, deadline_s=deadline_s), None
+        prompt = new.prompt
+        meta = replace(prompt.meta, arrival_s=arrival_s, deadline_s=deadline_s)
+        new.prompt, new.age_s, new.left_s = replace(prompt, meta=meta), None, None
         self._core.add(new)
-        line = {"request": new.request_id, "step": self._turn, "prompt_ids": new.prompt_ids, "params": new.params}
+        line = {"request": new.request_id, "step": self._turn, "prompt_ids": prompt.ids, "params": prompt.params}
         if new.outputs is not None:
             line["outputs"] = new.outputs
-        self._recorder.write(line | {"n": new.n} | {name: getattr(new.meta, name) for name in _META})
+        self._recorder.write(line | {"n": new.n} | {name: getattr(meta, name) for name in _META})
 
     def abort(self, sequence_ids: list[str]) -> None:
         self._core.abort(sequence_ids)

@@ -176,7 +176,7 @@ class SimulatedEngine:
         """A request whose output will have so many tokens. Raises as `EngineCore.add`."""
         self.core.add(new)
         self._news = True
-        self._expected.expect(sequence_id(new.request_id, 0), len(new.prompt_ids), output_len)
+        self._expected.expect(sequence_id(new.request_id, 0), len(new.prompt.ids), output_len)
 
     def step(self) -> list[RequestOutput]:
         """One turn of the core: `launch` and `settle`."""

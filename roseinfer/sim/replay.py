@@ -11,7 +11,7 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import RequestOutput
 from roseinfer.core.plan import HostCopy, Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
-from roseinfer.core.request import RequestMeta, sequence_id
+from roseinfer.core.request import Prompt, RequestMeta, sequence_id
 from roseinfer.core.runner import Capabilities, ExpertChoice
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
@@ -195,12 +195,12 @@ def _add(line: dict[str, Any]) -> Add:
     outputs = line.pop("outputs", None)
     said = None if outputs is None else [PriorOutput(*sample) if sample else None for sample in outputs]
     meta = RequestMeta(slo=Slo(**slo) if slo else None, **line)
-    return Add(name, prompt_ids, SamplingParams(**params), n, meta, outputs=said)
+    return Add(name, Prompt(prompt_ids, SamplingParams(**params), meta), n, outputs=said)
 
 
 def _prompts(add: Add) -> dict[str, int]:
     """Prompt tokens by sequence."""
-    return {sequence_id(add.request_id, i): len(add.prompt_ids) for i in range(add.n)}
+    return {sequence_id(add.request_id, i): len(add.prompt.ids) for i in range(add.n)}
 
 
 # --- the run ----------------------------------------------------------------------------------------------------

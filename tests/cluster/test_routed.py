@@ -20,7 +20,7 @@ from roseinfer.core.errors import (
     TooManyInflightError,
 )
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Slo
 from roseinfer.engine.api import EngineState, GenerateRequest
@@ -279,7 +279,7 @@ async def test_a_connection_that_breaks_is_made_again_and_the_engine_is_told_wha
 async def test_from_a_frozen_engine_all_go_and_its_late_tokens_are_dropped(fleet: Fleet) -> None:
     asked = [fleet.submit() for _ in range(4)]
     for model in fleet.models:
-        model.step(2, lambda sample: sample.add.prompt_ids[0] < 2)
+        model.step(2, lambda sample: sample.add.prompt.ids[0] < 2)
     fleet.freeze(0)
     fleet.models[0].step(2)  # on its way when it froze
     fleet.routed.tick()
@@ -447,8 +447,8 @@ def test_what_goes_on_elsewhere_keeps_its_order(end: str) -> None:
         sent = len(fleet.models[1].adds)
         getattr(fleet, end)(0)
         fleet.routed.tick()
-        got = [add.prompt_ids for add in fleet.models[1].adds[sent:]]
-        assert got == [one.request.prompt_ids for one in [*asked[3:], *reversed(asked[:3])]]
+        got = [add.prompt.ids for add in fleet.models[1].adds[sent:]]
+        assert got == [one.request.prompt.ids for one in [*asked[3:], *reversed(asked[:3])]]
         if end == "freeze":
             fleet.thaw(0)
         fleet.finish()
@@ -690,7 +690,7 @@ async def test_one_that_cannot_be_moved_does_not_take_the_others_along(fleet: Fl
 def test_what_a_router_is_asked() -> None:
     def ask(predicted: int | None = None, **objectives: float) -> tuple[float, float, float]:
         meta = RequestMeta(arrival_s=10.0, slo=Slo(**objectives), predicted_len=predicted)
-        request = GenerateRequest(request_id="a", prompt_ids=[1] * 9, params=SamplingParams(), meta=meta)
+        request = GenerateRequest(request_id="a", prompt=Prompt([1] * 9, SamplingParams(), meta))
         found = new_ask(request, prompt_block_keys(request, 4), 4, 10.5)
         assert (found.prompt_tokens, found.block_size, len(found.keys)) == (9, 4, 2)
         assert found.output_tokens == (predicted or 0)

@@ -15,6 +15,7 @@ import pytest
 
 from roseinfer.core.errors import EngineLostError
 from roseinfer.core.guide import GuideSpec
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineState, GenerateRequest
 from roseinfer.engine.client import AsyncEngine
@@ -73,7 +74,7 @@ def constrained(tokenizer: Tokenizer) -> list[GenerateRequest]:
             prompt = tokenizer.encode(f"# {name}\ndef weather(")
             name_of = f"{name}-{len(stop)}"
             requests.append(
-                GenerateRequest(request_id=name_of, prompt_ids=prompt, params=params, guide=guide, parser=parser)
+                GenerateRequest(request_id=name_of, prompt=Prompt(prompt, params, guide=guide), parser=parser)
             )
     return requests
 
@@ -143,7 +144,7 @@ def test_a_request_that_ends_an_engine_ends_alone(run: Callable[[Work], None]) -
         streams = fleet.start(again(expected, "beside"))
         await until(lambda: begun(streams) == len(streams))
         (poisoned,) = fleet.start(
-            [GenerateRequest(request_id="poison", prompt_ids=[POISON, 40, 41], params=SamplingParams(max_tokens=9))]
+            [GenerateRequest(request_id="poison", prompt=Prompt([POISON, 40, 41], SamplingParams(max_tokens=9)))]
         )
         await ended([*streams, poisoned])
         assert isinstance(poisoned.error, EngineLostError) and "planted poison" in str(poisoned.error)

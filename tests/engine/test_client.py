@@ -21,13 +21,14 @@ from roseinfer.core.errors import (
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, SchedulerStats
 from roseinfer.core.plan import StepPlan
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Slo
 from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guides import GuideFactory
+from roseinfer.engine.prepare import prepare
 from roseinfer.engine.thread_transport import ThreadTransport
 from tests.helpers.engine_info import engine_info
 from tests.helpers.engines import EOS, make_core
@@ -83,7 +84,11 @@ async def engine(
 
 def request(name: str, prompt: list[int] | None = None, n: int = 1, **params: object) -> GenerateRequest:
     merged = {"max_tokens": 8, "ignore_eos": True, "seed": 1, **params}
-    return GenerateRequest(request_id=name, prompt_ids=prompt or PROMPT, params=SamplingParams(**merged), n=n)
+    return GenerateRequest(request_id=name, prompt=Prompt(prompt or PROMPT, SamplingParams(**merged)), n=n)
+
+
+def with_prompt(request: GenerateRequest, **changes: object) -> GenerateRequest:
+    return replace(request, prompt=replace(request.prompt, **changes))
 
 
 async def read(stream) -> list[SequenceChunk]:
@@ -123,11 +128,11 @@ def test_many_streams_end_and_their_texts_add_up() -> None:
 def test_a_constraint_reaches_the_engine_and_so_does_its_refusal() -> None:
     async def run() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB), guides=ArithmeticGuides(VOCAB)) as (client, _):
-            chunks = await read(client.generate(replace(request("a"), guide=GuideSpec(grammar="3,6"))))
+            chunks = await read(client.generate(with_prompt(request("a"), guide=GuideSpec(grammar="3,6"))))
             assert len(ids_of(chunks)) == 6 and obeys(ids_of(chunks), "3,6")
             assert chunks[-1].finish_reason is FinishReason.STOP
             with pytest.raises(InvalidRequestError, match="is no rule"):
-                await read(client.generate(replace(request("b"), guide=GuideSpec(grammar="gibberish"))))
+                await read(client.generate(with_prompt(request("b"), guide=GuideSpec(grammar="gibberish"))))
             assert len(ids_of(await read(client.generate(request("free"))))) == 8
 
     asyncio.run(run())
@@ -251,19 +256,23 @@ def test_refusals_name_the_reason_and_leave_nothing() -> None:
     asyncio.run(main())
 
 
-def test_what_needs_the_tokenizer_is_done_before_the_engine_gets_it() -> None:
+def test_a_request_is_prepared_with_the_tokenizer_before_it_is_sent() -> None:
+    def prepared(name: str, prompt: list[int] | None = None, **params: object) -> GenerateRequest:
+        made = request(name, prompt, **params)
+        return replace(made, prompt=prepare(made.prompt, byte_tokenizer(), info().facts.max_model_len))
+
     async def main() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, _):
-            cut = await read(client.generate(request("cut", PROMPT, truncate_prompt_tokens=3, prompt_logprobs=0)))
+            cut = await read(client.generate(prepared("cut", PROMPT, truncate_prompt_tokens=3, prompt_logprobs=0)))
             (entries,) = [c.prompt_logprobs for c in cut if c.prompt_logprobs is not None]
             assert [entry.token_id for entry in entries[1:] if entry] == PROMPT[-2:]
             whole = await read(client.generate(request("whole")))
             assert all(0 < token < 128 for token in ids_of(whole)[:2]), "readable alone"
             word = "".join(chunk.text for chunk in whole)[:2]
-            other = await read(client.generate(request("other", bad_words=(word,))))
+            other = await read(client.generate(prepared("other", bad_words=(word,))))
             assert word not in "".join(chunk.text for chunk in other)
             with pytest.raises(InvalidRequestError, match="truncate_prompt_tokens"):
-                client.generate(request("never", truncate_prompt_tokens=10**6))
+                prepared("never", truncate_prompt_tokens=10**6)
 
     asyncio.run(main())
 
@@ -287,7 +296,7 @@ def test_a_request_that_is_turned_away_says_why(n: int) -> None:
 
     async def main() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
-            late = replace(request("late", n=n), meta=RequestMeta(slo=Slo(ttft_s=1.0), arrival_s=-5.0))
+            late = with_prompt(request("late", n=n), meta=RequestMeta(slo=Slo(ttft_s=1.0), arrival_s=-5.0))
             away, fine = await asyncio.gather(read(client.generate(late)), read(client.generate(request("fine"))))
             assert sorted(chunk.index for chunk in away) == list(range(n))
             for chunk in away:
@@ -310,7 +319,7 @@ def test_what_a_request_says_of_itself_reaches_the_scheduler() -> None:
         client = await AsyncEngine.start(there, byte_tokenizer(), ManualClock(100.0))  # the engine's says 0
         slo = Slo(ttft_s=1.0, tpot_s=0.5, e2e_s=9.0, class_name="chat")
         meta = RequestMeta(slo=slo, tenant="me", deadline_s=107.5, predicted_len=3, priority=-2, arrival_s=99.75)
-        stream = client.generate(replace(request("r"), meta=meta))
+        stream = client.generate(with_prompt(request("r"), meta=meta))
         await until(lambda: core.scheduler.num_live == 1)
         (held,) = core.scheduler.roster.requests.values()
         assert (held.slo, held.tenant, held.deadline_s) == (slo, "me", 7.5)
@@ -325,7 +334,7 @@ def test_what_a_request_says_of_itself_reaches_the_scheduler() -> None:
 def test_a_request_whose_time_is_over_ends_with_what_it_has() -> None:
     async def main() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
-            chunks = await read(client.generate(replace(request("late", n=2), meta=RequestMeta(deadline_s=-1.0))))
+            chunks = await read(client.generate(with_prompt(request("late", n=2), meta=RequestMeta(deadline_s=-1.0))))
             assert [chunk.finish_reason for chunk in chunks] == [FinishReason.TIMEOUT] * 2
             assert all(chunk.num_output_tokens == 0 for chunk in chunks)
             await until(lambda: live() == 0)
@@ -434,7 +443,7 @@ def test_what_cannot_be_sent_is_refused_and_leaves_nothing() -> None:
         for wrong in ({"prompt": [2**70]}, {"prompt": [1.5]}, {"prompt": ["1"]}):
             with pytest.raises(InvalidRequestError, match="cannot be sent"):
                 client.generate(request("a", **wrong))
-        salted = replace(request("a"), meta=RequestMeta(cache_salt="\ud800"))
+        salted = with_prompt(request("a"), meta=RequestMeta(cache_salt="\ud800"))
         with pytest.raises(InvalidRequestError, match="cannot be sent"):
             client.generate(salted)
         assert client.num_live == 0

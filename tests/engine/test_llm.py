@@ -17,6 +17,7 @@ from roseinfer.core.errors import (
 )
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, RequestOutput
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Slo
 from roseinfer.engine.core import IDLE_TURN_WAIT_S
@@ -257,7 +258,7 @@ def test_outputs_that_another_engine_began_go_on_the_same(
     (sample,) = whole.samples
     for cut in (1, len(sample.token_ids) // 2, len(sample.token_ids) - 1):
         said = PriorOutput(sample.token_ids[:cut], 0.5)
-        llm.core.add(Add(f"on {cut}", whole.prompt_ids, params, guide=guide, outputs=[said]))
+        llm.core.add(Add(f"on {cut}", Prompt(whole.prompt_ids, params, guide=guide), outputs=[said]))
         more: list[RequestOutput] = []
         while llm.core.busy:
             more += llm.core.step()

@@ -12,7 +12,7 @@ from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, RequestOutput
 from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
 from roseinfer.core.promise import Promise
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import IDLE_TURN_WAIT_S, EngineCore
@@ -83,7 +83,7 @@ class Script:
 
 
 def add(name: str, tokens: int = 6, n: int = 1) -> Add:
-    return Add(name, [5, 6, 7], SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1), n)
+    return Add(name, Prompt([5, 6, 7], SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1)), n)
 
 
 def play(
@@ -195,7 +195,7 @@ def test_a_step_is_told_of_with_the_budget_that_it_was_planned_by(depth: int) ->
     assert isinstance(core, NotedPlans)
     core.budgets = []
     promised = add("a", 12)
-    promised.meta = RequestMeta(slo=Slo(tpot_s=0.5))
+    promised.prompt = replace(promised.prompt, meta=RequestMeta(slo=Slo(tpot_s=0.5)))
     script = play([(OWNER, promised)], core=core)
     budgets = [record.budget_s for message in script.outputs(OWNER) for record in message.steps]
     urgent = [(told, noted) for told, noted in zip(budgets, core.budgets, strict=False) if noted is not None]
@@ -387,9 +387,10 @@ def test_who_is_turned_away_hears_of_it_before_the_step_is_waited_for(
 
     monkeypatch.setattr(Script, "send", noted)
     working = add("a", 20)
-    working.guide = None if guide is None else GuideSpec(grammar=guide)
+    if guide is not None:
+        working.prompt = replace(working.prompt, guide=GuideSpec(grammar=guide))
     late = add("late")
-    late.meta = RequestMeta(deadline_s=0.0)
+    late.prompt = replace(late.prompt, meta=RequestMeta(deadline_s=0.0))
     clock = ManualClock()
     script = Script(core, clock, [(1, working)], [], [(2, late), (3, add("b"))], [(3, Abort(["b:0"]))])
     promises: list[Promise] = []

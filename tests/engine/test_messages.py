@@ -5,6 +5,7 @@ import pytest
 
 from roseinfer.core.guide import GuideSpec, Thinking, Trigger
 from roseinfer.core.outputs import PolicyStats, RequestOutput, SchedulerStats
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import StepRecord
 from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Heartbeat, Outputs
@@ -32,5 +33,5 @@ def test_what_constrains_an_output() -> None:
     triggers = (Trigger(grammar="start: /b/", token_id=4), Trigger(grammar="start: /c/", text="<f>", at_start=True))
     spec = GuideSpec(grammar="start: /é/", triggers=triggers, ends_after=2, banned=(1,), thinking=thinking)
     for guide in (None, GuideSpec(), spec):
-        sent = Add("a", [1], SamplingParams(), guide=guide)
+        sent = Add("a", Prompt([1], SamplingParams(), guide=guide))
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=ClientMessage) == sent

@@ -10,6 +10,7 @@ import pytest
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.engine.live import InflightLimit, LiveRequests
@@ -140,7 +141,7 @@ class Nobody:
 
 
 def test_an_output_that_nobody_reads_on_leaves_no_cycle() -> None:
-    request = GenerateRequest(request_id="1", prompt_ids=[1], params=SamplingParams(), parser=Hermes(TOKENIZER).parser)
+    request = GenerateRequest(request_id="1", prompt=Prompt([1], SamplingParams()), parser=Hermes(TOKENIZER).parser)
     requests = LiveRequests(TOKENIZER, ManualClock(), InflightLimit(), "a")
     live = requests.make(request, Nobody(), INFO)
     requests.add(live)

@@ -15,6 +15,7 @@ from roseinfer.config.hub import resolve_model
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
 from roseinfer.core.outputs import FinishReason
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
@@ -40,7 +41,7 @@ async def engine(**given: object) -> AsyncIterator[tuple[AsyncEngine, ProcessTra
 
 def request(name: str, prompt_ids: list[int], **params: object) -> GenerateRequest:
     sampling = SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **params})
-    return GenerateRequest(request_id=name, prompt_ids=prompt_ids, params=sampling)
+    return GenerateRequest(request_id=name, prompt=Prompt(prompt_ids, sampling))
 
 
 def alive(pid: int) -> bool:

@@ -13,6 +13,7 @@ from roseinfer.cli import main as cli
 from roseinfer.core.errors import ConfigError, InvalidRequestError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.plan import RowResult, StepPlan, StepResult
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.llm import LLM
@@ -49,7 +50,7 @@ def test_the_offline_engine_records_too(tmp_path: Path) -> None:
     with LLM("tiny", threads=1, record=str(file)) as llm:
         (said,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
     found = read_recording(str(file))
-    assert [add.prompt_ids for add in found.requests] == [[5, 6, 7]]
+    assert [add.prompt.ids for add in found.requests] == [[5, 6, 7]]
     assert list(found.outputs["llm-0:0"].values()) == said.samples[0].token_ids
     assert found.ends["llm-0:0"].tokens == 8
     assert parity_of(str(file)).plans_agree
@@ -76,7 +77,7 @@ def test_a_request_that_fails_fails_again(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     core = recording(make_core(runner=FailingRunner(64, 4, 50), scheduling_policy="fifo"), file)
     for name in ("a", "b"):
-        core.add(Add(name, [5, 6, 7], SamplingParams(max_tokens=4)))
+        core.add(Add(name, Prompt([5, 6, 7], SamplingParams(max_tokens=4))))
     run_all(core)
     found = read_recording(str(file))
     assert found.ends["b:0"].reason == "error"
@@ -104,7 +105,7 @@ def test_refused_requests_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     core = recording(make_core(), file)
     with pytest.raises(Exception, match="vocabulary"):
-        core.add(Add("a", [99], SamplingParams()))
+        core.add(Add("a", Prompt([99], SamplingParams())))
     run_all(core)
     assert read_recording(str(file)).requests == []
 
@@ -112,7 +113,7 @@ def test_refused_requests_are_left_out(tmp_path: Path) -> None:
 def test_a_run_that_was_cut_off_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     core = recording(make_core(), file)
-    core.add(Add("a", [5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True)))
+    core.add(Add("a", Prompt([5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True))))
     run_all(core)
     whole = read_recording(str(file))
     text = file.read_text()
@@ -126,7 +127,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_engine(caplog: pytest.LogCap
     if not Path("/dev/full").exists():
         pytest.skip("there is no full disk to write to")
     core = recording(make_core(), Path("/dev/full"))
-    core.add(Add("a", [5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True)))
+    core.add(Add("a", Prompt([5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True))))
     core._recorder.flush(1e9)
     run_all(core)
     assert "recording ends here" in caplog.text

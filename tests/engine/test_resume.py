@@ -9,7 +9,7 @@ import pytest
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.guide import GuideSpec, Thinking, Trigger
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import NO_META, Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -65,9 +65,9 @@ def run(core: EngineCore, new: Add, *, beside: int = 0) -> dict[str, Collected]:
     return {name: one for name, one in said.items() if name.startswith(f"{new.request_id}:")}
 
 
-def asked(name: str, n: int = 1, **fields: object) -> Add:
+def asked(name: str, n: int = 1, meta: RequestMeta = NO_META, **fields: object) -> Add:
     guide = GuideSpec(grammar=GUIDED[name]) if name in GUIDED else None
-    return Add("a", PROMPT, REQUESTS.get(name, REQUESTS["plain"]), n, guide=guide, **fields)
+    return Add("a", Prompt(PROMPT, REQUESTS.get(name, REQUESTS["plain"]), meta, guide), n, **fields)
 
 
 def cuts(length: int) -> Iterator[int]:
@@ -236,14 +236,14 @@ def test_keys_that_come_with_a_request_are_those_that_it_would_have(salt: str) -
     core = make_core()
     prompt = [n % 50 for n in range(33)]
     keys = b"".join(block_keys(prompt, 4, salt))
-    new = Add("a", prompt, REQUESTS["plain"], meta=RequestMeta(cache_salt=salt), keys=keys)
+    new = Add("a", Prompt(prompt, REQUESTS["plain"], RequestMeta(cache_salt=salt)), keys=keys)
     core.add(new)
     chain = core.scheduler.kv._sequences["a:0"].chain
     assert b"".join(chain.keys) == keys and len(chain.keys) == 8
     run_dry(core)
-    again = Add("b", prompt, REQUESTS["plain"], meta=RequestMeta(cache_salt=salt))
+    again = Add("b", Prompt(prompt, REQUESTS["plain"], RequestMeta(cache_salt=salt)))
     assert run(core, again)["b:0"].cached_tokens == 32
-    other = Add("c", prompt, REQUESTS["plain"], meta=RequestMeta(cache_salt=salt + "x"))
+    other = Add("c", Prompt(prompt, REQUESTS["plain"], RequestMeta(cache_salt=salt + "x")))
     assert run(core, other)["c:0"].cached_tokens == 0
 
 
@@ -260,9 +260,9 @@ def test_who_finds_a_wrong_key_does_not_read_its_block() -> None:
     """Tokens are compared all the same."""
     core = make_core(runner=FakeRunner(64, 4))
     prompt = list(range(10, 22))
-    core.add(Add("liar", [1] * 12, REQUESTS["plain"], keys=b"".join(block_keys(prompt, 4))))
+    core.add(Add("liar", Prompt([1] * 12, REQUESTS["plain"]), keys=b"".join(block_keys(prompt, 4))))
     run_dry(core)
-    assert run(core, Add("a", prompt, REQUESTS["plain"]))["a:0"].cached_tokens == 0
+    assert run(core, Add("a", Prompt(prompt, REQUESTS["plain"])))["a:0"].cached_tokens == 0
 
 
 # --- guides over real grammars ------------------------------------------------------------------------------------
@@ -320,11 +320,13 @@ def test_an_output_whose_grammar_compiles_first_goes_on() -> None:
     """Held like a new one; the outputs are told to the guide when it is made."""
     spec = GuideSpec(grammar='start: "{" /[a-z]{6}/ "}"')
     params = SamplingParams(max_tokens=20, seed=3)
-    whole = run(make_core(vocab_size=VOCAB, guides=grammar_guides()), Add("a", PROMPT, params, guide=spec))["a:0"]
+    whole = run(make_core(vocab_size=VOCAB, guides=grammar_guides()), Add("a", Prompt(PROMPT, params, guide=spec)))[
+        "a:0"
+    ]
     assert len(whole.tokens) == 8 and whole.reason is FinishReason.STOP
     for cut in (1, 4, 7):
         core = make_core(vocab_size=VOCAB, guides=grammar_guides())
-        new = Add("a", PROMPT, params, 2, guide=spec, outputs=[PriorOutput(whole.tokens[:cut], 0.0), None])
+        new = Add("a", Prompt(PROMPT, params, guide=spec), 2, outputs=[PriorOutput(whole.tokens[:cut], 0.0), None])
         rest = run(core, new)
         assert whole.tokens[:cut] + rest["a:0"].tokens == whole.tokens and set(rest) == {"a:0"}
         core.close()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from roseinfer.core.outputs import SchedulerStats
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine import sockets
 from roseinfer.engine.messages import (
@@ -170,9 +170,9 @@ def test_last_words_are_said_before_the_end(place: Place) -> None:
 
 
 def test_a_request_that_cannot_be_read_comes_as_the_answer_to_it(place: Place) -> None:
-    good = Add("good", [5, 6], SamplingParams())
-    worse = Add("worse", [5], SamplingParams(), meta=RequestMeta(priority=0.5))
-    place.connect().send(Add("bad", [5, True], SamplingParams()), good, worse)
+    good = Add("good", Prompt([5, 6], SamplingParams()))
+    worse = Add("worse", Prompt([5], SamplingParams(), RequestMeta(priority=0.5)))
+    place.connect().send(Add("bad", Prompt([5, True], SamplingParams())), good, worse)
     bad, read, unread = [message for _, message in place.receive(3)]
     assert read == good
     for rejected, name in ((bad, "bad"), (unread, "worse")):

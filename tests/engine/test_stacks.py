@@ -9,6 +9,7 @@ import pytest
 from roseinfer.cluster.supervisor import EngineSupervisor
 from roseinfer.core import stacks
 from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
@@ -33,7 +34,7 @@ def test_the_step_that_hangs_is_named_in_the_log(tmp_path: Path, caplog: pytest.
         client = await AsyncEngine.start(UnixSocketTransport(crew.addresses[0]), tokenizer)
         try:
             params = SamplingParams(max_tokens=3)
-            client.generate(GenerateRequest(request_id="a", prompt_ids=[40, 41], params=params))
+            client.generate(GenerateRequest(request_id="a", prompt=Prompt([40, 41], params)))
             async with asyncio.timeout(PATIENCE_S):
                 while not crew.reports()[0].deaths:
                     await asyncio.sleep(0.05)

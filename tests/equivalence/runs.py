@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from roseinfer.core.plan import TokenLogprobs
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.llm import make_engine_config
@@ -62,11 +63,11 @@ def run(core: EngineCore) -> Run:
     """Every prompt's output, and of one prompt each position."""
     for name, prompt in PROMPTS.items():
         params = SamplingParams(max_tokens=LENGTHS[name], temperature=0.0, ignore_eos=True, logprobs=LISTED)
-        core.add(Add(name, prompt, params))
+        core.add(Add(name, Prompt(prompt, params)))
     scored = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=LISTED, prompt_logprobs=LISTED)
     found: Run = {}
     drain(core, found)
-    core.add(Add("scored", PROMPTS["long"], scored))
+    core.add(Add("scored", Prompt(PROMPTS["long"], scored)))
     drain(core, found)
     return found
 

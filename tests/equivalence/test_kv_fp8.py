@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.engine.messages import Add
@@ -52,7 +53,7 @@ def embedded_loss(kept: str) -> float:
     core = build_engine(config, TINY)[0]
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     for number, ids in enumerate(held_out_tokens()):
-        core.add(Add(str(number), list(ids), params))
+        core.add(Add(str(number), Prompt(list(ids), params)))
     found: list[float] = []
     while core.busy:
         for output in core.step():

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM
 from roseinfer.engine.messages import Add
@@ -74,7 +75,7 @@ def test_an_engine_is_closed_behind_its_copies(monkeypatch) -> None:
     offload = llm.core.scheduler.offload
     offload._cost = CostModel(CostParams(token_s=1.0), fit=False)
     for number in range(2):
-        llm.core.add(Add(f"{number}", [7] * 64, SamplingParams(max_tokens=8, ignore_eos=True)))
+        llm.core.add(Add(f"{number}", Prompt([7] * 64, SamplingParams(max_tokens=8, ignore_eos=True))))
         while not any(copies.told.values()) and llm.core.busy:
             llm.core.step()
     assert any(copies.told.values()), "under way"

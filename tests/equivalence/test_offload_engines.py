@@ -16,7 +16,7 @@ import torch
 from roseinfer.attention.host_store import HostStore
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import HostCopy, TokenLogprobs
-from roseinfer.core.request import Request
+from roseinfer.core.request import Prompt, Request
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -141,7 +141,7 @@ class Engine:
         for prompt in prompts:
             self._names += 1
             answers[f"{self._names}:0"] = Answer()
-            self.core.add(Add(f"{self._names}", prompt, params))
+            self.core.add(Add(f"{self._names}", Prompt(prompt, params)))
         while self.core.busy:
             for output in self.core.step():
                 answer = answers[output.request_id]
@@ -160,7 +160,7 @@ class Engine:
         for text in texts:
             self._names += 1
             scores[f"{self._names}:0"] = []
-            self.core.add(Add(f"{self._names}", text, params))
+            self.core.add(Add(f"{self._names}", Prompt(text, params)))
         while self.core.busy:
             for output in self.core.step():
                 scores[output.request_id] += output.prompt_logprobs or ()

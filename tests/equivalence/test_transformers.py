@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.llm import make_engine_config
@@ -101,8 +102,8 @@ def test_greedy_output_is_that_of_transformers(family: str, setting: str, folder
     done: dict[str, Collected] = {}
     for repeat in range(2):  # the second round meets a warm prefix cache
         for name, ids in PROMPTS.items():
-            core.add(Add(f"{name} {repeat}", ids, sampling))
-            core.add(Add(f"noise {name} {repeat}", ids[::-1], SamplingParams(max_tokens=7, seed=repeat)))
+            core.add(Add(f"{name} {repeat}", Prompt(ids, sampling)))
+            core.add(Add(f"noise {name} {repeat}", Prompt(ids[::-1], SamplingParams(max_tokens=7, seed=repeat))))
         run_dry(core, done)
     for repeat in range(2):
         got = {name: done[f"{name} {repeat}:0"].tokens for name in PROMPTS}
@@ -136,7 +137,7 @@ def test_penalties_seeds_and_logprobs_do_not_depend_on_the_schedule(folder: Path
     def run(**options: object) -> tuple[dict[str, Collected], EngineCore]:
         core = start(path, **options)
         for i, params in enumerate(settings):
-            core.add(Add(str(i), PROMPTS["long"][i:], params, n=3 if params.bad_token_ids else 1))
+            core.add(Add(str(i), Prompt(PROMPTS["long"][i:], params), 3 if params.bad_token_ids else 1))
         done = run_dry(core)
         core.close()
         return done, core

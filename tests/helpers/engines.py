@@ -4,7 +4,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import End, FinishReason, RequestOutput
 from roseinfer.core.plan import StepLimits, StepPlan
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guides import GuideFactory
@@ -76,7 +76,7 @@ def add(
     """`guide`: a grammar that the core's `GuideFactory` know."""
     sampling = SamplingParams(**{"max_tokens": 8, **params})
     spec = None if guide is None else GuideSpec(grammar=guide)
-    core.add(Add(request_id, prompt, sampling, n, RequestMeta(cache_salt=salt), spec))
+    core.add(Add(request_id, Prompt(prompt, sampling, RequestMeta(cache_salt=salt), spec), n))
 
 
 class Collected:

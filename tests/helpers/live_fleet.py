@@ -15,6 +15,7 @@ from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig,
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.process_transport import ProcessTransport
@@ -171,5 +172,5 @@ def make_requests(tokenizer: Tokenizer, count: int, rng: random.Random, max_toke
         # Without a seed each run would draw another text.
         params = SamplingParams(**{"max_tokens": max_tokens, "ignore_eos": True, "seed": 1000 + number, **given})
         prompt = tokenizer.encode(f"# {rng.randrange(10**6)}\n{TEXTS[number % len(TEXTS)]}")
-        requests.append(GenerateRequest(request_id=f"r{number}", prompt_ids=prompt, params=params, n=n))
+        requests.append(GenerateRequest(request_id=f"r{number}", prompt=Prompt(prompt, params), n=n))
     return requests

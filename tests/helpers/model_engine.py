@@ -104,14 +104,14 @@ class ModelEngine:
 
     def _advance(self, sample: Sample, tokens: int) -> RequestOutput:
         add, ids = sample.add, sample.ids
-        seed = add.seed if add.params.seed is None else add.params.seed
-        assert seed is not None and len(ids) < add.params.max_tokens
-        assert ids == expected_ids(add.prompt_ids, seed + sample.index, len(ids)), "it goes on where it was"
-        new = expected_ids(add.prompt_ids, seed + sample.index, min(len(ids) + tokens, add.params.max_tokens))
+        seed = add.seed if add.prompt.params.seed is None else add.prompt.params.seed
+        assert seed is not None and len(ids) < add.prompt.params.max_tokens
+        assert ids == expected_ids(add.prompt.ids, seed + sample.index, len(ids)), "it goes on where it was"
+        new = expected_ids(add.prompt.ids, seed + sample.index, min(len(ids) + tokens, add.prompt.params.max_tokens))
         new = new[len(ids) :]
         ids += new
         end = None
-        if len(ids) == add.params.max_tokens:
+        if len(ids) == add.prompt.params.max_tokens:
             del self.samples[sample.name]
             end = End(FinishReason.LENGTH, TIMES)
         started = None if sample.begun or len(ids) > len(new) else Started(0, 1.0, 2.0, 3.0)

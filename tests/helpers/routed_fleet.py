@@ -13,7 +13,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.promise import Promise
-from roseinfer.core.request import NO_META, RequestMeta
+from roseinfer.core.request import NO_META, Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.live import InflightLimit, LiveRequest, LiveRequests
@@ -209,10 +209,8 @@ class Fleet:
         merged = {"max_tokens": 6, "seed": 7 * number, **params}
         request = GenerateRequest(
             request_id=f"r{number}",
-            prompt_ids=prompt or [number % 200, 5, 9, 2, 7],
-            params=SamplingParams(**merged),  # type: ignore[arg-type]
+            prompt=Prompt(prompt or [number % 200, 5, 9, 2, 7], SamplingParams(**merged), meta),
             n=n,
-            meta=meta,
         )
         reader = Reader()
         return Asked(request, reader, self.routed.submit(request, reader))
@@ -269,10 +267,10 @@ class Asked:
         return bool(self.reader.errors) or len(self.reader.ends) == self.request.n
 
     def expected(self, index: int = 0) -> list[int]:
-        params = self.request.params
+        params = self.request.prompt.params
         seed = self.live.seed if params.seed is None else params.seed
         assert seed is not None
-        return expected_ids(self.request.prompt_ids, seed + index, params.max_tokens)
+        return expected_ids(self.request.prompt.ids, seed + index, params.max_tokens)
 
     def check_whole(self) -> None:
         """Every sample ended by itself, with all its tokens."""

@@ -8,6 +8,7 @@ from statistics import fmean
 import pytest
 import torch
 
+from roseinfer.core.request import Prompt
 from roseinfer.core.runner import ExpertChoice
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import make_engine_config
@@ -30,7 +31,7 @@ def test_dummy_routers_spread(rows: int, tmp_path: Path, monkeypatch: pytest.Mon
     assert info.facts.experts == ExpertChoice(16, 2)
     draw, params = random.Random(0), SamplingParams(max_tokens=STEPS + 1, temperature=0.0, ignore_eos=True)
     for number in range(rows):
-        core.add(Add(f"r{number}", [draw.randrange(10, info.facts.vocab_size) for _ in range(32)], params))
+        core.add(Add(f"r{number}", Prompt([draw.randrange(10, info.facts.vocab_size) for _ in range(32)], params)))
     while any(request.num_outputs == 0 for request in core.scheduler.roster.requests.values()):
         core.step()
     read: dict[RoutedExperts, list[int]] = {}

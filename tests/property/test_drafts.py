@@ -91,7 +91,7 @@ def test_any_drafts_give_the_same_tokens_under_objectives(
     seed, depth, policy, block_size, spare_blocks, budget, seats, right, longest
 ) -> None:
     jobs = test_slo.make_jobs(random.Random(seed), count=10)
-    blocks = -(-max(len(job.add.prompt_ids) + job.add.params.max_tokens for job in jobs) // block_size)
+    blocks = -(-max(len(job.add.prompt.ids) + job.add.prompt.params.max_tokens for job in jobs) // block_size)
     ease = test_slo.run(jobs, test_slo.AT_EASE, 16, max_num_seqs=64, max_num_batched_tokens=4000)
     got = test_slo.run(
         jobs,

@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 
 from roseinfer.core.outputs import COMPLETE, FinishReason
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -50,7 +50,7 @@ def request(name: str, kind: str, rng: random.Random, arrival_s: float) -> Add:
         arrival_s=arrival_s,
     )
     prompt = [rng.randrange(12) for _ in range(rng.choice([1, 5, 20, 80]))]
-    return Add(name, prompt, params, rng.choice([1, 1, 1, 3]), meta)
+    return Add(name, Prompt(prompt, params, meta), rng.choice([1, 1, 1, 3]))
 
 
 def small_core(rng: random.Random) -> EngineCore:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from roseinfer.core.outputs import COMPLETE, FinishReason
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -46,7 +46,7 @@ def hint(rng: random.Random, output: int) -> int | None:
 def request(name: str, rng: random.Random, slo: Slo | None, *, n: int = 1, output: int) -> Add:
     params = SamplingParams(max_tokens=output, min_tokens=output - 1, ignore_eos=True, seed=rng.randrange(4))
     prompt = [rng.randrange(12) for _ in range(rng.randrange(1, 14))]
-    return Add(name, prompt, params, n, RequestMeta(slo=slo, predicted_len=hint(rng, output)))
+    return Add(name, Prompt(prompt, params, RequestMeta(slo=slo, predicted_len=hint(rng, output))), n)
 
 
 def make_load(rng: random.Random) -> Load:
@@ -57,7 +57,7 @@ def make_load(rng: random.Random) -> Load:
         jobs.append(request(f"job-{i}", rng, objective(rng), n=n, output=output))
     bystanders = [request(f"late-{i}", rng, slo, output=rng.randrange(1, 6)) for i, slo in enumerate((LOOSE, None))]
     block_size = rng.choice([1, 4, 16])
-    longest = max(len(add.prompt_ids) + add.params.max_tokens for add in (*jobs, *bystanders))
+    longest = max(len(add.prompt.ids) + add.prompt.params.max_tokens for add in (*jobs, *bystanders))
     return Load(jobs, bystanders, -(-longest // block_size) + rng.randrange(12), block_size)
 
 
@@ -110,9 +110,11 @@ def test_everybody_ends(policy: str, seed: int) -> None:
         for index in range(add.n):
             have = done[f"{add.request_id}:{index}"]
             if have.reason is FinishReason.REJECTED:
-                assert add.meta.slo not in (None, LOOSE), "who has no objective for its first token is never too late"
+                assert add.prompt.meta.slo not in (None, LOOSE), (
+                    "who has no objective for its first token is never too late"
+                )
                 continue
-            assert have.reason in COMPLETE and len(have.tokens) == add.params.max_tokens
+            assert have.reason in COMPLETE and len(have.tokens) == add.prompt.params.max_tokens
     stats = core.scheduler.stats()
     assert stats.policy_faults == 0
     assert stats.policy_stalls == 0 or name == "scorpio", "the policy manages by itself"

@@ -7,7 +7,7 @@ import pytest
 
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.request import RequestMeta, sequence_id
+from roseinfer.core.request import Prompt, RequestMeta, sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -49,7 +49,7 @@ def requests(rng: random.Random) -> Iterator[Add]:
             ignore_eos=guide is not None,
         )
         slo = rng.choice([None, Slo(ttft_s=1e6, tpot_s=1e3), Slo(e2e_s=1e7)])
-        yield Add(f"r{number}", prompt, params, rng.choice([1, 1, 3]), RequestMeta(slo=slo), guide)
+        yield Add(f"r{number}", Prompt(prompt, params, RequestMeta(slo=slo), guide), rng.choice([1, 1, 3]))
 
 
 def moved(new: Add, said: dict[str, Collected]) -> Add | None:
@@ -60,7 +60,7 @@ def moved(new: Add, said: dict[str, Collected]) -> Add | None:
     outputs = [None if s and s.end else PriorOutput(list(s.tokens) if s else [], 0.1) for s in samples]
     if not any(outputs):
         return None
-    return Add(new.request_id, new.prompt_ids, new.params, new.n, new.meta, new.guide, outputs=outputs)
+    return Add(new.request_id, new.prompt, new.n, outputs=outputs)
 
 
 class Story:

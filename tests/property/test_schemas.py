@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from roseinfer.core.guide import GuideSpec, Thinking
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.messages import Add
@@ -96,7 +96,7 @@ def jobs_of(schemas: list[dict[str, Any]], rng: random.Random) -> list[Job]:
             ignore_eos=rng.random() < 0.5,
             min_tokens=rng.choice([0, 5]),
         )
-        jobs.append((Add(str(number), prompt, params, rng.choice([1, 1, 2]), RequestMeta(), guide), schema))
+        jobs.append((Add(str(number), Prompt(prompt, params, RequestMeta(), guide), rng.choice([1, 1, 2])), schema))
     return jobs
 
 

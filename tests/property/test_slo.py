@@ -1,14 +1,14 @@
 """Random loads with objectives on small pools: tokens do not depend on the policy, everybody ends, nothing leaks."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepPlan, StepResult
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -59,14 +59,15 @@ def make_jobs(rng: random.Random, count: int) -> list[Job]:
     jobs = []
     for i in range(count):
         params = SamplingParams(max_tokens=rng.choice([0, 1, 3, 14]), seed=i, ignore_eos=rng.random() < 0.5)
-        add = Add(str(i), [*rng.choice(heads), *rng.choices(range(VOCAB), k=rng.randrange(3))], params)
+        add = Add(str(i), Prompt([*rng.choice(heads), *rng.choices(range(VOCAB), k=rng.randrange(3))], params))
         add.n = rng.choice([1, 1, 1, 3])
-        add.meta = RequestMeta(
+        meta = RequestMeta(
             slo=objective(rng),
             priority=rng.choice([0, 0, 1]),
             predicted_len=rng.choice([None, 1, 5, 100]),
             deadline_s=rng.choice([None, None, 0.3]),
         )
+        add.prompt = replace(add.prompt, meta=meta)
         jobs.append(Job(add, rng.randrange(10), rng.randrange(12) if rng.random() < 0.2 else None))
     return jobs
 
@@ -118,7 +119,7 @@ def test_objectives_change_when_and_whether_but_never_what(
     seed, policy, depth, block_size, spare_blocks, budget, seats, prefix_caching
 ) -> None:
     jobs = make_jobs(random.Random(seed), count=10)
-    longest = max(len(job.add.prompt_ids) + job.add.params.max_tokens for job in jobs)
+    longest = max(len(job.add.prompt.ids) + job.add.prompt.params.max_tokens for job in jobs)
     ease = run(jobs, AT_EASE, 16, max_num_seqs=64, max_num_batched_tokens=4000)
     name, _, mixed = policy.partition(" ")
     own = {"scorpio_mixed": True, "scorpio_stagger": True} if mixed else {}

@@ -8,7 +8,7 @@ import torch
 from roseinfer.core.clock import ManualClock, MonotonicClock
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.plan import Admission, Row, StepPlan, TokenMasks
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.llm import LLM
@@ -150,8 +150,10 @@ def said_under_guides(overlap: bool) -> dict[str, list[int]]:
         )
         for i in range(3):
             params = SamplingParams(max_tokens=9, temperature=0.5 * i, seed=i, ignore_eos=True)
-            core.add(Add(f"guided-{i}", [5, 6, 7 + i], params, 1, RequestMeta(), GuideSpec(grammar=f"{i + 3},6,{i}")))
-        core.add(Add("free", [5, 6, 7], SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)))
+            core.add(
+                Add(f"guided-{i}", Prompt([5, 6, 7 + i], params, RequestMeta(), GuideSpec(grammar=f"{i + 3},6,{i}")), 1)
+            )
+        core.add(Add("free", Prompt([5, 6, 7], SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))))
         return {name: done.tokens for name, done in run_dry(core).items()}
 
 

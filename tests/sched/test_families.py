@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roseinfer.core.request import Request, RequestMeta
+from roseinfer.core.request import Prompt, Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -56,7 +56,7 @@ def test_samples_are_one_entry_before_and_after_their_prompt_is_computed() -> No
 def test_all_samples_start_in_the_step_after_their_prompt(policy: str) -> None:
     core = make_core(scheduling_policy=policy, max_num_seqs=16)
     params = SamplingParams(max_tokens=4, ignore_eos=True)
-    core.add(Add("a", [1, 2, 3], params, 9, RequestMeta(slo=Slo(ttft_s=10.0, tpot_s=10.0))))
+    core.add(Add("a", Prompt([1, 2, 3], params, RequestMeta(slo=Slo(ttft_s=10.0, tpot_s=10.0))), 9))
     run_dry(core)
     assert [len(plan.admitted) for plan in submitted(core)][:2] == [1, 8]
 
@@ -64,10 +64,12 @@ def test_all_samples_start_in_the_step_after_their_prompt(policy: str) -> None:
 def test_samples_of_one_request_do_not_fill_the_window_of_slack() -> None:
     """24 samples could start but lack blocks to run to their end; who is behind them is looked at all the same."""
     core, seen = watched("slack", max_num_seqs=40, num_blocks=64, block_size=4)
-    new = Add("many", [1] * 8, SamplingParams(max_tokens=20, ignore_eos=True), 24, RequestMeta(slo=Slo(tpot_s=5.0)))
+    new = Add(
+        "many", Prompt([1] * 8, SamplingParams(max_tokens=20, ignore_eos=True), RequestMeta(slo=Slo(tpot_s=5.0))), 24
+    )
     core.add(new)
     core.add(
-        Add("other", [2] * 4, SamplingParams(max_tokens=4, ignore_eos=True), meta=RequestMeta(slo=Slo(tpot_s=5.0)))
+        Add("other", Prompt([2] * 4, SamplingParams(max_tokens=4, ignore_eos=True), RequestMeta(slo=Slo(tpot_s=5.0))))
     )
     done: dict[str, Collected] = {}
     while "other:0" not in done:

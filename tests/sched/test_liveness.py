@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from roseinfer.core.request import Request, RequestMeta
+from roseinfer.core.request import Prompt, Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -48,7 +48,7 @@ class NoVictims(Silent):
 
 def add_promised(core: EngineCore, name: str, prompt: int, *, n: int = 1, length: int, slo: Slo, **fields: int) -> None:
     params = SamplingParams(max_tokens=length, min_tokens=length - 1, ignore_eos=True)
-    core.add(Add(name, [i % 50 for i in range(prompt)], params, n, RequestMeta(slo=slo, **fields)))
+    core.add(Add(name, Prompt([i % 50 for i in range(prompt)], params, RequestMeta(slo=slo, **fields)), n))
 
 
 @pytest.mark.parametrize("depth", [1, 2])

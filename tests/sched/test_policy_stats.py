@@ -8,7 +8,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import FinishReason, PolicyStats, SchedulerStats
 from roseinfer.core.plan import StepLimits
-from roseinfer.core.request import Request, RequestMeta, sequence_id
+from roseinfer.core.request import Prompt, Request, RequestMeta, sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -188,7 +188,7 @@ def steps(core: EngineCore, runner: FixedLengthRunner, slo: Slo | None) -> list[
     """The snapshots after each turn that completed a step, for three requests of several lengths."""
     for number, (prompt, output) in enumerate(((100, 10), (30, 5), (10, 20))):
         meta = RequestMeta(slo=slo, predicted_len=output)
-        core.add(Add(str(number), [1] * prompt, SamplingParams(max_tokens=100), meta=meta))
+        core.add(Add(str(number), Prompt([1] * prompt, SamplingParams(max_tokens=100), meta)))
         runner.expect(sequence_id(str(number), 0), prompt, output)
     found = [core.stats()]
     while core.busy:

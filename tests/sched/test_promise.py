@@ -7,7 +7,7 @@ import pytest
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.promise import DUE_S, Promise
-from roseinfer.core.request import Request, RequestMeta
+from roseinfer.core.request import Prompt, Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -53,7 +53,7 @@ class Engine:
             self.outputs.expect(f"{name}:{sample}", prompt, 100)
         meta = RequestMeta(slo=Slo(**objectives) if objectives else None, predicted_len=100)
         ids = [1000 - self._number] * prompt if prompt > 100 else [self._number] * prompt
-        self.core.add(Add(name, tuple(ids), SamplingParams(max_tokens=1000), samples, meta))
+        self.core.add(Add(name, Prompt(tuple(ids), SamplingParams(max_tokens=1000), meta), samples))
 
     def steps(self, count: int) -> None:
         for _ in range(count):

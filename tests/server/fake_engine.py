@@ -134,17 +134,17 @@ class FakeEngine:
         if request.parser is not None:
             return list(self.parsed(request, index, self.reply if reply is None else reply))
         ids = self.tokenizer.encode(self.reply if reply is None else reply, add_special_tokens=False)
-        ids, complete = ids[: request.params.max_tokens], len(ids) <= request.params.max_tokens
+        ids, complete = ids[: request.prompt.params.max_tokens], len(ids) <= request.prompt.params.max_tokens
         chunks: list[SequenceChunk] = []
         for i, token in enumerate(ids):
             chunk = SequenceChunk(index, self.tokenizer.decode([token]), [token], num_output_tokens=i + 1)
-            if request.params.logprobs is not None:
-                chunk.logprobs = [fake_logprobs(token, i, request.params.logprobs)]
+            if request.prompt.params.logprobs is not None:
+                chunk.logprobs = [fake_logprobs(token, i, request.prompt.params.logprobs)]
             chunks.append(chunk)
         if not chunks:
             chunks.append(SequenceChunk(index))
-        if index == 0 and request.params.prompt_logprobs is not None:
-            chunks[0].prompt_logprobs = fake_prompt_logprobs(request.prompt_ids, request.params.prompt_logprobs)
+        if index == 0 and request.prompt.params.prompt_logprobs is not None:
+            chunks[0].prompt_logprobs = fake_prompt_logprobs(request.prompt.ids, request.prompt.params.prompt_logprobs)
         reason = FinishReason.STOP if complete and ids else FinishReason.LENGTH
         chunks[-1] = replace(chunks[-1], finish_reason=reason, times=TIMES, preemptions=1)
         return list(chunks)
@@ -153,15 +153,15 @@ class FakeEngine:
         """As the engine's own client has it, for a request that brings a parser."""
         assert request.parser is not None
         ids = self.tokenizer.encode(reply, add_special_tokens=False)
-        reason = FinishReason.STOP if len(ids) <= request.params.max_tokens else FinishReason.LENGTH
-        ids = ids[: request.params.max_tokens]
-        text = ParsedSequenceText(index, request.params, self.tokenizer, request.parser())
+        reason = FinishReason.STOP if len(ids) <= request.prompt.params.max_tokens else FinishReason.LENGTH
+        ids = ids[: request.prompt.params.max_tokens]
+        text = ParsedSequenceText(index, request.prompt.params, self.tokenizer, request.parser())
         started = Started(0, *TIMES[:3])
         for i, token in enumerate(ids):
             end = End(reason, TIMES, preemptions=1) if i == len(ids) - 1 else None
             scores = None
-            if request.params.logprobs is not None:
-                scores = (fake_logprobs(token, i, request.params.logprobs),)
+            if request.prompt.params.logprobs is not None:
+                scores = (fake_logprobs(token, i, request.prompt.params.logprobs),)
             output = RequestOutput("", (token,), scores, None, started if i == 0 else None, end)
             chunk = text.take(output, TIMES.finished_s)
             assert chunk is not None

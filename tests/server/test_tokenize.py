@@ -28,7 +28,7 @@ def test_messages(server: LiveServer) -> None:
     messages = [{"role": "user", "content": "hello"}]
     answer = server.post("/tokenize", {"messages": messages}).json()
     server.post("/v1/chat/completions", {"messages": messages})
-    assert answer["tokens"] == server.engine.requests[0].prompt_ids
+    assert answer["tokens"] == server.engine.requests[0].prompt.ids
     shorter = server.post("/tokenize", {"messages": messages, "add_generation_prompt": False}).json()
     assert shorter["tokens"] == answer["tokens"][:-1]
 

@@ -12,7 +12,7 @@ import pytest
 
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, ProfileConfig, SchedulerConfig
 from roseinfer.core.outputs import COMPLETE, FinishReason
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk
@@ -49,10 +49,8 @@ def make_request(number: int, rng: random.Random) -> GenerateRequest:
     )
     return GenerateRequest(
         request_id=str(number),
-        prompt_ids=prompt,
-        params=sampling,
+        prompt=Prompt(prompt, sampling, RequestMeta(slo=SLOS[number % len(SLOS)])),
         n=2 if number % 10 == 0 else 1,
-        meta=RequestMeta(slo=SLOS[number % len(SLOS)]),
     )
 
 
@@ -82,8 +80,9 @@ class Load:
                 stream.cancel()
                 return
         if request.request_id in ("4", "8", "14", "20"):  # the next turn of a conversation finds it in the cache
-            longer = [*request.prompt_ids, *output, 50, 51]
-            await self._send(replace(request, request_id=f"{request.request_id}+", prompt_ids=longer))
+            longer = [*request.prompt.ids, *output, 50, 51]
+            prompt = replace(request.prompt, ids=longer)
+            await self._send(replace(request, request_id=f"{request.request_id}+", prompt=prompt))
 
 
 async def run_load(config: EngineConfig) -> list[SequenceChunk]:

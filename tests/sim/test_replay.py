@@ -12,7 +12,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits, StepPlan
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.messages import Add
 from roseinfer.engine.record import Recorder, RecordingCore
@@ -84,8 +84,9 @@ def record(
         while number < len(arrivals) and arrivals[number].at_s <= clock.now():
             arrival = arrivals[number]
             prompt = [number // 2 % kinds] * 640 + [number] * 40 if kinds else list(arrival.prompt_ids)
-            add = Add(str(number), prompt, SamplingParams(max_tokens=900))
-            add.meta = RequestMeta(arrival_s=arrival.at_s, slo=arrival.slo, predicted_len=arrival.predicted_len)
+            add = Add(str(number), Prompt(prompt, SamplingParams(max_tokens=900)))
+            meta = RequestMeta(arrival_s=arrival.at_s, slo=arrival.slo, predicted_len=arrival.predicted_len)
+            add.prompt = replace(add.prompt, meta=meta)
             core.add(add)
             outputs.expect(f"{number}:0", len(prompt), arrival.output_len)
             number += 1

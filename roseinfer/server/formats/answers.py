@@ -15,7 +15,7 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.http.errors import ApiError
-from roseinfer.server.request.job import Job, Prompt, StreamChoices, Usage
+from roseinfer.server.request.job import Job, StreamChoices, Usage
 from roseinfer.text.output import CallEnd, Event, Text, joined
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -55,17 +55,19 @@ class Piece:
 
 
 class Choice:
-    """Gathers the chunks of sample `index` of an answer until `take`."""
+    """Gathers the chunks of choice `index` of a job until `take`. `echo_text`: the prompt's text to echo."""
 
-    def __init__(self, prompt: Prompt, index: int) -> None:
-        self.prompt = prompt
+    def __init__(self, job: Job, index: int) -> None:
+        position = index // job.n
+        self.prompt = job.prompts[position]
         self.index = index
+        self.echo_text = job.echo_texts[position] if job.echo_texts else ""
         self.opened = False
         self.prompt_entries: list[TokenLogprobs | None] | None = None
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._entries: list[TokenLogprobs] = []
-        self._events: list[Event] | None = None if prompt.parser is None else []
+        self._events: list[Event] | None = None if job.parser is None else []
         self._called = False
         self._finish: FinishReason | None = None
         self._stop_reason: int | str | None = None
@@ -107,11 +109,7 @@ class Choices:
 
     def __init__(self, job: Job) -> None:
         self._n = job.n
-        self.all = [
-            Choice(prompt, position * job.n + sample)
-            for position, prompt in enumerate(job.prompts)
-            for sample in range(job.n)
-        ]
+        self.all = [Choice(job, index) for index in range(job.num_choices)]
 
     def add(self, prompt: int, chunk: SequenceChunk) -> Choice:
         choice = self.all[prompt * self._n + chunk.index]

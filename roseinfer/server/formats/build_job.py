@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roseinfer.core.guide import GuideSpec
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.server.formats.sampling import RequestedLogprobs, fit, sampling_params, with_bad_token_ids
 from roseinfer.server.formats.schemas import GenerationRequest, StreamOptions
@@ -16,7 +17,7 @@ from roseinfer.server.formats.unsupported import ANY_TIER, check_extras
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import unknown_fields
 from roseinfer.server.request.inference import Call
-from roseinfer.server.request.job import Job, Prompt, StreamChoices
+from roseinfer.server.request.job import Job, StreamChoices
 from roseinfer.server.request.objectives import Objectives, objectives
 from roseinfer.server.request.prompts import Encoded
 from roseinfer.text.output import OutputParser
@@ -105,8 +106,7 @@ def build_job(
     for entry in encoded:
         fitted = fit(params, len(entry.ids), context, param)
         total += settings.n * (len(entry.ids) + fitted.max_tokens)
-        text = entry.text if echo else ""
-        prompts.append(Prompt(entry.ids, fitted, meta, text, output.guide, output.parser))
+        prompts.append(Prompt(entry.ids, fitted, meta, output.guide))
     if total > limits.max_total_tokens:
         message = f"n x (prompt + max_tokens) over all prompts is {total} tokens"
         raise bad_request(f"{message}, at most {limits.max_total_tokens} are allowed", "n")
@@ -121,8 +121,10 @@ def build_job(
         meta=meta,
         prompts=tuple(prompts),
         n=settings.n,
+        parser=output.parser,
         stream=settings.stream,
         echo=echo,
+        echo_texts=tuple(entry.text for entry in encoded) if echo else (),
         logprobs=settings.logprobs.output,
         prompt_logprobs=settings.logprobs.prompt_field,
         return_token_ids=bool(request.return_token_ids),

@@ -81,7 +81,7 @@ class CompletionWriter:
     def delta(self, choice: Choice, piece: Piece) -> bytes:
         echo = self._job.echo and piece.first
         logprobs = b"null" if self._job.logprobs is None else dumps(self._logprobs(choice, piece, echo))
-        text = dumps(choice.prompt.text + piece.text if echo else piece.text)
+        text = dumps(choice.echo_text + piece.text if echo else piece.text)
         ids = b""
         if self._job.return_token_ids:
             ids = b',"token_ids":' + dumps(piece.token_ids)
@@ -96,7 +96,7 @@ class CompletionWriter:
         return event % (choice.index, piece.finish.value.encode(), dumps(piece.stop_reason))
 
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        text = choice.prompt.text + piece.text if self._job.echo else piece.text
+        text = choice.echo_text + piece.text if self._job.echo else piece.text
         said: dict[str, Any] = {"index": choice.index, "text": text}
         said["logprobs"] = self._logprobs(choice, piece, self._job.echo)
         said |= about_prompt(self._job, self._names, choice)
@@ -113,7 +113,7 @@ class CompletionWriter:
         if top is None:
             return None
         if choice not in self._rendered:
-            offset = len(choice.prompt.text) if self._job.echo else 0
+            offset = len(choice.echo_text) if self._job.echo else 0
             text = IncrementalDetokenizer(self._tokenizer, choice.prompt.params.skip_special_tokens)
             self._rendered[choice] = CompletionLogprobs(self._names, top, text, offset)
         own = self._rendered[choice].render(piece.token_ids, piece.entries)

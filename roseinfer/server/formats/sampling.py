@@ -6,7 +6,7 @@ from typing import Any
 from roseinfer.core.request import context_error, kept_prompt_tokens
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.prepare import spell_out
+from roseinfer.engine.prepare import resolve_bad_words
 from roseinfer.server.formats.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.limits import Limits
@@ -137,7 +137,7 @@ def fit(params: SamplingParams, prompt_len: int, max_model_len: int, param: str 
 
 def with_bad_token_ids(params: SamplingParams, tokenizer: Tokenizer, limits: Limits) -> SamplingParams:
     """Turn `bad_words` into token ids. Too slow for the event loop. Raises `InvalidRequestError` or `ApiError` 400."""
-    params = spell_out(params, tokenizer)
+    params = resolve_bad_words(params, tokenizer)
     if sum(map(len, params.bad_token_ids)) > limits.max_bad_words_tokens:
         raise bad_request(f"bad_words has more than {limits.max_bad_words_tokens} tokens", "bad_words")
     return params

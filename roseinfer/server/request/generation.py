@@ -6,9 +6,10 @@ from typing import Any, Protocol
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import RequestFailedError, RoseinferError
 from roseinfer.core.outputs import COMPLETE, FinishReason
+from roseinfer.core.request import Prompt
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk, Submission
 from roseinfer.server.http.errors import ApiError, SloUnattainable, deadline_exceeded
-from roseinfer.server.request.job import Job, JobProgress, Prompt, PromptRun, SampleRecord, UnreadRequest
+from roseinfer.server.request.job import Job, JobProgress, PromptRun, SampleRecord, UnreadRequest
 
 _PROPER_ENDS = (*COMPLETE, FinishReason.TIMEOUT)
 
@@ -73,7 +74,7 @@ class Generation:
         self.job = job
         # For all prompts: those never submitted because the client left count as ended too.
         runs = [_run_of(job, prompt) for prompt in job.prompts]
-        self.progress = JobProgress(runs, any(prompt.parser is not None for prompt in job.prompts))
+        self.progress = JobProgress(runs, job.parser is not None)
         self._engine = engine
         self._ids = ids
         self._observer = observer
@@ -88,16 +89,8 @@ class Generation:
         needs_sample_0 = job.n > 1 and job.prompts[0].params.prompt_logprobs is not None
         self._receiver = _Sample0First(receiver) if needs_sample_0 else receiver
         for position, prompt in enumerate(job.prompts):
-            request = GenerateRequest(
-                # Unique even if a client reuses an id.
-                request_id=f"{job.request_id}-{next(self._ids)}",
-                prompt_ids=prompt.ids,
-                params=prompt.params,
-                n=job.n,
-                meta=prompt.meta,
-                guide=prompt.guide,
-                parser=prompt.parser,
-            )
+            request_id = f"{job.request_id}-{next(self._ids)}"  # unique even if a client reuses an id
+            request = GenerateRequest(request_id=request_id, prompt=prompt, n=job.n, parser=job.parser)
             run = self.progress.runs[position]
             submission = self._engine.submit(request, _PromptSink(self, position, run))
             self._submissions.append(submission)

@@ -8,32 +8,14 @@ from typing import Any, NamedTuple
 from starlette.requests import ClientDisconnect
 
 from roseinfer.core.errors import InvalidRequestError
-from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import COMPLETE, FinishReason, RequestTimes
-from roseinfer.core.request import NO_META, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.request import NO_META, Prompt, RequestMeta
 from roseinfer.core.slo import Slo, Why
 from roseinfer.engine.api import Route, SequenceChunk
 from roseinfer.server.http.errors import ApiError, as_api_error
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST
 from roseinfer.server.request.slo_classes import NO_CLASS
 from roseinfer.text.output import CallEnd, OutputParser
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt of a job. `text`: the prompt that `echo` returns; empty without `echo`.
-
-    `meta`: the job's, with the predicted length of this prompt if there is one. `guide`: constraint of its outputs.
-    `parser`: makes a parser for one output; None = plain text.
-    """
-
-    ids: list[int]
-    params: SamplingParams
-    meta: RequestMeta = NO_META
-    text: str = ""
-    guide: GuideSpec | None = None
-    parser: Callable[[], OutputParser] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +35,7 @@ class Job:
     `logprobs`, `prompt_logprobs`: number of alternatives, None = off. `stream`: None for a whole answer.
     `first_token_by_s`: the request times out if it has no token by then; same clock as `arrival_s`.
     `report_slo`, `report_why`: add objectives and their explanation to `usage`.
+    `parser`: makes a parser of one output; None = plain text. `echo_texts`: the prompts' texts if `echo` is set.
     `lengths_predicted`: the prompts' lengths come from the server's predictor, not the client.
     `about`: request fields that the answer repeats. `call_names`: function name of the model -> name in the API.
     `tool_parser`: name of the tool call format. `store_answer`: called with the complete answer; None = not stored.
@@ -67,6 +50,8 @@ class Job:
     prompts: tuple[Prompt, ...]
     meta: RequestMeta = NO_META
     n: int = 1
+    parser: Callable[[], OutputParser] | None = None
+    echo_texts: tuple[str, ...] = ()
     stream: StreamChoices | None = None
     echo: bool = False
     logprobs: int | None = None

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.outputs import FinishReason
-from roseinfer.server.request.job import Job, JobProgress, Prompt
+from roseinfer.core.request import Prompt
+from roseinfer.server.request.job import Job, JobProgress
 from roseinfer.server.text_work.offload import Offload
 from roseinfer.text.tokenizer import Tokenizer
 

@@ -77,7 +77,7 @@ def test_turns_and_the_system_message_go_to_the_server(server: LiveServer, talki
         {"role": "assistant", "content": REPLY},
     ]
     first, second = server.engine.requests
-    assert len(second.prompt_ids) > len(first.prompt_ids)
+    assert len(second.prompt.ids) > len(first.prompt.ids)
     assert "empty" in talking.command("/clear")
     assert talking.messages == []
 
@@ -95,7 +95,7 @@ def test_a_refusal_says_why_and_what_could_be_kept(server: LiveServer, talking: 
     assert question == "hi"
     talking.ask(question)
     assert [message["content"] for message in talking.messages] == ["hi", REPLY]
-    assert server.engine.requests[0].meta.slo.ttft_s == 10.0
+    assert server.engine.requests[0].prompt.meta.slo.ttft_s == 10.0
     assert "TTFT" in talking.command("/stats") and "promise kept" in (talking.chat.last or "")
 
 
@@ -202,7 +202,7 @@ def test_complete(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.main(["complete", server.url, "-q", "def", "--max-tokens", "8"]) == 0
     assert capsys.readouterr().out == f"{REPLY}\n"
     (request,) = server.engine.requests
-    assert server.tokenizer.decode(request.prompt_ids).endswith("def")
+    assert server.tokenizer.decode(request.prompt.ids).endswith("def")
 
 
 def test_a_question_by_standard_input(
@@ -213,7 +213,7 @@ def test_a_question_by_standard_input(
     assert capsys.readouterr().out == f"{REPLY}\n"
     assert cli.main(["chat", server.url, "--max-tokens", "8", "-q", "a question"]) == 0
     piped, typed = server.engine.requests
-    assert piped.prompt_ids == typed.prompt_ids, "the end of its line is no part of it"
+    assert piped.prompt.ids == typed.prompt.ids, "the end of its line is no part of it"
     monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
     assert cli.main(["chat", server.url]) == 2
 
@@ -280,4 +280,4 @@ def test_leaving(server: LiveServer, ignores_interrupts: bool) -> None:
         terminal.type("\x04")
         assert terminal.exit_code() == 0
     (request,) = server.engine.requests
-    assert "one\ntwo" in server.tokenizer.decode(request.prompt_ids)
+    assert "one\ntwo" in server.tokenizer.decode(request.prompt.ids)

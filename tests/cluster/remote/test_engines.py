@@ -18,6 +18,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.promise import Promise
+from roseinfer.core.request import Prompt
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
 from roseinfer.engine.messages import Add, EngineMessage, Heartbeat, PromiseUpdate, Ready
 from roseinfer.engine.remote.gate import Gate
@@ -257,7 +258,7 @@ def test_an_engine_that_does_not_read_holds_nobody_up(monkeypatch: pytest.Monkey
 
     async def act(scene: Scene) -> None:
         transport, _ = await scene.connected()
-        large = Add("r", list(range(200_000)), None)  # type: ignore[arg-type]
+        large = Add("r", Prompt(list(range(200_000)), None))  # type: ignore[arg-type]
         for _ in range(30):
             transport.send(large)
         assert not scene.deaths, "whoever sends is in the middle of something"
@@ -272,7 +273,7 @@ def test_a_message_that_no_engine_would_take_is_not_sent(monkeypatch: pytest.Mon
         assert transport._link is not None
         transport._link._frames = SealedFrames(Keys(b"a" * 32, b"b" * 32), 1000)
         with pytest.raises(OverflowError):
-            transport.send(Add("r", list(range(2000)), None))  # type: ignore[arg-type]
+            transport.send(Add("r", Prompt(list(range(2000)), None)))  # type: ignore[arg-type]
         assert not scene.deaths
 
     play(act)

@@ -21,7 +21,7 @@ from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.engines import RemoteEngines
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.core.errors import EngineDeadError, EngineUnavailableError
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineState, GenerateRequest
@@ -97,7 +97,7 @@ class Hosts:
 def ask(name: str, number: int, tokens: int, **meta: Any) -> GenerateRequest:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=number, temperature=1.0)
     prompt = [5 + number, *range(5, 45)]
-    return GenerateRequest(request_id=name, prompt_ids=prompt, params=params, meta=RequestMeta(**meta))
+    return GenerateRequest(request_id=name, prompt=Prompt(prompt, params, RequestMeta(**meta)))
 
 
 async def hosts(stack: AsyncExitStack, folder: Path) -> Hosts:
@@ -140,7 +140,7 @@ async def check_whole(hosts: Hosts, streams: list[Stream]) -> None:
     await ended(again)
     for stream, wanted in zip(streams, again, strict=True):
         assert stream.error is None and wanted.error is None
-        assert stream.same(wanted) and stream.tokens == stream.request.params.max_tokens
+        assert stream.same(wanted) and stream.tokens == stream.request.prompt.params.max_tokens
 
 
 async def begun(streams: list[Stream]) -> None:

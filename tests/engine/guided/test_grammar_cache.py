@@ -9,7 +9,7 @@ import pytest
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.guide import GuideSpec, Trigger
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.request import RequestMeta
+from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided import grammar_cache as shelf_module
@@ -217,7 +217,11 @@ def test_a_request_waits_for_its_grammar_and_nobody_waits_with_it(depth: int):
 
 def test_its_clock_runs_from_its_arrival():
     core, tokens = slow_core()
-    core.add(Add("a", PROMPT, SamplingParams(max_tokens=9), 1, RequestMeta(arrival_s=3.0), GuideSpec(grammar=LETTERS)))
+    core.add(
+        Add(
+            "a", Prompt(PROMPT, SamplingParams(max_tokens=9), RequestMeta(arrival_s=3.0), GuideSpec(grammar=LETTERS)), 1
+        )
+    )
     tokens.come.set()
     collected: dict[str, Collected] = {}
     until_released(core, collected)
@@ -228,7 +232,7 @@ def test_who_waits_can_be_aborted_and_can_be_too_late():
     core, tokens = slow_core()
     add(core, "a", PROMPT, n=2, guide=LETTERS)
     late = RequestMeta(arrival_s=0.0, deadline_s=5.0)
-    core.add(Add("late", PROMPT, SamplingParams(max_tokens=9), 2, late, GuideSpec(grammar=LETTERS)))
+    core.add(Add("late", Prompt(PROMPT, SamplingParams(max_tokens=9), late, GuideSpec(grammar=LETTERS)), 2))
     collected: dict[str, Collected] = {}
     core.abort(["a:1"])
     gather(core.step(), collected)
@@ -265,8 +269,8 @@ def test_what_cannot_run_is_refused_before_it_waits():
 def test_a_grammar_that_cannot_be_used_ends_its_request_as_wrong(spec, error, code):
     core, tokens = slow_core(error)
     clock = core._clock
-    new = Add("a", PROMPT, SamplingParams(max_tokens=4), 2, guide=spec)
-    other = Add("other", PROMPT, SamplingParams(max_tokens=4, ignore_eos=True))
+    new = Add("a", Prompt(PROMPT, SamplingParams(max_tokens=4), guide=spec), 2)
+    other = Add("other", Prompt(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True)))
     script = Script(core, clock, [(1, new), (2, other)])
     tokens.come.set()
     EngineLoop(core, script, script, clock).run()
@@ -279,7 +283,7 @@ def test_a_grammar_that_cannot_be_used_ends_its_request_as_wrong(spec, error, co
 
 def test_who_left_is_told_nothing():
     core, tokens = slow_core()
-    new = Add("a", PROMPT, SamplingParams(), guide=GuideSpec(grammar=LETTERS))
+    new = Add("a", Prompt(PROMPT, SamplingParams(), guide=GuideSpec(grammar=LETTERS)))
     script = Script(core, core._clock, [(1, new)], [(1, Abort(["a:0"]))])
     EngineLoop(core, script, script, core._clock).run()
     assert not core._held and not [m for _, _, m in script.sent if isinstance(m, Invalid)]
@@ -301,5 +305,5 @@ def test_token_ids_outside_the_vocabulary_are_refused():
     core = make_core(guides=grammar_guides(), vocab_size=VOCAB)
     for spec in (GuideSpec(banned=(VOCAB,)), GuideSpec(triggers=(Trigger(grammar=LETTERS, token_id=-1),))):
         with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
-            core.add(Add("a", PROMPT, SamplingParams(), guide=spec))
+            core.add(Add("a", Prompt(PROMPT, SamplingParams(), guide=spec)))
     assert not core.busy

@@ -12,7 +12,7 @@ from roseinfer.core.errors import CONSTRAINT_TOO_SLOW, InvalidRequestError
 from roseinfer.core.guide import GuideSpec, Trigger
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepLimits
-from roseinfer.core.request import RequestMeta, request_id_of
+from roseinfer.core.request import Prompt, RequestMeta, request_id_of
 from roseinfer.core.runner import Capabilities
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
@@ -301,7 +301,7 @@ class CostlyRun:
         core._guided = GuidedSequences(self.guides, VOCAB, self.clock)
         for name, n in requests:
             spec = GuideSpec(grammar=f"start: /[a-z]{{{tokens}}}/")
-            core.add(Add(name, PROMPT, SamplingParams(max_tokens=tokens + 1), n, seed=ord(name), guide=spec))
+            core.add(Add(name, Prompt(PROMPT, SamplingParams(max_tokens=tokens + 1), guide=spec), n, seed=ord(name)))
         self.done = run_dry(core)
         self.stats = core.stats().guides
         assert_empty(core)
@@ -387,7 +387,7 @@ def test_a_guide_that_only_bans_tokens_lets_no_step_wait() -> None:
     core = make_core(depth=2, runner=runner, guides=grammar_guides(), vocab_size=VOCAB)
     banned = tuple(range(40))
     params = SamplingParams(max_tokens=9, ignore_eos=True)
-    core.add(Add("a", PROMPT, params, guide=GuideSpec(banned=banned)))
+    core.add(Add("a", Prompt(PROMPT, params, guide=GuideSpec(banned=banned))))
     assert min(run_dry(core)["a:0"].tokens) >= 40
     assert runner.log[:5] == ["plan 0", "sample 0", "plan 1", "sample 1", "result 0"]
 
@@ -397,7 +397,9 @@ def test_what_is_counted() -> None:
     core = make_core(depth=2, runner=FakeRunner(64, 4, VOCAB), guides=grammar_guides(), vocab_size=VOCAB)
     assert core.stats().guides is None, "nobody has asked"
     add(core, "a", PROMPT, guide=LETTERS, max_tokens=20)
-    core.add(Add("b", PROMPT, SamplingParams(max_tokens=6, ignore_eos=True), guide=GuideSpec(triggers=(trigger,))))
+    core.add(
+        Add("b", Prompt(PROMPT, SamplingParams(max_tokens=6, ignore_eos=True), guide=GuideSpec(triggers=(trigger,))))
+    )
     run_dry(core)
     add(core, "c", PROMPT, guide=LETTERS, max_tokens=20)
     run_dry(core)
@@ -423,7 +425,7 @@ def test_the_cost_model_learns_what_masks_take() -> None:
     core = EngineCore(scheduler, runner, clock, vocab_size=50, guides=ArithmeticGuides())
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     slo = RequestMeta(slo=Slo(tpot_s=0.1))
-    core.add(Add("a", PROMPT, params, meta=slo, guide=GuideSpec(grammar="3,200")))
+    core.add(Add("a", Prompt(PROMPT, params, slo, GuideSpec(grammar="3,200"))))
     for _ in range(120):
         core.step()
     assert core.stats().policy.predicted_step_s == pytest.approx(0.015, rel=0.03)

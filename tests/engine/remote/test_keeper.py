@@ -13,6 +13,7 @@ from roseinfer.cluster.devices import EngineSpec, engine_specs
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.engines import RemoteEngines
 from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineState, GenerateRequest
 from roseinfer.engine.remote.keeper import EngineKeeper
@@ -23,7 +24,7 @@ from tests.helpers.remote import LOOPBACK, SECRET, client, keeper, priced_config
 
 def ask(name: str, tokens: int = 12) -> GenerateRequest:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=7, temperature=1.0)
-    return GenerateRequest(request_id=name, prompt_ids=list(range(5, 45)), params=params)
+    return GenerateRequest(request_id=name, prompt=Prompt(list(range(5, 45)), params))
 
 
 async def answer(engine: RoutedEngine, request: GenerateRequest) -> list[int]:

@@ -11,6 +11,7 @@ import pytest
 
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.promise import Promise
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.messages import (
     OWNER,
@@ -101,7 +102,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 BEAT = Heartbeat(SchedulerStats(), 1.0)
-ADD = Add("r", [1, 2], SamplingParams(), age_s=0.5, sent_s=123.0)
+ADD = Add("r", Prompt([1, 2], SamplingParams()), age_s=0.5, sent_s=123.0)
 
 
 def test_peers_are_served_like_clients_of_this_host_but_never_own_the_engine(place: Place) -> None:

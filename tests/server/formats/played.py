@@ -6,11 +6,12 @@ from typing import Any
 import orjson
 
 from roseinfer.core.outputs import FinishReason
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.inference import AnswerFormat
-from roseinfer.server.request.job import Job, Prompt, StreamChoices, Usage
+from roseinfer.server.request.job import Job, StreamChoices, Usage
 from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
 from tests.helpers.parsers import BracketParser
 from tests.helpers.tokenizers import byte_tokenizer
@@ -48,9 +49,9 @@ def chunks(
 
 
 def job_of(stream: StreamChoices | None = None, **fields: Any) -> Job:
-    prompt = Prompt(ids=[1] * 7, params=SamplingParams(), parser=BracketParser)
+    prompt = Prompt(ids=[1] * 7, params=SamplingParams())
     head = {"api": "x", "id": "the-id", "request_id": "r", "model": "m", "created": 5, "arrival_s": 0.0}
-    return Job(**head, prompts=(prompt,), stream=stream, **fields)
+    return Job(**head, prompts=(prompt,), parser=BracketParser, stream=stream, **fields)
 
 
 def streamed(kind: AnswerFormat, given: list[SequenceChunk], error: ApiError | None = None, **fields: Any) -> Events:

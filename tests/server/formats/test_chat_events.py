@@ -8,12 +8,13 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.output import merge
 from roseinfer.engine.parsed import ParsedSequenceText
 from roseinfer.server.formats.chat import ChatFormat
-from roseinfer.server.request.job import Job, Prompt, StreamChoices, Usage
+from roseinfer.server.request.job import Job, StreamChoices, Usage
 from tests.helpers.parsers import BracketParser
 from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
 from tests.server.live import events as events_of
@@ -40,7 +41,7 @@ def chunks(said: str, end: FinishReason = FinishReason.STOP, **params: Any) -> l
 
 
 def job_of(stream: StreamChoices | None = None, **fields: Any) -> Job:
-    prompt = Prompt(ids=[1, 2, 3], params=SamplingParams(), parser=BracketParser)
+    prompt = Prompt(ids=[1, 2, 3], params=SamplingParams())
     head = {
         "api": "chat.completion",
         "id": "chatcmpl-1",
@@ -49,7 +50,7 @@ def job_of(stream: StreamChoices | None = None, **fields: Any) -> Job:
         "created": 1,
         "arrival_s": 0.0,
     }
-    return Job(**head, prompts=(prompt,), stream=stream, **fields)
+    return Job(**head, prompts=(prompt,), parser=BracketParser, stream=stream, **fields)
 
 
 def streamed(given: list[SequenceChunk], **fields: Any) -> list[dict[str, Any]]:

@@ -22,14 +22,14 @@ def test_text_usage_and_finish_reason(client: OpenAI, server: LiveServer) -> Non
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
     assert answer.id.startswith("cmpl-")
     [request] = server.engine.requests
-    assert request.prompt_ids == [0, *server.tokenizer.encode("hello world", add_special_tokens=False)]
+    assert request.prompt.ids == [0, *server.tokenizer.encode("hello world", add_special_tokens=False)]
 
 
 def test_default_is_16_tokens(client: OpenAI, server: LiveServer) -> None:
     server.engine.reply = "hello " * 30
     answer = client.completions.create(model="fake", prompt="hello")
     assert answer.usage is not None and answer.usage.completion_tokens == 16
-    assert server.engine.requests[0].params.max_tokens == 16
+    assert server.engine.requests[0].prompt.params.max_tokens == 16
 
 
 def test_end_of_text_is_stop(client: OpenAI) -> None:
@@ -47,7 +47,7 @@ def test_prompts_as_ids_and_lists(client: OpenAI, server: LiveServer) -> None:
     ):
         server.engine.requests.clear()
         answer = client.completions.create(model="fake", prompt=prompt, max_tokens=2)
-        assert [request.prompt_ids for request in server.engine.requests] == expected
+        assert [request.prompt.ids for request in server.engine.requests] == expected
         assert [choice.index for choice in answer.choices] == list(range(len(expected)))
         assert answer.usage is not None and answer.usage.prompt_tokens == sum(map(len, expected))
         assert answer.usage.completion_tokens == 2 * len(expected)
@@ -57,7 +57,7 @@ def test_choice_index_is_prompt_times_n_plus_sample(client: OpenAI, server: Live
     engine = server.engine
 
     def script(request):  # type: ignore[no-untyped-def]
-        name = "hello" if request.prompt_ids[-1] == 5 else "world"
+        name = "hello" if request.prompt.ids[-1] == 5 else "world"
         samples = [engine.sample(request, i, f"{name} {i}") for i in range(request.n)]
         return [step for sample in reversed(samples) for step in sample]
 
@@ -100,7 +100,7 @@ def test_scoring_a_prompt(client: OpenAI, server: LiveServer) -> None:
     assert choice.logprobs.token_logprobs == [None, -1.5]
     assert choice.logprobs.text_offset == [0, 5]
     assert choice.logprobs.top_logprobs is not None and choice.logprobs.top_logprobs[0] is None
-    assert server.engine.requests[0].params.prompt_logprobs == 1
+    assert server.engine.requests[0].prompt.params.prompt_logprobs == 1
     assert answer.usage is not None and answer.usage.completion_tokens == 0
 
 
@@ -167,7 +167,7 @@ def test_extensions(server: LiveServer) -> None:
 def test_stop_reason_names_what_ended_it(server: LiveServer) -> None:
     def script(request):  # type: ignore[no-untyped-def]
         [first, *_] = server.engine.default_script(request)
-        first.finish_reason, first.stop_reason = "stop", request.params.stop[0]
+        first.finish_reason, first.stop_reason = "stop", request.prompt.params.stop[0]
         return [first]
 
     server.engine.script = script
@@ -185,17 +185,17 @@ def test_sampling_fields_reach_the_engine(server: LiveServer) -> None:
     body = {"prompt": "x", "max_tokens": 5, "cache_salt": "tenant", "n": 3} | fields | lists
     assert server.post("/v1/completions", body).status_code == 200
     [request] = server.engine.requests
-    assert {name: getattr(request.params, name) for name in fields} == fields
-    assert request.params.stop == ("a", "b") and request.params.stop_token_ids == (7, 8)
-    assert request.params.logit_bias == ((9, -100), (10, 1.5))
-    assert (request.n, request.meta.cache_salt, request.params.max_tokens) == (3, "tenant", 5)
+    assert {name: getattr(request.prompt.params, name) for name in fields} == fields
+    assert request.prompt.params.stop == ("a", "b") and request.prompt.params.stop_token_ids == (7, 8)
+    assert request.prompt.params.logit_bias == ((9, -100), (10, 1.5))
+    assert (request.n, request.prompt.meta.cache_salt, request.prompt.params.max_tokens) == (3, "tenant", 5)
 
 
 def test_null_is_not_given(server: LiveServer) -> None:
     names = ["temperature", "top_p", "stop", "logprobs", "seed", "logit_bias", "n", "stream", "suffix", "best_of"]
     answer = server.post("/v1/completions", {"prompt": "x"} | dict.fromkeys([*names, "tools", "nonsense"]))
     assert answer.status_code == 200 and "warnings" not in answer.json()
-    params = server.engine.requests[0].params
+    params = server.engine.requests[0].prompt.params
     assert (params.temperature, params.top_p, params.stop, params.logprobs, params.seed) == (1.0, 1.0, (), None, None)
 
 
@@ -213,7 +213,7 @@ def test_engine_errors_are_statuses(client: OpenAI, server: LiveServer) -> None:
 
 def test_one_failed_prompt_ends_the_others(client: OpenAI, server: LiveServer) -> None:
     def script(request):  # type: ignore[no-untyped-def]
-        return [RequestFailedError("no")] if request.prompt_ids == [6] else [Wait()]
+        return [RequestFailedError("no")] if request.prompt.ids == [6] else [Wait()]
 
     server.engine.script = script
     with pytest.raises(openai.InternalServerError):

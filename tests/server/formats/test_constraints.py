@@ -28,7 +28,7 @@ def ask(server: LiveServer, fields: dict[str, Any], path: str = PATHS[0]) -> tup
     """(what the engine is given, warnings)."""
     answer = server.post(path, BODIES[path] | fields)
     assert answer.status_code == 200, answer.text
-    return server.engine.requests[-1].guide, answer.json().get("warnings", [])
+    return server.engine.requests[-1].prompt.guide, answer.json().get("warnings", [])
 
 
 def refused(server: LiveServer, fields: dict[str, Any], path: str = PATHS[0]) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def test_structures_and_triggers(server: LiveServer, path: str, fields: dict[str
 def test_every_prompt_has_its_guide(server: LiveServer) -> None:
     body = {"prompt": ["x", "y"], "n": 2} | outputs(choice=["a"])
     assert server.post(PATHS[0], body).status_code == 200
-    assert len({request.guide for request in server.engine.requests}) == 1
-    assert len(server.engine.requests) == 2 and server.engine.requests[0].guide is not None
+    assert len({request.prompt.guide for request in server.engine.requests}) == 1
+    assert len(server.engine.requests) == 2 and server.engine.requests[0].prompt.guide is not None
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -158,7 +158,7 @@ def test_prompt_and_output_beyond_the_context_are_clamped(server: LiveServer, as
     answer = server.post("/v1/completions", {"prompt": [5] * 60, "max_tokens": asked, "min_tokens": 20})
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["finish_reason"] == "length"
-    params = server.engine.requests[0].params
+    params = server.engine.requests[0].prompt.params
     assert (params.max_tokens, params.min_tokens) == (4, 4)
 
 
@@ -203,25 +203,25 @@ def test_truncated_prompts(server: LiveServer) -> None:
         answer = server.post("/v1/completions", body)
         assert answer.status_code == 200, answer.text
         sent = server.engine.requests
-        assert answer.json()["usage"]["prompt_tokens"] == sum(len(request.prompt_ids) for request in sent)
-        assert all(request.params.truncate_prompt_tokens is None for request in sent)
+        assert answer.json()["usage"]["prompt_tokens"] == sum(len(request.prompt.ids) for request in sent)
+        assert all(request.prompt.params.truncate_prompt_tokens is None for request in sent)
         if expected is not None:
-            assert [request.prompt_ids for request in sent] == expected
-    assert len(server.engine.requests[0].prompt_ids) == 3
+            assert [request.prompt.ids for request in sent] == expected
+    assert len(server.engine.requests[0].prompt.ids) == 3
     server.engine.requests.clear()
     chat = {"messages": [{"role": "user", "content": "hello " * 100}]}
     assert server.post("/v1/chat/completions", chat | {"truncate_prompt_tokens": 20}).status_code == 200
     assert server.post("/v1/chat/completions", chat | {"truncate_prompt_tokens": -1}).status_code == 200
     cut, fitted = server.engine.requests
-    assert len(cut.prompt_ids) == 20 and cut.prompt_ids == fitted.prompt_ids[-20:]
-    assert (len(fitted.prompt_ids), fitted.params.max_tokens) == (63, 1)
+    assert len(cut.prompt.ids) == 20 and cut.prompt.ids == fitted.prompt.ids[-20:]
+    assert (len(fitted.prompt.ids), fitted.prompt.params.max_tokens) == (63, 1)
 
 
 def test_an_echoed_prompt_is_the_truncated_one(server: LiveServer) -> None:
     body = {"prompt": "hello the world " * 40, "truncate_prompt_tokens": 4, "echo": True, "max_tokens": 1}
     text = server.post("/v1/completions", body | {"logprobs": 0}).json()["choices"][0]["text"]
     (request,) = server.engine.requests
-    assert text.startswith(server.tokenizer.decode(request.prompt_ids)) and len(text) < 40
+    assert text.startswith(server.tokenizer.decode(request.prompt.ids)) and len(text) < 40
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -229,9 +229,9 @@ def test_what_restricts_the_vocabulary_reaches_the_engine(server: LiveServer, pa
     body = BODIES[path] | {"bad_words": ["world", "x"], "allowed_token_ids": [3, 399], "n": 2}
     assert server.post(path, body).status_code == 200
     (request,) = server.engine.requests
-    assert request.params.allowed_token_ids == (3, 399)
+    assert request.prompt.params.allowed_token_ids == (3, 399)
     spellings = [*server.tokenizer.spellings("world"), *server.tokenizer.spellings("x")]
-    assert request.params.bad_token_ids == tuple(spellings) and request.params.bad_words == ()
+    assert request.prompt.params.bad_token_ids == tuple(spellings) and request.prompt.params.bad_words == ()
     assert request.n == 2
 
 
@@ -254,7 +254,7 @@ def test_the_models_own_defaults_come_first(server: LiveServer) -> None:
         server.post("/v1/completions", {"prompt": "x", "top_k": -1})
     finally:
         defaults.clear()
-    params = server.engine.requests[0].params
+    params = server.engine.requests[0].prompt.params
     assert (params.temperature, params.top_k, params.top_p) == (0.6, 0, 0.95)
 
 

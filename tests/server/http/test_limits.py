@@ -211,7 +211,7 @@ def test_prompts_and_choices(serve: Serve) -> None:
 def test_all_logprobs_if_allowed(serve: Serve) -> None:
     server = serve(max_logprobs=-1)
     assert server.post("/v1/completions", {"prompt": "x", "logprobs": -1}).status_code == 200
-    assert server.engine.requests[0].params.logprobs == -1
+    assert server.engine.requests[0].prompt.params.logprobs == -1
     assert server.post("/v1/completions", {"prompt": "x", "logprobs": -2}).status_code == 400
 
 

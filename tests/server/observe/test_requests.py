@@ -11,6 +11,7 @@ import pytest
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.core.outputs import RequestTimes
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Forecast, Why
 from roseinfer.engine.api import GenerateRequest, Route
@@ -21,7 +22,6 @@ from roseinfer.server.request.job import (
     Job,
     JobProgress,
     Outcome,
-    Prompt,
     PromptRun,
     RequestEnd,
     SampleRecord,

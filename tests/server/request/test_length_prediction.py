@@ -73,7 +73,7 @@ def send(server: LiveServer, **body: Any) -> list[int | None]:
     before = len(server.engine.requests)
     answer = server.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 400, **body})
     assert answer.status_code == 200, answer.text
-    return [request.meta.predicted_len for request in server.engine.requests[before:]]
+    return [request.prompt.meta.predicted_len for request in server.engine.requests[before:]]
 
 
 def test_a_prediction_reaches_the_engine(server: LiveServer, predictor: LengthPredictor) -> None:
@@ -86,7 +86,7 @@ def test_chats_and_streams(server: LiveServer, predictor: LengthPredictor) -> No
     body = {"messages": [{"role": "user", "content": "hello"}], "stream": True, **OBJECTIVE}
     assert server.post("/v1/chat/completions", body).status_code == 200
     (request,) = server.engine.requests
-    assert request.meta.predicted_len == predictor.predict(request.prompt_ids)
+    assert request.prompt.meta.predicted_len == predictor.predict(request.prompt.ids)
 
 
 def test_only_for_requests_with_an_objective(server: LiveServer) -> None:

@@ -272,7 +272,7 @@ def test_all_of_it_reaches_the_engine(server: LiveServer, client: openai.OpenAI,
         client.chat.completions.create(messages=[{"role": "user", "content": "x"}], **options)
     else:
         client.completions.create(prompt="x", **options)
-    request = seen(server).meta
+    request = seen(server).prompt.meta
     assert request.slo == Slo(ttft_s=0.7, tpot_s=0.04, class_name="custom")
     assert (request.tenant, request.priority, request.predicted_len) == ("team-a", -3, 9)
     assert request.arrival_s is not None and request.deadline_s == pytest.approx(request.arrival_s + 20)
@@ -280,7 +280,7 @@ def test_all_of_it_reaches_the_engine(server: LiveServer, client: openai.OpenAI,
 
 def test_a_plain_request_is_promised_nothing(server: LiveServer) -> None:
     assert "slo" not in server.post("/v1/completions", {"prompt": "x"}).json()["usage"]
-    request = seen(server).meta
+    request = seen(server).prompt.meta
     assert (request.slo, request.tenant, request.priority) == (None, "", 0)
     assert request.deadline_s is None and request.predicted_len is None
 
@@ -308,7 +308,7 @@ def test_classes_by_key_and_by_model(keyed: LiveServer) -> None:
     def slo_class(key: str, **body: Any) -> str | None:
         answer = keyed.post("/v1/completions", {"prompt": "x"} | body, headers={"Authorization": f"Bearer {key}"})
         assert answer.status_code == 200
-        slo = seen(keyed).meta.slo
+        slo = seen(keyed).prompt.meta.slo
         return None if slo is None else slo.class_name
 
     assert slo_class(KEY) == slo_class(KEY, model="second") == "batch.night"

@@ -13,11 +13,12 @@ from openai import AsyncOpenAI, OpenAI
 
 from roseinfer.core.errors import EngineDeadError, OutputTextError, RequestFailedError, RequestTooLongError
 from roseinfer.core.outputs import FinishReason
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.formats.answers import EventEncoder
 from roseinfer.server.formats.completions import CompletionFormat
-from roseinfer.server.request.job import Job, Prompt, StreamChoices, Usage
+from roseinfer.server.request.job import Job, StreamChoices, Usage
 from roseinfer.server.request.receivers import EventStream, StreamAnswer
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import Wait, fake_logprobs

@@ -349,7 +349,7 @@ def test_time_to_live_is_over_before_the_first_token(server: LiveServer, stream:
     )
     assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded"
     assert answer.headers["x-should-retry"] == "false"
-    assert len(engine.cancelled) == 1 and engine.requests[0].meta.deadline_s is None
+    assert len(engine.cancelled) == 1 and engine.requests[0].prompt.meta.deadline_s is None
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -83,8 +83,8 @@ def test_what_cannot_fit_costs_no_text_work(
 )
 def test_of_a_prompt_that_is_cut_only_the_end_is_tokenised(server: LiveServer, path: str, body: dict[str, Any]) -> None:
     assert server.post(path, {**body, "truncate_prompt_tokens": 5, "max_tokens": 4}).status_code == 200
-    assert len(server.engine.requests[-1].prompt_ids) == 5
-    assert server.engine.requests[-1].prompt_ids[1:] != [], "a BOS, or what stood last"
+    assert len(server.engine.requests[-1].prompt.ids) == 5
+    assert server.engine.requests[-1].prompt.ids[1:] != [], "a BOS, or what stood last"
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from roseinfer.core.request import RequestMeta, Status
+from roseinfer.core.request import Prompt, RequestMeta, Status
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -21,7 +21,7 @@ MANY = 300
 
 def add(core: EngineCore, name: str, slo: Slo | None = None, n: int = 1, **options: Any) -> None:
     params = SamplingParams(max_tokens=4, ignore_eos=True)
-    core.add(Add(name, [1] * 4, params, n, RequestMeta(slo=slo, arrival_s=1.0, **options)))
+    core.add(Add(name, Prompt([1] * 4, params, RequestMeta(slo=slo, arrival_s=1.0, **options)), n))
 
 
 def kept(core: EngineCore) -> int:
@@ -91,7 +91,7 @@ def test_preemption_beside_objectives(seed: int) -> None:
         if turn < 200 and rng.random() < 0.3:
             params = SamplingParams(max_tokens=rng.randrange(1, 40), ignore_eos=True)
             prompt, n, slo = [5] * rng.randrange(1, 20), rng.choice([1, 1, 3]), rng.choice(choices)
-            core.add(Add(f"{turn}", prompt, params, n, RequestMeta(arrival_s=1.0 + core._clock.now(), slo=slo)))
+            core.add(Add(f"{turn}", Prompt(prompt, params, RequestMeta(arrival_s=1.0 + core._clock.now(), slo=slo)), n))
         core._clock.advance(rng.choice([0.001, 0.01]))
         core.step()
         core.scheduler.check_integrity()

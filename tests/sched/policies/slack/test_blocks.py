@@ -2,7 +2,7 @@
 
 import pytest
 
-from roseinfer.core.request import Request, RequestMeta, Status
+from roseinfer.core.request import Prompt, Request, RequestMeta, Status
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
@@ -123,7 +123,11 @@ def test_one_of_two_makes_room(depth: int) -> None:
 def submit(core: EngineCore, name: str, prompt: int, *, length: int, slo: Slo | None = None) -> None:
     params = SamplingParams(max_tokens=length, ignore_eos=True)
     core.add(
-        Add(name, [1] * prompt, params, 1, RequestMeta(slo=slo, arrival_s=core._clock.now(), predicted_len=length))
+        Add(
+            name,
+            Prompt([1] * prompt, params, RequestMeta(slo=slo, arrival_s=core._clock.now(), predicted_len=length)),
+            1,
+        )
     )
 
 

@@ -42,9 +42,9 @@ def test_text_and_prompt(claude: anthropic.Anthropic, server: LiveServer) -> Non
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "hello world,"}]
     assert (message.role, message.model, message.stop_reason) == ("assistant", "fake", "max_tokens")
     request = server.engine.requests[0]
-    prompt = server.tokenizer.decode(request.prompt_ids, skip_special_tokens=False)
+    prompt = server.tokenizer.decode(request.prompt.ids, skip_special_tokens=False)
     assert prompt == "<|endoftext|><|system|>world<|end|><|user|>hello<|end|><|assistant|>"
-    assert (message.usage.input_tokens, message.usage.output_tokens) == (len(request.prompt_ids), 3)
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (len(request.prompt.ids), 3)
     assert message.id == f"msg_{message._request_id}"
 
 
@@ -59,7 +59,7 @@ def test_a_stream_says_the_same(claude: anthropic.Anthropic) -> None:
 
 def test_a_message_is_gone_on_with(claude: anthropic.Anthropic, server: LiveServer) -> None:
     claude.messages.create(**BODY | {"messages": [*HI, {"role": "assistant", "content": "def f"}]})
-    prompt = server.tokenizer.decode(server.engine.requests[0].prompt_ids, skip_special_tokens=False)
+    prompt = server.tokenizer.decode(server.engine.requests[0].prompt.ids, skip_special_tokens=False)
     assert prompt.endswith("<|assistant|>def f")
 
 
@@ -76,7 +76,7 @@ def test_what_the_documents_say(server: LiveServer) -> None:
 def test_objectives_are_reported_and_classes_found(server: LiveServer) -> None:
     answer = server.post(PATH, BODY | {"slo": {"report": True}, "mood": 1}, headers={"x-slo-ttft-ms": "60000"}).json()
     assert answer["usage"]["slo"]["met"] is True and answer["warnings"] == ["mood"]
-    assert server.engine.requests[0].meta.slo is not None
+    assert server.engine.requests[0].prompt.meta.slo is not None
 
 
 def test_a_call_that_is_nested_too_deep_ends_its_request_alone(server: LiveServer) -> None:
@@ -120,7 +120,7 @@ def test_a_prompt_that_is_too_long_says_by_how_much(server: LiveServer, text: st
 def test_lengths_beyond_the_context_are_clipped(server: LiveServer, tokens: int) -> None:
     assert server.post(PATH, BODY | {"max_tokens": tokens}).status_code == 200
     request = server.engine.requests[0]
-    assert request.params.max_tokens == 64 - len(request.prompt_ids)
+    assert request.prompt.params.max_tokens == 64 - len(request.prompt.ids)
 
 
 EDITS = {"edits": [{"type": "clear_tool_uses_20250919"}]}
@@ -158,7 +158,7 @@ def test_who_pays_is_no_part_of_the_prompt(claude: anthropic.Anthropic, server: 
     cached = BILLING | {"cache_control": {"type": "ephemeral"}}
     for system in ([cached, BE_BRIEF], [BE_BRIEF]):
         claude.messages.create(**BODY, system=system)
-    billed, plain = (request.prompt_ids for request in server.engine.requests)
+    billed, plain = (request.prompt.ids for request in server.engine.requests)
     assert billed == plain
 
     def counted(*system: dict[str, Any]) -> int:

@@ -22,10 +22,10 @@ def test_text_and_prompt(client: OpenAI, server: LiveServer) -> None:
     assert response.status == "incomplete" and response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
     request = server.engine.requests[0]
-    prompt = server.tokenizer.decode(request.prompt_ids, skip_special_tokens=False)
+    prompt = server.tokenizer.decode(request.prompt.ids, skip_special_tokens=False)
     assert prompt == "<|endoftext|><|system|>world<|end|><|user|>hello<|end|><|assistant|>"
     assert response.usage is not None
-    assert (response.usage.input_tokens, response.usage.output_tokens) == (len(request.prompt_ids), 3)
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (len(request.prompt.ids), 3)
     assert response.id == f"resp_{response._request_id}"
 
 
@@ -48,7 +48,7 @@ def test_the_next_turn_takes_what_was_put_out(client: OpenAI, server: LiveServer
     first = client.responses.create(model="fake", input="hello")
     turn: list[Any] = [{"role": "user", "content": "hello"}, *first.output, {"role": "user", "content": "def"}]
     client.responses.create(model="fake", input=turn, max_output_tokens=1)
-    prompt = server.tokenizer.decode(server.engine.requests[1].prompt_ids, skip_special_tokens=False)
+    prompt = server.tokenizer.decode(server.engine.requests[1].prompt.ids, skip_special_tokens=False)
     assert prompt.endswith(
         "<|user|>hello<|end|><|assistant|>hello world, def words<|end|><|user|>def<|end|><|assistant|>"
     )

@@ -25,7 +25,7 @@ PATH = "/v1/responses"
 
 
 def prompt_of(server: LiveServer, index: int = -1) -> str:
-    return server.tokenizer.decode(server.engine.requests[index].prompt_ids, skip_special_tokens=False)
+    return server.tokenizer.decode(server.engine.requests[index].prompt.ids, skip_special_tokens=False)
 
 
 def ended(client: OpenAI, id: str) -> Any:
