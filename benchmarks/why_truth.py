@@ -2,26 +2,26 @@
 
     python -m benchmarks.why_truth [--policies slack,fifo] [--loads overload,tenants] [--samples 12] [--seeds 1]
 
-Each load (`benchmarks/why_loads.py`) is simulated. At random plans it is noted what those wait for that do not start,
-and at the end why those were turned away that were; of both a sample is drawn for each cause and load. The run is made
-again up to that plan (up to the first one that saw it, for those turned away), and goes on in a copy of the engine from
-which the cause was removed, while the same requests arrive:
+Each load (`benchmarks/why_loads.py`) is simulated. For random plans the script records what waiting requests wait for,
+and at the end why rejected requests were rejected. It draws a sample of both for each cause and load. It then repeats
+the run up to that plan (for rejected requests: up to the first plan that saw them), and continues in a copy of the
+engine from which the cause was removed, while the same requests arrive:
 
-    seats, blocks, prompt_budget   there are so many that they are no limit
-    utilisation                    those that run are away
-    step                           it comes just when the step ends that ran when it came
-    queue                          those that wait, and those whose prompts are not computed yet, are away
-    price                          it comes now, and asks for little: a prompt and an output of at most 8 tokens; if it
-                                   was promised a pace alone, and so lets all others pass, none of these wait
-    pace                           it comes now, and its tokens may come half as fast as what is held, or its last in
-                                   three times the time
-    tenant                         nobody else is here on its tenant's account, and nobody was
+    seats, blocks, prompt_budget   are unlimited
+    utilisation                    running requests are removed
+    step                           the request arrives when the step ends that ran at its arrival
+    queue                          waiting requests, and those whose prompts are not computed, are removed
+    price                          the request arrives now with a prompt and an output of at most 8 tokens; if it was
+                                   promised only a TPOT, which lets all others pass, the waiting requests are removed
+    pace                           the request arrives now with half the token rate of the reserved pace, or three times
+                                   the time for its last token
+    tenant                         all other work of its tenant, past and present, is removed
 
-Of a request that waited it is true if it starts sooner than it did in the run, and within --window seconds or, as it
-may stand behind others, in half of the time that it still waited. Where price, pace or tenant stand against it, which
-is decided over seconds, the time is that for its first token (10 s where none was promised). Of one that was turned
-away it is true if it starts. Each value that was said to be attainable is tried as well, in the plan that turned the
-request away: "attainable" if it is not refused with that objective, "kept" if it is good.
+A waiting request's cause is true if the request starts earlier than it did, and within --window seconds or half of its
+remaining wait (others may be ahead of it). For price, pace and tenant, which are decided over seconds, the limit is the
+time for its first token (10 s without an objective). A rejected request's cause is true if the request starts. Each
+attainable value is tried too, in the plan that rejected the request: "attainable" if it is not rejected with that
+objective, "kept" if it meets it.
 """
 
 import argparse

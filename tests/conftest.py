@@ -1,4 +1,4 @@
-"""Set before torch is imported: tests run side by side with servers and engines of their own on few cores."""
+"""Settings of all tests. Environment variables are set before torch is imported."""
 
 import gc
 import os
@@ -13,29 +13,29 @@ from hypothesis import Phase, settings
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Every HTTP client reads all certificates when it is made, which takes 20 ms, and none of ours speaks TLS.
+# Every HTTP client would read all certificates when it is created (20 ms), and none of ours uses TLS.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
-# Without a GPU Triton's kernels run under its interpreter, which it has to know before it is imported. The question is
-# put to the device files: torch is not imported here, as most tests have no need of it.
+# Without a GPU, Triton's interpreter runs the kernels; Triton reads this variable when it is imported. The device files
+# tell, since most tests do not need torch.
 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Who is started in the background by a shell is deaf to Ctrl+C, as is every process that it starts.
+# A shell starts background jobs with SIGINT ignored, and their children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# On a machine of any speed: no deadlines, and a failure is told at once, with what reproduces it, instead of being made
-# smaller for minutes, which would take a whole run beyond its time. `--hypothesis-profile=default` makes it smaller.
+# No deadlines, since machines differ in speed. A failure is reported at once instead of being minimised for minutes;
+# `--hypothesis-profile=default` minimises it.
 settings.register_profile("prompt", phases=set(Phase) - {Phase.shrink, Phase.explain}, deadline=None, print_blob=True)
 settings.load_profile("prompt")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several workers take files of tests, in which order, so that none has a long one left at the end.
+    """Order files so that no worker starts a long one at the end.
 
-    Those marked as `long` first. Then by turns one of many tests, which compute, and one of few, which mostly wait for
-    processes.
+    Files marked `long` first. Then files with many tests, which compute, alternate with files with few, which mostly
+    wait for processes.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
@@ -49,8 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """All test modules and what they import are a million objects, which everybody who collects garbage on purpose, as
-    simulations and clients do before they measure, would look through for a second: they stay frozen.
+    """Freeze the million objects of test modules and their imports: simulations and clients that collect garbage before
+    they measure would search them for a second each time.
     """
     gc.collect()
     gc.freeze()

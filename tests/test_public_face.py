@@ -1,4 +1,4 @@
-"""What `import roseinfer` offers, and what it costs: nothing is loaded before it is used."""
+"""Public names of `import roseinfer`, which loads nothing before it is used."""
 
 import ast
 import subprocess
@@ -16,7 +16,7 @@ PUBLIC = ["Completion", "FinishReason", "GuideSpec", "LLM", "Sample", "SamplingP
 
 
 def run_python(code: str, *flags: str) -> str:
-    """Standard output of `code` in a fresh interpreter that finds the package and nothing from PYTHONPATH."""
+    """Return the output of `code` in a fresh interpreter that finds the package without PYTHONPATH."""
     code = f"import sys\nsys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}"
     done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def test_nothing_else_is_public() -> None:
 
 
 def test_type_checkers_see_every_public_name() -> None:
-    """They do not run `__getattr__`: each name must be imported in the file, from where it is found at run time."""
+    """Type checkers do not run `__getattr__`: the file must import each name from where it is found at run time."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     seen = {
         alias.name: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names

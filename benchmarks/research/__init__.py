@@ -1,1 +1,1 @@
-"""Studies of scheduling on simulated time: random loads, bounds on what any policy could reach."""
+"""Studies of scheduling on simulated time: random loads, and upper bounds for any policy."""

@@ -1,4 +1,4 @@
-"""How many requests could be good at most: a fluid relaxation of what a machine does, and weak duality.
+"""Upper bounds on good requests: a fluid relaxation of what a machine does, and weak duality.
 
 **Work.** A step takes `step_s` and the work of its rows (`sched/cost/params.py`). A request of P prompt tokens and O
 output tokens adds `token_s P + pair_s P (P + 1) / 2` seconds of prefill and, in each of O - 1 steps, `row_s + context_s
@@ -56,42 +56,42 @@ from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sim.workload import Arrival
 
-_SAMPLE = 1000  # requests that a mix is judged by
+_SAMPLE = 1000  # number of requests that represent a mix
 _RATIOS = (0.0, 0.5, 1.0)
 _WINDOWS, _ROUNDS = 160, 120
 _GOLDEN = (sqrt(5) - 1) / 2
 
 
 def mean_cost(machine: Machine) -> CostParams:
-    """Of its steps, noise included, as fast as it is at the start."""
+    """Return the mean cost of the machine's steps, noise included, at its initial speed."""
     return machine.cost.slower((1 + sqrt(2 / pi) * machine.noise) * machine.slowness(0.0))
 
 
 def least_step_s(cost: CostParams) -> float:
-    """What no step with a row goes below."""
+    """Return the lower bound on the time of a step with at least one row."""
     return cost.step_s + cost.experts_s(1)
 
 
 def up_share(machine: Machine) -> float:
-    """Of the time, without stalls."""
+    """Return the share of time without stalls."""
     stalls = machine.stalls
     return 1.0 - stalls.lasts_s / stalls.every_s if stalls is not None and stalls.every_s else 1.0
 
 
-# --- for ever -----------------------------------------------------------------------------------------------------
 def static_bound(requests: Sequence[Arrival], machine: Machine, rate: float) -> float:
-    """Share of the requests with objectives that can be good if `rate` of such requests arrive a second for ever.
+    """Return the share of requests with objectives that can be good if `rate` of such requests arrive per second for
+    ever.
 
-    `requests` are a sample of the mix, those without objectives included; their times do not count. The pace of a level
-    is held while requests of it are there: at a low rate not always. A request that may wait for its first token longer
-    than it runs holds no pace, as it may wait until others hold it, but its decoding is still done at its level. Raises
-    `ValueError` if no request has objectives.
+    `requests` are a sample of the mix, including those without objectives; their times do not count. The pace of a
+    level is held while requests of it are present, which is not always at a low rate. A request that may wait for its
+    first token longer than it runs holds no pace, as it may wait until others hold it, but its decoding is still done
+    at its level. Raises `ValueError` if no request has objectives.
     """
     return SteadyMix(requests, machine).bound(rate)
 
 
 def capacity(requests: Sequence[Arrival], machine: Machine, target: float = 0.99) -> float:
-    """Requests a second, with and without objectives, at which `static_bound` is `target` of what it is when idle.
+    """Return requests per second, with and without objectives, at which `static_bound` is `target` of its idle value.
 
     Raises `ValueError` if no request has objectives, or if none could be good.
     """
@@ -109,7 +109,7 @@ def capacity(requests: Sequence[Arrival], machine: Machine, target: float = 0.99
 
 
 class SteadyMix:
-    """A sample of requests, by level, for static bounds at any rate. `possible`: the bound on an idle machine."""
+    """Sample of requests, by level, for static bounds at any rate. `possible`: the bound on an idle machine."""
 
     def __init__(self, requests: Sequence[Arrival], machine: Machine) -> None:
         chosen = requests[:: -(-len(requests) // _SAMPLE)] if requests else []
@@ -138,16 +138,16 @@ class SteadyMix:
         return min(self.possible, *(self._priced(per_s, self._ratios(lift)) for lift in _RATIOS))
 
     def _room(self, level: int) -> float:
-        """Seconds of work in a second at that level."""
+        """Return seconds of work per second at that level."""
         return max(0.0, self._up - self._step_s / self._levels[level])
 
     def _ratios(self, lift: float) -> list[float]:
-        """Prices of decoding by level: the same for all at 0; at 1, a second is worth the same at every level."""
+        """Return prices of decoding by level: equal at 0; at 1, a second is worth the same at every level."""
         full = [1.0 / max(self._room(level), 1e-9) for level in range(len(self._levels))]
         return [1.0 + lift * (value * self._up - 1.0) for value in full]
 
     def _priced(self, per_s: float, ratios: Sequence[float]) -> float:
-        """The least bound over the price of work. Convex in it: golden section search."""
+        """Return the smallest bound over the price of work. It is convex in the price: golden section search."""
         there = self._there(per_s)
         low, high = 0.0, self._dearest
         a, b = high - _GOLDEN * high, _GOLDEN * high
@@ -164,9 +164,9 @@ class SteadyMix:
         return min(at_a, at_b)
 
     def _there(self, per_s: float) -> list[float]:
-        """By level: the share of the time in which requests that hold its pace, or a tighter one, are there.
+        """Return, by level, the share of time in which requests are present that hold its pace or a tighter one.
 
-        1 - exp(-load), the load being how many of them are there on average.
+        1 - exp(-load), where the load is the mean number of such requests.
         """
         found, load = [], 0.0
         for held_s in self._held_s[:-1]:
@@ -183,9 +183,9 @@ class SteadyMix:
 
 
 def _most(gains: Sequence[float], losses: Sequence[float], there: Sequence[float]) -> float:
-    """The greatest sum of (gains / there - losses) * U over levels, U of 0 to `there` and not falling.
+    """Return the greatest sum of (gains / there - losses) * U over levels, with U from 0 to `there` and not falling.
 
-    There is a best U whose values are 0 or some of `there`, which increases: a walk over the levels by that value.
+    There is an optimal U whose values are 0 or some of `there`, which increases: a walk over the levels by that value.
     """
     values = [0.0, *there]
     best = [0.0] * len(values)  # of the levels so far, by the value of the last one
@@ -197,17 +197,15 @@ def _most(gains: Sequence[float], losses: Sequence[float], there: Sequence[float
 
 
 def _gain(works: Sequence[tuple[float, float]], price: float, ratio: float) -> float:
-    """What these requests are worth beyond the price of their work."""
+    """Return what these requests are worth beyond the price of their work."""
     gains = [1.0 - price * (prefill_s + ratio * decode_s) for prefill_s, decode_s in works]
     return sum([gain for gain in gains if gain > 0.0])
 
 
-# --- a run --------------------------------------------------------------------------------------------------------
 def fluid_bound(arrivals: Sequence[Arrival], machine: Machine, *, paced: bool = False) -> float:
-    """Share of the requests with objectives of this run that can be good, if all is known before it begins.
+    """Return the share of this run's requests with objectives that can be good, with everything known in advance.
 
-    `paced`: no request gets its tokens faster than the tightest pace of all asks for. Raises `ValueError` if no request
-    has objectives.
+    `paced`: no request gets tokens faster than the tightest pace. Raises `ValueError` if no request has objectives.
     """
     wanted = promised(arrivals)
     demands = [found for request in wanted if (found := demand(request, machine.cost)) is not None]
@@ -215,16 +213,15 @@ def fluid_bound(arrivals: Sequence[Arrival], machine: Machine, *, paced: bool = 
 
 
 def blind_bound(arrivals: Sequence[Arrival], machine: Machine, *, paced: bool = False, stops: bool = True) -> float:
-    """The same if output lengths are not known: what policies reach without predictions, in the mean.
+    """Return `fluid_bound` with unknown output lengths: what policies reach without predictions, on average.
 
-    Known are arrivals, prompts, objectives and, for each class (`Slo.class_name`), the lengths of its outputs but not
-    whose they are. A request is started, and dropped once its output is longer than K: it is good with the probability
-    P(O <= K) and takes the work of min(O, K) tokens, in the mean. K is the best for each request, for the prices of the
-    time in which a request of its true length would run. Without `stops` nobody is dropped who has begun: K is the
-    longest.
+    Known are arrivals, prompts, objectives and, for each class (`Slo.class_name`), the distribution of output lengths.
+    A request is started, and dropped once its output is longer than K: it is good with probability P(O <= K) and takes
+    the work of min(O, K) tokens, on average. K is the best for each request, at the prices of the time in which a
+    request of its true length would run. Without `stops` no started request is dropped: K is the longest length.
 
-    Unlike `fluid_bound` it is an estimate: it assumes that tries which fail do their work at the same prices as those
-    that succeed, and a single run may have luckier lengths. Raises `ValueError` if no request has objectives.
+    Unlike `fluid_bound` this is an estimate: it assumes that failed attempts do their work at the same prices as
+    successful ones, and a single run may have luckier lengths. Raises `ValueError` if no request has objectives.
     """
     wanted = promised(arrivals)
     outputs: dict[str, list[int]] = defaultdict(list)
@@ -245,10 +242,10 @@ def blind_bound(arrivals: Sequence[Arrival], machine: Machine, *, paced: bool = 
 
 
 def limits(lengths: Sequence[int]) -> list[tuple[float, float, float]]:
-    """Ways to stop outputs whose lengths are as likely as these: (share that ends before, mean of the steps behind the
-    first token, mean of the sum of output tokens that these attend to), the shortest limit first.
+    """Return ways to stop outputs of these equally likely lengths, shortest limit first.
 
-    Left out are limits which a mixture of two others beats in share per step.
+    Each is (share that ends before, mean number of steps after the first token, mean sum of output tokens that these
+    attend to). Limits that a mixture of two others beats in share per step are left out.
     """
     counts = Counter(lengths)
     running, steps, context, done = len(lengths), 0.0, 0.0, 0
@@ -266,7 +263,7 @@ def limits(lengths: Sequence[int]) -> list[tuple[float, float, float]]:
 
 
 def _bends_up(a: tuple[float, ...], b: tuple[float, ...], c: tuple[float, ...]) -> bool:
-    """Whether b is no better than a mixture of a and c."""
+    """Return True if b is no better than a mixture of a and c."""
     return (b[0] - a[0]) * (c[1] - b[1]) <= (c[0] - b[0]) * (b[1] - a[1])
 
 
@@ -292,7 +289,7 @@ def _good(demands: Sequence[Demand], machine: Machine, paced: bool) -> float:
 
 
 def room_of(machine: Machine) -> Callable[[float, float], float]:
-    """Seconds of work, as the machine's cost counts them, that a second holds at some time and pace."""
+    """Return seconds of work, by the machine's cost, that a second holds at some time and pace."""
     up = up_share(machine)
     noise = 1 + sqrt(2 / pi) * machine.noise
     step_s = least_step_s(machine.cost)

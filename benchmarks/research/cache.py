@@ -1,4 +1,4 @@
-"""Results of runs on disk, so that what has not changed is not simulated again."""
+"""Cache of results on disk, so that unchanged runs are not simulated again."""
 
 import json
 import os
@@ -14,31 +14,30 @@ from roseinfer.sched.registry import entry_of
 
 
 class Cache:
-    """One JSON file per result, in a directory that is made if need be."""
+    """One JSON file per result, in a directory that is created if necessary."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
 
     def get(self, key: Any, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """What `make` returned for this `key`, in this run or in one before."""
+        """Return the result of `make` for this `key`, from this run or an earlier one."""
         name = digest_of(text=[json.dumps(key, sort_keys=True, default=repr)])
         file = self._directory / f"{name}.json"
         try:
             return dict(json.loads(file.read_text()))
-        except (FileNotFoundError, ValueError):  # not there, or cut off
+        except (FileNotFoundError, ValueError):  # missing or truncated
             result = dict(make())
         self._directory.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(result))
-        part.replace(file)  # others never see half of it
+        part.replace(file)  # readers never see a partial file
         return result
 
 
 def policy_digest(name: str, *, with_shared: bool) -> str:
-    """Of the source of a policy, and of all that schedules if `with_shared`.
+    """Return a digest of a policy's source, and of all scheduling code if `with_shared`.
 
-    Without, a change to what policies share leaves results as they are: to compare one policy that changes with others
-    that do not, these are simulated once.
+    Without it, results survive a change to shared code: when one policy changes, the others are simulated once.
     """
     home = Path(getfile(entry_of(name).make))
     own = sorted(home.parent.glob("*.py")) if home.parent.name != "policies" else [home]
@@ -52,7 +51,7 @@ def _scheduling() -> list[Path]:
 
 
 def digest_of(files: Iterable[str | Path] = (), text: Iterable[str] = ()) -> str:
-    """Of the contents of files and of texts, in order."""
+    """Return a digest of the contents of files and of texts, in order."""
     found = sha256()
     for file in files:
         found.update(_digest_of_files((str(file),)).encode())
@@ -63,7 +62,7 @@ def digest_of(files: Iterable[str | Path] = (), text: Iterable[str] = ()) -> str
 
 @cache
 def _digest_of_files(files: tuple[str, ...]) -> str:
-    """As they were when they were first asked for, which is what runs."""
+    """Return the files' digest at the first call, which is what runs."""
     found = sha256()
     for file in files:
         found.update(Path(file).read_bytes())

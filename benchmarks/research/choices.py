@@ -1,4 +1,4 @@
-"""What random loads are drawn from, as `random_loads.toml` has it, what is drawn, and what is said of a draw."""
+"""Space of random loads (`random_loads.toml`), draws from it, and their descriptions."""
 
 import random
 import tomllib
@@ -10,14 +10,14 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
-SLIGHT_NOISE = 0.03  # what a load may have and be stationary all the same
+SLIGHT_NOISE = 0.03  # properties that a stationary load may have
 OBJECTIVES = {"both": ("ttft_s", "tpot_ms"), "ttft": ("ttft_s",), "tpot": ("tpot_ms",), "e2e": ("e2e_s",), "none": ()}
 Choice = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What was drawn: an entry of each list (`of_load`, and for each class), and the load over capacity."""
+    """One draw: an entry of each list (`of_load`, and for each class), and the load over capacity."""
 
     load: float
     of_load: Choice
@@ -25,7 +25,7 @@ class Choices:
 
     @property
     def trace_files(self) -> set[str]:
-        """Names of the traces that it needs."""
+        """Return the names of the traces that the load needs."""
         entries = [self.of_load["arrivals"]]
         for chosen in self.of_classes:
             entries += [chosen["prompts"], chosen["outputs"]]
@@ -34,12 +34,12 @@ class Choices:
 
 @cache
 def space() -> Mapping[str, Any]:
-    """The lists, as the file has them."""
+    """Return the lists of the file."""
     return tomllib.loads(files("benchmarks.research").joinpath("random_loads.toml").read_text(encoding="utf-8"))
 
 
 def draw_choices(seed: int, number: int) -> Choices:
-    """Every list by itself, and all again while nobody is promised anything."""
+    """Draw from every list; draw again while no class has objectives."""
     rng = random.Random(f"random load {space()['version']} {seed} {number}")
     while True:
         low, high = space()["load"]
@@ -55,10 +55,11 @@ def draw_choices(seed: int, number: int) -> Choices:
             return Choices(load, of_load, of_classes)
 
 
-# --- what is said of a load -------------------------------------------------------------------------------------
 def kinds_of(choices: Choices) -> tuple[str, ...]:
-    """`stationary`: Poisson or gamma arrivals, hints that do not lie, and a machine that stays as it is, with a noise
-    of at most 3% and all of its KV blocks. Else all that makes it not so.
+    """Return `stationary`, or everything that makes the load not stationary.
+
+    Stationary: Poisson or gamma arrivals, truthful hints, and a constant machine with noise of at most 3% and all of
+    its KV blocks.
     """
     of_load = choices.of_load
     process = of_load["arrivals"]["process"]
@@ -75,7 +76,7 @@ def kinds_of(choices: Choices) -> tuple[str, ...]:
 
 
 def describe(choices: Choices) -> str:
-    """In a line."""
+    """Describe the draw in one line."""
     of_load = choices.of_load
     parts = [
         f"{of_load['machine']} x{choices.load:.2f}",
@@ -110,7 +111,7 @@ def _lengths(chosen: Choice) -> str:
 
 
 def _words(entry: Choice, kind: str) -> str:
-    """`gamma 4`, `trace conv`."""
+    """Format an entry: `gamma 4`, `trace conv`."""
     if "file" in entry:
         return f"trace {Path(entry['file']).stem.rpartition('_')[2]}"
     rest = [f"{value:g}" for value in entry.values() if isinstance(value, int | float)]

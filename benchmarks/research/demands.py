@@ -1,4 +1,4 @@
-"""What requests with objectives need of a machine: its work, and by when."""
+"""Demand of requests with objectives on a machine: work and deadlines."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from roseinfer.sched.cost.params import CostParams
 from roseinfer.sim.workload import Arrival
 
 _MOST_LEVELS = 12
-_LEVEL_RATIO = 1.15  # between levels where there would be more
+_LEVEL_RATIO = 1.15  # minimum ratio between levels where there would be more
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request with objectives needs, in seconds of machine work and of time since its arrival.
+    """Demand of a request with objectives, in seconds of machine work and of time since its arrival.
 
-    `steps`: behind the one of its first token. `pace_s`: mean time between them, at most. `first_s`, `end_s`: when its
-    first and last token are due; inf = never. `least_s`: what its decoding takes if it runs alone. `tries`: ways to
-    serve it, (probability of being good, mean seconds of decoding), the surest last.
+    `steps`: after that of the first token. `pace_s`: maximum mean time between them. `first_s`, `end_s`: deadlines of
+    the first and last token; inf = none. `least_s`: decoding time if it runs alone. `tries`: ways to serve it,
+    (probability of being good, mean seconds of decoding), the surest last.
     """
 
     at_s: float
@@ -32,12 +32,12 @@ class Demand:
 
     @property
     def holds_s(self) -> float:
-        """How long its pace has to be held, if no longer than it must."""
+        """Return the minimum time for which its pace has to be held."""
         return self.steps * self.pace_s if self.steps else 0.0
 
 
 def demand(arrival: Arrival, cost: CostParams) -> Demand | None:
-    """None if not even an idle machine kept the objectives."""
+    """Return the demand; None if even an idle machine could not meet the objectives."""
     slo, prompt, steps = arrival.slo, len(arrival.prompt_ids), arrival.output_len - 1
     assert slo is not None, "only requests with objectives demand something"
     prefill_s = cost.prefill_s(0, prompt, inf)
@@ -57,12 +57,12 @@ def demand(arrival: Arrival, cost: CostParams) -> Demand | None:
 
 
 def promised(requests: Iterable[Arrival]) -> list[Arrival]:
-    """Those with objectives."""
+    """Return the requests with objectives."""
     return [request for request in requests if request.slo is not None and not request.slo.empty]
 
 
 def levels(paces: Iterable[float]) -> list[float]:
-    """The distinct paces from the tightest on, the last one inf. Where there are many, few that are no tighter."""
+    """Return the distinct paces, tightest first, the last one inf. Many are merged into few that are no tighter."""
     found = sorted({pace for pace in paces if pace < inf})
     if len(found) > _MOST_LEVELS:
         ratio = max(_LEVEL_RATIO, (found[-1] / found[0]) ** (1 / _MOST_LEVELS))

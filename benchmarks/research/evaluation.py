@@ -1,4 +1,4 @@
-"""Policies judged on random loads: one policy against the best of the others, load by load, the worst first."""
+"""Evaluation of policies on random loads: one policy against the best of the others, load by load, worst first."""
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,15 +24,15 @@ from roseinfer.sim.workload import Arrival
 
 POLICIES = ("slack", "qoserve", "fifo", "sarathi", "scorpio", "scorpio-tuned")
 GIVEN = {"sarathi_token_budget": 512}
-EVEN = 0.99  # of the best other's, and nothing is lost
-ENOUGH = 500  # served of a class, for its late share to say something
+EVEN = 0.99  # share of the best other's that counts as no loss
+ENOUGH = 500  # served requests of a class for a meaningful late share
 COUNTS = ("requests", "served", "late", "good")
 Outcome = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Loads 0 to `count` - 1 of a seed, and the policies: the first one is judged, against the others.
+    """Loads 0 to `count` - 1 of a seed, and the policies; the first one is judged against the others.
 
     `given`: scheduler options, each for the policies that have it. `cache`: a directory of results. `jobs`: processes.
     """
@@ -47,7 +47,7 @@ class Grid:
 
 
 def check_grid(grid: Grid) -> None:
-    """Raise `ConfigError` for a policy that is none, and for options that none of the policies has."""
+    """Raise `ConfigError` for an unknown policy, and for options that none of the policies has."""
     for name in grid.policies:
         contender(name)
     entry = next(iter(space()["machines"].values()))
@@ -56,7 +56,7 @@ def check_grid(grid: Grid) -> None:
 
 
 def run_grid(grid: Grid) -> dict[str, Any]:
-    """`loads` (worst first), `left_out` (numbers of those that lack a trace), `summary`, and `late`, pooled by kind."""
+    """Return `loads` (worst first), `left_out` (loads that lack a trace), `summary`, and `late`, pooled by kind."""
     judged, left_out = [], []
     try:
         for done, (number, found) in enumerate(_run_all(grid), start=1):
@@ -64,7 +64,7 @@ def run_grid(grid: Grid) -> dict[str, Any]:
                 left_out.append(number)
             else:
                 judged.append(found)
-            # Not before the pool has its processes, which are forked: whoever listens may have a thread.
+            # Only after the pool has forked its processes: the progress listener may have a thread.
             report("simulating loads", done, grid.count)
     finally:
         report("")
@@ -81,7 +81,7 @@ def run_grid(grid: Grid) -> dict[str, Any]:
 
 
 def _run_all(grid: Grid) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """As they come to their end."""
+    """Yield results as they complete."""
     if grid.jobs == 1:
         yield from ((number, evaluate_load(grid, number)) for number in range(grid.count))
         return
@@ -91,9 +91,8 @@ def _run_all(grid: Grid) -> Iterator[tuple[int, dict[str, Any] | None]]:
             yield running[future], future.result()
 
 
-# --- one load ---------------------------------------------------------------------------------------------------
 def evaluate_load(grid: Grid, number: int) -> dict[str, Any] | None:
-    """What the policies make of a load; None if it needs a trace that is not there."""
+    """Evaluate the policies on a load; None if a trace is missing."""
 
     def measure(sample: Sequence[Arrival], machine: Machine) -> float:
         key = ["capacity", requests_digest(sample, machine)]
@@ -108,7 +107,7 @@ def evaluate_load(grid: Grid, number: int) -> dict[str, Any] | None:
 
 
 def run_policy(grid: Grid, load: RandomLoad, name: str) -> list[dict[str, Any]]:
-    """The outcome of each of its settings."""
+    """Return the outcome of each of the policy's settings."""
     sweep = PolicySweep(load.machine, [], [name], load.scheduler, {**GIVEN, **grid.given})
     known = contender(name)[1] or "predictor"
     judged = {setting["scheduling_policy"] for setting in contender(grid.policies[0])[0]}
@@ -135,7 +134,7 @@ def _run(grid: Grid, load: RandomLoad, options: Mapping[str, Any], known: str, j
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Looking for garbage during a run costs a tenth of it and finds little, so it is done behind it."""
+    """Collect garbage after a run: during it, the search costs a tenth of the time and finds little."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -147,13 +146,13 @@ def _uncollected() -> Iterator[None]:
 
 
 def bound_of(grid: Grid, load: RandomLoad) -> float:
-    """The share of its promised requests that could be good if all were known beforehand."""
+    """Return the share of requests with objectives that could be good with everything known in advance."""
     key = ["bound", requests_digest(load.arrivals, load.machine)]
     return _kept_number(grid, key, lambda: fluid_bound(load.arrivals, load.machine))
 
 
 def _kept_number(grid: Grid, key: list[Any], make: Callable[[], float]) -> float:
-    """From the cache, as long as nothing has changed in the simulation."""
+    """Return a cached number as long as the simulation has not changed."""
     if grid.cache is None:
         return make()
     sources = [file for module in (__file__, simulator.__file__) for file in sorted(Path(module).parent.glob("*.py"))]
@@ -161,7 +160,7 @@ def _kept_number(grid: Grid, key: list[Any], make: Callable[[], float]) -> float
 
 
 def load_digest(load: RandomLoad) -> str:
-    """Of all that a run depends on; not of how it came about."""
+    """Return a digest of everything that a run depends on, but not of how the load was drawn."""
     common = repr((sorted(load.scheduler.items()), load.number))
     return digest_of(text=[common, requests_digest(load.arrivals, load.machine)])
 
@@ -175,9 +174,9 @@ def requests_digest(arrivals: Sequence[Arrival], machine: Machine) -> str:
 
 
 def outcome_of(run: SimulationResult) -> dict[str, Any]:
-    """Requests that were promised something, in all, by class and by tenant; best effort is only counted.
+    """Count requests with objectives in total, by class and by tenant; best effort is only counted.
 
-    `served`: finished; `late`: of these, without what was promised; `good`: with it.
+    `served`: finished; `late`: of these, with an objective missed; `good`: with all met.
     """
     promised = [life for life in run.lifetimes if life.promised]
     whole = _counts(promised)
@@ -206,9 +205,8 @@ def _counts(lives: Sequence[Lifetime]) -> dict[str, int]:
     return dict(zip(COUNTS, (len(lives), served, served - good, good), strict=True))
 
 
-# --- judgement --------------------------------------------------------------------------------------------------
 def compare(load: RandomLoad, outcomes: Mapping[str, Sequence[Outcome]], share: float) -> dict[str, Any]:
-    """The first policy's best setting against the best of all others', by adherence and by goodput."""
+    """Compare the first policy's best setting with the best of all others', by adherence and by goodput."""
     first, *others = outcomes
     own = max(outcomes[first], key=lambda outcome: outcome["adherence"])
     best = best_of(outcomes, others, "adherence")
@@ -239,21 +237,21 @@ def compare(load: RandomLoad, outcomes: Mapping[str, Sequence[Outcome]], share: 
 
 
 def best_of(outcomes: Mapping[str, Sequence[Outcome]], names: Iterable[str], measure: str) -> tuple[str, float]:
-    """Who has most of it with the best of its settings, and how much; 0 if there is nobody."""
+    """Return the policy with the best setting, and its value; 0 if there is none."""
     found = [(max(outcome[measure] for outcome in outcomes[name]), name) for name in names]
     most, who = max(found, default=(0.0, ""), key=lambda item: item[0])
     return who, most
 
 
 def ratio(own: float, other: float) -> float:
-    """1 where both have nothing."""
+    """Return the ratio; 1 if both are zero."""
     if other > 0:
         return own / other
     return inf if own > 0 else 1.0
 
 
 def summary_of(ratios: Sequence[float]) -> dict[str, float | None]:
-    """The share of loads on which at most a hundredth is lost, the worst, and the median."""
+    """Return the share of loads with a loss of at most a hundredth, the worst, and the median."""
     if not ratios:
         return {"even": None, "worst": None, "median": None}
     even = sum(value >= EVEN for value in ratios) / len(ratios)
@@ -261,11 +259,10 @@ def summary_of(ratios: Sequence[float]) -> dict[str, float | None]:
 
 
 def pooled_late(judged: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The late among the served of the judged policy, by kind of load: by number of the class (1, 2, ...), by what
-    classes are promised, and of all. `enough`: whether enough were served to evaluate_load it.
+    """Pool the late share of the judged policy by kind of load: by class number, by objectives, and in total.
 
-    A load of several kinds counts in each. Class 1 of one load has nothing to do with class 1 of another: numbers
-    split what is pooled into random parts, objectives into those that are alike.
+    `enough`: enough requests were served for the share to be meaningful. A load of several kinds counts in each. Class
+    1 of one load is unrelated to class 1 of another: numbers split the pool at random, objectives into similar parts.
     """
     pools: dict[tuple[str, str], list[int]] = {}
     for entry in judged:

@@ -79,7 +79,7 @@ def run(args: Namespace) -> int:
 
 
 def print_grid(result: Mapping[str, Any]) -> None:
-    """Worst first; then what holds of all, and the late by kind."""
+    """Print loads, worst first, then the summary and the late share by kind."""
     judged, *_ = result["policies"]
     rows = [
         {
@@ -112,7 +112,7 @@ def print_grid(result: Mapping[str, Any]) -> None:
 
 
 def _late_rows(pools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A kind a row, a group of classes a column; in brackets what too few were served of."""
+    """Return a row per kind and a column per group of classes; in brackets where too few were served."""
     kinds = dict.fromkeys(pool["kind"] for pool in pools)
     groups = sorted(
         {pool["of"] for pool in pools}, key=lambda group: (group != "all", group.startswith("class "), group)

@@ -1,4 +1,4 @@
-"""Loads drawn at random: requests and a machine, made from what `benchmarks.research.choices` draws."""
+"""Random loads: requests and a machine, made from what `benchmarks.research.choices` draws."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -21,22 +21,22 @@ from roseinfer.sim.length_hints import ExactHints, MisleadingHints, NoisyHints, 
 from roseinfer.sim.traces import TraceRequest, read_trace
 from roseinfer.sim.workload import Arrival, LengthHints, TrafficClass, Workload
 
-SAMPLE = 2000  # requests that capacity is taken from, and lengths of a class whose 99th percentile sets its floors
+SAMPLE = 2000  # requests for estimating capacity, and lengths of a class whose 99th percentile sets its floors
 CAPACITY_TARGET = 0.99
-LIARS = "liars"  # the tenant of those who lie, where they have one of their own
+LIARS = "liars"  # tenant of requests with false hints, if they have their own
 COMMON = ("max_num_seqs", "max_num_batched_tokens")  # scheduler options of a machine
 
 
 class TraceNeededError(ConfigError):
-    """A load takes times or lengths from a trace that is not there."""
+    """A load needs times or lengths of a missing trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomLoad:
-    """Load `number` of those of `seed`: the same requests on the same machine for every policy.
+    """Load `number` of a seed: the same requests on the same machine for every policy.
 
-    `scheduler`: options common to all policies. `kinds`: "stationary", or what makes it not so. `rate`: requests a
-    second offered, `capacity` times `choices.load`.
+    `scheduler`: options common to all policies. `kinds`: "stationary", or what makes it not so. `rate`: offered
+    requests per second, `capacity` times `choices.load`.
     """
 
     seed: int
@@ -51,7 +51,7 @@ class RandomLoad:
 
     @property
     def name(self) -> str:
-        """Of a load in the space it was drawn from."""
+        """Return the name of the load within the space it was drawn from."""
         return f"v{space()['version']} seed {self.seed} load {self.number}"
 
     @property
@@ -63,9 +63,8 @@ class RandomLoad:
         return describe(self.choices)
 
 
-# --- drawing ----------------------------------------------------------------------------------------------------
 def capacity_of(sample: Sequence[Arrival], machine: Machine) -> float:
-    """Requests a second at which a clairvoyant scheduler could just serve them."""
+    """Return requests per second that a clairvoyant scheduler could just serve."""
     return capacity(sample, machine, CAPACITY_TARGET)
 
 
@@ -76,9 +75,9 @@ def draw_load(
     traces: str | Path | None = None,
     measure: Callable[[Sequence[Arrival], Machine], float] = capacity_of,
 ) -> RandomLoad:
-    """Raises `TraceNeededError` if it needs a trace and `traces`, the directory, is None or lacks it.
+    """Draw a load. Raises `TraceNeededError` if it needs a trace that `traces`, a directory, does not contain.
 
-    `measure` gives the capacity, for who knows it from before.
+    `measure` returns the capacity, for callers that have it cached.
     """
     choices = draw_choices(seed, number)
     records = _records(choices, traces)
@@ -124,18 +123,17 @@ _read = cache(read_trace)
 
 
 def _count(sample: Sequence[Arrival]) -> int:
-    """Requests of a run: fewer where prompts are long."""
+    """Return the number of requests of a run: fewer with long prompts."""
     long = fmean(len(arrival.prompt_ids) for arrival in sample) > space()["long_prompt"]
     return space()["long_requests"] if long else space()["requests"]
 
 
-# --- machines ---------------------------------------------------------------------------------------------------
 def _machine_entry(choices: Choices) -> Mapping[str, Any]:
     return space()["machines"][choices.of_load["machine"]]
 
 
 def _machine(choices: Choices) -> Machine:
-    """As it is at the first arrival, with all of its KV blocks."""
+    """Return the machine at the first arrival, with all of its KV blocks."""
     entry, of_load = _machine_entry(choices), choices.of_load
     stalls, slowdown = of_load["stalls"], of_load["slowdown"]
     return Machine(
@@ -151,7 +149,7 @@ def _machine(choices: Choices) -> Machine:
 
 
 def _fitted(machine: Machine, choices: Choices, arrivals: Sequence[Arrival]) -> Machine:
-    """With the KV blocks that it has left, but room for the longest request, and slower at a time of the run."""
+    """Return the machine with its remaining KV blocks, enough for the longest request, and with its slow period."""
     size = machine.block_size
     longest = max(len(arrival.prompt_ids) + arrival.output_len for arrival in arrivals)
     needed = ceil(1.02 * longest / size) + 2  # the scheduler keeps a hundredth free
@@ -163,7 +161,6 @@ def _fitted(machine: Machine, choices: Choices, arrivals: Sequence[Arrival]) -> 
     return replace(machine, num_kv_blocks=blocks, max_model_len=min(machine.max_model_len, (blocks - 1) * size))
 
 
-# --- classes ----------------------------------------------------------------------------------------------------
 def _classes(
     choices: Choices, machine: Machine, records: Mapping[str, list[TraceRequest]], rng: random.Random
 ) -> list[TrafficClass]:
@@ -177,7 +174,7 @@ def _classes(
 
 
 def _slo(of: TrafficClass, choices: Choices, chosen: Choice, machine: Machine, rng: random.Random) -> Slo | None:
-    """What the class is promised, and no less than the floors."""
+    """Return the objectives of the class, raised to the floors."""
     lengths = [of.draw(rng, machine.max_model_len) for _ in range(SAMPLE)]
     prompt, output = (_percentile(values) for values in zip(*lengths, strict=True))
     least = floors(prompt, output, machine, _machine_entry(choices)["max_num_batched_tokens"])
@@ -191,9 +188,9 @@ def _slo(of: TrafficClass, choices: Choices, chosen: Choice, machine: Machine, r
 
 
 def floors(prompt: int, output: int, machine: Machine, chunk: int) -> dict[str, float]:
-    """The least objectives, in seconds, for requests of so many tokens: multiples of what they take alone.
+    """Return minimum objectives in seconds for requests of this size: multiples of their time alone.
 
-    `chunk`: prompt tokens of a step. The machine is as slow as it is at the start.
+    `chunk`: prompt tokens per step. The machine has its initial speed.
     """
     entry = space()["floors"]
     cost = machine.cost.slower(machine.slowness(0.0))
@@ -209,7 +206,7 @@ def floors(prompt: int, output: int, machine: Machine, chunk: int) -> dict[str, 
 
 
 def _percentile(values: Sequence[int]) -> int:
-    """The 99th."""
+    """Return the 99th percentile."""
     return sorted(values)[ceil(0.99 * len(values)) - 1]
 
 

@@ -15,11 +15,11 @@ Grad = list[float]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A demand on the windows from `begin` on: its prefill is over before `first`, its decoding before `end`.
+    """Demand on the windows from `begin` on: prefill ends before `first`, decoding before `end`.
 
-    0 = that is never due, and has no price. Decoding takes at least `parts` windows: the share `part` of it in each but
-    the last one, and `rest` of such a share in that. From window `runs` to `ran` the request runs for certain. `tries`:
-    as in `Demand`.
+    0 = no deadline and no price. Decoding takes at least `parts` windows: the share `part` of it in each but the last,
+    and `rest` of such a share in that one. The request certainly runs from window `runs` to `ran`. `tries`: as in
+    `Demand`.
     """
 
     level: int
@@ -36,10 +36,10 @@ class Span:
 
 
 class Windows:
-    """A run in `count` windows of equal length.
+    """Run in `count` windows of equal length.
 
-    `room(at_s, pace_s)`: seconds of work that a second holds then at a pace. `fastest_s`: no request gets its tokens in
-    less time each.
+    `room(at_s, pace_s)`: seconds of work per second at that time and pace. `fastest_s`: minimum time per token of any
+    request.
     """
 
     def __init__(
@@ -82,12 +82,11 @@ class Windows:
             level, each.prefill_s, each.tries, begin, first, end, parts, part, min(rest, 1.0), runs, max(ran, runs)
         )
 
-    # --- a bound for given prices ---------------------------------------------------------------------------------
     def at(self, prices: Sequence[float], lift: float) -> tuple[float, Grad]:
-        """Good requests at most, and how that changes with each price. `lift`: as in `ratios`.
+        """Return the bound on good requests at these prices, and its gradient. `lift`: as in `ratios`.
 
-        What a request is worth beyond the price of its work goes to the windows in which it runs for certain, in equal
-        parts, if they hold its pace.
+        A request's value beyond the price of its work is divided equally among the windows in which it certainly runs
+        and that hold its pace.
         """
         ratios = self.ratios(lift)
         order = sorted(range(self._count), key=prices.__getitem__)
@@ -128,14 +127,15 @@ class Windows:
         return total + worth, grad
 
     def ratios(self, lift: float) -> list[float]:
-        """Prices of decoding by level: the same for all at 0; at 1, a second is worth the same at every level."""
+        """Return prices of decoding by level: equal at 0; at 1, a second is worth the same at every level."""
         return [1.0 + lift * (full - 1.0) for full in self._full]
 
     def _hold(
         self, prices: Sequence[float], ratios: Sequence[float], gains: Sequence[Grad], grad: Grad
     ) -> tuple[list[list[int]], float]:
-        """Each window at the level at which it is worth most. Returns, by level, how many windows before each one hold
-        its pace, and what all are worth.
+        """Assign each window to its most valuable level.
+
+        Returns, by level, the number of windows before each one that hold its pace, and the total value.
         """
         levels = range(len(ratios))
         now = [0.0] * len(ratios)
@@ -155,22 +155,21 @@ class Windows:
                 held[level].append(held[level][-1] + (chosen <= level))
         return held, total
 
-    # --- better prices --------------------------------------------------------------------------------------------
     def bound(self, lifts: Sequence[float], rounds: int) -> float:
-        """Good requests at most: the least bound that was found."""
+        """Return the smallest bound that was found."""
         found = [self._flat(lift, until) for until in self._untils() for lift in lifts]
         best, prices, lift = min(found)
         return min(best, self._descend(prices, lift, best, rounds))
 
     def _untils(self) -> list[int]:
-        """Windows behind which little may be left to do."""
+        """Return windows after which little work may remain."""
         last = max(span.begin for span in self._spans) + 1
         ends = sorted(span.end or self._count for span in self._spans)
         marks = [last, *(max(last, ends[int(share * (len(ends) - 1))]) for share in (0.9, 0.97, 1.0))]
         return sorted(set(marks))
 
     def _flat(self, lift: float, until: int) -> tuple[float, list[float], float]:
-        """One price for all work before window `until`, none for what is behind it: (bound, prices, lift)."""
+        """Try one price for all work before window `until` and none after it: (bound, prices, lift)."""
         works = [span.prefill_s * bool(span.first) + span.tries[-1][1] * bool(span.parts) for span in self._spans]
         busy = [work_s for work_s in works if work_s > 0.0]
         if not busy:
@@ -197,9 +196,9 @@ class Windows:
         return min((at_a, prices(a), lift), (at_b, prices(b), lift))
 
     def _descend(self, prices: list[float], lift: float, best: float, rounds: int) -> float:
-        """Subgradient steps of Polyak's length towards a target below the best so far, with some of the step before.
+        """Take subgradient steps of Polyak's length towards a target below the best bound, with momentum.
 
-        Where the target is not approached it is halfway nearer the next time, from the best prices on.
+        When the target is not approached, it moves halfway closer, and the search continues from the best prices.
         """
         gap, kept, since = _GAP * best, prices, 0
         pull = [0.0] * self._count
@@ -222,7 +221,7 @@ class Windows:
 
 
 def _charge(grad: Grad, span: Span, cheap: int, chosen: Sequence[int], part: float, share: float) -> None:
-    """What a share of a request pays where its work is done. `part`: of its decoding, in each window but the last."""
+    """Charge a share of a request where its work is done. `part`: of its decoding, in each window but the last."""
     if cheap >= 0:
         grad[cheap] -= share * span.prefill_s
     if chosen:

@@ -1,4 +1,4 @@
-"""benchmarks/api_cost.py: it runs (in a process of its own, whose garbage collector it changes), and requests end."""
+"""benchmarks/api_cost.py runs in its own process, whose garbage collector it changes, and its requests end."""
 
 import subprocess
 import sys
@@ -16,5 +16,5 @@ def test_it_measures_requests_and_tokens() -> None:
     for line, name in ((request, "a request of 3 prompt ids"), (token, "a token, 2 streams")):
         assert line.startswith(name)
         assert float(line.removeprefix(name).split()[0]) > 0
-    # One line of the log each: those of the request's measurement, those of the token's and those of responses.
+    # One log line for each request of the three measurements: requests, tokens, responses.
     assert done.stderr.count("finish=length") == 9 + 2 + 2 * 9

@@ -1,1 +1,1 @@
-"""benchmarks/bounds.py: what it counts and simulates, against sums by hand and the figures stated for the rows."""
+"""benchmarks/bounds.py: counts and simulation against sums by hand and the figures stated for the rows."""

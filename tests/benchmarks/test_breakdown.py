@@ -1,4 +1,4 @@
-"""The breakdown of a step: what is added up, against sums by hand, and the command with the embedded model."""
+"""Breakdown of a step: sums by hand, and the command with the embedded model."""
 
 import itertools
 import json
@@ -52,7 +52,7 @@ def test_device_events_of_a_trace():
 
 
 def test_kernels_that_overlap_share_the_time():
-    """b starts early and waits for a; c is hidden behind b; after a pause comes a again."""
+    """b starts early and waits for a; c is hidden by b; a runs again after a pause."""
     events = [
         {"cat": "kernel", "name": "a", "ts": 20, "dur": 1},
         {"cat": "kernel", "name": "b", "ts": 3, "dur": 9},
@@ -110,7 +110,7 @@ def test_bytes_of_what_the_engine_keeps(info, layer, head, kv):
 
 
 def test_a_model_with_experts(tmp_path):
-    """What is read of experts is told apart, and they are a kind of their own."""
+    """Expert weights are counted separately, and their kernels have a kind of their own."""
     (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
     make_tokenizer(MIXTURE["vocab_size"]).save(str(tmp_path / "tokenizer.json"))
     file = tmp_path / "out.json"
@@ -121,7 +121,7 @@ def test_a_model_with_experts(tmp_path):
 
 
 def test_steps_with_prompts(capsys, tmp_path):
-    """50 prompt tokens of 20, 20 and 10 a step, alone and beside 2 rows; of such steps fewer are run than --steps."""
+    """50 prompt tokens of 20, 20 and 10 per step, alone and with 2 rows; fewer such steps run than --steps."""
     file = tmp_path / "out.json"
     argv = ["--max-num-seqs", "16", "--batch-size", "2", "--prompt-tokens", "50", "--steps", "5", "--json", str(file)]
     assert main([*BREAKDOWN, *argv]) == 0
@@ -139,7 +139,7 @@ def test_steps_with_prompts(capsys, tmp_path):
 
 
 def test_contexts_are_those_of_the_measured_steps(capsys, tmp_path):
-    """20 prompt tokens and 16 steps of warm-up: the measured steps compute tokens 37 to 39."""
+    """20 prompt tokens and 16 warm-up steps: the measured steps compute tokens 37 to 39."""
     file = tmp_path / "out.json"
     argv = ["--batch-size", "1", "--steps", "3", "--json", str(file)]
     assert main([*BREAKDOWN, *argv]) == 0

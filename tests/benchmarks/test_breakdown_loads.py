@@ -1,4 +1,4 @@
-"""What a breakdown puts into the engine: every measured step is what it says, also with two of them in flight."""
+"""Loads of a breakdown: every measured step has the stated shape, also with two steps in flight."""
 
 from types import SimpleNamespace
 

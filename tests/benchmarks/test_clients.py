@@ -1,4 +1,4 @@
-"""benchmarks.clients: what it reads off requests and answers of the three APIs, and how it shortens them."""
+"""benchmarks.clients: reading and shortening requests and answers of the three APIs."""
 
 import json
 import threading
@@ -147,7 +147,7 @@ def test_every_client_has_its_script() -> None:
 
 @pytest.fixture
 def upstream() -> Iterator[str]:
-    """A server that answers with the body it got, as a stream."""
+    """Server that answers with the body it received, as a stream."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

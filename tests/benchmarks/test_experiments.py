@@ -1,4 +1,4 @@
-"""benchmarks/experiments.py: its settings are valid, and the slow copies it compares with are right."""
+"""benchmarks/experiments.py: its settings are valid, and the slow copies that it compares with are correct."""
 
 import pytest
 
@@ -10,7 +10,7 @@ ENGINE = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4}
 
 
 def texts() -> list[str]:
-    """Four requests that share a partly filled block and diverge."""
+    """Return the texts of four requests that share a partly filled block and diverge."""
     with LLM("tiny", **ENGINE) as llm:
         params = [SamplingParams(max_tokens=8, seed=seed, ignore_eos=True) for seed in range(4)]
         llm.generate("def add(a, b):", params[0])

@@ -1,4 +1,4 @@
-"""The script that breaks servers, with tiny numbers."""
+"""Fault benchmark with tiny numbers."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""benchmarks/gpu_table.py and report.py: a small model behind a real server, servers that fail, and the page."""
+"""benchmarks/gpu_table.py and report.py: a small model with a real server, failing servers, and the page."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ SMALL = {
     "eos_token_id": 0,
 }
 SERVER_ARGS = "--threads 1 --num-kv-blocks 3000 --api-workers 1"
-# A client that knows what it will find.
+# Client with known results.
 CANNED_CLIENT = """
 import argparse, json, sys
 parser = argparse.ArgumentParser()
@@ -98,7 +98,7 @@ def test_every_id_of_a_made_tokenizer_is_text(modules, tmp_path, name):
 
 
 def test_folders_say_how_weights_are_kept(modules, tmp_path, monkeypatch):
-    """What models of one config share is written once."""
+    """A folder that several models share is written once."""
     made = []
     make = modules["folders"].make_tokenizer
     monkeypatch.setattr(modules["folders"], "make_tokenizer", lambda size: made.append(size) or make(300))
@@ -120,7 +120,7 @@ def test_a_models_options_reach_its_server(modules):
 
 
 def test_a_table_of_one_row(modules, models, tmp_path, monkeypatch, capsys):
-    """With our own client, a real server and the default of everything else."""
+    """Our own client, a real server, and defaults for everything else."""
     rows = [replace(row, arguments="--num 16 --cycle 65,1 --out-len 4") for row in gpu_rows.ROWS if row.name == "hol"]
     monkeypatch.setattr(bounds, "ROWS", rows)
     argv = ["--rows", "hol", "--models-dir", str(models), "--server-args", SERVER_ARGS, "--commit", "abc", "--restart"]
@@ -166,7 +166,7 @@ def test_another_client_and_repetitions(modules, models, tmp_path, monkeypatch, 
 
 
 def test_a_server_that_never_comes_up(modules, tmp_path, monkeypatch, capsys):
-    """Tried twice; its words are kept; all rows are told."""
+    """Two attempts; the error is kept; all rows report it."""
     (tmp_path / "models" / "gpt2").mkdir(parents=True)
     argv = ["--rows", "hol", "burst65", "same65", "--models-dir", str(tmp_path / "models")]
     status, result = run(modules, monkeypatch, tmp_path, *argv)
@@ -192,7 +192,7 @@ def test_without_folders(modules):
 
 
 def made_up(modules) -> dict:
-    """A result in which all rows have figures, every other one better than its targets."""
+    """Return a result in which all rows have figures, every other one better than its targets."""
     rows = []
     for number, row in enumerate(modules["rows"].ROWS):
         factor = 2.0 if number % 2 else 0.5
@@ -250,7 +250,7 @@ def test_page(modules, tmp_path, monkeypatch):
 
 
 def test_newer_rows_take_the_place_of_older_ones(modules, tmp_path):
-    """Only those: a model's other rows stay, with what they were measured by, and all in the table's order."""
+    """Other rows of a model stay, with their machine, and all are in the table's order."""
     old, new = made_up(modules), made_up(modules)
     new["rows"] = [row for row in new["rows"] if row["model"] == "qwen3-0.6b" and row["row"] != "seq1"]
     new |= {"commit": "def", "servers": {}, "hardware": {"gpu": "Another"}}

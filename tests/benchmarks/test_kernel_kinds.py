@@ -1,4 +1,4 @@
-"""Kernels are told apart by name; ours all have a kind."""
+"""Kinds of kernels by name; each of our own kernels has one."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_kinds(name, kind):
 
 
 def launched() -> list[str]:
-    """The names of the kernels that roseinfer's own code launches."""
+    """Return the names of the kernels that roseinfer's own code launches."""
     source = "\n".join(path.read_text() for path in sorted(KERNELS.rglob("*.py")))
     defined = set(re.findall(r"@(?:triton|gluon)\.jit.*?\ndef (\w+)", source, re.DOTALL))
     return sorted(name for name in defined if re.search(rf"\b{name}\[", source))
@@ -88,7 +88,7 @@ OURS = {
 
 
 def test_our_own_kernels_are_known():
-    """A new kernel belongs into this table, and its kind's pattern."""
+    """Add a new kernel to this table and to its kind's pattern."""
     known = {name: kind for kind, names in OURS.items() for name in names}
     assert launched() == sorted(known)
     assert {name: kind_of(name) for name in known} == known

@@ -8,7 +8,7 @@ from benchmarks.layer_chain import LONGEST_PROMPT, Part, blocks_of, make_batch, 
 
 
 def test_steps() -> None:
-    """Rows that decode come first; prompts are as even as can be."""
+    """Decoding rows come first; prompts are as even as possible."""
     step = read_step("3x600+2500")
     assert [part.tokens for part in step] == [1, 1, 1, 833, 833, 834]
     assert all(560 < part.start < 640 for part in step[:3]) and all(part.start == 0 for part in step[3:])

@@ -1,4 +1,4 @@
-"""benchmarks/maskbench.py over schemas of our own: counts are right, both against the library and against a server."""
+"""benchmarks/maskbench.py over our own schemas: correct counts with the library and with a server."""
 
 import json
 from pathlib import Path

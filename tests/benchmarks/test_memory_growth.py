@@ -1,4 +1,4 @@
-"""An engine that keeps a kernel for every number of rows it has seen grows without end."""
+"""An engine that kept a kernel for every number of rows would grow without bound."""
 
 import os
 import re
@@ -14,7 +14,7 @@ CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads resident memory from /proc")
 def test_new_prompt_lengths_do_not_make_the_engine_grow() -> None:
-    """60 new lengths add about 45 MB; 150 MB where the libraries keep as many kernels as they like."""
+    """60 new lengths add about 45 MB; 150 MB if the libraries keep all kernels."""
     command = [sys.executable, "-m", "benchmarks.memory_growth", "tiny", "--new", "60", "--longest", "200"]
     clean = {name: value for name, value in os.environ.items() if name not in CAPACITIES}
     done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=150)

@@ -38,7 +38,7 @@ def test_experts_are_read_by_those_who_choose_them() -> None:
     experts = ExpertsSpec(count=4, top_k=2, width=5, renormalise=True, dense_layers=(0,))
     mixed = replace(GATED, architecture="Qwen3MoeForCausalLM", experts=experts)
     cost = ModelCost.of(mixed, 2)
-    # In both layers attention, in the first one gate, up and down, in the second a router.
+    # Attention in both layers; gate, up and down in the first; a router in the second.
     assert (cost.layer_weights, cost.router_weights, cost.expert_weights) == (2 * (192 + 96) + 384, 8 * 4, 3 * 8 * 5)
     dense = cost.layer_weights + cost.router_weights
     one, two = cost.work([Chunk(0, 1, 0)]), cost.work([Chunk(0, 1, 0), Chunk(3, 1, 0)])
@@ -66,8 +66,8 @@ def test_windows_are_refused():
 
 def test_a_step():
     cost = ModelCost(layer_weights=100, head_weights=10, weight_itemsize=2, kv_token_bytes=8, attention_width=5)
-    # A decode at position 6 reads and attends to 7 tokens and writes one; 3 prompt tokens from position 2 read 5,
-    # write 3 and attend to 3 + 4 + 5.
+    # A decode at position 6 reads and attends to 7 tokens and writes one; 3 prompt tokens from position 2 read 5, write
+    # 3 and attend to 3 + 4 + 5.
     work = cost.work([Chunk(6, 1), Chunk(2, 3, 0)])
     assert work == Work(4, 220, 8 * (7 + 1 + 5 + 3), 2 * (100 * 4 + 10), 4 * 5 * (7 + 12))
     assert (work.bytes, work.flops) == (220 + 128, 820 + 380)

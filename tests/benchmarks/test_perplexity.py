@@ -1,4 +1,4 @@
-"""The benchmark of how well a model foretells text, on the embedded model."""
+"""Perplexity benchmark on the embedded model."""
 
 import json
 from math import exp

@@ -1,4 +1,4 @@
-"""benchmarks/slo_cpu.py: what it derives from the machine, and what it makes of a run."""
+"""benchmarks/slo_cpu.py: settings derived from the machine, and summaries of a run."""
 
 import asyncio
 

@@ -19,18 +19,17 @@ TIGHT, LOOSE = Slo(ttft_s=0.05, tpot_s=0.02), Slo(ttft_s=0.05, tpot_s=0.1)
 
 
 def request(slo: Slo | None, *, at_s: float = 0.0, prompt: int = 100, output: int = 101) -> Arrival:
-    """By default 0.1 s of prefill and as much decoding."""
+    """Return a request of 0.1 s of prefill and as much decoding by default."""
     return Arrival(at_s, [1] * prompt, output, slo)
 
 
 def patient(slo: Slo) -> Slo:
-    """Time enough for the prompt above, and less than the output needs."""
+    """Allow enough time for the prompt above, and less than the output needs."""
     return Slo(ttft_s=0.5, tpot_s=slo.tpot_s)
 
 
-# --- for ever ---------------------------------------------------------------------------------------------------
 def test_half_of_the_machine_is_left_at_a_pace_of_two_steps() -> None:
-    """At 5/s: a share u of the requests in a share u of the time, which leaves 1 - u / 2."""
+    """At 5/s, a share u of the requests holds its pace for a share u of the time, which leaves 1 - u / 2."""
     mix = [request(patient(TIGHT))]
     assert static_bound(mix, MACHINE, 2.4) == pytest.approx(1.0)
     assert static_bound(mix, MACHINE, 5.0) == pytest.approx(2 / 3, abs=0.001)
@@ -38,19 +37,21 @@ def test_half_of_the_machine_is_left_at_a_pace_of_two_steps() -> None:
 
 
 def test_paces_share_the_time() -> None:
-    """At 5/s: the loose need half a second of work of each, and the tight what .9 - .4 u leaves, u being theirs."""
+    """At 5/s, the loose class needs half a second of work per second, and the tight one what .9 - .4 u leaves, u its
+    share.
+    """
     mix = [request(patient(TIGHT)), request(patient(LOOSE))]
     assert static_bound(mix, MACHINE, 5.0) == pytest.approx(0.5 + 0.5 * 4 / 9, abs=0.002)
 
 
 def test_short_requests_first() -> None:
-    """The short take .375 s of what a loose pace leaves of a second, the long .75 s."""
+    """The short class takes .375 s of what a loose pace leaves of a second, the long one .75 s."""
     mix = [request(patient(LOOSE), output=51), request(patient(LOOSE), output=201)]
     assert static_bound(mix, MACHINE, 5.0) == pytest.approx(0.5 + 0.5 * (0.9 - 0.375) / 0.75, abs=0.002)
 
 
 def test_a_pace_is_held_only_while_somebody_runs_at_it() -> None:
-    """One tight request in a hundred, there for 2 s: at 1/s hardly ever."""
+    """One tight request in a hundred runs for 2 s: rarely present at 1/s."""
     mix = [request(patient(TIGHT))] + [request(patient(LOOSE))] * 99
     assert static_bound(mix, MACHINE, 4.2) > 0.999
     assert capacity(mix, MACHINE) > 4.2
@@ -99,7 +100,6 @@ def test_noise_and_stalls_take_time() -> None:
     assert capacity(mix, stalling) < 0.93 * capacity(mix, MACHINE)
 
 
-# --- a run ------------------------------------------------------------------------------------------------------
 def test_two_requests_and_a_machine_for_one() -> None:
     """Each takes .1 s of work that is due after .15 s."""
     slo = Slo(e2e_s=0.15)
@@ -111,7 +111,7 @@ def test_two_requests_and_a_machine_for_one() -> None:
 
 
 def test_first_tokens_are_due() -> None:
-    """Ten prompts of .1 s within .3 s: decoding may take as long as it likes."""
+    """Ten prompts of .1 s within .3 s; decoding has no deadline."""
     assert fluid_bound([request(Slo(ttft_s=0.3))] * 10, MACHINE) == pytest.approx(0.3, abs=0.01)
 
 
@@ -126,7 +126,7 @@ def test_nothing_fits() -> None:
 
 
 def test_a_tight_pace_takes_time_from_all() -> None:
-    """The same work, once at the pace of two steps and once at that of ten."""
+    """The same work at a pace of two steps and of ten."""
     tight = [request(patient(TIGHT), at_s=0.2 * i) for i in range(100)]
     loose = [request(patient(LOOSE), at_s=0.2 * i) for i in range(100)]
     assert fluid_bound(tight, MACHINE) < 0.85 < fluid_bound(loose, MACHINE)
@@ -148,7 +148,7 @@ def test_denser_arrivals_are_never_served_better() -> None:
 
 
 def small_load(number: int) -> tuple[list[Arrival], Machine]:
-    """60 requests at up to six times what the machine does."""
+    """Return 60 requests at up to six times the machine's capacity."""
     rng = random.Random(number)
     cost = CostParams(0.010, rng.choice((1e-4, 5e-4)), rng.choice((0.0, 1e-6)), rng.choice((1e-4, 1e-3)), 1e-6)
     slos = (
@@ -178,16 +178,15 @@ def test_no_policy_beats_the_bound(number: int) -> None:
         assert sum(life.good for life in lives) / len(lives) <= bound + 1e-9
 
 
-# --- lengths that are not known ---------------------------------------------------------------------------------
 def test_limits_of_outputs() -> None:
-    """Lengths 1, 2 and 11: no step, one, and one and nine more for a third of the requests."""
+    """Lengths 1, 2 and 11: no step, one, and nine more for a third of the requests."""
     assert limits([2, 1, 11]) == [(0.0, 0.0, 0.0)] + [
         pytest.approx(each) for each in ((1 / 3, 0.0, 0.0), (2 / 3, 2 / 3, 4 / 3), (1.0, 11 / 3, 4 / 3 + 63 / 3))
     ]
 
 
 def test_limits_that_a_mixture_beats_are_left_out() -> None:
-    """To stop at 100 is worse than never to stop: the next tenth costs a step, the ninth that it has cost a hundred."""
+    """Stopping at 100 is worse than never stopping: the next tenth costs a step, the ninth has cost a hundred."""
     assert [share for share, _, _ in limits([100] * 1 + [101] * 9)] == [0.0, 1.0]
 
 

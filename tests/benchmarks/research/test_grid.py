@@ -1,4 +1,4 @@
-"""Policies judged on random loads."""
+"""Evaluation of policies on random loads."""
 
 import json
 from math import inf
@@ -28,7 +28,7 @@ SMALL = {**space(), "requests": 30, "long_requests": 20}
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads of 30 requests."""
+    """Use loads of 30 requests."""
     monkeypatch.setattr(random_loads, "space", lambda: SMALL)
 
 
@@ -55,7 +55,7 @@ def test_loads_are_judged_worst_first_and_those_without_their_trace_are_named() 
 
 
 def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # other processes know nothing of small loads
+    monkeypatch.undo()  # other processes do not see the patched loads
     alone, together = (run_grid(grid_of(count=2, seed=11, policies=("fifo", "pack"), jobs=jobs)) for jobs in (1, 2))
     assert len(alone["loads"]) == 2
     assert alone == together

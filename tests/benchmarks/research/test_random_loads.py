@@ -1,4 +1,4 @@
-"""Loads drawn from the lists: the same for all, uniform, and within what the machine could do."""
+"""Random loads: equal for all policies, uniform over the lists, and feasible for the machine."""
 
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +14,7 @@ DRAWS = 600
 
 
 def load_where(**wanted: object) -> RandomLoad:
-    """The first whose choices are these and that needs no trace."""
+    """Return the first load with these choices that needs no trace."""
     for number in range(3000):
         choices = draw_choices(1, number)
         if not choices.trace_files and all(choices.of_load[name] == value for name, value in wanted.items()):
@@ -55,7 +55,7 @@ def test_somebody_is_always_promised_something() -> None:
 
 
 def test_objectives_are_no_tighter_than_the_floors() -> None:
-    """Prompts of up to 7,000 tokens take an A100 two thirds of a second."""
+    """An A100 computes prompts of up to 7,000 tokens in two thirds of a second."""
     for number in range(3000):
         choices = draw_choices(1, number)
         first = choices.of_classes[0]
@@ -69,7 +69,7 @@ def test_objectives_are_no_tighter_than_the_floors() -> None:
 
 
 def draw_slowness(choices: Choices) -> float:
-    """Of the machine at the start."""
+    """Return the machine's initial slowdown."""
     slowdown = choices.of_load["slowdown"]
     return slowdown["factor"] if slowdown["at"] == 0.0 else 1.0
 
