@@ -1,4 +1,4 @@
-"""The engine process, and the one place where scheduler and runner meet."""
+"""The engine process: builds an engine core of scheduler and runner, and serves it."""
 
 import logging
 import select
@@ -64,14 +64,14 @@ def build_engine(
     *,
     rank_host: RankHost | None = None,
 ) -> tuple[Core, EngineInfo]:
-    """Load the model in `folder` and put an engine core around it; `observer` is told of every step.
+    """Load the model in `folder` and build an engine core with it.
 
-    `learnt`: what steps cost, as an engine on such a device has learnt. `rank_host`: of an engine that has a
-    process to itself. Raises typed errors for what the user can mend.
+    `learnt`: cost of steps that another engine has learnt on such a device. `rank_host`: of an engine that has a
+    process to itself. Raises typed errors for what the user can fix.
     """
     if config.kv_events.endpoint is None:
         return _build(config, folder, observer, learnt, None, rank_host)
-    # Before the model is loaded: an address that cannot be had is told soon, and subscribers find their way back.
+    # Before the model is loaded: a wrong address fails early, and subscribers can reconnect.
     publisher = KvEventsPublisher(config.kv_events, config.model.model)
     try:
         built = _build(config, folder, observer, learnt, publisher, rank_host)
@@ -90,7 +90,7 @@ def _build(
     publisher: KvEventsPublisher | None,
     rank_host: RankHost | None,
 ) -> tuple[Core, EngineInfo]:
-    started = time.monotonic()
+    started_s = time.monotonic()
     record = config.profile.record
     recorder = None if record is None else Recorder(record)
     if config.model.device == PRICED:
@@ -100,7 +100,7 @@ def _build(
     else:
         config, runner, facts, observer = _build_runner(config, folder, observer, rank_host)
     try:
-        return _build_core(config, runner, facts, observer, learnt, publisher, recorder, started)
+        return _build_core(config, runner, facts, observer, learnt, publisher, recorder, started_s)
     except BaseException:
         runner.close()
         raise
@@ -114,9 +114,8 @@ def _build_core(
     learnt: CostParams | None,
     publisher: KvEventsPublisher | None,
     recorder: Recorder | None,
-    started: float,
+    started_s: float,
 ) -> tuple[Core, EngineInfo]:
-    """`started`: when the engine began to start, in seconds of the monotonic clock."""
     kv = KvManager(
         facts.num_blocks,
         config.cache.block_size,
@@ -135,7 +134,7 @@ def _build_core(
         facts.limits,
         offloading=OffloadCosts.for_policy(options, estimates, facts.load_s, facts.store_s),
     )
-    # The recording of a run has no place for what a guide said.
+    # A recorded run contains no masks of guides.
     guides = None if recorder is not None else _guides(config, facts.vocab_size, facts.eos_token_ids)
     make_core: Callable[..., Core] = EngineCore
     if recorder is not None:
@@ -154,7 +153,7 @@ def _build_core(
     )
     info = EngineInfo(
         model=config.model.model,
-        facts=replace(facts, startup_s={**facts.startup_s, "engine": time.monotonic() - started}),
+        facts=replace(facts, startup_s={**facts.startup_s, "engine": time.monotonic() - started_s}),
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.seats,
         kv_cache=facts.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype,
@@ -169,8 +168,9 @@ def _build_core(
 def _build_runner(
     config: EngineConfig, folder: Path, observer: StepObserver | None, rank_host: RankHost | None
 ) -> tuple[EngineConfig, Runner, RunnerFacts, StepObserver | None]:
-    """The options that suit the device, a runner with a model, and who observes it already: `observer`, or one that the
-    options ask for.
+    """Return the options that suit the device, a runner with the model, its facts and its observer.
+
+    The observer is `observer`, or a tracer if the options ask for one.
     """
     prepare_cpu_libraries()
     with ExitStack() as undo:
@@ -208,7 +208,7 @@ def _build_runner(
 
 
 def _overlaps(config: EngineConfig, facts: RunnerFacts) -> bool:
-    """Whether a step is planned while the one before it runs."""
+    """True if a step is planned while the one before it runs."""
     overlap = config.scheduler.overlap
     return facts.device != "cpu" if overlap is None else overlap
 
@@ -220,7 +220,7 @@ def _observed(runner: Runner, observer: StepObserver) -> Runner:
 
 
 def _guides(config: EngineConfig, vocab_size: int, eos_ids: tuple[int, ...]) -> GrammarGuideFactory:
-    """Reads the tokenizer while the engine is already at work; without one, requests for a grammar are refused."""
+    """Return a factory that loads the tokenizer in the background. Without one, requests for a grammar are rejected."""
 
     def tokens() -> GrammarTokens:
         try:

@@ -1,4 +1,4 @@
-"""Start one engine from its options; load its tokenizer."""
+"""Start a single engine from its options, and load its tokenizer."""
 
 from roseinfer.config.hub import model_folder, tokenizer_folder
 from roseinfer.core.config.engine import EngineConfig, ModelConfig
@@ -10,7 +10,7 @@ from roseinfer.text.tokenizer import Tokenizer
 
 
 async def start_engine(config: EngineConfig, tokenizer: Tokenizer, *, in_process: bool = False) -> AsyncEngine:
-    """An engine in its own process, or in a thread of this one. Raises what keeps it from starting."""
+    """Start an engine in its own process, or in a thread of this one. Raises the error that keeps it from starting."""
     folder = model_folder(config.model)
     transport: Transport
     if in_process:
@@ -23,5 +23,5 @@ async def start_engine(config: EngineConfig, tokenizer: Tokenizer, *, in_process
 
 
 def load_tokenizer(config: ModelConfig) -> Tokenizer:
-    """The model's own tokenizer, or the one that `tokenizer` names."""
+    """Return the model's own tokenizer, or the one that the option `tokenizer` names."""
     return Tokenizer.from_folder(tokenizer_folder(config))

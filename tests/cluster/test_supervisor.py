@@ -122,7 +122,7 @@ class FakeProcess:
         return "in a lock" if self.asked else ""
 
     def slowly(self) -> asyncio.Event:
-        """Its end takes until that is set."""
+        """Delay its end until the returned event is set."""
         self._end.clear()
         return self._end
 
@@ -162,7 +162,7 @@ class Scene:
         await self.supervisor.connect()
 
     def now(self, engine: int = 0) -> FakeProcess:
-        """The present process of an engine."""
+        """Return the present process of an engine."""
         return [process for process in self.made if process.settings.index == engine][-1]
 
     @property
@@ -182,7 +182,7 @@ class Scene:
                 await asyncio.sleep(0.001)
 
     async def ready(self, number: int, engine: int = 0) -> FakeProcess:
-        """The process of that number, once it is up."""
+        """Return the process of that number, once it is up."""
         await self.until(lambda: self.status(engine) == EngineStatus(EngineState.READY, number))
         return self.now(engine)
 
@@ -208,11 +208,11 @@ def play(
 
 
 # --- starting -----------------------------------------------------------------------------------------------------
-def test_all_start_at_once_and_the_info_is_what_each_of_them_can_do() -> None:
+def test_all_engines_load_at_once_and_the_info_has_the_least_of_each() -> None:
     async def act(scene: Scene) -> None:
         scene.up = False
         await scene.supervisor.launch()
-        assert [process.settings.index for process in scene.made] == [0, 1, 2], "none waits for another"
+        assert [process.settings.index for process in scene.made] == [0, 1, 2], "at once"
         assert scene.supervisor.addresses == [process.settings.address for process in scene.made]
         connecting = asyncio.create_task(scene.supervisor.connect())
         for process, blocks in zip(scene.made, (64, 32, 48), strict=True):
@@ -239,7 +239,7 @@ def test_all_start_at_once_and_the_info_is_what_each_of_them_can_do() -> None:
         ),
     ],
 )
-def test_what_keeps_one_from_starting_is_raised_and_the_others_are_stopped(
+def test_an_engine_that_cannot_start_raises_and_stops_the_others(
     script: dict[str, Any], kind: type[Exception], said: str
 ) -> None:
     def second_fails(process: FakeProcess) -> None:
@@ -252,12 +252,12 @@ def test_what_keeps_one_from_starting_is_raised_and_the_others_are_stopped(
         await scene.supervisor.launch()
         with pytest.raises(kind, match=said):
             await scene.supervisor.connect()
-        assert all(process.closed for process in scene.made) and len(scene.made) == 3, "and none is started again"
+        assert all(process.closed for process in scene.made) and len(scene.made) == 3, "none is restarted"
 
     play(act, engines=3, script=second_fails)
 
 
-def test_too_few_devices_are_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_devices_raise_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(config: EngineConfig, replicas: ReplicasConfig) -> list[EngineSpec]:
         raise ConfigError("there is 1 GPU")
 
@@ -271,7 +271,7 @@ def test_too_few_devices_are_said_before_anything_starts(monkeypatch: pytest.Mon
     play(act, engines=2)
 
 
-def test_closing_while_they_load_leaves_nothing() -> None:
+def test_closing_while_engines_load_leaves_nothing() -> None:
     async def act(scene: Scene) -> None:
         scene.up = False
         await scene.supervisor.launch()
@@ -284,7 +284,7 @@ def test_closing_while_they_load_leaves_nothing() -> None:
     play(act, engines=2)
 
 
-def test_what_nobody_expected_ends_the_start_too() -> None:
+def test_an_unexpected_error_ends_the_start_too() -> None:
     def breaks(process: FakeProcess) -> None:
         process.fails = RuntimeError("a bug") if process.settings.index else None
 
@@ -300,8 +300,8 @@ def test_what_nobody_expected_ends_the_start_too() -> None:
     play(act, engines=2, script=breaks)
 
 
-# --- dying --------------------------------------------------------------------------------------------------------
-def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
+# --- deaths -------------------------------------------------------------------------------------------------------
+def test_an_engine_that_dies_is_restarted_at_once_and_counters_continue() -> None:
     async def act(scene: Scene) -> None:
         heard: list[tuple[int, StepRecord]] = []
         scene.supervisor.on_step(lambda engine, step: heard.append((engine, step)))
@@ -314,14 +314,12 @@ def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
         scene.now().die()
         await scene.until(lambda: scene.status() == EngineStatus(EngineState.STARTING, 2))
         first, second = scene.made[0], scene.now()
-        assert [process.record for process in scene.made] == ["run.0", "run.1", "run.0.2"], "no record is lost"
+        assert [process.record for process in scene.made] == ["run.0", "run.1", "run.0.2"], "no record is overwritten"
         assert first.closed and not first.killed and second.settings.address == first.settings.address
         report = scene.supervisor.reports()[0]
         assert (report.restarts, report.deaths, report.health.alive, report.health.error) == (1, 1, False, "it crashed")
-        assert (report.stats.generation_tokens, report.stats.running) == (5, 0), (
-            "what it counted stays, it runs nothing"
-        )
-        assert EngineRows.open(scene.supervisor.rows_path).promise(0) is None, "what the dead one promised is void"
+        assert (report.stats.generation_tokens, report.stats.running) == (5, 0), "counters stay, gauges do not"
+        assert EngineRows.open(scene.supervisor.rows_path).promise(0) is None, "promises of a dead engine are deleted"
         second.held.set()
         await scene.ready(2)
         second.beat(generation_tokens=4, running=1)
@@ -334,20 +332,20 @@ def test_one_that_dies_is_started_again_at_once_and_counts_go_on() -> None:
     play(act, engines=2)
 
 
-def test_the_state_changes_before_the_end_of_a_process_is_waited_for() -> None:
+def test_the_state_changes_before_the_end_of_a_process_is_awaited() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         ending = scene.now().slowly()
         scene.now().die()
         await scene.until(lambda: scene.status() == EngineStatus(EngineState.DEAD, 1))
-        assert len(scene.made) == 1, "no other is started as long as the old one has not ended"
+        assert len(scene.made) == 1, "the old one has not ended yet"
         ending.set()
         await scene.ready(2)
 
     play(act)
 
 
-def test_an_engine_that_says_it_failed_is_one_that_died() -> None:
+def test_an_engine_that_reports_a_failure_is_restarted() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         scene.now().say(Failed("CUDA error"))
@@ -381,26 +379,6 @@ def test_after_five_deaths_in_a_minute_an_engine_is_given_up(caplog: pytest.LogC
     play(act, engines=2)
 
 
-def test_pauses_begin_again_after_a_minute_of_service_but_not_of_loading(caplog: pytest.LogCaptureFixture) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.start()
-        scene.up = False
-        for number in (1, 2, 3):
-            scene.now().die()
-            await scene.until(lambda number=number: len(scene.made) == number + 1)
-            scene.clock.advance(2 * LIMITS.window_s)  # it loads
-            scene.now().held.set()
-            await scene.ready(number + 1)
-        scene.clock.advance(LIMITS.window_s)
-        scene.now().die()
-        await scene.until(lambda: len(caplog.records) == 4)
-        pauses = [record.getMessage().split()[-2] for record in caplog.records]
-        assert pauses == ["0", "0.001", "0.002", "0"]
-
-    caplog.set_level(logging.ERROR, logger="roseinfer.cluster.supervisor")
-    play(act)
-
-
 def test_a_restart_that_fails_is_a_death() -> None:
     def fails(process: FakeProcess) -> None:
         if process.number == 2:
@@ -417,7 +395,7 @@ def test_a_restart_that_fails_is_a_death() -> None:
     play(act, script=fails)
 
 
-def test_when_the_only_engine_cannot_come_back_the_reason_is_the_last() -> None:
+def test_when_the_only_engine_cannot_come_back_its_last_error_is_raised() -> None:
     def fails(process: FakeProcess) -> None:
         if process.number > 1:
             process.fails = ConfigError("no memory is left")
@@ -432,7 +410,7 @@ def test_when_the_only_engine_cannot_come_back_the_reason_is_the_last() -> None:
     play(act, script=fails)
 
 
-def test_closing_waits_for_no_pause() -> None:
+def test_closing_ends_the_pause_before_a_restart() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         scene.now().die()
@@ -443,7 +421,7 @@ def test_closing_waits_for_no_pause() -> None:
     play(act, times=replace(TIMES, restarts=RestartLimits(delays_s=(3600.0,))))
 
 
-def test_closing_waits_for_a_process_whose_end_has_begun() -> None:
+def test_closing_waits_for_a_process_that_is_ending() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         ending = scene.now().slowly()
@@ -462,7 +440,7 @@ def test_closing_waits_for_a_process_whose_end_has_begun() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_happens_there_is_one_process_of_an_engine_and_it_comes_back(seed: int) -> None:
+def test_an_engine_has_one_process_at_a_time_and_comes_back_whatever_happens(seed: int) -> None:
     rng = random.Random(seed)
 
     def moody(process: FakeProcess) -> None:
@@ -588,17 +566,6 @@ def test_an_unresponsive_engine_is_killed_when_the_server_closes() -> None:
     play(act)
 
 
-def test_while_the_owner_is_stopped_nobody_is_silent() -> None:
-    async def act(scene: Scene) -> None:
-        await scene.start()
-        scene.clock.advance(1e6)
-        for _ in range(3):
-            scene.supervisor.check()
-        assert scene.states == [EngineState.READY]
-
-    play(act)
-
-
 def test_a_start_may_take_its_time_unless_the_process_is_stopped() -> None:
     async def act(scene: Scene) -> None:
         scene.up = False
@@ -625,8 +592,8 @@ def test_a_start_may_take_its_time_unless_the_process_is_stopped() -> None:
     play(act)
 
 
-# --- in turn ------------------------------------------------------------------------------------------------------
-def test_a_rolling_restart_replaces_one_after_the_other_when_its_requests_have_ended() -> None:
+# --- rolling restart ----------------------------------------------------------------------------------------------
+def test_a_rolling_restart_replaces_engines_in_turn_when_their_requests_have_ended() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         scene.now(0).step(running=2)
@@ -643,7 +610,7 @@ def test_a_rolling_restart_replaces_one_after_the_other_when_its_requests_have_e
         scene.now(0).step(draining=True)
         await scene.until(lambda: len(scene.made) == 3)
         await asyncio.sleep(0.01)
-        assert scene.now(1).sent == [] and scene.made[0].closed, "the next waits until this one is back"
+        assert scene.now(1).sent == [] and scene.made[0].closed, "the first is not back yet"
         scene.up = True
         scene.now(0).held.set()
         await scene.ready(2)
@@ -660,7 +627,7 @@ def test_a_rolling_restart_replaces_one_after_the_other_when_its_requests_have_e
     play(act, engines=2, drain_s=5.0)
 
 
-def test_what_still_runs_on_an_engine_is_not_cut_while_no_other_one_could_go_on_with_it() -> None:
+def test_running_requests_are_not_cut_until_another_engine_could_take_them_over() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         scene.now(0).step(running=2)
@@ -671,7 +638,7 @@ def test_what_still_runs_on_an_engine_is_not_cut_while_no_other_one_could_go_on_
         scene.now(0).step(running=2, draining=True)
         await scene.until(lambda: scene.now(1).number == 2)
         await asyncio.sleep(0.2)
-        assert not scene.made[0].closed, "its time is over, but the other engine is not back"
+        assert not scene.made[0].closed, "its drain time is over, but the other engine is not back"
         scene.up = True
         scene.now(1).held.set()
         await scene.ready(2, engine=1)
@@ -682,7 +649,7 @@ def test_what_still_runs_on_an_engine_is_not_cut_while_no_other_one_could_go_on_
         scene.now(0).die()
         scene.now(1).step(draining=True)
         await scene.until(lambda: scene.now(1).number == 3)
-        assert scene.status(0).state is EngineState.STARTING, "who has nothing left waits for nobody"
+        assert scene.status(0).state is EngineState.STARTING, "an engine without requests waits for no other"
         scene.now(0).held.set()
         scene.now(1).held.set()
         async with asyncio.timeout(30):
@@ -716,7 +683,7 @@ def test_the_next_waits_a_while_for_an_engine_without_work() -> None:
     play(act, engines=2, drain_s=0.0)
 
 
-def test_one_that_dies_while_it_drains_or_right_after_its_restart_does_not_end_the_roll() -> None:
+def test_deaths_while_draining_or_after_the_restart_do_not_end_a_rolling_restart() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         rolling = asyncio.create_task(scene.supervisor.rolling_restart())
@@ -733,7 +700,7 @@ def test_one_that_dies_while_it_drains_or_right_after_its_restart_does_not_end_t
     play(act, engines=2, drain_s=5.0)
 
 
-def test_a_roll_ends_where_an_engine_does_not_come_back_and_the_others_are_left(
+def test_a_rolling_restart_stops_at_an_engine_that_does_not_come_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fails(process: FakeProcess) -> None:
@@ -750,7 +717,7 @@ def test_a_roll_ends_where_an_engine_does_not_come_back_and_the_others_are_left(
     play(act, engines=2, script=fails, drain_s=0.0)
 
 
-def test_an_engine_that_was_given_up_gets_another_chance_with_a_roll() -> None:
+def test_a_rolling_restart_revives_an_engine_that_was_given_up() -> None:
     async def act(scene: Scene) -> None:
         await scene.start()
         for number in range(1, 6):
@@ -763,18 +730,7 @@ def test_an_engine_that_was_given_up_gets_another_chance_with_a_roll() -> None:
     play(act, engines=2, drain_s=0.0)
 
 
-def test_with_one_engine_nobody_serves_meanwhile_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.start()
-        async with asyncio.timeout(30):
-            await scene.supervisor.rolling_restart()
-        assert scene.states == [EngineState.READY] and scene.now().number == 2
-        assert "no other engine serves: requests are rejected until engine 0 is back" in caplog.text
-
-    play(act, drain_s=0.0)
-
-
-def test_no_roll_before_all_are_up_and_none_outlives_the_crew() -> None:
+def test_no_rolling_restart_before_all_engines_are_up_nor_after_closing() -> None:
     async def act(scene: Scene) -> None:
         scene.up = False
         await scene.supervisor.launch()
@@ -792,8 +748,8 @@ def test_no_roll_before_all_are_up_and_none_outlives_the_crew() -> None:
     play(act, engines=2)
 
 
-# --- what a new process begins with -------------------------------------------------------------------------------
-def test_a_new_process_begins_with_what_its_own_kind_has_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+# --- step costs ---------------------------------------------------------------------------------------------------
+def test_a_new_process_begins_with_the_step_costs_of_its_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = ("H200", "A2", "H200")
     specs = [EngineSpec(EngineConfig(), {"CUDA_VISIBLE_DEVICES": str(i)}, kind) for i, kind in enumerate(kinds)]
     monkeypatch.setattr(module, "engine_specs", lambda config, replicas: specs)
@@ -808,7 +764,7 @@ def test_a_new_process_begins_with_what_its_own_kind_has_learnt(monkeypatch: pyt
         assert [process.settings.environment for process in scene.made] == [spec.environment for spec in specs]
         scene.now(2).step(steps=SETTLED_STEPS - 1, cost_s=(9.0,) * 4)
         scene.supervisor.check()
-        assert (await reborn(scene, 0, 2)).costs is None, "a guess is nothing to go by"
+        assert (await reborn(scene, 0, 2)).costs is None, "too few steps"
         scene.now(2).step(steps=SETTLED_STEPS, cost_s=COST, expert_s=2e-5)
         scene.supervisor.check()
         assert (await reborn(scene, 0, 3)).costs == StepCosts(*COST, 2e-5), "a sibling's"
@@ -838,7 +794,7 @@ asyncio.run(main())
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
-def test_when_the_owner_is_killed_its_engines_end_and_nothing_is_left(tmp_path: Path) -> None:
+def test_engines_of_a_killed_server_end_and_leave_nothing(tmp_path: Path) -> None:
     cost = tmp_path / "cost.json"
     cost.write_text(json.dumps(cost_as_json(CostParams())))
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(cost)], stdout=subprocess.PIPE, text=True)

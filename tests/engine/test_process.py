@@ -1,4 +1,4 @@
-"""The engine as a process of its own: it answers, it dies loudly, it leaves nothing behind."""
+"""Engine processes: same results as in this process, a clear end, nothing left behind."""
 
 import asyncio
 import os
@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,15 @@ from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.engine.process_transport import ProcessTransport
 from roseinfer.engine.start import load_tokenizer
+from tests.helpers.remote import priced_config
 
 
-def options(**given: object) -> EngineConfig:
+def tiny(**given: object) -> EngineConfig:
     return make_engine_config(**{"num_kv_blocks": 256, "max_num_seqs": 8, "threads": 1, **given})
 
 
 @asynccontextmanager
-async def engine(**given: object) -> AsyncIterator[tuple[AsyncEngine, ProcessTransport]]:
-    config = options(**given)
+async def engine(config: EngineConfig) -> AsyncIterator[tuple[AsyncEngine, ProcessTransport]]:
     transport = ProcessTransport(config, resolve_model(config.model.model))
     client = await AsyncEngine.start(transport, load_tokenizer(config.model))
     try:
@@ -53,26 +54,30 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_it_gives_what_the_engine_in_process_gives(overlap: bool) -> None:
+def test_an_engine_process_gives_the_results_of_an_engine_in_this_process(overlap: bool) -> None:
     with LLM("tiny", num_kv_blocks=256, max_num_seqs=8, threads=1) as llm:
         prompt_ids = llm.tokenizer.encode("def fibonacci(")
         expected = llm.generate([prompt_ids], SamplingParams(max_tokens=20, temperature=0.0))[0]
 
     async def main() -> None:
-        async with engine(overlap=overlap) as (client, transport):
+        async with engine(tiny(overlap=overlap)) as (client, transport):
             chunks = [chunk async for chunk in client.generate(request("a", prompt_ids))]
             assert [i for chunk in chunks for i in chunk.token_ids] == expected.samples[0].token_ids
             assert "".join(chunk.text for chunk in chunks) == expected.text
             assert client.info.facts.max_model_len == 2048
+            ids = load_tokenizer(tiny().model).encode("def f(x):\n    return x\n")
+            chunks = [chunk async for chunk in client.generate(request("b", ids, max_tokens=400))]
+            assert chunks[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+            assert "<|" not in "".join(chunk.text for chunk in chunks)
             pid = transport.pid
         assert pid is not None and not alive(pid)
 
     asyncio.run(main())
 
 
-def test_when_the_process_is_killed_every_stream_ends_and_health_says_so() -> None:
+def test_a_killed_process_ends_every_stream_and_health_reports_it(tmp_path: Path) -> None:
     async def main() -> None:
-        async with engine() as (client, transport):
+        async with engine(priced_config(tmp_path)) as (client, transport):
             streams = [
                 client.generate(request(f"r{i}", [5, 6, 7 + i], max_tokens=1500, ignore_eos=True)) for i in range(6)
             ]
@@ -93,9 +98,9 @@ def test_when_the_process_is_killed_every_stream_ends_and_health_says_so() -> No
     asyncio.run(main())
 
 
-def test_until_its_death_is_noticed_a_dead_process_takes_requests_and_aborts() -> None:
+def test_requests_to_a_process_whose_death_is_unnoticed_fail_later(tmp_path: Path) -> None:
     async def main() -> None:
-        async with engine() as (client, transport):
+        async with engine(priced_config(tmp_path)) as (client, transport):
             running = client.generate(request("running", [5, 6, 7], max_tokens=1500, ignore_eos=True))
             await running.__anext__()
             assert transport.pid is not None
@@ -114,9 +119,9 @@ class EndedTransport(ProcessTransport):
     module = "keyword"  # does nothing
 
 
-def test_a_process_that_ends_before_it_reads_its_boot_struct_is_an_engine_that_died() -> None:
+def test_a_process_that_ends_before_it_reads_its_boot_struct_is_a_dead_engine(tmp_path: Path) -> None:
     async def main() -> None:
-        transport = EndedTransport(options(), resolve_model("tiny"))
+        transport = EndedTransport(priced_config(tmp_path), resolve_model("tiny"))
         with pytest.raises(EngineDeadError, match="ended with code 0"):
             await transport.start(lambda message: None, lambda reason: None)
         assert not transport.address.parent.exists()
@@ -124,9 +129,9 @@ def test_a_process_that_ends_before_it_reads_its_boot_struct_is_an_engine_that_d
     asyncio.run(main())
 
 
-def test_giving_up_while_it_starts_leaves_nothing() -> None:
+def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
     async def main() -> None:
-        transport = ProcessTransport(options(), resolve_model("tiny"))
+        transport = ProcessTransport(priced_config(tmp_path), resolve_model("tiny"))
         starting = asyncio.create_task(transport.start(lambda message: None, lambda reason: None))
         while transport.pid is None:
             await asyncio.sleep(0)
@@ -138,11 +143,11 @@ def test_giving_up_while_it_starts_leaves_nothing() -> None:
     asyncio.run(main())
 
 
-def test_closing_under_load_leaves_no_process_thread_or_socket(tmp_path: Path) -> None:
+def test_closing_under_load_leaves_no_process_thread_or_descriptor(tmp_path: Path) -> None:
     async def main() -> None:
         threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
         for round in range(2):
-            async with engine() as (client, transport):
+            async with engine(priced_config(tmp_path)) as (client, transport):
                 stream = client.generate(request(f"r{round}", [5, 6, 7], max_tokens=1500, ignore_eos=True))
                 await stream.__anext__()
                 private, pid = transport.address.parent, transport.pid
@@ -156,25 +161,15 @@ def test_closing_under_load_leaves_no_process_thread_or_socket(tmp_path: Path) -
     asyncio.run(main())
 
 
-def test_what_keeps_the_engine_from_starting_is_raised_as_itself(tmp_path: Path) -> None:
+def test_errors_of_the_start_are_raised_with_their_type(tmp_path: Path) -> None:
     async def start(config: EngineConfig, folder: Path) -> None:
         transport = ProcessTransport(config, folder)
-        await AsyncEngine.start(transport, load_tokenizer(options().model))
+        await AsyncEngine.start(transport, load_tokenizer(tiny().model))
 
     (tmp_path / "config.json").write_text('{"architectures": ["StrangeForCausalLM"]}')
     with pytest.raises(UnsupportedModelError, match="StrangeForCausalLM"):
-        asyncio.run(start(options(), tmp_path))
+        asyncio.run(start(tiny(), tmp_path))
     with pytest.raises(ConfigError, match="max_model_len"):
-        asyncio.run(start(options(max_model_len=10**6), resolve_model("tiny")))
-
-
-def test_a_request_that_the_engine_ends_by_eos_reports_stop() -> None:
-    async def main() -> None:
-        async with engine() as (client, _):
-            tokenizer = load_tokenizer(options().model)
-            ids = tokenizer.encode("def f(x):\n    return x\n")
-            chunks = [chunk async for chunk in client.generate(request("a", ids, max_tokens=400))]
-            assert chunks[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-            assert "<|" not in "".join(chunk.text for chunk in chunks)
-
-    asyncio.run(main())
+        priced = priced_config(tmp_path)
+        too_long = replace(priced, model=replace(priced.model, max_model_len=10**6))
+        asyncio.run(start(too_long, resolve_model("tiny")))

@@ -57,6 +57,8 @@ class Child:
 
     results: list[Exception | None]
     comes_up: bool = True
+    load_s: float = 0.0
+    serve_s: float = 0.0
     delays_s: tuple[float, ...] = (0.0, 0.001)
     runs: int = 0
     deaths: list[tuple[str, float | None]] = field(default_factory=list)
@@ -70,8 +72,10 @@ class Child:
     async def run_once(self, number: int) -> Exception | None:
         self.runs += 1
         assert number == self.runs
+        self.clock.advance(self.load_s)
         if self.comes_up:
             self.loop.came_up()
+        self.clock.advance(self.serve_s)
         if not self.results:
             await self.loop.restart_requested.wait()
             return None
@@ -104,6 +108,18 @@ def test_a_child_is_run_again_after_each_death() -> None:
         assert child.deaths == [("a", 0.0), ("b", 0.001)] and not child.loop.given_up
 
     child = Child([OSError("a"), OSError("b")])
+    play(child, act)
+
+
+@pytest.mark.parametrize(("load_s", "serve_s", "delays"), [(90, 30, (0.0, 0.001)), (0, 60, (0.0, 0.0))])
+def test_pauses_begin_again_after_long_service_but_not_after_a_long_start(
+    load_s: float, serve_s: float, delays: tuple[float, ...]
+) -> None:
+    async def act() -> None:
+        await reach(lambda: child.runs == 3)
+        assert tuple(delay_s for _, delay_s in child.deaths) == delays
+
+    child = Child([OSError("a"), OSError("b")], load_s=load_s, serve_s=serve_s)
     play(child, act)
 
 
