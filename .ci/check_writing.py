@@ -33,11 +33,13 @@ NOUN_START = re.compile(
     "answers|turns|marks|loads|stores|copies|sets|counts|ends|starts|stops|calls|checks|runs|looks|holds|waits"
 )
 CONSTANT = re.compile(
-    r"_?(MIN|MAX|DEFAULT)_\w+|\w+_(S|MS|US|NS|BYTES|TOKENS|BLOCKS|STEPS|SHARE|COUNT|ROWS|BITS|CHARS|PORT|VERSION|EXIT)"
+    r"_?(MIN|MAX|DEFAULT)_\w+|\w+_(S|MS|US|NS|BYTES|TOKENS|BLOCKS|STEPS|SHARE|COUNT|ROWS|BITS|CHARS|PORT|VERSION|EXIT|"
+    "COLUMNS|ELEMENTS|PROGRAMS|WARPS|TILES|PARTS|FACTOR)"
 )
 # Numeric constants whose name says what they are without a unit.
 CONSTANT_EXCEPTIONS = frozenset(
-    {"CLIENT_CLOSED_REQUEST", "KIB", "MIB", "GIB", "KB", "MB", "GB", "INT32", "INF", "EPS", "PI"}
+    {"CLIENT_CLOSED_REQUEST", "KIB", "MIB", "GIB", "KB", "MB", "GB", "INT32", "INF", "EPS", "PI", "LOG2_E"}
+    | {"SCALE_BLOCK", "IN_BULK", "NOT_FINITE", "NOTHING_LEFT"}
 )
 # Constants of kernels and folders of tests follow the names of what they describe.
 CONSTANTS_IN = ("roseinfer/",)

@@ -21,7 +21,7 @@ CHUNK_FIELD_COUNT = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """What a backend is built for: `specs` of the model's layers, in order, and the sizes of its buffers.
+    """Requirements of a backend: `specs` of the model's layers, in order, and the sizes of its buffers.
 
     kv_dtype: dtype of K and V in the store. max_rows, max_tokens: the most rows and tokens of a step. max_model_len:
     the most tokens of a context.

@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Where the layers of one KV group store a step's tokens.
+    """Storage of a step's tokens in the layers of one KV group.
 
     tables: [S, B] int32, the block tables of all seats. Entries past a row's context are undefined.
 

@@ -19,7 +19,7 @@ class HostStore:
     """
 
     def __init__(self, num_blocks: int, store: KVStore) -> None:
-        """Raises `ConfigError` if the host lacks the memory."""
+        """Allocate the blocks. Raises `ConfigError` if the host lacks the memory."""
         self.num_blocks = num_blocks
         widths = [part.shape[1] for part in store.blocks]
         starts, total = [], 0

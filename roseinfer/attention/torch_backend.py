@@ -81,7 +81,7 @@ class _Kind(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How layers of one kind write a step's K and V, and the pieces in which they attend."""
+    """Writing of a step's K and V for layers of one kind, and the pieces in which they attend."""
 
     writer: SlotWriter
     pieces: list[_Piece]

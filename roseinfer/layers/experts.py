@@ -21,7 +21,10 @@ class RoutedExperts:
         self._group: RankGroup | None = None  # that sums partial results
 
     def load(self, source: WeightSource, norm: str, prefix: str) -> None:
-        """Raises `ConfigError` for a group that cannot share the experts, and otherwise like `WeightFormat.load`."""
+        """Load router and experts.
+
+        Raises `ConfigError` for a group that cannot share the experts, and otherwise like `WeightFormat.load`.
+        """
         build = source.build
         self._norm.load(source, norm)
         share = share_of(build.group, self._shape.width)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import RankGroup, Share, partial_residual, share_of, sum_partials
-from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, Pairable, Piece, WeightSource, read_new
+from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, Pairable, WeightPiece, WeightSource, read_new
 
 
 # --- norms, over the last dimension ---------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Linear:
         pieces = self._pieces(group, names, transposed, here)
         self.matmul = source.build.weight_format.load(source, pieces, self._epilogue)
 
-    def _pieces(self, group: RankGroup, names: Sequence[str], transposed: bool, bias: bool) -> list[Piece]:
+    def _pieces(self, group: RankGroup, names: Sequence[str], transposed: bool, bias: bool) -> list[WeightPiece]:
         ins = Share(0, self._in.width, self._in.width)
         if self.split is Split.INPUTS:
             ins = share_of(group, self._in.width, unit=self._in.unit)
@@ -139,7 +139,7 @@ class Linear:
             outs = [share_of(group, out.width, unit=out.unit, repeat=out.repeat) for out in self._outs]
         if len(names) == 1 < len(outs):
             names, outs = _stacked_in_one(names[0], outs)
-        return [Piece(name, out, ins, transposed, bias) for name, out in zip(names, outs, strict=True)]
+        return [WeightPiece(name, out, ins, transposed, bias) for name, out in zip(names, outs, strict=True)]
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         return self.sum_partials(self.matmul(x, self.partial_residual(residual)), residual)

@@ -75,7 +75,7 @@ class Pairable(Matmul, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WeightPiece:
     """Matrix [rows, in] of a layer's stacked weight, as the checkpoint stores it: `name`.weight and `name`.bias.
 
     outs, ins: this process's share of the checkpoint's outputs and inputs. transposed: the checkpoint stores [in, out]
@@ -91,7 +91,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """How a tensor is stored: `dtype` as safetensors names it ("BF16", "F8_E4M3"), and its shape."""
+    """Stored form of a tensor: `dtype` as safetensors names it ("BF16", "F8_E4M3"), and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -197,14 +197,14 @@ class Experts(Protocol):
 
 
 class WeightFormat(Protocol):
-    """How the weights of linear layers are stored and multiplied by. One object serves all layers of a model."""
+    """Storage of linear layers' weights, and products by them. One object serves all layers of a model."""
 
     @property
     def stored_as(self) -> str | None:
         """Storage format for people to read ("fp8 by channel"); None: the dtype of the computation."""
         ...
 
-    def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
+    def load(self, source: WeightSource, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         """Read the pieces of one layer, stack them in their order, and return the layer's product.
 
         All pieces are equally wide, and all or none have a bias. Raises `UnsupportedModelError` naming an unsuitable

@@ -13,22 +13,21 @@ from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.common.triton_support import cdiv
 from roseinfer.kernels.experts.few_tokens import ExpertWeights, experts_few, few_pays
 from roseinfer.kernels.experts.pair_order import order_pairs
-from roseinfer.kernels.experts.route import TOKENS as ROUTED_TOGETHER
-from roseinfer.kernels.experts.route import route
+from roseinfer.kernels.experts.route import MIN_PROGRAM_TOKENS, route
 from roseinfer.kernels.experts.route_terms import RouterTerms, split_router
 from roseinfer.kernels.experts.tile_configs import choose_experts_config
 from roseinfer.kernels.experts.tiles import Stack, add_experts, down_product, gate_up_product, spread
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows
 from roseinfer.kernels.linear.skinny import SkinnyNorm
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import ExpertNames, ExpertShape, Norm, Piece, WeightSource
+from roseinfer.quant.base import ExpertNames, ExpertShape, Norm, WeightPiece, WeightSource
 from roseinfer.quant.experts import expert_pieces, read_router
 
 # Counters are allocated once for steps of up to so many tokens. Only an uncut prompt could be longer.
 MAX_TOKENS = 1 << 17
 # Reads the matrices of pieces, stacked in their order [rows, in], and of codes the scales: [rows], or
 # [rows / 128, in / 128].
-Read = Callable[[Sequence[Piece]], tuple[torch.Tensor, torch.Tensor | None]]
+Read = Callable[[Sequence[WeightPiece]], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class CudaExperts:
@@ -91,7 +90,7 @@ class CudaExperts:
 
 def _none_arrived(tokens: int, device: torch.device) -> torch.Tensor:
     """Return zeroed counters for the router."""
-    return torch.zeros(cdiv(tokens, ROUTED_TOGETHER), dtype=torch.int32, device=device)
+    return torch.zeros(cdiv(tokens, MIN_PROGRAM_TOKENS), dtype=torch.int32, device=device)
 
 
 def load_cuda_experts(

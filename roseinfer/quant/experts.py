@@ -17,8 +17,8 @@ from roseinfer.quant.base import (
     ExpertShape,
     Matmul,
     Norm,
-    Piece,
     WeightFormat,
+    WeightPiece,
     WeightSource,
     read_new,
 )
@@ -90,7 +90,7 @@ def load_sequential_experts(
     return SequentialExperts(router, experts, shape)
 
 
-def expert_pieces(shape: ExpertShape, share: Share, names: ExpertNames) -> tuple[list[Piece], list[Piece]]:
+def expert_pieces(shape: ExpertShape, share: Share, names: ExpertNames) -> tuple[list[WeightPiece], list[WeightPiece]]:
     """List the matrices of a layer's experts in the order of their numbers: gate and up of each, and down of each.
 
     share: this process's part of each expert's width. Stacked, the first list is [count * 2 * share.width, hidden], the
@@ -98,8 +98,8 @@ def expert_pieces(shape: ExpertShape, share: Share, names: ExpertNames) -> tuple
     """
     hidden = Share(0, shape.hidden, shape.hidden)
     numbers = range(shape.count)
-    gate_up = [Piece(name.format(number), share, hidden) for number in numbers for name in (names.gate, names.up)]
-    return gate_up, [Piece(names.down.format(number), hidden, share) for number in numbers]
+    gate_up = [WeightPiece(name.format(number), share, hidden) for number in numbers for name in (names.gate, names.up)]
+    return gate_up, [WeightPiece(names.down.format(number), hidden, share) for number in numbers]
 
 
 def read_router(source: WeightSource, shape: ExpertShape, names: ExpertNames, dtype: torch.dtype) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Piece, Table, WeightSource
+from roseinfer.quant.base import Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Table, WeightPiece, WeightSource
 from roseinfer.quant.experts import load_sequential_experts
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import is_fp8, new_weight, part_of, read_codes
@@ -44,7 +44,7 @@ class Fp8Format:
     def stored_as(self) -> str:
         return f"{self._scheme.label}, widened" if self._widens else self._scheme.label
 
-    def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
+    def load(self, source: WeightSource, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         weight = self.read(source, pieces)
         if weight is None:
             return self._plain.load(source, pieces, epilogue)
@@ -53,7 +53,7 @@ class Fp8Format:
             return plain_matmul(weight.widen(source.build.dtype), bias, epilogue)
         return self._product(weight, bias, epilogue)
 
-    def read(self, source: WeightSource, pieces: Sequence[Piece]) -> Fp8Weight | None:
+    def read(self, source: WeightSource, pieces: Sequence[WeightPiece]) -> Fp8Weight | None:
         """Read the matrices of `pieces`, stacked in their order; None if they are not to be in FP8."""
         coded, rounded = self._is_coded(source, pieces), self._is_rounded(pieces)
         if not coded and not rounded:
@@ -80,7 +80,7 @@ class Fp8Format:
             return load_cuda_experts(source, shape, share, names, partial(self._stack, source))
         return load_sequential_experts(self, source, shape, share, names)
 
-    def _stack(self, source: WeightSource, pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _stack(self, source: WeightSource, pieces: Sequence[WeightPiece]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Read the matrices of `pieces`, stacked in their order, and their scales if they are in FP8."""
         weight = self.read(source, pieces)
         if weight is None:
@@ -91,20 +91,20 @@ class Fp8Format:
     def table(self, rows: torch.Tensor) -> Table:
         return self._plain.table(rows)
 
-    def _is_coded(self, source: WeightSource, pieces: Sequence[Piece]) -> bool:
+    def _is_coded(self, source: WeightSource, pieces: Sequence[WeightPiece]) -> bool:
         """Return True if the checkpoint stores the layer in FP8."""
         coded = _same([is_fp8(source, f"{piece.name}.weight") for piece in pieces], pieces)
         if coded and self._stored is None:
             raise UnsupportedModelError(f"tensor {pieces[0].name}.weight is in FP8, of which config.json says nothing")
         return coded
 
-    def _is_rounded(self, pieces: Sequence[Piece]) -> bool:
+    def _is_rounded(self, pieces: Sequence[WeightPiece]) -> bool:
         """Return True if the layer is to be rounded in case it is stored as floats."""
         stored = self._stored
         return self._rounds and _same([stored is None or not stored.ignores(piece.name) for piece in pieces], pieces)
 
 
-def _same(answers: list[bool], pieces: Sequence[Piece]) -> bool:
+def _same(answers: list[bool], pieces: Sequence[WeightPiece]) -> bool:
     """Return the answer that holds for all pieces of a layer. Raises `UnsupportedModelError` if they differ."""
     if any(answers) and not all(answers):
         names = ", ".join([piece.name for piece in pieces[:4]] + ["..."] * (len(pieces) > 4))
@@ -112,7 +112,7 @@ def _same(answers: list[bool], pieces: Sequence[Piece]) -> bool:
     return answers[0]
 
 
-def _round(source: WeightSource, pieces: Sequence[Piece], into: Fp8Weight) -> None:
+def _round(source: WeightSource, pieces: Sequence[WeightPiece], into: Fp8Weight) -> None:
     """Fill `into` with the rounded pieces.
 
     A layer of experts has many small pieces; they are rounded in batches large enough to keep a GPU busy.
@@ -130,9 +130,9 @@ def _round(source: WeightSource, pieces: Sequence[Piece], into: Fp8Weight) -> No
         start = rows.stop
 
 
-def _batches(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+def _batches(pieces: Sequence[WeightPiece]) -> Iterator[list[WeightPiece]]:
     """Split the pieces, in their order, into lists of up to `_MAX_BATCH_ELEMENTS` weights, or of one piece."""
-    batch: list[Piece] = []
+    batch: list[WeightPiece] = []
     weights = 0
     for piece in pieces:
         size = piece.outs.width * piece.ins.width

@@ -9,7 +9,7 @@ import torch
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
-from roseinfer.kernels.linear.fp8_product import MULTIPLE, Fp8Factor
+from roseinfer.kernels.linear.fp8_product import MULTIPLE_COLUMNS, Fp8Factor
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, activated_rows, gated_rows, normed_rows, plain_rows
 from roseinfer.kernels.linear.fp8_tiles import Parts
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Matmul, Norm, Pair
@@ -87,9 +87,9 @@ class Fp8Pair:
 def check_shape(weight: Fp8Weight) -> None:
     """Raise `UnsupportedModelError` for a weight of a size that the library's products do not support."""
     rows, columns = weight.codes.shape
-    least = SCALE_BLOCK if weight.is_block else MULTIPLE
-    if rows % MULTIPLE or columns % least:
+    least = SCALE_BLOCK if weight.is_block else MULTIPLE_COLUMNS
+    if rows % MULTIPLE_COLUMNS or columns % least:
         raise UnsupportedModelError(
             f"a matrix of {rows} x {columns} in FP8 is not supported on a GPU: "
-            f"{least} does not divide {columns}, or {MULTIPLE} does not divide {rows}"
+            f"{least} does not divide {columns}, or {MULTIPLE_COLUMNS} does not divide {rows}"
         )

@@ -1,4 +1,4 @@
-"""How a checkpoint's config describes weights in FP8: plain data, read without torch."""
+"""Description of a checkpoint's weights in FP8, from its config: plain data, read without torch."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ REGEX_PREFIX = "re:"  # an ignored name that is a regular expression
 
 @dataclass(frozen=True, slots=True)
 class Fp8Scheme:
-    """How the weights of linear layers are stored in FP8 (e4m3fn).
+    """Storage of linear layers' weights in FP8 (e4m3fn).
 
     layout: the weights that share a scale: 128 x 128 of them, an output channel, or the whole matrix. ignored: layers
     that are not quantised. An entry is a layer's name, with or without "model." before it; a part of the name, for all

@@ -7,7 +7,7 @@ import torch
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Build, Piece, TensorMetadata, WeightSource
+from roseinfer.quant.base import Build, TensorMetadata, WeightPiece, WeightSource
 from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_weight import Fp8Weight
 
@@ -26,7 +26,7 @@ def is_fp8(source: WeightSource, name: str) -> bool:
     return held is not None and held.dtype == CODES
 
 
-def new_weight(pieces: Sequence[Piece], device: torch.device, *, block: bool) -> Fp8Weight:
+def new_weight(pieces: Sequence[WeightPiece], device: torch.device, *, block: bool) -> Fp8Weight:
     """Return a weight without values for all of `pieces`, stacked in their order.
 
     Raises `UnsupportedModelError` if a block of scales would cover two pieces, or two ranks' parts of one.
@@ -48,7 +48,7 @@ def part_of(weight: Fp8Weight, rows: slice) -> Fp8Weight:
     return Fp8Weight(weight.codes[rows], weight.scales[rows.start // SCALE_BLOCK : -(-rows.stop // SCALE_BLOCK)])
 
 
-def read_codes(source: WeightSource, scheme: Fp8Scheme, pieces: Sequence[Piece], into: Fp8Weight) -> None:
+def read_codes(source: WeightSource, scheme: Fp8Scheme, pieces: Sequence[WeightPiece], into: Fp8Weight) -> None:
     """Fill `into` with pieces that are stored as codes, in the layout of `scheme` (one scale for all becomes one a
     channel).
 
@@ -66,7 +66,7 @@ def read_codes(source: WeightSource, scheme: Fp8Scheme, pieces: Sequence[Piece],
             _check_numbers(source, piece, part)
 
 
-def _read_piece(source: WeightSource, scheme: Fp8Scheme, piece: Piece, into: Fp8Weight) -> None:
+def _read_piece(source: WeightSource, scheme: Fp8Scheme, piece: WeightPiece, into: Fp8Weight) -> None:
     weight, scale = f"{piece.name}.weight", _scale_of(source, piece)
     if piece.transposed:
         raise UnsupportedModelError(f"tensor {weight} is transposed, which is not supported in FP8")
@@ -92,7 +92,7 @@ def _are_scales(weight: Fp8Weight) -> bool:
     return bool((weight.scales.isfinite() & (weight.scales >= 0)).all())
 
 
-def _check_numbers(source: WeightSource, piece: Piece, weight: Fp8Weight) -> None:
+def _check_numbers(source: WeightSource, piece: WeightPiece, weight: Fp8Weight) -> None:
     if not _are_numbers(weight):
         raise UnsupportedModelError(f"tensor {piece.name}.weight holds NaN")
     if not _are_scales(weight):
@@ -100,12 +100,12 @@ def _check_numbers(source: WeightSource, piece: Piece, weight: Fp8Weight) -> Non
         raise UnsupportedModelError(f"tensor {scale} contains an invalid scale: NaN, infinity or a negative number")
 
 
-def _scale_of(source: WeightSource, piece: Piece) -> str:
+def _scale_of(source: WeightSource, piece: WeightPiece) -> str:
     """Return the name of the scales' tensor; if it is missing, the name in common use."""
     return next((name for name in _names(piece, _SCALES) if name in source), f"{piece.name}.weight_scale")
 
 
-def _names(piece: Piece, last_parts: Sequence[str]) -> list[str]:
+def _names(piece: WeightPiece, last_parts: Sequence[str]) -> list[str]:
     return [f"{piece.name}.{part}" for part in last_parts]
 
 
@@ -128,7 +128,7 @@ def _read_channels(source: WeightSource, name: str, outs: Share, into: torch.Ten
         source.read(name, into[:, None], shard=(outs, Share(0, 1, 1)))
 
 
-def _check_blocks(piece: Piece, share: Share, *, is_last: bool) -> None:
+def _check_blocks(piece: WeightPiece, share: Share, *, is_last: bool) -> None:
     end = share.start + share.width
     if share.start % SCALE_BLOCK or (end % SCALE_BLOCK and not (is_last and end == share.whole)):
         what = f"{piece.name}: FP8 in blocks of {SCALE_BLOCK} x {SCALE_BLOCK}"
@@ -165,7 +165,7 @@ class WideningSource:
             self._inner.read(name, into, shard=shard, transposed=transposed)
             return
         outs, ins = shard or (Share(0, width, width) for width in into.shape)
-        piece = Piece(name.removesuffix(".weight"), outs, ins, transposed)
+        piece = WeightPiece(name.removesuffix(".weight"), outs, ins, transposed)
         weight = new_weight([piece], into.device, block=self._scheme.layout == "block")
         read_codes(self._inner, self._scheme, [piece], weight)
         into.copy_(weight.widen(into.dtype))

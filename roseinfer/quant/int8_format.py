@@ -6,7 +6,7 @@ import torch
 
 from roseinfer.core.memory import available_memory_bytes
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Piece, WeightSource
+from roseinfer.quant.base import Epilogue, ExpertNames, Experts, ExpertShape, Matmul, WeightPiece, WeightSource
 from roseinfer.quant.experts import load_sequential_experts
 from roseinfer.quant.int8_matmul import Int8Matmul
 from roseinfer.quant.int8_product import activation_codes, has_fast_onednn, head_product, layer_product
@@ -27,7 +27,7 @@ class Int8Format:
         self.stored_as: str | None = "int8" if activation_codes() == MAX_CODE else "int8, activations in 7 bits"
         self._memory = _Memory()
 
-    def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
+    def load(self, source: WeightSource, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         width = pieces[0].ins.width
         weight = Int8Weight.empty(sum(piece.outs.width for piece in pieces), width)
         rotation = Rotation(width)

@@ -8,7 +8,16 @@ import torch.nn.functional as F
 
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import Share
-from roseinfer.quant.base import NO_EPILOGUE, Epilogue, ExpertNames, Experts, ExpertShape, Matmul, Piece, WeightSource
+from roseinfer.quant.base import (
+    NO_EPILOGUE,
+    Epilogue,
+    ExpertNames,
+    Experts,
+    ExpertShape,
+    Matmul,
+    WeightPiece,
+    WeightSource,
+)
 from roseinfer.quant.cpu_matmul import PackedMatmul, PlainMatmul, can_pack
 from roseinfer.quant.experts import load_sequential_experts
 
@@ -18,7 +27,7 @@ class PlainFormat:
 
     stored_as: str | None = None
 
-    def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
+    def load(self, source: WeightSource, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         return plain_matmul(read_weight(source, pieces), read_bias(source, pieces), epilogue)
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
@@ -47,7 +56,7 @@ class PlainTable:
         return plain_matmul(self._rows, None)
 
 
-def read_weight(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor:
+def read_weight(source: WeightSource, pieces: Sequence[WeightPiece]) -> torch.Tensor:
     """Read the matrices of `pieces`, stacked in their order: [their rows, in] in the model's dtype."""
     build = source.build
     outs = sum(piece.outs.width for piece in pieces)
@@ -61,7 +70,7 @@ def read_weight(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor:
     return weight
 
 
-def read_bias(source: WeightSource, pieces: Sequence[Piece]) -> torch.Tensor | None:
+def read_bias(source: WeightSource, pieces: Sequence[WeightPiece]) -> torch.Tensor | None:
     """Read the biases of a layer's pieces, stacked in their order, in the model's dtype; None without biases."""
     if not pieces[0].bias:
         return None

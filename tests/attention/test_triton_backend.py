@@ -197,7 +197,7 @@ def test_codes(llama, captured, device) -> None:
 @pytest.mark.parametrize(("captured", "windows"), [(False, (None, 30)), (True, (None, None)), (True, (250, 70))])
 def test_long_contexts_are_divided(captured, windows, device, monkeypatch) -> None:
     """A chunk behind one, with a short chunk and a decode beside it; later steps find the workspace as it was left."""
-    for constant in ("_BEGIN_TILES", "_MERGE_TILES", "_MERGE_TILES_FULL"):  # so that a short one is worth it
+    for constant in ("BEGIN_TILES", "MERGE_TILES", "FULL_MERGE_TILES"):  # so that a short one is worth it
         monkeypatch.setattr(prefill_shares, constant, 0)
     case = Case(head_transform(4, 2, 16, device, llama=False), 16, device, windows=windows, max_len=1024)
     long, short = case.table(400), case.table(100)

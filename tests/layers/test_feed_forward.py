@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.layers.linear import GatedMLP, RMSNorm
-from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, Piece, WeightFormat, WeightSource
+from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, WeightFormat, WeightPiece, WeightSource
 from roseinfer.quant.cpu_matmul import PlainMatmul
 from roseinfer.quant.plain import PlainFormat
 from tests.helpers.weights import Imagined, Named, build_for
@@ -37,7 +37,7 @@ class PairedFormat(PlainFormat):
     def __init__(self, marked: str) -> None:
         self._marked = marked
 
-    def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
+    def load(self, source: WeightSource, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         if self._marked not in pieces[0].name:
             return super().load(source, pieces, epilogue)
         weight = torch.empty(sum(piece.outs.width for piece in pieces), pieces[0].ins.width)

@@ -20,9 +20,9 @@ from roseinfer.quant.base import (
     Experts,
     ExpertShape,
     Matmul,
-    Piece,
     Table,
     WeightFormat,
+    WeightPiece,
     WeightSource,
 )
 from roseinfer.quant.cpu_matmul import PlainMatmul
@@ -41,7 +41,7 @@ class ChannelFp8:
 
     stored_as: str | None = "the tests' own"
 
-    def load(self, source: WeightSource, pieces: Sequence[Piece], epilogue: Epilogue) -> Matmul:
+    def load(self, source: WeightSource, pieces: Sequence[WeightPiece], epilogue: Epilogue) -> Matmul:
         return PlainMatmul(torch.cat([self._widened(source, piece) for piece in pieces]), None, epilogue)
 
     def experts(self, source: WeightSource, shape: ExpertShape, share: Share, names: ExpertNames) -> Experts:
@@ -50,7 +50,7 @@ class ChannelFp8:
     def table(self, rows: torch.Tensor) -> Table:
         return PlainTable(rows)
 
-    def _widened(self, source: WeightSource, piece: Piece) -> torch.Tensor:
+    def _widened(self, source: WeightSource, piece: WeightPiece) -> torch.Tensor:
         codes = torch.empty(piece.outs.width, piece.ins.width, dtype=torch.float8_e4m3fn)
         scales = torch.empty(piece.outs.width, 1)
         source.read(f"{piece.name}.weight", codes, shard=(piece.outs, piece.ins), transposed=piece.transposed)
@@ -126,7 +126,7 @@ def test_what_is_quantised_is_not_read_as_if_it_were_not(folders: tuple[Path, Pa
 class FloatCodes(ChannelFp8):
     """Takes float weights for codes, so that it gets as far as the scales."""
 
-    def _widened(self, source: WeightSource, piece: Piece) -> torch.Tensor:
+    def _widened(self, source: WeightSource, piece: WeightPiece) -> torch.Tensor:
         scales = torch.empty(piece.outs.width, 1)
         source.read(f"{piece.name}.weight_scale", scales)
         return scales

@@ -10,7 +10,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.layers.linear import LayerNorm
 from roseinfer.parallel.group import Share
 from roseinfer.quant import int8_product
-from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Piece
+from roseinfer.quant.base import NO_EPILOGUE, Epilogue, WeightPiece
 from roseinfer.quant.int8_format import Int8Format
 from roseinfer.quant.int8_matmul import Int8Matmul
 from roseinfer.quant.int8_product import BothProducts, FbgemmProduct, OnednnProduct, unsupported_reason
@@ -159,7 +159,8 @@ def test_the_format_stacks_pieces_and_reads_transposed_ones() -> None:
     tensors = {"a.weight": first.T, "a.bias": bias[:64], "b.weight": second.T, "b.bias": bias[64:]}
     whole = [(name, weight.shape) for name, weight in (("a", first), ("b", second))]
     pieces = [
-        Piece(name, Share(0, outs, outs), Share(0, ins, ins), transposed=True, bias=True) for name, (outs, ins) in whole
+        WeightPiece(name, Share(0, outs, outs), Share(0, ins, ins), transposed=True, bias=True)
+        for name, (outs, ins) in whole
     ]
     matmul = Int8Format().load(Named(tensors), pieces, NO_EPILOGUE)
     x = torch.randn(5, WIDTH)
@@ -202,7 +203,7 @@ def test_a_second_layout_is_kept_where_there_is_memory(
         pytest.skip("this CPU has one product")
     monkeypatch.setattr("roseinfer.quant.int8_format.available_memory_bytes", lambda: free)
     chosen = Int8Format()
-    piece = Piece("a", Share(0, OUT, OUT), Share(0, WIDTH, WIDTH))
+    piece = WeightPiece("a", Share(0, OUT, OUT), Share(0, WIDTH, WIDTH))
     layer = chosen.load(Named({"a.weight": draw_weight()}), [piece], NO_EPILOGUE)
     found = {type(layer._product), type(chosen.table(draw_weight()).head()._product)}
     assert found == ({BothProducts} if layouts == "both" else {FbgemmProduct, OnednnProduct})

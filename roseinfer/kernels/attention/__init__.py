@@ -1,1 +1,1 @@
-"""Attention over the paged KV cache, and what prepares queries, keys and values for it."""
+"""Attention over the paged KV cache, and the preparation of queries, keys and values for it."""

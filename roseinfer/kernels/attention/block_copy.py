@@ -1,10 +1,10 @@
-"""The copy-on-write of a step in one launch, over all layers, keys and values."""
+"""Copy-on-write of a step in one launch, over all layers, keys and values."""
 
 import torch
 
 from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 
-BLOCK = 2048  # elements of a program
+BLOCK_ELEMENTS = 2048  # per program
 
 
 @triton.jit(do_not_specialize=("src_ptr", "dst_ptr", "tokens"))
@@ -18,7 +18,7 @@ def _copy_kernel(
     TOKEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (i, plane, j): piece j of what moves from src[i] to dst[i] in one layer's keys or values."""
+    """Copy, in program (i, plane, j), piece j from src[i] to dst[i] in one layer's keys or values."""
     pair = tl.program_id(0)
     src = tl.load(src_ptr + pair).to(tl.int64)
     dst = tl.load(dst_ptr + pair).to(tl.int64)
@@ -30,7 +30,13 @@ def _copy_kernel(
 
 
 def copy_blocks(
-    data: torch.Tensor, src: torch.Tensor, dst: torch.Tensor, tokens: int, *, block: int = BLOCK, num_warps: int = 4
+    data: torch.Tensor,
+    src: torch.Tensor,
+    dst: torch.Tensor,
+    tokens: int,
+    *,
+    block: int = BLOCK_ELEMENTS,
+    num_warps: int = 4,
 ) -> None:
     """Copy the first `tokens` slots of blocks src[i] -> dst[i] in all layers' keys and values.
 

@@ -1,9 +1,9 @@
 """Attention of one query token a row over the paged KV cache: flash decoding (Dao et al., 2023) in equal shares.
 
-All rows' contexts, cut into tiles of tokens and laid end to end, are divided into as many equal shares as the GPU runs
-programs at once (Stream-K, Osama et al., 2023), for each KV head. Whatever the lengths, all programs finish together,
-and the grid does not depend on the lengths, so that it can be captured in a CUDA graph. A row that crosses a border of
-shares is merged by the program that happens to finish its last part.
+All rows' contexts are cut into tiles of tokens and laid end to end. For each KV head they are divided into as many
+equal shares as the GPU runs programs at once (Stream-K, Osama et al., 2023). Whatever the lengths, all programs finish
+together, and the grid does not depend on the lengths, so that a CUDA graph can capture it. A row that crosses a border
+of shares is merged by the program that finishes its last part.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from roseinfer.kernels.common.triton_support import next_power_of_2, tl, triton
 
 @dataclass(frozen=True, slots=True)
 class DecodeWorkspace:
-    """What a plan and the parts of rows are kept in, allocated once so that captured graphs stay valid.
+    """Buffers for a plan and the parts of rows, allocated once so that captured graphs stay valid.
 
-    work: [shares, 4] int32 = first row, its first tile, tiles in all, rows touched. spans: [max_rows, 2] int32 = slot
-    of the row's first part, number of parts. sums: [2 * shares, heads, D] and peaks: [2 * shares, heads, 2] float32
-    hold the parts of rows, two slots a share: for the first row it touches, and for its last. arrived: [max_rows,
-    kv_heads] int32 counts the parts of a row that are done; all zero between kernels. window: of the layers that the
-    plan is for, in tokens; 0 for full attention.
+    work: [shares, 4] int32 = first row, its first tile, number of tiles, rows touched. spans: [max_rows, 2] int32 =
+    slot of the row's first part, number of parts. sums: [2 * shares, heads, D] and peaks: [2 * shares, heads, 2]
+    float32 hold the parts of rows, two slots a share: for its first row, and for its last. arrived: [max_rows,
+    kv_heads] int32 counts the finished parts of a row; all zero between kernels. window: of the plan's layers, in
+    tokens; 0 for full attention.
     """
 
     config: DecodeConfig
@@ -63,10 +63,10 @@ class DecodeWorkspace:
 
 
 def plan_decode(context_len: torch.Tensor, num_rows: int, workspace: DecodeWorkspace) -> None:
-    """Divide the contexts of the first rows into shares; the plan serves all layers of a step that have its window.
+    """Divide the contexts of the first rows into shares, for all layers of a step with the workspace's window.
 
-    context_len: [R] int32, of which `num_rows` are divided; those of 0 come last and are passed over. Tiles that lie
-    before a row's window are not part of it.
+    context_len: [R] int32, of which `num_rows` are divided; those of 0 come last and are skipped. Tiles before a row's
+    window are not part of the plan.
     """
     shares, max_rows = workspace.work.shape[0], workspace.spans.shape[0]
     _plan_kernel[(shares,)](
@@ -95,13 +95,13 @@ def decode_attention(
     workspace: DecodeWorkspace,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """softmax(q K^T * scale) V of each row's first `context_len` tokens, for the rows that `plan_decode` has divided.
+    """Write softmax(q K^T * scale) V over each row's first `context_len` tokens, for the rows of `plan_decode`.
 
-    With a window in the workspace, of the last so many of these tokens; what lies before is not read.
+    With a window in the workspace, only the last `window` of these tokens are read.
+
     q: [R, heads, D], a query a row, rows any distance apart. k_cache, v_cache: [num_blocks, block_size, kv_heads, D],
-    dense but for the distance of blocks. tables: [S, max_blocks] int32; row r's is tables[table_rows[r]].
-    out: [R, heads, D]. kv_scales: of caches that hold codes (e4m3fn), what those of each KV head are multiplied by,
-    [kv_heads] float32 each.
+    dense except for the distance of blocks. tables: [S, max_blocks] int32; row r's is tables[table_rows[r]]. out: [R,
+    heads, D]. kv_scales: factors of each KV head's codes (e4m3fn), [kv_heads] float32 each.
     """
     heads, head_dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
@@ -154,7 +154,7 @@ def decode_attention_reference(
     window: int = 0,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """What `decode_attention` writes, row by row in float32: [R, heads, D]."""
+    """`decode_attention` row by row in float32: [R, heads, D]."""
     k_scales, v_scales = kv_scales or (None, None)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for row, (table_row, context) in enumerate(zip(table_rows.tolist(), context_len.tolist(), strict=True)):
@@ -178,7 +178,7 @@ def _plan_kernel(
     WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Program i writes share i's entry of `work`; all of them work out where rows begin and end, in tiles."""
+    """Write, in program i, share i's entry of `work`. All programs compute where rows begin and end, in tiles."""
     row = tl.arange(0, ROWS)
     is_row = row < num_rows
     context = tl.load(context_len + row, mask=is_row, other=0)
@@ -199,7 +199,7 @@ def _plan_kernel(
     tl.store(work + 4 * share + 3, tl.sum(((starts < end) & (ends > begin)).to(tl.int32), 0))
     if share == 0:
         first = starts // size
-        # A row that begins within a share and goes on into the next one is that share's last.
+        # A row that begins within a share and continues in the next one is that share's last row.
         tl.store(spans + 2 * row, 2 * first + (starts > first * size).to(tl.int32), mask=is_row)
         tl.store(spans + 2 * row + 1, (ends - 1) // size - first + 1, mask=is_row)
 
@@ -237,9 +237,9 @@ def _decode_kernel(
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (h, i): KV head h of the tiles in share i, one row after the other.
+    """Attend, in program (h, i), for KV head h over the tiles in share i, one row after another.
 
-    A row's tiles are counted from the one that its window begins in.
+    A row's tiles are counted from the one in which its window begins.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -247,7 +247,7 @@ def _decode_kernel(
     share = tl.program_id(1)
     k_head = k_cache + kv_head * D
     v_head = v_cache + kv_head * D
-    # The plan, the step's inputs and the scales are older than the embedding, which nothing overtakes.
+    # The plan, the step's inputs and the scales are older than the embedding, which no kernel overtakes.
     if FP8:
         scale *= tl.load(k_scales + kv_head)
         v_scale = tl.load(v_scales + kv_head)
@@ -304,7 +304,7 @@ def _decode_kernel(
 
 @triton.jit
 def _hidden(context, TILE: tl.constexpr, WINDOW: tl.constexpr):
-    """Tiles that lie before a row's window."""
+    """Return the number of tiles before a row's window."""
     return tl.maximum(context - WINDOW, 0) // TILE if WINDOW > 0 else 0
 
 
@@ -313,7 +313,7 @@ def _look_up(
     tables, table_rows, context_len, row, tile, exists, table_stride,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """A row's length, its block table, and the blocks of its tokens in a tile; nothing is read unless it `exists`."""
+    """Load a row's length, its block table, and its tokens' blocks in a tile; nothing is read unless it `exists`."""
     context = tl.load(context_len + row, mask=exists, other=0)
     table = tables + tl.load(table_rows + row, mask=exists, other=0).to(tl.int64) * table_stride
     token = (tile + _hidden(context, TILE, WINDOW)) * TILE + tl.arange(0, TILE)
@@ -322,7 +322,7 @@ def _look_up(
 
 @triton.jit
 def _prefetch_tokens(pointers, inside, D: tl.constexpr):
-    """Ask for D elements at each of the pointers to be brought into the L2 cache, where that can be asked for."""
+    """Request D elements at each pointer into the L2 cache, where the GPU supports it."""
     SIZE: tl.constexpr = D * pointers.dtype.element_ty.primitive_bitwidth // 8
     if SIZE % 16 == 0:
         tl.inline_asm_elementwise(
@@ -344,7 +344,7 @@ def _prefetch_tokens(pointers, inside, D: tl.constexpr):
 def _store(
     target, index, kv_head, values, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr
 ):
-    """values [heads, D_PAD], padded, to a group of target [n, KV_HEADS * GROUP, D]."""
+    """Store values [heads, D_PAD], padded, to a group of target [n, KV_HEADS * GROUP, D]."""
     head = tl.arange(0, values.shape[0])
     dim = tl.arange(0, D_PAD)
     mask = (head < GROUP)[:, None] & (dim < D)[None, :]
@@ -365,11 +365,11 @@ def _merge_if_last(
     spans, sums, peaks, arrived, out, row, kv_head,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Count a finished part of a row; the program that finishes the last one merges them all."""
+    """Count a finished part of a row; the program that finishes the last one merges all parts."""
     first = tl.load(spans + 2 * row)
     parts = tl.load(spans + 2 * row + 1)
     counter = arrived + row * KV_HEADS + kv_head
-    # The counter is passed on by one thread: what the others have stored must have happened before.
+    # One thread updates the counter: the stores of the other threads must have happened before.
     tl.debug_barrier()
     if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == parts - 1:
         tl.store(counter, 0)
@@ -382,10 +382,10 @@ def _merge_if_last(
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, D_PAD], tl.float32)
         for i in tl.range(parts, num_stages=4):
-            # The first slot of each share but, perhaps, of the row's first.
+            # The first slot of each share, except possibly for the row's first share.
             slot = tl.where(i == 0, first, (first // 2 + i) * 2)
             group = (slot * KV_HEADS + kv_head) * GROUP
-            # Past the L1 cache, which may hold what was here in an earlier layer.
+            # Bypass the L1 cache, which may hold an earlier layer's data.
             part_peak = tl.load(peaks + 2 * (group + head), mask=real, other=0.0, cache_modifier=".cg")
             part_total = tl.load(peaks + 2 * (group + head) + 1, mask=real, other=1.0, cache_modifier=".cg")
             part = sums + (group + head)[:, None] * D + dim[None, :]

@@ -1,9 +1,9 @@
-"""A layer's attention of few decoding rows in one launch: norm and rotation, the cache's new token, attention, merge.
+"""Attention of one layer for few decoding rows in one launch: norm, rotation, cache update, attention, merge.
 
-With few rows nothing is bound by memory: what counts is how many times a kernel waits for what another one, or an
-earlier load, brings. So every program turns the queries that it needs by itself; the new key and value never pass
-through the cache; and contexts are divided into parts that follow from their lengths alone, without a plan.
-Parts are merged by the program that happens to finish a row's last one.
+With few rows memory bandwidth is not the limit. The time depends on how often a kernel waits for data from another one,
+or from an earlier load. So every program prepares the queries that it needs by itself, and the new key and value do not
+pass through the cache. Contexts are divided into parts by their lengths alone, without a plan. The program that
+finishes a row's last part merges the parts.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,15 @@ from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.common.triton_support import tl, triton
 
 MAX_ROWS: int = 32
-_ALWAYS, _HEADS = 16, 128  # rows, and KV heads of all rows together, up to one of which it is the fastest
-MAX_PARTS: int = 32  # of a row
-# Small programs wait least, for each other's warps and for K and V: see `docs/attention.md` for figures.
+# `decode_few` is the fastest up to so many rows, or up to so many KV heads of all rows together.
+_ALWAYS, _HEADS = 16, 128
+MAX_PARTS: int = 32  # per row
+# Small programs wait the least for each other's warps and for K and V; docs/attention.md has figures.
 _TILE, _WARPS, _STAGES = 32, 2, 3
-_PROGRAMS = 4  # of a multiprocessor, if contexts are long enough
-# Parts of a row that is not long, and tiles of each beyond which it is.
-_FEW_PARTS: int = 16
-_PARTS: tl.constexpr = tl.constexpr(_FEW_PARTS)
+_MAX_PROGRAMS = 4  # per multiprocessor, if contexts are long enough
+# Parts of a row that is not long. A row is long if such parts exceed `_LONG` tiles.
+_SHORT_ROW_PARTS: int = 16
+_PARTS: tl.constexpr = tl.constexpr(_SHORT_ROW_PARTS)
 _LONG: tl.constexpr = tl.constexpr(4)
 _MOST_PARTS: tl.constexpr = tl.constexpr(MAX_PARTS)
 _MOST_ROWS: tl.constexpr = tl.constexpr(MAX_ROWS)
@@ -33,10 +34,10 @@ _MOST_ROWS: tl.constexpr = tl.constexpr(MAX_ROWS)
 
 @dataclass(frozen=True, slots=True)
 class FewWorkspace:
-    """Where parts are left, allocated once so that captured graphs stay valid.
+    """Buffers for parts, allocated once so that captured graphs stay valid.
 
     sums: [MAX_ROWS, MAX_PARTS, heads, D] and peaks: [MAX_ROWS, MAX_PARTS, heads, 2] float32. arrived: [MAX_ROWS,
-    kv_heads] int32 counts the parts of a row that are done; all zero between kernels. processors: multiprocessors.
+    kv_heads] int32 counts the finished parts of a row; all zero between kernels. processors: multiprocessors.
     """
 
     processors: int
@@ -57,10 +58,11 @@ class FewWorkspace:
 
 
 def few_pays(rows: int, kv_heads: int) -> bool:
-    """Whether `decode_few` takes so many rows and is faster than `store_heads` and `decode_attention`.
+    """Return True if `decode_few` supports so many rows and is faster than `store_heads` and `decode_attention`.
 
-    With 8 KV heads it is at 16 rows; beyond, up to 4% of a layer faster or slower by contexts (H200, Qwen3-8B,
-    2026-11-23). With 4 it is still 1 to 2% of a layer of Qwen3-30B-A3B faster at 24 to 32 rows.
+    With 8 KV heads it is faster up to 16 rows; above, it is up to 4% of a layer faster or slower, depending on contexts
+    (H200, Qwen3-8B, 2026-11-23). With 4 KV heads it is still 1 to 2% of a layer of Qwen3-30B-A3B faster at 24 to 32
+    rows.
     """
     return 0 < rows <= (MAX_ROWS if rows * kv_heads <= _HEADS else _ALWAYS)
 
@@ -83,18 +85,18 @@ def decode_few(
     window: int = 0,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """`store_heads` and then `decode_attention` of R <= MAX_ROWS rows, with their arguments; qkv is left as it is.
+    """Apply `store_heads` and then `decode_attention` to R <= MAX_ROWS rows, with their arguments; qkv is not changed.
 
-    qkv: [R, (heads + 2 * kv_heads) * D]. slots: [R] int64. The position of a row's query is the last of its context,
-    whose key and value are in the cache already if their slot is -1. out: [R, heads, D].
+    qkv: [R, (heads + 2 * kv_heads) * D]. slots: [R] int64. The position of a row's query is the last of its context.
+    With slot -1 its key and value are in the cache already. out: [R, heads, D].
     """
     rows, heads, head_dim = out.shape
     block_size, kv_heads = k_cache.shape[1:3]
     assert rows <= MAX_ROWS and qkv.stride(1) == 1 and k_cache.stride() == v_cache.stride()
     assert (k_cache.dtype == CODES) == (kv_scales is not None)
     k_scales, v_scales = kv_scales or (None, None)
-    budget = max(1, _PROGRAMS * workspace.processors // kv_heads)
-    parts = min(budget, max(_FEW_PARTS, min(MAX_PARTS, budget // rows)))
+    budget = max(1, _MAX_PROGRAMS * workspace.processors // kv_heads)
+    parts = min(budget, max(_SHORT_ROW_PARTS, min(MAX_PARTS, budget // rows)))
     _few_kernel[(kv_heads, rows, parts)](
         qkv,
         k_cache,
@@ -137,7 +139,7 @@ def decode_few(
 
 
 def _tile(head_dim: int, kept: torch.dtype) -> int:
-    """Tokens of K and V that a program loads at a time: fewer where they are wide, as for the sums' registers."""
+    """Return the tokens of K and V that a program loads at a time: fewer for wide heads, to fit the sums' registers."""
     return max(16, min(_TILE, 2 * 128 * _TILE // (padded_dim(head_dim) * max(2, kept.itemsize))))
 
 
@@ -180,7 +182,7 @@ def _few_kernel(
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (h, r, i): KV head h, part i of row r's context. The new token belongs to the first part."""
+    """Attend, in program (h, r, i), for KV head h over part i of row r's context. The new token belongs to part 0."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     HEADS: tl.constexpr = KV_HEADS * GROUP
@@ -188,8 +190,7 @@ def _few_kernel(
     kv_head = tl.program_id(0)
     row = tl.program_id(1)
     part = tl.program_id(2)
-    # A step's first kernels have written this, and are done: the layer's product, which may still run, was not begun
-    # before they were.
+    # The step's first kernels wrote this and are done: the layer's product, which may still run, started after them.
     context = tl.load(context_len + row)
     table = tables + tl.load(table_rows + row).to(tl.int64) * table_stride
     slot = tl.load(slots + row)
@@ -200,7 +201,7 @@ def _few_kernel(
         seen_from = tl.maximum(context - WINDOW, 0)
     first = seen_from // TILE
     tiles = tl.maximum(tl.cdiv(old, TILE) - first, 0)
-    # So many that all rows together have `budget` parts: a long row has many, and few are left to programs that wait.
+    # All rows together have `budget` parts: a long row gets many, and few programs are left waiting.
     least = tl.maximum(tl.cdiv(_tiles_of_all(context_len, TILE, WINDOW), budget), 1)
     length = tl.maximum(tl.cdiv(tiles, tl.minimum(parts, _PARTS)), least)
     if length > _LONG:
@@ -264,7 +265,7 @@ def _few_kernel(
         tl.store(peaks + 2 * at, peak, mask=real)
         tl.store(peaks + 2 * at + 1, total, mask=real)
         counter = arrived + row * KV_HEADS + kv_head
-        # The counter is passed on by one thread: what the others have stored must have happened before.
+        # One thread updates the counter: the stores of the other threads must have happened before.
         tl.debug_barrier()
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == parts - 1:
             tl.store(counter, 0)
@@ -273,7 +274,7 @@ def _few_kernel(
 
 @triton.jit
 def _tiles_of_all(context_len, TILE: tl.constexpr, WINDOW: tl.constexpr):
-    """About as many as all rows of the launch have."""
+    """Return about the number of tiles of all rows of the launch."""
     row = tl.arange(0, _MOST_ROWS)
     lengths = tl.load(context_len + row, mask=row < tl.num_programs(1), other=0)
     if WINDOW > 0:
@@ -285,7 +286,7 @@ def _tiles_of_all(context_len, TILE: tl.constexpr, WINDOW: tl.constexpr):
 def _ask(
     head, block, position, block_stride, TOKEN_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr
 ):  # fmt: skip
-    """Have the L2 cache bring the keys or values of some tokens, by lines of 128 bytes."""
+    """Request the keys or values of some tokens into the L2 cache, by lines of 128 bytes."""
     LINE: tl.constexpr = 1024 // head.dtype.element_ty.primitive_bitwidth
     line = tl.arange(0, triton.next_power_of_2(triton.cdiv(D, LINE))) * LINE
     offset = block.to(tl.int64) * block_stride + position % BLOCK_SIZE * TOKEN_STRIDE
@@ -300,7 +301,7 @@ def _turned(
     base, row, real, weight_ptr, angles, eps, D: tl.constexpr, D_PAD: tl.constexpr,
     NORM: tl.constexpr, ROTATE: tl.constexpr,
 ):  # fmt: skip
-    """Heads `row` of those at `base`, [rows, D_PAD] float32, normalised and rotated as asked (see `heads`)."""
+    """Return heads `row` of those at `base`, [rows, D_PAD] float32, normalised and rotated as asked (see `heads`)."""
     HALF: tl.constexpr = D // 2
     dim = tl.arange(0, D_PAD)
     inside = dim < D
@@ -325,7 +326,7 @@ def _turned(
 
 @triton.jit
 def _kept(at, x, mask, scales, kv_head, FP8: tl.constexpr):
-    """Put x into the cache; returns it as the cache has it, float32."""
+    """Store x in the cache, and return it as the cache holds it, in float32."""
     if FP8:
         kept = narrowed(x, tl.load(scales + kv_head))
     else:
@@ -339,9 +340,9 @@ def _merge(
     sums, peaks, out, row, kv_head, parts,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Write what all parts of a row and KV head come to."""
+    """Write the result of merging all parts of a row and KV head."""
     ROWS: tl.constexpr = triton.next_power_of_2(GROUP)
-    AT_ONCE: tl.constexpr = max(1, min(16, 64 // ROWS))  # as many as stay in registers
+    AT_ONCE: tl.constexpr = max(1, min(16, 64 // ROWS))  # as many as fit registers
     member = tl.arange(0, ROWS)
     dim = tl.arange(0, D_PAD)
     head = kv_head * GROUP + member
@@ -352,7 +353,7 @@ def _merge(
         part = first + tl.arange(0, AT_ONCE)
         real = (part < parts)[:, None] & (member < GROUP)[None, :]
         at = ((row * _MOST_PARTS + part) * HEADS)[:, None] + head[None, :]
-        # Past the L1 cache, which may hold what was here in an earlier layer.
+        # Bypass the L1 cache, which may hold an earlier layer's data.
         peaks_of = tl.load(peaks + 2 * at, mask=real, other=-1e38, cache_modifier=".cg")
         totals = tl.load(peaks + 2 * at + 1, mask=real, other=0.0, cache_modifier=".cg")
         mask = real[:, :, None] & (dim < D)[None, None, :]

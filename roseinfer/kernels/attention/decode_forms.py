@@ -1,9 +1,9 @@
-"""The forms in which `decode_attention` computes one KV head's part of a row: queries over some tiles of its tokens.
+"""Forms in which `decode_attention` computes one KV head's part of a row: queries over some tiles of its tokens.
 
 q: the group's queries. k_head, v_head: that head of block 0. block: of the tokens in tile `begin`. scale: of scores,
-with log2(e) in it. Tokens before `seen_from`, or from `context` on, are not attended to. A form returns the peak of the
-scores [heads], the sum of the weights relative to it [heads] and the weighted sum of values [heads, D_PAD], float32,
-with the heads padded as it says.
+including log2(e). Tokens before `seen_from`, or from `context` on, are not attended to. A form returns the peak of the
+scores [heads], the sum of the weights relative to it [heads] and the weighted sum of values [heads, D_PAD], all
+float32, with padded heads.
 """
 
 from roseinfer.kernels.attention.kv_fp8 import narrow_queries, widened_values
@@ -17,7 +17,7 @@ def attend_elementwise(
     TOKEN_STRIDE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One query head, no matrix units: each place in a tile sums up on its own, and all are merged at the end."""
+    """Attend for one query head without matrix units: each place in a tile has sums of its own, merged at the end."""
     dim = tl.arange(0, D_PAD)
     query = tl.load(q + dim, mask=dim < D, other=0.0).to(tl.float32) * scale
     place = tl.arange(0, TILE)
@@ -55,7 +55,7 @@ def attend_matrix(
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
     FP8: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Scores [heads, tokens] on the matrix units, the heads of a group padded to 16."""
+    """Compute scores [heads, tokens] on the matrix units, the heads of a group padded to 16."""
     ROWS: tl.constexpr = max(triton.next_power_of_2(GROUP), 16)
     query = _load_group(q, GROUP, ROWS, D, D_PAD)
     if FP8:
@@ -76,7 +76,7 @@ def add_tiles(
     TOKEN_STRIDE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """`peak`, `total` and `acc` with these tiles. query: [heads, D_PAD], over codes as `narrow_queries` gives it."""
+    """Add these tiles to `peak`, `total` and `acc`. query: [heads, D_PAD], for codes from `narrow_queries`."""
     place = tl.arange(0, TILE)
     for tile in tl.range(begin, end, num_stages=STAGES):
         position = tile * TILE + place
@@ -109,7 +109,7 @@ def attend_tokens(
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
     FP8: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Scores [tokens, heads] on the matrix units, the heads of a group padded to 8."""
+    """Compute scores [tokens, heads] on the matrix units, the heads of a group padded to 8."""
     ROWS: tl.constexpr = max(triton.next_power_of_2(GROUP), 8)
     query = _load_group(q, GROUP, ROWS, D, D_PAD)
     if FP8:
@@ -146,7 +146,7 @@ def attend_tokens(
 
 @triton.jit
 def _load_group(q, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr):
-    """A group's queries [ROWS, D_PAD], padded with zeros."""
+    """Load a group's queries [ROWS, D_PAD], padded with zeros."""
     head = tl.arange(0, ROWS)
     dim = tl.arange(0, D_PAD)
     mask = (head < GROUP)[:, None] & (dim < D)[None, :]

@@ -1,8 +1,8 @@
-"""What happens to queries, keys and values between their projection and attention, in one launch.
+"""Preparation of queries, keys and values for attention, in one launch.
 
-Every head of every token is read once: queries and keys are normalised (Qwen3) and turned by their position (rotary
-embedding, see `roseinfer.attention.heads`), queries go back where they came from, keys and values into the paged cache.
-All arithmetic is float32 and rounded once.
+Every head of every token is read once. Queries and keys are normalised (Qwen3) and rotated by their position (rotary
+embedding, see `roseinfer.attention.heads`). Queries are written back in place, keys and values to the paged cache. All
+arithmetic is float32 and rounded once.
 """
 
 import torch
@@ -13,10 +13,10 @@ from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES, MAX_CODE
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tl, triton
 
-# Elements of the heads that one program works on: 16 bytes of a 16-bit type for each of 128 threads.
-PROGRAM_ELEMENTS = 1024
-# Up to so many, attention behind this kernel is brought up while it runs: a microsecond or two of a layer at few rows.
-# Programs of many would take the room of those that still work (256 rows: a fifth longer).
+# Elements of the heads of one program: 16 bytes of a 16-bit type for each of 128 threads.
+MAX_PROGRAM_ELEMENTS = 1024
+# Up to so many rows, the next attention kernel starts while this one runs, which saves a microsecond or two a layer.
+# With more rows its programs would take the room of unfinished ones (256 rows: a fifth longer).
 FEW_TOKENS = 16
 
 
@@ -24,7 +24,7 @@ FEW_TOKENS = 16
 def _turn(
     low, high, norm_low, norm_high, cos, sin, eps, HEAD_DIM: tl.constexpr, NORM: tl.constexpr, ROTATE: tl.constexpr
 ):
-    """Both halves [G, D / 2], float32, of some heads of one token, normalised and rotated as asked."""
+    """Return both halves [G, D / 2] float32 of some heads of one token, normalised and rotated as asked."""
     if NORM:
         scale = tl.rsqrt(tl.sum(low * low + high * high, 1) / HEAD_DIM + eps)[:, None]
         low *= scale * norm_low
@@ -38,7 +38,7 @@ def _turn(
 
 @triton.jit
 def _halves(at, half, inside, HALF: tl.constexpr):
-    """Two halves [1, D / 2] of a vector, float32."""
+    """Load the two halves [1, D / 2] of a vector, float32."""
     low = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)[None, :]
     return low, tl.load(at + HALF + half, mask=inside, other=0.0).to(tl.float32)[None, :]
 
@@ -72,7 +72,7 @@ def _heads_kernel(
     OVERLAP: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (t, i): of token t, group i of its query heads, then of its keys, then of its values."""
+    """Process, in program (t, i), group i of token t's query heads, then of its keys, then of its values."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -82,7 +82,7 @@ def _heads_kernel(
     inside = half < HALF
     member = tl.arange(0, GROUP)[:, None]
     qkv_ptr += token * qkv_stride
-    # Weights never change, and the step's inputs are older than its embedding, which nothing overtakes.
+    # Weights never change, and the step's inputs are older than its embedding, which no kernel overtakes.
     norm_low, norm_high, cos, sin = 1.0, 1.0, 1.0, 0.0
     if ROTATE:
         cos, sin = _halves(cos_sin_ptr + tl.load(positions_ptr + token) * HEAD_DIM, half, inside, HALF)
@@ -118,7 +118,7 @@ def _heads_kernel(
 
 @triton.jit
 def _keep(low, high, at, scales, head, is_head, mask, HALF: tl.constexpr, FP8: tl.constexpr):
-    """Both halves of some heads' keys or values to the cache."""
+    """Store both halves of some heads' keys or values in the cache."""
     if FP8:
         scale = tl.load(scales + head, mask=is_head, other=1.0)
         tl.store(at, narrowed(low, scale), mask=mask)
@@ -148,19 +148,18 @@ def store_heads(
 ) -> None:
     """Normalise and rotate queries in place and keys on their way into the cache; copy values into the cache.
 
-    qkv: [T, (heads + 2 * kv_heads) * head_dim]: queries, keys, values; its rows may lie apart. Its keys and values are
-    left as they are. k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], `KVStore.layer`, of qkv's dtype
-    or of codes (e4m3fn), which are multiplied by kv_scales ([kv_heads] float32 each) whenever they are read.
-    slots: [T] int64, -1 where keys and values are not written. positions: [T] int64, rows of cos_sin.
-    cos_sin: [max_len, head_dim] float32, see `cos_sin_table`; None leaves all heads unrotated.
-    q_weight, k_weight: [head_dim], RMSNorm of each head; None (both) for none.
+    qkv: [T, (heads + 2 * kv_heads) * head_dim]: queries, keys, values; its rows may be apart. Its keys and values are
+    not changed. k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], `KVStore.layer`, of qkv's dtype or of
+    codes (e4m3fn), which readers multiply by kv_scales ([kv_heads] float32 each). slots: [T] int64, -1 for keys and
+    values that are not written. positions: [T] int64, rows of cos_sin. cos_sin: [max_len, head_dim] float32, see
+    `cos_sin_table`; None for no rotation. q_weight, k_weight: [head_dim], RMSNorm of each head; None (both) for none.
     """
     tokens = qkv.shape[0]
     assert (k_cache.dtype == CODES) == (kv_scales is not None)
     k_scales, v_scales = kv_scales or (None, None)
     assert qkv.stride(1) == 1 and k_cache.stride() == v_cache.stride() and (q_weight is None) == (k_weight is None)
     half_block = next_power_of_2(head_dim // 2)
-    group = group or max(1, PROGRAM_ELEMENTS // (2 * half_block))
+    group = group or max(1, MAX_PROGRAM_ELEMENTS // (2 * half_block))
     q_groups = 0 if cos_sin is None and q_weight is None else cdiv(heads, group)
     kv_groups = cdiv(kv_heads, group)
     if tokens:
@@ -196,7 +195,7 @@ def store_heads(
 
 
 def cos_sin_table(frequencies: torch.Tensor, max_len: int) -> torch.Tensor:
-    """[max_len, D] float32: the cosines of position * frequencies [D / 2], then the sines."""
+    """Return [max_len, D] float32: the cosines of position * frequencies [D / 2], then the sines."""
     positions = torch.arange(max_len, device=frequencies.device).to(torch.float32)
     angles = positions[:, None] * frequencies.to(torch.float32)
     return torch.cat((angles.cos(), angles.sin()), -1)

@@ -1,13 +1,13 @@
-"""What the kernels do with K and V that are kept in FP8 (e4m3fn): narrow them on their way in, widen them in registers.
+"""Conversion of K and V in FP8 (e4m3) for kernels: narrowed on the way in, widened in registers.
 
-Queries and the weights of the softmax are float16 beside them, not bfloat16: a GPU has an instruction that makes two
-float16 of two codes, exactly, and float16 holds what is multiplied by them more closely than bfloat16 does.
+Queries and softmax weights that meet codes are float16, not bfloat16: a GPU has an exact instruction from two codes to
+two float16, and float16 represents the factors more precisely.
 """
 
 from roseinfer.kernels.common.fp8_codes import KERNEL_MAX_CODE
 from roseinfer.kernels.common.triton_support import tl, triton
 
-# Four codes to four float16, two instructions. As it is not called pure, it stays where it is written.
+# Four codes to four float16 in two instructions. Not marked pure, so that the compiler does not move it.
 _FOUR_WIDER: tl.constexpr = tl.constexpr("""{
 .reg .b16 low, high;
 mov.b32 {low, high}, $2;
@@ -18,16 +18,16 @@ cvt.rn.f16x2.e4m3x2 $1, high;
 
 @triton.jit
 def narrowed(x, scale):
-    """The codes of x, float32: of x / scale as far as codes reach. What is not a number stays so."""
+    """Return the codes of x / scale, for float32 x, clamped to the range of codes. NaN stays NaN."""
     codes = tl.clamp(x / scale, -KERNEL_MAX_CODE, KERNEL_MAX_CODE, propagate_nan=tl.PropagateNan.ALL)
     return codes.to(tl.float8e4nv)
 
 
 @triton.jit
 def narrow_queries(queries):
-    """Queries as they are multiplied by codes, and what the scores are to be multiplied by then.
+    """Return queries in the dtype that codes are multiplied in, and the factor that the scores then need.
 
-    bfloat16 ones become float16, divided by the power of two below the largest, so that any number fits.
+    bfloat16 queries become float16, divided by the power of two below the largest one, so that all numbers fit.
     """
     if queries.dtype == tl.bfloat16:
         wide = queries.to(tl.float32)
@@ -40,10 +40,11 @@ def narrow_queries(queries):
 
 @triton.jit
 def widened_values(x, like, COMPILED: tl.constexpr):
-    """Values as the keys that came before them, exactly. COMPILED: not interpreted, which knows no assembly.
+    """Widen values exactly, to the dtype of the keys before them. COMPILED: not interpreted, where assembly is
+    unavailable.
 
-    Left to itself, the compiler lays codes out for the matrix units and then widens them. These want values of
-    neighbouring tokens in one register, and codes of one token lie side by side: they would be read one by one.
+    By itself the compiler would lay codes out for the matrix units and then widen them. These units want values of
+    neighbouring tokens in one register, while codes of one token are adjacent, so codes would be read one by one.
     """
     if COMPILED and x.dtype != like.dtype and like.dtype == tl.float16:
         codes = x.to(tl.uint8, bitcast=True)

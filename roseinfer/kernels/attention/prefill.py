@@ -1,7 +1,7 @@
 """Causal attention of prompt chunks over the paged KV cache, on the matrix units: FlashAttention-2 (Dao, 2023).
 
-The query heads that share a KV head lie side by side in one tile of queries, so that K and V are read once for all of
-them and that a short prompt still fills a tile.
+Query heads that share a KV head are side by side in one tile of queries, so that K and V are read once for all of them,
+and a short prompt still fills a tile.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from roseinfer.kernels.common.triton_support import next_power_of_2, tl, triton
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """block_m: (query, head) pairs of a program, block_n: keys that it takes at a time.
+    """Tile sizes. block_m: (query, head) pairs of a program, block_n: keys that it takes at a time.
 
-    max_registers: of a thread, so that a multiprocessor runs more programs at once; None for as many as there are.
+    max_registers: per thread, so that a multiprocessor runs more programs at once; None for no limit.
     """
 
     block_m: int
@@ -36,30 +36,31 @@ MAX_SMALL_STEP_TOKENS = 1024
 def choose_prefill_config(
     tokens: int, group: int, head_dim: int, dtype: torch.dtype, fp8: bool = False, *, short: bool = False
 ) -> PrefillConfig:
-    """For a step of `tokens` tokens and `group` query heads a KV head. fp8: K and V are kept in it.
+    """Return the config for a step of `tokens` tokens and `group` query heads per KV head. fp8: K and V are stored in
+    it.
 
-    short: large steps come with short contexts only, as long ones are left to `prefill_bulk`.
+    short: large steps have short contexts only, since `prefill_bulk` takes the long ones.
 
-    Large tiles read K and V less often, small ones make more programs of a step and waste less on short rows. From a
-    sweep in bfloat16 (H200, 2026-11-21), TFLOP/s of large / small tiles for heads / KV heads / head size; "+ 512" is
-    what is in the cache already:
+    Large tiles read K and V less often. Small ones give a step more programs and waste less on short rows. From a sweep
+    in bfloat16 (H200, 2026-11-21), TFLOP/s of large / small tiles for heads / KV heads / head size; "+ 512" are tokens
+    in the cache:
 
                     8 x 1024  1 x 8192  8 x 256 + 1024  4 x 512   64 x 16 + 512  1 x 512   1 x 128
         32/8/128    273/253   435/348   338/274         190/190   127/172        137/138   17/21
         16/8/128    268/253   428/400   324/303         187/172   64/90          70/82     8/9
         12/12/64    248/234   372/333   213/240         112/124   31/44          36/48     4/6
 
-    Large is 128 x 64 with 8 warps and 3 stages, small 64 x 64 with 4 warps and 3 stages (2 in the first line; 3 give
-    173, 138 and 18 in its last three columns, and are up to a third faster behind long contexts, where they were
-    chosen: see `prefill_shares`). The number of tokens does not tell 32 prompts of 65 tokens (26/35, 20/24, 16/17)
-    from 4 of 512, and what they lose is a few us. Heads of more than 128, and float32, have one size of tiles, the
-    largest whose sums stay in registers; they were not measured.
+    Large is 128 x 64 with 8 warps and 3 stages, small 64 x 64 with 4 warps and 3 stages. (The first line has 2 stages;
+    3 give 173, 138 and 18 in its last three columns, and are up to a third faster after long contexts, for which they
+    were chosen: see `prefill_shares`.) The number of tokens does not distinguish 32 prompts of 65 tokens (26/35, 20/24,
+    16/17) from 4 of 512, but they lose only a few us. Heads of more than 128, and float32, have one size of tiles, the
+    largest whose sums fit registers; they were not measured.
 
-    With two stages and at most 128 registers two programs of large tiles run on a multiprocessor, which hides how they
-    begin and end: 8 x 1024 334, 2 x 1024 326 instead of 271 (2026-11-23). One program alone is slower: 512 tokens
-    behind 8,192 take 287 us instead of 169.
+    With two stages and at most 128 registers, two programs of large tiles run on a multiprocessor, which hides their
+    beginnings and ends: 8 x 1024 334, 2 x 1024 326 instead of 271 (2026-11-23). One program alone is slower: 512 tokens
+    after 8,192 take 287 us instead of 169.
 
-    In FP8 large tiles have twice the keys: each is widened by all programs that see it. 32/8/128 (2026-11-23), TFLOP/s
+    In FP8 large tiles have twice the keys, since all programs that see a key widen it. 32/8/128 (2026-11-23), TFLOP/s
     of 8 x 1024, 1 x 8192, 2048 + 6144 with 3 stages: 229 356 351, with 2: 226 340 336, small tiles 228 312 307.
     """
     least = next_power_of_2(group)
@@ -90,18 +91,18 @@ def prefill_attention(
     workspace: PrefillWorkspace | None = None,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """softmax(q K^T * scale) V, each query over the tokens up to its own, for the rows that `block_map` names.
+    """Write softmax(q K^T * scale) V, each query over the tokens up to its own, for the rows in `block_map`.
 
-    With a window, over the last `window` tokens up to its own; what no query of a block sees is not read.
+    With a window, a query sees the last `window` tokens up to its own; keys outside of a block's windows are not read.
 
     q: [T, heads, D], tokens any distance apart; the last of row r's queries, query_start[r] .. query_start[r + 1], is
-    the last of its context_len[r] tokens. k_cache, v_cache: [num_blocks, block_size, kv_heads, D], dense but for the
+    the last of its context_len[r] tokens. k_cache, v_cache: [num_blocks, block_size, kv_heads, D], dense except for the
     distance of blocks, and filled for all tokens of the contexts. tables: [S, max_blocks] int32; row r's is
-    tables[table_rows[r]]. out: [T, heads, D]. block_map: [G, 4] int32 of `map_blocks` with
-    `queries_per_block(config, heads // kv_heads)`; entries with row -1 or parts `IN_BULK` are passed over. With a
-    workspace (for tiles of `config.block_m`) the map may divide contexts, and `merge_parts` writes the results of
-    blocks for which it does.
-    kv_scales: of caches that hold codes (e4m3fn), what those of each KV head are multiplied by, [kv_heads] float32.
+    tables[table_rows[r]]. out: [T, heads, D]. block_map: [G, 4] int32 from `map_blocks` with `queries_per_block(config,
+    heads // kv_heads)`; entries with row -1 or parts `IN_BULK` are skipped. With a workspace (for tiles of
+    `config.block_m`) the map may divide contexts; `merge_parts` then writes the results of divided blocks.
+
+    kv_scales: factors of each KV head's codes (e4m3fn), [kv_heads] float32 each.
     """
     heads, head_dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
@@ -143,7 +144,7 @@ def prefill_attention(
 
 
 def queries_per_block(config: PrefillConfig, group: int) -> int:
-    """Queries that one program takes with all `group` query heads of a KV head."""
+    """Return the queries that one program takes with all `group` query heads of a KV head."""
     assert group <= config.block_m
     return config.block_m // group
 
@@ -160,7 +161,7 @@ def prefill_attention_reference(
     window: int = 0,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """What `prefill_attention` writes for all rows, one by one in float32: [T, heads, D]."""
+    """`prefill_attention` for all rows, one by one in float32: [T, heads, D]."""
     k_scales, v_scales = kv_scales or (None, None)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     starts = query_start.tolist()
@@ -212,7 +213,7 @@ def _prefill_kernel(
     FP8: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """Program (h, i): KV head h with its query heads, entry i of the map: a block, or with DIVIDED a part of one."""
+    """Attend, in program (h, i), for KV head h and entry i of the map: a block, or with DIVIDED a part of one."""
     kv_head = tl.program_id(0)
     entry = tl.program_id(1)
     row = tl.load(block_map + 4 * entry)
@@ -241,7 +242,7 @@ def _prefill_kernel(
         queries, unit = narrow_queries(queries)
         scale *= unit * tl.load(k_scales + kv_head)
 
-    # Keys that every query of the block sees, in whole tiles, and the end of those that any of them sees.
+    # The keys that every query of the block sees, in whole tiles, and the end of the keys that any query sees.
     position_of_first = context - count + first
     visible_to_all = (position_of_first + 1) // BLOCK_N
     last = tl.minimum(position_of_first + QUERIES, context)
@@ -252,7 +253,7 @@ def _prefill_kernel(
     inner = 0
     seen_from = 0
     if WINDOW > 0:
-        # The window's border goes through the tiles from the first query's first key to the last query's.
+        # The tiles from the first query's first key to the last query's contain the window's border.
         seen_from = tl.maximum(position_of_first - WINDOW + 1, 0)
         inner = tl.minimum(tl.cdiv(tl.maximum(last - WINDOW, 0), BLOCK_N), visible_to_all)
     begin_tile = seen_from // BLOCK_N
@@ -263,7 +264,7 @@ def _prefill_kernel(
         tiles = end - begin_tile
         end = begin_tile + (part + 1) * tiles // parts
         begin_tile += part * tiles // parts
-        # A part has some of each of the three ranges, or none.
+        # A part contains tiles of all, some or one of the three ranges.
         inner = tl.maximum(tl.minimum(inner, end), begin_tile)
         visible_to_all = tl.maximum(tl.minimum(visible_to_all, end), begin_tile)
     if WINDOW > 0:
@@ -301,14 +302,14 @@ def _attend(
     D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr,
     FP8: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Take tiles begin .. end of the keys into account; with MASKED, each query the keys of its window only.
+    """Process tiles begin .. end of the keys; with MASKED, each query sees the keys of its window only.
 
     Keys before `seen_from` are not read: no query of the block sees them.
     """
     place = tl.arange(0, BLOCK_N)
     dim = tl.arange(0, D_PAD)
     within = (place % BLOCK_SIZE * TOKEN_STRIDE)[:, None] + dim[None, :]
-    # What the table holds past the context is not looked at: to take the last block instead is less work than a mask.
+    # Past the context the last block is used instead of the table's entries, which is less work than a mask.
     last = (context - 1) // BLOCK_SIZE
     page = (begin * BLOCK_N + place) // BLOCK_SIZE
     block = tl.load(table + tl.minimum(page, last))
@@ -316,7 +317,7 @@ def _attend(
         first = tile * BLOCK_N
         if BLOCK_N % BLOCK_SIZE == 0:
             page += BLOCK_N // BLOCK_SIZE
-        else:  # the next tile's tokens have other places in their blocks
+        else:  # the next tile's tokens have other offsets in their blocks
             within = ((first + place) % BLOCK_SIZE * TOKEN_STRIDE)[:, None] + dim[None, :]
             page = (first + BLOCK_N + place) // BLOCK_SIZE
         offset = (block.to(tl.int64) * block_stride)[:, None] + within
@@ -347,6 +348,6 @@ def _attend(
 
 @triton.jit
 def _load_tokens(at, inside, dim, D: tl.constexpr, D_PAD: tl.constexpr):
-    """[tokens, D_PAD], zero where nothing may be read: a block's unused slots may hold NaN."""
+    """Load [tokens, D_PAD], zero outside of the context: a block's unused slots may contain NaN."""
     mask = inside[:, None] & (dim < D)[None, :] if D_PAD > D else inside[:, None]
     return tl.load(at, mask=mask, other=0.0)

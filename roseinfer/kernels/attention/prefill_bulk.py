@@ -1,12 +1,12 @@
-"""Causal attention of prompt chunks on Hopper: pages copied in bulk, products and softmax at once.
+"""Causal attention of prompt chunks on Hopper: pages are copied in bulk, and products overlap with the softmax.
 
-The design is FlashAttention 3's (Shah et al., 2024). Two warps of a program copy pages of K and of V into shared
-memory, by the GPU's copy engine, ahead of the others: two groups of four warps, each of which attends for half of a
-block's queries. A group starts the product for a tile's scores and the one that adds the tile before to its sums, and
-works out the tile's weights while the second runs. One program for each multiprocessor takes block after block, so that
-what the next block begins with is copied while this one ends.
+The design follows FlashAttention 3 (Shah et al., 2024). Two warps of a program copy pages of K and of V into shared
+memory by the GPU's copy engine, ahead of two groups of four warps. Each group attends for half of a block's queries. A
+group starts the product for a tile's scores and the product that adds the previous tile to its sums, and computes the
+tile's weights while the second one runs. One program per multiprocessor takes block after block, so that the next
+block's data is copied before the current one ends.
 
-What it computes and the map of blocks are those of `prefill_attention` with tiles of `BLOCK_M`.
+Results and map of blocks are those of `prefill_attention` with tiles of `BLOCK_M`.
 """
 
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl
 
 mbarrier, tma = hopper.mbarrier, hopper.tma
 
-# (query, head) pairs of a program, half of them of each group of warps; keys of a tile; tiles in shared memory.
+# (query, head) pairs of a program, half of them for each group of warps; keys of a tile; tiles in shared memory.
 BLOCK_M, BLOCK_N, STAGES = 128, 64, 4
 # Columns of a tile that the copy engine takes at a time: 128 bytes, which it swizzles.
-COLUMNS = 64
+COPIED_COLUMNS = 64
 _IN_BULK: gl.constexpr = gl.constexpr(IN_BULK)
-_TILE = gl.NVMMASharedLayout(2 * COLUMNS, 16, 2)
-_QUERIES = gl.NVMMASharedLayout(2 * COLUMNS, 16, 3)
+_TILE = gl.NVMMASharedLayout(2 * COPIED_COLUMNS, 16, 2)
+_QUERIES = gl.NVMMASharedLayout(2 * COPIED_COLUMNS, 16, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class BulkPages:
-    """How the copy engine finds a layer's pages. block_rows: rows of [tokens, kv_heads * D] from block to block."""
+    """A layer's pages for the copy engine. block_rows: rows of [tokens, kv_heads * D] from block to block."""
 
     k: "BulkDescriptor"
     v: "BulkDescriptor"
@@ -39,14 +39,14 @@ class BulkPages:
 
     @classmethod
     def of(cls, k_cache: torch.Tensor, v_cache: torch.Tensor) -> "BulkPages":
-        """k_cache, v_cache: [num_blocks, block_size, kv_heads, D], dense but for the distance of blocks."""
+        """k_cache, v_cache: [num_blocks, block_size, kv_heads, D], dense except for the distance of blocks."""
         return cls(_pages(k_cache), _pages(v_cache), _block_rows(k_cache))
 
 
 def bulk_supports(
     heads: int, kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Whether the kernel computes such layers there, without windows."""
+    """Return True if the kernel supports such layers on this device, without windows."""
     fits = (BLOCK_M // 2) % (heads // kv_heads) == 0 and BLOCK_N % block_size == 0 and block_size % 8 == 0
     return HAS_GLUON and fits and head_dim in (64, 128) and dtype == torch.bfloat16 and _is_hopper(device)
 
@@ -66,16 +66,18 @@ def prefill_bulk(
     *,
     in_order: bool = False,
 ) -> None:
-    """What `prefill_attention` computes, of blocks with parts `IN_BULK` in a map of blocks of `BLOCK_M`.
+    """Attend like `prefill_attention`, for blocks with parts `IN_BULK` in a map of blocks of `BLOCK_M`.
 
-    q: [T, heads, D], heads dense, tokens a multiple of 8 numbers apart; all others as there. programs: at most so many,
-    one a multiprocessor; default: all. in_order: a context's pages follow each other from the one that the map names as
-    its blocks' part, and there are no block tables.
+    q: [T, heads, D], heads dense, tokens a multiple of 8 elements apart; the other arguments as there. programs: the
+    most, one per multiprocessor; default: all. in_order: a context's pages are consecutive from the page in its blocks'
+    part of the map, and there are no block tables.
     """
     heads, head_dim = q.shape[1:]
     kv_heads = pages.k.shape[1] // head_dim
     group = heads // kv_heads
-    queries = BulkDescriptor(q, list(q.shape), list(q.stride()), [BLOCK_M // 2 // group, group, COLUMNS], _QUERIES)
+    queries = BulkDescriptor(
+        q, list(q.shape), list(q.stride()), [BLOCK_M // 2 // group, group, COPIED_COLUMNS], _QUERIES
+    )
     items = kv_heads * block_map.shape[0]
     _bulk_kernel[(min(items, programs or _processors(q.device.index or 0)),)](
         queries,
@@ -108,11 +110,11 @@ def _block_rows(cache: torch.Tensor) -> int:
 
 
 def _pages(cache: torch.Tensor) -> "BulkDescriptor":
-    """Of a page's tokens, `COLUMNS` of a head; in [tokens, kv_heads * D] with all that is between blocks."""
+    """Return the descriptor of `COPIED_COLUMNS` of a head for a page's tokens, in [tokens, kv_heads * D]."""
     num_blocks, block_size, kv_heads, head_dim = cache.shape
     width = kv_heads * head_dim
     rows = (num_blocks - 1) * _block_rows(cache) + block_size
-    return BulkDescriptor.from_tensor(cache.as_strided((rows, width), (width, 1)), [block_size, COLUMNS], _TILE)
+    return BulkDescriptor.from_tensor(cache.as_strided((rows, width), (width, 1)), [block_size, COPIED_COLUMNS], _TILE)
 
 
 def _is_hopper(device: torch.device) -> bool:
@@ -126,7 +128,7 @@ def _processors(index: int) -> int:
 
 @gluon.jit
 def _item(block_map, query_start, context_len, program, programs, wave, items, KV_HEADS, QUERIES, BLOCK_N):
-    """What the program computes in a wave: a KV head's part of a block. `tiles` is 0 if nothing.
+    """Return the program's work in a wave: a KV head's part of a block. `tiles` is 0 without work.
 
     Blocks come longest first, and every second wave in reverse, so that all programs end at about the same time.
     """
@@ -155,13 +157,13 @@ def _copy(
     BLOCK_SIZE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     IN_ORDER: gl.constexpr,
 ):  # fmt: skip
-    """A warp that copies tiles of K, and before a block's first its queries; or one that copies tiles of V."""
+    """Run a warp that copies tiles of K, and first each block's queries; or one that copies tiles of V."""
     PAGES: gl.constexpr = BLOCK_N // BLOCK_SIZE
     PARTS: gl.constexpr = D // 64
     HALF: gl.constexpr = BLOCK_M // 2 // GROUP
     COLUMN_TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     QUERY_TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 3)
-    # A tile lies in shared memory as columns 0 to 63 of all its tokens, then the others: a page's rows lie together.
+    # Shared memory holds columns 0 to 63 of all tokens of a tile, then the other columns: a page's rows are together.
     places = smem._reinterpret(smem.dtype, [STAGES * PARTS * PAGES, BLOCK_SIZE, 64], COLUMN_TILE)
     q_places = q_smem._reinterpret(smem.dtype, [4 * PARTS, HALF, GROUP, 64], QUERY_TILE)
     program = gl.program_id(0)
@@ -213,7 +215,7 @@ def _attend(
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """A group of warps, for its half of a block's queries. Tiles are taken from the last one, which is masked, down."""
+    """Run a group of warps for its half of a block's queries. Tiles are taken from the last, masked one down."""
     ROWS: gl.constexpr = BLOCK_M // 2
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -222,7 +224,7 @@ def _attend(
     programs = gl.num_programs(0)
     done = 0
     blocks_done = 0
-    # The numbers of the next block are on their way while this one is computed.
+    # Load the next block's numbers while this block is computed.
     _row, _page, n_first, n_head, n_begin, n_count, n_context, n_position, n_tiles = _item(
         block_map, query_start, context_len, program, programs, 0, items, KV_HEADS, BLOCK_M // GROUP, BLOCK_N
     )
@@ -288,7 +290,7 @@ def _step(
     MASKED: gl.constexpr, tile, done, queries, k_smem, v_smem, full, empty, weights, acc, peak, total, position, scale,
     ROWS: gl.constexpr, D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Add what the weights of the tile before say, and work out those of this one, the `done`-th."""
+    """Add the previous tile by its weights, and compute the weights of this one, the `done`-th."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     stage = done % STAGES
@@ -323,7 +325,7 @@ def _mask(score, last_seen, BLOCK_N: gl.constexpr, SCORES: gl.constexpr):
 
 @gluon.jit
 def _clear(values, count, BLOCK_N: gl.constexpr):
-    """Zero the values behind the first `count`: they may be anything, and a weight of 0 times NaN is NaN."""
+    """Zero the values after the first `count`: they are arbitrary, and a weight of 0 times NaN is NaN."""
     QUARTER: gl.constexpr = BLOCK_N // 4
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     place = gl.arange(0, QUARTER, layout=gl.SliceLayout(1, LAYOUT))
@@ -340,7 +342,7 @@ def _bulk_kernel(
     block_rows, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BLOCK_SIZE: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, IN_ORDER: gl.constexpr,
 ):  # fmt: skip
-    """Barriers `full` and `empty`: of STAGES tiles of K, of as many of V, and of two blocks' queries."""
+    """Attend in bulk. Barriers `full` and `empty`: for STAGES tiles of K, as many of V, and two blocks' queries."""
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     q_smem = gl.allocate_shared_memory(k_pages.dtype, [4, BLOCK_M // 2, D], TILE)
     k_smem = gl.allocate_shared_memory(k_pages.dtype, [STAGES, BLOCK_N, D], TILE)
@@ -372,6 +374,6 @@ def _bulk_kernel(
                 STAGES, IN_ORDER,
             )),
         ],
-        [4, 1, 1],  # warps, and registers of a thread, of all but the first
+        [4, 1, 1],  # warps, and registers per thread, of all groups but the first
         [240, 40, 40],
     )  # fmt: skip

@@ -1,9 +1,9 @@
-"""The contexts of short prompt chunks, divided among the GPU's multiprocessors: flash decoding (Dao et al., 2023).
+"""Division of short prompt chunks' contexts among the GPU's multiprocessors: flash decoding (Dao et al., 2023).
 
-A block of queries is a program that walks its context from end to end. A short chunk has few blocks, so that behind a
-long context most of the GPU would wait for those few. Therefore a context may be cut into parts, each a program of its
-own that leaves its sums in a workspace, and a second kernel merges the parts. Who cuts what is decided on the host, by
-how many rounds of programs a step would take.
+A program takes a block of queries and walks its context from end to end. A short chunk has few blocks, so with a long
+context most of the GPU would wait for them. Therefore a context may be cut into parts. Each part is a program that
+leaves its sums in a workspace, and a second kernel merges the parts. The host decides what to cut, by the number of
+rounds of programs that a step would take.
 """
 
 from collections.abc import Sequence
@@ -18,23 +18,23 @@ from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 
 # Columns of a map of blocks.
 ROW, FIRST, PART, PARTS = range(4)
-# Parts of a block that `prefill_bulk` takes, whole; `prefill_attention` passes over it.
+# Number of parts that marks a block for `prefill_bulk`, undivided; `prefill_attention` skips it.
 IN_BULK = 0
-# In the time that a program of small tiles takes for a tile of keys if it has a multiprocessor to itself (0.9 us for 64
-# keys of 128, H200): what a program takes to begin, and what it takes to merge parts, as many as run at once.
-_BEGIN_TILES = 4
-_MERGE_TILES, _MERGE_TILES_FULL = 6, 10
-_RESIDENT, _CROWDED = 2, 1.4  # programs that a multiprocessor runs at once, and how much slower each is then
-_LEAST_TILES = 2  # of a part
-_GAIN = 0.9  # of the time of undivided contexts, at most
-_MOST_ROUNDS = 2
+# Times in tiles: one tile is the time of a program of small tiles for a tile of keys, alone on a multiprocessor (0.9 us
+# for 64 keys of 128, H200). The start of a program, and merging parts, as many as run at once.
+BEGIN_TILES = 4
+MERGE_TILES, FULL_MERGE_TILES = 6, 10
+_RESIDENT, _CROWDED = 2, 1.4  # programs that a multiprocessor runs at once, and their slowdown
+_MIN_PART_TILES = 2  # per part
+_MAX_TIME_SHARE = 0.9  # the most that a division may take, of the time without it
+_MAX_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How far contexts are divided. programs: of one KV head, that the GPU runs at once. block_n: keys of a tile.
+    """Limits for dividing contexts. programs: of one KV head, that the GPU runs at once. block_n: keys of a tile.
 
-    slots: parts that there is a workspace for. window: of the layers whose programs are to end together, 0 for none.
+    slots: parts that fit the workspace. window: of the layers whose programs are to end together, 0 for none.
     """
 
     programs: int
@@ -45,13 +45,15 @@ class Division:
     @classmethod
     def of(cls, processors: int, kv_heads: int, block_n: int, window: int = 0) -> "Division":
         programs = max(1, processors * _RESIDENT // kv_heads)
-        return cls(programs, _MOST_ROUNDS * programs, block_n, window)
+        return cls(programs, _MAX_ROUNDS * programs, block_n, window)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillWorkspace:
-    """Where parts are left: sums [slots, kv_heads, block_m, D] and, of each (query, head), its peak and its total in
-    peaks [slots, kv_heads, 2, block_m], float32. Allocated once, so that captured graphs stay valid.
+    """Buffers for parts, allocated once so that captured graphs stay valid.
+
+    sums: [slots, kv_heads, block_m, D] float32. peaks: [slots, kv_heads, 2, block_m] float32, the peak and the total of
+    each (query, head).
     """
 
     sums: torch.Tensor
@@ -77,10 +79,10 @@ def map_blocks(
 ) -> np.ndarray:
     """Cut rows first_row .. into blocks of at most `queries` queries, and with a `division` their contexts into parts.
 
-    Returns [G, 4] int32 = row, first query within the row, part, number of parts. The parts of a block stand side by
-    side, in order; those of divided blocks come first, and so have the slots of the workspace that their places say.
-    Longest first: no long one begins when the others are about to end. `room`: no context is divided if the map would
-    have more entries than that.
+    Returns [G, 4] int32 = row, first query within the row, part, number of parts. The parts of a block are adjacent and
+    in order. Divided blocks come first, and their places in the map are their slots of the workspace. Longest come
+    first, so that no long one begins when the others are about to end. room: no context is divided if the map would
+    exceed so many entries.
     """
     counts = np.asarray(query_lens, dtype=np.int64)
     blocks = -(-counts // queries)
@@ -109,19 +111,19 @@ def _entries(row: np.ndarray, first: np.ndarray, parts: np.ndarray) -> np.ndarra
 def _parts(
     position: np.ndarray, end: np.ndarray, division: Division, room: int | None
 ) -> tuple[np.ndarray | None, np.ndarray]:
-    """Into how many parts each block's context is cut, None if it does not pay for any; and its length in tiles.
+    """Return the number of parts of each block's context, None if dividing does not pay; and its length in tiles.
 
-    position: of the first query of each block; end: behind its last. Both [B].
+    position: of the first query of each block; end: after its last. Both [B].
     """
     tiles = -(-end // division.block_n)
     if division.window:
         tiles -= np.maximum(position - division.window + 1, 0) // division.block_n
     longest, total = int(tiles.max()), int(tiles.sum())
     wide = int(np.count_nonzero(2 * tiles > longest))
-    most = longest // _LEAST_TILES
+    most = longest // _MIN_PART_TILES
     while (count := part_count(longest, total, wide, division.programs, most)) > 1:
         length = cdiv(longest, count)
-        # An eighth too long is better than one more part.
+        # Parts an eighth too long are better than one more part.
         parts = np.maximum(-(-(8 * tiles - length) // (8 * length)), 1)
         taken = int(parts.sum())
         if taken - int(np.count_nonzero(parts == 1)) <= division.slots and (room is None or taken <= room):
@@ -131,20 +133,20 @@ def _parts(
 
 
 def part_count(longest: int, total: int, wide: int, programs: int, most: int) -> int:
-    """Into how many parts, of `most`, the longest block is best cut; others are cut into parts of that length.
+    """Return the best number of parts, of at most `most`, for the longest block; others get parts of that length.
 
     longest, total: tiles of the longest block, and of all. wide: blocks of more than half of that length. programs:
-    that run at once. What a step takes is estimated in tiles: programs begin longest first, so they run in about as
+    that run at once. The time of a step is estimated in tiles: programs begin longest first, so they run in about as
     many rounds as hold all tiles, and all parts of wide blocks.
     """
-    best = _GAIN * _step_tiles(longest, max(cdiv(total, longest), wide), programs)
+    best = _MAX_TIME_SHARE * _step_tiles(longest, max(cdiv(total, longest), wide), programs)
     found = 1
     for count in range(2, most + 1):
         length = cdiv(longest, count)
         parts = max(cdiv(total, length), wide * count)
-        if parts > _MOST_ROUNDS * programs or best <= _MERGE_TILES + _BEGIN_TILES:
+        if parts > _MAX_ROUNDS * programs or best <= MERGE_TILES + BEGIN_TILES:
             break
-        merging = _MERGE_TILES + (_MERGE_TILES_FULL - _MERGE_TILES) * parts / programs
+        merging = MERGE_TILES + (FULL_MERGE_TILES - MERGE_TILES) * parts / programs
         tiles = merging + _step_tiles(length, parts, programs)
         if tiles < best:
             best, found = tiles, count
@@ -152,10 +154,10 @@ def part_count(longest: int, total: int, wide: int, programs: int, most: int) ->
 
 
 def _step_tiles(length: int, number: int, programs: int) -> float:
-    """Time of `number` programs of `length` tiles each."""
+    """Return the time of `number` programs of `length` tiles each, in tiles."""
     if _RESIDENT * number <= programs:
-        return length + _BEGIN_TILES
-    return _CROWDED * (length + _BEGIN_TILES) * cdiv(number, programs)
+        return length + BEGIN_TILES
+    return _CROWDED * (length + BEGIN_TILES) * cdiv(number, programs)
 
 
 def merge_parts(
@@ -164,9 +166,9 @@ def merge_parts(
     workspace: PrefillWorkspace,
     out: torch.Tensor,
 ) -> None:
-    """Write to `out` [T, heads, D] what the parts in `workspace` sum up to, for the divided blocks of `block_map`.
+    """Write the merged parts in `workspace` to `out` [T, heads, D], for the divided blocks of `block_map`.
 
-    `block_map`, `query_start`: what `prefill_attention` was given.
+    `block_map`, `query_start`: as given to `prefill_attention`.
     """
     slots, kv_heads, block_m, head_dim = workspace.sums.shape
     _merge_kernel[(kv_heads, min(slots, block_map.shape[0]))](
@@ -199,8 +201,9 @@ def _merge_kernel(
     BLOCK_M: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (h, i): KV head h of the block that entry i is a part of; each of its parts' programs takes some of its
-    (query, head) pairs.
+    """Merge, in program (h, i), some (query, head) pairs of KV head h of entry i's block.
+
+    The programs of a block's parts divide its pairs among them.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
@@ -211,7 +214,7 @@ def _merge_kernel(
     parts = tl.load(block_map + 4 * entry + 3)
     if parts < 2:
         return
-    # As many numbers at once whatever the number of parts: with few of them a program takes many pairs, else few.
+    # Constant work at once: with few parts a program takes many pairs, with many parts few.
     if parts <= 2:
         _merge(query_start, sums, peaks, out, row, first, entry, part, parts, KV_HEADS, GROUP, D, D_PAD, BLOCK_M, 2)
     elif parts <= 4:
@@ -228,7 +231,7 @@ def _merge(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_M: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """What the program of one part does of the merging of its block, `AT_ONCE` parts at a time."""
+    """Do one part's share of merging its block, `AT_ONCE` parts at a time."""
     kv_head = tl.program_id(0)
     begin = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - begin
@@ -246,7 +249,7 @@ def _merge(
             index = before + tl.arange(0, AT_ONCE)
             inside = real[:, None] & (index < parts)[None, :]
             place = (entry - part + index) * KV_HEADS + kv_head
-            # Past the L1 cache, which may hold what was here in an earlier layer.
+            # Bypass the L1 cache, which may hold an earlier layer's data.
             at = peaks + (place * 2 * BLOCK_M)[None, :] + pair[:, None]
             part_peak = tl.load(at, mask=inside, other=-1e38, cache_modifier=".cg")
             part_total = tl.load(at + BLOCK_M, mask=inside, other=0.0, cache_modifier=".cg")

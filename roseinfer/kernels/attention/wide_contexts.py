@@ -1,7 +1,7 @@
-"""Keys and values that are kept in FP8, widened once a step for `prefill_bulk`, which takes 16 bits only.
+"""Keys and values in FP8, widened once a step for `prefill_bulk`, which supports 16 bits only.
 
-`prefill_attention` has every block of queries widen all keys and values that it sees. Here the contexts of a step's
-prompt chunks are copied in 16 bits, token after token, into a scratch that all layers share.
+In `prefill_attention` every block of queries widens all keys and values that it sees. Here the contexts of a step's
+prompt chunks are copied in 16 bits, token after token, to a scratch buffer that all layers share.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from roseinfer.kernels.attention.prefill_bulk import BLOCK_M, BLOCK_N, BulkPages
 from roseinfer.kernels.attention.prefill_shares import FIRST, IN_BULK, PART, PARTS, ROW
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tl, triton
 
-# Codes that a program widens at a time, and programs for each entry of the map.
-_CHUNK = 4096
-_SPLIT = 4
+# Codes that a program widens at a time, and programs per entry of the map.
+_CHUNK_ELEMENTS = 4096
+_ENTRY_PROGRAMS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class WideContexts:
-    """The scratch. keys, values: [pages, BLOCK_N, kv_heads, D] of 16 bits; a context begins with a page."""
+    """Scratch buffer. keys, values: [pages, BLOCK_N, kv_heads, D] of 16 bits; each context begins with a page."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -31,7 +31,7 @@ class WideContexts:
     def allocate(
         cls, tokens: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> "WideContexts":
-        """For contexts of `tokens` tokens together, or less where they do not fill their pages."""
+        """Allocate for contexts of `tokens` tokens together; partly filled pages reduce this."""
         shape = (cdiv(tokens, BLOCK_N), BLOCK_N, kv_heads, head_dim)
         keys, values = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
         return cls(keys, values, BulkPages.of(keys, values))
@@ -42,10 +42,10 @@ class WideContexts:
         return self.keys.shape[1]
 
     def place(self, block_map: np.ndarray, first_row: int, context_lens: Sequence[int]) -> bool:
-        """Give each of a step's chunk rows its pages, and all blocks of the map to `prefill_bulk`; False if they do not
-        fit, and then the map is as it was.
+        """Assign pages to each of a step's chunk rows, and all blocks of the map to `prefill_bulk`.
 
-        block_map: of `map_blocks`, undivided. context_lens: of rows first_row and following.
+        Returns False, and leaves the map unchanged, if they do not fit. block_map: of `map_blocks`, undivided.
+        context_lens: of rows first_row and following.
         """
         pages = -(-np.asarray(context_lens, dtype=np.int64) // BLOCK_N)
         if pages.sum() > self.keys.shape[0]:
@@ -67,13 +67,13 @@ def widen_contexts(
     group: int,
     wide: WideContexts,
 ) -> None:
-    """Copy the contexts of the rows that the map gives to `prefill_bulk`, times their scales, to the pages it says.
+    """Copy the contexts of the map's bulk rows, times their scales, to the pages in the map.
 
-    k_cache, v_cache: codes (e4m3fn), as `prefill_attention` takes them, and so are the others. The map's blocks are of
-    `BLOCK_M` pairs of a query and one of `group` heads, and each of them copies a part of its row's context.
+    k_cache, v_cache: codes (e4m3fn), as for `prefill_attention`, like the other arguments. The map's blocks are of
+    `BLOCK_M` pairs of a query and one of `group` heads. Each of them copies a part of its row's context.
     """
     block_size, kv_heads, head_dim = k_cache.shape[1:]
-    _widen_kernel[(block_map.shape[0], _SPLIT)](
+    _widen_kernel[(block_map.shape[0], _ENTRY_PROGRAMS)](
         k_cache,
         v_cache,
         *kv_scales,
@@ -91,8 +91,8 @@ def widen_contexts(
         D=head_dim,
         BLOCK_SIZE=block_size,
         PAGE=BLOCK_N,
-        CHUNK=min(_CHUNK, next_power_of_2(block_size * kv_heads * head_dim)),
-        SPLIT=_SPLIT,
+        CHUNK=min(_CHUNK_ELEMENTS, next_power_of_2(block_size * kv_heads * head_dim)),
+        SPLIT=_ENTRY_PROGRAMS,
         num_warps=4,
     )
 
@@ -127,9 +127,7 @@ def _widen_kernel(
     CHUNK: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Program (e, i): of the row of entry e of the map every so-manieth block of tokens, as its place among the row's
-    entries and i say.
-    """
+    """Widen, in program (e, i), every n-th block of tokens of entry e's row; n is the number of its programs."""
     entry = block_map + 4 * tl.program_id(0)
     row = tl.load(entry + _ROW)
     if (row < 0) | (tl.load(entry + _PARTS) != _IN_BULK):

@@ -1,4 +1,4 @@
-"""Sums and columns of several GPUs put together by our own kernels: one launch, the same bits on every rank."""
+"""Sums and gathered columns of several GPUs by our own kernels: one launch, the same bits on every rank."""
 
 import torch
 
@@ -10,19 +10,19 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def takes(x: torch.Tensor, peers: Peers) -> bool:
-    """Whether `all_reduce` takes a tensor like x: the same answer on all ranks."""
+    """Return True if `all_reduce` supports a tensor like x: the same answer on all ranks."""
     return x.dtype in _DTYPES and x.nbytes <= peers.layout.limit and x.nbytes % 8 == 0 and x.is_contiguous()
 
 
 def all_reduce(x: torch.Tensor, residual: torch.Tensor | None, peers: Peers) -> torch.Tensor:
-    """The sum of all ranks' x in the order of the ranks, and of a residual, in float32 and rounded once.
+    """Return the sum of all ranks' x in the order of the ranks, plus a residual, in float32 and rounded once.
 
-    x, and a residual of its shape: those that `takes` takes. The residual is overwritten by the sum, else x.
+    `takes` must support x and a residual of its shape. The sum overwrites the residual, or else x.
     """
     push = push_words if x.nbytes <= peers.layout.word_limit else push_blocks
     return push(x, residual, peers)
 
 
 def gather(x: torch.Tensor, out: torch.Tensor, peers: Peers) -> torch.Tensor:
-    """x [n, width] of all ranks, one that `takes` takes, side by side in `out`, whose rows may lie apart."""
+    """Gather x [n, width] of all ranks, supported by `takes`, side by side in `out`, whose rows may be apart."""
     return gather_blocks(x, out, peers)

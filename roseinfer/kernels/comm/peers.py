@@ -1,15 +1,15 @@
-"""Memory that the GPUs of a group write to each other, and what keeps its use in step.
+"""Memory that the GPUs of a group write to each other, and its synchronisation.
 
-Each rank has one buffer that all of them may write. What a rank pushes goes to a place of its own in every other rank's
-buffer, and each program of a kernel has its part of that place: program i of one rank and program i of the others talk
-to nobody else. So kernels of any sizes may follow each other, if all ranks launch the same ones.
+Each rank has one buffer that all ranks may write. A rank pushes data to a place of its own in every other rank's
+buffer, and each program of a kernel has its part of that place. Program i of one rank communicates only with program i
+of the others. So kernels of any sizes may follow each other, if all ranks launch the same ones.
 
-A program counts its calls, and what it pushes or says carries the count, so that nothing is ever reset. Two places take
-turns: a rank that has the others' data of this call knows that they have read what it pushed the call before, and that
-place is the one that the next call writes. Counts are in device memory, which makes the kernels replayable in graphs.
+A program counts its calls, and everything that it pushes carries the count, so that nothing is ever reset. Two places
+alternate: a rank that has the other ranks' data of this call knows that they have read its data of the previous call,
+whose place the next call writes. Counts are in device memory, so graphs can replay the kernels.
 
-Waiting is bounded. Who waited too long says so in host memory, takes NaN for what did not come, so that nobody takes it
-for a result, and does not wait again.
+Waiting is bounded. A program that waited too long records it in host memory, takes NaN for the missing data, so that it
+is not taken for a result, and does not wait again.
 """
 
 from dataclasses import dataclass
@@ -18,22 +18,22 @@ import torch
 
 from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 
-TURNS = 2
+TURN_COUNT = 2
 
-# Words that carry their count (`push_words`): the payload is a 32-bit word, of which a program takes so many.
-WORDS = 512
+# Words that carry their count (`push_words`): the payload is a 32-bit word, and a program takes at most so many.
+MAX_PROGRAM_WORDS = 512
 WORD_PROGRAMS = 128
-# Blocks of so many bytes, which a program takes at a time, followed by a flag (`push_blocks`).
+# Bytes that a program takes at a time, followed by a flag (`push_blocks`).
 BLOCK_PROGRAMS = 128
 BLOCK_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLayout:
-    """Where things are in a rank's buffer, in bytes from its begin. `limit`: what a rank pushes at most in one call.
+    """Offsets in a rank's buffer, in bytes. limit: the most bytes that a rank pushes in one call.
 
-    Words [TURNS, size, WORD_PROGRAMS * WORDS] int64; blocks [TURNS, size, BLOCK_PROGRAMS, region] bytes; flags
-    [TURNS, size, BLOCK_PROGRAMS] int32.
+    Words [TURN_COUNT, size, WORD_PROGRAMS * MAX_PROGRAM_WORDS] int64; blocks [TURN_COUNT, size, BLOCK_PROGRAMS, region]
+    bytes; flags [TURN_COUNT, size, BLOCK_PROGRAMS] int32.
     """
 
     size: int
@@ -41,34 +41,34 @@ class PeerLayout:
 
     @property
     def word_limit(self) -> int:
-        """What a rank pushes at most in words, in bytes."""
-        return min(self.limit, WORD_PROGRAMS * WORDS * 4)
+        """The most bytes that a rank pushes in words."""
+        return min(self.limit, WORD_PROGRAMS * MAX_PROGRAM_WORDS * 4)
 
     @property
     def blocks(self) -> int:
-        return TURNS * self.size * WORD_PROGRAMS * WORDS * 8
+        return TURN_COUNT * self.size * WORD_PROGRAMS * MAX_PROGRAM_WORDS * 8
 
     @property
     def region(self) -> int:
-        """Bytes of a program's part of the blocks: whole ones."""
+        """Bytes of a program's part of the blocks: whole blocks."""
         return cdiv(self.limit, BLOCK_PROGRAMS * BLOCK_BYTES) * BLOCK_BYTES
 
     @property
     def flags(self) -> int:
-        return self.blocks + TURNS * self.size * BLOCK_PROGRAMS * self.region
+        return self.blocks + TURN_COUNT * self.size * BLOCK_PROGRAMS * self.region
 
     @property
     def bytes(self) -> int:
-        return self.flags + TURNS * self.size * BLOCK_PROGRAMS * 4
+        return self.flags + TURN_COUNT * self.size * BLOCK_PROGRAMS * 4
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """One rank's view of all buffers. Where not said otherwise, on its device.
+    """One rank's view of all buffers, on its device unless noted.
 
     bases: [size] int64, the address of each rank's buffer, which begins as zeros. word_calls [WORD_PROGRAMS] and
     block_calls [BLOCK_PROGRAMS], int32, zeros at first. patience: [1] int64, nanoseconds. lost: [1] int32 in pinned
-    host memory, zero until a wait has been given up.
+    host memory, zero until a wait has timed out.
     """
 
     rank: int
@@ -83,7 +83,7 @@ class Peers:
     def of(
         cls, rank: int, layout: PeerLayout, addresses: list[int], device: torch.device, patience_s: float
     ) -> "Peers":
-        """`addresses`: of each rank's buffer, as this rank's device knows them."""
+        """addresses: of each rank's buffer, as this rank's device sees them."""
         return cls(
             rank,
             layout,
@@ -97,7 +97,7 @@ class Peers:
 
 @triton.jit
 def read_bases(bases_ptr, SIZE: tl.constexpr):
-    """The address of each rank's buffer. They never change, and may be read before preceding kernels have ended."""
+    """Load the address of each rank's buffer. They never change, so they may be read before the wait."""
     bases = ()
     for rank in tl.static_range(SIZE):
         bases += (tl.load(bases_ptr + rank),)
@@ -106,15 +106,15 @@ def read_bases(bases_ptr, SIZE: tl.constexpr):
 
 @triton.jit
 def pointer_to(base, offset, TYPE: tl.constexpr):
-    """To what is `offset` bytes, a multiple of 16, into a buffer."""
+    """Return a pointer to `offset` bytes, a multiple of 16, into a buffer."""
     return tl.multiple_of((base + offset).to(tl.pointer_type(TYPE)), 16)
 
 
 @triton.jit
 def still_waits(waits, until, patience, patience_ptr, lost_ptr, COMPILED: tl.constexpr):
-    """Whether to look again, and until when: `until` is 0 at first. Scalars: int1 and int64.
+    """Return whether to look again, and until when: `until` is 0 at first. Scalars: int1 and int64.
 
-    Interpreted, there is no clock, and each look counts as a nanosecond.
+    The interpreter has no clock; there each look counts as a nanosecond.
     """
     if COMPILED:
         now = tl.extra.cuda.globaltimer()

@@ -1,7 +1,7 @@
-"""What each rank has, summed or gathered over all ranks: from some hundred kilobytes on, while one trip is enough.
+"""Sums or gathered columns over all ranks, for some hundred kilobytes and more, in a single exchange.
 
-Each program pushes its part of the data to all other ranks, says so by a flag behind it, and waits for the others'
-flags. Every rank sends all it has to every other: for two ranks that is the least there is.
+Each program pushes its part of the data to all other ranks, sets a flag after it, and waits for the other ranks' flags.
+Every rank sends all its data to every other rank: for two ranks that is the minimum.
 """
 
 import torch
@@ -10,12 +10,12 @@ from roseinfer.kernels.comm.peers import BLOCK_BYTES, BLOCK_PROGRAMS, Peers, poi
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 
-_WARPS = 8
+_KERNEL_WARPS = 8
 
 
 @triton.jit
 def _await(flag_ptr, call, patience, patience_ptr, lost_ptr, COMPILED: tl.constexpr):
-    """Wait until a flag has come to `call`: then what was pushed before it may be read. Whether it has."""
+    """Wait until a flag has reached `call`, after which the data before it may be read. Return whether it has."""
     missing = tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") != call
     waits = missing
     until = tl.zeros([], tl.int64)
@@ -50,7 +50,10 @@ def push_blocks_kernel(
     OVERLAP: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """See `push_blocks` and `gather_blocks`. Program i takes `rounds` blocks of `count` elements from i * rounds on."""
+    """Push and combine, in program i, `rounds` blocks of `count` elements from i * rounds on.
+
+    See `push_blocks` and `gather_blocks`.
+    """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     FLAG: tl.constexpr = tl.pointer_type(tl.int32)
     if OVERLAP:
@@ -63,7 +66,7 @@ def push_blocks_kernel(
     first = program * rounds * BLOCK
     call = tl.load(calls_ptr + program) + 1
     patience = tl.load(patience_ptr)
-    # Byte offsets of rank 0's part for this program, and of its flag; the next rank's follow.
+    # Byte offsets of rank 0's part for this program, and of its flag; those of the next ranks follow.
     part = blocks + ((call & 1) * SIZE * PROGRAMS + program).to(tl.int64) * REGION
     flag = flags + ((call & 1) * SIZE * PROGRAMS + program) * 4
 
@@ -74,7 +77,7 @@ def push_blocks_kernel(
             if rank != RANK:
                 place = pointer_to(bases[rank], part + RANK * PROGRAMS * REGION, DTYPE)
                 tl.store(place + round * BLOCK + lane, mine, mask=at < count)
-    tl.debug_barrier()  # one thread speaks for all
+    tl.debug_barrier()  # one thread writes for all
     for rank in tl.static_range(SIZE):
         if rank != RANK:
             theirs = (bases[rank] + flag + RANK * PROGRAMS * 4).to(FLAG)
@@ -110,12 +113,17 @@ def push_blocks_kernel(
 
 
 def push_blocks(
-    x: torch.Tensor, residual: torch.Tensor | None, peers: Peers, *, programs: int = BLOCK_PROGRAMS, warps: int = _WARPS
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    peers: Peers,
+    *,
+    programs: int = BLOCK_PROGRAMS,
+    warps: int = _KERNEL_WARPS,
 ) -> torch.Tensor:
-    """The sum of all ranks' x in the order of the ranks, and of a residual; in x's place, or the residual's.
+    """Return the sum of all ranks' x in the order of the ranks, plus a residual, in x's place or the residual's.
 
-    Both of one float dtype and shape, contiguous, at most `peers.layout.limit` bytes. Sums are float32 and rounded
-    once. programs: at most so many; all ranks' calls agree on it. Launched as `early_start` says.
+    Both have one float dtype and shape, are contiguous, and have at most `peers.layout.limit` bytes. Sums are float32
+    and rounded once. programs: the most; all ranks' calls agree on it. Starts early (see `early_start`).
     """
     assert residual is None or (residual.is_contiguous() and residual.shape == x.shape and residual.dtype == x.dtype)
     out = x if residual is None else residual
@@ -124,9 +132,12 @@ def push_blocks(
 
 
 def gather_blocks(
-    x: torch.Tensor, out: torch.Tensor, peers: Peers, *, programs: int = BLOCK_PROGRAMS, warps: int = _WARPS
+    x: torch.Tensor, out: torch.Tensor, peers: Peers, *, programs: int = BLOCK_PROGRAMS, warps: int = _KERNEL_WARPS
 ) -> torch.Tensor:
-    """x [n, width] of all ranks side by side in out [n, size * width], whose rows may lie apart; as `push_blocks`."""
+    """Gather x [n, width] of all ranks side by side in out [n, size * width], whose rows may be apart.
+
+    Limits as in `push_blocks`.
+    """
     rows, width = x.shape
     assert out.shape == (rows, peers.layout.size * width) and out.stride(1) == 1 and out.dtype == x.dtype
     _launch(x, None, out, peers, width, out.stride(0), True, programs, warps)

@@ -1,21 +1,21 @@
-"""The sum of a few kilobytes over all ranks, where the way there and back is all that counts.
+"""Sum of a few kilobytes over all ranks, where the latency of the exchange is the whole cost.
 
 Every 32-bit word travels with the count of the call in one store of 64 bits, which arrives as a whole, as in NCCL's
-protocol "LL". Who waits looks at the words themselves: no fence, no flag, no second trip. It doubles the bytes.
+protocol "LL". Readers wait on the words themselves: no fence, no flag, no second exchange. It doubles the bytes.
 """
 
 import torch
 
-from roseinfer.kernels.comm.peers import WORD_PROGRAMS, WORDS, Peers, pointer_to, read_bases, still_waits
+from roseinfer.kernels.comm.peers import MAX_PROGRAM_WORDS, WORD_PROGRAMS, Peers, pointer_to, read_bases, still_waits
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 
-_WARPS = 4
+_KERNEL_WARPS = 4
 
 
 @triton.jit
 def _low(words, DTYPE: tl.constexpr):
-    """The first of a word's two numbers in float32, or the only one."""
+    """Return the first of a word's two numbers in float32, or the only one."""
     if DTYPE.primitive_bitwidth == 32:
         return words.to(DTYPE, bitcast=True)
     else:
@@ -24,7 +24,7 @@ def _low(words, DTYPE: tl.constexpr):
 
 @triton.jit
 def _high(words, DTYPE: tl.constexpr):
-    """The second of a word's two numbers in float32; where there is one only, that."""
+    """Return the second of a word's two numbers in float32; if there is one only, that."""
     if DTYPE.primitive_bitwidth == 32:
         return words.to(DTYPE, bitcast=True)
     else:
@@ -42,7 +42,7 @@ def _joined(low, high, DTYPE: tl.constexpr):
 
 @triton.jit
 def _missing(arrived, call):
-    """Which words are of an earlier call."""
+    """Return which words are of an earlier call."""
     return (arrived >> 32).to(tl.int32) != call
 
 
@@ -64,8 +64,9 @@ def push_words_kernel(
     OVERLAP: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """See `push_words`. `pairs`: of words of x; ROOM: words of a rank's place. A thread has a pair at a time, which is
-    what a store of 16 bytes takes.
+    """Push and sum words. `pairs`: of words of x; ROOM: words of a rank's place. See `push_words`.
+
+    A thread has a pair at a time, which is a store of 16 bytes.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     WORD: tl.constexpr = tl.pointer_type(tl.int32)
@@ -117,13 +118,18 @@ def push_words_kernel(
 
 
 def push_words(
-    x: torch.Tensor, residual: torch.Tensor | None, peers: Peers, *, words: int = WORDS, warps: int = _WARPS
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    peers: Peers,
+    *,
+    words: int = MAX_PROGRAM_WORDS,
+    warps: int = _KERNEL_WARPS,
 ) -> torch.Tensor:
-    """The sum of all ranks' x in the order of the ranks, and of a residual; in x's place, or the residual's.
+    """Return the sum of all ranks' x in the order of the ranks, plus a residual, in x's place or the residual's.
 
-    Both of one float dtype of 16 or 32 bits and of one shape, contiguous, a multiple of 8 bytes and at most
-    `peers.layout.word_limit`. Sums are float32 and rounded once. words: of a program, at most `WORDS`; all ranks'
-    calls agree on it. Launched as `early_start` says.
+    Both have one float dtype of 16 or 32 bits and one shape, are contiguous, and have a multiple of 8 bytes, at most
+    `peers.layout.word_limit`. Sums are float32 and rounded once. words: per program, at most `MAX_PROGRAM_WORDS`; all
+    ranks' calls agree on it. Starts early (see `early_start`).
     """
     assert x.is_contiguous() and x.nbytes % 8 == 0 and x.nbytes <= peers.layout.word_limit
     assert residual is None or (residual.is_contiguous() and residual.shape == x.shape and residual.dtype == x.dtype)
@@ -142,7 +148,7 @@ def push_words(
             x.nbytes // 8,
             RANK=peers.rank,
             SIZE=peers.layout.size,
-            ROOM=WORD_PROGRAMS * WORDS,
+            ROOM=WORD_PROGRAMS * MAX_PROGRAM_WORDS,
             BLOCK=words,
             HAS_RESIDUAL=residual is not None,
             COMPILED=x.is_cuda,

@@ -1,4 +1,4 @@
-"""Whether the kernels of this package can run. Importing this module imports none of them."""
+"""Check for the kernels of this package. Importing this module imports none of them."""
 
 from importlib.util import find_spec
 
@@ -6,5 +6,5 @@ import torch
 
 
 def has_triton(device: torch.device) -> bool:
-    """Whether kernels written in Triton run on `device`."""
+    """Return True if Triton kernels run on `device`."""
     return device.type == "cuda" and find_spec("triton") is not None

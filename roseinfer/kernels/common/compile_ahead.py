@@ -1,9 +1,9 @@
-"""Many kernels compiled at once, each in a process of its own, before the first of them runs.
+"""Parallel compilation of kernels, each in a process of its own, before the first launch.
 
-Triton compiles a kernel when it is first launched, for half a second to five on one core: with products in FP8, some
-thirty one after the other. In `compiling` they are compiled where they would be launched, and nothing runs. Each is
-compiled by a fork of this process, which leaves it in Triton's cache on disk; from there this process takes it. Forks
-touch no GPU: to compile takes none.
+Triton compiles a kernel when it is first launched, which takes half a second to five on one core. Products in FP8 need
+some thirty kernels, one after another. Within `compiling`, launches compile kernels and do not run them. A fork of this
+process compiles each kernel and leaves it in Triton's cache on disk, from where this process loads it. Compiling needs
+no GPU, and forks touch none.
 """
 
 import gc
@@ -18,17 +18,17 @@ from typing import Any
 
 from roseinfer.kernels.common.triton_support import HAS_TRITON, triton
 
-# After which a fork is given up, and its kernel compiled here when it is needed.
+# Time after which a fork is killed; its kernel is then compiled here when it is needed.
 FORK_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.005
 
 
 @contextmanager
 def compiling(processes: int | None = None) -> Iterator[bool]:
-    """Compile the kernels that are launched within, and launch none: what they would write is not written.
+    """Compile the kernels that are launched in this context, without running them: their outputs are not written.
 
-    processes: at a time; default: one for each core. Yields whether it does so: where it cannot, for want of cores or
-    in a Triton that does not know how, kernels are launched as ever.
+    processes: the most at a time; default: one for each core. Yields True if it compiles, and False if kernels are
+    launched as usual: with too few cores, or a Triton version without support.
     """
     processes = processes or len(os.sched_getaffinity(0))
     if not HAS_TRITON or processes < 2 or not hasattr(triton, "AsyncCompileMode"):
@@ -37,7 +37,7 @@ def compiling(processes: int | None = None) -> Iterator[bool]:
     from triton.runtime.jit import JITFunction
 
     forks, run = ForkExecutor(processes), JITFunction.run
-    with triton.AsyncCompileMode(forks, ignore_errors=True):  # who launches the kernel finds the error again
+    with triton.AsyncCompileMode(forks, ignore_errors=True):  # launching the kernel raises the error again
         JITFunction.run = lambda self, *args, grid, warmup, **kwargs: run(self, *args, grid=grid, warmup=True, **kwargs)
         try:
             try:
@@ -51,21 +51,21 @@ def compiling(processes: int | None = None) -> Iterator[bool]:
 
 
 class ForkExecutor(Executor):
-    """Calls every function twice: in a fork, for what that leaves behind, and when all are done here."""
+    """Executor that calls a function twice: in a fork, for its effects on disk, and here once all forks are done."""
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
-        self._running: dict[int, float] = {}  # forks, and when each is to be over
+        self._running: dict[int, float] = {}  # forks and their deadlines
         self._calls: list[tuple[Callable[[], Any], Future[Any]]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Of one argument: a function without any. Its future is done after `finish`."""
+        """Call a function without arguments. Its future is done after `finish`."""
         assert not args and not kwargs
         while len(self._running) >= self._processes:
             self._reap()
         self._calls.append((fn, Future()))
         with warnings.catch_warnings():
-            # Other threads of this process do not run in the fork, which takes no lock of theirs.
+            # The warning is about locks of other threads, which the fork does not take.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = _fork()
         if child == 0:
@@ -83,7 +83,7 @@ class ForkExecutor(Executor):
                 future.set_exception(error)
 
     def cancel(self) -> None:
-        """End all forks; futures that are not done never will be: whoever waits for one gets an error."""
+        """End all forks, and give every unfinished future an error."""
         for child in self._running:
             with suppress(ProcessLookupError, ChildProcessError):  # `_reap` was interrupted between its end and this
                 os.kill(child, signal.SIGKILL)
@@ -91,10 +91,10 @@ class ForkExecutor(Executor):
         self._running.clear()
         for _, future in self._calls:
             if not future.done():
-                future.set_exception(RuntimeError("what was to be compiled ahead was given up"))
+                future.set_exception(RuntimeError("compiling ahead was cancelled"))
 
     def _reap(self) -> None:
-        """Wait for a moment, and forget who has ended."""
+        """Wait for a moment, and remove forks that have ended."""
         time.sleep(_POLL_INTERVAL_S)
         for child, until_s in list(self._running.items()):
             if time.monotonic() > until_s:
@@ -109,8 +109,7 @@ class ForkExecutor(Executor):
 
 
 def _fork() -> int:
-    """As os.fork, but what nobody needs any longer stays in the fork: tensors of a GPU, which are the parent's to free,
-    would end it."""
+    """Fork this process, with the garbage collector off: collecting the parent's GPU tensors in a fork would end it."""
     collecting, child = gc.isenabled(), -1
     gc.disable()
     try:
@@ -122,7 +121,7 @@ def _fork() -> int:
 
 
 def _call_and_exit(fn: Callable[[], Any]) -> None:
-    """In the fork, which ends without any of the clearing up that is its parent's."""
+    """Call `fn` in the fork, and exit without the parent's clean-up."""
     status = 1
     try:
         _detach_descriptors()
@@ -135,9 +134,9 @@ def _call_and_exit(fn: Callable[[], Any]) -> None:
 
 
 def _detach_descriptors() -> None:
-    """Point every descriptor at nothing: who talks to the parent sees its end at once, and its ports are free then.
+    """Point every descriptor at /dev/null, so that peers see the parent's end at once and its ports are free then.
 
-    Not closed, for Python's objects would close what gets the same number.
+    They are not closed: Python's objects would close a new descriptor that gets the same number.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/dev/fd"):

@@ -1,15 +1,15 @@
-"""Kernels that start while their predecessor ends (programmatic dependent launch, CUDA programming guide).
+"""Kernels that start before their predecessor ends (programmatic dependent launch, CUDA programming guide).
 
-Between two kernels of a stream the GPU drains, flushes and launches, about a microsecond; a step of small kernels has
-hundreds of such gaps. A kernel launched with `options(device)` is brought up meanwhile and waits (`gdc_wait`, in all of
-its threads, at first or after reading what is older) until all before it is done and visible.
+Between two kernels of a stream the GPU drains, flushes and launches, which takes about a microsecond. A step of small
+kernels has hundreds of such gaps. A kernel launched with `options(device)` starts during them. All of its threads then
+wait (`gdc_wait`), at once or after reading older data, until all earlier kernels are done and their results visible.
 
-Older than any such kernel are weights, and what a step's inputs and plan hold: they are written before its embedding,
-which is looked up by a kernel that is not launched so, and so begins and ends alone.
+Weights, a step's inputs and its plan are older than any such kernel: they are written before the step's embedding,
+whose kernel is launched normally and so begins and ends alone.
 
-A kernel before a product lets that start at once (`gdc_launch_dependents`), so that it can read its weight, which
-depends on nothing. All that is launched so waits for its predecessor, and thereby for all before that, before it reads
-or writes anything else.
+A kernel before a product lets the product start at once (`gdc_launch_dependents`), so that it can read its weight,
+which depends on no kernel. Every such kernel waits for its predecessor, and so for all earlier ones, before it reads or
+writes anything else.
 """
 
 from functools import cache
@@ -22,12 +22,12 @@ _ON = {"OVERLAP": True, "launch_pdl": True}
 
 
 def options(device: torch.device) -> dict[str, Any]:
-    """Launch options of a kernel with a constant `OVERLAP` that begins by waiting."""
+    """Return launch options for a kernel with a constant `OVERLAP` that begins by waiting."""
     return _ON if capable(device) else _OFF
 
 
 def capable(device: torch.device) -> bool:
-    """Whether kernels can start early there."""
+    """Return True if kernels on this device can start early."""
     return device.type == "cuda" and _capable(device.index or 0)
 
 

@@ -1,6 +1,7 @@
-"""The one place that knows whether Gluon is there, Triton's language for kernels that say what each warp does.
+"""Optional import of Gluon, Triton's language for kernels that program each warp.
 
-Its modules take a while to import, so that only kernels in it import this, and only those who launch them import these.
+Importing its modules takes a while. Therefore only Gluon kernels import this module, and only their launchers import
+them.
 """
 
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ if HAS_TRITON:
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as BulkDescriptor
 
         HAS_GLUON = True
-    except ImportError:  # it is not yet a stable part of Triton
+    except ImportError:  # Gluon is not yet a stable part of Triton
         pass
 
 if not HAS_GLUON:

@@ -1,7 +1,7 @@
-"""From a step's rows to what its forward pass reads of every token, in one launch.
+"""Expansion of a step's rows into the inputs of its forward pass for every token, in one launch.
 
-The host knows seats and positions; token ids (which the previous step may only just have sampled) and block tables are
-on the device. The grid depends on the numbers of tokens and rows alone, so that the launch can be captured in a graph.
+The host knows seats and positions. Token ids, which the previous step may have sampled just before, and block tables
+are on the device. The grid depends only on the numbers of tokens and rows, so that a graph can capture the launch.
 """
 
 import torch
@@ -10,7 +10,7 @@ from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 
 # Rows of `layout`.
 SEAT, START, FIRST, WRITE_FROM, COUNT = range(5)
-BLOCK = 128
+BLOCK_TOKENS = 128
 
 _PER_STEP = ("layout_ptr", "token_rows_ptr", "layout_stride", "num_tokens", "num_rows")
 
@@ -35,7 +35,7 @@ def _expand_kernel(
     BLOCK: tl.constexpr,
 ):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # As tokens.
+    # Fields of tokens.
     inside = index < num_tokens
     row = tl.load(token_rows_ptr + index, mask=inside, other=0)
     padding = row < 0
@@ -51,7 +51,7 @@ def _expand_kernel(
     tl.store(input_ids_ptr + index, token.to(tl.int64), mask=inside)
     tl.store(positions_ptr + index, position.to(tl.int64), mask=inside)
     tl.store(slots_ptr + index, tl.where(padding | (position < write_from), -1, slot), mask=inside)
-    # As rows.
+    # Fields of rows.
     exists = index < num_rows
     at = layout_ptr + index
     start = tl.load(at + layout_stride, mask=exists, other=0)
@@ -76,18 +76,18 @@ def expand_rows(
     """Fill `input_ids`, `positions`, `slots` ([T] int64 each), `context_len` [R] and `query_start` [R + 1] (int32).
 
     layout: [5 or more, at least R] int32, by row of the step: seat, start (position of its first token), first (packed
-    index of that token), write_from (first position whose K and V are written), count of tokens.
-    token_rows: [T] int32, the row of each token, or -1 for one that only pads the batch: it gets position 0 of row 0's
-    seat and slot -1. token_pool: [S, W] int32, token ids by seat and position.
-    tables: [S, B] int32, block tables by seat; block_size: a power of two.
-    A slot is block * block_size + offset, or -1 for positions below write_from; context_len is start + count, and
+    index of that token), write_from (first position whose K and V are written), count of tokens. token_rows: [T] int32,
+    the row of each token, or -1 for padding, which gets position 0 of row 0's seat and slot -1. token_pool: [S, W]
+    int32, token ids by seat and position. tables: [S, B] int32, block tables by seat; block_size: a power of two.
+
+    A slot is block * block_size + offset, or -1 for positions below write_from. context_len is start + count, and
     query_start ends with T.
     """
     num_tokens, num_rows = token_rows.shape[0], context_len.shape[0]
-    # The kernel goes by these numbers alone, and a slice of a buffer that is too small is just shorter.
+    # The kernel relies on these numbers, while a slice of a buffer that is too small would silently be shorter.
     outputs = (input_ids, positions, slots, query_start)
-    assert [len(output) for output in outputs] == [num_tokens] * 3 + [num_rows + 1], "an output is of another size"
-    _expand_kernel[(cdiv(max(num_tokens, num_rows + 1), BLOCK),)](
+    assert [len(output) for output in outputs] == [num_tokens] * 3 + [num_rows + 1], "an output has a wrong size"
+    _expand_kernel[(cdiv(max(num_tokens, num_rows + 1), BLOCK_TOKENS),)](
         layout,
         token_rows,
         token_pool,
@@ -103,7 +103,7 @@ def expand_rows(
         num_tokens,
         num_rows,
         BLOCK_SIZE=block_size,
-        BLOCK=BLOCK,
+        BLOCK=BLOCK_TOKENS,
         num_warps=4,
     )
 

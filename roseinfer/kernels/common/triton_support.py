@@ -1,7 +1,7 @@
-"""The one place that knows whether Triton is installed.
+"""Optional import of Triton.
 
 Kernel modules take `triton` and `tl` from here, so that they can be imported, and their reference functions used,
-without Triton; launching a kernel needs it.
+without Triton. Only launching a kernel needs it.
 """
 
 from types import SimpleNamespace
@@ -21,19 +21,19 @@ except ImportError:
 
 
 def _unavailable(*args: Any, **options: Any) -> Any:
-    """Stands in for `triton.jit`, with and without options: what it decorates stays a plain function."""
+    """Stand-in for `triton.jit`, with and without options: the decorated function stays a plain function."""
     return args[0] if args else _unavailable
 
 
 class _Constant:
-    """Stands in for `tl.constexpr`, as an annotation and as what holds a constant."""
+    """Stand-in for `tl.constexpr`, as an annotation and as the holder of a constant."""
 
     def __init__(self, value: object) -> None:
         self.value = value
 
 
 def tensor_descriptor(matrix: Any, rows: int, columns: int) -> Any:
-    """A contiguous matrix, to be read in blocks of rows x columns; what is outside is zero."""
+    """Return a descriptor of a contiguous matrix, to read in blocks of rows x columns; elements outside are zero."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor.from_tensor(matrix, [rows, columns])
@@ -45,10 +45,10 @@ if not HAS_TRITON:
 
 
 def next_power_of_2(n: int) -> int:
-    """The smallest power of two >= n, for n >= 1."""
+    """Return the smallest power of two >= n, for n >= 1."""
     return 1 << (n - 1).bit_length()
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b rounded up."""
+    """Return a / b rounded up."""
     return -(-a // b)

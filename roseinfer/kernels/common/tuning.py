@@ -1,7 +1,7 @@
 """Tables of measured configs, in JSON files beside the kernels that they tune.
 
-A table says where and when it was measured. Each of its entries names a shape, the kernel that was fastest for it and
-the config of that kernel. The kernel "library" has no config: there the library's own kernels are faster.
+A table records where and when it was measured. Each entry names a shape, the fastest kernel for it and that kernel's
+config. The kernel "library" has no config: there the library's own kernels are faster.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 C = TypeVar("C")
 
 LIBRARY = "library"
-# What an entry may say for people to read: the model with this shape, and times per call.
+# Remarks of an entry for people to read: the model with this shape, times per call, notes.
 _REMARKS = frozenset({"model", "us", "library_us", "note"})
 
 
@@ -46,7 +46,7 @@ class TuningTable(Generic[C]):
             for entry in document["entries"]:
                 shape, config = self._entry(entry)
                 if shape in entries:
-                    raise TuningError(f"the shape {entry['shape']} stands twice")
+                    raise TuningError(f"the shape {entry['shape']} appears twice")
                 entries[shape] = config
         except (TypeError, ValueError) as error:
             raise TuningError(f"invalid tuning table {str(self._path)!r}: {error}") from error
@@ -65,7 +65,7 @@ class TuningTable(Generic[C]):
 
 
 def _made(kind: type[Any], values: Any) -> Any:
-    """An object of the dataclass `kind`; every field is given or has a default, and has its type."""
+    """Return an object of the dataclass `kind`; every field is given or has a default, and has its type."""
     hints = get_type_hints(kind)
     _check_names(values, required={field.name for field in fields(kind) if field.default is MISSING}, optional=hints)
     return kind(**{name: _checked(name, value, hints[name]) for name, value in values.items()})
@@ -74,7 +74,7 @@ def _made(kind: type[Any], values: Any) -> Any:
 def _checked(name: str, value: Any, hint: Any) -> Any:
     if is_dataclass(hint):
         return _made(hint, value)
-    if type(value) not in (get_args(hint) or (hint,)):  # a bool is no int here
+    if type(value) not in (get_args(hint) or (hint,)):  # not isinstance: a bool would pass as an int
         raise TuningError(f"{name}: {value!r} has another type than {getattr(hint, '__name__', hint)}")
     return value
 
@@ -93,5 +93,5 @@ def _check_names(values: Any, required: Any, optional: Any = frozenset()) -> Non
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise TuningError(f"a name stands twice among {', '.join(name for name, _ in pairs)}")
+        raise TuningError(f"a name appears twice among {', '.join(name for name, _ in pairs)}")
     return values

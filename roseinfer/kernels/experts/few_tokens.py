@@ -1,13 +1,14 @@
-"""A layer of experts for a handful of tokens: the norm, the router, the chosen experts and the sum of their results.
+"""Layer of experts for a handful of tokens: the norm, the router, the chosen experts and the sum of their results.
 
-At so few tokens the layer is the reading of the chosen experts. Three launches, none of which sorts anything: the
-router's logits; gate and up, a program for each slice of a token's expert, which finds its expert in the logits by
-itself; down, a program for a few outputs of a token, over all of its experts. So nothing is combined across programs:
-the sum over experts has one order, and a token's result does not depend on the others'. An expert that two tokens chose
-is asked for by neighbouring programs, of which the second finds it in the L2 cache.
+At so few tokens the cost of the layer is reading the chosen experts. There are three launches, none of which sorts. The
+first computes the router's logits. The second computes gate and up, with a program for each slice of a token's expert,
+which finds its expert in the logits by itself. The third computes down, with a program for a few outputs of a token
+over all of its experts. So nothing is combined across programs: the sum over experts has one order, and a token's
+result does not depend on the other tokens. Neighbouring programs read an expert that two tokens chose, so the second
+one finds it in the L2 cache.
 
-Between the launches the GPU keeps reading: down is brought up while gate and up still run, and reads its weight, which
-only the logits decide.
+The GPU keeps reading between launches: down starts while gate and up still run, and reads its weight, which depends
+only on the logits.
 """
 
 from dataclasses import dataclass
@@ -24,16 +25,16 @@ from roseinfer.kernels.experts.route import route_reference, router_logits
 from roseinfer.kernels.linear.activation import gated_reference
 from roseinfer.kernels.linear.skinny import SkinnyNorm
 
-# Above this nearly all experts are read, and programs of a token each would read them again and again.
+# Above this nearly all experts are read, and programs of one token each would read them repeatedly.
 MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """The matrices of a layer's experts, contiguous.
+    """Matrices of a layer's experts, contiguous.
 
-    gate_up: [E, 2 * I, H], each expert's gate, then its up. down: [E, H, I]. Both bfloat16 or float16, or float8_e4m3fn
-    with scales that they are multiplied by, float32: [E, 2 * I] and [E, H] (channels), or [E, 2 * I / 128, H / 128] and
+    gate_up: [E, 2 * I, H], each expert's gate, then its up. down: [E, H, I]. Both are bfloat16 or float16, or
+    float8_e4m3fn with float32 scales to multiply by: [E, 2 * I] and [E, H] (channels), or [E, 2 * I / 128, H / 128] and
     [E, H / 128, I / 128] (blocks; I and H are multiples of 128).
     """
 
@@ -44,13 +45,13 @@ class ExpertWeights:
 
     @property
     def scaled(self) -> str:
-        """What has a scale: "none", "channel" or "block"."""
+        """Unit with a scale of its own: "none", "channel" or "block"."""
         if self.gate_up_scales is None:
             return "none"
         return "channel" if self.gate_up_scales.ndim == 2 else "block"
 
     def widened(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """gate_up and down themselves in `dtype`."""
+        """Return gate_up and down themselves in `dtype`."""
         pairs = (self.gate_up, self.gate_up_scales), (self.down, self.down_scales)
         gate_up, down = (_widened(weight, scales).to(dtype) for weight, scales in pairs)
         return gate_up, down
@@ -75,7 +76,7 @@ def experts_reference(
     activation: str = "silu",
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What `experts_few` gives, in x's dtype; every expert is computed for every token."""
+    """`experts_few` in plain torch, in x's dtype."""
     normed = torch.nn.functional.rms_norm(x.float(), norm.weight.shape, norm.weight.float(), norm.eps).to(x.dtype)
     routed = route_reference(x, norm, router, top_k, renormalise)
     gate_up, down = weights.widened(x.dtype)
@@ -88,17 +89,17 @@ def experts_reference(
 
 
 def few_pays(tokens: int, weights: ExpertWeights, top_k: int) -> bool:
-    """Whether `experts_few` takes so many tokens for these weights, and is faster than tiles of tokens that have an
-    expert in common: while most chosen experts have one token.
+    """Return True if `experts_few` supports so many tokens for these weights, and is faster than tiles.
 
-    Of Qwen3-30B-A3B on an H200 (torch 2.11, Triton 3.6; 2026-11-23) 8 tokens take 124 us here and 123 us in tiles, of
+    Tiles are of tokens that share an expert; few tokens pay here while most chosen experts have one token. With
+    Qwen3-30B-A3B on an H200 (torch 2.11, Triton 3.6; 2026-11-23) 8 tokens take 124 us here and 123 us in tiles, with
     weights in FP8 68 and 76; 16 tokens take 216 and 191, and 117 and 110.
     """
     return few_supports(tokens, weights) and tokens * top_k <= weights.down.shape[0] // 2
 
 
 def few_supports(tokens: int, weights: ExpertWeights) -> bool:
-    """Whether `experts_few` takes so many tokens for these weights."""
+    """Return True if `experts_few` supports so many tokens for these weights."""
     (count, hidden, width), matrices = weights.down.shape, (weights.gate_up, weights.down)
     if not 1 <= tokens <= MAX_TOKENS or weights.gate_up.shape != (count, 2 * width, hidden):
         return False
@@ -126,12 +127,14 @@ def experts_few(
     out: torch.Tensor | None = None,
     config: FewConfig | None = None,
 ) -> torch.Tensor:
-    """residual + sum over each token's `top_k` experts e of share_e * down_e(activation(gate_e(y)) * up_e(y)), y =
-    norm(x), shares as `route` gives them.
+    """Return residual + the sum over each token's `top_k` experts e of share_e * down_e(activation(gate_e(y)) *
+    up_e(y)).
 
-    x: [T, H], T <= 16, its rows may lie apart. norm: an RMSNorm. router: [E, H]. residual: [T, H], may be x. out:
-    [T, H], may be the residual, and x if that is. weights: which `few_supports`. Sums are float32; the hidden layer is
-    rounded to x's dtype, and the result once.
+    y = norm(x), and shares are those of `route`.
+
+    x: [T, H], T <= 16, its rows may be apart. norm: an RMSNorm. router: [E, H]. residual: [T, H], may be x. out: [T,
+    H], may be the residual, and x if that is the residual. weights: supported by `few_supports`. Sums are float32; the
+    hidden layer is rounded to x's dtype, and the result once.
 
     Starts early (see `early_start`): x and the residual may be the preceding kernel's results, all else must be older.
     """
@@ -153,9 +156,9 @@ def experts_few(
         "COMPILED": x.is_cuda,
     } | early_start.options(x.device)
     cut = config.gate_up
-    # Of scales by blocks a lane has only those of its groups.
+    # With scales by blocks a lane loads only those of its groups.
     lanes = min(cut.lanes, 8 if weights.scaled == "block" else cut.block_k // (8 if weights.scaled == "none" else 16))
-    assert cut.block_n * lanes >= 32, "a warp's threads have more rows than there are"
+    assert cut.block_n * lanes >= 32, "a warp has threads without rows"
     gate_up_kernel[(tokens * top_k, cdiv(inner, cut.block_n * cut.tiles))](
         x,
         norm.weight,

@@ -1,8 +1,8 @@
-"""The Triton kernels of `experts_few`.
+"""Triton kernels of `experts_few`.
 
 A thread holds all places of a group of columns, which are one load of 16 bytes: 8 columns in 16 bits, multiplied in
-float32, or 16 in FP8, multiplied in pairs of float16 (`fp8_pairs`). The place is the last dimension of tensors; of the
-others, Triton gives neighbours in the first one to neighbouring threads, until all 32 of a warp have something.
+float32, or 16 in FP8, multiplied in pairs of float16 (`fp8_pairs`). The place is the last dimension of tensors. Of the
+other dimensions, Triton gives neighbours in the first one to neighbouring threads, until all 32 of a warp have work.
 """
 
 from roseinfer.kernels.common.triton_support import tl, triton
@@ -13,15 +13,15 @@ from roseinfer.kernels.linear.fp8_pairs import multiply, narrow
 
 @triton.jit
 def _groups(chunk, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):
-    """Numbers of the groups of a chunk of columns, [groups, 1, 1]."""
+    """Return the numbers of the groups in a chunk of columns, [groups, 1, 1]."""
     return (chunk * (BLOCK_K // GROUP) + tl.arange(0, BLOCK_K // GROUP))[:, None, None]
 
 
 @triton.jit
 def _read_x(rows, groups, inside, MASKED: tl.constexpr, GROUP: tl.constexpr):
-    """Columns 0 to 7 of each group and, of 16, columns 8 to 15: float32. rows: pointers; all three broadcast.
+    """Load columns 0 to 7 of each group and, of 16, columns 8 to 15, as float32. rows: pointers; all three broadcast.
 
-    Past the L1 cache, which may hold what was there before: see `gate_up_kernel`.
+    Loads bypass the L1 cache, which may hold older data: see `gate_up_kernel`.
     """
     at = tl.expand_dims(rows + groups * GROUP, -1) + tl.arange(0, 8)
     if MASKED:
@@ -38,7 +38,7 @@ def _read_x(rows, groups, inside, MASKED: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def _prepared(low, high, GROUP: tl.constexpr, COMPILED: tl.constexpr):
-    """What `_products` multiplies by."""
+    """Return the factors for `_products`."""
     if GROUP == 16:
         return narrow(low, high, COMPILED)
     else:
@@ -47,7 +47,7 @@ def _prepared(low, high, GROUP: tl.constexpr, COMPILED: tl.constexpr):
 
 @triton.jit
 def _products(w, x, factors, GROUP: tl.constexpr, COMPILED: tl.constexpr):
-    """The sums over each group times `factors`, float32."""
+    """Return the sums over each group times `factors`, float32."""
     if GROUP == 16:
         return multiply(w, x[0], x[1], COMPILED) * (x[2] * factors)
     else:
@@ -59,7 +59,7 @@ def _read_w(
     w_ptr, rows, groups, inside, K: tl.constexpr, MASKED: tl.constexpr, GROUP: tl.constexpr,
     EVICTION: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Groups of columns of rows of [.., K]; four codes in an int32 if COMPILED. rows: int64; all three broadcast."""
+    """Load groups of columns of rows [.., K]; four codes in an int32 if COMPILED. rows: int64; all broadcast."""
     if GROUP == 16 and COMPILED:
         at = w_ptr.to(tl.pointer_type(tl.int32)) + tl.expand_dims(rows * (K // 4) + groups * 4, -1) + tl.arange(0, 4)
     else:
@@ -72,7 +72,7 @@ def _read_w(
 
 @triton.jit
 def _laid_out(x, GROUP: tl.constexpr):
-    """What `_prepared` gave for [lanes, 1, groups] as [lanes, 1, groups, 1]."""
+    """Return the result of `_prepared` for [lanes, 1, groups] as [lanes, 1, groups, 1]."""
     if GROUP == 16:
         return tl.expand_dims(x[0], 3), tl.expand_dims(x[1], 3), tl.expand_dims(x[2], 3)
     else:
@@ -105,18 +105,18 @@ def gate_up_kernel(
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (p, i): of the token p // TOP_K and the expert at its place p % TOP_K, BLOCK_N * TILES outputs.
+    """Compute, in program (p, i), BLOCK_N * TILES outputs for token p // TOP_K and its expert at place p % TOP_K.
 
     Tensors have the dimensions lanes, near rows, groups, far rows: LANES threads of a warp have neighbouring groups of
-    a row. With fewer lanes there is less to sum up across threads, and more of x in each.
+    a row. With fewer lanes there is less to sum across threads, and more of x in each.
 
-    x is older than the logits, whose kernel lets this one start when all before it is done; so it is read before the
-    wait, past the L1 cache, which may hold what was there before.
+    x is older than the logits: their kernel lets this one start when all earlier kernels are done. So x is read before
+    the wait. The load bypasses the L1 cache, which may hold older data.
     """
     GROUP: tl.constexpr = 16 if SCALES != "none" else 8
     CHUNKS: tl.constexpr = (H + BLOCK_K - 1) // BLOCK_K
     MASKED: tl.constexpr = H % BLOCK_K != 0
-    FAR: tl.constexpr = BLOCK_K // GROUP // LANES  # groups of a lane
+    FAR: tl.constexpr = BLOCK_K // GROUP // LANES  # groups per lane
     NEAR_ROWS: tl.constexpr = 32 // LANES
     FAR_ROWS: tl.constexpr = 2 * BLOCK_N // NEAR_ROWS
     pick = tl.program_id(0)
@@ -130,7 +130,7 @@ def gate_up_kernel(
         xs += (_laid_out(_prepared(low * low_gain, high * high_gain, GROUP, COMPILED), GROUP),)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-        # From here on the next kernel finds the logits, too.
+        # The next kernel may start, as the logits are complete.
         tl.extra.cuda.gdc_launch_dependents()
     rstd = tl.load(rstd_ptr + token, cache_modifier=".cg")
     expert = expert_at(logits_ptr + token * E, pick % TOP_K, E, E_PAD).to(tl.int64)
@@ -149,7 +149,7 @@ def gate_up_kernel(
             w = _read_w(w_ptr, rows[None, :, None, :], groups, inside, H, MASKED, GROUP, EVICTION, COMPILED)
             factors = 1.0
             if SCALES == "block":
-                # So few numbers that Triton brings them to where the sums are, and not the sums to them.
+                # Few numbers, so that Triton moves them to the layout of the sums, and not the sums to theirs.
                 block = chunk * (BLOCK_K // 128) + tl.arange(0, FAR) * LANES // 8
                 first_row = expert * (2 * WIDTH) + tl.minimum(first, WIDTH - 1)
                 at = scales_ptr + first_row // 128 * (H // 128) + block
@@ -172,7 +172,9 @@ def gate_up_kernel(
 
 @triton.jit
 def _scales_of(scales_ptr, experts, n, H: tl.constexpr, WIDTH: tl.constexpr, SCALES: tl.constexpr):
-    """Pointers to the scales of rows n, which share a block, of experts [1, experts, 1]: the row's, or its first."""
+    """Return pointers to the scales of rows n, which share a block, of experts [1, experts, 1]: the row's, or its
+    first.
+    """
     if SCALES == "block":
         return scales_ptr + (experts * (H // 128) + tl.min(n, 0) // 128) * (WIDTH // 128)
     else:
@@ -189,7 +191,7 @@ def _read_down(
     w_ptr, scales, rows, place, chunk, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVICTION: tl.constexpr, SCALES: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of the columns of rows of a token's experts, and the scales of its groups."""
+    """Load a chunk of the columns of rows of a token's experts, and the scales of its groups."""
     MASKED: tl.constexpr = WIDTH % BLOCK_K != 0 or TOP_K != K_PAD
     groups = _groups(chunk, BLOCK_K, GROUP)
     inside = _within(groups, place, TOP_K, WIDTH, GROUP)
@@ -207,7 +209,7 @@ def _read_hidden(
     rows, shares, place, chunk, TOP_K: tl.constexpr, K_PAD: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_K: tl.constexpr, GROUP: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """The same columns of what a token's experts are multiplied by, each with its expert's weight."""
+    """Load the same columns of the input of a token's experts, each multiplied by its expert's weight."""
     groups = _groups(chunk, BLOCK_K, GROUP)
     inside = _within(groups, place, TOP_K, WIDTH, GROUP)
     low, high = _read_x(rows, groups, inside, WIDTH % BLOCK_K != 0 or TOP_K != K_PAD, GROUP)
@@ -240,10 +242,10 @@ def down_kernel(
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (t, i): token t's outputs i * BLOCK_N and following, over all of its experts, BLOCK_K columns at a time.
+    """Compute, in program (t, i), token t's outputs i * BLOCK_N and following over all of its experts.
 
-    The logits are older than the hidden layers, whose kernel lets this one start when they are there; so the first
-    AHEAD chunks of columns are read before the wait.
+    It takes BLOCK_K columns at a time. The logits are older than the hidden layers, whose kernel lets this one start
+    once the logits are there. So the first AHEAD chunks of columns are read before the wait.
     """
     GROUP: tl.constexpr = 16 if SCALES != "none" else 8
     CHUNKS: tl.constexpr = (WIDTH + BLOCK_K - 1) // BLOCK_K

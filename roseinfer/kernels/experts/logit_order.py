@@ -1,8 +1,8 @@
-"""Experts in the order of a token's logits, for kernels.
+"""Order of experts by a token's logits, for kernels.
 
-Logits are compared as integers that no two experts share: the bits of a float32, turned so that integers have its
-order, whose last bits make way for the expert's number. So one comparison tells which of two comes first, also where
-both are equal, and there the lower number does; logits count as equal if they agree in all but those bits: in 15 of the
+Logits are compared as integers that no two experts share: the bits of a float32, mapped so that integers have its
+order, with the expert's number in the last bits. So one comparison decides which of two experts comes first, also for
+equal logits, where the lower number does. Logits count as equal if they agree in all other bits: in 15 of the
 mantissa's 23, with 128 experts.
 """
 
@@ -11,13 +11,13 @@ from roseinfer.kernels.common.triton_support import tl, triton
 
 @triton.jit
 def read_logits(pointer, expert, E: tl.constexpr):
-    """Past the L1 cache, which may hold those of an earlier layer."""
+    """Load logits, bypassing the L1 cache, which may hold those of an earlier layer."""
     return tl.load(pointer + expert, mask=expert < E, other=-float("inf"), cache_modifier=".cg")
 
 
 @triton.jit
 def sort_keys(logits, expert, E_PAD: tl.constexpr):
-    """int32 each, the larger the earlier; no two differ by more than 2^31. E_PAD: a power of two > all experts."""
+    """Return int32 keys, the larger the earlier; they differ by at most 2^31. E_PAD: a power of two > all experts."""
     bits = logits.to(tl.int32, bitcast=True)
     bits = (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> 1
     return (bits & -E_PAD) | (E_PAD - 1 - expert)
@@ -25,21 +25,21 @@ def sort_keys(logits, expert, E_PAD: tl.constexpr):
 
 @triton.jit
 def expert_of(key, E: tl.constexpr, E_PAD: tl.constexpr):
-    """The expert with that key: with logits that are no numbers any one, but one that there is."""
+    """Return the expert with that key; for NaN logits an arbitrary but existing one."""
     return tl.minimum(E_PAD - 1 - (key & (E_PAD - 1)), E - 1)
 
 
 @triton.jit
 def expert_at(pointer, place, E: tl.constexpr, E_PAD: tl.constexpr):
-    """The expert at a place in the order of the logits at `pointer`.
+    """Return the expert at a place in the order of the logits at `pointer`.
 
-    Its place is how many come before it. Where experts are not very many, all are compared with all: no comparison
-    waits for another one, as in a search for one expert after the other.
+    Its place is the number of experts before it. Unless experts are very many, all are compared with all: no comparison
+    waits for another one, as in a search for one expert after another.
     """
     expert = tl.arange(0, E_PAD)
     keys = sort_keys(read_logits(pointer, expert, E), expert, E_PAD)
     if E_PAD <= 128:
-        before = tl.sum((keys[None, :] - keys[:, None]) >> 31, 0)  # less one for each
+        before = tl.sum((keys[None, :] - keys[:, None]) >> 31, 0)  # minus one for each
         keys = tl.where(before == -place, keys, -2147483648)
     else:
         for _ in range(place):
@@ -51,7 +51,7 @@ def expert_at(pointer, place, E: tl.constexpr, E_PAD: tl.constexpr):
 def first_experts(
     pointer, E: tl.constexpr, E_PAD: tl.constexpr, TOP_K: tl.constexpr, K_PAD: tl.constexpr, RENORMALISE: tl.constexpr
 ):
-    """The TOP_K first experts, [K_PAD] int32, and their weights, float32."""
+    """Return the TOP_K first experts, [K_PAD] int32, and their weights, float32."""
     expert, place = tl.arange(0, E_PAD), tl.arange(0, K_PAD)
     logits = read_logits(pointer, expert, E)
     keys = sort_keys(logits, expert, E_PAD)

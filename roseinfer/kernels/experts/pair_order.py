@@ -1,14 +1,14 @@
-"""Which rows of a product belong to which expert: pairs of a token and an expert sorted by expert, and cut into tiles.
+"""Sorting of pairs of a token and an expert by expert, and cutting of the sorted rows into tiles.
 
-Everything stays on the device, and launches depend on the numbers of tokens and experts alone, so that they can be
-captured in a graph: there are as many places for tiles as there may be tiles, and some stay empty.
+Everything stays on the device, and launches depend only on the numbers of tokens and experts, so that a graph can
+capture them. There are as many places as there may be tiles, and some stay empty.
 
 Expert e begins at row b, the number of pairs of all experts before it. Its tiles begin at place b // tile + e, because
 e experts before it with b pairs fill at most so many places.
 
-Of few pairs a program sorts those of one expert, and needs nothing from the others: it looks at all pairs. Of many that
-would be too much to look at. They are cut into chunks; a launch counts the pairs of each expert in each chunk, and of
-the next one a program adds up what all have before its own chunk's pairs, and places these.
+Of few pairs, a program sorts those of one expert and needs nothing from other programs: it looks at all pairs. Many
+pairs are cut into chunks. One launch counts the pairs of each expert in each chunk. In the next one, a program adds up
+the counts before its own chunk's pairs, and places these.
 """
 
 from typing import NamedTuple
@@ -18,21 +18,21 @@ import torch
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tl, triton
 
-# Pairs up to which each program looks at all of them; chunks of more, about one for each multiprocessor, and the
-# fewest pairs of one.
+# Up to so many pairs each program looks at all of them. More are cut into chunks: about one for each multiprocessor, of
+# at least so many pairs.
 _FEW, _CHUNKS, _LEAST = 8192, 128, 64
-# Pairs that a program counts together, and pairs that it places one after the other.
+# Pairs that a program counts together, and pairs that it places one after another.
 _COUNTED, _PLACED = 512, 32
 # Places of tiles that a program fills together.
-_PLACES = 32
+_PROGRAM_TILES = 32
 # Counts that a thread adds up at once.
-_COUNTS = 128
+_THREAD_ELEMENTS = 128
 
 
 class Order(NamedTuple):
     """Pairs sorted by expert, those of an expert by token. Pair t * k + j is token t's j-th expert.
 
-    pairs: [P] int32, the pair of each row. tiles: [3, places] int32, of each place the expert, its first row, and the
+    pairs: [P] int32, the pair of each row. tiles: [3, places] int32, for each place the expert, its first row, and the
     end of that expert's rows; an empty place ends where it starts. tile: rows of a tile.
     """
 
@@ -46,7 +46,7 @@ class Order(NamedTuple):
 
 
 class OrderCut(NamedTuple):
-    """block: pairs that a program takes together: all there are, or some of its chunk, if there is one."""
+    """Division of sorting. block: pairs that a program takes together: all, or some of its chunk."""
 
     block: int
     warps: int
@@ -54,8 +54,11 @@ class OrderCut(NamedTuple):
 
 
 def _cut_of(pairs: int, experts: int) -> OrderCut:
-    """The fastest of 128 experts on an H200 (torch 2.11, Triton 3.6; 2026-11-23), one order after the other in a graph:
-    1.4 us for 24 tokens of 8 experts, 2.4 for 256, 5.0 for 536, 7.1 for 1,088, 7.5 for 2,048, 13 for 8,192."""
+    """Return the fastest cut for 128 experts on an H200 (torch 2.11, Triton 3.6; 2026-11-23), in a graph of such
+    launches.
+
+    It takes 1.4 us for 24 tokens of 8 experts, 2.4 for 256, 5.0 for 536, 7.1 for 1,088, 7.5 for 2,048, 13 for 8,192.
+    """
     for most, warps in ((512, 4), (2048, 4), (4096, 8), (_FEW, 16)):
         if pairs <= most:
             return OrderCut(most, warps)
@@ -75,7 +78,7 @@ def _order_kernel(
     PLACES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program for each expert. BLOCK: at least `count`, at most 2^14."""
+    """Sort, in each program, the pairs of one expert. BLOCK: at least `count`, at most 2^14."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -83,13 +86,13 @@ def _order_kernel(
     at = tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + at, mask=at < count, other=2147483647)
     mine = (ids == expert).to(tl.int32)
-    # Both numbers in one sum, for each step of which threads wait for each other.
+    # Both numbers in one sum, since threads synchronise at each step of a sum.
     below_and_own = tl.sum((ids < expert).to(tl.int32) + (mine << 16), 0)
     first = below_and_own & 0xFFFF
     end = first + (below_and_own >> 16)
     tl.store(pairs_ptr + first + tl.cumsum(mine, 0) - 1, at, mask=mine > 0)
 
-    # Ids that are none leave rows out, and places empty: nothing is read from where nothing is.
+    # Invalid ids leave rows out and places empty, so that nothing is read outside of a matrix.
     place = tl.where(expert == 0, 0, first // TILE + expert)
     next_place = tl.where(expert == tl.num_programs(0) - 1, places, end // TILE + expert + 1)
     some = tl.arange(0, PLACES)
@@ -112,7 +115,7 @@ def _count_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """How many pairs of a program's chunk each expert has, to counts [chunks, E_PAD]."""
+    """Count each expert's pairs in a program's chunk, to counts [chunks, E_PAD]."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -148,7 +151,7 @@ def _place_kernel(
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Places the pairs of a chunk, BLOCK at a time, and some of the tiles. CHUNKS: whose counts it adds up at once."""
+    """Place a chunk's pairs, BLOCK at a time, and some of the tiles. CHUNKS: how many chunks' counts to add at once."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -160,11 +163,11 @@ def _place_kernel(
         counts = tl.load(counts_ptr + other * E_PAD + expert[None, :], mask=other < chunks, other=0).to(tl.int32)
         total += tl.sum(counts, 0)
         before += tl.sum(tl.where(other < number, counts, 0), 0)
-    # Together, so that they are held by the same threads.
+    # Loaded together, so that the same threads hold them.
     ends, total, before = tl.associative_scan((total, total, before), 0, _sum_of_first)
     firsts = ends - total
 
-    # A thread has experts of its own, and goes through the pairs one by one: nobody waits for anybody.
+    # A thread has experts of its own, and goes through the pairs one by one, without synchronisation.
     row = firsts + before
     end = tl.minimum((number + 1) * chunk, count)
     for start in tl.range(number * chunk, end, BLOCK):
@@ -172,11 +175,11 @@ def _place_kernel(
         for i in tl.static_range(BLOCK):
             ids += (tl.load(ids_ptr + start + i, mask=start + i < end, other=-1),)
         for i in tl.static_range(BLOCK):
-            mine = (expert == ids[i]) & (expert < E)  # ids that are none leave rows out, behind all others
+            mine = (expert == ids[i]) & (expert < E)  # invalid ids leave rows out, after all others
             tl.store(pairs_ptr + row, tl.zeros_like(row) + start + i, mask=mine)
             row += mine.to(tl.int32)
 
-    # Of each expert the tiles number, number + chunks, ...; places that are left are the last expert's.
+    # Tiles number, number + chunks, ... of each expert; remaining places are the last expert's.
     place = firsts // TILE + expert
     next_place = tl.where(expert == E - 1, places, ends // TILE + expert + 1)
     tiles = tl.where(expert < E, next_place - place, 0)
@@ -188,7 +191,10 @@ def _place_kernel(
 
 
 def order_pairs(ids: torch.Tensor, experts: int, tile: int, cut: OrderCut | None = None) -> Order:
-    """ids: [T, k] int32, contiguous, each below `experts`; tile: a power of two. Starts early (see `early_start`)."""
+    """Sort pairs and cut them into tiles of `tile` rows, a power of two. Starts early (see `early_start`).
+
+    ids: [T, k] int32, contiguous, each below `experts`.
+    """
     pairs = ids.numel()
     assert ids.dtype == torch.int32 and ids.is_contiguous() and tile == next_power_of_2(tile)
     order = Order(
@@ -209,7 +215,7 @@ def order_pairs(ids: torch.Tensor, experts: int, tile: int, cut: OrderCut | None
         order.places,
         TILE=tile,
         BLOCK=cut.block,
-        PLACES=_PLACES,
+        PLACES=_PROGRAM_TILES,
         num_warps=cut.warps,
         **early_start.options(ids.device),
     )
@@ -217,9 +223,9 @@ def order_pairs(ids: torch.Tensor, experts: int, tile: int, cut: OrderCut | None
 
 
 def _order_chunks(ids: torch.Tensor, order: Order, experts: int, cut: OrderCut) -> None:
-    pairs, padded = ids.numel(), max(32, next_power_of_2(experts))  # a warp counts into as many places at least
+    pairs, padded = ids.numel(), max(32, next_power_of_2(experts))  # a warp counts into at least as many places
     chunks = cdiv(pairs, cut.chunk)
-    # Each program of the second launch reads all counts, so they are kept short.
+    # Each program of the second launch reads all counts, so they have few bytes.
     counts = torch.empty((chunks, padded), dtype=torch.int16 if cut.chunk < 1 << 15 else torch.int32, device=ids.device)
     _count_kernel[(chunks,)](
         ids,
@@ -243,7 +249,7 @@ def _order_chunks(ids: torch.Tensor, order: Order, experts: int, cut: OrderCut) 
         E=experts,
         E_PAD=padded,
         TILE=order.tile,
-        CHUNKS=min(_CHUNKS, max(1, 32 * cut.warps * _COUNTS // padded)),
+        CHUNKS=min(_CHUNKS, max(1, 32 * cut.warps * _THREAD_ELEMENTS // padded)),
         BLOCK=cut.block,
         num_warps=cut.warps,
         **early_start.options(ids.device),
@@ -251,7 +257,7 @@ def _order_chunks(ids: torch.Tensor, order: Order, experts: int, cut: OrderCut) 
 
 
 def order_reference(ids: torch.Tensor, experts: int, tile: int) -> Order:
-    """What `order_pairs` gives."""
+    """`order_pairs` in plain torch."""
     flat = ids.flatten().long()
     pairs = flat.argsort(stable=True)
     counts = torch.bincount(flat, minlength=experts).tolist()

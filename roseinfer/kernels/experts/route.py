@@ -1,8 +1,10 @@
-"""Which experts a token goes to, with the norm before the router, in one launch or, of many tokens, two: `route`; their
-logits alone, for `experts_few`, which puts them in order itself: `router_logits`.
+"""Choice of each token's experts, with the norm before the router.
 
-Choosing is no product: a rounded logit may change the expert, and all that follows. So the normed input is not rounded
-to 16 bits for it: x itself is multiplied by `RouterTerms`, whose products are exact, and the sums are divided by its
+`route` takes one launch, or two for many tokens. `router_logits` returns only the logits, for `experts_few`, which
+orders them itself.
+
+Choosing is discontinuous: a rounded logit may change the expert, and everything after it. So the router's input is not
+rounded to 16 bits. x itself is multiplied by `RouterTerms`, whose products are exact, and the sums are divided by its
 root mean square. Sums, softmax and weights are float32.
 """
 
@@ -20,16 +22,18 @@ from roseinfer.kernels.experts.route_terms import RouterTerms
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows
 from roseinfer.kernels.linear.skinny import SkinnyNorm
 
-# Tokens of a program at least: `arrived` counts for each so many.
-TOKENS = 16
-# Elements of x that a program holds at once where it norms rows: 64 a thread.
+# Fewest tokens of a program: `arrived` has a counter for each so many.
+MIN_PROGRAM_TOKENS = 16
+# Elements of x that a norming program holds at once: 64 a thread.
 _ROW_ELEMENTS = 8192
 
 
 class RouteCut(NamedTuple):
-    """A program takes so many tokens and experts and one of `splits` of the columns, `columns` at a time, of which
-    `stages` are on their way. rows: of a program of a launch of its own, which norms and chooses; 0: all is one
-    launch."""
+    """Division of the router's work: a program takes so many tokens, experts, and one of `splits` of the columns.
+
+    columns: taken at a time. stages: loads in flight. rows: of a program in a launch of its own, which norms and
+    chooses; 0: everything in one launch.
+    """
 
     tokens: int
     experts: int
@@ -41,10 +45,12 @@ class RouteCut(NamedTuple):
 
 
 def _cut_of(tokens: int) -> RouteCut:
-    """The fastest for 128 experts and 2,048 columns on an H200 (torch 2.11, Triton 3.6; 2026-11-23): up to 128 tokens
-    alone, at 1, 8, 16 and 64; of more in layers of Qwen3-30B-A3B in FP8, at 256, 536, 800, 1,048, 2,048, 4,096 and
-    8,192. In one launch whoever comes last has all of its tokens' sums to add up, so there are few of those; of many
-    tokens that takes longer than a second launch."""
+    """Return the fastest cut for 128 experts and 2,048 columns on an H200 (torch 2.11, Triton 3.6; 2026-11-23).
+
+    Up to 128 tokens were measured alone, at 1, 8, 16 and 64; more in layers of Qwen3-30B-A3B in FP8, at 256, 536, 800,
+    1,048, 2,048, 4,096 and 8,192. In one launch the last program adds up the sums of all its tokens, so there are few
+    of those; for many tokens that takes longer than a second launch.
+    """
     if tokens <= 32:
         return RouteCut(16, 32, 4, 256, 3, 4)
     if tokens <= 128:
@@ -57,14 +63,14 @@ def _cut_of(tokens: int) -> RouteCut:
 
 
 class Routed(NamedTuple):
-    """ids: [T, k] int32, each token's experts by their weight, largest first. weights: [T, k] float32."""
+    """Choice of experts. ids: [T, k] int32, by weight, largest first. weights: [T, k] float32."""
 
     ids: torch.Tensor
     weights: torch.Tensor
 
 
 def route_reference(x: torch.Tensor, norm: SkinnyNorm, router: torch.Tensor, top_k: int, renormalise: bool) -> Routed:
-    """What `route` gives, of the router [E, H] itself."""
+    """`route` in plain torch, by the router [E, H] itself."""
     wide = F.rms_norm(x.float(), norm.weight.shape, norm.weight.float(), norm.eps)
     probabilities = F.linear(wide, router.float()).softmax(-1)
     weights, ids = probabilities.sort(dim=-1, descending=True, stable=True)
@@ -107,8 +113,11 @@ def _route_kernel(
     OVERLAP: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """The first programs are products, each of TOKENS tokens and some experts over some columns; the others norm ROWS
-    rows each. Whoever is the last of its TOKENS tokens chooses, CHOSEN of them at a time."""
+    """Multiply in the first programs, each for TOKENS tokens and some experts over some columns; norm rows in the
+    others.
+
+    A norming program takes ROWS rows. The last program of TOKENS tokens to finish chooses, CHOSEN tokens at a time.
+    """
     TILES: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
     PRODUCTS: tl.constexpr = TILES * SPLITS
     NORMS: tl.constexpr = TOKENS // ROWS
@@ -137,7 +146,7 @@ def _route_kernel(
             token = row + tl.arange(0, ROWS)
             tl.store(factors_ptr + token, rstd / tl.load(scale_ptr), mask=token < end)
 
-    tl.debug_barrier()  # all threads have written before one of them says so
+    tl.debug_barrier()  # all threads have written before one of them counts
     arrived = arrived_ptr + together
     if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == PRODUCTS + NORMS - 1:
         tl.store(arrived, 0)
@@ -165,7 +174,7 @@ def _logits_kernel(
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (t, i): token t's logits of BLOCK_E experts, and 1 / its root mean square."""
+    """Compute, in program (t, i), token t's logits of BLOCK_E experts, and 1 / its root mean square."""
     CHUNKS: tl.constexpr = (H + BLOCK_K - 1) // BLOCK_K
     MASKED: tl.constexpr = H % BLOCK_K != 0
     token = tl.program_id(0).to(tl.int64)
@@ -178,7 +187,7 @@ def _logits_kernel(
         kept += (columns_of(rows + at, at, H, MASKED) * columns_of(norm_ptr + at, at, H, MASKED),)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-        # Behind the wait: a kernel that starts now finds all that is older than this one done.
+        # After the wait: a kernel that starts now finds everything older than this one done.
         tl.extra.cuda.gdc_launch_dependents()
     sums = tl.zeros([BLOCK_E, BLOCK_K], tl.float32)
     squares = tl.zeros([1, BLOCK_K], tl.float32)
@@ -203,16 +212,16 @@ def route(
     normed: torch.Tensor | Fp8Rows | None = None,
     cut: RouteCut | None = None,
 ) -> Routed:
-    """softmax(norm(x) @ router.T), of each token the largest `top_k`; `renormalise`: divided by their sum.
+    """Return the largest `top_k` of softmax(norm(x) @ router.T) of each token; `renormalise`: divided by their sum.
 
-    x: [T, H], its rows may lie apart. norm: an RMSNorm. terms: of it and the router, in x's dtype. arrived: int32, at
-    least T / 16 rounded up, all zero before and after; launches of one stream may have it in common. normed: [T, H],
-    contiguous, becomes norm(x), or that rounded, H a multiple of 128, with a scale for each 128 columns. Starts early
-    (see `early_start`). A row's results depend on the others only by their number, which says how sums are split.
+    x: [T, H], its rows may be apart. norm: an RMSNorm. terms: of it and the router, in x's dtype. arrived: int32, at
+    least T / 16 rounded up, all zero before and after; launches of one stream may share it. normed: [T, H], contiguous,
+    becomes norm(x), or that rounded with a scale for each 128 columns (H a multiple of 128). Starts early (see
+    `early_start`). A row's results depend on the other rows only by their number, which decides how sums are split.
     """
     (tokens, hidden), experts = x.shape, terms.values.shape[1]
     assert norm.bias is None and x.stride(1) == 1 and x.dtype == terms.values.dtype and top_k <= experts
-    assert terms.values.is_contiguous() and arrived.numel() >= cdiv(tokens, TOKENS)
+    assert terms.values.is_contiguous() and arrived.numel() >= cdiv(tokens, MIN_PROGRAM_TOKENS)
     ids = torch.empty((tokens, top_k), dtype=torch.int32, device=x.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=x.device)
     wanted, scales = (normed.codes, normed.scales) if isinstance(normed, Fp8Rows) else (normed, None)
@@ -267,17 +276,17 @@ def route(
         tokens, x.stride(0), scale_stride, norm.eps,
         ROWS=rows,
         CHOSEN=min(cut.tokens, cut.warps * max(1, min(4, 1024 // padded))),
-        maxnreg=None if cut.warps == 4 else 128,  # so that there is room for norms beside a product
+        maxnreg=None if cut.warps == 4 else 128,  # leaves room for norms beside a product
         **(multiplies | chooses),
     )  # fmt: skip
     return Routed(ids, weights)
 
 
 def router_logits(x: torch.Tensor, norm: SkinnyNorm, router: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """norm(x) @ router.T [T, E] and 1 / the root mean square of each row of x [T], both float32, of few tokens.
+    """Return norm(x) @ router.T [T, E] and 1 / the root mean square of each row [T], both float32, for few tokens.
 
-    x: [T, H], its rows may lie apart. norm: an RMSNorm. router: [E, H], contiguous. A row's results
-    do not depend on the other rows.
+    x: [T, H], its rows may be apart. norm: an RMSNorm. router: [E, H], contiguous. A row's results do not depend on the
+    other rows.
     """
     (tokens, hidden), experts = x.shape, router.shape[0]
     assert norm.bias is None and x.stride(1) == 1 and router.is_contiguous()

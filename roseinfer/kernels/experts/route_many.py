@@ -1,7 +1,7 @@
-"""The router of many tokens as two launches: products, and norms of rows with the choice of their experts.
+"""Router of many tokens in two launches: products, then norms of rows with the choice of their experts.
 
-In one launch (`route`) a program that norms holds as many registers and as much shared memory as one that multiplies,
-so few run at once, and whoever comes last chooses for all tokens of a product, while others have nothing left to do.
+In one launch (`route`) a norming program holds as many registers and as much shared memory as a multiplying one, so few
+run at once. And the last program chooses for all tokens of a product, while other programs have nothing left to do.
 """
 
 from roseinfer.kernels.common.triton_support import tl, triton
@@ -26,7 +26,7 @@ def route_products_kernel(
     OVERLAP: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """To sums [SPLITS, tokens, E]. A program takes TOKENS tokens, BLOCK_E experts and SPAN columns."""
+    """Write sums [SPLITS, tokens, E]. A program takes TOKENS tokens, BLOCK_E experts and SPAN columns."""
     TILES: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
     PRODUCTS: tl.constexpr = TILES * SPLITS
     number = tl.program_id(0)
@@ -66,7 +66,7 @@ def route_choice_kernel(
     NORMED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program norms ROWS tokens, and chooses their experts by their sums."""
+    """Norm ROWS tokens in each program, and choose their experts by their sums."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

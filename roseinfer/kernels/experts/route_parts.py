@@ -1,4 +1,4 @@
-"""What programs of the router do, for the kernels of `route` and `route_many`."""
+"""Parts of the router's programs, for the kernels of `route` and `route_many`."""
 
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.experts.logit_order import read_logits, sort_keys
@@ -16,7 +16,7 @@ def columns_of(pointers, k, H: tl.constexpr, MASKED: tl.constexpr):
 
 @triton.jit
 def _tile(pointers, k, H: tl.constexpr, MASKED: tl.constexpr, COMPILED: tl.constexpr):
-    """For a product: as it is, but in float32 for the interpreter, which has no bfloat16."""
+    """Load a factor of a product: as it is, or in float32 for the interpreter, which has no bfloat16."""
     if MASKED:
         tile = tl.load(pointers, mask=k < H, other=0.0)
     else:
@@ -29,7 +29,7 @@ def prefetch_terms(
     terms_ptr, wanted, first_expert, split,
     E: tl.constexpr, H: tl.constexpr, BLOCK_E: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Ask for what `partial_logits` multiplies by to be brought into the L2 cache, where that is `wanted`."""
+    """Request the factors of `partial_logits` into the L2 cache, where that is `wanted`."""
     SIZE: tl.constexpr = terms_ptr.dtype.element_ty.primitive_bitwidth // 8
     if SPAN * SIZE % 16 == 0 and H % SPAN == 0:
         rows = tl.where(wanted, tl.minimum(E - first_expert, BLOCK_E), 0)
@@ -44,7 +44,7 @@ def partial_logits(
     E: tl.constexpr, H: tl.constexpr, SPAN: tl.constexpr, TOKENS: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr, STAGES: tl.constexpr, MASKED: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """Of TOKENS tokens and BLOCK_E experts, over the SPAN columns of a split: to sums [splits, tokens, E]."""
+    """Write the sums [splits, tokens, E] of TOKENS tokens and BLOCK_E experts, over the SPAN columns of a split."""
     token = first_token + tl.arange(0, TOKENS)
     expert = first_expert + tl.arange(0, BLOCK_E)
     column = tl.arange(0, BLOCK_K)[None, :]
@@ -67,8 +67,10 @@ def norm_rows(
     x_ptr, norm_ptr, normed_ptr, scales_ptr, first, end, stride_x, scale_stride, eps,
     H: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """1 / the root mean square of ROWS tokens; of those before `end` is written what NORMED asks for: "none", "plain"
-    (norm(x)) or "codes" (that rounded, in groups of 128 columns)."""
+    """Return 1 / the root mean square of ROWS tokens, and write norms of those before `end` as NORMED asks.
+
+    NORMED: "none", "plain" (norm(x)) or "codes" (norm(x) rounded, in groups of 128 columns).
+    """
     token = first + tl.arange(0, ROWS)
     there = token < end
     # Groups of 128 columns, each with a scale.
@@ -94,7 +96,7 @@ def choose(
     sums_ptr, factors, ids_ptr, weights_ptr, first, tokens, SPLITS: tl.constexpr,
     E: tl.constexpr, E_PAD: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr,
 ):  # fmt: skip
-    """Ids and weights of the TOP_K first experts of ROWS tokens. factors [ROWS]: what their sums are multiplied by."""
+    """Write ids and weights of the TOP_K first experts of ROWS tokens. factors [ROWS]: multiply their sums."""
     token = first + tl.arange(0, ROWS)
     row = tl.minimum(token, tokens - 1).to(tl.int64)
     expert = tl.arange(0, E_PAD)[None, :]
@@ -104,7 +106,7 @@ def choose(
     logits *= factors[:, None]
     keys = sort_keys(logits, expert, E_PAD)
     shares = tl.exp(logits - tl.max(logits, 1)[:, None])
-    # Only the largest key is looked for again and again; who holds it writes its id and weight in the end.
+    # Only the largest key is searched repeatedly; its holder writes its id and weight at the end.
     place = tl.full([ROWS, E_PAD], TOP_K, tl.int32)
     for i in tl.static_range(TOP_K):
         largest = keys == tl.max(keys, 1)[:, None]

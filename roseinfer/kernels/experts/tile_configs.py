@@ -8,7 +8,7 @@ from roseinfer.kernels.common.tuning import TuningTable
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How one product is divided.
+    """Division of one product.
 
     block_n: outputs of a program, at least 64 if the weight is first; 128 for results that are written as codes.
     block_k: columns taken at a time, 128 of codes. stages: blocks of columns being copied at a time.
@@ -22,7 +22,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """How the products of a layer are divided. It decides the speed, and the order of a sum's terms.
+    """Division of a layer's products. It decides the speed, and the order of a sum's terms.
 
     tile: rows of a tile, a power of two; at least 16, or 64 unless `weight_first`. weight_first: the weight's rows are
     the long side of the matrix units. spread: copy each token's row to where its pairs are sorted before multiplying,
@@ -37,9 +37,10 @@ class ExpertsConfig:
 
     @property
     def halves(self) -> bool:
-        """True if of a tile with an empty second half, an expert's last one, only the first half is computed.
+        """True if only the first half of a tile is computed when its second half is empty.
 
-        It pays where a half still fills the matrix units: 2% of a layer of 4,096 or 8,192 tokens in 16 bits.
+        That is an expert's last tile. It pays where a half still fills the matrix units: 2% of a layer of 4,096 or
+        8,192 tokens in 16 bits.
         """
         return self.tile >= 128 and not self.weight_first and not self.spread
 

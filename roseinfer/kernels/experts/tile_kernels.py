@@ -1,10 +1,10 @@
-"""The Triton kernels of `experts_tiles`.
+"""Triton kernels of `tiles`.
 
 A program takes a tile of rows, all of one expert, and some of that expert's outputs. Few rows are the short side of the
-matrix units (`WEIGHT_FIRST`), so that they do not leave them idle. A tile has rows of the next expert behind its own,
-which are computed and not written.
+matrix units (`WEIGHT_FIRST`), so that they do not leave them idle. A tile may end with rows of the next expert, which
+are computed and not written.
 
-SCALES: "none" for weights in 16 bits. With codes of 8 bits both factors are codes; each row of the input has a scale
+SCALES: "none" for weights in 16 bits. With codes of 8 bits both factors are codes. Each row of the input has a scale
 for each 128 columns, and the weight has one for each block of 128 x 128 ("block") or for each row ("channel").
 """
 
@@ -15,7 +15,7 @@ from roseinfer.kernels.linear.fp8_rows import code_of, scale_of
 
 @triton.jit
 def _add_product(sums, x, w, scale, SCALES: tl.constexpr, WEIGHT_FIRST: tl.constexpr):
-    """sums + x @ w.T, of codes times `scale` [rows of x]; sums are transposed if WEIGHT_FIRST."""
+    """Return sums + x @ w.T, for codes times `scale` [rows of x]; sums are transposed if WEIGHT_FIRST."""
     if SCALES == "none":
         if WEIGHT_FIRST:
             return tl.dot(w, tl.trans(x), sums)
@@ -29,7 +29,7 @@ def _add_product(sums, x, w, scale, SCALES: tl.constexpr, WEIGHT_FIRST: tl.const
 
 @triton.jit
 def _of_block(scales_ptr, row, step, BLOCK_K: tl.constexpr, K: tl.constexpr, SCALES: tl.constexpr):
-    """The weight's scale of the block of columns `step` in which its row `row` is; 1 unless it is scaled by blocks."""
+    """Return the weight's scale for row `row` and the block of columns `step`; 1 unless scales are by blocks."""
     if SCALES == "block":
         return tl.load(scales_ptr + row // 128 * (K // 128) + step * BLOCK_K // 128)
     else:
@@ -38,7 +38,7 @@ def _of_block(scales_ptr, row, step, BLOCK_K: tl.constexpr, K: tl.constexpr, SCA
 
 @triton.jit
 def _rows_first(sums, scales_ptr, outs, inside, SCALES: tl.constexpr, WEIGHT_FIRST: tl.constexpr):
-    """The sums of a tile as [rows of x, outputs], times the scale of each output where it has one."""
+    """Return the sums of a tile as [rows of x, outputs], times the scale of each output if it has one."""
     if WEIGHT_FIRST:
         sums = tl.trans(sums)
     if SCALES == "channel":
@@ -48,7 +48,7 @@ def _rows_first(sums, scales_ptr, outs, inside, SCALES: tl.constexpr, WEIGHT_FIR
 
 @triton.jit
 def _own_tile(tiles_ptr, places, BLOCK_N: tl.constexpr):
-    """Of this program: its expert, the first of its rows and the one behind the last, and the first of its outputs."""
+    """Return this program's expert, its first row, the end of the expert's rows, and its first output."""
     place = tl.program_id(1)
     first_n = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * BLOCK_N
     first, end = tl.load(tiles_ptr + places + place), tl.load(tiles_ptr + 2 * places + place)
@@ -83,17 +83,17 @@ def gate_up_kernel(
     HALVES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """h = activation(x @ gate.T) * (x @ up.T), rows in the order of `pairs`.
+    """Compute h = activation(x @ gate.T) * (x @ up.T), rows in the order of `pairs`.
 
-    Program (i, place, group): outputs of the hidden layer, a tile, and outputs again: a tile's programs come one after
-    the other, so that they find its rows in the L2 cache, and tiles of an expert find its weight. x: a pointer to
-    tokens' rows if GATHER, else a descriptor of rows that are sorted.
+    Program (i, place, group): outputs of the hidden layer, a tile, and outputs again. A tile's programs run one after
+    another, so that they find its rows in the L2 cache, and tiles of an expert find its weight. x: a pointer to tokens'
+    rows if GATHER, else a descriptor of sorted rows.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     expert, first, end, first_n = _own_tile(tiles_ptr, places, BLOCK_N)
     if first < end and first_n < N:
-        # Of a tile that is half full at most the other half is not computed.
+        # The empty half of a tile is not computed.
         if HALVES and end - first <= BLOCK_M // 2:
             _gate_up_tile(
                 x, x_scales_ptr, w_blocks, w_scales_ptr, pairs_ptr, h_ptr, h_scales_ptr, expert, first, end, first_n,
@@ -144,7 +144,7 @@ def _gate_up_tile(
         gate = _add_product(gate, rows, gate_w, gate_scale, SCALES, WEIGHT_FIRST)
         up = _add_product(up, rows, up_w, up_scale, SCALES, WEIGHT_FIRST)
     if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()  # not before: programs are many, and successors would take their room
+        tl.extra.cuda.gdc_launch_dependents()  # not earlier: successors would take the room of the many programs
     n = first_n + tl.arange(0, BLOCK_N)
     inside = n < N
     gate = _rows_first(gate, w_scales_ptr, expert * (2 * N) + n, inside, SCALES, WEIGHT_FIRST)
@@ -182,7 +182,7 @@ def down_kernel(
     HALVES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """out = weight * (x @ down.T), x sorted, out and the weights in the order of tokens; programs as above."""
+    """Compute out = weight * (x @ down.T), x sorted, out and weights in the order of tokens; programs as above."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     expert, first, end, first_n = _own_tile(tiles_ptr, places, BLOCK_N)
@@ -243,9 +243,9 @@ def sum_kernel(
     EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """out = the sum of a token's parts, in their order, and of what it was if that is a residual.
+    """Write the sum of a token's parts, in their order, and of out's old value if that is a residual.
 
-    Program (token, columns). EARLY: there is room for what comes next beside all programs.
+    Program (token, columns). EARLY: the next kernel has room beside all programs.
     """
     if OVERLAP:
         if EARLY:
@@ -280,11 +280,11 @@ def spread_kernel(
     GROUPS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A program copies the row of its pair's token, and its scales if it has GROUPS of them."""
+    """Copy the row of each program's pair's token, and its scales if it has GROUPS of them."""
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    # A row that nobody's pair is in has any number there.
+    # A row without a pair contains an arbitrary number.
     token = tl.minimum(tl.maximum(tl.load(pairs_ptr + row) // TOP_K, 0), tokens - 1).to(tl.int64)
     column = tl.arange(0, BLOCK)
     for start in tl.static_range(0, N, BLOCK):

@@ -1,9 +1,9 @@
 """Experts of many tokens: pairs of token and expert are sorted by expert, and multiplied in tiles.
 
-Three products a layer, where a tile of rows belongs to one expert: gate and up with the activation between them, down
-with the weight of the pair, and the sum of a token's experts, always in the same order. Numbers of rows are read on the
-device and grids are upper bounds, so all of it can be captured in a graph. A row's result does not depend on the other
-rows, nor on where it is sorted to.
+There are three products a layer, where a tile of rows belongs to one expert: gate and up with the activation between
+them, down with the weight of the pair, and the sum of a token's experts, always in the same order. Numbers of rows are
+read on the device and grids are upper bounds, so a graph can capture all of it. A row's result does not depend on the
+other rows, nor on its place in the sorted order.
 """
 
 from typing import NamedTuple
@@ -18,21 +18,21 @@ from roseinfer.kernels.experts.tile_configs import Cut, ExpertsConfig
 from roseinfer.kernels.experts.tile_kernels import down_kernel, gate_up_kernel, spread_kernel, sum_kernel
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows
 
-# Bytes of an expert's weight that programs of its tiles share before others take the next outputs: they are read from
-# memory once, and for further tiles from the L2 cache.
-_SHARED = 8 << 20
-# Tokens up to which what follows `add_experts` is brought up while that runs: it reads its weight meanwhile.
-_FEW_SUMS = 256
-# Columns that a program of `add_experts` and `spread` takes at most.
-_COLUMNS = 2048
+# Bytes of an expert's weight that the programs of all its tiles use before the next outputs: they are read from memory
+# once, and for further tiles from the L2 cache.
+_SHARED_BYTES = 8 << 20
+# Up to so many tokens the kernel after `add_experts` starts while that runs, to read its weight meanwhile.
+_MAX_EARLY_TOKENS = 256
+# The most columns of a program of `add_experts` and `spread`.
+_PROGRAM_COLUMNS = 2048
 
 
 class Stack(NamedTuple):
-    """The same matrix of every expert.
+    """One matrix of every expert.
 
-    weights: [E, N, K], contiguous, at a multiple of 16 bytes, bfloat16 or float16, or codes (float8_e4m3fn). scales: of
-    codes, float32, contiguous: [E, N] or [E, N / 128, K / 128]; None else. K a multiple of 8, of codes of 128, as N is
-    if blocks have scales.
+    weights: [E, N, K], contiguous, at a multiple of 16 bytes, bfloat16 or float16, or codes (float8_e4m3fn). scales:
+    float32, contiguous: [E, N] or [E, N / 128, K / 128] for codes; else None. K is a multiple of 8; with codes, of 128,
+    as is N if blocks have scales.
     """
 
     weights: torch.Tensor
@@ -45,7 +45,7 @@ class Stack(NamedTuple):
         return "block" if self.scales.ndim == 3 else "channel"
 
     def blocks(self, cut: Cut) -> object:
-        """For the copy engine."""
+        """Return a descriptor for the copy engine."""
         experts, outs, columns = self.weights.shape
         return tensor_descriptor(self.weights.view(experts * outs, columns), cut.block_n, cut.block_k)
 
@@ -53,11 +53,11 @@ class Stack(NamedTuple):
 def gate_up_product(
     x: torch.Tensor | Fp8Rows, gate_up: Stack, order: Order, top_k: int, activation: str, config: ExpertsConfig
 ) -> torch.Tensor | Fp8Rows:
-    """activation(x @ gate.T) * (x @ up.T) [P, I] of each pair's token and expert, in the order of `order.pairs`.
+    """Return activation(x @ gate.T) * (x @ up.T) [P, I] of each pair's token and expert, in the order of `order.pairs`.
 
-    x: [T, H], its rows may lie apart, or, `config.spread`, [P, H] as `spread` returns it. gate_up: [E, 2 I, H], gate
-    first. For a weight in codes x and the result are `Fp8Rows` with a scale for each group, and I is a multiple of 128.
-    Needs compute capability 9.0.
+    x: [T, H], its rows may be apart, or, with `config.spread`, [P, H] from `spread`. gate_up: [E, 2 I, H], gate first.
+    For a weight in codes x and the result are `Fp8Rows` with a scale for each group, and I is a multiple of 128. Needs
+    compute capability 9.0.
     """
     outs, columns = gate_up.weights.shape[1:]
     width, pairs, cut = outs // 2, order.pairs.shape[0], config.gate_up
@@ -109,9 +109,9 @@ def down_product(
     config: ExpertsConfig,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """weights * (h @ down.T) [P, H] of `dtype`, in the order of tokens.
+    """Return weights * (h @ down.T) [P, H] of `dtype`, in the order of tokens.
 
-    h: as `gate_up_product` returns it. down: [E, H, I]. weights: [T, k] float32, contiguous.
+    h: from `gate_up_product`. down: [E, H, I]. weights: [T, k] float32, contiguous.
     """
     outs, columns = down.weights.shape[1:]
     pairs, cut = order.pairs.shape[0], config.down
@@ -147,15 +147,15 @@ def down_product(
 
 
 def add_experts(parts: torch.Tensor, top_k: int, residual: torch.Tensor | None) -> torch.Tensor:
-    """residual + the sum of each token's parts in their order [T, H]; the residual, if there is one, is overwritten.
+    """Return residual + the sum of each token's parts in their order [T, H]; a residual is overwritten.
 
-    parts: [T * k, H], contiguous. residual: [T, H], its rows may lie apart.
+    parts: [T * k, H], contiguous. residual: [T, H], its rows may be apart.
     """
     pairs, width = parts.shape
     tokens = pairs // top_k
     out = torch.empty((tokens, width), dtype=parts.dtype, device=parts.device) if residual is None else residual
     assert out.stride(1) == 1 and parts.is_contiguous()
-    block = min(next_power_of_2(width), _COLUMNS)
+    block = min(next_power_of_2(width), _PROGRAM_COLUMNS)
     sum_kernel[(tokens, cdiv(width, block))](
         parts,
         out,
@@ -164,7 +164,7 @@ def add_experts(parts: torch.Tensor, top_k: int, residual: torch.Tensor | None) 
         N=width,
         BLOCK=block,
         HAS_RESIDUAL=residual is not None,
-        EARLY=tokens <= _FEW_SUMS,
+        EARLY=tokens <= _MAX_EARLY_TOKENS,
         num_warps=min(max(block // 256, 1), 8),
         **early_start.options(parts.device),
     )
@@ -172,7 +172,7 @@ def add_experts(parts: torch.Tensor, top_k: int, residual: torch.Tensor | None) 
 
 
 def spread(x: torch.Tensor | Fp8Rows, order: Order, top_k: int) -> torch.Tensor | Fp8Rows:
-    """The rows of tokens, each copied to where its pairs are sorted [P, H]. x: [T, H], its rows may lie apart."""
+    """Copy the rows of tokens to where their pairs are sorted [P, H]. x: [T, H], its rows may be apart."""
     codes, scales = _codes(x)
     pairs, width = order.pairs.shape[0], codes.shape[1]
     out: torch.Tensor | Fp8Rows
@@ -193,7 +193,7 @@ def spread(x: torch.Tensor | Fp8Rows, order: Order, top_k: int) -> torch.Tensor 
         0 if out_scales is None else out_scales.stride(1),
         TOP_K=top_k,
         N=width,
-        BLOCK=min(next_power_of_2(width), _COLUMNS),
+        BLOCK=min(next_power_of_2(width), _PROGRAM_COLUMNS),
         GROUPS=0 if scales is None else next_power_of_2(width // SCALE_BLOCK),
         num_warps=4,
         **early_start.options(codes.device),
@@ -215,7 +215,7 @@ def _check(stack: Stack, x: torch.Tensor, cut: Cut, config: ExpertsConfig) -> No
 
 
 def _grid(outs: int, columns: int, stack: Stack, order: Order, cut: Cut) -> tuple[int, int, int]:
-    """columns: that a program reads of the weight for each of its outputs."""
+    """Return the grid of a product. columns: those of the weight that a program reads for each of its outputs."""
     blocks = cdiv(outs, cut.block_n)
-    together = min(blocks, max(1, _SHARED // (cut.block_n * columns * stack.weights.element_size())))
+    together = min(blocks, max(1, _SHARED_BYTES // (cut.block_n * columns * stack.weights.element_size())))
     return together, order.places, cdiv(blocks, together)

@@ -1,7 +1,7 @@
 """Activation functions of feed-forward layers, computed in float32 and rounded once.
 
-Names as in `ModelSpec`: "silu", "gelu" (with erf) and "gelu_tanh". Products that fuse what follows them compute it with
-`activate`, too.
+Names as in `ModelSpec`: "silu", "gelu" (with erf) and "gelu_tanh". Products that fuse their epilogue use `activate`,
+too.
 """
 
 import torch
@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 
-BLOCK = 1024  # elements of a program: 16 bytes of a 16-bit type for each of 128 threads
+BLOCK_ELEMENTS = 1024  # per program: 16 bytes of a 16-bit type for each of 128 threads
 
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """x: float32; any other ACTIVATION, such as "none", leaves it as it is."""
+    """Apply ACTIVATION to x in float32; any other name, such as "none", returns x as it is."""
     if ACTIVATION == "silu":
         x = x * tl.sigmoid(x)
     elif ACTIVATION == "gelu":
@@ -55,8 +55,8 @@ def _pointwise_kernel(
     tl.store(at, activate(x, ACTIVATION).to(x_ptr.dtype.element_ty), mask=inside)
 
 
-def gated(gate_up: torch.Tensor, activation: str, *, block: int = BLOCK, num_warps: int = 4) -> torch.Tensor:
-    """activation(gate) * up. gate_up: [T, 2 * I], gate first, its rows may lie apart. Returns [T, I]."""
+def gated(gate_up: torch.Tensor, activation: str, *, block: int = BLOCK_ELEMENTS, num_warps: int = 4) -> torch.Tensor:
+    """Return activation(gate) * up [T, I]. gate_up: [T, 2 * I], gate first, its rows may be apart."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
@@ -74,8 +74,8 @@ def gated(gate_up: torch.Tensor, activation: str, *, block: int = BLOCK, num_war
     return out
 
 
-def pointwise(x: torch.Tensor, activation: str, *, block: int = BLOCK, num_warps: int = 4) -> torch.Tensor:
-    """activation(x), in place; returns x. x: [T, N], its rows may lie apart."""
+def pointwise(x: torch.Tensor, activation: str, *, block: int = BLOCK_ELEMENTS, num_warps: int = 4) -> torch.Tensor:
+    """Apply the activation to x in place, and return x. x: [T, N], its rows may be apart."""
     rows, width = x.shape
     assert x.stride(1) == 1
     if rows:

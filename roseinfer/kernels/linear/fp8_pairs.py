@@ -1,10 +1,10 @@
 """Products by FP8 (e4m3) in pairs of float16, for kernels of few rows.
 
-What bounds one row is not memory but instructions: a code takes three to be widened to float32 and multiplied. The GPU
-widens two codes to float16 at once, and multiplies and adds such pairs, in one and a half. Float16 holds every code.
-So that it holds x as well, each 16 columns of it are divided by the largest of them; their products, 448 each at most,
-are summed up in float16, eight of them to one half of a pair, and all else in float32. Sums of 11 bits lose no more
-than an x of 8 bits has lost.
+Instructions, not memory, limit the speed of one row: widening a code to float32 and multiplying it takes three. The GPU
+widens two codes to float16 at once, and multiplies and adds such pairs, in one and a half per code. Float16 holds every
+code. To make it hold x as well, each 16 columns of x are divided by the largest of them. Their products, at most 448
+each, are summed in float16, eight of them in one half of a pair, and everything else in float32. Sums of 11 bits lose
+no more precision than an x of 8 bits has lost.
 
 The last dimension of tensors is the place in a group of 16 columns: a thread holds all places of a group, which are one
 load of 16 bytes. `narrow` takes four dimensions, `multiply` any number.
@@ -15,7 +15,7 @@ from roseinfer.kernels.common.triton_support import tl, triton
 
 @triton.jit
 def _pack(low, high):
-    """Two float32 as a pair of float16."""
+    """Return two float32 as a pair of float16."""
     return tl.inline_asm_elementwise(
         "cvt.rn.f16x2.f32 $0, $2, $1;", "=r,f,f", [low, high], dtype=tl.int32, is_pure=True, pack=1
     )
@@ -23,7 +23,7 @@ def _pack(low, high):
 
 @triton.jit
 def _dot_of_four(w, x01, x23):
-    """Four codes by two pairs: the sums of columns 0 and 2, and of 1 and 3, as a pair."""
+    """Multiply four codes by two pairs: return the sums of columns 0 and 2, and of 1 and 3, as a pair."""
     return tl.inline_asm_elementwise(
         """{
         .reg .b16 low, high;
@@ -49,7 +49,7 @@ def _add_pairs(a, b):
 
 @triton.jit
 def _sum_of_pair(pair):
-    """float32."""
+    """Return the sum of a pair in float32."""
     return tl.inline_asm_elementwise(
         """{
         .reg .b16 low, high;
@@ -69,31 +69,34 @@ def _sum_of_pair(pair):
 
 @triton.jit
 def read_halves(pointers, BLOCK_K: tl.constexpr):
-    """Columns 0 to 7 of each 16, and 8 to 15: [BLOCK_K / 16, R, 1, 8] float32 each. pointers: [1, R, 1, 1], of rows."""
+    """Return columns 0 to 7 of each 16, and 8 to 15: [BLOCK_K / 16, R, 1, 8] float32 each.
+
+    pointers: [1, R, 1, 1], of rows.
+    """
     at = pointers + (tl.arange(0, BLOCK_K // 16) * 16)[:, None, None, None] + tl.arange(0, 8)[None, None, None, :]
     return tl.load(at).to(tl.float32), tl.load(at + 8).to(tl.float32)
 
 
 @triton.jit
 def _pairs_of(half):
-    """[A, B, C, 8] float32 as pairs: columns 0 and 1 of each four, and 2 and 3, [A, B, C, 2] int32 each."""
+    """Return [A, B, C, 8] float32 as pairs [A, B, C, 2] int32: columns 0 and 1 of each four, and columns 2 and 3."""
     even, odd = tl.split(tl.reshape(half, [half.shape[0], half.shape[1], half.shape[2], 2, 2, 2]))
     return tl.split(_pack(even, odd))
 
 
 @triton.jit
-def _behind_one_another(low, high):
-    """What the halves of groups hold, [A, B, C, n] each, as groups: [A, B, C, 2 * n]."""
+def _concatenated(low, high):
+    """Concatenate the halves of groups, [A, B, C, n] each: [A, B, C, 2 * n]."""
     both = tl.permute(tl.join(low, high), (0, 1, 2, 4, 3))
     return tl.reshape(both, [low.shape[0], low.shape[1], low.shape[2], 2 * low.shape[3]])
 
 
 @triton.jit
 def narrow(low, high, COMPILED: tl.constexpr):
-    """x / largest, pairs of it as `_dot_of_four` takes them, and largest: of each group. low, high: the halves
-    of groups, [A, B, C, 8] float32.
+    """Return x / largest in two tensors of pairs for `_dot_of_four`, and `largest`, for each group.
 
-    Not COMPILED, for the interpreter, which knows no such pairs: x / largest [A, B, C, 16] float16, twice.
+    low, high: the halves of groups, [A, B, C, 8] float32. Without COMPILED, for the interpreter, which has no such
+    pairs: x / largest [A, B, C, 16] float16, twice.
     """
     largest = tl.maximum(tl.maximum(tl.max(tl.abs(low), 3), tl.max(tl.abs(high), 3)), 1e-30)
     inverse = (1.0 / largest)[:, :, :, None]
@@ -101,16 +104,16 @@ def narrow(low, high, COMPILED: tl.constexpr):
     if COMPILED:
         low01, low23 = _pairs_of(low)
         high01, high23 = _pairs_of(high)
-        x01, x23 = _behind_one_another(low01, high01), _behind_one_another(low23, high23)
+        x01, x23 = _concatenated(low01, high01), _concatenated(low23, high23)
     else:
-        x01 = _behind_one_another(low, high).to(tl.float16)
+        x01 = _concatenated(low, high).to(tl.float16)
         x23 = x01
     return x01, x23, largest
 
 
 @triton.jit
 def multiply(w, x01, x23, COMPILED: tl.constexpr):
-    """The sums over each group of codes (four in an int32 if COMPILED) times x, float32."""
+    """Return the sums over each group of codes (four in an int32 if COMPILED) times x, float32."""
     if COMPILED:
         return _sum_of_pair(tl.reduce(_dot_of_four(w, x01, x23), -1, _add_pairs))
     else:

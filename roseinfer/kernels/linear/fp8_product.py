@@ -1,8 +1,8 @@
 """Matrix products of FP8 rows and FP8 weights: few rows by our own kernel (`fp8_tiles`), more by cuBLASLt.
 
-With block scales sums are float32. With channel scales they are kept in the matrix units' own precision, some 14 bits:
-on an H200 that adds an error of 0.13% (4,096 columns) to 0.26% (12,288) where rounding the rows has brought 2.6%, and
-exact sums take 15% longer. On a CPU products are right, and slow.
+With block scales, sums are float32. With channel scales they have the matrix units' own precision of some 14 bits. On
+an H200 that adds an error of 0.13% (4,096 columns) to 0.26% (12,288), against 2.6% from rounding the rows; exact sums
+take 15% longer. On a CPU products are right, but slow.
 """
 
 import torch
@@ -14,18 +14,18 @@ from roseinfer.kernels.linear.fp8_rows import Fp8Rows
 from roseinfer.kernels.linear.fp8_tile_configs import TileConfig, choose_tile_config
 from roseinfer.kernels.linear.fp8_tiles import Parts, tile_product
 
-# What both sizes of a weight have to be multiples of.
-MULTIPLE = 16
-# cuBLASLt reads the scales of a block's rows from places so many blocks of columns apart.
-_BLOCK_COLUMNS = 4
+# Both sizes of a weight have to be multiples of this.
+MULTIPLE_COLUMNS = 16
+# cuBLASLt reads the scales of a block's rows at strides of a multiple of so many blocks of columns.
+_STRIDE_COLUMNS = 4
 
 
 class Fp8Factor:
-    """A weight codes [N, K] as the right side of products: x -> x @ (codes * scales).T.
+    """Weight codes [N, K] as the right side of products: x -> x @ (codes * scales).T.
 
-    scales: float32, [N] (channel; taken with rows of one scale) or [ceil(N / 128), K / 128] (block; with those of a
-    scale for each group). N and K are multiples of 16, K of a block weight one of 128. Block scales need compute
-    capability 9.0, channel scales that or higher. parts: workspace for all products of a stream.
+    scales: float32, [N] (channel; for rows with one scale) or [ceil(N / 128), K / 128] (block; for rows with a scale
+    for each group). N and K are multiples of 16, and K of a block weight is a multiple of 128. Block scales need
+    compute capability 9.0, channel scales 9.0 or higher. parts: workspace for all products of a stream.
     """
 
     def __init__(self, codes: torch.Tensor, scales: torch.Tensor, parts: Parts) -> None:
@@ -44,7 +44,7 @@ class Fp8Factor:
         bias: torch.Tensor | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x @ (codes * scales).T + bias + residual [x.rows, N].
+        """Return x @ (codes * scales).T + bias + residual [x.rows, N].
 
         All but x are of `dtype` (bfloat16 or float16). bias: [N]. residual: [x.rows, N], is overwritten and returned.
         """
@@ -62,7 +62,7 @@ class Fp8Factor:
         return self._configs[rows]
 
     def by_library(self, x: Fp8Rows, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
-        """x @ (codes * scales).T + bias [x.rows, N] of `dtype`, by cuBLASLt, for any number of rows."""
+        """Return x @ (codes * scales).T + bias [x.rows, N] of `dtype`, by cuBLASLt, for any number of rows."""
         if self.grouped:
             result = self._by_blocks(x, dtype)[: x.rows]
             return result if bias is None else result.add_(bias)
@@ -72,7 +72,7 @@ class Fp8Factor:
         return result[: x.rows]
 
     def _by_blocks(self, x: Fp8Rows, dtype: torch.dtype) -> torch.Tensor:
-        """Of all rows that there is memory for."""
+        """Multiply all rows that x has memory for."""
         if not x.codes.is_cuda:
             return self._by_blocks_on_cpu(x, dtype)
         kinds = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
@@ -81,7 +81,7 @@ class Fp8Factor:
         )
 
     def _by_blocks_on_cpu(self, x: Fp8Rows, dtype: torch.dtype) -> torch.Tensor:
-        """A group of columns after the other."""
+        """Multiply one group of columns after another."""
         wide, rows = x.widen(), self.codes.shape[0]
         result = torch.zeros((x.rows, rows), dtype=torch.float32)
         for group, columns in enumerate(wide.split(SCALE_BLOCK, 1)):
@@ -92,8 +92,8 @@ class Fp8Factor:
 
 
 def _spaced(scales: torch.Tensor) -> torch.Tensor:
-    """[K / 128 rounded up to a multiple of four, N / 128], the first dimension contiguous."""
+    """Return scales as [K / 128 rounded up to a multiple of four, N / 128], the first dimension contiguous."""
     rows, columns = scales.shape
-    spaced = scales.new_zeros((rows, cdiv(columns, _BLOCK_COLUMNS) * _BLOCK_COLUMNS))
+    spaced = scales.new_zeros((rows, cdiv(columns, _STRIDE_COLUMNS) * _STRIDE_COLUMNS))
     spaced[:, :columns] = scales
     return spaced.t()

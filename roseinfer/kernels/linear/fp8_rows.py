@@ -1,7 +1,7 @@
-"""Rows of activations rounded to FP8 (e4m3fn), together with what comes before a product.
+"""Rows of activations rounded to FP8 (e4m3fn), together with the operations before a product.
 
 Each row has one scale, its largest magnitude / 448, or one for each 128 columns. Norm and activation are computed in
-float32 and rounded once, to the code: what a product of eight bits reads is never written in 16 bits.
+float32 and rounded once, to the code: the input of a product in eight bits is never written in 16 bits.
 """
 
 from dataclasses import dataclass
@@ -15,25 +15,26 @@ from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tl, t
 from roseinfer.kernels.linear.activation import activate, activate_reference
 from roseinfer.kernels.linear.norm import MAX_WIDTH
 
-# Scales by groups are read four rows at a time: there are as many rows of codes as the next multiple of this says.
-ROW_MULTIPLE = 4
-# Steps of so many rows hold a multiple of 128: their products go by tiles, and the copy engine is slow where a tile is
-# partly outside of the matrix. On an H200 a layer of Qwen3-8B without its attention takes 83 us for 72 rows and for
-# 128, and 119 for 72 in a matrix of as many (channel scales; block: 92 and 112). From 257 rows on it is all one.
+# Scales by groups are read four rows at a time, so the number of rows of codes is a multiple of this.
+MULTIPLE_ROWS = 4
+# Steps of so many rows are allocated a multiple of 128 rows: their products go by tiles, and the copy engine is slow if
+# a tile is partly outside of the matrix. On an H200 a layer of Qwen3-8B without its attention takes 83 us for 72 and
+# for 128 rows, but 119 for 72 rows in a matrix of 72 (channel scales; block: 92 and 112). From 257 rows on it makes no
+# difference.
 _TILED_ROWS, _TILE_ROWS = range(65, 257), 128
-# Elements of a row that a program of `gated_rows` and `plain_rows` holds at once, by groups and of a whole row.
+# Elements of a row that a program of `gated_rows` and `plain_rows` holds at once: by groups, and of a whole row.
 _GROUPED_BLOCK, _WHOLE_BLOCK = 1024, 16384
-# Beyond so many rows programs of `plain_rows` by groups have fewer warps, and then more elements: on an H200 8,192 rows
-# of 4,096 take 26 us instead of 40, 2,048 take 7.1 instead of 10.3, 536 take 3.2 instead of 3.6.
+# Above so many rows, programs of `plain_rows` by groups have fewer warps, then more elements: on an H200 8,192 rows of
+# 4,096 take 26 us instead of 40, 2,048 take 7.1 instead of 10.3, 536 take 3.2 instead of 3.6.
 _SOME_ROWS, _MANY_ROWS = 256, 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
-    """The matrix codes * scales: the first `rows` rows of it; what is in those behind them is undefined.
+    """Matrix codes * scales, of which the first `rows` rows are defined.
 
-    codes: [R, K] float8_e4m3fn, contiguous, rows <= R. scales: float32, [R, 1] (a row) or [R, K / 128] with its columns
-    contiguous (a group).
+    codes: [R, K] float8_e4m3fn, contiguous, rows <= R. scales: float32, [R, 1] (one a row) or [R, K / 128] with its
+    columns contiguous (one a group).
     """
 
     codes: torch.Tensor
@@ -41,14 +42,14 @@ class Fp8Rows:
     rows: int
 
     def widen(self) -> torch.Tensor:
-        """[rows, K] float32."""
+        """Return the matrix, [rows, K] float32."""
         width = self.codes.shape[1] // self.scales.shape[1]
         return (self.codes.float() * self.scales.repeat_interleave(width, 1))[: self.rows]
 
     @classmethod
     def empty(cls, rows: int, width: int, grouped: bool, device: torch.device) -> "Fp8Rows":
-        """Memory for [rows, width]; grouped, width is a multiple of 128."""
-        held = _held(rows, grouped)
+        """Allocate [rows, width]; grouped, width is a multiple of 128."""
+        held = _allocated_rows(rows, grouped)
         codes = torch.empty((held, width), dtype=CODES, device=device)
         if grouped:
             scales = torch.empty((width // SCALE_BLOCK, held), dtype=torch.float32, device=device).t()
@@ -57,15 +58,15 @@ class Fp8Rows:
         return cls(codes, scales, rows)
 
 
-def _held(rows: int, grouped: bool) -> int:
-    """Rows of the memory for so many."""
-    multiple = _TILE_ROWS if rows in _TILED_ROWS else ROW_MULTIPLE if grouped else 1
+def _allocated_rows(rows: int, grouped: bool) -> int:
+    """Return the number of rows to allocate for so many."""
+    multiple = _TILE_ROWS if rows in _TILED_ROWS else MULTIPLE_ROWS if grouped else 1
     return cdiv(rows, multiple) * multiple
 
 
 @triton.jit
 def scale_of(largest):
-    """The scale of numbers up to `largest`: never zero, nor so small that its inverse is infinite."""
+    """Return the scale of numbers up to `largest`: never zero, nor so small that its inverse is infinite."""
     return tl.maximum(largest, 1e-30) * (1.0 / KERNEL_MAX_CODE)
 
 
@@ -77,7 +78,7 @@ def code_of(x, scale):
 
 @triton.jit
 def _store_rounded(x, codes_ptr, scales_ptr, scale_stride, column, inside, BLOCK: tl.constexpr, GROUPED: tl.constexpr):
-    """x: [BLOCK] float32, all of a row or, GROUPED, whole groups of it. The pointers are the row's."""
+    """Round x [BLOCK] float32, a whole row or, GROUPED, whole groups of it, and store it at the row's pointers."""
     if GROUPED:
         groups = tl.reshape(x, [BLOCK // 128, 128])
         scale = scale_of(tl.max(tl.abs(groups), 1))
@@ -147,7 +148,7 @@ def _rows_kernel(
     GATED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """GROUPED: program (row, part of it); else a program takes a row, in pieces if it is longer than BLOCK."""
+    """Round rows. GROUPED: program (row, part of it); else one program takes a row, in pieces if it exceeds BLOCK."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()  # the product reads its weight meanwhile
         tl.extra.cuda.gdc_wait()
@@ -180,9 +181,9 @@ def normed_rows(
     *,
     grouped: bool,
 ) -> Fp8Rows:
-    """The norm of x, rounded: RMSNorm without a bias, LayerNorm with one (see `kernels/linear/norm.py`).
+    """Return norm(x), rounded: RMSNorm without a bias, LayerNorm with one (see `kernels/linear/norm.py`).
 
-    x: [T, N], N <= 16384 and, grouped, a multiple of 128; its rows may lie apart.
+    x: [T, N], N <= 16384 and, grouped, a multiple of 128; its rows may be apart.
     """
     rows, width = x.shape
     assert width <= MAX_WIDTH and x.stride(1) == 1
@@ -209,22 +210,22 @@ def normed_rows(
 
 
 def _warps(block: int, grouped: bool) -> int:
-    """Fastest on an H200 at 16 to 4,096 columns of a program and 16 to 2,048 rows: more wait for each other."""
+    """Return the fastest number on an H200 for 16 to 4,096 columns of a program and 16 to 2,048 rows."""
     return min(max(block // 1024, 4), 16) if grouped else min(max(block // 512, 4), 8)
 
 
 def plain_rows(x: torch.Tensor, *, grouped: bool) -> Fp8Rows:
-    """x, rounded. x: [T, N], N grouped a multiple of 128; its rows may lie apart."""
+    """Return x, rounded. x: [T, N], N grouped a multiple of 128; its rows may be apart."""
     return _launch(x, x.shape[1], None, False, grouped)
 
 
 def activated_rows(x: torch.Tensor, activation: str, *, grouped: bool) -> Fp8Rows:
-    """activation(x), rounded; see `plain_rows`."""
+    """Return activation(x), rounded; see `plain_rows`."""
     return _launch(x, x.shape[1], activation, False, grouped)
 
 
 def gated_rows(gate_up: torch.Tensor, activation: str, *, grouped: bool) -> Fp8Rows:
-    """activation(gate) * up, rounded. gate_up: [T, 2 * I], gate first; its rows may lie apart."""
+    """Return activation(gate) * up, rounded. gate_up: [T, 2 * I], gate first; its rows may be apart."""
     return _launch(gate_up, gate_up.shape[1] // 2, activation, True, grouped)
 
 
@@ -234,7 +235,7 @@ def _launch(x: torch.Tensor, width: int, activation: str | None, gated: bool, gr
     out = Fp8Rows.empty(rows, width, grouped, x.device)
     most, warps = _GROUPED_BLOCK if grouped else _WHOLE_BLOCK, None
     if grouped and activation is None and rows > _SOME_ROWS:
-        # Many programs that do little: what each does before and after weighs more than how long it waits.
+        # With many small programs, the overhead of each weighs more than its waiting.
         most, warps = 2 * _GROUPED_BLOCK if rows > _MANY_ROWS else _GROUPED_BLOCK, 2
     block = min(next_power_of_2(width), most)
     if rows:
@@ -256,7 +257,7 @@ def _launch(x: torch.Tensor, width: int, activation: str | None, gated: bool, gr
 
 
 def rows_reference(x: torch.Tensor, *, grouped: bool) -> Fp8Rows:
-    """x [T, N] of any float type, rounded."""
+    """Return x [T, N] of any float type, rounded."""
     rows, width = x.shape
     out = Fp8Rows.empty(rows, width, grouped, x.device)
     groups = x.float().view(rows, width // SCALE_BLOCK if grouped else 1, -1)
@@ -271,13 +272,13 @@ def rows_reference(x: torch.Tensor, *, grouped: bool) -> Fp8Rows:
 def normed_rows_reference(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, *, grouped: bool
 ) -> Fp8Rows:
-    """What `normed_rows` gives."""
+    """`normed_rows` in plain torch."""
     if bias is None:
         return rows_reference(F.rms_norm(x.float(), weight.shape, weight.float(), eps), grouped=grouped)
     return rows_reference(F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps), grouped=grouped)
 
 
 def gated_rows_reference(gate_up: torch.Tensor, activation: str, *, grouped: bool) -> Fp8Rows:
-    """What `gated_rows` gives."""
+    """`gated_rows` in plain torch."""
     gate, up = gate_up.float().chunk(2, -1)
     return rows_reference(activate_reference(gate, activation) * up, grouped=grouped)

@@ -10,13 +10,13 @@ from roseinfer.kernels.common.tuning import TuningTable
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """How the work is divided. It decides the speed, and the order of a sum's terms.
+    """Division of a product. It decides the speed, and the order of a sum's terms.
 
     block_m: rows of the input in a tile, a power of two; at least 16, or 64 unless `weight_first`. block_n: rows of the
     weight, at least 64 if `weight_first`. block_k: columns taken at a time, 128 with scales by blocks. shares: programs
     that divide a tile's columns among them. stages: blocks of columns being copied at a time. weight_first: the
-    weight's rows are the long side of the matrix units, so that few rows of the input do not leave them idle.
-    ahead: read a program's whole part of the weight before its input is there, whatever `stages` says. It needs
+    weight's rows are the long side of the matrix units, so that few rows of the input do not leave them idle. ahead:
+    read a program's whole part of the weight before its input is there, whatever `stages` says. It needs
     `weight_first`, and the part has to fit shared memory.
     """
 

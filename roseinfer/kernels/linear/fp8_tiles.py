@@ -1,11 +1,11 @@
-"""Products of some rows by an FP8 weight, where reading the weight is most of the work: `tile_product`.
+"""Products of some rows by an FP8 weight (`tile_product`), where reading the weight is most of the work.
 
-The library's products take tiles of 128 rows, mostly empty here, and have too little of the weight on its way. Here a
-tile may have as few as 16 rows; its inputs come by the tensor memory accelerator, several blocks of columns ahead, or
-the weight all at once, while the kernel that makes the input still runs; bias and residual are added before the result
-is written. A program takes all columns of its tile, or a share of them: then
-whoever comes last adds up the shares, in their order. So results are deterministic, and a row's does not depend on the
-other rows (it may differ in the last bit between numbers of rows that are compiled apart).
+The library's products take tiles of 128 rows, mostly empty here, and load too little of the weight at a time. Here a
+tile may have as few as 16 rows. The tensor memory accelerator copies inputs several blocks of columns ahead, or the
+weight all at once, while the kernel before still computes the input. Bias and residual are added before the result is
+written. A program takes all columns of its tile, or a share of them; then the last program to finish adds up the shares
+in their order. So results are deterministic, and a row's result does not depend on the other rows (it may differ in the
+last bit between numbers of rows that are compiled separately).
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from roseinfer.kernels.common.triton_support import cdiv, tensor_descriptor, tl,
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows
 from roseinfer.kernels.linear.fp8_tile_configs import TileConfig
 
-# Of one product at most: float32 sums of all shares, and tiles that have shares.
+# The most float32 sums of all shares, and tiles with shares, of one product.
 MAX_SUMS, MAX_TILES = 1 << 23, 1 << 12
 
 
@@ -39,7 +39,7 @@ def _finish(
     ADD: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
 ):
-    """Scale the sums of a tile where that was left for the end, add what is to be added, write them."""
+    """Scale the sums of a tile unless that is done, add bias and residual, and write them."""
     if WEIGHT_FIRST:
         sums = tl.trans(sums)
     if not BLOCKS:
@@ -60,8 +60,11 @@ def _product_ahead(
     N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STEPS: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a tile, weight first. Its weight is read before its input is there, all of it at once: from then on
-    nothing is waited for but the input, which is asked for in one go."""
+    """Return the sums of a tile, weight first.
+
+    The whole weight of the tile is read before its input is there. From then on only the input, loaded in one go, is
+    waited for.
+    """
     n, column = first_n + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     w_rows = w_ptr + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + first_k + column[None, :]
     x_rows = x_ptr + tl.minimum(m, rows - 1).to(tl.int64)[:, None] * K + first_k + column[None, :]
@@ -115,9 +118,9 @@ def _tile_kernel(
     AHEAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Program (m, n, share): a tile of BLOCK_M rows and BLOCK_N outputs, over a share of the columns.
+    """Compute, in program (m, n, share), a tile of BLOCK_M rows and BLOCK_N outputs over a share of the columns.
 
-    Tiles of the same outputs come one after the other, so that they find the weight in the L2 cache.
+    Tiles of the same outputs run one after another, so that they find the weight in the L2 cache.
     """
     if OVERLAP:
         if WEIGHT_FIRST:
@@ -152,14 +155,14 @@ def _tile_kernel(
             else:
                 sums = tl.dot(x, tl.trans(w), sums)
     if OVERLAP and not WEIGHT_FIRST:
-        # Where programs are many, a successor that were there already would take the place of some of them.
+        # An earlier start of the successor would take the place of some of the many programs.
         tl.extra.cuda.gdc_launch_dependents()
     if SHARES > 1:
         tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         cell = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
         parts = parts_ptr + tile * (SHARES * HEIGHT * WIDTH) + cell
         tl.store(parts + share * (HEIGHT * WIDTH), sums)
-        tl.debug_barrier()  # all threads have written before one of them says so
+        tl.debug_barrier()  # all threads have written before one of them counts
         last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") == SHARES - 1
         if last:
             tl.store(arrived_ptr + tile, 0)
@@ -188,9 +191,9 @@ def _tile_kernel(
 
 
 class Parts(NamedTuple):
-    """Where programs leave the sums of their shares, and how many of a tile have done so: zero between products.
+    """Workspace for the sums of shares, and the number of finished shares of each tile: zero between products.
 
-    Products of one stream may have it in common: only one of them at a time writes there.
+    Products of one stream may share it, since only one of them at a time writes there.
     """
 
     sums: torch.Tensor
@@ -213,11 +216,11 @@ def tile_product(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x @ (codes * scales).T + bias + residual [x.rows, N].
+    """Return x @ (codes * scales).T + bias + residual [x.rows, N].
 
     codes: [N, K] float8_e4m3fn, contiguous, at a multiple of 16 bytes; K a multiple of 128. scales: float32,
     contiguous, [N] (x has a scale for each row) or [ceil(N / 128), K / 128] (x has one for each group). bias: [N].
-    residual: [x.rows, N], its rows may lie apart; it is overwritten and returned. Otherwise the result is new, of
+    residual: [x.rows, N], its rows may be apart; it is overwritten and returned. Otherwise the result is new, of
     `dtype`. Sums are float32 with scales by blocks; else they have the precision of the matrix units, some 14 bits.
     Needs compute capability 9.0.
     """

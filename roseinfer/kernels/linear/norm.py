@@ -1,6 +1,6 @@
 """Normalisation over the last dimension, in float32 and rounded once.
 
-One program normalises one row, which it reads once. Residuals are added by the products before (`CudaMatmul`).
+One program normalises one row, which it reads once. The products before it add residuals (`CudaMatmul`).
 """
 
 import torch
@@ -41,14 +41,14 @@ def _norm_kernel(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, num_warps: int | None = None) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight. x: [T, N], N <= 16384, its rows may lie apart; weight: [N]."""
+    """Return x / sqrt(mean(x^2) + eps) * weight. x: [T, N], N <= 16384, its rows may be apart; weight: [N]."""
     return _launch(x, weight, None, eps, num_warps)
 
 
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, num_warps: int | None = None
 ) -> torch.Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias; shapes as for `rms_norm`, bias: [N]."""
+    """Return (x - mean) / sqrt(variance + eps) * weight + bias; shapes as for `rms_norm`, bias: [N]."""
     return _launch(x, weight, bias, eps, num_warps)
 
 
@@ -77,7 +77,7 @@ def _launch(
 
 
 def default_warps(block: int) -> int:
-    """16 bytes of a 16-bit type for each thread, within what hides latency and what a block may have."""
+    """Return the number of warps for 16 bytes of a 16-bit type per thread, within sensible bounds."""
     return min(max(block // 256, 4), 16)
 
 

@@ -1,15 +1,15 @@
 """Linear layers for a handful of rows, with the norm before them and the activation or residual after them fused in.
 
-At 1 to 16 rows a linear layer is the reading of its weight. Each program takes a few rows of the weight over the whole
-width, so nothing is combined across programs: results are deterministic, and a row's result does not depend on the
-other rows of the batch (it may differ in the last bit between buckets of rows, which are compiled apart).
+At 1 to 16 rows the cost of a linear layer is reading its weight. Each program takes a few rows of the weight over the
+whole width, so nothing is combined across programs. Results are deterministic, and a row's result does not depend on
+the other rows of the batch (it may differ in the last bit between buckets of rows, which are compiled separately).
 
-In a chain of such layers the gaps between kernels cost as much as the reading. With `overlap` a kernel starts while
-its predecessor still runs (programmatic dependent launch, CUDA programming guide), reads its weight, which depends on
-nothing, and only then waits for its input.
+In a chain of such layers the gaps between kernels cost as much as the reading. With `overlap` a kernel starts while its
+predecessor still runs (programmatic dependent launch, CUDA programming guide). It reads its weight, which depends on no
+kernel, and only then waits for its input.
 
-Weights may be in FP8 (e4m3) with their scales: half the reading. They are widened in registers, exactly, and multiplied
-by inputs that are not quantised, so that all that is fused stays so and only the weight's own rounding is lost.
+Weights in FP8 (e4m3) with scales halve the reading. They are widened in registers, exactly, and multiplied by inputs
+that are not quantised. So all operations stay fused, and only the weight's own rounding is lost.
 """
 
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ from roseinfer.kernels.linear.skinny_fp8_configs import Fp8Config, PairsConfig, 
 from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
 from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
 
-# Above this, the input no longer is small beside the weight, and the library's kernels are as fast.
+# Above this, the input is no longer small compared with the weight, and the library's kernels are as fast.
 MAX_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class SkinnyNorm:
-    """The norm applied to the input: RMSNorm without a bias, LayerNorm with one. weight, bias: [in]."""
+    """Norm of the input: RMSNorm without a bias, LayerNorm with one. weight, bias: [in]."""
 
     weight: torch.Tensor
     eps: float
@@ -88,14 +88,14 @@ def _widened(weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def pays(rows: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | None = None) -> bool:
-    """Whether `skinny_linear` takes `rows` rows of input for this weight, and faster than the library's kernels."""
+    """Return True if `skinny_linear` supports `rows` rows for this weight, and is faster than the library's kernels."""
     if not supports(rows, weight, gated, scales):
         return False
     return _choose(next_power_of_2(rows), weight, gated, scales) is not None
 
 
 def supports(rows: int, weight: torch.Tensor, gated: bool = False, scales: torch.Tensor | None = None) -> bool:
-    """Whether `skinny_linear` takes `rows` rows of input for this weight."""
+    """Return True if `skinny_linear` supports `rows` rows of input for this weight."""
     if not weight.is_contiguous() or weight.data_ptr() % 16 or not 1 <= rows <= MAX_ROWS:
         return False
     if scales is None:
@@ -126,17 +126,17 @@ def skinny_linear(
     overlap: bool = False,
     config: Fp8Config | None = None,
 ) -> torch.Tensor:
-    """activation(norm(x) @ weight.T + bias) + residual; gated: activation(gate) * up.
+    """Return activation(norm(x) @ weight.T + bias) + residual; gated: activation(gate) * up.
 
-    x: [M, in], 1 <= M, the last dimension contiguous. weight: [out, in], one that `supports` takes; gated: the gate's
-    rows, then the up projection's. scales: of a weight in float8_e4m3fn, what its codes are multiplied by, float32,
-    contiguous: [out], or [ceil(out / 128), ceil(in / 128)], one for each block of 128 x 128 (gated: the up projection
-    begins with a block). bias: [weight's rows]. residual: [M, out], and `out` may be the same tensor.
-    activation: None, "silu", "gelu" or "gelu_tanh". The result has x's dtype, or `out_dtype`, or is `out`, which must
-    not share memory with x. Sums are float32 and rounded once.
+    x: [M, in], 1 <= M, the last dimension contiguous. weight: [out, in], one that `supports` accepts; gated: the gate's
+    rows, then the up projection's. scales: factors of a weight in float8_e4m3fn, float32, contiguous: [out], or
+    [ceil(out / 128), ceil(in / 128)] for blocks of 128 x 128 (gated: the up projection begins with a block). bias:
+    [weight's rows]. residual: [M, out], and `out` may be the same tensor. activation: None, "silu", "gelu" or
+    "gelu_tanh". The result has x's dtype, or `out_dtype`, or is `out`, which must not share memory with x. Sums are
+    float32 and rounded once.
 
     overlap: start before the stream's preceding kernel has ended (compute capability 9.0 and higher). Only `x` and
-    `residual` may be that kernel's or an earlier one's results; everything else must be older.
+    `residual` may be results of that kernel or an earlier one; all other tensors must be older.
     """
     rows, in_features = x.shape
     width = weight.shape[0] // 2 if gated else weight.shape[0]
@@ -153,7 +153,7 @@ def skinny_linear(
     if isinstance(config, PairsConfig) and norm is not None and norm.kind == "layer":
         config = fp8_rule(bucket, *weight.shape, gated)
     overlap = overlap and early_start.capable(x.device)
-    absent = weight  # stands for a pointer that is not read
+    absent = weight  # placeholder for pointers that are not read
     arguments = (
         x,
         weight,

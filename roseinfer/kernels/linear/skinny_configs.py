@@ -9,7 +9,7 @@ from roseinfer.kernels.common.tuning import TuningTable
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """How the work is divided. It decides the speed, and the order of a sum's terms.
+    """Division of a linear layer. It decides the speed, and the order of a sum's terms.
 
     block_n: outputs that a program computes; when gated, of gate and up each. block_k: columns that it takes at a time,
     a power of two, at least 16 * warps. dot: multiply on the tensor cores, else elementwise in float32. stages: depth

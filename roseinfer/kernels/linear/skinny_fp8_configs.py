@@ -15,7 +15,7 @@ from roseinfer.kernels.linear.skinny_configs import MAX_UNMEASURED_ROWS, MIN_PRO
 
 @dataclass(frozen=True, slots=True)
 class PairsConfig:
-    """How `skinny_pairs_kernel`, which has no LayerNorm, divides the work. Fields as in `SkinnyConfig`.
+    """Division of a linear layer by `skinny_pairs_kernel`, which has no LayerNorm. Fields as in `SkinnyConfig`.
 
     block_k: a multiple of 128 that divides the columns. stages: 1, or one more than the tiles being copied into shared
     memory. programs: per multiprocessor; 0: one for each tile.

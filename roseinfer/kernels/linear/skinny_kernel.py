@@ -1,11 +1,11 @@
-"""The Triton kernel of `skinny_linear`.
+"""Triton kernel of `skinny_linear`.
 
-Tiles have three dimensions, so that one text serves both ways of multiplying. On the tensor cores: slices of columns,
-one for each warp, then rows, then columns of a slice; a batched product whose batch is the slices. Elementwise: rows of
-the input, rows of the weight, columns.
+Tiles have three dimensions, so that the same code serves both ways of multiplying. On the tensor cores: slices of
+columns, one for each warp, then rows, then columns of a slice; a batched product whose batch is the slices.
+Elementwise: rows of the input, rows of the weight, columns.
 
-A weight of 8 bits is widened in registers, exactly, and multiplied like one of 16. Its scales wait until the end where
-a row has one; where a block of 128 x 128 has one, the sum over each block is scaled on its way into the sums.
+A weight of 8 bits is widened in registers, exactly, and multiplied like one of 16. Scales of rows are applied at the
+end. With scales of blocks of 128 x 128, the sum over each block is scaled before it is added to the sums.
 """
 
 from roseinfer.kernels.common.triton_support import tl, triton
@@ -14,7 +14,7 @@ from roseinfer.kernels.linear.activation import activate
 
 @triton.jit
 def prefetch_rows(pointer, rows, stride_bytes, size_bytes):
-    """Ask for the first `size_bytes` (a multiple of 16) of each of `rows` rows to be brought into the L2 cache."""
+    """Request the first `size_bytes` (a multiple of 16) of each of `rows` rows into the L2 cache."""
     tl.inline_asm_elementwise(
         """{
         .reg .pred mine;
@@ -36,7 +36,7 @@ def prefetch_rows(pointer, rows, stride_bytes, size_bytes):
 
 @triton.jit
 def _read(pointers, columns, start, K: tl.constexpr, MASKED: tl.constexpr, EVICTION: tl.constexpr):
-    """`pointers` moved `start` columns on; zero past column K."""
+    """Load at `pointers` moved by `start` columns; zero past column K."""
     if MASKED:
         return tl.load(pointers + start, mask=columns + start < K, other=0.0, eviction_policy=EVICTION)
     else:
@@ -47,7 +47,7 @@ def _read(pointers, columns, start, K: tl.constexpr, MASKED: tl.constexpr, EVICT
 def _statistics(
     x_rows, eps, ROWS: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr, CENTRED: tl.constexpr
 ):
-    """Mean (zero unless CENTRED) and 1 / standard deviation of each row, [ROWS] float32 each."""
+    """Return mean (zero unless CENTRED) and 1 / standard deviation of each row, [ROWS] float32 each."""
     columns = tl.arange(0, BLOCK_K)[None, :]
     pointers = x_rows[:, None] + columns
     mean = tl.zeros([ROWS], tl.float32)
@@ -66,7 +66,7 @@ def _statistics(
 
 @triton.jit
 def _along_rows(row_values, DOT: tl.constexpr):
-    """[ROWS] spread over a tile's rows of the input."""
+    """Broadcast [ROWS] over a tile's rows of the input."""
     if DOT:
         return row_values[None, :, None]
     else:
@@ -82,9 +82,9 @@ def _fold(products, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _widen(w, x):
-    """Codes of 8 bits in the dtype of x, which holds each of them exactly; other weights as they are.
+    """Convert codes of 8 bits to the dtype of x, which holds each of them exactly; return other weights as they are.
 
-    To bfloat16 they go through float32: Triton's direct way converts single elements, at an eighth of the rate.
+    Conversions to bfloat16 go through float32: Triton's direct way converts single elements, at an eighth of the rate.
     """
     if w.dtype == tl.float8e4nv:
         w = w.to(tl.float16) if x.dtype == tl.float16 else w.to(tl.float32).to(x.dtype)
@@ -95,7 +95,7 @@ def _widen(w, x):
 def _read_scales(
     scales_ptr, up_scales_ptr, is_up, groups, start, K: tl.constexpr, MASKED: tl.constexpr, GATED: tl.constexpr
 ):
-    """The scale of each group of columns, none of which crosses a block's border; `groups`: their first columns."""
+    """Load the scale of each group of columns in one block; `groups`: their first columns."""
     at = (groups + start) // 128
     END: tl.constexpr = (K + 127) // 128
     scales = _read(scales_ptr + at, at, 0, END, MASKED, "")
@@ -116,7 +116,7 @@ def _read_block(
     EVICTION: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """What a block of columns needs besides x: the weight, and the norm's weight and bias where there are such."""
+    """Load the weight of a block of columns, and the norm's weight and bias if there are any."""
     w = _read(w_tile, columns, start, K, MASKED, EVICTION)
     scale, shift = w, w
     if NORM != "none":
@@ -143,7 +143,7 @@ def _add_block(
     BLOCK_SCALED: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Add a block's products to the sums and, where the norm is LATE, the squares of x to theirs."""
+    """Add a block's products to the sums and, for a LATE norm, the squares of x to theirs."""
     if DOT:
         w = tl.trans(_widen(w, x), (0, 2, 1))
     if NORM != "none":
@@ -198,13 +198,13 @@ def skinny_kernel(
     OVERLAP: tl.constexpr,
     SCALES: tl.constexpr,
 ):
-    """See `skinny_linear`. Program i computes outputs i * BLOCK_N and following, of all rows."""
+    """Compute, in program i, outputs i * BLOCK_N and following of all rows. See `skinny_linear`."""
     MASKED: tl.constexpr = K % BLOCK_K != 0
-    # RMSNorm divides a row by one number, which can wait for the end, off the path to the first product. Not in
-    # float16: a large residual times the norm's weight may pass its range.
+    # RMSNorm divides a row by one number, so the division can follow the products. Not in float16: a large residual
+    # times the norm's weight may exceed its range.
     NARROW: tl.constexpr = w_ptr.dtype.element_ty == tl.float8e4nv
     LATE: tl.constexpr = NORM == "rms" and (x_ptr if NARROW else w_ptr).dtype.element_ty != tl.float16
-    # Columns whose products one thread sums up at once: of a load of 16 bytes.
+    # Columns whose products one thread sums at once: those of a load of 16 bytes.
     GROUP: tl.constexpr = 16 if NARROW and not DOT else 8
     BLOCK_SCALED: tl.constexpr = SCALES == "block"
     if OVERLAP:
@@ -217,7 +217,7 @@ def skinny_kernel(
         prefetch_rows(w_ptr + first.to(tl.int64) * K, count, K * SIZE, PREFETCH * SIZE)
         if GATED:
             prefetch_rows(w_ptr + (width + first).to(tl.int64) * K, count, K * SIZE, PREFETCH * SIZE)
-    # Rows past the end are read as copies of the last one, and not written. Gated, up's rows follow the gate's.
+    # Rows past the end are read as copies of the last one, and not written. If gated, up's rows follow the gate's.
     TILE_N: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
     tile_n = tl.arange(0, TILE_N)
     w_rows = tl.minimum(first + tile_n % BLOCK_N, width - 1) + tile_n // BLOCK_N * width
@@ -243,7 +243,7 @@ def skinny_kernel(
     if SCALES == "channel":
         row_scales = tl.load(scales_ptr + w_rows)
 
-    # Only from here on may what earlier kernels wrote be read, and what they read be overwritten.
+    # From here on, results of earlier kernels may be read, and their inputs overwritten.
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     m = tl.arange(0, ROWS)

@@ -1,7 +1,7 @@
-"""The Triton kernel of `skinny_linear` for a row or two by a weight in FP8, in pairs of float16 (`fp8_pairs`).
+"""Triton kernel of `skinny_linear` for a row or two by a weight in FP8, in pairs of float16 (`fp8_pairs`).
 
 Tensors have the dimensions groups of 16 columns, rows of x, rows of the weight, places in a group. A program prepares x
-once and keeps it in registers; that takes long enough that programs may better stay and take tile after tile.
+once and keeps it in registers. The preparation takes so long that a program may better process several tiles.
 """
 
 from roseinfer.kernels.common.triton_support import tl, triton
@@ -11,7 +11,9 @@ from roseinfer.kernels.linear.fp8_pairs import multiply, narrow, read_halves
 
 @triton.jit
 def _weight_rows(tile, width, BLOCK_N: tl.constexpr, TILE_N: tl.constexpr):
-    """Rows past the end are copies of the last one. Gated, up's rows follow the gate's."""
+    """Return a tile's rows of the weight. Rows past the end are copies of the last one; if gated, up's rows follow the
+    gate's.
+    """
     n = tl.arange(0, TILE_N)
     return tl.minimum(tile * BLOCK_N + n % BLOCK_N, width - 1) + n // BLOCK_N * width
 
@@ -21,7 +23,7 @@ def _read_tile(
     w_ptr, scales_ptr, tile, chunk: tl.constexpr, width, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     EVICTION: tl.constexpr, GATED: tl.constexpr, BLOCK_SCALED: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """One of the chunks of columns of a tile, four codes in an int32 if COMPILED, and the scales of its groups."""
+    """Load one chunk of a tile's columns, four codes in an int32 if COMPILED, and the scales of its groups."""
     TILE_N: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
     group = tl.arange(0, BLOCK_K // 16)
     rows = _weight_rows(tile, width, BLOCK_N, TILE_N).to(tl.int64)[None, None, :, None]
@@ -64,7 +66,7 @@ def _finish(
     HAS_RESIDUAL: tl.constexpr,
     CHANNEL_SCALED: tl.constexpr,
 ):
-    """What follows the sums [ROWS, rows of the weight] of a tile."""
+    """Apply scales and epilogue to a tile's sums [ROWS, rows of the weight], and write them."""
     result *= rstd
     w_rows = _weight_rows(tile, width, BLOCK_N, 2 * BLOCK_N if GATED else BLOCK_N)
     if CHANNEL_SCALED:
@@ -116,7 +118,9 @@ def skinny_pairs_kernel(
     STAY: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """See `skinny_linear`. Program i of p computes tile i of BLOCK_N outputs, all rows; to STAY, then i + p, ..."""
+    """Compute, in program i of p, tile i of BLOCK_N outputs for all rows; with STAY also i + p, ... See
+    `skinny_linear`.
+    """
     CHUNKS: tl.constexpr = K // BLOCK_K
     GROUPS: tl.constexpr = BLOCK_K // 16
     TILE_N: tl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
@@ -136,7 +140,7 @@ def skinny_pairs_kernel(
         for chunk in tl.static_range(CHUNKS):
             gains += (read_halves(norm_weight_ptr + chunk * BLOCK_K + tl.zeros([1, 1, 1, 1], tl.int32), BLOCK_K),)
 
-    # Only from here on may what earlier kernels wrote be read, and what they read be overwritten.
+    # From here on, results of earlier kernels may be read, and their inputs overwritten.
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     m = tl.minimum(tl.arange(0, ROWS), rows - 1)  # rows past the end are copies of the last one, and not written
@@ -157,7 +161,7 @@ def skinny_pairs_kernel(
                 w_ptr, scales_ptr, tile, chunk, width, K, BLOCK_N, BLOCK_K, EVICTION, GATED, BLOCK_SCALED, COMPILED
             )
         sums += multiply(w, xs[chunk][0], xs[chunk][1], COMPILED) * (xs[chunk][2] * scales)
-    # An RMSNorm divides a row by one number, which can wait until here, off the path to the first product.
+    # An RMSNorm divides a row by one number, so the division can follow the products.
     factor = 1.0
     if NORM == "rms":
         factor = tl.rsqrt(tl.sum(squares, 0) / K + eps)

@@ -1,19 +1,19 @@
-"""The likeliest token of every row, in two launches: of each chunk of the vocabulary, then of all chunks.
+"""Most likely token of every row, in two launches: of each chunk of the vocabulary, then of all chunks.
 
-Nothing here waits for the device, and the grids follow from the numbers of rows and of tokens alone, so that the
-launches can be captured in a graph.
+Nothing waits for the device, and the grids depend only on the numbers of rows and tokens, so that a graph can capture
+the launches.
 """
 
 import torch
 
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tl, triton
 
-# What stands in for a token where none could be chosen.
+# Written instead of a token if none could be chosen.
 NOT_FINITE = -1
 NOTHING_LEFT = -2
 
-CHUNK = 8192  # tokens of a program
-GREEDY_CHUNK = 4096  # fastest at 1, 32 and 256 rows of 151,936 on an H200
+CHUNK_TOKENS = 8192  # per program
+GREEDY_CHUNK_TOKENS = 4096  # fastest at 1, 32 and 256 rows of 151,936 on an H200
 
 _LARGEST_INT32 = tl.constexpr(0x7FFFFFFF)
 _LOWEST_INT64 = tl.constexpr(-(2**63))
@@ -21,14 +21,14 @@ _LOWEST_INT64 = tl.constexpr(-(2**63))
 
 @triton.jit
 def ordered(x):
-    """float32 -> int32 in the same order; -0.0 sorts below 0.0."""
+    """Convert float32 to int32 in the same order; -0.0 sorts below 0.0."""
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def load_chunk(logits_row, chunk, vocab_size, CHUNK: tl.constexpr):
-    """A chunk's logits as float32: +inf for NaN, -inf past the end, no -0.0."""
+    """Load a chunk's logits as float32: +inf for NaN, -inf past the end, no -0.0."""
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits_row + token, mask=token < vocab_size, other=float("-inf")).to(tl.float32) + 0.0
     return tl.where(x == x, x, float("inf"))
@@ -36,7 +36,7 @@ def load_chunk(logits_row, chunk, vocab_size, CHUNK: tl.constexpr):
 
 @triton.jit
 def row_best(best_row, CHUNKS: tl.constexpr, CHUNKS_BLOCK: tl.constexpr):
-    """The largest logit of a row and its lowest token id, from what `_chunk_best_kernel` left."""
+    """Return the largest logit of a row and its lowest token id, from the results of `_chunk_best_kernel`."""
     chunk = tl.arange(0, CHUNKS_BLOCK)
     packed = tl.max(tl.load(best_row + chunk, mask=chunk < CHUNKS, other=_LOWEST_INT64), 0)
     key = (packed >> 32).to(tl.int32)
@@ -46,7 +46,7 @@ def row_best(best_row, CHUNKS: tl.constexpr, CHUNKS_BLOCK: tl.constexpr):
 
 @triton.jit
 def settle(row, token, best, seats_ptr, ends_ptr, token_pool_ptr, pool_stride, out_ptr):
-    """Write a row's token where it is read, or why there is none and a harmless id."""
+    """Write a row's token to the token pool and to `out`; without one, a harmless id and the reason."""
     failed = tl.where(best == float("inf"), -1, -2)
     usable = tl.abs(best) < float("inf")
     tl.store(out_ptr + row, tl.where(usable, token, failed).to(out_ptr.dtype.element_ty))
@@ -56,7 +56,7 @@ def settle(row, token, best, seats_ptr, ends_ptr, token_pool_ptr, pool_stride, o
 
 @triton.jit
 def _chunk_best_kernel(logits_ptr, best_ptr, vocab_size, logits_stride, CHUNKS: tl.constexpr, CHUNK: tl.constexpr):
-    """Program (row, chunk): the chunk's largest logit and lowest such token id, packed into an ordered int64."""
+    """Pack, in program (row, chunk), the chunk's largest logit and its lowest token id into an ordered int64."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     x = load_chunk(logits_ptr + row * logits_stride, chunk, vocab_size, CHUNK)
@@ -84,7 +84,7 @@ def _settle_kernel(
 
 
 def chunk_best(logits: torch.Tensor, chunk: int, num_warps: int) -> torch.Tensor:
-    """[n, chunks] int64, for `row_best`."""
+    """Return [n, chunks] int64, for `row_best`."""
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     chunks = cdiv(vocab_size, chunk)
@@ -102,14 +102,14 @@ def greedy(
     token_pool: torch.Tensor,
     out: torch.Tensor,
     *,
-    chunk: int = GREEDY_CHUNK,
+    chunk: int = GREEDY_CHUNK_TOKENS,
     num_warps: int = 4,
 ) -> None:
-    """Write the likeliest token of each row to `out` and to the token pool; of equally likely ones the lowest id.
+    """Write the most likely token of each row to `out` and to the token pool; of equally likely ones the lowest id.
 
-    logits: [n, V], its rows may lie apart. Row i's token goes to token_pool[seats[i], ends[i]] ([S, W] int32) and to
-    out[i]. seats, ends, out: [n] integers. A row that contains NaN or whose largest logit is +inf has no answer:
-    NOT_FINITE in `out`; a row of -inf only gives NOTHING_LEFT; both leave token 0 in the pool.
+    logits: [n, V], its rows may be apart. Row i's token goes to token_pool[seats[i], ends[i]] ([S, W] int32) and to
+    out[i]. seats, ends, out: [n] integers. A row that contains NaN, or whose largest logit is +inf, has no answer:
+    NOT_FINITE in `out`. A row with only -inf gives NOTHING_LEFT. Both leave token 0 in the pool.
     """
     rows = logits.shape[0]
     if rows:

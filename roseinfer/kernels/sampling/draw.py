@@ -1,23 +1,23 @@
-"""Drawing one token per row by inverting the cumulative distribution, without sorting and without waiting.
+"""Drawing of one token per row by inverting the cumulative distribution, without sorting and without waiting.
 
 Weights are 2^((logit - best) * scale), scale = log2(e) / temperature, in float32, so the likeliest token has weight 1.
-Masses are sums of weights as 64-bit fixed-point numbers: integers add up to the same sum in any order, so that a
-row's token does not depend on how its vocabulary is cut up, nor on the rest of the batch. Weights below 2^-44 are 0,
-and a token of weight 0 is never drawn.
+Masses are sums of weights as 64-bit fixed-point numbers. Integers have the same sum in any order, so a row's token does
+not depend on how its vocabulary is cut, nor on the rest of the batch. Weights below 2^-44 are 0, and a token of weight
+0 is never drawn.
 
-Filters mean what they mean in `roseinfer.runner.draw`, equally likely tokens ranked by id. What is kept of a row is
-then all tokens above some logit, the border, and the first few, by id, of those at the border: `draw_filter` finds
-both. The distribution over what is kept is inverted in the order of token ids, also where `roseinfer.runner.draw`
-does it in the order of likelihood: the same distribution, but for the same random number possibly another token.
+Filters have the meaning of `roseinfer.runner.draw`, with equally likely tokens ranked by id. They keep all tokens above
+some logit, the border, and the first few, by id, of those at the border; `draw_filter` finds both. The distribution
+over kept tokens is inverted in the order of token ids, while `roseinfer.runner.draw` uses the order of likelihood: the
+same distribution, but possibly another token for the same random number.
 """
 
 import torch
 
 from roseinfer.kernels.common.triton_support import next_power_of_2, tl, triton
-from roseinfer.kernels.sampling.argmax import CHUNK, chunk_best, load_chunk, row_best, settle, settle_reference
+from roseinfer.kernels.sampling.argmax import CHUNK_TOKENS, chunk_best, load_chunk, row_best, settle, settle_reference
 from roseinfer.kernels.sampling.draw_filter import find_borders
 from roseinfer.kernels.sampling.draw_weights import (
-    GREEDY_TEMPERATURE,
+    MAX_GREEDY_TEMPERATURE,
     fixed,
     is_filtered,
     row_settings,
@@ -44,7 +44,7 @@ def _mass_kernel(
     CHUNKS_BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program (row, chunk): the mass of the chunk above the border [n, chunks], and how many tokens are at it."""
+    """Write, in program (row, chunk), the chunk's mass above the border [n, chunks], and its number of tokens at it."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     best, _token = row_best(best_ptr + row * CHUNKS, CHUNKS, CHUNKS_BLOCK)
@@ -73,7 +73,7 @@ def _kept_masses(
     CHUNKS: tl.constexpr,
     CHUNKS_BLOCK: tl.constexpr,
 ):
-    """Of each chunk the mass that is kept, and how many tokens at the border come before it."""
+    """Return the kept mass of each chunk, and the number of tokens at the border before it."""
     chunk = tl.arange(0, CHUNKS_BLOCK)
     mass = tl.load(mass_ptr + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=0)
     tied_before = tl.zeros([CHUNKS_BLOCK], tl.int32)
@@ -107,7 +107,7 @@ def _pick_kernel(
     CHUNKS_BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program (row): the chunk in which the target mass is reached, then the token."""
+    """Find, in program (row), the chunk in which the target mass is reached, then the token."""
     row = tl.program_id(0).to(tl.int64)
     best, token = row_best(best_ptr + row * CHUNKS, CHUNKS, CHUNKS_BLOCK)
     seat = tl.load(seats_ptr + row).to(tl.int64)
@@ -150,17 +150,17 @@ def draw(
     out: torch.Tensor,
     *,
     filtered: bool,
-    chunk: int = CHUNK,
+    chunk: int = CHUNK_TOKENS,
     num_warps: int = 16,
     pick_warps: int = 16,
     **search: int,
 ) -> None:
-    """Draw a token for each row at its seat's settings; write it as `greedy` does, whose arguments these are too.
+    """Draw a token for each row by its seat's settings, and write it like `greedy`, with the same arguments.
 
-    settings: [S, 3] float64: temperature, top_p, min_p. integers: [S, 3] int64: seed, prompt_len, top_k (0: off).
-    The random number of a row is `roseinfer.runner.rng.uniforms` of its seed and end - prompt_len. Seats of at most
-    GREEDY_TEMPERATURE take the likeliest token. `filtered`: whether some row may have top-k or top-p; if not, neither
-    is looked at. `search`: tuning of `find_borders`.
+    settings: [S, 3] float64: temperature, top_p, min_p. integers: [S, 3] int64: seed, prompt_len, top_k (0: off). The
+    random number of a row is `roseinfer.runner.rng.uniforms` of its seed and end - prompt_len. Seats of at most
+    MAX_GREEDY_TEMPERATURE take the likeliest token. filtered: whether some row may have top-k or top-p; if not, neither
+    is read. search: tuning of `find_borders`.
     """
     rows, vocab_size = logits.shape
     if not rows:
@@ -218,7 +218,7 @@ def draw_reference(
     out: torch.Tensor,
     u: torch.Tensor,
 ) -> None:
-    """By sorting. `u`: [n] float64, the random numbers."""
+    """`draw` by sorting. u: [n] float64, the random numbers."""
     settings, integers = settings[seats.long()], integers[seats.long()]
     x = logits.float()
     best = x.amax(-1)
@@ -226,12 +226,12 @@ def draw_reference(
     running = weights.cumsum(-1)
     target = (u * running[:, -1]).long()[:, None]
     tokens = (running <= target).sum(-1)
-    tokens = torch.where(settings[:, 0] > GREEDY_TEMPERATURE, tokens, (x == best[:, None]).int().argmax(-1))
+    tokens = torch.where(settings[:, 0] > MAX_GREEDY_TEMPERATURE, tokens, (x == best[:, None]).int().argmax(-1))
     settle_reference(tokens, best, seats, ends, token_pool, out)
 
 
 def _keep_reference(x: torch.Tensor, weights: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Weights [n, V] with those dropped set to 0."""
+    """Return weights [n, V] with those of dropped tokens set to 0."""
     order = x.sort(dim=-1, descending=True, stable=True).indices
     ranked = weights.gather(1, order)
     rank = torch.arange(x.shape[1], device=x.device)

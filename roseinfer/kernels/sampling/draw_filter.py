@@ -1,13 +1,15 @@
-"""Top-k and top-p without sorting: the border between what is kept of a row and what is not.
+"""Top-k and top-p without sorting: the border between kept and dropped tokens of a row.
 
-Of a set of tokens let the measure be their number (top-k) or their mass (top-p). The border is the smallest logit
-above which the measure is below a target, k or p times the mass. It is found in three steps:
-  narrow   Measures above a few logits tell between which of them the border lies; each round cuts that interval.
-           The first round's logits lie at distances from the best that double, as distributions differ in width.
-  collect  The tokens left in the interval are gathered; with top-k all above it too, as top-p looks at those next.
-  finish   One program a row bisects the bits of the gathered logits, see `draw_search`.
-Narrowing adds up float32 and might err; the last step checks by exact sums what it was given, and takes the whole row
-if that is wrong or too much was gathered. So the result does not depend on it.
+The measure of a set of tokens is their number (top-k) or their mass (top-p). The border is the smallest logit above
+which the measure is below a target, k or p times the mass. It is found in three steps.
+
+    narrow   Measures above a few logits show between which of them the border lies; each round cuts that interval.
+             The first round's logits are at doubling distances from the best one, as distributions differ in width.
+    collect  The tokens in the interval are gathered; with top-k all above it too, as top-p needs those next.
+    finish   One program a row bisects the bits of the gathered logits, see `draw_search`.
+
+Narrowing adds up float32 and might err. The last step checks the interval by exact sums, and takes the whole row if it
+is wrong or too many tokens were gathered. So the result does not depend on narrowing.
 """
 
 from typing import Any
@@ -19,16 +21,16 @@ from roseinfer.kernels.sampling.argmax import load_chunk, row_best
 from roseinfer.kernels.sampling.draw_search import finish_kernel
 from roseinfer.kernels.sampling.draw_weights import fixed, is_filtered, row_settings, weigh
 
-ROUNDS = 3
-CAPACITY = 16384  # gathered tokens of a row
-TILE = 4096  # gathered tokens that the last step looks at at once
+ROUND_COUNT = 3
+MAX_GATHERED_TOKENS = 16384  # per row
+TILE_TOKENS = 4096  # gathered tokens that the last step processes at once
 
 _EDGES = tl.constexpr(8)  # logits above which a round measures
 
 
 @triton.jit
 def _narrow_target(sums_row, top_p, top_k, by_count, CHUNKS: tl.constexpr, CHUNKS_BLOCK: tl.constexpr):
-    """k, or p times the mass that the first round measured above its last edge, -inf."""
+    """Return k, or p times the mass that the first round measured above its last edge, -inf."""
     chunk = tl.arange(0, CHUNKS_BLOCK)
     sums = tl.load(sums_row + chunk * _EDGES + (_EDGES - 1), mask=chunk < CHUNKS, other=0.0)
     mass = tl.maximum(top_p * tl.sum(sums.to(tl.float64), 0), 1e-13)
@@ -37,7 +39,7 @@ def _narrow_target(sums_row, top_p, top_k, by_count, CHUNKS: tl.constexpr, CHUNK
 
 @triton.jit
 def _interval(edges_row, sums_row, target, CHUNKS: tl.constexpr, CHUNKS_BLOCK: tl.constexpr):
-    """The two edges of a round that the border lies between: above the first, not above the second."""
+    """Return the two edges of a round around the border: above the first, not above the second."""
     chunk = tl.arange(0, CHUNKS_BLOCK)[:, None]
     edge = tl.arange(0, _EDGES)[None, :]
     sums = tl.load(sums_row + chunk * _EDGES + edge, mask=chunk < CHUNKS, other=0.0)
@@ -66,7 +68,7 @@ def _narrow_kernel(
     CHUNKS_BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program (row, chunk): measures of the chunk above this round's edges, [n, chunks, edges] float32."""
+    """Measure, in program (row, chunk), the chunk above this round's edges, [n, chunks, edges] float32."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     best, _token = row_best(best_ptr + row * CHUNKS, CHUNKS, CHUNKS_BLOCK)
@@ -124,7 +126,7 @@ def _collect_kernel(
     CHUNKS_BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program (row, chunk): appends the chunk's tokens in the interval to the row's; exact masses of the chunk.
+    """Append, in program (row, chunk), the chunk's tokens in the interval to the row's; sum exact masses of the chunk.
 
     bounds: [n, 2], the interval. masses: [n, chunks, 3] int64: above the interval, in it, and all.
     """
@@ -163,14 +165,14 @@ def find_borders(
     *,
     chunk: int,
     num_warps: int,
-    rounds: int = ROUNDS,
-    capacity: int = CAPACITY,
-    tile: int = TILE,
+    rounds: int = ROUND_COUNT,
+    capacity: int = MAX_GATHERED_TOKENS,
+    tile: int = TILE_TOKENS,
     finish_warps: int = 16,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Border logits [n] float32 and how many tokens at the border are kept, [n] int32; undefined for unfiltered rows.
+    """Return border logits [n] float32 and the kept tokens at the border, [n] int32; undefined for unfiltered rows.
 
-    Arguments as for `draw`; best: what `chunk_best` returned with this `chunk`.
+    Arguments as for `draw`; best: the result of `chunk_best` with this `chunk`.
     """
     rows, vocab_size = logits.shape
     chunks = best.shape[1]

@@ -1,4 +1,4 @@
-"""The last step of finding a border (see `draw_filter`): bisection on the bits of gathered logits, by exact sums."""
+"""Last step of finding a border (see `draw_filter`): bisection on the bits of gathered logits, by exact sums."""
 
 from roseinfer.kernels.common.triton_support import tl, triton
 from roseinfer.kernels.sampling.argmax import ordered, row_best
@@ -17,7 +17,7 @@ def _measure(
     SHIFT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The exact measure of tokens above a key, and the largest logit not above it."""
+    """Return the exact measure of tokens above a key, and the largest logit not above it."""
     measure = tl.zeros([TILE], tl.int64)
     largest = tl.full([TILE], float("-inf"), tl.float32)
     for start in range(0, count, TILE):
@@ -47,7 +47,7 @@ def _search(
     SHIFT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The border among tokens whose measure lies on top of `base`, and the measure above it.
+    """Return the border among tokens whose measure comes on top of `base`, and the measure above it.
 
     low, high: int64 keys; the measure above `high` is below the target, the border is above `low`.
     """
@@ -83,7 +83,7 @@ def finish_kernel(
     SHIFT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Program (row): the border [n] float32, and how many of the tokens at it are kept [n] int32.
+    """Write, in program (row), the border [n] float32 and the number of kept tokens at it [n] int32.
 
     SHIFT: low bits of a float32 that are 0 in every logit of this type; keys are compared without them.
     """

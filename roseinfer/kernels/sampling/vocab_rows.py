@@ -1,11 +1,11 @@
-"""Rows of the part of a vocabulary's table that one rank holds."""
+"""Lookup in the part of a vocabulary's table that one rank holds."""
 
 import torch
 
 from roseinfer.kernels.common.triton_support import cdiv, tl, triton
 
-_BLOCK = 2048  # columns of a program
-_WARPS = 4
+_BLOCK_COLUMNS = 2048  # per program
+_PROGRAM_WARPS = 4
 
 
 @triton.jit(do_not_specialize=["start", "held"])
@@ -19,16 +19,18 @@ def _vocab_embedding_kernel(ids_ptr, table_ptr, out_ptr, start, held, WIDTH: tl.
 
 
 def vocab_rows(ids: torch.Tensor, table: torch.Tensor, start: int) -> torch.Tensor:
-    """ids [T], table [held, width] -> [T, width]: the table's row `id - start`, zeros where it has none.
+    """Look up ids [T] in table [held, width]: return [T, width], row `id - start`, or zeros for other ranks' ids.
 
-    Begins when all before it has ended, as `early_start` asks of what reads a step's inputs.
+    Begins after all earlier kernels have ended, which `early_start` requires of readers of a step's inputs.
     """
     held, width = table.shape
     assert table.is_contiguous() and ids.is_contiguous()
     out = torch.empty((ids.shape[0], width), dtype=table.dtype, device=table.device)
     if len(ids):
-        grid = (len(ids), cdiv(width, _BLOCK))
-        _vocab_embedding_kernel[grid](ids, table, out, start, held, WIDTH=width, BLOCK=_BLOCK, num_warps=_WARPS)
+        grid = (len(ids), cdiv(width, _BLOCK_COLUMNS))
+        _vocab_embedding_kernel[grid](
+            ids, table, out, start, held, WIDTH=width, BLOCK=_BLOCK_COLUMNS, num_warps=_PROGRAM_WARPS
+        )
     return out
 
 

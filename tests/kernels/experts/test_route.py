@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roseinfer.kernels.experts import route as route_module
-from roseinfer.kernels.experts.route import TOKENS, route_reference, router_logits
+from roseinfer.kernels.experts.route import MIN_PROGRAM_TOKENS, route_reference, router_logits
 from roseinfer.kernels.experts.route_terms import split_router
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, normed_rows_reference
 from roseinfer.kernels.linear.skinny import SkinnyNorm
@@ -14,7 +14,7 @@ from tests.helpers.interpreter import round_codes
 
 
 def arrived_of(tokens, device):
-    return torch.zeros(-(-tokens // TOKENS), dtype=torch.int32, device=device)
+    return torch.zeros(-(-tokens // MIN_PROGRAM_TOKENS), dtype=torch.int32, device=device)
 
 
 def route(x, norm, router, **options):

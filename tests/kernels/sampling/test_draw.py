@@ -8,7 +8,7 @@ import torch
 
 from roseinfer.kernels.sampling.argmax import NOT_FINITE, NOTHING_LEFT
 from roseinfer.kernels.sampling.draw import draw, draw_reference
-from roseinfer.kernels.sampling.draw_weights import GREEDY_TEMPERATURE
+from roseinfer.kernels.sampling.draw_weights import MAX_GREEDY_TEMPERATURE
 from roseinfer.runner.rng import uniforms
 from roseinfer.runner.seats import MIN_TEMPERATURE
 from tests.helpers.cases import each_value
@@ -85,7 +85,7 @@ def test_without_filters_both_ways_give_the_same(device):
 @pytest.mark.parametrize("filtered", [False, True])
 def test_greedy_seats_among_others(filtered, device):
     logits = shaped("tied", 8, 700, torch.float32, device)
-    settings = [((1.0, 0.0, MIN_TEMPERATURE, GREEDY_TEMPERATURE)[i % 4], 0, 1.0, 0.0) for i in range(8)]
+    settings = [((1.0, 0.0, MIN_TEMPERATURE, MAX_GREEDY_TEMPERATURE)[i % 4], 0, 1.0, 0.0) for i in range(8)]
     batch = Batch(logits, settings)
     tokens = batch.draw(filtered=filtered)
     likeliest = (logits == logits.amax(-1, keepdim=True)).int().argmax(-1).tolist()

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from roseinfer.core.plan import TokenMasks
-from roseinfer.kernels.sampling.mask import CHUNK, mask_logits
+from roseinfer.kernels.sampling.mask import CHUNK_TOKENS, mask_logits
 from roseinfer.runner.masks import HostMasks, MaskTable
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("vocab_size", [1, 77, CHUNK, CHUNK + 33])
+@pytest.mark.parametrize("vocab_size", [1, 77, CHUNK_TOKENS, CHUNK_TOKENS + 33])
 def test_equals_the_table_in_any_dtype_and_layout(vocab_size, dtype, device):
     generator = torch.Generator().manual_seed(vocab_size)
     wide = torch.randn(5, vocab_size + 3, generator=generator).to(dtype)
