@@ -1,4 +1,4 @@
-"""Layers that differ: in heads, each kind in its part of the store; in KV groups, each with its own block tables."""
+"""Layers that differ in heads or in KV groups: each kind in its part of the store, each group with its block tables."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def make_store(specs: list[AttentionSpec]) -> KVStore:
 
 
 def steps(table: list[int]) -> list[ForwardBatch]:
-    """A prompt in two chunks, then decodes, of one sequence."""
+    """Run a prompt in two chunks, then decodes, of one sequence."""
     spans = [(0, 17), (17, 20), (37, 1), (38, 1), (39, 1)]
     rows = [HandRow(tokens=[0] * (start + count), table=table, start=start, count=count) for start, count in spans]
     return [make_batch([row], BLOCK, DEVICE) for row in rows]
@@ -54,7 +54,7 @@ def run(backend: AttentionBackend, store: KVStore, batch: ForwardBatch, specs, q
 
 
 def test_layers_of_different_heads_in_one_store() -> None:
-    """As if each kind of layer were a model of its own."""
+    """The results are those of a model for each kind of layer."""
     specs = [spec_of(4, 2, 8), spec_of(2, 1, 16, window=WINDOW), spec_of(4, 2, 8, window=WINDOW), spec_of(6, 2, 8)]
     together, store = TorchAttention(specs, torch.float32), make_store(specs)
     apart = [(TorchAttention([spec], torch.float32), make_store([spec])) for spec in specs]
@@ -67,7 +67,7 @@ def test_layers_of_different_heads_in_one_store() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_layer_takes_tables_and_slots_of_its_group(backend: str) -> None:
-    """The window's group gives its blocks back as soon as they lie before the window, and others write to them."""
+    """The window's group frees blocks as soon as they precede the window, and other requests write to them."""
     if backend == "triton" and not HAS_TRITON:
         pytest.skip("Triton is not installed")
     specs = [spec_of(4, 2, 16), spec_of(4, 2, 16, window=WINDOW), spec_of(4, 2, 16)]

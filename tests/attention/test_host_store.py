@@ -24,7 +24,7 @@ def test_a_host_block_has_room_for_every_layer_of_a_block(dtype):
     assert sum(part.shape[1] for part in host.parts) == KVStore.bytes_per_block(SPECS, 4, dtype)
     for device, kept in zip(store.blocks, host.parts, strict=True):
         assert device.shape == (5, kept.shape[1]) and device.is_contiguous() and kept.is_contiguous()
-        kept.fill_(1 + len(host.parts))  # would reach into another part, did they overlap
+        kept.fill_(1 + len(host.parts))  # would change another part if they overlapped
     assert all(int(part.sum(dtype=torch.int64)) == part.numel() * 3 for part in host.parts)
     store.blocks[0][2] = 56
     (keys, values), (other, _) = store.layer(0), store.layer(1)
@@ -78,7 +78,7 @@ def test_want_of_address_space_is_an_error_of_the_option(monkeypatch):
 
 
 class Runtime:
-    """The CUDA runtime in what is asked of it to lock pages."""
+    """Stand-in for the CUDA runtime's functions that lock pages."""
 
     def __init__(self, error: int) -> None:
         self.error, self.locked = error, {}
@@ -108,7 +108,7 @@ def test_pages_are_locked_as_long_as_they_are_there(monkeypatch):
 
 
 def test_what_the_driver_does_not_lock_is_an_error_of_the_option(monkeypatch):
-    """And it is asked for no more than that: where it keeps its last error, somebody has to hear of it."""
+    """The driver's last error is read, so that no later call reports it."""
     runtime, asked = Runtime(2), []
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     zeros = torch.zeros

@@ -48,7 +48,7 @@ def test_what_is_kept() -> None:
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("windows", [(None, None), (20, None)])
 def test_attention_is_that_over_the_numbers_which_codes_stand_for(dtype: torch.dtype, scaled: bool, windows) -> None:
-    """Decodes, whole prompts and chunks; what an earlier step has kept, and the step's own tokens."""
+    """Decodes, whole prompts and chunks; tokens of earlier steps, and the step's own."""
     specs = [spec_of(6, 2, 16, window=window) for window in windows]
     scales = KVScales(*(0.1 + torch.rand(2, 2))) if scaled else None
     ours, theirs = (store_of(64, 2, 16, 2, 16, kept, CPU) for kept in (CODES, dtype))

@@ -1,4 +1,4 @@
-"""Scales of K and V, as the makers of checkpoints name and shape them."""
+"""Scales of K and V, with the names and shapes of different tools."""
 
 import pytest
 import torch

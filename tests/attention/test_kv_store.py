@@ -60,7 +60,7 @@ def test_layers_may_differ_in_heads_and_share_block_ids():
 
 
 class Largest(TorchDispatchMode):
-    """Bytes of the largest tensor that any operation returns in memory of its own."""
+    """Bytes of the largest tensor that any operation returns in new memory."""
 
     def __init__(self, stores: tuple[torch.Tensor, ...]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Choice of the attention backend: capabilities of each, and errors that name what is missing."""
+"""Choice of the attention backend: each one's capabilities, and errors that name what is missing."""
 
 import logging
 

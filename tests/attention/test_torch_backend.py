@@ -15,7 +15,7 @@ LAYERS = 3
 
 
 class Case:
-    """Sequences whose K and V are drawn in full; what lies before a row's start is put into the store beforehand."""
+    """Sequences with random K and V; the store contains the tokens before a row's start."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ def test_layers_of_different_windows() -> None:
 
 
 def test_what_lies_before_the_window_is_not_read() -> None:
-    """Neither are its entries of the block table: whoever frees such blocks may give them away."""
+    """Nor are its entries of the block table, since the blocks may belong to other requests by now."""
     case = Case(4, 2, 8, 4, windows=(6,) * LAYERS)
     for start, count in ((40, 1), (33, 1), (27, 3), (30, 20)):
         case.add(start, count)
@@ -196,7 +196,7 @@ def test_what_lies_before_the_window_is_not_read() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_windowed_prompt_in_any_chunks(seed: int) -> None:
-    """Each position's output is that of the whole prompt, wherever chunks begin and end, decodes included."""
+    """Each position's output is that of the whole prompt, wherever chunks begin and end, including decodes."""
     rng = random.Random(seed)
     window, block_size, length = rng.randint(1, 70), rng.choice((1, 2, 16, 64)), rng.randint(1, 120)
     case = Case(*rng.choice(((2, 2), (4, 2), (6, 1))), 8, block_size, windows=(window,) * LAYERS)

@@ -45,7 +45,7 @@ def device() -> torch.device:
 def head_transform(
     heads: int, kv_heads: int, dim: int, device: torch.device, *, llama: bool, dtype: torch.dtype = torch.float32
 ) -> HeadTransform:
-    """With norms and rotation as in Qwen3, or with neither as in GPT-2."""
+    """Return norms and rotation as in Qwen3, or neither as in GPT-2."""
     if not llama:
         return HeadTransform(spec_of(heads, kv_heads, dim))
     query, key = ((torch.rand(dim, device=device) + 0.5).to(dtype) for _ in range(2))
@@ -53,7 +53,7 @@ def head_transform(
     frequencies = default_frequencies(dim, 10000.0).to(device)
     rotary = Rotary(frequencies, MAX_LEN)
     angle = torch.arange(MAX_LEN, device=device)[:, None] * frequencies
-    rotary.cos_sin = torch.cat((angle.cos(), angle.sin()), -1)  # which on a CPU it does without
+    rotary.cos_sin = torch.cat((angle.cos(), angle.sin()), -1)  # which a CPU does not need
     return HeadTransform(spec_of(heads, kv_heads, dim), norms, rotary)
 
 
@@ -70,7 +70,7 @@ class Case:
         max_len: int = MAX_LEN,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        # In bfloat16 the torch backend rounds after each of norm, weight and rotation, the kernels only once.
+        # In bfloat16 the torch backend rounds after norm, weight and rotation, the kernels only once.
         self.roundings = 4 if dtype == torch.bfloat16 else 1
         kv_dtype = kv_dtype or dtype
         spec = transform.spec
@@ -96,7 +96,7 @@ class Case:
         self.backends = TritonAttention(shape), TorchAttention(specs, dtype)
 
     def step(self, rows: list[HandRow], *, captured: bool = False) -> None:
-        """Rows with one token come first. captured: the kernels get the batch in the form that graphs are made of."""
+        """Run one step. Rows with one token come first. captured: pass the kernels a batch as for a captured graph."""
         batch = make_batch(rows, self.block_size, self.device)
         ours, theirs = self.backends
         ours.begin(self.as_captured(batch) if captured else batch, self.stores[0])
@@ -111,7 +111,7 @@ class Case:
         assert_near(ours, theirs, self.roundings)
 
     def as_captured(self, batch: ForwardBatch) -> ForwardBatch:
-        """Every row may be one that decodes or not, which only the device knows."""
+        """Return the batch as for a captured graph, where only the device knows which rows decode."""
         decodes, rows = batch.num_decodes, batch.num_rows
         decode_len = batch.context_len.clone()
         decode_len[decodes:] = 0
@@ -154,7 +154,7 @@ def test_prompts_then_chunks_then_decodes(heads, kv_heads, dim, llama, block_siz
 
 @cases("count", [1, MAX_FEW_ROWS + 1], exhaustive=[MAX_FEW_ROWS])
 def test_few_decodes_and_more(count, device) -> None:
-    """Few take one launch a layer; what one kernel has written, the other reads."""
+    """Few rows take one launch a layer; each kernel reads what the other has written."""
     case = Case(head_transform(2, 1, 32, device, llama=True), 16, device, windows=(None, 9))
     tables = [case.table(64) for _ in range(count)]
     lengths = [17 if i == 2 else 2 + i % 2 for i in range(count)]
@@ -187,7 +187,7 @@ def test_codes(llama, captured, device) -> None:
         transform = replace(transform, kv_scales=KVScales(*(0.1 + torch.rand(2, 2, device=device))))
     case = Case(transform, 16, device, windows=(None, 24), kv_dtype=CODES)
     if llama:
-        case.roundings = 300  # where norm and rotation round differently, the next code may be nearer
+        case.roundings = 300  # different rounding of norm and rotation may lead to a neighbouring code
     tables = [case.table(90) for _ in range(3)]
     case.step([row(tables[0], 0, 1), row(tables[1], 0, 33)], captured=captured)
     case.step([row(tables[0], 1, 1), row(tables[1], 33, 1), row(tables[2], 0, 20)], captured=captured)
@@ -196,8 +196,8 @@ def test_codes(llama, captured, device) -> None:
 
 @pytest.mark.parametrize(("captured", "windows"), [(False, (None, 30)), (True, (None, None)), (True, (250, 70))])
 def test_long_contexts_are_divided(captured, windows, device, monkeypatch) -> None:
-    """A chunk behind one, with a short chunk and a decode beside it; later steps find the workspace as it was left."""
-    for constant in ("BEGIN_TILES", "MERGE_TILES", "FULL_MERGE_TILES"):  # so that a short one is worth it
+    """A chunk after a long context, with a short chunk and a decode; later steps reuse the workspace."""
+    for constant in ("BEGIN_TILES", "MERGE_TILES", "FULL_MERGE_TILES"):  # so that dividing a short one pays
         monkeypatch.setattr(prefill_shares, constant, 0)
     case = Case(head_transform(4, 2, 16, device, llama=False), 16, device, windows=windows, max_len=1024)
     long, short = case.table(400), case.table(100)
@@ -244,7 +244,7 @@ def test_bfloat16(heads, kv_heads, dim, llama, device) -> None:
 
 
 def test_who_computes_the_chunks_of_a_large_step(device, monkeypatch) -> None:
-    """Where the bulk kernel is to be had: all of them but short ones beside decodes, and none of a small step's."""
+    """The bulk kernel takes all chunks of large steps, except short ones beside decodes."""
     backend = TritonAttention(shape_of(spec_of(8, 2, 128), device=device, max_tokens=8192))
     monkeypatch.setattr(backend, "_bulk", True)
 

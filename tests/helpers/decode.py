@@ -55,5 +55,5 @@ def reference(case: PagedCase, window: int = 0) -> torch.Tensor:
 
 
 def decodes(contexts: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Rows of one query each, as `paged_case` takes them."""
+    """Return rows of one query each, for `paged_case`."""
     return [(context - 1, 1) for context in contexts]

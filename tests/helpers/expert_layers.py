@@ -1,4 +1,4 @@
-"""Layers of experts for kernels, and what they should make of their inputs in float64."""
+"""Layers of experts for kernels, and their exact results in float64."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from roseinfer.kernels.linear.skinny import SkinnyNorm
 
 
 def router_case(device: torch.device, tokens: int, experts: int, hidden: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Inputs by name; some rows of x are large and off centre, so that a wrong norm shows."""
+    """Return inputs by name; some rows of x are large and off centre, so that a wrong norm shows."""
     x = torch.randn(tokens, hidden) * (1 + torch.arange(tokens))[:, None] + 0.5
     router = torch.randn(experts, hidden) * 2 * hidden**-0.5
     norm = SkinnyNorm((torch.randn(hidden) / 4 + 1).to(dtype).to(device), 1e-5)
@@ -20,7 +20,7 @@ def router_case(device: torch.device, tokens: int, experts: int, hidden: int, dt
 def expert_weights(
     device: torch.device, experts: int, hidden: int, width: int, dtype: torch.dtype, scaled: str = "none"
 ) -> ExpertWeights:
-    """Of scales by "channel" or "block" that differ by up to a hundredfold, so that a wrong one shows."""
+    """Return weights with scales by "channel" or "block" that differ by up to a hundredfold."""
     gate_up = torch.randn(experts, 2 * width, hidden) * hidden**-0.5
     down = torch.randn(experts, hidden, width) * width**-0.5
     if scaled == "none":
@@ -32,7 +32,7 @@ def expert_weights(
 
 
 def exact_routes(x, norm, router, top_k, renormalise):
-    """(ids, weights) in float64, ties to the lower id."""
+    """Return (ids, weights) in float64, ties to the lower id."""
     wide = x.double()
     wide = wide / (wide.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.double()
     weights, ids = (wide @ router.double().T).softmax(-1).sort(dim=-1, descending=True, stable=True)
@@ -41,7 +41,7 @@ def exact_routes(x, norm, router, top_k, renormalise):
 
 
 def exact_experts(x, norm, router, weights, *, top_k, renormalise, activation="silu", residual=None):
-    """The layer in float64, nothing rounded between the steps."""
+    """Return the layer's result in float64, with nothing rounded between the steps."""
     ids, shares = exact_routes(x, norm, router, top_k, renormalise)
     wide = x.double()
     wide = wide / (wide.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight.double()

@@ -1,4 +1,4 @@
-"""Triton's interpreter with the numpy at hand, and without what it does several times over."""
+"""Adjustments of Triton's interpreter: to the installed numpy, to a GPU's rounding, and for speed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,7 +55,7 @@ def hurry() -> None:
         return
     from triton.runtime import interpreter
 
-    # The check for overflows is worked out, which takes ten operations for one, and then not looked at without `debug`.
+    # The check for overflows takes ten operations for one, and its result is not used without `debug`.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
     interpreter._patch_lang = _once(interpreter._patch_lang)
@@ -88,7 +88,7 @@ def round_codes() -> None:
 
 
 def _once(patch: Callable[..., Any]) -> Callable[..., Any]:
-    """Each call of a function within a kernel would replace the whole language anew."""
+    """Skip repeated patching: each call of a function within a kernel would replace the whole language again."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -102,7 +102,7 @@ def _once(patch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_name(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """It would fill a table of all types to look one of them up."""
+    """Look up one type, instead of filling a table of all types."""
     known: dict[str, Any] = {}
 
     def find_by_name(type: Any) -> Any:
@@ -115,7 +115,7 @@ def _by_name(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _remember_shapes() -> None:
-    """Every value would look through its shape, make objects of each number, and those their types."""
+    """Cache shapes and their types, which every value would compute again."""
     import triton.language as tl
 
     make_tensor, make_type = tl.core.tensor.__init__, tl.core.block_type.__init__
@@ -132,7 +132,7 @@ def _remember_shapes() -> None:
 
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
         key = (element_ty.name, *shape)
-        if not all(size.__class__ is int for size in shape):  # a number of Triton's own, whose hash is another's
+        if not all(size.__class__ is int for size in shape):  # a number of Triton's own, whose hash is shared
             make_type(self, element_ty, shape)
             return
         if key not in types:

@@ -15,7 +15,7 @@ LAYERS, LAYER = 3, 1
 
 @dataclass(frozen=True)
 class PagedCase:
-    """The arguments that attention kernels share. `out` is poisoned, and so is all of the cache that no token owns."""
+    """The arguments that attention kernels share. `out` is poisoned, as are all parts of the cache without a token."""
 
     q: torch.Tensor
     k_cache: torch.Tensor
@@ -40,11 +40,10 @@ def paged_case(
     *,
     codes: bool = False,
 ) -> PagedCase:
-    """rows: position of the first query, and count of queries, of each row.
+    """Return a random case. rows: position of the first query, and count of queries, of each row.
 
-    Queries lie in packed projections, block tables in more seats than there are rows, K and V in one of several
-    layers. Unused entries of a block table point nowhere. codes: K and V are kept in FP8, with a scale for each KV
-    head.
+    Queries are in packed projections, block tables in more seats than there are rows, K and V in one of several layers.
+    Unused entries of a block table are invalid. codes: store K and V in FP8, with a scale for each KV head.
     """
     contexts = [start + count for start, count in rows]
     num_blocks = sum(-(-context // block_size) for context in contexts) + 2
@@ -83,7 +82,7 @@ def paged_case(
 
 
 def assert_near(out: torch.Tensor, expected: torch.Tensor, roundings: int = 1) -> None:
-    """Equal but for some roundings to their dtype, by the norm of the difference; NaN never passes."""
+    """Check equality up to some roundings to their dtype, by the norm of the difference; NaN never passes."""
     limit = roundings * {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[out.dtype]
     error = (out.double() - expected.double()).norm() / expected.double().norm()
     assert error < limit, f"relative error {error:.2e}"

@@ -24,7 +24,7 @@ def block_map(
 def attend(
     case: PagedCase, config: PrefillConfig, blocks: np.ndarray, window: int = 0, slots: int | None = None
 ) -> torch.Tensor:
-    """`slots`: of a workspace for divided contexts; None for a kernel that knows of none."""
+    """Attend. slots: of a workspace for divided contexts; None for a kernel without one."""
     on_device = torch.from_numpy(blocks).to(case.q.device)
     kv_heads, head_dim = case.k_cache.shape[2:]
     parts = None

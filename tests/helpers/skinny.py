@@ -1,4 +1,4 @@
-"""Inputs of `skinny_linear`, what it should make of them in float64, and ways to cut the work."""
+"""Inputs of `skinny_linear`, its exact results in float64, and configs."""
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +17,14 @@ KINDS = ["float16", "bfloat16"]
 
 
 def dtype_of(kind, config):
-    """Triton's interpreter has no bfloat16 `tl.dot`: float32 takes its place there, with the same path for norms."""
+    """Return the dtype to test: float32 replaces bfloat16 in products of the interpreter, which has none."""
     if kind == "bfloat16" and getattr(config, "dot", False) and not torch.cuda.is_available():
         return torch.float32
     return getattr(torch, kind)
 
 
 def case(device, rows, in_features, out_features, dtype, *, norm=None, gated=False):
-    """Random inputs by name. Some rows of x are large and off centre, so that a wrong norm shows."""
+    """Return random inputs by name. Some rows of x are large and off centre, so that a wrong norm shows."""
 
     def random(*shape, scale=1.0):
         return (torch.randn(shape, dtype=torch.float32) * scale).to(dtype).to(device)
@@ -39,14 +39,14 @@ def case(device, rows, in_features, out_features, dtype, *, norm=None, gated=Fal
 
 
 def spread(scales, shape):
-    """Scales by row or by block of 128 x 128, for each element of a weight of `shape`."""
+    """Return scales by row or by block of 128 x 128, for each element of a weight of `shape`."""
     if scales.ndim == 1:
         return scales[:, None].expand(shape)
     return scales.repeat_interleave(128, 0)[: shape[0]].repeat_interleave(128, 1)[:, : shape[1]]
 
 
 def exact(x, weight, *, scales=None, bias=None, residual=None, norm=None, activation=None, gated=False):
-    """The same in float64, nothing rounded between the steps."""
+    """Return the result in float64, with nothing rounded between the steps."""
     wide = x.double()
     if norm is not None:
         if norm.bias is not None:

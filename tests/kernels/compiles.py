@@ -1,8 +1,7 @@
-"""Every form of the kernels of few rows, and of those between GPUs, as Triton's compiler reads it for a Hopper GPU,
-which needs none.
+"""Compile every form of the kernels of few rows, and of those between GPUs, for a Hopper GPU, without having one.
 
-Run as a program, in a process that does not interpret kernels: what the interpreter takes for granted, such as a
-variable that changes its type within a loop, the compiler refuses.
+Run as a program, in a process that does not interpret kernels: the compiler rejects some code that the interpreter
+accepts, such as a variable that changes its type within a loop.
 """
 
 import itertools
@@ -32,7 +31,7 @@ BETWEEN = {"bases_ptr": "*i64", "calls_ptr": "*i32", "patience_ptr": "*i64", "lo
 
 
 def read(kernel, constants, pointers) -> None:
-    """Raises what the compiler raises."""
+    """Compile to Triton's intermediate form. Raises the compiler's errors."""
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     kinds = {name: SCALARS.get(name, pointers.get(name, "*bf16")) for name in kernel.arg_names}
     signature = kinds | dict.fromkeys(constants, "constexpr")
@@ -86,7 +85,7 @@ def main() -> None:
 
 
 def read_order(padded, chunks) -> None:
-    """Of experts some fewer than the next power of two."""
+    """Compile the sorting of pairs, for slightly fewer experts than a power of two."""
     constants = {"E": padded - 3, "E_PAD": padded, "TILE": 16, "BLOCK": 64, "PLACES": 32, "CHUNKS": chunks}
     pointers = dict.fromkeys(INTEGERS, "*i32") | {"counts_ptr": "*i16"}
     for kernel in (pair_order._order_kernel, pair_order._count_kernel, pair_order._place_kernel):
@@ -94,7 +93,7 @@ def read_order(padded, chunks) -> None:
 
 
 def read_tiles(scales, weight_first, gathers) -> None:
-    """Rows of experts in tiles of 64, of widths that end within a block unless they have codes."""
+    """Compile experts in tiles of 64 rows, with widths that end within a block unless they have codes."""
     codes, width = ("*bf16", 200) if scales == "none" else ("*fp8e4nv", 256)
     constants = {
         "TOP_K": 3,

@@ -1,4 +1,4 @@
-"""Kernels compiled for a Hopper GPU, which needs none, by forks of this process; prints what came of it."""
+"""Compile kernels for a Hopper GPU, without having one, by forks of this process; print the outcome."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ from roseinfer.kernels.common.compile_ahead import compiling
 
 
 class NoGpu:
-    """Says what a driver says of a GPU, and cannot launch."""
+    """Driver that describes a GPU, and cannot launch."""
 
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)

@@ -1,7 +1,7 @@
-"""Kernel tests run on the GPU where there is one, else on the CPU under Triton's interpreter (see tests/conftest.py).
+"""Kernel tests run on a GPU if there is one, else on the CPU under Triton's interpreter (see tests/conftest.py).
 
-Every tensor that is allocated without being filled starts as NaN, or as the largest integer, so that an output that
-a kernel does not write everywhere fails its comparison.
+A tensor that is allocated without being filled starts as NaN, or as the largest integer. So an output that a kernel
+does not write everywhere fails its comparison.
 """
 
 import warnings

@@ -1,4 +1,4 @@
-"""Kernels at the sizes of real models, each launched a few times for a memory checker; results are looked at elsewhere.
+"""Launch kernels a few times each at the sizes of real models, for a memory checker; results are checked elsewhere.
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python -m tests.kernels.memcheck
 
@@ -113,7 +113,7 @@ REAL = Sizes(
 
 
 def attention(sizes: Sizes, device: torch.device) -> None:
-    """From the rows of a step to attention: a full decode step, captured mixed steps with padding, an eager one."""
+    """Run the rows of a step to attention: a full decode step, captured mixed steps with padding, an eager one."""
     for heads, kv_dtype in product(sizes.heads, (sizes.dtype, *sizes.kv_dtypes)):
         bench = _Steps(sizes, heads, kv_dtype, device)
         bench.decodes(sizes.rows)
@@ -126,7 +126,7 @@ def attention(sizes: Sizes, device: torch.device) -> None:
 
 
 def choice(sizes: Sizes, device: torch.device) -> None:
-    """Greedy, drawn and filtered, of logits with columns behind the vocabulary, and of few rows in float32."""
+    """Run greedy, drawn and filtered sampling, with columns after the vocabulary, and of few rows in float32."""
     seats = torch.randperm(sizes.rows, device=device)
     settings, integers = _settings(sizes.rows, device)
     for rows, vocab, dtype in ((sizes.rows, sizes.vocab, sizes.dtype), (3, sizes.vocab // 3, torch.float32)):
@@ -140,7 +140,7 @@ def choice(sizes: Sizes, device: torch.device) -> None:
 
 
 def products(sizes: Sizes, device: torch.device) -> None:
-    """The fused linears, with a norm before or a residual after, started early where the GPU can."""
+    """Run the fused linears, with a norm before or a residual after, started early where the GPU can."""
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=sizes.dtype, device=device).normal_()
@@ -158,7 +158,7 @@ def products(sizes: Sizes, device: torch.device) -> None:
 
 
 def eight(sizes: Sizes, device: torch.device) -> None:
-    """Products by weights in FP8, of rows in 16 bits and of rows in FP8, and what rounds those."""
+    """Run products by weights in FP8, of rows in 16 bits and of rows in FP8, and the rounding of those."""
     parts = Parts.allocate(device)
     for weight_rows, columns, counts in sizes.eight:
         wide = torch.empty((weight_rows, columns), device=device).normal_()
@@ -181,7 +181,7 @@ def eight(sizes: Sizes, device: torch.device) -> None:
 
 
 def experts(sizes: Sizes, device: torch.device) -> None:
-    """Layers of experts in 16 bits and in FP8, few tokens and many."""
+    """Run layers of experts in 16 bits and in FP8, for few tokens and many."""
     shape, counts = sizes.mixture
 
     def stack(outs: int, columns: int, blocks: bool | None) -> Stack:
@@ -216,7 +216,7 @@ def rows(sizes: Sizes, device: torch.device) -> None:
 
 
 def planted(sizes: Sizes, device: torch.device) -> None:
-    """Seats 0 to 3 exist, tokens are written for seat 4."""
+    """Write tokens for seat 4, while only seats 0 to 3 exist."""
     pool = torch.zeros((4, 8), dtype=torch.int32, device=device)
     logits = torch.randn(1, 100, device=device)
     seat, end, out = (torch.full((1,), value, dtype=torch.int64, device=device) for value in (4, 0, 0))
@@ -248,7 +248,9 @@ class _Steps:
             self._store.data.normal_()
         self._seats = SeatTable(sizes.rows, each * BLOCK, BLOCK, 1000, device, spare_block=blocks)
         tables = self._seats.block_tables[: sizes.rows]
-        tables.copy_(torch.randint(blocks, tables.shape, dtype=torch.int32))  # rows may share some: nobody looks
+        tables.copy_(
+            torch.randint(blocks, tables.shape, dtype=torch.int32)
+        )  # rows may share some, as results are not checked
         self._inputs = CudaInputs(self._seats, sizes.rows, max(sizes.mixed))
         shape = AttentionShape(
             specs=(heads.spec,),
@@ -316,12 +318,12 @@ def _transform(heads: Heads, longest: int, dtype: torch.dtype, device: torch.dev
     norms = HeadNorms(one, one.clone(), one.expand(heads.query + heads.kv, -1).contiguous(), 1e-6)
     frequencies = default_frequencies(heads.dim, 1e6).to(device)
     rotary = Rotary(frequencies, longest)
-    rotary.cos_sin = cos_sin_table(frequencies, longest)  # which on a CPU it does without
+    rotary.cos_sin = cos_sin_table(frequencies, longest)  # which a CPU does not need
     return HeadTransform(heads.spec, norms, rotary)
 
 
 def _settings(seats: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Seats that are greedy, that draw from all tokens, and that filter in every way. See `draw`."""
+    """Return settings of seats that are greedy, draw from all tokens, and filter in every way. See `draw`."""
     kinds = [(0.0, 1.0, 0.0, 0), (1.0, 1.0, 0.0, 0), (0.7, 0.9, 0.0, 0), (1.0, 1.0, 0.1, 50), (1.3, 0.5, 0.0, 2000)]
     chosen = [kinds[seat % len(kinds)] for seat in range(seats)]
     settings = torch.tensor([kind[:3] for kind in chosen], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The script for a memory checker, at small sizes: that it runs, and what it is made of."""
+"""The script for a memory checker, at small sizes."""
 
 import pytest
 import torch

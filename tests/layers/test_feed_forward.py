@@ -1,4 +1,4 @@
-"""Feed-forward layers: of two products, or of a pair that hands its own form from the first to the second."""
+"""Feed-forward layers of two products, or of a pair that passes its own form from the first to the second."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ HIDDEN, INNER = 8, 12
 
 
 class Paired(PlainMatmul):
-    """Says in `pairs` how often it was asked as one of two."""
+    """Product that records in `pairs` how often it was paired."""
 
     pairs = 0
 
@@ -32,7 +32,7 @@ class Paired(PlainMatmul):
 
 
 class PairedFormat(PlainFormat):
-    """Of the layers whose names have `marked` in them."""
+    """Format that pairs the layers whose names contain `marked`."""
 
     def __init__(self, marked: str) -> None:
         self._marked = marked

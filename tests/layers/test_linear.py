@@ -1,4 +1,4 @@
-"""Linear layers whole and dealt out: the ranks' parts together compute what the whole layer does."""
+"""Linear layers, whole and split: the ranks' parts together compute the result of the whole layer."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.helpers.weights import Imagined, Named, build_for
 
 
 def stored(*widths: int, ins: int = 8, transposed: bool = False, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Weights and biases of the layers "0", "1", ... of these widths."""
+    """Return weights and biases of the layers "0", "1", ... of these widths."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for i, width in enumerate(widths):
@@ -39,7 +39,7 @@ def test_stacked_matrices(transposed: bool) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_outputs_dealt_out(size: int, stacked: bool) -> None:
-    """Each rank's columns of q, k and v side by side; k and v have two heads only, which four ranks share."""
+    """Each rank has columns of q, k and v side by side; four ranks share the two heads of k and v."""
     tensors = stored(16, 8, 8)
     names: tuple[str, ...] = ("0", "1", "2")
     if stacked:
@@ -86,7 +86,7 @@ def test_what_cannot_be_dealt_out_is_refused() -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_vocabulary_dealt_out(size: int, tied: bool) -> None:
-    """Nine tokens: four ranks hold three each, and the last none at all."""
+    """Nine tokens: three of four ranks hold three each, and the last none."""
     vocab, width = 9, 8
     tensors = {
         "wte.weight": torch.randn(vocab, width),

@@ -87,7 +87,7 @@ def test_experts_in_16_bits(rows: int, renormalise: bool) -> None:
 @pytest.mark.parametrize("rows", [FEW, MANY])
 @pytest.mark.parametrize("layout", ["block", "channel"])
 def test_experts_in_fp8(layout: str, rows: int) -> None:
-    """Of many tokens the inputs are rounded, too."""
+    """The inputs of many tokens are rounded, too."""
     tensors, x = halved(draw(SHAPE)), inputs(rows)
     if layout == "block":
         tensors, wide = in_blocks(tensors)
@@ -125,7 +125,7 @@ def test_ranks_add_up_to_the_whole(rows: int) -> None:
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA GPU")
 @pytest.mark.parametrize("rows", [FEW, MANY])
 def test_a_captured_layer_follows_its_inputs(rows: int) -> None:
-    """Which experts have tokens, and how many, is found out anew by each replay."""
+    """Each replay finds out which experts have tokens, and how many."""
     tensors, x = halved(draw(SHAPE)), inputs(rows)
     experts, norm = load(tensors), norm_of(tensors)
     stream = torch.cuda.Stream()
@@ -136,7 +136,7 @@ def test_a_captured_layer_follows_its_inputs(rows: int) -> None:
     with torch.cuda.graph(graph, stream=stream):
         out = experts(norm, x, None)
     for seed in range(3):
-        # Once all tokens are alike, and go to the same experts.
+        # The last inputs are all alike, so that all tokens go to the same experts.
         x.copy_(torch.randn(rows if seed else 1, SHAPE.hidden, device=DEVICE))
         graph.replay()
         torch.cuda.synchronize()

@@ -47,7 +47,7 @@ def layer(tensors: dict[str, torch.Tensor], shape: ExpertShape = SHAPE, build: B
 
 
 def expected(x: torch.Tensor, tensors: dict[str, torch.Tensor], shape: ExpertShape = SHAPE) -> torch.Tensor:
-    """[T, hidden] float64, without a residual."""
+    """Return the layer's result [T, hidden] in float64, without a residual."""
     wide = {name: tensor.double() for name, tensor in tensors.items()}
     h = x.double()
     h = h / (h.square().mean(-1, keepdim=True) + EPS).sqrt() * wide["norm.weight"]
@@ -87,7 +87,7 @@ def test_one_expert_each_and_all_of_them(top_k: int) -> None:
 
 
 def test_all_tokens_to_the_same_experts_and_none_to_the_others() -> None:
-    """Of equal probabilities the lower numbers are chosen."""
+    """Experts with lower numbers are chosen if probabilities are equal."""
     tensors, x = draw(SHAPE), inputs(30)
     tensors["moe.gate.weight"].zero_()
     ids, weights = route(x, tensors["moe.gate.weight"], 3, renormalise=True)
@@ -129,7 +129,7 @@ BLOCKS = ExpertShape(count=3, top_k=2, hidden=256, width=256, renormalise=False,
 
 
 def in_blocks(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The experts in FP8 with a scale for each 128 x 128, and the same widened again."""
+    """Return the experts in FP8 with a scale for each 128 x 128, and the same widened again."""
     narrow, wide = dict(tensors), dict(tensors)
     for name in [name for name in tensors if ".experts." in name]:
         weight = Fp8Weight.of(tensors[name], block=True)

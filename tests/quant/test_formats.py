@@ -1,4 +1,4 @@
-"""A format of weights is one class that no model knows of: here one of the tests' own, whole and dealt out."""
+"""A weight format is one class that no model knows: here one of the tests' own, whole and split."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +59,7 @@ class ChannelFp8:
 
 
 def quantise(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """A checkpoint in FP8, and the same widened again."""
+    """Return a checkpoint in FP8, and the same widened again."""
     narrow, wide = dict(tensors), dict(tensors)
     for name in [name for name in tensors if name.split(".")[-2] in LAYERS]:
         scale = tensors[name].abs().amax(1, keepdim=True) / 448
@@ -77,7 +77,7 @@ def save(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Of the checkpoint in FP8, and of the same widened again."""
+    """Write the checkpoint in FP8 and widened; return both folders."""
     first = save_reference(make_reference("llama"), tmp_path_factory.mktemp("first"))
     narrow, wide = quantise(load_file(first / "model.safetensors"))
     return save(tmp_path_factory.mktemp("narrow"), narrow), save(tmp_path_factory.mktemp("wide"), wide)
@@ -99,7 +99,7 @@ def test_a_model_in_a_format_it_does_not_know(folders: tuple[Path, Path]) -> Non
 
 
 def test_each_format_reads_the_ranks_parts_of_the_whole(folders: tuple[Path, Path]) -> None:
-    """The outputs of two ranks side by side, with inputs of which each has half, are those of the whole."""
+    """Two ranks' outputs side by side, and sums of products by their halves of the inputs, are those of the whole."""
     cases: list[tuple[Path, WeightFormat]] = [(folders[0], ChannelFp8()), (folders[1], PlainFormat())]
     name = "model.layers.0.mlp.up_proj"
     x = torch.randn(3, 32)
@@ -116,7 +116,7 @@ def test_each_format_reads_the_ranks_parts_of_the_whole(folders: tuple[Path, Pat
 
 
 def test_what_is_quantised_is_not_read_as_if_it_were_not(folders: tuple[Path, Path]) -> None:
-    """Copied into a wider tensor, e4m3 would lose its scale without a word."""
+    """Copied into a wider tensor, e4m3 would silently lose its scale."""
     with pytest.raises(UnsupportedModelError, match=r"q_proj\.weight has dtype F8_E4M3"):
         load(folders[0])
     with pytest.raises(UnsupportedModelError, match=r"weight_scale is missing"):
@@ -124,7 +124,7 @@ def test_what_is_quantised_is_not_read_as_if_it_were_not(folders: tuple[Path, Pa
 
 
 class FloatCodes(ChannelFp8):
-    """Takes float weights for codes, so that it gets as far as the scales."""
+    """Format that accepts float weights as codes, to get as far as the scales."""
 
     def _widened(self, source: WeightSource, piece: WeightPiece) -> torch.Tensor:
         scales = torch.empty(piece.outs.width, 1)

@@ -1,4 +1,4 @@
-"""Whole checkpoints as their makers write them: config.json and tensors, read by the engine, and damaged ones."""
+"""Whole checkpoints as tools write them: config.json and tensors, read by the engine, and damaged ones."""
 
 import json
 import random
@@ -29,7 +29,7 @@ KV = {"k_scale": torch.tensor(0.5), "v_scale": torch.tensor([0.25])}
 
 @dataclass(frozen=True)
 class Maker:
-    """How a tool writes: what it says in config.json or a file of its own, its scales' name, and tensors besides.
+    """A tool's way of writing: its entries in config.json or another file, its scales' name, and further tensors.
 
     beside: of each linear layer. attention: of each layer's attention.
     """
@@ -71,7 +71,7 @@ def logits(model: CausalLM) -> torch.Tensor:
 
 
 def make(folder: Path, maker: Maker, family: str = "qwen3", **changes: Any) -> Tensors:
-    """A checkpoint of that maker in `folder`; returns the tensors of the same model in floats."""
+    """Write a checkpoint of that tool to `folder`; return the tensors of the same model in floats."""
     sizes = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
     save_reference(make_reference(family, **{**sizes, **changes}), folder)
     narrow, wide = quantise(load_file(folder / "model.safetensors"), maker.scale, maker.rounding)
@@ -92,7 +92,7 @@ def say(folder: Path, quantization: dict[str, Any] | None) -> None:
 
 
 def in_floats(folder: Path, tensors: Tensors) -> torch.Tensor:
-    """Logits of the same model without quantisation."""
+    """Return logits of the same model without quantisation."""
     say(folder, None)
     (folder / "hf_quant_config.json").unlink(missing_ok=True)
     write(folder, tensors)
@@ -139,7 +139,7 @@ def test_fp8_may_become_int8(tmp_path: Path) -> None:
 
 
 def test_files_in_parts(tmp_path: Path) -> None:
-    """A layer's codes in one file, its scales in another."""
+    """A layer's codes are in one file, its scales in another."""
     make(tmp_path, MAKERS[0])
     expected = logits(load(tmp_path))
     tensors = load_file(tmp_path / "model.safetensors")
@@ -192,7 +192,7 @@ def test_the_engine_rounds_a_model_that_is_asked_for_in_fp8() -> None:
 
 # --- damage ---------------------------------------------------------------------------------------------------------
 def damage(tensors: Tensors, rng: random.Random) -> Tensors:
-    """A tensor of the first layer is lost, doubled, of another shape or dtype, or holds what is no number."""
+    """Remove or duplicate a tensor of the first layer, change its shape or dtype, or write NaN to it."""
     name = rng.choice(sorted(key for key in tensors if "layers.0" in key))
     tensor, rest = tensors[name], {key: t for key, t in tensors.items() if key != name}
     wide = tensor.float().reshape(-1)

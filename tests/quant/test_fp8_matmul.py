@@ -84,7 +84,7 @@ def normed(norm: Norm, x: torch.Tensor) -> torch.Tensor:
 
 
 def exact(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> torch.Tensor:
-    """In float64; many rows are rounded first."""
+    """Return the product in float64; many rows are rounded first."""
     if x.shape[0] == MANY:
         x = rows_reference(x, grouped=weight.is_block).widen()
     y = x.double() @ weight.widen(torch.float32).double().T
@@ -114,7 +114,7 @@ def test_products(rows: int, epilogue: Epilogue, biased: bool, block: bool) -> N
 def test_a_norm_before(rows: int, kind: type[RMSNorm] | type[LayerNorm], block: bool) -> None:
     weight, x, norm = draw_weight(OUT, WIDTH, block), draw(rows, WIDTH), load_norm(kind, WIDTH)
     found = fp8_matmul(weight, None, SILU).after(norm, x)
-    # Which of two codes a number on their border gets depends on the last bit of the norm.
+    # The last bit of the norm decides the code of a number between two codes.
     expected = exact(normed(norm, x), weight, None, SILU)
     assert ((found.double() - expected).norm() / expected.norm()) < 2 * TOLERANCE
 
@@ -141,7 +141,7 @@ def test_the_result_goes_where_it_is_wanted(rows: int, block: bool) -> None:
     ids=str,
 )
 def test_pairs(rows: int, epilogue: Epilogue, block: bool, down_by_blocks: bool) -> None:
-    """Two layers whose scales may differ: nothing between them is in 16 bits but the sums of the first."""
+    """Two layers whose scales may differ: only the sums of the first one are in 16 bits."""
     width = OUT // 2 if epilogue.gated else OUT
     up, down = draw_weight(OUT, WIDTH, block), draw_weight(WIDTH, width, down_by_blocks)
     x, residual, norm = draw(rows, WIDTH), draw(rows, WIDTH), load_norm(RMSNorm, WIDTH)
@@ -154,7 +154,7 @@ def test_pairs(rows: int, epilogue: Epilogue, block: bool, down_by_blocks: bool)
 
 
 def test_a_pair_without_a_residual() -> None:
-    """On the ranks that do not add it."""
+    """Only one rank adds the residual."""
     up, down = draw_weight(OUT, WIDTH, True), draw_weight(WIDTH, OUT, True)
     x, norm = draw(MANY, WIDTH), load_norm(RMSNorm, WIDTH)
     both = fp8_matmul(up, None).paired(fp8_matmul(down, None))

@@ -1,4 +1,4 @@
-"""What rounding to FP8 costs a trained model: the embedded one, on text that it has not seen."""
+"""Cost of rounding a trained model to FP8: the embedded one, on held-out text."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ SCHEMES = [Fp8Scheme("channel"), Fp8Scheme("block")]
 
 
 class RoundedInputs(PlainMatmul):
-    """Rounds its inputs to FP8, too, with a scale for each row, or for each 128 of its columns."""
+    """Product that rounds its inputs to FP8, too, with a scale for each row, or for each 128 of its columns."""
 
     def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None, epilogue: Epilogue) -> None:
         super().__init__(weight.widen(torch.float32), bias, epilogue)

@@ -11,7 +11,7 @@ def test_rounding_a_weight_errs_by_a_seventeenth_of_an_element_at_most():
     weight = torch.randn(48, 96, generator=torch.Generator().manual_seed(0)) * 0.02
     found = Fp8Weight.of(weight)
     wide = found.widen(torch.float32)
-    # Normal codes have 3 bits behind the point: half of the last of them, relative to the smallest mantissa above it.
+    # Normal codes have 3 bits after the point: half of the last bit, relative to the smallest mantissa.
     assert ((wide - weight).abs() <= torch.maximum(weight.abs() / 17, found.scales[:, None] * 2**-10)).all()
     assert not found.is_block
     torch.testing.assert_close(wide.abs().amax(1), weight.abs().amax(1))
@@ -24,7 +24,7 @@ def test_a_row_of_zeros_stays_one():
 
 @pytest.mark.parametrize("rounded", [Fp8Weight.of, partial(Fp8Weight.of, block=True), Fp8Weight.nearest, Int8Weight.of])
 def test_a_row_too_small_for_a_scale_becomes_zeros(rounded):
-    """A large part of 1e-44 is no number above zero any more, and nothing may be divided by it."""
+    """A 448th part of 1e-44 is zero, which must not be divided by."""
     weight = torch.zeros(2, 16)
     weight[:, 1] = 1e-44
     found = rounded(weight)
@@ -44,7 +44,7 @@ def test_a_block_shares_a_scale(shape):
 
 @pytest.mark.parametrize("shape", [(256, 384), (200, 300), (1, 1)])
 def test_rounded_by_block(shape):
-    """As if every block were a matrix of its own, whose rows share the largest magnitude."""
+    """Every block is rounded like a matrix of its own, whose rows share the largest magnitude."""
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 1 + shape[1])
     kept = weight.clone()
     found = Fp8Weight.of(weight, block=True)

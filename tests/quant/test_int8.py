@@ -1,4 +1,4 @@
-"""Int8 against float64 on the very codes that it is said to multiply, so that only float32's rounding is left over."""
+"""Int8 against float64 on the very codes that it multiplies, so that only float32's rounding is left."""
 
 from collections.abc import Iterator
 
@@ -40,7 +40,7 @@ def draw_weight(outs: int = OUT) -> torch.Tensor:
 
 
 def rounded(x: torch.Tensor, codes: int) -> torch.Tensor:
-    """What rows of x are taken for, in float64. Codes are worked out in float32, which decides what is close to .5."""
+    """Return the values of x's codes, in float64. Codes are computed in float32, which decides numbers close to .5."""
     largest = x.abs().amax(1, keepdim=True)
     return (x / largest * codes).round().double() * largest.double() / codes
 
@@ -181,13 +181,13 @@ def test_a_table_is_looked_up_and_multiplied_by_as_the_same_codes(dtype: torch.d
 
 
 def test_few_and_many_rows_get_the_same_bits() -> None:
-    """The libraries differ, and a token must not depend on how many others a step has."""
+    """The libraries differ, and a token must not depend on the number of other tokens in a step."""
     if OnednnProduct not in KINDS:
         pytest.skip("this CPU has one product")
     kept = Int8Weight.of(draw_weight())
     both, few = BothProducts(kept, many=12), FbgemmProduct(kept)
     x = torch.randn(400, WIDTH) * torch.rand(400, 1) * 9
-    # Halves of a step, which are rounded to even, and what float32 takes for one next to 128.
+    # Halves of a step, which are rounded to even, and numbers that float32 takes for a half next to 128.
     x[0, :4] = torch.tensor([127.0, 62.5, 63.5, -0.50000003])
     expected = few(x)
     for first, last in ((0, 400), (0, 12), (0, 11), (5, 6), (100, 133)):
@@ -198,7 +198,7 @@ def test_few_and_many_rows_get_the_same_bits() -> None:
 def test_a_second_layout_is_kept_where_there_is_memory(
     monkeypatch: pytest.MonkeyPatch, free: int, layouts: str
 ) -> None:
-    """Each is what its place is best served by alone: FBGEMM's in layers, oneDNN's in a head."""
+    """A single layout is the best one for its layer: FBGEMM's in layers, oneDNN's in a head."""
     if OnednnProduct not in KINDS:
         pytest.skip("this CPU has one product")
     monkeypatch.setattr("roseinfer.quant.int8_format.available_memory_bytes", lambda: free)
@@ -220,7 +220,7 @@ def test_the_format_is_chosen_on_cpus_that_run_it(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def only_exact_for(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
-    """The codes with which this CPU's sums are exact, which a test may change before it asks the first time."""
+    """Set of codes with exact sums on this CPU, which a test may change before the first product."""
     found: set[int] = set()
     monkeypatch.setattr(int8_product, "is_exact", lambda make, codes: codes in found)
     tried = (int8_product.activation_codes, int8_product.has_fast_onednn)

@@ -1,6 +1,6 @@
-"""Every product against float64, over all that is fused into it.
+"""Every product against float64, with all operations that it fuses.
 
-Those of a GPU run on one where there is one, else under Triton's interpreter.
+Products for a GPU run on one where there is one, else under Triton's interpreter.
 """
 
 from collections.abc import Callable

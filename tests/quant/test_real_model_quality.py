@@ -1,6 +1,6 @@
-"""What eight bits cost a real model: perplexity of the Python documentation, as benchmarks/perplexity.py computes it.
+"""Cost of eight bits in a real model: perplexity of the Python documentation, as in benchmarks/perplexity.py.
 
-Four windows, of which the figures are close to those of the whole benchmark (docs/eight-bits.md).
+Four windows give figures close to those of the whole benchmark (docs/eight-bits.md).
 """
 
 import pytest
@@ -12,7 +12,7 @@ from tests.helpers.real_model import REAL_MODEL, needs_real_model
 pytestmark = [needs_real_model, pytest.mark.long, pytest.mark.exhaustive]
 
 CONFIG = PerplexityConfig(model=str(REAL_MODEL), windows=4, window=256, device="cpu")
-# Share by which the perplexity may grow. K and V have three bits of mantissa, whatever their scale.
+# Share by which the perplexity may grow. K and V have three bits of mantissa at any scale.
 MOST = {"int8": 0.01, "fp8": 0.01, "kv-fp8": 0.015}
 
 

@@ -88,7 +88,7 @@ def test_rows_of_no_context_are_passed_over(device) -> None:
 
 
 def test_a_row_does_not_depend_on_what_it_cannot_see(device) -> None:
-    """Also not on the kind of garbage: infinities would survive a multiplication by a weight of zero."""
+    """Infinities are included, since they would survive a multiplication by a weight of zero."""
     case = paged_case(decodes((21, 40)), 2, 1, 16, 16, torch.float32, device)
     for cache in (case.k_cache, case.v_cache):
         cache.nan_to_num_(nan=float("inf"))

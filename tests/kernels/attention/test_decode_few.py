@@ -1,4 +1,4 @@
-"""A layer's decode in one launch against its two steps: on a GPU where there is one, else interpreted."""
+"""One layer's decode in one launch against its two steps: on a GPU where there is one, else interpreted."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Layer:
-    """Rows with the key and value of their last token still to come, and what heads undergo."""
+    """Rows whose last token's key and value are not stored yet, and the transformation of heads."""
 
     def __init__(self, case: PagedCase, *, llama: bool, window: int = 0) -> None:
         self.case, self.window = case, window
@@ -61,7 +61,7 @@ def layer_of(contexts, heads, kv_heads, dim, block_size, dtype, device, *, codes
 
 
 def workspace_of(layer: Layer, parts: int) -> FewWorkspace:
-    """So that contexts are divided into `parts` parts at most."""
+    """Return a workspace that divides contexts into at most `parts` parts."""
     processors = -(-parts * layer.rows * layer.kv_heads // 4)
     return FewWorkspace.allocate(layer.heads, layer.kv_heads, layer.dim, processors, layer.qkv.device)
 
@@ -81,7 +81,7 @@ def test_one_launch_is_two(heads, kv_heads, dim, llama, block_size, window, code
     workspace = workspace_of(layer, parts)
     caches = layer.case.k_cache, layer.case.v_cache
     before = [cache.clone() for cache in caches]
-    # Twice, with what the first launch has left behind in the workspace.
+    # Twice, the second time with the workspace that the first launch left.
     found = [layer.run(workspace).clone() for _ in range(2)]
     stored = [cache.clone() for cache in caches]
     for cache, was in zip(caches, before, strict=True):
@@ -121,6 +121,6 @@ def test_a_token_that_is_not_to_be_written_is_in_the_cache_already(device) -> No
 
 
 def test_rows_that_it_is_for() -> None:
-    """More where few heads of K and V leave the GPU idle."""
+    """More rows pay where few KV heads leave the GPU idle."""
     assert not few_pays(0, 8) and few_pays(1, 64) and few_pays(16, 64)
     assert not few_pays(17, 8) and few_pays(MAX_ROWS, 4) and not few_pays(MAX_ROWS + 1, 1)

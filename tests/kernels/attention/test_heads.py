@@ -43,7 +43,7 @@ class Case:
         self.kv_scales = None if kept is None else tuple(scales)
 
     def run(self, function):
-        """qkv and the store's data afterwards."""
+        """Return qkv and the store's data afterwards."""
         qkv, data = self.qkv.clone(), self.store.data.clone()
         function(
             qkv,

@@ -1,4 +1,4 @@
-"""Attention over K and V in FP8, and what puts them there: on a GPU where there is one, else interpreted."""
+"""Attention over K and V in FP8, and their storage: on a GPU where there is one, else interpreted."""
 
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ def test_decodes(form, heads, kv_heads, head_dim, block_size, window, dtype, dev
         assert_near(decode.attend(case, decode.workspace_of(case, config, shares, window=window)), expected)
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # of rows that only pad a tile, and are not stored
+@pytest.mark.filterwarnings("ignore:invalid value")  # rows that only pad a tile are not stored
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size", "window", "parts", "dtype"),
     [
@@ -69,7 +69,7 @@ def test_prompts(heads, kv_heads, head_dim, block_size, window, parts, dtype, de
 
 @pytest.mark.parametrize("size", [1e-6, 3e5])
 def test_queries_of_any_size(size, device) -> None:
-    """bfloat16 reaches further than the float16 that codes are widened to."""
+    """bfloat16 has a larger range than the float16 that codes are widened to."""
     case = paged_case([(40, 3), (0, 20)], 4, 2, 16, 16, torch.bfloat16, device, codes=True)
     case.q.mul_(size)
     case = replace(case, scale=case.scale / size)
@@ -79,11 +79,11 @@ def test_queries_of_any_size(size, device) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("shape", SHAPES[1:4], ids=str)
 def test_keys_and_values_are_stored_as_codes(shape, dtype, device) -> None:
-    """Turned, divided by the scale of their head and rounded once."""
+    """Rotated, divided by the scale of their head and rounded once."""
     case = Case(shape, 7, dtype, device, kept=CODES)
     (qkv, data), (expected_qkv, expected) = case.run(store_heads), case.run(store_heads_reference)
     torch.testing.assert_close(qkv, expected_qkv, **TOLERANCE[dtype])
-    # The last bit of what is rounded may differ, which may be a whole code's difference.
+    # The last bit before rounding may differ, which may lead to a neighbouring code.
     differing = data.view(torch.uint8) != expected.view(torch.uint8)
     assert differing.float().mean() < 1e-3
     torch.testing.assert_close(data.float(), expected.float(), rtol=0.14, atol=2**-9)

@@ -18,7 +18,7 @@ from tests.helpers.paged import assert_near, paged_case
 from tests.helpers.prefill import attend, block_map, reference
 
 SMALL = PrefillConfig(block_m=16, block_n=16, num_warps=4, num_stages=2)
-# Position of the first query, count of queries: whole prompts, chunks behind a prefix, single tokens, borders of tiles.
+# Position of the first query, count of queries: whole prompts, chunks after a prefix, single tokens, borders of tiles.
 ROWS = [(0, 1), (0, 5), (3, 17), (15, 1), (16, 16), (0, 33), (31, 2), (40, 3)]
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -54,7 +54,7 @@ def test_every_kind_of_tile(block_m, block_n, device) -> None:
     assert_near(attend(case, config, block_map(case, config)), reference(case))
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # of rows that only pad a tile, and are not stored
+@pytest.mark.filterwarnings("ignore:invalid value")  # rows that only pad a tile are not stored
 @pytest.mark.parametrize(
     ("window", "block_m", "block_n", "block_size"),
     [
@@ -68,7 +68,7 @@ def test_every_kind_of_tile(block_m, block_n, device) -> None:
     ],
 )
 def test_windows(window, block_m, block_n, block_size, device) -> None:
-    """Windows narrower and wider than tiles, chunks that begin before, in and behind the first window."""
+    """Windows narrower and wider than tiles, chunks that begin before, in and after the first window."""
     config = PrefillConfig(block_m, block_n, 4, 2)
     case = paged_case([*ROWS[:7], (70, 40)], 4, 2, 16, block_size, torch.float32, device)
     assert_near(attend(case, config, block_map(case, config), window), reference(case, window))
@@ -119,7 +119,7 @@ def test_blocks_for_the_other_kernel_are_passed_over(device) -> None:
 
 
 def test_a_row_does_not_depend_on_what_it_cannot_see(device) -> None:
-    """Also not on the kind of garbage: infinities would survive a multiplication by a weight of zero."""
+    """Infinities are included, since they would survive a multiplication by a weight of zero."""
     case = paged_case([(3, 18), (0, 5)], 2, 1, 16, 16, torch.float32, device)
     for cache in (case.k_cache, case.v_cache):
         cache.nan_to_num_(nan=float("inf"))

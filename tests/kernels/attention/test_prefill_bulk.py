@@ -1,4 +1,4 @@
-"""Prompt attention by bulk copies: on a Hopper GPU against softmax over gathered K and V, else what can be told."""
+"""Prompt attention by bulk copies: on a Hopper GPU against softmax over gathered K and V, else what a CPU can check."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def attend(case: PagedCase, programs: int | None = None, padding: int = 0) -> to
 
 @needs_gluon
 def test_pages_are_found_in_a_cache_of_several_layers(device) -> None:
-    """As the copy engine counts: rows of all KV heads of a token, `block_rows` of them from block to block."""
+    """The copy engine counts rows of all KV heads of a token, `block_rows` of them from block to block."""
     case = paged_case([(0, 40)], 8, 2, 64, 16, torch.bfloat16, device)
     pages = BulkPages.of(case.k_cache, case.v_cache)
     for found, cache in ((pages.k, case.k_cache), (pages.v, case.v_cache)):
@@ -46,7 +46,7 @@ def test_pages_are_found_in_a_cache_of_several_layers(device) -> None:
             assert row.data_ptr() == cache[block, token, head].data_ptr()
 
 
-# Gluon has no interpreter, and what is compiled must not be imported for that of Triton.
+# Gluon has no interpreter, so this compiles in a process that does not interpret Triton.
 COMPILE = """
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
@@ -79,7 +79,7 @@ for group, head_dim, block_size, in_order in ((4, 128, 16, False), (1, 64, bulk.
 
 @needs_gluon
 def test_the_kernel_is_well_formed() -> None:
-    """Its types and layouts fit together, which is seen without a GPU."""
+    """The compiler checks that types and layouts fit together, without a GPU."""
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -106,7 +106,7 @@ def test_what_it_supports() -> None:
     [(32, 8, 128, 16), (16, 8, 128, 16), (12, 12, 64, 16), (8, 1, 128, 32), (4, 2, 64, 64), (64, 1, 128, 8)],
 )
 def test_every_shape(heads, kv_heads, head_dim, block_size, device) -> None:
-    """Chunks that begin and end before, on and behind borders of tiles, in memory that is NaN where no token is."""
+    """Chunks that begin and end before, on and after borders of tiles, with NaN in all unused memory."""
     rows = [(0, 1), (0, 127), (0, 128), (3, 129), (127, 1), (128, 300), (1000, 65), (2000, 33), (0, 1024)]
     case = paged_case(rows, heads, kv_heads, head_dim, block_size, torch.bfloat16, device)
     assert_near(attend(case), reference(case))
@@ -114,7 +114,7 @@ def test_every_shape(heads, kv_heads, head_dim, block_size, device) -> None:
 
 @needs_hopper
 def test_any_number_of_programs_and_padded_maps(device) -> None:
-    """A program's order of blocks changes nothing in any of them: results are the same to the bit."""
+    """A program's order of blocks does not change any bit of the results."""
     case = paged_case([(0, 700), (40, 65), (900, 130)], 32, 8, 128, 16, torch.bfloat16, device)
     expected = attend(case).clone()
     assert_near(expected, reference(case))

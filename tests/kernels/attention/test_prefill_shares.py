@@ -1,4 +1,4 @@
-"""Contexts of prompt chunks in parts: who is divided, and that parts add up to what undivided contexts give."""
+"""Contexts of prompt chunks in parts: which are divided, and that parts add up to the undivided results."""
 
 import random
 
@@ -25,7 +25,7 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cut(case: PagedCase, config: PrefillConfig, parts: list[int]) -> np.ndarray:
-    """The map with its blocks in as many parts as the list says in turn."""
+    """Return the map with its blocks in as many parts as the list says in turn."""
     whole = block_map(case, config)
     found = []
     for number, (row, first, _, _) in enumerate(whole.tolist()):
@@ -34,7 +34,7 @@ def cut(case: PagedCase, config: PrefillConfig, parts: list[int]) -> np.ndarray:
     return np.array(found, dtype=np.int32)
 
 
-# --- who is divided ---------------------------------------------------------------------------------------------
+# --- which contexts are divided -----------------------------------------------------------------------------------
 def test_the_map_of_no_rows() -> None:
     assert map_blocks(3, [], [], 4).shape == (0, 4)
     assert map_blocks(3, [], [], 4, H200).shape == (0, 4)
@@ -83,7 +83,7 @@ def test_what_fills_the_gpu_or_is_short_is_not_divided(count, before) -> None:
 
 
 def test_a_long_context_among_many_short_ones_is_divided() -> None:
-    """There are more blocks than the GPU runs at once, but one of them lasts longer than all of the others."""
+    """More blocks than the GPU runs at once, of which one lasts longer than all others together."""
     counts = [16] * 40 + [16]
     entries = map_blocks(0, counts, [16] * 40 + [28_016], QWEN, H200)
     divided = entries[entries[:, 3] > 1]
@@ -105,7 +105,7 @@ def test_no_more_parts_than_there_is_room_for() -> None:
 def test_as_many_parts_as_take_the_least_time() -> None:
     """Programs of one KV head on 132 multiprocessors: 16 have one to themselves, 33 run at once."""
     assert part_count(450, 450, 1, 33, 99) in (32, 33)  # one round
-    assert part_count(450, 16 * 450, 16, 33, 99) == 2  # two a multiprocessor are faster than one after the other
+    assert part_count(450, 16 * 450, 16, 33, 99) == 2  # two on a multiprocessor are faster than one after another
     assert part_count(450, 17 * 450, 17, 33, 99) == 3  # two rounds of 150 tiles are shorter than two of 225
     assert part_count(450, 33 * 450, 33, 33, 99) == 1
     assert part_count(450, 450, 1, 33, 7) == 7
@@ -119,7 +119,7 @@ def test_a_window_leaves_less_to_divide() -> None:
     assert len(map_blocks(0, [16], [28_000], QWEN, Division.of(132, 8, 64, window=128))) == 1
 
 
-# --- what comes out -----------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size"),
     [(2, 2, 64, 16), (4, 2, 80, 256), (7, 1, 96, 1), (16, 1, 8, 16)],
@@ -137,7 +137,7 @@ def test_more_parts_than_tiles_and_a_merge_in_several_turns(parts, device) -> No
     assert_near(attend(case, SMALL, blocks, slots=len(blocks)), reference(case))
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # of rows that only pad a tile, and are not stored
+@pytest.mark.filterwarnings("ignore:invalid value")  # rows that only pad a tile are not stored
 @pytest.mark.parametrize(("window", "block_m", "block_n"), [(1, 16, 16), (17, 16, 64), (33, 64, 16), (60, 16, 16)])
 def test_windows(window, block_m, block_n, device) -> None:
     config = PrefillConfig(block_m, block_n, 4, 2)

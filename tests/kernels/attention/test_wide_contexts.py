@@ -1,4 +1,4 @@
-"""K and V in FP8 that are widened for the kernel that takes 16 bits: on a GPU where there is one, else interpreted."""
+"""K and V in FP8, widened for the kernel that takes 16 bits: on a GPU where there is one, else interpreted."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ if not HAS_GLUON:
 from roseinfer.kernels.attention.wide_contexts import WideContexts, widen_contexts
 
 TILES = PrefillConfig(BLOCK_M, 128, 8, 3)
-# Contexts that end before, on and behind a page of the scratch; chunks of several blocks behind what is in the cache.
+# Contexts that end before, on and after a page of the scratch; chunks of several blocks after cached tokens.
 ROWS = [(0, 1), (3, 130), (200, 9), (64, 64), (0, 65)]
 
 
@@ -37,7 +37,7 @@ def scratch(case: PagedCase, tokens: int) -> WideContexts:
 
 
 def widened(case: PagedCase, wide: WideContexts, first_row: int = 0, padding: int = 0) -> torch.Tensor:
-    """The map that was placed, on the device, with entries that only fill it up."""
+    """Return the placed map, on the device, with padding."""
     found = block_map(case, TILES, first_row)
     assert wide.place(found, first_row, case.context_len.tolist()[first_row:])
     blocks = torch.from_numpy(found).to(case.q.device)
@@ -63,7 +63,7 @@ def test_contexts_lie_one_behind_the_other(heads, kv_heads, head_dim, block_size
         parts = (wide.keys, case.k_cache, case.kv_scales[0]), (wide.values, case.v_cache, case.kv_scales[1])
         for found, cache, scales in parts:
             expected = gathered(cache, case.tables[case.table_rows[row]], context, kv_heads, scales)
-            # The interpreter cuts off what a GPU rounds.
+            # The interpreter truncates where a GPU rounds.
             torch.testing.assert_close(found[pages].flatten(0, 1)[:context].float(), expected, rtol=2**-7, atol=0)
         page = pages.stop
     assert wide.keys[page:].isnan().all() and wide.values[page:].isnan().all()

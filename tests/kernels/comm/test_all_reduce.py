@@ -1,4 +1,4 @@
-"""Sums and columns over ranks that push to each other, against float64 in the order that the kernels promise."""
+"""Sums and columns over ranks that push to each other, against float64 in the promised order."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ LIMIT = 1 << 20  # bytes
 
 
 def part(rank: int, call: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """In 16 bits whole numbers, whose sums are exact: the interpreter does not round as a GPU does."""
+    """Return a rank's part: in 16 bits integers with exact sums, since the interpreter does not round as a GPU does."""
     generator = torch.Generator().manual_seed(100 * call + rank)
     if dtype is torch.float32:
         return torch.randn(shape, generator=generator) * 3
@@ -21,7 +21,7 @@ def part(rank: int, call: int, shape: tuple[int, ...], dtype: torch.dtype) -> to
 
 
 def total(size: int, call: int, shape: tuple[int, ...], dtype: torch.dtype, residual: bool) -> torch.Tensor:
-    """In float32 in the order of the ranks, the residual last, rounded once."""
+    """Return the sum in float32 in the order of the ranks, the residual last, rounded once."""
     sum = torch.zeros(shape)
     for rank in range(size):
         sum += part(rank, call, shape, dtype).float()
@@ -30,7 +30,7 @@ def total(size: int, call: int, shape: tuple[int, ...], dtype: torch.dtype, resi
     return sum.to(dtype)
 
 
-# Calls of both kernels and of many sizes in turn, so that programs take part in some and sit others out.
+# Calls of both kernels and of many sizes in turn, so that programs take part in some of them only.
 CALLS = [
     ((1, 8), torch.bfloat16, True, push_words),
     ((3, 700), torch.bfloat16, True, push_words),
@@ -46,7 +46,7 @@ CALLS = [
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_rank_has_the_sum_in_the_order_of_the_ranks(size, device, tmp_path):
-    """Bit for bit, and the same whichever kernel adds up."""
+    """Bit for bit the same, whichever kernel adds up."""
 
     def work(peers: Peers) -> list[torch.Tensor]:
         xs = [part(peers.rank, call, shape, dtype).to(device) for call, (shape, dtype, _, _) in enumerate(CALLS)]
@@ -84,7 +84,7 @@ def test_columns_side_by_side_in_rows_that_lie_apart(device, tmp_path):
 
 @pytest.mark.parametrize("push", [push_words, push_blocks])
 def test_who_waits_for_nobody_gives_up_once(push, device):
-    """The first call waits as long as it may, those that follow do not."""
+    """The first call waits for its timeout, the following calls do not wait."""
     layout = PeerLayout(2, LIMIT)
     buffers = [torch.zeros(layout.bytes, dtype=torch.uint8, device=device) for _ in range(2)]
     peers = Peers.of(0, layout, [buffer.data_ptr() for buffer in buffers], device, 20e-9)
@@ -100,7 +100,7 @@ def test_who_waits_for_nobody_gives_up_once(push, device):
 
 
 def test_sizes_decide_who_adds_up(device, tmp_path, monkeypatch):
-    """Nothing, a row, and what is too much for words that carry their count, by one function."""
+    """No rows, one row, and more than fits words that carry their count, through one function."""
     monkeypatch.setattr("roseinfer.kernels.comm.peers.WORD_PROGRAMS", 2)
     layout = PeerLayout(2, LIMIT)
     shapes = [(0, 16), (1, 16), (8, 600)]

@@ -1,4 +1,4 @@
-"""Kernels that are compiled at once, by forks of the process that needs them."""
+"""Kernels that are compiled in parallel, by forks of the process that needs them."""
 
 import gc
 import os
@@ -17,7 +17,7 @@ from roseinfer.kernels.common.triton_support import HAS_TRITON
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
 def test_what_is_launched_within_is_compiled_by_forks_and_not_run(tmp_path: Path) -> None:
-    """Two kernels, one of them twice, and one that cannot be compiled, which is nobody's error until it is used."""
+    """Two kernels, one of them twice, and one that does not compile, which fails only when it is used."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "tests.kernels.compiles_ahead"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -47,7 +47,7 @@ def test_forks_run_beside_each_other_and_leave_only_files(tmp_path: Path) -> Non
 
 
 def test_a_fork_leaves_what_nobody_needs_to_its_parent(tmp_path: Path) -> None:
-    """Tensors of a GPU in it are freed by the process that made them: a fork that does so ends."""
+    """Tensors of a GPU are freed by the process that made them: a fork that does so ends."""
 
     class Circle:
         def __init__(self) -> None:
@@ -95,7 +95,7 @@ def test_a_fork_that_fails_or_hangs_leaves_it_to_this_process(monkeypatch: pytes
 
 
 def test_a_fork_holds_nothing_open_that_its_parent_has(tmp_path: Path) -> None:
-    """Who waits for the other end of a pipe to be closed, or for a port to be free, waits for the parent alone."""
+    """Peers of a pipe, and users of a port, depend on the parent alone."""
     mine, over = os.getpid(), tmp_path / "over"
     here, there = os.pipe()
 
@@ -116,7 +116,7 @@ def test_a_fork_holds_nothing_open_that_its_parent_has(tmp_path: Path) -> None:
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
 @pytest.mark.parametrize("late", [False, True])
 def test_an_interruption_ends_the_forks_and_compiles_nothing_here(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be it among the launches or, `late`, while the forks are waited for."""
+    """Among the launches or, `late`, during the wait for the forks."""
     from triton.runtime._async_compile import active_mode
 
     mine, here = os.getpid(), []

@@ -8,7 +8,9 @@ POISON = -(2**30)
 
 
 def expand(function, rows, block_size, device, padding=0):
-    """rows: (seat, start, count, write_from). The five outputs, poisoned before; `padding` more columns of layout."""
+    """Return the five outputs, poisoned before. rows: (seat, start, count, write_from). padding: more columns of
+    layout.
+    """
     generator = torch.Generator().manual_seed(5)
     pool = torch.randint(0, 50000, (SEATS, LENGTH + 1), dtype=torch.int32, generator=generator).to(device)
     blocks = -(-LENGTH // block_size)
@@ -62,7 +64,7 @@ def test_by_hand(device):
 
 
 def test_rows_without_tokens(device):
-    """As a layout padded beyond the step's rows has them."""
+    """A layout that is padded beyond the step's rows has such rows."""
     rows = [(3, 17, 2, 0), (0, 0, 0, 0), (0, 0, 0, 0)]
     ours = expand(expand_rows, rows, 16, device)
     assert ours[1].tolist() == [17, 18]

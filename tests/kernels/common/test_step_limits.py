@@ -1,4 +1,4 @@
-"""Whatever is planned, the kernel that expands a step's rows writes within the buffers that the runner made for it."""
+"""The kernel that expands a step's rows writes within the runner's buffers, for any plan."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tests.helpers.engines import make_core
 from tests.helpers.fake_runner import FakeRunner
 
 BLOCK, BLOCKS, CONTEXT, SEATS, BUDGET = 4, 400, 60, 6, 8
-POISON, BEHIND = -(2**40), 4096  # more than a step could ever hold
+POISON, BEHIND = -(2**40), 4096  # more than a step may contain
 
 
 class HostStaging:
@@ -38,7 +38,7 @@ class HostStaging:
 
 
 class InputsRunner(FakeRunner):
-    """Sends each plan's rows through the real input kernel, over buffers with something to overwrite behind them."""
+    """Runner that sends each plan's rows through the real input kernel, with guard elements after its buffers."""
 
     def __init__(self, limits: StepLimits) -> None:
         super().__init__(BLOCKS, BLOCK)

@@ -1,4 +1,4 @@
-"""The router against float64: which experts, with which weights."""
+"""The router against float64: experts and weights."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ CUTS = [
 
 @each_value(cut=CUTS, dtype=[torch.float16, torch.bfloat16])
 def test_every_cut(device, cut, dtype):
-    """Of experts and columns that are no multiple of anything, more than one tile of them, and of tokens."""
+    """Experts and columns are no multiple of anything, with more than one tile of them and of tokens."""
     tokens, experts, hidden = 67, 85, 160
     inputs = router_case(device, tokens, experts, hidden, dtype)
     arrived = arrived_of(tokens, device)
@@ -67,7 +67,7 @@ def test_every_cut(device, cut, dtype):
 
 @cases("tokens", [129, 257], exhaustive=[513, 1025, 4097])
 def test_cuts_of_larger_steps(device, tokens):
-    """All rows but a few are alike, so that they are quickly compared."""
+    """Most rows repeat a few, so that they are quickly compared."""
     inputs = router_case(device, 40, 6, 32, torch.bfloat16)
     place = torch.arange(tokens, device=device) % 40
     inputs["x"] = inputs["x"][place]
@@ -105,7 +105,7 @@ def test_the_normed_input_as_codes(cut, device):
     norm = inputs["norm"]
     expected = normed_rows_reference(inputs["x"], norm.weight, None, norm.eps, grouped=True)
     assert torch.allclose(rounded.scales[:19], expected.scales[:19], rtol=1e-5)
-    # A number close to the middle between two codes may become either.
+    # A number near the middle between two codes may become either.
     assert ((rounded.widen() - expected.widen()).abs() > 1e-3 * expected.widen().abs()).float().mean() < 1e-3
 
 

@@ -37,7 +37,7 @@ def _hopper_or_a_cpu_that_rounds_alike():
 
 
 def stack(outs, columns, device, scaled_by="none"):
-    """A matrix of each expert, and what it is in float64."""
+    """Return a matrix of each expert, and its values in float64."""
     shape = (EXPERTS, outs, columns)
     if scaled_by == "none":
         weights = (torch.randn(shape, device=device) / columns**0.5).half()
@@ -53,13 +53,13 @@ def stack(outs, columns, device, scaled_by="none"):
 
 
 def choice(tokens, device):
-    """The second expert gets most tokens, the last none."""
+    """Choose experts: the second one gets most tokens, the last one none."""
     ids = torch.tensor([[1, 0], [3, 1], [1, 2]], dtype=torch.int32).repeat(-(-tokens // 3), 1)[:tokens].contiguous()
     return ids.to(device), torch.rand(tokens, TOP_K, device=device)
 
 
 def hidden_layer(x, gate_up, ids):
-    """[T, k, I] float64."""
+    """Return the hidden layer [T, k, I] in float64."""
     gate, up = torch.einsum("th,teoh->teo", x, gate_up[ids.long()]).chunk(2, -1)
     return F.silu(gate) * up
 
@@ -77,7 +77,7 @@ def run(x, gate_up, down, ids, weights, config, residual=None):
     return order, h, parts, add_experts(parts, TOP_K, residual)
 
 
-# Neither width is a multiple of what a program takes at a time, and there are more tokens than rows of a tile.
+# Neither width is a multiple of a program's block, and there are more tokens than rows of a tile.
 def test_experts_in_16_bits(kind, device):
     gate_up, exact_gate_up = stack(2 * 72, 200, device)
     down, exact_down = stack(200, 72, device)
@@ -116,7 +116,7 @@ def test_experts_in_codes(scaled_by, kind, device):
 
 
 def test_tiles_that_are_half_empty_at_least_and_others(device):
-    """An expert has 130 rows, and so a whole tile and two rows of the next; others have some 40."""
+    """An expert has 130 rows: a whole tile and two rows of the next one; the others have some 40."""
     (gate_up, exact_gate_up), (down, exact_down) = stack(2 * 64, 64, device), stack(64, 64, device)
     ids, weights = choice(130, device)
     x = (torch.randn(130, 64, device=device) / 4).half()
@@ -138,7 +138,7 @@ def test_a_row_does_not_depend_on_the_others(codes, kind, device):
         return run(rows, gate_up, down, ids[tokens], weights[tokens], config(CODES, *kind))[-1]
 
     together = of(slice(0, 20))
-    # The interpreter multiplies by numpy, whose last bit depends on where in a matrix a row is.
+    # The interpreter multiplies by numpy, whose last bit depends on a row's place in the matrix.
     most = 0.0 if device.type == "cuda" else 1e-3
     for tokens in (slice(0, 3), slice(13, 20)):
         torch.testing.assert_close(of(tokens), together[tokens], rtol=most, atol=most)

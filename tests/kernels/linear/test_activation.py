@@ -14,7 +14,7 @@ def dtype(request):
 
 
 def spread(rows, width, dtype, device):
-    """Numbers of every size, as columns of a wider tensor."""
+    """Return numbers of every size, as columns of a wider tensor."""
     x = torch.full((rows, width + 8), torch.nan, dtype=dtype, device=device)
     x[:, :width] = torch.randn(rows, width, device=device) * torch.tensor([0.01, 1.0, 10.0], device=device)[:rows, None]
     return x[:, :width]
@@ -38,7 +38,7 @@ def test_pointwise(shape, activation, dtype, device):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_far_out(activation, device):
-    """Where the exponential overflows or vanishes."""
+    """The exponential overflows or vanishes."""
     x = torch.tensor([[-3e4, -100.0, 0.0, 100.0, 3e4]], device=device)
     assert pointwise(x.clone(), activation).tolist() == [[0.0, 0.0, 0.0, 100.0, 3e4]]
 

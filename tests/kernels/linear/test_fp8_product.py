@@ -27,7 +27,7 @@ def widened(codes, scales):
     return codes.double() * spread
 
 
-# Seven blocks of columns are none of a multiple of four, and 640 rows are the cut of a stack by ranks.
+# Seven blocks of columns are no multiple of four, and 640 rows are a rank's share of a stack.
 @pytest.mark.parametrize("block", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "outs", "columns"), [(1, 128, 128), (17, 640, 512), (32, 208, 896), (260, 256, 384)])

@@ -32,7 +32,7 @@ def dtype(request):
 
 
 def rows_apart(rows, width, dtype, device):
-    """[rows, width] of a wider tensor, whose other columns are NaN. Rows and columns differ in size."""
+    """Return [rows, width] of a wider tensor, whose other columns are NaN. Rows and columns differ in size."""
     wide = torch.full((rows, width + 16), torch.nan, dtype=dtype, device=device)
     wide[:, :width] = (
         torch.randn(rows, width, device=device) * 10.0 ** torch.arange(-1, rows - 1, device=device)[:, None]
@@ -42,7 +42,7 @@ def rows_apart(rows, width, dtype, device):
 
 
 def check(found, expected):
-    """The same scales, and codes that differ in a tie that the last bit decided at most."""
+    """Check that scales are equal, and that codes differ at most in a tie that the last bit decided."""
     assert found.rows == expected.rows and found.codes.shape == expected.codes.shape
     assert found.scales.stride(1) == found.scales.shape[0] or found.scales.shape[1] == 1
     rows = slice(found.rows)
@@ -60,7 +60,7 @@ def test_plain_rows(rows, width, grouped, dtype, device):
 
 @pytest.mark.parametrize("rows", [257, 1025])
 def test_many_plain_rows(rows, device):
-    """Their programs are cut otherwise."""
+    """Their programs are divided differently."""
     round_codes()
     x = torch.randn(rows, 384, device=device)
     check(plain_rows(x, grouped=True), rows_reference(x, grouped=True))
@@ -103,7 +103,7 @@ def test_what_is_no_number_in_a_row_longer_than_a_program_holds(device, monkeypa
 
 
 def test_a_row_longer_than_a_program_holds(device):
-    """The feed-forward layers of the largest models."""
+    """The largest models have such feed-forward layers."""
     round_codes()
     gate_up = torch.randn(2, 2 * 17408, device=device)
     check(gated_rows(gate_up, "silu", grouped=False), gated_rows_reference(gate_up, "silu", grouped=False))
@@ -117,7 +117,7 @@ def test_numbers_of_any_size(value, grouped, device):
 
 
 def test_what_is_no_number_stays_none(grouped, device, monkeypatch):
-    """Where it is, at least: a code of 448 would hide it."""
+    """NaN stays visible, where a code of 448 would hide it."""
     clamp_numbers_only(monkeypatch)
     x = torch.randn(3, 256, device=device)
     x[1, 130] = torch.nan

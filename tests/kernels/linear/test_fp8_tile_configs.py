@@ -10,7 +10,7 @@ from roseinfer.kernels.linear.fp8_tile_configs import (
 )
 from roseinfer.kernels.linear.fp8_tiles import MAX_SUMS, MAX_TILES
 
-# What a program of an H100 or H200 has of shared memory, in bytes.
+# Shared memory of a program on an H100 or H200, in bytes.
 SHARED = 232_448
 SHAPES = [(6144, 4096), (4096, 12288), (24576, 4096), (896, 896), (128, 128), (1024, 3072), (4096, 1664)]
 
@@ -55,7 +55,7 @@ def test_what_is_left_to_the_library(blocks):
 
 
 def test_a_size_of_batch_is_padded_to_a_graphs_without_another_kernel():
-    """Or what is replayed would differ from what is launched."""
+    """A replayed step must not differ from a launched one."""
     for rows, captured in ((5, 8), (17, 24), (33, 40), (65, 72), (130, 160), (187, 192), (193, 200)):
         chosen = {choose_tile_config(n, 4096, 4096, blocks=False) for n in (rows, captured)}
         assert len(chosen) == 1 and None not in chosen

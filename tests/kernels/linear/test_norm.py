@@ -22,7 +22,7 @@ def dtype(request):
 
 
 def rows_apart(rows, width, dtype, device):
-    """[rows, width] of a wider tensor, whose other columns are NaN."""
+    """Return [rows, width] of a wider tensor, whose other columns are NaN."""
     wide = torch.full((rows, width + 16), torch.nan, dtype=dtype, device=device)
     wide[:, :width] = torch.randn(rows, width, device=device)
     return wide[:, :width]

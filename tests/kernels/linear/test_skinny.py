@@ -90,7 +90,7 @@ def test_a_row_does_not_depend_on_the_others(device, config):
 
 
 def test_a_large_residual_stream_in_float16(device):
-    """x times the norm's weight passes float16's range, the normed x does not."""
+    """x times the norm's weight exceeds float16's range, the normed x does not."""
     inputs, _ = case(device, 2, 128, 16, torch.float16, norm="rms")
     inputs["x"] = inputs["x"] * 4000
     inputs["norm"].weight.mul_(10)
@@ -138,7 +138,7 @@ def test_real_shapes(device, rows, in_features, out_features, overlap):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_overlapping_kernels_wait_for_each_other(device):
-    """A long chain through one residual buffer gives bit for bit what kernels one after another give."""
+    """A long chain through one residual buffer gives the same bits as kernels one after another."""
     inputs, random = case(device, 4, 1024, 1024, torch.bfloat16)
     weights = [random(1024, 1024, scale=1 / 32) for _ in range(16)]
     norm = SkinnyNorm(random(1024) + 1, 1e-5)

@@ -27,7 +27,7 @@ SIZES = {"one row": (1, 256, 8), "some rows": (5, 208, 13), "all rows": (16, 131
 
 
 def fp8_case(device, rows, in_features, out_features, dtype, scales, *, norm=None, gated=False):
-    """As `case`, with a weight in FP8 whose scales differ by up to a hundredfold, so that a wrong one shows."""
+    """Return a `case` with a weight in FP8 whose scales differ by up to a hundredfold, so that a wrong one shows."""
     inputs, random = case(device, rows, in_features, out_features, dtype, norm=norm, gated=gated)
     inputs["weight"] = (inputs["weight"].float() * in_features**0.5 * 16).to(torch.float8_e4m3fn)
     weight_rows = inputs["weight"].shape[0]
@@ -42,7 +42,7 @@ def check(inputs, config=None, **options):
 
 @each_value(config=CONFIGS, kind=KINDS)
 def test_every_code_is_widened_exactly(device, config, kind):
-    """Rows of x pick single columns of a weight, in which each finite code stands once in every position of a word."""
+    """Rows of x pick single columns of a weight with each finite code in every position of a word."""
     codes = torch.arange(256, dtype=torch.uint8)
     codes = codes[(codes & 0x7F) != 0x7F]  # 0x7f and 0xff are NaN
     weight = torch.stack([codes.roll(shift) for shift in range(64)], 1).contiguous().view(torch.float8_e4m3fn)
@@ -111,7 +111,7 @@ def test_a_row_does_not_depend_on_the_others(device, config, scales):
 
 
 def test_a_large_residual_stream_in_float16(device):
-    """x times the norm's weight passes float16's range, the normed x does not."""
+    """x times the norm's weight exceeds float16's range, the normed x does not."""
     inputs, _ = fp8_case(device, 2, 128, 16, torch.float16, "channel", norm="rms")
     inputs["x"] = inputs["x"] * 4000
     inputs["norm"].weight.mul_(10)
@@ -172,7 +172,7 @@ def test_real_shapes(device, rows, in_features, out_features, scales):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @both_scales
 def test_overlapping_kernels_wait_for_each_other(device, scales):
-    """A long chain through one residual buffer gives bit for bit what kernels one after another give."""
+    """A long chain through one residual buffer gives the same bits as kernels one after another."""
     layers = [fp8_case(device, 4, 1024, 1024, torch.bfloat16, scales)[0] for _ in range(16)]
     norm = SkinnyNorm(torch.rand(1024, device=device).to(torch.bfloat16) + 1, 1e-5)
 

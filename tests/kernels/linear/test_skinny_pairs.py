@@ -24,7 +24,7 @@ def check(inputs, config):
 
 @both_configs
 def test_every_code_is_widened_exactly(device, config):
-    """Rows of x pick single columns of a weight, in which each finite code stands once in every position of a word."""
+    """Rows of x pick single columns of a weight with each finite code in every position of a word."""
     codes = torch.arange(256, dtype=torch.uint8)
     codes = codes[(codes & 0x7F) != 0x7F]  # 0x7f and 0xff are NaN
     weight = torch.stack([codes.roll(shift) for shift in range(256)], 1).contiguous().view(torch.float8_e4m3fn)
@@ -45,7 +45,7 @@ def test_products(device, config, scales, norm, size):
 
 @both_scales
 def test_columns_of_very_different_size(device, scales):
-    """Each sixteen of them have a unit of their own; a large one does not push the others out of float16."""
+    """Each sixteen of them have a scale of their own; a large one does not push the others out of float16."""
     inputs, _ = fp8_case(device, 2, 512, 24, torch.bfloat16, scales, norm="rms")
     inputs["x"] *= torch.logspace(-6, 6, 32, device=device).repeat_interleave(16).to(torch.bfloat16)
     check(inputs, SMALL)

@@ -8,7 +8,7 @@ SEATS, LENGTH = 7, 30
 
 
 def run(function, logits, index_dtype=torch.int64, **options):
-    """What it writes to `out` and to the pool."""
+    """Return what the kernel writes to `out` and to the pool."""
     rows, device = len(logits), logits.device
     seats = torch.tensor([5, 0, 3, 6, 1, 2, 4][:rows], dtype=index_dtype, device=device)
     ends = torch.arange(3, 3 + rows, dtype=index_dtype, device=device)

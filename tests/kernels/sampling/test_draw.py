@@ -1,4 +1,4 @@
-"""The draw kernels against sorting. Small chunks, so that a small vocabulary is cut as a large one is.
+"""The draw kernels against sorting, in small chunks, so that a small vocabulary is cut like a large one.
 
 The interpreter takes half a second for each filtered row, so there are few without a GPU.
 """
@@ -62,7 +62,7 @@ def random_settings(rows, generator):
 
 
 def shaped(kind, rows, vocab_size, dtype, device):
-    """Logits as of a model that is sure, of one that is not, and of one that gives few different values."""
+    """Return logits of a model that is sure, of one that is not, and of one with few different values."""
     x = torch.randn(rows, vocab_size, device=device)
     scale = {"flat": 0.1, "wide": 1.0, "sure": 5.0, "tied": 1.0}[kind]
     return ((x * 3).round() / 3 if kind == "tied" else x * scale).to(dtype)
@@ -108,7 +108,7 @@ def test_rows_without_an_answer(filtered, device):
 
 
 def test_few_tokens_left(device):
-    """As where a grammar masks most of a vocabulary, with top-k wider than what is left."""
+    """A grammar may mask most of a vocabulary, and leave fewer tokens than top-k."""
     logits = torch.full((7, 1000), -torch.inf, device=device)
     logits[:, 100:400:50] = torch.randn(7, 6, device=device)
     settings = [(1.0, (3, 6, 7, 900, 999, 1000, 0)[i], (1.0, 0.6)[i % 2], 0.0) for i in range(7)]
@@ -130,7 +130,7 @@ def test_equal_tokens_are_kept_by_id(device):
 
 @pytest.mark.parametrize("options", [{"capacity": 8}, {"rounds": 1}, {"rounds": 5}, {"chunk": 1024}, {"tile": 128}])
 def test_how_the_border_is_found_does_not_matter(options, device):
-    """A capacity that too few tokens fit makes the last step take whole rows."""
+    """A capacity that fits too few tokens makes the last step take whole rows."""
     generator = torch.Generator().manual_seed(3)
     batch = Batch(shaped("wide", 4, 1000, torch.bfloat16, device), random_settings(4, generator))
     assert batch.draw(**options) == batch.expected()
@@ -148,7 +148,7 @@ def test_a_row_does_not_depend_on_its_batch(device):
 
 @pytest.mark.parametrize("filtered", [False, True])
 def test_frequencies(filtered, device):
-    """Of the tokens that are kept, each is drawn in proportion to its weight; of the kernels on a GPU only."""
+    """Each kept token is drawn in proportion to its weight; the kernels are tested on a GPU only."""
     rows = 48
     logits = torch.full((rows, 300), -torch.inf, device=device)
     shares = {3: 0.4, 100: 0.3, 250: 0.2, 299: 0.1}

@@ -1,4 +1,4 @@
-"""A rank's rows of the vocabulary."""
+"""Lookup of a rank's rows of the vocabulary."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from tests.helpers.weights import Imagined, Named, build_for
 @pytest.mark.parametrize(("held", "width", "start"), [(7, 8, 0), (7, 8, 7), (5, 2050, 12)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_rows_that_are_held_and_zeros(held, width, start, dtype, device):
-    """The ids next to the share's bounds on either side among them."""
+    """Ids include those on both sides of the share's bounds."""
     table = torch.randn(held, width).to(dtype).to(device)
     ids = torch.tensor([start, start - 1, start + held, start + held - 1, 0, 99, start + 1], device=device)
     expected = vocab_rows_reference(ids, table, start)
