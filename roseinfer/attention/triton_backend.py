@@ -76,7 +76,8 @@ class TritonAttention:
     `begin` included.
     """
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(self, shape: AttentionShape, *, bulk: bool | None = None) -> None:
+        """bulk: use `prefill_bulk` for large steps; default: if it supports all layers on this GPU."""
         self._shape = shape
         self._spec = shape.specs[0]  # for what all layers share
         # All layers of one window share the division of a step's decodes into shares.
@@ -86,7 +87,7 @@ class TritonAttention:
         one = torch.ones(self._spec.kv_heads, device=shape.device)
         self._ones = KVScales(one, one)  # so that one kernel serves layers with and without scales
         self._side = SideStream(shape.device)
-        self._bulk = _copies_in_bulk(shape)
+        self._bulk = _copies_in_bulk(shape) if bulk is None else bulk
         self._wide = _wide_contexts(shape) if self._bulk and shape.kv_dtype == CODES else None
         self._beside = self._workspaces  # for decodes beside the chunks of large steps
         if self._bulk and self._wide is None:

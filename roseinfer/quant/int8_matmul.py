@@ -22,7 +22,7 @@ class Int8Matmul:
         rotation: Rotation | None = None,
     ) -> None:
         """rotation: the rotation that was applied to the weight's columns."""
-        self._product = product
+        self.product = product
         self._bias = bias
         self._epilogue = epilogue
         self._rotation = rotation
@@ -35,7 +35,7 @@ class Int8Matmul:
             x = x.to(torch.float32)
         if self._rotation is not None:
             x = self._rotation(x)
-        result = self._product(x)
+        result = self.product(x)
         if self._bias is not None:
             result.add_(self._bias)
         if self._epilogue is not NO_EPILOGUE:

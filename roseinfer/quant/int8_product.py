@@ -51,7 +51,7 @@ class FbgemmProduct:
         """max_code: activations are rounded to -max_code .. max_code; default: `activation_codes`."""
         self._max_code = max_code or activation_codes()
         self._packed = _pack(weight)
-        self._alone_rows = _alone_rows(weight, torch.get_num_threads())
+        self._alone_rows = max_alone_rows(weight, torch.get_num_threads())
         # The overload is called directly: the dispatch in Python takes as long as a small product.
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
 
@@ -63,7 +63,7 @@ class FbgemmProduct:
         return result.mul_(largest)
 
 
-def _alone_rows(weight: Int8Weight, threads: int) -> int:
+def max_alone_rows(weight: Int8Weight, threads: int) -> int:
     """Return the most rows that one thread multiplies alone: work W with W <= start-up + W / threads."""
     if threads == 1:
         return 0

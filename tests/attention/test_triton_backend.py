@@ -243,10 +243,9 @@ def test_bfloat16(heads, kv_heads, dim, llama, device) -> None:
     case.step([row(tables[0], 100, 1), row(tables[2], 102, 1), row(tables[1], 101, 140)])
 
 
-def test_who_computes_the_chunks_of_a_large_step(device, monkeypatch) -> None:
-    """The bulk kernel takes all chunks of large steps, except short ones beside decodes."""
-    backend = TritonAttention(shape_of(spec_of(8, 2, 128), device=device, max_tokens=8192))
-    monkeypatch.setattr(backend, "_bulk", True)
+def test_the_bulk_kernel_takes_all_chunks_of_large_steps_but_short_ones_beside_decodes(device) -> None:
+    shape = shape_of(spec_of(8, 2, 128), device=device, max_tokens=8192)
+    backend = TritonAttention(shape, bulk=True)
 
     def bulk(tokens: int, decodes: int, *rows: tuple[int, int]) -> bool:
         found = backend.map_chunks(tokens, decodes, [count for _, count in rows], [sum(row) for row in rows])
@@ -258,5 +257,5 @@ def test_who_computes_the_chunks_of_a_large_step(device, monkeypatch) -> None:
     assert not bulk(2048, 230, (0, 1024), (0, 794))
     assert bulk(2048, 230, (4096, 1024), (0, 794)) and bulk(8192, 10, *[(0, 1024)] * 7)
     assert not bulk(MAX_SMALL_STEP_TOKENS, 0, (8192, MAX_SMALL_STEP_TOKENS))
-    monkeypatch.setattr(backend, "_bulk", False)
+    backend = TritonAttention(shape, bulk=False)
     assert not bulk(8192, 0, (0, 8192))

@@ -99,9 +99,9 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(kind: type[FbgemmProduct] |
 
 def test_a_thread_multiplies_alone_what_is_little() -> None:
     small, large = (Int8Weight.empty(rows, 768) for rows in (768, 50257))
-    assert int8_product._alone_rows(large, 2) < 1
-    assert int8_product._alone_rows(small, 2) > int8_product._alone_rows(small, 16) > 1
-    assert int8_product._alone_rows(small, 1) == 0, "there is nobody to be waited for"
+    assert int8_product.max_alone_rows(large, 2) < 1
+    assert int8_product.max_alone_rows(small, 2) > int8_product.max_alone_rows(small, 16) > 1
+    assert int8_product.max_alone_rows(small, 1) == 0, "a single thread has no other threads to wait for"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,7 +205,7 @@ def test_a_second_layout_is_kept_where_there_is_memory(
     chosen = Int8Format()
     piece = WeightPiece("a", Share(0, OUT, OUT), Share(0, WIDTH, WIDTH))
     layer = chosen.load(Named({"a.weight": draw_weight()}), [piece], NO_EPILOGUE)
-    found = {type(layer._product), type(chosen.table(draw_weight()).head()._product)}
+    found = {type(layer.product), type(chosen.table(draw_weight()).head().product)}
     assert found == ({BothProducts} if layouts == "both" else {FbgemmProduct, OnednnProduct})
 
 
