@@ -30,7 +30,7 @@ class HostStore:
         try:
             memory = pinned_pages(total) if store.blocks[0].is_cuda else fresh_pages(total)
         except OSError as error:
-            raise ConfigError(f"there is no memory for {total / GIB:.1f} GiB: lower kv_offloading_size") from error
+            raise ConfigError(f"the host lacks memory for {total / GIB:.1f} GiB; lower kv_offloading_size") from error
         self._memory = memory  # keeps its pages pinned, whatever views exist
         self.parts = tuple(
             memory[start : start + num_blocks * width].view(num_blocks, width)
@@ -52,5 +52,5 @@ def check_host_memory(num_bytes: int) -> None:
     if num_bytes > fits:
         raise ConfigError(
             f"kv_offloading_size asks for {num_bytes / GIB:.1f} GiB of host memory, but no more than "
-            f"{fits / GIB:.1f} GiB can be had; lower it"
+            f"{fits / GIB:.1f} GiB are available; lower it"
         )

@@ -95,7 +95,7 @@ class Fp8Format:
         """Return True if the checkpoint stores the layer in FP8."""
         coded = _same([is_fp8(source, f"{piece.name}.weight") for piece in pieces], pieces)
         if coded and self._stored is None:
-            raise UnsupportedModelError(f"tensor {pieces[0].name}.weight is in FP8, of which config.json says nothing")
+            raise UnsupportedModelError(f"tensor {pieces[0].name}.weight is in FP8, but config.json does not say so")
         return coded
 
     def _is_rounded(self, pieces: Sequence[WeightPiece]) -> bool:
@@ -108,7 +108,7 @@ def _same(answers: list[bool], pieces: Sequence[WeightPiece]) -> bool:
     """Return the answer that holds for all pieces of a layer. Raises `UnsupportedModelError` if they differ."""
     if any(answers) and not all(answers):
         names = ", ".join([piece.name for piece in pieces[:4]] + ["..."] * (len(pieces) > 4))
-        raise UnsupportedModelError(f"{names}: one product of parts that are not quantised alike is not supported")
+        raise UnsupportedModelError(f"{names}: one product of differently quantised parts is not supported")
     return answers[0]
 
 

@@ -61,7 +61,7 @@ def test_blocks_of_a_size_in_gib():
 def test_what_can_be_had_is_said_before_anything_is_taken(monkeypatch):
     monkeypatch.setattr(host_store, "available_memory_bytes", lambda: 100 * GIB)
     check_host_memory(90 * GIB)
-    with pytest.raises(ConfigError, match=r"96\.0 GiB of host memory, but no more than 90\.0 GiB can be had"):
+    with pytest.raises(ConfigError, match=r"96\.0 GiB of host memory, but no more than 90\.0 GiB are available"):
         check_host_memory(96 * GIB)
     store = KVStore(1, 4, SPECS, torch.float32, torch.device("cpu"))
     with pytest.raises(ConfigError, match="no more than 90"):

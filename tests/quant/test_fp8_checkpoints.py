@@ -170,7 +170,7 @@ def test_scales_without_a_config_are_not_guessed_at(tmp_path: Path) -> None:
     say(tmp_path, None)
     with pytest.raises(UnsupportedModelError, match=r"q_proj\.weight has dtype F8_E4M3"):
         load(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"q_proj\.weight is in FP8, of which config\.json says nothing"):
+    with pytest.raises(UnsupportedModelError, match=r"q_proj\.weight is in FP8, but config\.json does not say so"):
         load(tmp_path, quantization="fp8")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roseinfer.kernels.experts.pair_order import OrderCut, order_pairs, order_reference
-from tests.helpers.cases import each_value
+from tests.helpers.cases import cases, each_value
 
 EXPERTS = 12
 
@@ -21,7 +21,6 @@ CHOICES = {
     "all to the same": torch.tensor([[11, 0, 4]], dtype=torch.int32).repeat(50, 1),
     "one of each": torch.arange(EXPERTS, dtype=torch.int32)[:, None],
     "tiles just full": torch.arange(64, dtype=torch.int32)[:, None] // 16,
-    "many pairs, more tiles than places together": torch.arange(8224, dtype=torch.int32)[:, None] % 3,
 }
 # Chunks of which the last is short, more than are added up at once, and one with all pairs.
 CUTS = {"default": None} | {f"chunks of {chunk}": OrderCut(4, 4, chunk) for chunk in (3, 40, 40000)}
@@ -40,6 +39,11 @@ def check(ids, experts, tile, device, cut=None):
 @each_value(ids=CHOICES, tile=[16, 64])
 def test_pairs_are_sorted_and_cut(ids, tile, device):
     check(ids, EXPERTS, tile, device)
+
+
+@cases(("pairs", "cut"), [(1600, None), (1600, OrderCut(4, 4, 400))], exhaustive=[(8224, None)])
+def test_more_tiles_than_are_filled_together(pairs, cut, device):
+    check(torch.arange(pairs, dtype=torch.int32)[:, None] % 3, EXPERTS, 16, device, cut)
 
 
 @each_value(size=[(12, 3), (1, 1), (128, 8), (200, 16)], cut=CUTS)
