@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from math import inf
+from typing import Protocol
 
 from roseinfer.cluster.endpoint import Endpoint
 from roseinfer.cluster.endpoints import Endpoints, lost_request_error
@@ -42,6 +43,74 @@ class NullRoutingObserver:
     def engine_added(self, engine: int) -> None: ...
 
     def engine_removed(self, engine: int) -> None: ...
+
+
+class RequestDispatcher(Protocol):
+    """Chooses engines for requests. A `FailoverHandler` whose `lost` gets an endpoint."""
+
+    def add(self, number: int) -> None: ...
+
+    def remove(self, number: int) -> None: ...
+
+    def place(self, live: LiveRequest) -> Endpoint | None:
+        """Return where to send a new request; None: no engine accepts requests."""
+        ...
+
+    def on_connected(self, endpoint: Endpoint, another: bool) -> None: ...
+
+    def refresh(self) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def lost(self, endpoint: Endpoint, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None: ...
+
+    def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None: ...
+
+    def cancelled(self, live: LiveRequest) -> None: ...
+
+    def started(self, live: LiveRequest, cached_tokens: int) -> None: ...
+
+    def observe(self, observer: RoutingObserver) -> None: ...
+
+
+class SingleDispatcher:
+    """Sends all requests to the only endpoint. They end with their engine, as there is no other to continue them."""
+
+    def __init__(self, endpoints: Endpoints, requests: LiveRequests) -> None:
+        self._endpoints = endpoints
+        self._requests = requests
+
+    def add(self, number: int) -> None: ...
+
+    def remove(self, number: int) -> None: ...
+
+    def place(self, live: LiveRequest) -> Endpoint | None:
+        """Return the endpoint unless it drains. A quiet engine may recover, and no other can take the request."""
+        return next((endpoint for endpoint in self._endpoints if endpoint.usable and not endpoint.draining), None)
+
+    def on_connected(self, endpoint: Endpoint, another: bool) -> None:
+        endpoint.refresh()
+
+    def refresh(self) -> None:
+        for endpoint in self._endpoints:
+            endpoint.refresh()
+
+    tick = refresh
+
+    def lost(self, endpoint: Endpoint, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
+        on_purpose = endpoint.draining and not suspects
+        for live in requests:
+            if live in self._requests:
+                live.fail(lost_request_error(live, self._endpoints, reason, on_purpose=on_purpose))
+
+    def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
+        return rejection
+
+    def cancelled(self, live: LiveRequest) -> None: ...
+
+    def started(self, live: LiveRequest, cached_tokens: int) -> None: ...
+
+    def observe(self, observer: RoutingObserver) -> None: ...
 
 
 class Dispatcher:

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roseinfer.cluster.dispatch import Dispatcher
+from roseinfer.cluster.dispatch import Dispatcher, NullRoutingObserver, RequestDispatcher, SingleDispatcher
 from roseinfer.cluster.endpoint import Connector, Endpoint
-from roseinfer.cluster.endpoints import Endpoints, incompatibility, lost_request_error, unavailable_error
+from roseinfer.cluster.endpoints import Endpoints, incompatibility, unavailable_error
 from roseinfer.cluster.engine_rows import EngineRows
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.replicas import DEFAULT_ROUTER
@@ -79,10 +79,12 @@ class RoutedEngine:
         self._router = router
         self._processes = processes
         self._record = record
-        self._placer: Placer | None = None  # with several engines
-        self._observer: RoutingObserver | None = None
+        self.placer: Placer | None = None  # with several engines, once one is up
+        self._observer: RoutingObserver = NullRoutingObserver()
         self._seed = seed
-        self._dispatcher: Dispatcher | None = None  # with several engines, once one is up
+        # With several engines, a `Dispatcher` replaces it once one is up.
+        self._dispatcher: RequestDispatcher = SingleDispatcher(self._endpoints, requests)
+        self._has_info = False
         self._connect_tasks: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._first_up: asyncio.Future[None] | None = None  # once it is open
@@ -168,8 +170,7 @@ class RoutedEngine:
             raise EngineClosedError("the engine is closed")
         number = self._endpoints.number(number)
         endpoint = self._add_endpoint(number, make_connector(number))
-        if self._dispatcher is not None:
-            self._dispatcher.add(number)
+        self._dispatcher.add(number)
         if self._first_up is not None:
             self._connect(endpoint)
         return number
@@ -200,7 +201,7 @@ class RoutedEngine:
         return number in self._endpoints
 
     def _incompatibility(self, info: EngineInfo) -> str | None:
-        return incompatibility(self.info, info) if self._dynamic and self._dispatcher is not None else None
+        return incompatibility(self.info, info) if self._dynamic and self._has_info else None
 
     def _connect(self, endpoint: Endpoint) -> None:
         task = self._connect_tasks[endpoint.number] = asyncio.create_task(endpoint.maintain_connection(self._on_up))
@@ -221,8 +222,7 @@ class RoutedEngine:
     def _forget(self, endpoint: Endpoint) -> None:
         log.info("engine %d is gone for good", endpoint.number)
         self._endpoints.drop(endpoint)
-        if self._dispatcher is not None:
-            self._dispatcher.remove(endpoint.number)
+        self._dispatcher.remove(endpoint.number)
         self.run_background(_stop_connecting(self._connect_tasks.pop(endpoint.number, None), endpoint))
 
     # --- requests -----------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class RoutedEngine:
         if self._closed:
             raise EngineClosedError("the engine is closed")
         live = self._requests.make(request, sink, self.info)
-        endpoint = self._only_endpoint() if self._dispatcher is None else self._dispatcher.place(live)
+        endpoint = self._dispatcher.place(live)
         if endpoint is None:
             raise unavailable_error(self._endpoints)
         assert endpoint.engine is not None
@@ -242,24 +242,17 @@ class RoutedEngine:
         self._requests.add(live)
         return live
 
-    def _only_endpoint(self) -> Endpoint | None:
-        endpoint = self._endpoints[0]
-        # One that is quiet may come back, and there is no other.
-        return endpoint if endpoint.usable and not endpoint.draining else None
-
     # --- engines ------------------------------------------------------------------------------------------------
     def _on_up(self, endpoint: Endpoint, another: bool) -> None:
         assert endpoint.info is not None
-        if self._dispatcher is None:
+        if not self.several or not self._has_info:
             self.info = endpoint.info
-            if self.several:
-                self._dispatcher = self._dispatcher_for(endpoint.info)
-            if self._first_up is not None and not self._first_up.done():
-                self._first_up.set_result(None)
-        if self._dispatcher is None:
-            endpoint.refresh()
-        else:
-            self._dispatcher.on_connected(endpoint, another)
+        if self.several and not self._has_info:
+            self._dispatcher = self._dispatcher_for(endpoint.info)
+        self._has_info = True
+        if self._first_up is not None and not self._first_up.done():
+            self._first_up.set_result(None)
+        self._dispatcher.on_connected(endpoint, another)
 
     def _dispatcher_for(self, info: EngineInfo) -> Dispatcher:
         make = Placer if self._record is None else partial(RecordingPlacer, self._record)
@@ -271,11 +264,10 @@ class RoutedEngine:
             delay_s=SEND_DELAY_S,
             seed=self._seed,
         )
-        self._placer = placer
+        self.placer = placer
         keyed = self._router in PREFIX_AWARE and info.prefix_caching
         dispatcher = Dispatcher(self._endpoints, placer, self._requests, keyed=keyed, block_size=info.block_size)
-        if self._observer is not None:
-            dispatcher.observe(self._observer)
+        dispatcher.observe(self._observer)
         return dispatcher
 
     async def _watch(self) -> None:
@@ -289,18 +281,8 @@ class RoutedEngine:
 
     def tick(self) -> None:
         """What is done every `TICK_S` seconds."""
-        if self._dispatcher is None:
-            self._read_promises()
-        else:
-            self._dispatcher.tick()
+        self._dispatcher.tick()
         self._remove_lost()
-
-    def _read_promises(self) -> None:
-        if self._dispatcher is not None:
-            self._dispatcher.refresh()  # each promise is found new once, and the router must not miss it
-            return
-        for endpoint in self._endpoints:
-            endpoint.refresh()
 
     # --- FailoverHandler ----------------------------------------------------------------------------------------
     def lost(self, engine: AsyncEngine, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
@@ -310,24 +292,16 @@ class RoutedEngine:
         endpoint.set_lost(reason)
         level = logging.INFO if endpoint.draining else logging.WARNING
         log.log(level, "engine %d is gone with %d requests: %s", endpoint.number, len(requests), reason)
-        if self._dispatcher is not None:
-            self._dispatcher.lost(endpoint, requests, reason, suspects)
-            return
-        on_purpose = endpoint.draining and not suspects
-        for live in requests:
-            if live in self._requests:
-                live.fail(lost_request_error(live, self._endpoints, reason, on_purpose=on_purpose))
+        self._dispatcher.lost(endpoint, requests, reason, suspects)
 
     def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
-        return rejection if self._dispatcher is None else self._dispatcher.refused(live, rejection)
+        return self._dispatcher.refused(live, rejection)
 
     def cancelled(self, live: LiveRequest) -> None:
-        if self._dispatcher is not None:
-            self._dispatcher.cancelled(live)
+        self._dispatcher.cancelled(live)
 
     def started(self, live: LiveRequest, cached_tokens: int) -> None:
-        if self._dispatcher is not None:
-            self._dispatcher.started(live, cached_tokens)
+        self._dispatcher.started(live, cached_tokens)
 
     # --- reports ------------------------------------------------------------------------------------------------
     @property
@@ -346,7 +320,7 @@ class RoutedEngine:
 
     def reports(self) -> list[EngineReport]:
         if not self._closed:
-            self._read_promises()
+            self._dispatcher.refresh()  # each promise is new once, and the router must not miss it
         return self._endpoints.reports()
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
@@ -354,8 +328,7 @@ class RoutedEngine:
 
     def on_routing(self, observer: RoutingObserver) -> None:
         self._observer = observer
-        if self._dispatcher is not None:
-            self._dispatcher.observe(observer)
+        self._dispatcher.observe(observer)
 
     async def close(self) -> None:
         if self._closed:
@@ -372,8 +345,8 @@ class RoutedEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
         for endpoint in self._endpoints:
             await endpoint.close()
-        if isinstance(self._placer, RecordingPlacer):
-            self._placer.close()
+        if isinstance(self.placer, RecordingPlacer):
+            self.placer.close()
         if self._on_close is not None:
             self._on_close()
 

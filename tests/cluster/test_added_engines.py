@@ -160,7 +160,7 @@ async def test_an_engine_of_another_sort_is_not_used(fleet: Fleet) -> None:
 
 def test_with_one_engine_that_stays_there_is_nothing_to_choose() -> None:
     async def work(fleet: Fleet) -> None:
-        assert not fleet.routed.several and fleet.routed._dispatcher is None
+        assert not fleet.routed.several
 
     asyncio.run(with_fleet(work, 1))
 

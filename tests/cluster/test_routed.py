@@ -77,7 +77,7 @@ async def test_keys_are_computed_once_and_the_same_prefix_goes_to_the_same_engin
 @fleet_test(engines=1)
 async def test_one_engine_needs_no_router(fleet: Fleet) -> None:
     asked = fleet.submit()
-    assert fleet.routed._dispatcher is None and asked.live.route is None and not fleet.models[0].adds[0].keys
+    assert asked.live.route is None and not fleet.models[0].adds[0].keys
     refused = fleet.submit()
     sample = fleet.samples(refused)[0]
     fleet.models[0].refuse(sample, 2.5, Cause.IDLE)
@@ -479,15 +479,15 @@ async def test_whatever_looks_at_an_engine_the_router_hears_of_its_promise(fleet
     for number in fleet.engines:
         fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
     fleet.routed.reports()
-    dispatcher = fleet.routed._dispatcher
-    assert dispatcher is not None
-    assert all(dispatcher._placer.forecast(number, ASK, 100.0).ttft_s for number in fleet.engines)
+    placer = fleet.routed.placer
+    assert placer is not None
+    assert all(placer.forecast(number, ASK, 100.0).ttft_s for number in fleet.engines)
     fleet.die(0)
     fleet.replace(0)
     fleet.promise(0, cost_s=COST_S, free_seats=8, free_blocks=64)
     fleet.routed.tick()  # before there is a way to it
     await fleet.reach(0)
-    assert dispatcher._placer.forecast(0, ASK, 100.0).ttft_s, "it has said so before"
+    assert placer.forecast(0, ASK, 100.0).ttft_s, "it has said so before"
 
 
 @fleet_test()
@@ -746,10 +746,9 @@ def test_what_the_router_decides_can_be_recorded(tmp_path: Path) -> None:
         for state in (EngineState.READY, EngineState.QUIET, EngineState.QUIET):
             fleet.stand(1, state)
             fleet.routed.tick()
-        dispatcher = fleet.routed._dispatcher
         await fleet.routed.close()
-        assert dispatcher is not None and isinstance(dispatcher._placer, RecordingPlacer)
-        dispatcher._placer.close()
+        assert isinstance(fleet.routed.placer, RecordingPlacer)
+        fleet.routed.placer.close()
         lines = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
         placed = [line for line in lines if "place" in line]
         assert [line["place"][0] for line in placed] == [where] and len(placed[0]["ask"][1]) == 2

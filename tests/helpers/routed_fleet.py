@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from roseinfer.cluster.dispatch import Dispatcher
 from roseinfer.cluster.endpoint import Connector
 from roseinfer.cluster.engine_rows import EngineRows
 from roseinfer.cluster.routed import RoutedEngine
@@ -218,10 +219,11 @@ class Fleet:
     def requests_to(self, number: int, asked: "Asked") -> None:
         """Put a request into an engine, as a drain might."""
         dispatcher, live = self.routed._dispatcher, asked.live
-        assert live.engine is not None and live.routing is not None and dispatcher is not None
+        assert live.engine is not None and live.routing is not None and isinstance(dispatcher, Dispatcher)
+        assert self.routed.placer is not None
         live.engine.withdraw(live)
         but = [other for other in self.engines if other != number]
-        placement = dispatcher._placer.place(live.routing.placement.request, self.clock.now(), but)
+        placement = self.routed.placer.place(live.routing.placement.request, self.clock.now(), but)
         assert placement is not None
         dispatcher._move(live, placement, "drain")
 

@@ -169,16 +169,15 @@ class Story:
         return self._placer()._candidates(self.fleet.clock.now(), but)
 
     def _placer(self) -> Placer:
-        dispatcher = self.fleet.routed._dispatcher
-        assert dispatcher is not None
-        return dispatcher._placer
+        assert self.fleet.routed.placer is not None
+        return self.fleet.routed.placer
 
     def _in(self, number: int) -> list[Asked]:
         return [one for one in self.asked if not one.ended and self.fleet.where(one) == number]
 
     def _lose(self, number: int, lose: Callable[[], None], suspects: set[str] = frozenset()) -> None:  # type: ignore[assignment]
         fleet = self.fleet
-        fleet.routed._dispatcher.refresh()  # type: ignore[union-attr]
+        fleet.routed.reports()  # refreshes the router
         here = self._in(number)
         wire = {one.live.wire_id: one for one in here}
         others = self._candidates(number)
