@@ -172,7 +172,7 @@ def _one(
 def _several(
     engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig, folder: Path, workers: int
 ) -> Coroutine[Any, Any, None]:
-    from roseinfer.server.workers.manager import Served, serve_fleet
+    from roseinfer.server.workers.manager import ServeConfig, serve_with_workers
 
-    served = Served(engine=engine, replicas=replicas, tokenizer=folder, server=server, workers=workers)
-    return serve_fleet(served)
+    served = ServeConfig(engine=engine, replicas=replicas, tokenizer=folder, server=server, workers=workers)
+    return serve_with_workers(served)

@@ -1,1 +1,1 @@
-"""Several API processes in front of one engine: a manager, which owns them, the engine and the address, and workers."""
+"""API worker processes in front of the engines, and their manager, which owns workers, engines and the address."""

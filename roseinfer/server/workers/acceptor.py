@@ -1,4 +1,4 @@
-"""Accepts connections and hands each to the worker that has the fewest."""
+"""Accept connections and hand each to the worker that has the fewest."""
 
 import asyncio
 import itertools
@@ -7,23 +7,24 @@ import os
 import socket
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from roseinfer.core.clock import MonotonicClock
+from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.server.observe.throttle import ThrottledLog
-from roseinfer.server.workers.counters import Count, SharedCounters
+from roseinfer.server.workers.counters import Count
 from roseinfer.server.workers.handover import ConnectionSender
 
 log = logging.getLogger(__name__)
 
-# Connections accepted before others get a turn.
-BATCH = 64
-# After workers were too busy to take more, and after a process, this or a worker's, could hold no more.
+# Connections accepted in one turn of the event loop.
+MAX_BATCH_COUNT = 64
+# Pauses after all workers were busy, and after a process had no descriptor left.
 BUSY_PAUSE_S, FULL_PAUSE_S = 0.01, 1.0
 
 
-class Host(Protocol):
-    """Takes connections: `index` is its row of the shared counters."""
+class ConnectionTaker(Protocol):
+    """Interface of `WorkerProcess`, which tests replace. `index`: its row of the shared counters."""
 
     index: int
     connections: ConnectionSender
@@ -31,30 +32,32 @@ class Host(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A host, and what it got. `handed`: connections, ever; `turn`: when it got the newest one; `quiet`: it does not
-    move; `full`: it has no descriptor left; `loading`: it cannot take requests yet."""
+    """Connections of a worker. `handed`: number ever; `turn`: order of the newest one; `late`: its heartbeat is late;
+    `full`: it has no descriptor left; `loading`: it takes no requests yet."""
 
-    host: Host
+    worker: ConnectionTaker
     handed: int = 0
     turn: int = 0
     loading: bool = False
-    quiet: bool = False
+    late: bool = False
     full: bool = False
 
     @property
     def open(self) -> bool:
-        return not self.quiet and not self.full
+        return not self.late and not self.full
 
 
 class Acceptor:
-    """The kernel would give most connections of a burst to whichever process wakes first, or, with a socket of its own
-    for each, deal them out by a hash: of 8 connections to 4 workers one often gets 4. Here all get as many, give or
-    take one, for 20 us a connection in a process that has nothing else to do.
+    """Acceptor of connections for all workers, which sees to it that their numbers differ by at most one.
 
-    A connection that its worker has not taken when it ends, or cannot take, goes to another one.
+    With a shared socket the kernel would give most connections of a burst to the process that wakes first. With
+    SO_REUSEPORT it distributes them by a hash: of 8 connections to 4 workers, one often gets 4. The handover costs
+    20 us a connection, in a process that has little else to do.
+
+    A connection that its worker cannot take, or has not taken when it ends, goes to another one.
     """
 
-    def __init__(self, listener: socket.socket, counters: SharedCounters) -> None:
+    def __init__(self, listener: socket.socket, counters: SharedRows[Any]) -> None:
         listener.setblocking(False)
         self._listener = listener
         self._counters = counters
@@ -67,51 +70,57 @@ class Acceptor:
         self._throttled = ThrottledLog(log, MonotonicClock())
         self._closed = False
 
-    def add(self, host: Host, *, loading: bool = False) -> None:
-        """From now on it gets connections; one that is `loading` only as long as all others are too."""
-        entry = self._entries[host.index] = _Entry(host, loading=loading)
-        self._loop.add_reader(host.connections.fileno(), self._on_answers, entry)
-        self._go_on()
+    def add(self, worker: ConnectionTaker, *, loading: bool = False) -> None:
+        """Give connections to a worker; to one that is `loading` only while all others are loading, too."""
+        entry = self._entries[worker.index] = _Entry(worker, loading=loading)
+        self._loop.add_reader(worker.connections.fileno(), self._on_replies, entry)
+        self._resume()
 
-    def remove(self, host: Host) -> None:
-        """It is gone; without anybody who takes them, connections wait in the kernel."""
-        entry = self._entries.get(host.index)
-        if entry is None or entry.host is not host:
+    def remove(self, worker: ConnectionTaker) -> None:
+        """Remove a worker that has ended. Without any worker connections wait in the kernel."""
+        entry = self._entry(worker)
+        if entry is None:
             return
-        del self._entries[host.index]
-        self._loop.remove_reader(host.connections.fileno())
+        del self._entries[worker.index]
+        self._loop.remove_reader(worker.connections.fileno())
         timer = self._timers.pop(entry, None)
         if timer is not None:
             timer.cancel()
-        self._held.extend(host.connections.take_back())
-        self._go_on()
+        self._held.extend(worker.connections.take_back())
+        self._resume()
 
-    def loaded(self, host: Host) -> None:
-        entry = self._entries.get(host.index)
-        if entry is not None and entry.host is host:
+    def set_loaded(self, worker: ConnectionTaker) -> None:
+        """Note that a worker takes requests."""
+        entry = self._entry(worker)
+        if entry is not None:
             entry.loading = False
 
-    def set_quiet(self, host: Host, quiet: bool) -> None:
-        """A quiet host gets no connections, but keeps those that it has."""
-        entry = self._entries.get(host.index)
-        if entry is not None and entry.host is host:
-            entry.quiet = quiet
-            self._go_on()
+    def set_late(self, worker: ConnectionTaker, late: bool) -> None:
+        """Note whether a worker's heartbeat is late: then it gets no new connections."""
+        entry = self._entry(worker)
+        if entry is not None:
+            entry.late = late
+            self._resume()
 
     def close(self) -> None:
         self._closed = True
         self._loop.remove_reader(self._listener)
         for entry in self._entries.values():
-            self._loop.remove_reader(entry.host.connections.fileno())
+            self._loop.remove_reader(entry.worker.connections.fileno())
         for timer in (*self._timers.values(), *([self._pause] if self._pause is not None else [])):
             timer.cancel()
         for connection in self._held:
             connection.close()
         self._listener.close()
 
+    def _entry(self, worker: ConnectionTaker) -> _Entry | None:
+        """Return the entry of a worker, None for one that was removed, whose index another may have."""
+        entry = self._entries.get(worker.index)
+        return None if entry is None or entry.worker is not worker else entry
+
     # --- accepting ----------------------------------------------------------------------------------------------
-    def _go_on(self) -> None:
-        """Take up work again, as far as there is somebody to give it to."""
+    def _resume(self) -> None:
+        """Hand over held connections and accept new ones, if a worker takes them."""
         if self._closed:
             return
         if self._pause is not None:
@@ -122,65 +131,65 @@ class Acceptor:
             return
         while self._held:
             if not self._give(self._held[0]):
-                self._rest(BUSY_PAUSE_S)
+                self._pause_accepting(BUSY_PAUSE_S)
                 return
             self._held.popleft()
         self._loop.add_reader(self._listener, self._on_connections)
 
-    def _rest(self, seconds: float) -> None:
+    def _pause_accepting(self, seconds: float) -> None:
         self._loop.remove_reader(self._listener)
         if self._pause is None:
-            self._pause = self._loop.call_later(seconds, self._go_on)
+            self._pause = self._loop.call_later(seconds, self._resume)
 
     def _on_connections(self) -> None:
-        for _ in range(BATCH):
+        for _ in range(MAX_BATCH_COUNT):
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, ConnectionError):
                 return
             except OSError as error:  # no descriptor is left
-                self._throttled.error(f"new connections have to wait: {os.strerror(error.errno or 0)}")
-                self._rest(FULL_PAUSE_S)
+                self._throttled.error(f"cannot accept new connections for now: {os.strerror(error.errno or 0)}")
+                self._pause_accepting(FULL_PAUSE_S)
                 return
             if not self._give(connection):
                 self._held.append(connection)
-                self._rest(BUSY_PAUSE_S)
+                self._pause_accepting(BUSY_PAUSE_S)
                 return
 
     # --- handing over -------------------------------------------------------------------------------------------
     def _give(self, connection: socket.socket) -> bool:
-        """To the worker with the fewest connections, of several to the one that has waited longest."""
+        """Hand a connection to the worker with the fewest; of several, to the one that has waited longest."""
         takers = [entry for entry in self._entries.values() if entry.open]
         takers = [entry for entry in takers if not entry.loading] or takers
         for entry in sorted(takers, key=self._load):
-            if entry.host.connections.send(connection):
+            if entry.worker.connections.send(connection):
                 entry.handed += 1
                 entry.turn = next(self._turns)
                 return True
         return False
 
     def _load(self, entry: _Entry) -> tuple[int, int]:
-        return entry.handed - self._counters.get(entry.host.index, Count.CLOSED), entry.turn
+        return entry.handed - self._counters.get(entry.worker.index, Count.CLOSED), entry.turn
 
-    def _on_answers(self, entry: _Entry) -> None:
-        answers = entry.host.connections.answers()
-        if answers.closed:  # its process is ending; `remove` takes back what it has not taken
-            self._loop.remove_reader(entry.host.connections.fileno())
-        if answers.refused:
-            self._on_refused(entry, answers.refused)
+    def _on_replies(self, entry: _Entry) -> None:
+        replies = entry.worker.connections.replies()
+        if replies.closed:  # its process is ending; `remove` takes back the connections that it has not taken
+            self._loop.remove_reader(entry.worker.connections.fileno())
+        if replies.refused:
+            self._on_refused(entry, replies.refused)
         elif self._held:
-            self._go_on()
+            self._resume()
 
     def _on_refused(self, entry: _Entry, refused: list[socket.socket]) -> None:
         entry.handed -= len(refused)
         self._held.extend(refused)
         if not entry.full:
             entry.full = True
-            self._throttled.error(f"API worker {entry.host.index} has no descriptor left for new connections")
-            self._timers[entry] = self._loop.call_later(FULL_PAUSE_S, self._on_rested, entry)
-        self._go_on()
+            self._throttled.error(f"API worker {entry.worker.index} has no descriptor left for new connections")
+            self._timers[entry] = self._loop.call_later(FULL_PAUSE_S, self._end_full_pause, entry)
+        self._resume()
 
-    def _on_rested(self, entry: _Entry) -> None:
+    def _end_full_pause(self, entry: _Entry) -> None:
         del self._timers[entry]
         entry.full = False
-        self._go_on()
+        self._resume()

@@ -1,8 +1,8 @@
-"""Connections on their way from the manager to a worker.
+"""Handover of connections from the manager to a worker.
 
-A connection is handed over with one byte, and the worker answers with one: it has it, or it had no descriptor left and
-the kernel dropped it. Until then the manager keeps its own copy, so that what a full, hung or dead worker never took
-can be given to another.
+A connection travels with one byte, and the worker replies with one byte: it has taken the connection, or the kernel
+dropped it as the worker had no descriptor left. Until then the manager keeps its own copy, so that a connection that a
+full, hung or dead worker never took can go to another.
 """
 
 import contextlib
@@ -11,14 +11,13 @@ from collections import deque
 from dataclasses import dataclass, field
 
 _HANDED, _TAKEN, _REFUSED = b"c", b"y", b"n"
-# So few that the answers always fit the socket: a Unix socket takes some 270 small messages by default.
+# All replies fit into the socket: a Unix socket holds some 270 small messages by default.
 MAX_UNCONFIRMED = 128
 
 
 @dataclass(slots=True)
-class Answers:
-    """What a worker has said since it was last asked: how many connections it took, which it could not take, and
-    whether its end is closed."""
+class HandoverReplies:
+    """Replies of a worker since the last call. `taken`: number of connections; `closed`: its end is closed."""
 
     taken: int = 0
     refused: list[socket.socket] = field(default_factory=list)
@@ -37,7 +36,7 @@ class ConnectionSender:
         return self._end.fileno()
 
     def send(self, connection: socket.socket) -> bool:
-        """Hand a connection over and own it from then on; False if the worker has too many waiting or is gone."""
+        """Send a connection, which is ours from then on. Return False if the worker has ended or too many wait."""
         if len(self._unconfirmed) >= MAX_UNCONFIRMED:
             return False
         try:
@@ -47,30 +46,30 @@ class ConnectionSender:
         self._unconfirmed.append(connection)
         return True
 
-    def answers(self) -> Answers:
-        """What has been said; the copies of connections that were taken are closed, refused ones are the caller's."""
-        answers = Answers()
+    def replies(self) -> HandoverReplies:
+        """Read replies, and close our copies of connections that were taken. Refused ones are the caller's."""
+        replies = HandoverReplies()
         with contextlib.suppress(BlockingIOError):
             data = self._receive()
-            answers.closed = not data
-            for answer in data:
+            replies.closed = not data
+            for reply in data:
                 connection = self._unconfirmed.popleft()
-                if answer == _TAKEN[0]:
+                if reply == _TAKEN[0]:
                     connection.close()
-                    answers.taken += 1
+                    replies.taken += 1
                 else:
-                    answers.refused.append(connection)
-        return answers
+                    replies.refused.append(connection)
+        return replies
 
     def _receive(self) -> bytes:
         try:
             return self._end.recv(MAX_UNCONFIRMED)
-        except ConnectionError:  # it ended with connections unread
+        except ConnectionError:  # the worker ended with unread connections
             return b""
 
     def take_back(self) -> list[socket.socket]:
-        """The connections that the worker, which is gone, never took; they are the caller's."""
-        refused = self.answers().refused
+        """Return the connections that a worker never took, which has ended. They are the caller's."""
+        refused = self.replies().refused
         left, self._unconfirmed = self._unconfirmed, deque()
         return [*refused, *left]
 
@@ -91,21 +90,21 @@ class ConnectionReceiver:
         return self._end.fileno()
 
     def receive(self) -> tuple[list[socket.socket], int]:
-        """The connections that have come, and how many were lost because this process has no descriptor left."""
+        """Return the connections that have come, and how many were dropped for want of a descriptor."""
         taken: list[socket.socket] = []
-        answers = bytearray()
+        replies = bytearray()
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while True:
-                # A byte each: descriptors that come with bytes read together could be lost.
+                # One byte at a time: descriptors of bytes that are read together could be lost.
                 data, descriptors, _, _ = socket.recv_fds(self._end, 1, 1)
                 if not data:
                     break
                 taken += [socket.socket(fileno=descriptor) for descriptor in descriptors]
-                answers += _TAKEN if descriptors else _REFUSED
-        if answers:
-            with contextlib.suppress(OSError):  # the manager is gone, and so are we in a moment
-                self._end.send(answers)
-        return taken, len(answers) - len(taken)
+                replies += _TAKEN if descriptors else _REFUSED
+        if replies:
+            with contextlib.suppress(OSError):  # the manager has ended, and this process ends soon
+                self._end.send(replies)
+        return taken, len(replies) - len(taken)
 
     def close(self) -> None:
         self._end.close()

@@ -1,84 +1,69 @@
-"""Starting a worker process, and what the manager holds of it."""
+"""Launch of a worker process, and the manager's record of it."""
 
-import asyncio
 import contextlib
 import socket
-import sys
 from collections.abc import Callable
 
-import msgspec
-
-from roseinfer.server.workers.control import ControlChannel, FromManager, FromWorker, WorkerBoot
+from roseinfer.processes.channel import MessageChannel
+from roseinfer.processes.launch import ChildProcess, launch
 from roseinfer.server.workers.handover import ConnectionSender
+from roseinfer.server.workers.messages import FromManager, FromWorker, WorkerBoot
 
-Boot = Callable[[int, int, int, int], WorkerBoot]
+MODULE = "roseinfer.server.workers.worker"
+
+MakeBoot = Callable[[int, int, int, int], WorkerBoot]
 
 
 class WorkerProcess:
-    """A worker as the manager sees it. `index`: its place among the workers; `number`: no other worker's, ever.
+    """The manager's record of a worker. `index`: its place among the workers; `number`: unique among all ever started.
 
-    `serving`: it takes connections; `up`: and requests; `idle`: it drains, and has no request left; `quiet`: its event
-    loop has not turned lately; `hung`: nor for so long that it has been killed.
+    `serving`: it takes connections; `up`: and requests; `idle`: it drains and has no request left; `late`: its
+    heartbeat is late, so it gets no connections; `timed_out`: it was killed for that.
     """
 
     def __init__(self, index: int, number: int, connections: ConnectionSender) -> None:
         self.index = index
         self.number = number
         self.connections = connections
-        self.process: asyncio.subprocess.Process
-        self.channel: ControlChannel[FromManager, FromWorker]
-        self.serving = self.up = self.idle = self.quiet = self.hung = False
+        self.child: ChildProcess
+        self.channel: MessageChannel[FromManager, FromWorker]
+        self.serving = self.up = self.idle = self.late = self.timed_out = False
 
     def send(self, message: FromManager) -> None:
         self.channel.send(message)
 
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-
     def close(self) -> None:
-        """Let go of what is left of a process that has ended."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        """Release the pipes and sockets of a process that has ended."""
+        self.child.close()
         self.channel.close()
         self.connections.close()
 
 
-class Launcher:
-    """Starts workers. `boot(index, number, control, connections)` is what a new one is told; it inherits `counters`."""
+class WorkerLauncher:
+    """Launches workers. `make_boot(index, number, control, connections)` returns the boot struct of one."""
 
-    def __init__(self, boot: Boot, counters: int) -> None:
-        self._boot = boot
-        self._counters = counters
+    def __init__(self, make_boot: MakeBoot) -> None:
+        self._make_boot = make_boot
 
     async def launch(
         self, index: int, number: int, on_message: Callable[[WorkerProcess, FromWorker], None]
     ) -> WorkerProcess:
-        """Raises `OSError` if there is no process, memory or descriptor for it; then nothing is left of the attempt."""
+        """Launch a worker. Raises `OSError`; then nothing is left of the attempt."""
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as given:
-            control, its_control = _pair(undo, given)
-            connections, its_connections = _pair(undo, given)
+            control, its_control = _socket_pair(undo, given)
+            connections, its_connections = _socket_pair(undo, given)
             worker = WorkerProcess(index, number, ConnectionSender(connections))
-            worker.channel = ControlChannel(FromWorker, lambda message: on_message(worker, message), lambda: None)
+            worker.channel = MessageChannel(FromWorker, lambda message: on_message(worker, message), lambda: None)
             await worker.channel.open(control)
             undo.callback(worker.channel.close)
             ends = (its_control.fileno(), its_connections.fileno())
-            worker.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "roseinfer.server.workers.worker",
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=(*ends, self._counters),
-            )
+            worker.child = launch(MODULE, self._make_boot(index, number, *ends), pass_fds=ends)
             undo.pop_all()
-            # The pipe stays open: its end tells the worker that we are gone.
-            assert worker.process.stdin is not None
-            worker.process.stdin.write(msgspec.json.encode(self._boot(index, number, *ends)) + b"\n")
         return worker
 
 
-def _pair(undo: contextlib.ExitStack, given: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets: ours, closed if the launch fails, and the worker's, closed here in any case."""
+def _socket_pair(undo: contextlib.ExitStack, given: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets: ours, closed by `undo`, and the worker's, closed by `given`."""
     ours, its = socket.socketpair()
     undo.callback(ours.close)
     given.callback(its.close)

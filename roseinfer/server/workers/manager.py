@@ -1,9 +1,8 @@
-"""Running the server in several processes: the manager owns the address, the engines and the workers."""
+"""Manager of a server in several processes: it owns the address, the engines and the workers."""
 
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.integrations.systemd import SystemdNotifier
+from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.server.console.looking import tell_of_machine
 from roseinfer.server.console.steps import MAX_STEPS
 from roseinfer.server.hosting import (
@@ -34,20 +34,26 @@ from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.request.slo_classes import configured_classes
 from roseinfer.server.response_store.start import response_file
 from roseinfer.server.workers.acceptor import Acceptor
-from roseinfer.server.workers.control import Answer, Ask, Collected, FromWorker, Scrape, WorkerBoot
-from roseinfer.server.workers.counters import Count, SharedCounters, counters_file
-from roseinfer.server.workers.heartbeat import Heartbeats
-from roseinfer.server.workers.launch import Launcher, WorkerProcess
+from roseinfer.server.workers.counters import WORKER_ROWS, Count
+from roseinfer.server.workers.launch import WorkerLauncher, WorkerProcess
+from roseinfer.server.workers.messages import (
+    CollectedMetrics,
+    FromWorker,
+    MetricsRequest,
+    PeerQuery,
+    QueryAnswer,
+    WorkerBoot,
+)
 from roseinfer.server.workers.pool import WorkerPool
-from roseinfer.server.workers.questions import Questions
-from roseinfer.server.workers.scrapes import Scrapes
+from roseinfer.server.workers.queries import QueryForwarder
+from roseinfer.server.workers.scrapes import ScrapeCollector
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """What there is to serve, and how. `tokenizer`: the folder it is read from."""
+class ServeConfig:
+    """Configuration of a server with several processes. `tokenizer`: folder of the tokenizer."""
 
     engine: EngineConfig
     replicas: ReplicasConfig
@@ -64,39 +70,44 @@ class Served:
         return (self.server.served_model_name or (self.model_name,))[0]
 
 
-async def serve_fleet(served: Served, announce: Callable[[str], None] = say) -> None:
-    """Like `run.serve_model`, with `served.workers` processes that answer requests.
+async def serve_with_workers(served: ServeConfig, announce: Callable[[str], None] = say) -> None:
+    """Serve as `run.serve_model` does, with `served.workers` processes that answer requests.
 
     Raises what `run.serve_model` raises, and `WorkersDiedError` if they cannot be kept alive.
     """
     configure_logging(served.server)
-    await Fleet(served, announce).run()
+    await ServerManager(served, announce).run()
 
 
-class Fleet:
-    """Made in its event loop; `run` is all of its life."""
+class ServerManager:
+    """Manager of one server. Made in its event loop; `run` returns at the end of the server."""
 
-    def __init__(self, served: Served, announce: Callable[[str], None]) -> None:
+    def __init__(self, served: ServeConfig, announce: Callable[[str], None]) -> None:
         self._served = served
-        self._slo_classes = configured_classes(served.server, served.model_name)  # once: the file may change
+        self._slo_classes = configured_classes(served.server, served.model_name)  # read once, as the file may change
         self._announce = announce
         self._listener = listen(served.server)
-        stored = response_file(served.server, None)  # before there is a folder, which would be left if this fails
+        stored = response_file(served.server, None)  # before the supervisor's folder, which a failure would leave
         self._crew = engine_supervisor(served.engine, served.replicas, served.server.stall_timeout)
         self._response_file = stored or response_file(served.server, self._crew.folder)
-        self._counters_file = counters_file(str(self._crew.folder / "counters"), served.workers)
-        self._counters = SharedCounters(self._counters_file, served.workers)
+        self._counters_path = self._crew.folder / "counters"
+        self._counters = SharedRows.create(self._counters_path, WORKER_ROWS, served.workers)
         self._acceptor = Acceptor(self._listener, self._counters)
         self._registry = MetricRegistry()
-        self._scrapes = Scrapes(self._own_snapshot)
+        self._scrapes = ScrapeCollector(self._own_snapshot)
         self._peer_queries = PeerQueries()
-        self._questions = Questions(self._peer_queries)
+        self._queries = QueryForwarder(self._peer_queries)
         self._steps = StepMetrics(self._registry, served.shown_name, MAX_STEPS if served.server.console else 0)
         tell_of_machine(self._peer_queries, self._steps, self._crew)
-        clock = MonotonicClock()
-        launcher = Launcher(self._boot, self._counters_file)
-        heartbeats = Heartbeats(self._counters, served.server.worker_timeout)
-        self._pool = WorkerPool(served.workers, launcher, self, self._replacing, heartbeats, clock)
+        self._pool = WorkerPool(
+            served.workers,
+            WorkerLauncher(self._boot),
+            self,
+            self._restarts_enabled,
+            self._counters,
+            served.server.worker_timeout,
+            MonotonicClock(),
+        )
         self._service_manager = SystemdNotifier()
         self._signals = Signals(Reload(self._crew, self._service_manager))
         self._ending = False
@@ -106,7 +117,7 @@ class Fleet:
         self._crew.on_step(self._steps.step)
         failures = (self._pool.failure, self._crew.failure)
         try:
-            info = await self._brought_up()
+            info = await self._start_or_stop()
             if info is not None:
                 words = greeting(self._served.server, self._served.model_name, self._listener, info)
                 self._announce(words)
@@ -121,8 +132,11 @@ class Fleet:
                 if failure.done():
                     failure.result()
 
-    async def _brought_up(self) -> EngineInfo | None:
-        """None if a signal or the failure of a worker came first. Raises what keeps the engine from starting."""
+    async def _start_or_stop(self) -> EngineInfo | None:
+        """Start engines and workers. Return None after a signal or the failure of a worker.
+
+        Raises the error of an engine that cannot start.
+        """
         starting = asyncio.create_task(self._start())
         await first_of(asyncio.shield(starting), self._signals.first.wait(), end_of(self._pool.failure))
         if not starting.done():
@@ -143,7 +157,7 @@ class Fleet:
             starting.cancel()
 
     async def _drain(self) -> None:
-        """Like a single process's: new requests are refused, running ones may finish for `shutdown_timeout` seconds."""
+        """Reject new requests, and let running ones finish for `shutdown_timeout` seconds."""
         self._ending = True
         self._pool.drain()
         requests, wait_s = self._counters.total(Count.REQUESTS), self._served.server.shutdown_timeout
@@ -158,7 +172,7 @@ class Fleet:
         self._acceptor.close()
         await self._pool.stop()
         await self._crew.close()
-        os.close(self._counters_file)
+        self._counters.close()
 
     # --- workers ------------------------------------------------------------------------------------------------
     def _boot(self, index: int, number: int, control: int, connections: int) -> WorkerBoot:
@@ -178,44 +192,39 @@ class Fleet:
             workers=served.workers,
             control=control,
             connections=connections,
-            counters=self._counters_file,
+            counters=str(self._counters_path),
         )
 
-    def _replacing(self) -> bool:
-        """Also while no engine runs: one will, or the server ends."""
+    def _restarts_enabled(self) -> bool:
         return not self._ending
 
-    def serving(self, worker: WorkerProcess) -> None:
+    def on_serving(self, worker: WorkerProcess) -> None:
         self._acceptor.add(worker, loading=True)
 
-    def up(self, worker: WorkerProcess) -> None:
-        self._acceptor.loaded(worker)
+    def on_up(self, worker: WorkerProcess) -> None:
+        self._acceptor.set_loaded(worker)
 
-    def quiet(self, worker: WorkerProcess) -> None:
-        self._acceptor.set_quiet(worker, worker.quiet)
+    def on_late(self, worker: WorkerProcess) -> None:
+        self._acceptor.set_late(worker, worker.late)
 
-    def received(self, worker: WorkerProcess, message: FromWorker) -> None:
-        if isinstance(message, Scrape):
-            self._scrapes.ask(worker, message, self._others(worker))
-        elif isinstance(message, Collected):
-            self._scrapes.told(worker, message)
-        elif isinstance(message, Ask):
-            self._questions.ask(worker, message, self._others(worker))
-        elif isinstance(message, Answer):
-            self._questions.told(worker, message)
+    def on_message(self, worker: WorkerProcess, message: FromWorker) -> None:
+        if isinstance(message, MetricsRequest):
+            self._scrapes.start(worker, message, self._others(worker))
+        elif isinstance(message, CollectedMetrics):
+            self._scrapes.on_collected(worker, message)
+        elif isinstance(message, PeerQuery):
+            self._queries.start(worker, message, self._others(worker))
+        elif isinstance(message, QueryAnswer):
+            self._queries.on_answer(worker, message)
 
     def _others(self, worker: WorkerProcess) -> list[WorkerProcess]:
-        return [other for other in self._pool.workers.values() if other is not worker and _answers(other)]
+        return [other for other in self._pool.workers.values() if other is not worker and other.up and not other.late]
 
-    def gone(self, worker: WorkerProcess) -> None:
+    def on_end(self, worker: WorkerProcess) -> None:
         self._acceptor.remove(worker)
-        self._scrapes.gone(worker)
-        self._questions.gone(worker)
+        self._scrapes.on_end(worker)
+        self._queries.on_end(worker)
         self._counters.clear(worker.index)
 
     def _own_snapshot(self) -> Snapshot:
         return Snapshot(self._registry.numbers(), self._crew.reports())
-
-
-def _answers(worker: WorkerProcess) -> bool:
-    return worker.up and not worker.quiet

@@ -1,102 +1,114 @@
-"""The worker processes of a server: started, watched, replaced when they die or hang, stopped."""
+"""Supervisor of the worker processes of a server: starts them, restarts those that die or hang, stops them."""
 
 import asyncio
 import contextlib
 import itertools
 import logging
 import os
-from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from roseinfer.core import errors
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import RoseinferError
-from roseinfer.server.workers.control import Broken, Drain, FromManager, FromWorker, Idle, Serving, Stop, Up
-from roseinfer.server.workers.heartbeat import INTERVAL_S, Heartbeats
+from roseinfer.processes.heartbeat import CHECK_INTERVAL_S, HeartbeatMonitor
+from roseinfer.processes.launch import describe_exit
+from roseinfer.processes.shared_rows import SharedRows
+from roseinfer.processes.supervise import BackgroundTasks, RestartLimits, Restarts
+from roseinfer.server.workers.counters import Count
 from roseinfer.server.workers.launch import WorkerProcess
+from roseinfer.server.workers.messages import Drain, FromManager, FromWorker, Idle, Serving, Stop, Up, WorkerFailed
 
 log = logging.getLogger(__name__)
 
-# So many workers may die within so many seconds before the server gives up.
-MAX_DEATHS, DEATHS_WINDOW_S = 5, 60.0
-# How long a worker may take to end when it was told to.
-STOP_PATIENCE_S = 8.0
-# Between attempts to start a worker when the machine has no process or memory for it; the last one repeats.
-BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-# So many attempts in a row may fail while no worker is left before the server gives up.
-MAX_FAILURES_ALONE = 4
+# All workers share these limits. A worker that dies is restarted at once.
+LIMITS = RestartLimits(max_deaths=5, window_s=60.0, delays_s=(0.0,))
+# A worker whose heartbeat is older gets no connections.
+LATE_S = 1.0
+# A worker that starts imports and connects before its first heartbeat, which may take long on a slow disk.
+START_TIMEOUT_S = 120.0
+# Workers that were told to stop have this long.
+STOP_TIMEOUT_S = 8.0
+# Pauses between launches that fail, as the machine has no process or memory; the last one repeats.
+LAUNCH_DELAYS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+# Failed launches in a row, while no worker is left, before the server gives up.
+MAX_FAILED_LAUNCHES_COUNT = 4
 
 
 class WorkersDiedError(RoseinferError):
-    """API workers die as fast as they are replaced, or none is left and none can be started."""
+    """API workers die too often, or none is left and none can be started."""
 
 
-class Listener(Protocol):
-    """Who is told of what happens to the workers."""
+class PoolCallbacks(Protocol):
+    """Callbacks of a `WorkerPool`."""
 
-    def serving(self, worker: WorkerProcess) -> None:
-        """It takes connections."""
+    def on_serving(self, worker: WorkerProcess) -> None:
+        """Handle a worker that takes connections."""
         ...
 
-    def up(self, worker: WorkerProcess) -> None:
-        """It takes requests."""
+    def on_up(self, worker: WorkerProcess) -> None:
+        """Handle a worker that takes requests."""
         ...
 
-    def quiet(self, worker: WorkerProcess) -> None:
-        """`worker.quiet` has changed."""
+    def on_late(self, worker: WorkerProcess) -> None:
+        """Handle a change of `worker.late`."""
         ...
 
-    def received(self, worker: WorkerProcess, message: FromWorker) -> None: ...
+    def on_message(self, worker: WorkerProcess, message: FromWorker) -> None:
+        """Handle a message that is not about the worker's state."""
+        ...
 
-    def gone(self, worker: WorkerProcess) -> None:
-        """Its process has ended."""
+    def on_end(self, worker: WorkerProcess) -> None:
+        """Handle the end of a worker's process."""
         ...
 
 
-class Launches(Protocol):
+class Launcher(Protocol):
+    """Interface of `WorkerLauncher`, which tests replace."""
+
     async def launch(
         self, index: int, number: int, on_message: Callable[[WorkerProcess, FromWorker], None]
     ) -> WorkerProcess:
-        """Raises `OSError` if there is no process, memory or descriptor for it."""
+        """Launch a worker. Raises `OSError`."""
         ...
 
 
 class WorkerPool:
-    """A worker that dies, or hangs and is killed for it, is replaced while `replacing()` says so.
+    """Workers that are restarted when they die or hang, while `restarts_enabled()`.
 
-    `failure` is set to an exception when there is no going on: a worker says that it is broken before all have been up,
-    too many die, or the last one and there is no other.
+    `failure` gets an exception when the server must end: a worker fails before all have been up, workers die too often,
+    or the last one has died. `timeout_s`: age of the heartbeat of a worker that hangs.
     """
 
     def __init__(
         self,
         size: int,
-        launcher: Launches,
-        listener: Listener,
-        replacing: Callable[[], bool],
-        heartbeats: Heartbeats,
+        launcher: Launcher,
+        callbacks: PoolCallbacks,
+        restarts_enabled: Callable[[], bool],
+        counters: SharedRows[Any],
+        timeout_s: float,
         clock: Clock,
     ) -> None:
         self.workers: dict[int, WorkerProcess] = {}
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._size = size
         self._launcher = launcher
-        self._listener = listener
-        self._replacing = replacing
-        self._heartbeats = heartbeats
-        self._clock = clock
+        self._callbacks = callbacks
+        self._restarts_enabled = restarts_enabled
+        self._counters = counters
+        self._timeout_s = timeout_s
+        self._restarts = Restarts(clock, LIMITS)
+        self._monitors: dict[WorkerProcess, HeartbeatMonitor] = {}
         self._numbers = itertools.count(1)
-        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(self._fail)
         self._changed = asyncio.Event()
         self._complete = False
         self._draining = False
-        self._leaving = asyncio.Event()
+        self._stopping = asyncio.Event()
 
     async def start(self) -> None:
         """Start all workers and wait until they are up. Raises `WorkersDiedError` if one cannot be started."""
-        self._spawn(self._watch_heartbeats())
+        self._tasks.spawn(self._check_heartbeats())
         for index in range(self._size):
             try:
                 await self._launch(index)
@@ -106,28 +118,28 @@ class WorkerPool:
         self._complete = True
 
     def drain(self) -> None:
-        """Have all workers, those that are still being started too, take no more requests."""
+        """Have all workers take no more requests, including those that are still being started."""
         self._draining = True
         self.send(Drain())
 
     async def idle(self) -> None:
-        """Returns when no worker has a request left; they have been told to take no more."""
+        """Wait until no draining worker has a request left."""
         await self._until(lambda: all(worker.idle for worker in self.workers.values()))
 
     async def stop(self) -> None:
-        """Have all workers end, those that do not by force."""
-        self._leaving.set()
+        """Stop all workers; kill those that do not end in time."""
+        self._stopping.set()
         self.send(Stop())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_PATIENCE_S):
-                await self._all_done()
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await self._tasks.join()
         for worker in self.workers.values():
             log.warning("API worker %d does not end by itself: killing it", worker.index)
-            worker.kill()
-        await self._all_done()
+            worker.child.kill()
+        await self._tasks.join()
 
     def send(self, message: FromManager) -> None:
-        """To all of them."""
+        """Send a message to all workers."""
         for worker in self.workers.values():
             worker.send(message)
 
@@ -136,130 +148,114 @@ class WorkerPool:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _all_done(self) -> None:
-        while self._tasks:  # one of them may be starting a worker, which is then watched by another
-            await asyncio.wait(self._tasks)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_done)
-
-    def _on_done(self, task: "asyncio.Task[None]") -> None:
-        """Without a task that looks after them the workers would be nobody's: its failure is everybody's."""
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception):
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        if not self.failure.done():
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, Exception) and not self.failure.done():
             self.failure.set_exception(error)
 
-    # --- coming and going ---------------------------------------------------------------------------------------
+    # --- starts and ends ----------------------------------------------------------------------------------------
     async def _launch(self, index: int) -> None:
         worker = await self._launcher.launch(index, next(self._numbers), self._on_message)
         self.workers[index] = worker
-        self._spawn(self._watch(worker))
-        # What all have been told while it was being started, and it was not yet among them.
+        start_s = max(self._timeout_s, START_TIMEOUT_S)
+        self._monitors[worker] = HeartbeatMonitor(start_s, start_s)
+        self._tasks.spawn(self._watch(worker))
+        # Messages that all workers got while this one was being launched.
         if self._draining:
             worker.send(Drain())
-        if self._leaving.is_set():
+        if self._stopping.is_set():
             worker.send(Stop())
 
     async def _watch(self, worker: WorkerProcess) -> None:
-        code = await worker.process.wait()
-        del self.workers[worker.index]
-        self._listener.gone(worker)
+        code = await worker.child.wait()
+        del self.workers[worker.index], self._monitors[worker]
+        self._callbacks.on_end(worker)
         worker.close()
         self._changed.set()
-        if self._replacing() and not self._leaving.is_set():
-            log.error(
-                "API worker %d ended with code %s; its requests are lost, another takes its place", worker.index, code
-            )
-            await self._replace(worker.index)
-        elif not self.workers and not self._leaving.is_set():
-            self._fail(WorkersDiedError("the last API worker has died"))
+        if self._restarts_enabled() and not self._stopping.is_set():
+            end = describe_exit(code, by_us=worker.timed_out)
+            log.error("API worker %d %s; its requests are lost; it is restarted", worker.index, end)
+            await self._restart(worker.index)
+        else:
+            self._check_any_left()
 
-    async def _replace(self, index: int) -> None:
-        now_s = self._clock.now()
-        self._deaths.append(now_s)
-        if len(self._deaths) == MAX_DEATHS and now_s - self._deaths[0] <= DEATHS_WINDOW_S:
-            self._fail(WorkersDiedError(f"{MAX_DEATHS} API workers have died within {DEATHS_WINDOW_S:g} seconds"))
+    async def _restart(self, index: int) -> None:
+        if self._restarts.died() is None:
+            limits = self._restarts.limits
+            message = f"{limits.max_deaths} API workers have died within {limits.window_s:g} seconds"
+            self._fail(WorkersDiedError(message))
             return
-        alone = 0
-        for delay_s in itertools.chain(BACKOFF_S, itertools.repeat(BACKOFF_S[-1])):
+        failed_alone = 0
+        for delay_s in itertools.chain(LAUNCH_DELAYS_S, itertools.repeat(LAUNCH_DELAYS_S[-1])):
             try:
                 await self._launch(index)
                 return
             except OSError as error:
-                alone = 0 if self.workers else alone + 1
-                if alone == MAX_FAILURES_ALONE:
+                failed_alone = 0 if self.workers else failed_alone + 1
+                if failed_alone == MAX_FAILED_LAUNCHES_COUNT:
                     message = f"no API worker is left, and none can be started: {_reason(error)}"
                     self._fail(WorkersDiedError(message))
                     return
                 log.error("cannot start API worker %d (%s); next try in %g s", index, _reason(error), delay_s)
-            if await self._leaves_within(delay_s) or not self._replacing():
+            if await self._stops_within(delay_s) or not self._restarts_enabled():
                 break
-        if not self.workers and not self._leaving.is_set():
+        self._check_any_left()
+
+    def _check_any_left(self) -> None:
+        if not self.workers and not self._stopping.is_set():
             self._fail(WorkersDiedError("the last API worker has died"))
 
-    async def _leaves_within(self, seconds: float) -> bool:
-        """Waits so long, or until the pool is stopped."""
+    async def _stops_within(self, seconds: float) -> bool:
+        """Return True if the pool is stopped within so many seconds."""
         try:
             async with asyncio.timeout(seconds):
-                await self._leaving.wait()
+                await self._stopping.wait()
         except TimeoutError:
             return False
         return True
 
-    # --- whether they move --------------------------------------------------------------------------------------
-    async def _watch_heartbeats(self) -> None:
-        while not await self._leaves_within(INTERVAL_S):
+    # --- heartbeats ---------------------------------------------------------------------------------------------
+    async def _check_heartbeats(self) -> None:
+        while not await self._stops_within(CHECK_INTERVAL_S):
             for worker in list(self.workers.values()):
-                self._look_at(worker)
+                self._check_heartbeat(worker)
 
-    def _look_at(self, worker: WorkerProcess) -> None:
-        silence = self._heartbeats.look(worker.index, worker.number, serving=worker.serving)
-        if silence.hung and not worker.hung:
-            worker.hung = True
-            log.error("API worker %d has not moved for %g s: killing it", worker.index, silence.seconds)
-            worker.kill()
-        if silence.quiet != worker.quiet:
-            worker.quiet = silence.quiet
-            self._listener.quiet(worker)
+    def _check_heartbeat(self, worker: WorkerProcess) -> None:
+        age = self._monitors[worker].check(self._counters.get(worker.index, Count.BEATS))
+        if age.timed_out and not worker.timed_out:
+            worker.timed_out = True
+            log.error("API worker %d: no heartbeat for %g s: killing it", worker.index, age.seconds)
+            worker.child.kill()
+        if worker.serving and age.late != worker.late:
+            worker.late = age.late
+            self._callbacks.on_late(worker)
 
-    # --- what they say ------------------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------------
     def _on_message(self, worker: WorkerProcess, message: FromWorker) -> None:
         if isinstance(message, Serving):
             worker.serving = True
-            self._listener.serving(worker)
+            if worker in self._monitors:
+                self._monitors[worker] = HeartbeatMonitor(LATE_S, self._timeout_s)
+            self._callbacks.on_serving(worker)
         elif isinstance(message, Up):
             worker.up = True
-            self._listener.up(worker)
+            self._callbacks.on_up(worker)
             if self._complete:
                 log.info("API worker %d takes requests", worker.index)
         elif isinstance(message, Idle):
             worker.idle = True
-        elif isinstance(message, Broken):
-            self._on_broken(worker, message)
+        elif isinstance(message, WorkerFailed):
+            self._on_failed(worker, message)
         else:
-            self._listener.received(worker, message)
+            self._callbacks.on_message(worker, message)
         self._changed.set()
 
-    def _on_broken(self, worker: WorkerProcess, message: Broken) -> None:
-        log.debug("API worker %d is broken: %s", worker.index, message.message)
+    def _on_failed(self, worker: WorkerProcess, failed: WorkerFailed) -> None:
+        log.debug("API worker %d failed: %s", worker.index, failed.error.message)
         if self._complete:
             worker.send(Stop())
-        elif not self._leaving.is_set():
-            self._fail(_typed(message))
-
-
-def _typed(message: Broken) -> Exception:
-    kind = getattr(errors, message.error, None)
-    if isinstance(kind, type) and issubclass(kind, RoseinferError):
-        return kind(message.message)
-    return WorkersDiedError(f"an API worker cannot start: {message.message}")
+        elif not self._stopping.is_set():
+            error = failed.error.as_error()
+            self._fail(error or WorkersDiedError(f"an API worker cannot start: {failed.error.message}"))
 
 
 def _reason(error: OSError) -> str:

@@ -1,24 +1,22 @@
-"""A worker: the same server as one process alone has, but for the address, the engine and the signals."""
+"""Worker process: a server like that of a single process, except for the address, the engine and signals."""
 
 import asyncio
 import itertools
 import logging
 import os
-import signal
 import socket
-import sys
-import threading
-import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvicorn
 
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.cluster.start import routed_engine
 from roseinfer.core.errors import RoseinferError
+from roseinfer.processes.channel import MessageChannel
+from roseinfer.processes.child import ErrorReport, exit_with_parent, ignore_terminal_signals, read_boot
+from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.server.app import server_parts
 from roseinfer.server.hosting import (
     LAST_WORDS_S,
@@ -32,40 +30,39 @@ from roseinfer.server.hosting import (
 )
 from roseinfer.server.http.errors import unavailable
 from roseinfer.server.observe.exposition import Snapshot
-from roseinfer.server.workers.control import (
-    Answers,
-    Broken,
-    Collect,
-    Collected,
-    ControlChannel,
+from roseinfer.server.workers.counters import WORKER_ROWS, Count, SharedInflight, SharedOccupancy
+from roseinfer.server.workers.handover import ConnectionReceiver
+from roseinfer.server.workers.heartbeat import LoopHeartbeat
+from roseinfer.server.workers.messages import (
+    CollectedMetrics,
+    CollectMetrics,
     Drain,
+    ForwardedQuery,
     FromManager,
     FromWorker,
     Idle,
-    Question,
-    Scrape,
-    Scraped,
+    MetricsReply,
+    MetricsRequest,
+    PeerAnswers,
     Serving,
     Stop,
     Up,
     WorkerBoot,
+    WorkerFailed,
 )
-from roseinfer.server.workers.counters import Count, SharedCounters, SharedInflight, SharedOccupancy
-from roseinfer.server.workers.handover import ConnectionReceiver
-from roseinfer.server.workers.heartbeat import Pulse
-from roseinfer.server.workers.questions import OtherWorkers
+from roseinfer.server.workers.queries import WorkerPeerQueries
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger("roseinfer.server.worker")
 
-# How long a worker that nobody owns any more may take to notice by itself.
-ORPHAN_PATIENCE_S = 5.0
-# The manager waits a second for workers that do not answer.
-SCRAPE_PATIENCE_S = 5.0
+# A worker whose manager has ended has this long to end by itself.
+ORPHAN_TIMEOUT_S = 5.0
+# The manager waits a second for workers that do not reply.
+SCRAPE_TIMEOUT_S = 5.0
 
 
-class GivenServer(Server):
-    """uvicorn without a listening socket: connections are given to it."""
+class SocketlessServer(Server):
+    """uvicorn without a listening socket, which serves accepted connections."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -76,7 +73,7 @@ class GivenServer(Server):
         self.up.set()
 
     async def take(self, connection: socket.socket) -> None:
-        """Serve a connection that somebody has accepted."""
+        """Serve an accepted connection."""
         config = self.config
         connection.setblocking(False)
         await asyncio.get_running_loop().connect_accepted_socket(
@@ -88,18 +85,18 @@ class GivenServer(Server):
 
 
 class Worker:
-    """Made in its event loop; `run` returns when the manager says `Stop`."""
+    """Server of one worker. Made in its event loop; `run` returns after the manager's `Stop`."""
 
     def __init__(self, boot: WorkerBoot) -> None:
         self._boot = boot
-        self._counters = SharedCounters(boot.counters, boot.workers)
+        self._counters = SharedRows.open(Path(boot.counters), WORKER_ROWS)
         self._connections = ConnectionReceiver(socket.socket(fileno=boot.connections))
-        self._channel = ControlChannel[FromWorker, FromManager](FromManager, self._on_message, self._on_lost)
+        self._channel = MessageChannel[FromWorker, FromManager](FromManager, self._on_message, self._on_lost)
         self._stopped = asyncio.Event()
         self._numbers = itertools.count()
         self._scrapes: dict[int, asyncio.Future[Snapshot]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._peer_queries = OtherWorkers(self._channel.send)
+        self._peer_queries = WorkerPeerQueries(self._channel.send)
         parts = server_parts(
             boot.config,
             boot.model_name,
@@ -111,10 +108,10 @@ class Worker:
             slo_classes=boot.slo_classes,
         )
         self._service, self._observation = parts.service, parts.observation
-        self._server = GivenServer(uvicorn_config(parts, self._on_closed))
+        self._server = SocketlessServer(uvicorn_config(parts, self._on_closed))
 
     async def run(self) -> None:
-        pulse = Pulse(self._counters, self._boot.index)
+        heartbeat = LoopHeartbeat(self._counters, self._boot.index)
         await self._channel.open(socket.socket(fileno=self._boot.control))
         serving = asyncio.create_task(self._server.serve())
         engine: RoutedEngine | None = None
@@ -126,7 +123,7 @@ class Worker:
             await self._stopped.wait()
             await self._end_requests()
         except RoseinferError as error:
-            self._channel.send(Broken(type(error).__name__, str(error)))
+            self._channel.send(WorkerFailed(ErrorReport.of(error)))
             await self._stopped.wait()
         finally:
             self._server.should_exit = True
@@ -134,10 +131,10 @@ class Worker:
             if engine is not None:
                 await engine.close()
             self._channel.close()
-            pulse.stop()
+            heartbeat.stop()
 
     async def _start_engine(self) -> RoutedEngine | None:
-        """None if the manager has said `Stop` before an engine was there."""
+        """Connect to the engines. Return None if the manager stops the worker before."""
         starting = asyncio.create_task(self._attach())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -178,40 +175,41 @@ class Worker:
     def _on_message(self, message: FromManager) -> None:
         if isinstance(message, Drain):
             self._service.lifecycle.begin_drain()
-            self._spawn(self._tell_when_idle())
+            self._spawn(self._report_idle())
         elif isinstance(message, Stop):
             self._stopped.set()
-        elif isinstance(message, Collect):
-            self._channel.send(Collected(message.number, self._observation.snapshot()))
-        elif isinstance(message, Scraped):
+        elif isinstance(message, CollectMetrics):
+            self._channel.send(CollectedMetrics(message.number, self._observation.snapshot()))
+        elif isinstance(message, MetricsReply):
             waiting = self._scrapes.pop(message.number, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(message.all)
-        elif isinstance(message, Question):
-            self._peer_queries.asked(message)
-        elif isinstance(message, Answers):
-            self._peer_queries.told(message)
+        elif isinstance(message, ForwardedQuery):
+            self._peer_queries.on_query(message)
+        elif isinstance(message, PeerAnswers):
+            self._peer_queries.on_answers(message)
 
     def _on_lost(self) -> None:
-        """Without a word from the manager: there is nobody to serve for, and nobody who would end us."""
+        # Without a `Stop` the manager has died.
         if not self._stopped.is_set():
             os._exit(1)
 
-    async def _tell_when_idle(self) -> None:
+    async def _report_idle(self) -> None:
         await self._service.lifecycle.idle()
         self._channel.send(Idle())
 
     async def _gather(self, own: Snapshot) -> Snapshot:
-        """Raises `ApiError` 503 if the manager does not answer: half of the numbers would look like a restart."""
+        """Return the metrics of all workers. Raises `ApiError` 503 if the manager does not reply."""
         number = next(self._numbers)
         self._scrapes[number] = asyncio.get_running_loop().create_future()
-        self._channel.send(Scrape(number, own))
+        self._channel.send(MetricsRequest(number, own))
         try:
-            async with asyncio.timeout(SCRAPE_PATIENCE_S):
+            async with asyncio.timeout(SCRAPE_TIMEOUT_S):
                 return await self._scrapes[number]
         except TimeoutError:
             self._scrapes.pop(number, None)
-            raise unavailable("metrics_unavailable", "The server's manager does not answer", 1.0) from None
+            # Not this worker's alone: counters that go back would look like a restart.
+            raise unavailable("metrics_unavailable", "The server's manager does not reply", 1.0) from None
 
     # --- connections --------------------------------------------------------------------------------------------
     def _on_connections(self) -> None:
@@ -222,7 +220,7 @@ class Worker:
     async def _take(self, connection: socket.socket) -> None:
         try:
             await self._server.take(connection)
-        except OSError:  # the client has left meanwhile
+        except OSError:  # the client has closed it
             connection.close()
             self._on_closed()
 
@@ -236,26 +234,12 @@ class Worker:
         return task
 
 
-def _exit_with_manager(stdin: int) -> None:
-    """For a worker whose event loop is stuck: the manager holds the other end of our standard input.
-
-    Reads the descriptor, not the file object, whose lock the interpreter could not take from this thread at exit.
-    """
-    while os.read(stdin, 1):
-        pass
-    time.sleep(ORPHAN_PATIENCE_S)
-    os._exit(1)
-
-
 def main() -> int:
-    """Read a `WorkerBoot` line from standard input, serve until told to stop or left alone."""
-    # Terminals and service managers send these to the whole group; the manager decides what they mean.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerBoot)
+    """Read a `WorkerBoot`, then serve until the manager stops this worker or ends."""
+    ignore_terminal_signals()
+    boot = read_boot(WorkerBoot)
     configure_logging(boot.config)
-    watch = threading.Thread(target=_exit_with_manager, args=(sys.stdin.fileno(),), name="manager-watch", daemon=True)
-    watch.start()
+    exit_with_parent(ORPHAN_TIMEOUT_S)
 
     async def work() -> None:
         await Worker(boot).run()
@@ -266,4 +250,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -184,7 +184,7 @@ def test_serve_refuses_before_the_model_loads(workers: str, file: str, tmp_path,
         raise AssertionError("the server starts")
 
     monkeypatch.setattr("roseinfer.server.run.serve", never)
-    monkeypatch.setattr("roseinfer.server.workers.manager.serve_fleet", never)
+    monkeypatch.setattr("roseinfer.server.workers.manager.serve_with_workers", never)
     (tmp_path / "text").write_text("hello")
     cases = [
         (["--length-predictor", str(tmp_path / "nowhere")], "--length-predictor: there is no file"),

@@ -1,4 +1,4 @@
-"""Connections are dealt out evenly, whatever their number."""
+"""Connections are distributed evenly over workers."""
 
 import asyncio
 import os
@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.server.workers import acceptor as module
 from roseinfer.server.workers.acceptor import Acceptor
-from roseinfer.server.workers.counters import Count, SharedCounters, counters_file
+from roseinfer.server.workers.counters import WORKER_ROWS, Count
 from roseinfer.server.workers.handover import ConnectionReceiver, ConnectionSender
 
 WORKERS = 4
 
 
-class FakeHost:
+class FakeWorker:
     """A worker that takes connections and keeps them open."""
 
     def __init__(self, index: int) -> None:
@@ -27,7 +28,7 @@ class FakeHost:
         self.worker = ConnectionReceiver(self.end_of_worker)
         self.taken: list[socket.socket] = []
 
-    def look(self) -> int:
+    def receive(self) -> int:
         self.taken += self.worker.receive()[0]
         return len(self.taken)
 
@@ -40,8 +41,8 @@ class Entrance:
     def __init__(self, folder: Path) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.address = self.listener.getsockname()
-        self.counters = SharedCounters(counters_file(str(folder / "counters"), WORKERS), WORKERS)
-        self.hosts = [FakeHost(index) for index in range(WORKERS)]
+        self.counters = SharedRows.create(folder / "counters", WORKER_ROWS, WORKERS)
+        self.workers = [FakeWorker(index) for index in range(WORKERS)]
         self.acceptor = Acceptor(self.listener, self.counters)
         self.clients: list[socket.socket] = []
 
@@ -49,15 +50,15 @@ class Entrance:
         self.clients += [socket.create_connection(self.address) for _ in range(count)]
 
     async def taken(self, count: int) -> list[int]:
-        """How many connections each worker has, once there are so many in all."""
+        """Return how many connections each worker has, once there are `count` in all."""
         async with asyncio.timeout(10):
-            while sum(host.look() for host in self.hosts) < count:
+            while sum(worker.receive() for worker in self.workers) < count:
                 await asyncio.sleep(0.001)
-        return [len(host.taken) for host in self.hosts]
+        return [len(worker.taken) for worker in self.workers]
 
     def close(self) -> None:
         self.acceptor.close()
-        for end in (*self.hosts, *self.clients):
+        for end in (*self.workers, *self.clients):
             end.close()
 
 
@@ -73,10 +74,10 @@ def play(folder: Path, scene: Callable[[Entrance], object]) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 8, 42, 200])
-def test_each_worker_gets_as_many_as_the_next(tmp_path: Path, count: int) -> None:
+def test_workers_get_equal_numbers_of_connections(tmp_path: Path, count: int) -> None:
     async def scene(entrance: Entrance) -> None:
-        for host in entrance.hosts:
-            entrance.acceptor.add(host)
+        for worker in entrance.workers:
+            entrance.acceptor.add(worker)
         entrance.connect(count)
         counts = await entrance.taken(count)
         assert max(counts) - min(counts) <= 1, counts
@@ -84,55 +85,55 @@ def test_each_worker_gets_as_many_as_the_next(tmp_path: Path, count: int) -> Non
     play(tmp_path, scene)
 
 
-def test_connections_that_have_ended_count_no_more(tmp_path: Path) -> None:
+def test_ended_connections_do_not_count(tmp_path: Path) -> None:
     async def scene(entrance: Entrance) -> None:
-        for host in entrance.hosts:
-            entrance.acceptor.add(host)
+        for worker in entrance.workers:
+            entrance.acceptor.add(worker)
         entrance.connect(8)
         assert await entrance.taken(8) == [2, 2, 2, 2]
         entrance.counters.add(1, Count.CLOSED, 2)
         entrance.counters.add(3, Count.CLOSED, 1)
         entrance.connect(3)
         assert Counter(await entrance.taken(11)) == Counter({2: 2, 4: 1, 3: 1})
-        assert len(entrance.hosts[1].taken) == 4
+        assert len(entrance.workers[1].taken) == 4
 
     play(tmp_path, scene)
 
 
-def test_connections_wait_for_a_worker_and_pass_by_one_that_is_gone(tmp_path: Path) -> None:
+def test_connections_wait_for_a_worker_and_skip_a_dead_one(tmp_path: Path) -> None:
     async def scene(entrance: Entrance) -> None:
         entrance.connect(2)
         await asyncio.sleep(0.05)
         assert await entrance.taken(0) == [0] * WORKERS
-        first, second, third, _ = entrance.hosts
+        first, second, third, _ = entrance.workers
         entrance.acceptor.add(first)
         assert (await entrance.taken(2))[0] == 2
         entrance.acceptor.add(second)
         entrance.acceptor.add(third)
-        second.worker.close()  # it has died, and nobody has noticed yet
+        second.worker.close()  # it has died, which the manager has not noticed yet
         entrance.connect(4)
         async with asyncio.timeout(10):
-            while first.look() + third.look() < 6:
+            while first.receive() + third.receive() < 6:
                 await asyncio.sleep(0.001)
         entrance.acceptor.remove(second)
-        for host in (first, third):
-            entrance.acceptor.remove(host)
+        for worker in (first, third):
+            entrance.acceptor.remove(worker)
         entrance.connect(1)
         await asyncio.sleep(0.05)
-        assert first.look() + third.look() == 6
+        assert first.receive() + third.receive() == 6
         entrance.acceptor.add(third)
         async with asyncio.timeout(10):
-            while first.look() + third.look() < 7:
+            while first.receive() + third.receive() < 7:
                 await asyncio.sleep(0.001)
 
     play(tmp_path, scene)
 
 
-def test_when_no_worker_takes_more_they_wait_and_none_is_lost(tmp_path: Path) -> None:
+def test_connections_wait_for_busy_workers_and_none_is_lost(tmp_path: Path) -> None:
     async def scene(entrance: Entrance) -> None:
-        host = entrance.hosts[0]
-        host.end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        entrance.acceptor.add(host)
+        worker = entrance.workers[0]
+        worker.end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        entrance.acceptor.add(worker)
         entrance.connect(100)
         await asyncio.sleep(0.05)
         assert (await entrance.taken(100))[0] == 100
@@ -140,19 +141,19 @@ def test_when_no_worker_takes_more_they_wait_and_none_is_lost(tmp_path: Path) ->
     play(tmp_path, scene)
 
 
-def test_a_quiet_worker_gets_no_connections_until_it_moves_again(tmp_path: Path) -> None:
+def test_a_late_worker_gets_no_connections(tmp_path: Path) -> None:
     async def scene(entrance: Entrance) -> None:
-        first, second, *_ = entrance.hosts
+        first, second, *_ = entrance.workers
         entrance.acceptor.add(first)
         entrance.acceptor.add(second)
-        entrance.acceptor.set_quiet(first, True)
+        entrance.acceptor.set_late(first, True)
         entrance.connect(6)
         assert (await entrance.taken(6))[:2] == [0, 6]
-        entrance.acceptor.set_quiet(second, True)
+        entrance.acceptor.set_late(second, True)
         entrance.connect(1)
         await asyncio.sleep(0.05)
-        assert first.look() + second.look() == 6, "it waits in the kernel"
-        entrance.acceptor.set_quiet(first, False)
+        assert first.receive() + second.receive() == 6, "it waits in the kernel"
+        entrance.acceptor.set_late(first, False)
         assert (await entrance.taken(7))[:2] == [1, 6]
 
     play(tmp_path, scene)
@@ -160,28 +161,28 @@ def test_a_quiet_worker_gets_no_connections_until_it_moves_again(tmp_path: Path)
 
 def test_a_worker_that_loads_gets_connections_only_while_all_do(tmp_path: Path) -> None:
     async def scene(entrance: Entrance) -> None:
-        first, second, *_ = entrance.hosts
+        first, second, *_ = entrance.workers
         entrance.acceptor.add(first, loading=True)
         entrance.acceptor.add(second, loading=True)
         entrance.connect(2)
-        assert (await entrance.taken(2))[:2] == [1, 1], "they say that they are loading"
-        entrance.acceptor.loaded(second)
+        assert (await entrance.taken(2))[:2] == [1, 1], "they reply that they are loading"
+        entrance.acceptor.set_loaded(second)
         entrance.connect(4)
         assert (await entrance.taken(6))[:2] == [1, 5]
-        entrance.acceptor.loaded(first)
+        entrance.acceptor.set_loaded(first)
         entrance.connect(2)
         assert (await entrance.taken(8))[:2] == [3, 5]
         entrance.acceptor.remove(second)
         entrance.acceptor.add(second, loading=True)
         entrance.connect(3)
-        assert (await entrance.taken(11))[:2] == [6, 5], "another has taken its place"
+        assert (await entrance.taken(11))[:2] == [6, 5], "the second one is loading again"
 
     play(tmp_path, scene)
 
 
-def test_what_a_worker_had_not_taken_when_it_died_goes_to_another(tmp_path: Path) -> None:
+def test_connections_that_a_dead_worker_never_took_go_to_another(tmp_path: Path) -> None:
     async def scene(entrance: Entrance) -> None:
-        first, second, *_ = entrance.hosts
+        first, second, *_ = entrance.workers
         entrance.acceptor.add(first)
         entrance.connect(5)
         await asyncio.sleep(0.05)
@@ -190,7 +191,7 @@ def test_what_a_worker_had_not_taken_when_it_died_goes_to_another(tmp_path: Path
         first.connections.close()
         entrance.acceptor.add(second)
         async with asyncio.timeout(10):
-            while second.look() < 5:
+            while second.receive() < 5:
                 await asyncio.sleep(0.001)
         for client, connection in zip(entrance.clients, second.taken, strict=True):
             connection.sendall(b"x")
@@ -199,31 +200,31 @@ def test_what_a_worker_had_not_taken_when_it_died_goes_to_another(tmp_path: Path
     play(tmp_path, scene)
 
 
-def test_a_worker_without_descriptors_is_passed_by_for_a_while(
+def test_a_worker_without_descriptors_gets_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "FULL_PAUSE_S", 0.2)
 
     async def scene(entrance: Entrance) -> None:
-        first, second, *_ = entrance.hosts
+        first, second, *_ = entrance.workers
         entrance.acceptor.add(first)
         entrance.connect(1)
         await asyncio.sleep(0.05)
         _, descriptors, _, _ = socket.recv_fds(first.end_of_worker, 1, 1)
         os.close(descriptors[0])
-        first.end_of_worker.send(b"n")  # as the kernel leaves it when there is no descriptor for it
+        first.end_of_worker.send(b"n")  # the reply of a worker without a descriptor
         await asyncio.sleep(0.05)
-        assert first.look() == 0
+        assert first.receive() == 0
         entrance.acceptor.add(second)
         async with asyncio.timeout(10):
-            while second.look() < 1:
+            while second.receive() < 1:
                 await asyncio.sleep(0.001)
         async with asyncio.timeout(10):
             while not first.taken:
                 entrance.connect(1)
                 await asyncio.sleep(0.01)
-                first.look()
-                second.look()
+                first.receive()
+                second.receive()
 
     play(tmp_path, scene)
     assert [record.message for record in caplog.records] == ["API worker 0 has no descriptor left for new connections"]

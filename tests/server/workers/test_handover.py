@@ -1,4 +1,4 @@
-"""Connections on their way to a worker are kept until it has them."""
+"""Handover of connections: the manager keeps them until the worker has them."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ from roseinfer.server.workers.handover import MAX_UNCONFIRMED, ConnectionReceive
 
 
 class Pair:
-    """A manager's and a worker's end, in one process."""
+    """The manager's and the worker's end, in one process."""
 
     def __init__(self) -> None:
         ours, its = socket.socketpair()
@@ -44,12 +44,12 @@ def pair() -> Iterator[Pair]:
     made.close()
 
 
-def test_a_connection_is_the_workers_once_it_has_taken_it(pair: Pair) -> None:
+def test_the_manager_closes_its_copy_of_a_taken_connection(pair: Pair) -> None:
     for _ in range(3):
         assert pair.sender.send(pair.connection())
     assert pair.receive() == 0 and len(pair.taken) == 3
-    answers = pair.sender.answers()
-    assert (answers.taken, answers.refused, answers.closed) == (3, [], False)
+    replies = pair.sender.replies()
+    assert (replies.taken, replies.refused, replies.closed) == (3, [], False)
     pair.taken[0].close()
     pair.clients[0].settimeout(5)
     assert pair.clients[0].recv(1) == b"", "the manager's copy keeps no connection open"
@@ -57,7 +57,7 @@ def test_a_connection_is_the_workers_once_it_has_taken_it(pair: Pair) -> None:
     assert pair.clients[1].recv(1) == b"x"
 
 
-def test_what_a_dead_worker_never_took_comes_back(pair: Pair) -> None:
+def test_connections_that_a_dead_worker_never_took_come_back(pair: Pair) -> None:
     for _ in range(3):
         pair.sender.send(pair.connection())
     pair.taken += [pair.receiver.receive()[0].pop() for _ in range(1)]
@@ -70,34 +70,34 @@ def test_what_a_dead_worker_never_took_comes_back(pair: Pair) -> None:
         connection.sendall(b"y")
         assert client.recv(1) == b"y"
         connection.close()
-    assert pair.sender.answers().closed
+    assert pair.sender.replies().closed
 
 
-def test_a_worker_without_descriptors_refuses_and_loses_nothing(pair: Pair) -> None:
+def test_a_worker_without_descriptors_refuses_connections_and_loses_none(pair: Pair) -> None:
     connections = [pair.connection() for _ in range(4)]
     for connection in connections:
         assert pair.sender.send(connection)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)  # the lowest descriptor that is free: what comes beyond it is too much
+    free = os.dup(0)  # the lowest free descriptor, which becomes the highest allowed one
     os.close(free)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
         assert pair.receive() == 3, "one fits"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    answers = pair.sender.answers()
-    assert answers.taken == 1 and len(answers.refused) == 3
-    assert [again.fileno() for again in answers.refused] == [connection.fileno() for connection in connections[1:]]
-    for connection in answers.refused:
+    replies = pair.sender.replies()
+    assert replies.taken == 1 and len(replies.refused) == 3
+    assert [again.fileno() for again in replies.refused] == [connection.fileno() for connection in connections[1:]]
+    for connection in replies.refused:
         assert pair.sender.send(connection)
     assert pair.receive() == 0 and len(pair.taken) == 4
 
 
-def test_only_so_many_are_on_their_way(pair: Pair) -> None:
+def test_the_number_of_unconfirmed_connections_is_bounded(pair: Pair) -> None:
     for _ in range(MAX_UNCONFIRMED):
         assert pair.sender.send(pair.connection())
     late = pair.connection()
     assert not pair.sender.send(late)
     pair.receive()
-    assert pair.sender.answers().taken == MAX_UNCONFIRMED, "all answers fit the socket"
+    assert pair.sender.replies().taken == MAX_UNCONFIRMED, "all replies fit into the socket"
     assert pair.sender.send(late)

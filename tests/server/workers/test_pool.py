@@ -1,11 +1,11 @@
-"""Workers that cannot live, that hang, or that cannot even be started."""
+"""Workers that die, hang or cannot be started. `tests/processes` tests restart limits and ages of heartbeats."""
 
 import asyncio
 import errno
 import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,62 +14,82 @@ from roseinfer.cluster.addresses import EngineAddresses
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
+from roseinfer.core.errors import ConfigError
+from roseinfer.processes.child import ErrorReport
+from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.server.request.slo_classes import SloClasses
+from roseinfer.server.workers import launch as launch_module
 from roseinfer.server.workers import pool as module
-from roseinfer.server.workers.control import Drain, FromManager, FromWorker, Serving, Stop, WorkerBoot
-from roseinfer.server.workers.heartbeat import Silence
-from roseinfer.server.workers.launch import Launcher, WorkerProcess
+from roseinfer.server.workers.counters import WORKER_ROWS, Count
+from roseinfer.server.workers.launch import WorkerLauncher, WorkerProcess
+from roseinfer.server.workers.messages import Drain, FromManager, FromWorker, Serving, Stop, WorkerBoot, WorkerFailed
 from roseinfer.server.workers.pool import WorkerPool, WorkersDiedError
 
-NO_COUNTERS = 2**15  # no such descriptor: a worker that is told of it ends at once
+TIMEOUT_S = 30.0
 NO_MEMORY = OSError(errno.ENOMEM, "fork")
 
 
-class Audience:
+class Callbacks:
+    """Callbacks that record the numbers of workers."""
+
     def __init__(self) -> None:
         self.ended: list[int] = []
-        self.fell_quiet: list[int] = []
+        self.late: list[int] = []
 
-    def serving(self, worker: WorkerProcess) -> None:
+    def on_serving(self, worker: WorkerProcess) -> None:
         pass
 
-    def up(self, worker: WorkerProcess) -> None:
+    def on_up(self, worker: WorkerProcess) -> None:
         pass
 
-    def quiet(self, worker: WorkerProcess) -> None:
-        if worker.quiet:
-            self.fell_quiet.append(worker.number)
+    def on_late(self, worker: WorkerProcess) -> None:
+        if worker.late:
+            self.late.append(worker.number)
 
-    def received(self, worker: WorkerProcess, message: FromWorker) -> None:
-        raise AssertionError("it has nothing to say")
+    def on_message(self, worker: WorkerProcess, message: FromWorker) -> None:
+        raise AssertionError("no other message is sent")
 
-    def gone(self, worker: WorkerProcess) -> None:
+    def on_end(self, worker: WorkerProcess) -> None:
         self.ended.append(worker.number)
 
 
-class FakeWorker(WorkerProcess):
-    """A process that does nothing, and what it was told."""
+class FakeChild:
+    """A process that ends when it is killed."""
 
-    heard: list[FromManager]
+    def __init__(self) -> None:
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(-9)
+
+
+class FakeWorker(WorkerProcess):
+    """A worker without a process, which records messages and stops when it is told to."""
+
+    received: list[FromManager]
 
     def send(self, message: FromManager) -> None:
-        self.heard.append(message)
+        self.received.append(message)
         if isinstance(message, Stop):
-            self.kill()
+            self.child.kill()
 
     def close(self) -> None:
         pass
 
 
 class FakeLauncher:
-    """Starts processes that sleep; the attempts whose numbers are in `failing` fail. `hold`: attempts wait for it."""
+    """Launches fake workers. `fails(attempt)`: an attempt raises. `hold`: attempts wait for it."""
 
-    def __init__(self, failing: Callable[[int], bool] = lambda attempt: False) -> None:
+    def __init__(self, fails: Callable[[int], bool] = lambda attempt: False) -> None:
         self.attempts = 0
-        self.started: list[FakeWorker] = []
+        self.workers: list[FakeWorker] = []
         self.hold = asyncio.Event()
         self.hold.set()
-        self._failing = failing
+        self._fails = fails
 
     async def launch(
         self, index: int, number: int, on_message: Callable[[WorkerProcess, FromWorker], None]
@@ -77,47 +97,46 @@ class FakeLauncher:
         self.attempts += 1
         attempt = self.attempts
         await self.hold.wait()
-        if self._failing(attempt):
+        if self._fails(attempt):
             raise NO_MEMORY
         worker = FakeWorker(index, number, None)  # type: ignore[arg-type]
-        worker.heard = []
-        worker.process = await asyncio.create_subprocess_exec("sleep", "600")
+        worker.received = []
+        worker.child = FakeChild()  # type: ignore[assignment]
         worker.up = True
-        self.started.append(worker)
+        self.workers.append(worker)
         asyncio.get_running_loop().call_soon(on_message, worker, Serving())
         return worker
 
 
-class Beats:
-    """Heartbeats by script: the numbers of the workers that do not move."""
-
-    def __init__(self) -> None:
-        self.stopped: dict[int, float] = {}
-
-    def look(self, index: int, number: int, serving: bool) -> Silence:
-        seconds = self.stopped.get(number, 0.0)
-        return Silence(seconds, quiet=seconds > 1, hung=seconds > 30)
-
-
 class Scene:
-    def __init__(self, launcher: Any, size: int = 1) -> None:
-        self.audience = Audience()
+    """A pool over a launcher. Workers whose index is in `hanging` have no heartbeat."""
+
+    def __init__(self, folder: Path, launcher: Any, size: int = 1) -> None:
+        self.callbacks = Callbacks()
         self.launcher = launcher
-        self.beats = Beats()
-        self.replacing = True
+        self.hanging: set[int] = set()
+        self.restarts_enabled = True
+        self.counters = SharedRows.create(folder / "counters", WORKER_ROWS, size)
         self.pool = WorkerPool(
             size,
             launcher,
-            self.audience,
-            lambda: self.replacing,
-            self.beats,
-            ManualClock(),  # type: ignore[arg-type]
+            self.callbacks,
+            lambda: self.restarts_enabled,
+            self.counters,
+            TIMEOUT_S,
+            ManualClock(),
         )
+
+    async def beat(self) -> None:
+        while True:
+            for index in set(range(self.counters.rows)) - self.hanging:
+                self.counters.add(index, Count.BEATS, 1)
+            await asyncio.sleep(0.001)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(30):
             while not condition():
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.002)
 
     async def failure(self) -> str:
         async with asyncio.timeout(60):
@@ -126,25 +145,131 @@ class Scene:
         return str(raised.value)
 
 
-def play(make: Callable[[], Scene], act: Callable[[Scene], Awaitable[None]]) -> None:
-    async def main() -> None:
-        scene = make()
-        try:
-            await act(scene)
-        finally:
+Play = Callable[..., None]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Return a function that runs a scene: `play(act, launcher, size)`. The launcher is made in the event loop."""
+    monkeypatch.setattr(module, "LAUNCH_DELAYS_S", (0.01, 0.02))
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.01)
+
+    def run(act: Callable[[Scene], Awaitable[None]], make: Callable[[], Any] = FakeLauncher, *, size: int = 1) -> None:
+        async def main() -> None:
+            scene = Scene(tmp_path, make(), size)
+            beating = asyncio.create_task(scene.beat())
+            try:
+                await act(scene)
+            finally:
+                await scene.pool.stop()
+                beating.cancel()
+                assert scene.pool.workers == {}
+
+        asyncio.run(main())
+
+    return run
+
+
+# --- deaths -------------------------------------------------------------------------------------------------------
+def test_too_many_deaths_of_all_workers_together_end_the_server(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.pool.start()
+        for death in range(module.LIMITS.max_deaths):
+            await scene.until(lambda death=death: len(scene.launcher.workers) == 2 + death)
+            scene.launcher.workers[-1].child.kill()
+        assert await scene.failure() == "5 API workers have died within 60 seconds"
+        assert scene.callbacks.ended == [2, 3, 4, 5, 6], "each worker has a number of its own"
+
+    play(act, size=2)
+
+
+def test_without_restarts_the_death_of_the_last_worker_ends_the_server(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.pool.start()
+        scene.restarts_enabled = False
+        scene.launcher.workers[0].child.kill()
+        assert await scene.failure() == "the last API worker has died"
+        assert scene.pool.workers == {} and scene.callbacks.ended == [1]
+
+    play(act)
+
+
+def test_a_worker_that_reports_an_error_at_the_start_ends_the_server_with_it(play: Play) -> None:
+    class FailingLauncher(FakeLauncher):
+        async def launch(self, index: int, number: int, on_message: Any) -> WorkerProcess:
+            worker = await super().launch(index, number, lambda worker, message: None)
+            worker.up = False
+            failed = WorkerFailed(ErrorReport.of(ConfigError("invalid template")))
+            asyncio.get_running_loop().call_soon(on_message, worker, failed)
+            return worker
+
+    async def act(scene: Scene) -> None:
+        starting = asyncio.create_task(scene.pool.start())
+        with pytest.raises(ConfigError, match="invalid template"):
+            await scene.pool.failure
+        starting.cancel()
+
+    play(act, FailingLauncher)
+
+
+def test_an_unexpected_error_of_the_supervisor_ends_the_server(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        async def fail(*args: Any) -> WorkerProcess:
+            raise RuntimeError("a bug")
+
+        await scene.pool.start()
+        scene.launcher.launch = fail
+        scene.launcher.workers[0].child.kill()
+        with pytest.raises(RuntimeError, match="a bug"):
+            async with asyncio.timeout(30):
+                await scene.pool.failure
+
+    play(act)
+
+
+# --- launches that fail -------------------------------------------------------------------------------------------
+def test_a_server_that_cannot_start_its_workers_fails(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        with pytest.raises(WorkersDiedError, match="cannot start an API worker: Cannot allocate memory"):
+            await scene.pool.start()
+
+    play(act, lambda: FakeLauncher(lambda attempt: attempt == 2), size=2)
+
+
+def test_failed_launches_are_retried_while_other_workers_are_left(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.pool.start()
+        scene.launcher.workers[0].child.kill()
+        await scene.until(lambda: len(scene.pool.workers) == 2 and scene.launcher.attempts >= 10)
+        assert {worker.number for worker in scene.pool.workers.values()} == {2, 10}
+        assert not scene.pool.failure.done()
+
+    play(act, lambda: FakeLauncher(lambda attempt: 2 < attempt < 10), size=2)
+
+
+def test_failed_launches_end_the_server_if_no_worker_is_left(play: Play) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.pool.start()
+        scene.launcher.workers[0].child.kill()
+        assert await scene.failure() == "no API worker is left, and none can be started: Cannot allocate memory"
+        assert scene.launcher.attempts == 1 + module.MAX_FAILED_LAUNCHES_COUNT
+
+    play(act, lambda: FakeLauncher(lambda attempt: attempt > 1))
+
+
+def test_stopping_does_not_wait_for_the_next_launch(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAUNCH_DELAYS_S", (3600.0,))
+
+    async def act(scene: Scene) -> None:
+        await scene.pool.start()
+        scene.launcher.workers[0].child.kill()
+        await scene.until(lambda: scene.launcher.attempts == 2)
+        async with asyncio.timeout(30):
             await scene.pool.stop()
-            assert scene.pool.workers == {}
 
-    asyncio.run(main())
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BACKOFF_S", (0.01, 0.02))
-    monkeypatch.setattr(module, "INTERVAL_S", 0.01)
+    play(act, lambda: FakeLauncher(lambda attempt: attempt > 1))
 
 
-# --- real processes that end at once ------------------------------------------------------------------------------
 def boot(index: int, number: int, control: int, connections: int) -> WorkerBoot:
     return WorkerBoot(
         config=ServerConfig(log_level="error"),
@@ -159,158 +284,95 @@ def boot(index: int, number: int, control: int, connections: int) -> WorkerBoot:
         index=index,
         number=number,
         workers=1,
+        counters="none",
         control=control,
         connections=connections,
-        counters=NO_COUNTERS,
     )
 
 
-def test_workers_that_die_as_fast_as_they_are_replaced_end_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_DEATHS", 3)
-
-    async def act(scene: Scene) -> None:
-        starting = asyncio.create_task(scene.pool.start())
-        assert await scene.failure() == "3 API workers have died within 60 seconds"
-        starting.cancel()
-        assert scene.audience.ended == [1, 2, 3], "each replacement has a number of its own"
-
-    play(lambda: Scene(Launcher(boot, 0)), act)
-
-
-def test_when_nobody_is_replaced_the_last_one_ends_the_server() -> None:
-    async def act(scene: Scene) -> None:
-        scene.replacing = False
-        starting = asyncio.create_task(scene.pool.start())
-        assert await scene.failure() == "the last API worker has died"
-        assert scene.pool.workers == {} and scene.audience.ended == [1]
-        starting.cancel()
-
-    play(lambda: Scene(Launcher(boot, 0)), act)
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts descriptors in /proc")
-def test_an_attempt_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def no_process(*args: Any, **options: Any) -> None:
+def test_a_failed_launch_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_process(*args: Any, **options: Any) -> None:
         raise NO_MEMORY
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_process)
+    monkeypatch.setattr(launch_module, "launch", no_process)
 
     async def main() -> None:
-        launcher = Launcher(boot, 0)
-        before = open_descriptors()
+        launcher = WorkerLauncher(boot)
+        before = os.listdir("/proc/self/fd")
         for _ in range(3):
             with pytest.raises(OSError, match="fork"):
                 await launcher.launch(0, 1, lambda worker, message: None)
             await asyncio.sleep(0.01)
-        assert open_descriptors() == before
+        assert os.listdir("/proc/self/fd") == before
 
     asyncio.run(main())
 
 
-# --- no process to be had -----------------------------------------------------------------------------------------
-def test_a_server_that_cannot_start_its_workers_says_so() -> None:
-    async def act(scene: Scene) -> None:
-        with pytest.raises(WorkersDiedError, match="cannot start an API worker: Cannot allocate memory"):
-            await scene.pool.start()
-
-    play(lambda: Scene(FakeLauncher(lambda attempt: attempt == 2), size=2), act)
+# --- messages during a launch -------------------------------------------------------------------------------------
+async def drain(scene: Scene) -> None:
+    scene.pool.drain()
 
 
-def test_it_is_tried_again_while_others_are_left() -> None:
-    async def act(scene: Scene) -> None:
-        await scene.pool.start()
-        scene.launcher.started[0].kill()
-        await scene.until(lambda: len(scene.pool.workers) == 2 and scene.launcher.attempts >= 10)
-        assert {worker.number for worker in scene.pool.workers.values()} == {2, 10}
-        assert not scene.pool.failure.done()
-
-    play(lambda: Scene(FakeLauncher(lambda attempt: 2 < attempt < 10), size=2), act)
+async def stop(scene: Scene) -> None:
+    await scene.pool.stop()
 
 
-def test_when_none_is_left_and_none_can_be_had_the_server_ends() -> None:
-    async def act(scene: Scene) -> None:
-        await scene.pool.start()
-        scene.launcher.started[0].kill()
-        assert await scene.failure() == "no API worker is left, and none can be started: Cannot allocate memory"
-        assert scene.launcher.attempts == 1 + module.MAX_FAILURES_ALONE
-
-    play(lambda: Scene(FakeLauncher(lambda attempt: attempt > 1)), act)
-
-
-def test_a_server_that_is_stopped_waits_for_no_further_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BACKOFF_S", (3600.0,))
-
-    async def act(scene: Scene) -> None:
-        await scene.pool.start()
-        scene.launcher.started[0].kill()
-        await scene.until(lambda: scene.launcher.attempts == 2)
-        async with asyncio.timeout(30):
-            await scene.pool.stop()
-
-    play(lambda: Scene(FakeLauncher(lambda attempt: attempt > 1)), act)
-
-
-def test_an_unexpected_failure_of_the_watch_is_not_nobodys() -> None:
-    async def act(scene: Scene) -> None:
-        async def fail(*args: Any) -> WorkerProcess:
-            raise RuntimeError("a bug")
-
-        await scene.pool.start()
-        scene.launcher.launch = fail
-        scene.launcher.started[0].kill()
-        with pytest.raises(RuntimeError, match="a bug"):
-            async with asyncio.timeout(30):
-                await scene.pool.failure
-
-    play(lambda: Scene(FakeLauncher()), act)
-
-
-# --- told in time -------------------------------------------------------------------------------------------------
-def while_one_is_started(tell: Callable[[Scene], Coroutine[Any, Any, None]], told: type[FromManager]) -> None:
+@pytest.mark.parametrize(("send", "message"), [(drain, Drain), (stop, Stop)])
+def test_a_worker_gets_messages_that_were_sent_while_it_was_launched(
+    play: Play, send: Callable[[Scene], Coroutine[Any, Any, None]], message: type[FromManager]
+) -> None:
     async def act(scene: Scene) -> None:
         await scene.pool.start()
         scene.launcher.hold.clear()
-        scene.launcher.started[0].kill()
+        scene.launcher.workers[0].child.kill()
         await scene.until(lambda: scene.launcher.attempts == 2)
-        telling = asyncio.create_task(tell(scene))
+        sending = asyncio.create_task(send(scene))
         await asyncio.sleep(0.01)
         scene.launcher.hold.set()
-        await scene.until(lambda: len(scene.launcher.started) == 2)
-        await scene.until(lambda: any(isinstance(message, told) for message in scene.launcher.started[1].heard))
-        await telling
+        await scene.until(lambda: len(scene.launcher.workers) == 2)
+        await scene.until(lambda: any(isinstance(received, message) for received in scene.launcher.workers[1].received))
+        await sending
 
-    play(lambda: Scene(FakeLauncher()), act)
-
-
-def test_a_worker_that_was_being_started_when_the_drain_began_is_told() -> None:
-    async def drain(scene: Scene) -> None:
-        scene.pool.drain()
-
-    while_one_is_started(drain, Drain)
+    play(act)
 
 
-def test_a_worker_that_was_being_started_when_all_were_stopped_is_told() -> None:
-    async def stop(scene: Scene) -> None:
-        await scene.pool.stop()
-
-    while_one_is_started(stop, Stop)
-
-
-# --- hung ---------------------------------------------------------------------------------------------------------
-def test_a_hung_worker_is_killed_and_replaced_a_quiet_one_is_reported() -> None:
+# --- hangs --------------------------------------------------------------------------------------------------------
+def test_a_worker_that_hangs_is_reported_late_then_killed_and_restarted(play: Play) -> None:
     async def act(scene: Scene) -> None:
         await scene.pool.start()
         await scene.until(lambda: all(worker.serving for worker in scene.pool.workers.values()))
-        os.kill(scene.launcher.started[0].process.pid, signal.SIGSTOP)
-        scene.beats.stopped[1] = 1.5
-        await scene.until(lambda: scene.audience.fell_quiet == [1])
-        assert scene.audience.ended == []
-        scene.beats.stopped[1] = 31.0
-        await scene.until(lambda: scene.audience.ended == [1])
+        scene.hanging.add(0)
+        await scene.until(lambda: scene.callbacks.late == [1])
+        assert scene.callbacks.ended == []
+        await scene.until(lambda: scene.callbacks.ended == [1])
+        scene.hanging.clear()
         await scene.until(lambda: sorted(w.number for w in scene.pool.workers.values()) == [2, 3])
+        assert scene.callbacks.late == [1]
 
-    play(lambda: Scene(FakeLauncher(), size=2), act)
+    play(act, size=2)
+
+
+def test_a_worker_that_starts_has_longer(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SilentLauncher(FakeLauncher):
+        async def launch(self, index: int, number: int, on_message: Any) -> WorkerProcess:
+            return await super().launch(index, number, lambda worker, message: None)
+
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.001)
+
+    async def act(scene: Scene) -> None:
+        scene.hanging.add(0)
+        await scene.pool.start()
+        worker = scene.launcher.workers[0]
+        checks = 0
+
+        def count(*args: Any) -> int:
+            nonlocal checks
+            checks += 1
+            return 0
+
+        scene.counters.get = count  # type: ignore[method-assign]
+        await scene.until(lambda: worker.timed_out)
+        assert checks * 0.25 > module.START_TIMEOUT_S - 1 and scene.callbacks.late == []
+
+    play(act, SilentLauncher)

@@ -1,4 +1,4 @@
-"""`roseinfer serve --replicas 2 --record FILE`: what is written replays with the same plans and placements."""
+"""`roseinfer serve --replicas 2 --record FILE`: the record replays with the same plans and placements."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ def test_a_served_run_of_two_engines_replays(tmp_path: Path) -> None:
         with server.client() as client, ThreadPoolExecutor(6) as pool:
 
             def ask(number: int) -> int:
-                prompt = [10 + number % 3] * (150 + number)  # several KV blocks that others have too
+                prompt = [10 + number % 3] * (150 + number)  # several KV blocks shared with other requests
                 slo = {"slo": {"ttft_ms": 2000, "tpot_ms": 40}} if number % 3 else {}
                 done = client.completions.create(model="tiny", prompt=prompt, max_tokens=8, extra_body=slo)
                 return len(done.choices)

@@ -41,7 +41,7 @@ class Kept:
 
     @property
     def engine(self) -> int:
-        """Its engine's process."""
+        """Return the engine's process."""
         [found] = [pid for pid in children(self.process.pid) if "roseinfer.engine.process" in command_line(pid)]
         return found
 

@@ -1,4 +1,4 @@
-"""`roseinfer serve --replicas 2`, as its clients and its operator see it: deaths and restarts that nobody notices."""
+"""`roseinfer serve --replicas 2`: clients do not notice deaths and restarts of engines."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ LOAD: dict[str, Any] = {
 
 
 def asked(i: int) -> dict[str, Any]:
-    """A seeded request: its text is the same whoever answers it."""
+    """Return a seeded request, whose text is the same on every engine."""
     greedy_too = 0.0 if i % 2 else 1.0
     return {"model": "tiny", "prompt": f"def f{i}(x):\n", "max_tokens": TOKENS, "seed": i, "temperature": greedy_too}
 
@@ -39,12 +39,12 @@ def total(server: RealServer, name: str, **labels: str) -> float:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[RealServer]:
-    """Two engines behind two API processes."""
+    """Yield a server of two engines and two API processes."""
     with RealServer("--replicas", "2", "--api-workers", "2") as server:
         yield server
 
 
-def test_an_engine_killed_under_streams_is_not_noticed(two: RealServer) -> None:
+def test_streams_continue_when_an_engine_is_killed(two: RealServer) -> None:
     more: dict[str, Any] = {"stream": True, "extra_body": {"ignore_eos": True}}
     with two.client() as client:
         expected = [client.completions.create(**asked(i), extra_body={"ignore_eos": True}) for i in range(STREAMS)]
@@ -65,7 +65,7 @@ def test_an_engine_killed_under_streams_is_not_noticed(two: RealServer) -> None:
     assert len(two.engines()) == 2
 
 
-# Outputs of which engine and API process each remember something: a grammar, a parser, the beginning of a stop string.
+# Outputs with state in engine or API process: a grammar, a parser, the beginning of a stop string.
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 40}}, "required": ["city"]}
 PEOPLE = {"type": "array", "items": {"type": "string", "minLength": 5, "maxLength": 9}, "minItems": 12, "maxItems": 12}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {**CITY, "additionalProperties": False}}}
@@ -82,7 +82,7 @@ OWN_FIELDS = ("min_tokens", "repetition_penalty", "ignore_eos")
 
 
 class Folded:
-    """What a choice says, whole or in chunks."""
+    """Content of a choice, from a whole response or from chunks."""
 
     def __init__(self) -> None:
         self.content, self.names, self.arguments = "", list[str](), ""
@@ -106,8 +106,8 @@ def form(name: str, seed: int) -> dict[str, Any]:
     return {**fields, "extra_body": own}
 
 
-def told(chunks: list[Any]) -> tuple[list[dict[str, Any]], int]:
-    """The choices of a stream, and how many tokens it says that they have."""
+def folded(chunks: list[Any]) -> tuple[list[dict[str, Any]], int]:
+    """Return the choices of a stream and its number of completion tokens."""
     found: dict[int, Folded] = {}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -115,7 +115,7 @@ def told(chunks: list[Any]) -> tuple[list[dict[str, Any]], int]:
     return [vars(one) for _, one in sorted(found.items())], chunks[-1].usage.completion_tokens
 
 
-def test_what_is_formatted_goes_on_in_form(two: RealServer) -> None:
+def test_formatted_outputs_continue_in_their_format(two: RealServer) -> None:
     with two.client() as client:
         asked = [form(name, seed) for seed in (0, 1) for name in FORMS]
         wanted = []
@@ -130,17 +130,17 @@ def test_what_is_formatted_goes_on_in_form(two: RealServer) -> None:
         begun = [[next(stream) for _ in range(5)] for stream in streams]
         os.kill(two.engines()[0], signal.SIGKILL)
         for fields, first, stream, expected in zip(asked, begun, streams, wanted, strict=True):
-            assert told([*first, *stream]) == expected, fields
+            assert folded([*first, *stream]) == expected, fields
     assert total(two, "roseinfer:router_resumes_total") > before
     until(lambda: [engine["state"] for engine in two.fresh("/health").json()["engines"]] == ["ready"] * 2)
 
 
-def test_a_console_shows_all_engines_and_processes_whoever_it_asks(two: RealServer) -> None:
-    with looking(two.url) as one, looking(two.url) as other:  # each at another process
+def test_each_process_shows_all_engines_and_processes_on_the_console(two: RealServer) -> None:
+    with looking(two.url) as one, looking(two.url) as other:  # each connects to another process
         for events in (one, other):
             assert next(events)[1]["engines"] == 2
             next(events)
-        for i in range(4):  # on connections of their own
+        for i in range(4):  # each on a connection of its own
             with two.client() as client:
                 client.completions.create(**asked(i), extra_headers={"x-request-id": f"shown-{i}"})
         for events in (one, other):
@@ -156,19 +156,19 @@ def test_a_console_shows_all_engines_and_processes_whoever_it_asks(two: RealServ
             assert sum(tick["router"]["placements"].values()) >= 4 and tick["router"]["reasons"]
 
 
-def test_it_ends_whole_though_consoles_are_open(two: RealServer) -> None:
+def test_the_server_ends_although_consoles_are_open(two: RealServer) -> None:
     processes = children(two.process.pid)
     with looking(two.url) as one, looking(two.url) as other:
         assert next(one)[0] == next(other)[0] == "hello"
         two.process.send_signal(signal.SIGTERM)
-        for events in (one, other):  # to a proper end: httpx would complain about another
+        for events in (one, other):  # httpx raises unless the stream ends properly
             assert {name for name, _ in events} <= {"tick"}
         assert two.exit_code() == 0
     assert len(processes) == 4 and not any(map(alive, processes)) and two.left_behind() == []
 
 
 class Load:
-    """Clients that ask one request after the other until `stop`, and what went wrong."""
+    """Clients that send one request after another until `stop`. `failures`: errors so far."""
 
     def __init__(self, server: RealServer, clients: int) -> None:
         self._server = server
@@ -191,7 +191,7 @@ class Load:
                     self.failures.append(repr(error))
 
     def until_more_is_done(self) -> None:
-        """Until each client may have had two more answers, or one failed."""
+        """Wait for two more answers a client, or a failure."""
         enough = self.done + 2 * len(self._threads)
         until(lambda: self.done >= enough or bool(self.failures))
 

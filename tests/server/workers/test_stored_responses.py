@@ -1,4 +1,4 @@
-"""Stored responses with two processes that answer requests: both know all, and one may die."""
+"""Stored responses with two API processes: both know all responses, and one may die."""
 
 import os
 import signal
@@ -25,8 +25,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
         yield server
 
 
-def test_every_process_finds_what_any_has_answered(fleet: RealServer) -> None:
-    """Each call is a connection of its own, and so goes to another process; nobody waits for what is being written."""
+def test_each_process_finds_responses_of_all(fleet: RealServer) -> None:
+    """Each call has a connection of its own, and so goes to another process, without waiting for pending writes."""
     id = None
     for turn in range(6):
         with fleet.client() as client:
@@ -37,14 +37,14 @@ def test_every_process_finds_what_any_has_answered(fleet: RealServer) -> None:
         for _ in range(WORKERS):
             assert fleet.fresh(f"{PATH}/{id}").json()["id"] == id
     items = fleet.fresh(f"{PATH}/{id}/input_items?limit=100").json()["data"]
-    said = [item["content"][0]["text"] for item in items if item["type"] == "message" and item["role"] == "user"]
-    assert said == [f"turn {turn}" for turn in reversed(range(6))]
+    texts = [item["content"][0]["text"] for item in items if item["type"] == "message" and item["role"] == "user"]
+    assert texts == [f"turn {turn}" for turn in reversed(range(6))]
     with fleet.client() as client:
         client.responses.delete(id)
     assert [fleet.fresh(f"{PATH}/{id}").status_code for _ in range(2 * WORKERS)] == [404] * 2 * WORKERS
 
 
-def test_every_process_can_end_what_any_runs(fleet: RealServer) -> None:
+def test_each_process_can_end_responses_of_all(fleet: RealServer) -> None:
     ends: list[Any] = ["cancel"] * WORKERS + ["delete"] * WORKERS
     ids = []
     for _ in ends:
@@ -63,7 +63,7 @@ def test_every_process_can_end_what_any_runs(fleet: RealServer) -> None:
     assert [fleet.fresh(f"{PATH}/{id}").status_code for id in gone] == [404] * len(gone)
 
 
-def test_what_a_killed_process_ran_has_failed(fleet: RealServer) -> None:
+def test_running_responses_of_a_killed_process_have_failed(fleet: RealServer) -> None:
     running = []
     for _ in range(2 * WORKERS):
         with fleet.client() as client:
@@ -117,7 +117,7 @@ def test_the_store_survives_a_restart_and_a_temporary_one_leaves_nothing(tmp_pat
         assert server.left_behind() == []
 
 
-def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+def test_an_unusable_file_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a database " * 100)
     for workers in ("1", "2"):
         server = RealServer("--api-workers", workers, *priced(tmp_path), "--response-store", str(tmp_path / "text"))

@@ -1,4 +1,4 @@
-"""`roseinfer serve --api-workers 2`: real processes, seen from outside, and what happens when one of them dies."""
+"""`roseinfer serve --api-workers 2`: real processes as clients see them, also when one dies or hangs."""
 
 import json
 import os
@@ -21,7 +21,7 @@ LONG: dict[str, Any] = {"model": "tiny", "prompt": "import os\n", "extra_body": 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """Its engine has no model: what is looked at here is the same with one."""
+    """Yield a server whose engine has no model, which makes no difference to its workers."""
     engine = priced(tmp_path_factory.mktemp("engine"), step_s=0.005)
     options = ("--max-num-queued-reqs", "6", "--worker-timeout", "5", *LOGS)
     with RealServer("--api-workers", str(WORKERS), *engine, *options) as server:
@@ -30,34 +30,27 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 
 @pytest.fixture
 def fleet(shared: RealServer) -> Iterator[RealServer]:
-    """The shared server; every test leaves it idle, with all its workers."""
+    """Yield the shared server, which every test leaves idle and with all its workers."""
     yield shared
     until_whole(shared)
     until(lambda: shared.fresh("/load").json() == {"server_load": 0})
 
 
 def until_whole(server: RealServer) -> None:
-    """Until those that have taken somebody's place take requests. To ask would not tell: the others answer."""
+    """Wait by the log until all restarted workers take requests. An HTTP request could be answered by another one."""
     until(lambda: len(server.workers()) == WORKERS)
-    until(lambda: server.log().count("takes requests") == server.log().count("another takes its place"))
+    until(lambda: server.log().count("takes requests") == server.log().count("it is restarted"))
 
 
 @pytest.fixture
-def own() -> Iterator[RealServer]:
-    """A server of the test's own, for it to end."""
-    with RealServer("--api-workers", str(WORKERS)) as server:
-        yield server
-
-
-@pytest.fixture
-def quick(tmp_path: Path) -> Iterator[RealServer]:
-    """One whose engine has no model: its processes are the same, and it is up at once."""
+def own(tmp_path: Path) -> Iterator[RealServer]:
+    """Yield a server that the test ends."""
     with RealServer("--api-workers", str(WORKERS), *priced(tmp_path)) as server:
         yield server
 
 
 class Streams:
-    """Streams that have begun, each on a connection of its own: as many on one worker as on the other."""
+    """Streams that have begun, each on a connection of its own: equally many on each worker."""
 
     def __init__(self, server: RealServer, count: int, tokens: int = 300) -> None:
         self._clients = [server.client() for _ in range(count)]
@@ -66,7 +59,7 @@ class Streams:
             next(stream)
 
     def ends(self) -> list[str]:
-        """How each ended: its finish reason, or that of the failure."""
+        """Return the finish reason or error code of each stream."""
         return [self._end(stream) for stream in self.streams]
 
     def _end(self, stream: Any) -> str:
@@ -86,14 +79,14 @@ class Streams:
 
 
 def metric(server: RealServer, name: str, **labels: str) -> float:
-    """The sum of a metric, as the worker that happens to be asked knows it."""
+    """Return the sum of a metric, from any worker."""
     lines = server.fresh("/metrics").text.splitlines()
     found = [line for line in lines if line.startswith((name + "{", name + " "))]
     fitting = [line for line in found if all(f'{key}="{value}"' in line for key, value in labels.items())]
     return sum(float(line.rsplit(" ", 1)[1]) for line in fitting)
 
 
-def test_all_workers_answer_and_each_knows_the_numbers_of_all(fleet: RealServer) -> None:
+def test_each_worker_reports_the_metrics_of_all(fleet: RealServer) -> None:
     def counts() -> list[float]:
         names = ("vllm:request_success_total", "vllm:generation_tokens_total", "vllm:request_prompt_tokens_count")
         answers = metric(fleet, "http_requests_total", handler="/v1/completions", status="2xx")
@@ -113,7 +106,7 @@ def test_all_workers_answer_and_each_knows_the_numbers_of_all(fleet: RealServer)
     assert {fleet.fresh("/v1/models").json()["data"][0]["id"] for _ in range(WORKERS)} == {"tiny"}
 
 
-def test_whoever_is_asked_knows_the_requests_of_all(fleet: RealServer) -> None:
+def test_each_worker_lists_the_requests_of_all(fleet: RealServer) -> None:
     ids = []
     for _ in range(2 * WORKERS):
         with fleet.client() as client:
@@ -130,7 +123,7 @@ def test_whoever_is_asked_knows_the_requests_of_all(fleet: RealServer) -> None:
         streams.ends()
 
 
-def test_the_queue_is_that_of_the_whole_server(fleet: RealServer) -> None:
+def test_the_queue_limit_counts_all_workers(fleet: RealServer) -> None:
     with Streams(fleet, 6) as streams:
         assert fleet.fresh("/load").json() == {"server_load": 6}
         for _ in range(2 * WORKERS):
@@ -139,12 +132,12 @@ def test_the_queue_is_that_of_the_whole_server(fleet: RealServer) -> None:
                 late.completions.create(model="tiny", prompt="x", max_tokens=1)
             assert refused.value.code == "queue_full"
         refusals = metric(fleet, "vllm:admission_rejections_total", reason="max_num_queued_reqs")
-        assert refusals == 2 * WORKERS, "counted where they happened, told by whoever is asked"
+        assert refusals == 2 * WORKERS, "each worker reports the refusals of all"
         assert streams.ends() == ["length"] * 6
     until(lambda: fleet.fresh("/ready").status_code == 200)
 
 
-def test_a_worker_that_dies_takes_its_own_requests_with_it_and_is_replaced(fleet: RealServer) -> None:
+def test_a_worker_that_dies_loses_only_its_own_requests_and_is_restarted(fleet: RealServer) -> None:
     done = metric(fleet, "vllm:request_success_total", finished_reason="length")
     computed = metric(fleet, "vllm:generation_tokens_total")
     with Streams(fleet, 4, tokens=400) as streams:
@@ -155,17 +148,17 @@ def test_a_worker_that_dies_takes_its_own_requests_with_it_and_is_replaced(fleet
     until(lambda: metric(fleet, "vllm:num_requests_running") == 0)
     assert metric(fleet, "vllm:kv_cache_usage_perc") == 0
     computed = metric(fleet, "vllm:generation_tokens_total") - computed
-    assert computed < 3 * 400, "what the dead worker had asked for is aborted"
+    assert computed < 3 * 400, "the dead worker's requests are aborted"
     for _ in range(2 * WORKERS):
         assert metric(fleet, "vllm:request_success_total", finished_reason="length") == done + 2
     assert fleet.fresh("/ready").status_code == 200, "a worker that loads gets no connections"
     until_whole(fleet)
     with Streams(fleet, 4, tokens=5) as streams:
         assert streams.ends() == ["length"] * 4
-    assert "API worker" in fleet.log() and "another takes its place" in fleet.log()
+    assert "API worker" in fleet.log() and "it is restarted" in fleet.log()
 
 
-def test_a_worker_that_hangs_gets_no_connections_and_is_replaced(fleet: RealServer) -> None:
+def test_a_worker_that_hangs_gets_no_connections_and_is_restarted(fleet: RealServer) -> None:
     with Streams(fleet, 4, tokens=400) as streams:
         victim = fleet.workers()[0]
         os.kill(victim, signal.SIGSTOP)
@@ -173,12 +166,12 @@ def test_a_worker_that_hangs_gets_no_connections_and_is_replaced(fleet: RealServ
         assert sorted(streams.ends()) == ["cut", "cut", "length", "length"]
     until(lambda: len(fleet.workers()) == WORKERS and victim not in fleet.workers())
     until(lambda: metric(fleet, "vllm:num_requests_running") == 0)
-    assert metric(fleet, "vllm:kv_cache_usage_perc") == 0, "what it had asked for is aborted"
-    assert "has not moved for 5 s: killing it" in fleet.log()
+    assert metric(fleet, "vllm:kv_cache_usage_perc") == 0, "its requests are aborted"
+    assert "no heartbeat for 5 s: killing it" in fleet.log()
 
 
 def test_every_line_of_the_log_is_json(fleet: RealServer) -> None:
-    """Also of what dying and hanging workers leave behind, as in the tests above."""
+    """Lines about dying and hanging workers, from the tests above, are included."""
     with fleet.client() as client:
         id = client.completions.create(model="tiny", prompt="secret", max_tokens=2).id.removeprefix("cmpl-")
     until(lambda: id in fleet.log())
@@ -188,7 +181,7 @@ def test_every_line_of_the_log_is_json(fleet: RealServer) -> None:
     assert "secret" not in fleet.log()
 
 
-def test_a_client_that_leaves_is_noticed(fleet: RealServer) -> None:
+def test_requests_of_a_client_that_disconnects_are_aborted(fleet: RealServer) -> None:
     streams = Streams(fleet, 3, tokens=1200)
     streams.__exit__()
     until(lambda: metric(fleet, "roseinfer:requests_aborted_total", reason="disconnect") >= 3)
@@ -196,7 +189,7 @@ def test_a_client_that_leaves_is_noticed(fleet: RealServer) -> None:
 
 
 def not_ready(server: RealServer) -> str | None:
-    """Why, if so."""
+    """Return the error code of `/ready`, None if the server is ready."""
     error = server.fresh("/ready").json().get("error")
     return None if error is None else error["code"]
 
@@ -206,39 +199,39 @@ def terminate(server: RealServer) -> None:
 
 
 def interrupt_group(server: RealServer) -> None:
-    """What a terminal does on Ctrl-C."""
+    """Send the signal of Ctrl-C to the process group, as a terminal does."""
     os.killpg(server.process.pid, signal.SIGINT)
 
 
 @pytest.mark.parametrize("end", [terminate, interrupt_group])
-def test_all_workers_drain_together(quick: RealServer, end: Callable[[RealServer], None]) -> None:
-    processes = children(quick.process.pid)
-    with Streams(quick, 1, tokens=200) as streams:  # so one worker is idle, and stays to say that there is no more
-        end(quick)
-        until(lambda: not_ready(quick) == "draining")
+def test_all_workers_drain_together(own: RealServer, end: Callable[[RealServer], None]) -> None:
+    processes = children(own.process.pid)
+    with Streams(own, 1, tokens=200) as streams:  # one worker is idle, but stays to reject requests
+        end(own)
+        until(lambda: not_ready(own) == "draining")
         for _ in range(2 * WORKERS):
-            assert quick.fresh("/ready").json()["error"]["code"] == "draining"
-            assert quick.fresh("/health").status_code == 200
-        with quick.client() as late, pytest.raises(openai.InternalServerError) as refused:
+            assert own.fresh("/ready").json()["error"]["code"] == "draining"
+            assert own.fresh("/health").status_code == 200
+        with own.client() as late, pytest.raises(openai.InternalServerError) as refused:
             late.completions.create(model="tiny", prompt="x")
         assert refused.value.code == "draining"
         assert streams.ends() == ["length"]
-    assert quick.exit_code() == 0
+    assert own.exit_code() == 0
     assert len(processes) == WORKERS + 1 and not any(map(alive, processes))
-    assert quick.left_behind() == []
+    assert own.left_behind() == []
 
 
-def test_a_second_signal_cuts_what_is_left(quick: RealServer) -> None:
-    with Streams(quick, 2, tokens=1200) as streams:
-        terminate(quick)
-        until(lambda: not_ready(quick) == "draining")
-        terminate(quick)
+def test_a_second_signal_aborts_the_rest(own: RealServer) -> None:
+    with Streams(own, 2, tokens=1200) as streams:
+        terminate(own)
+        until(lambda: not_ready(own) == "draining")
+        terminate(own)
         assert streams.ends() == ["draining"] * 2
-    assert quick.exit_code() == 0
-    assert quick.log().count("finish=abort") == 2
+    assert own.exit_code() == 0
+    assert own.log().count("finish=abort") == 2
 
 
-def test_when_the_engine_dies_all_workers_say_so_until_it_is_back(own: RealServer) -> None:
+def test_all_workers_report_a_dead_engine_until_it_is_back(own: RealServer) -> None:
     victim = own.workers()[0]
     with Streams(own, 4, tokens=1200) as streams:
         os.kill(own.engine, signal.SIGKILL)
@@ -254,25 +247,25 @@ def test_when_the_engine_dies_all_workers_say_so_until_it_is_back(own: RealServe
     assert own.exit_code() == 0
 
 
-def test_nobody_outlives_a_killed_manager(quick: RealServer) -> None:
-    processes = children(quick.process.pid)
-    with Streams(quick, 2, tokens=1200) as streams:
-        quick.process.kill()
-        quick.process.wait(PATIENCE_S)
+def test_no_process_outlives_a_killed_manager(own: RealServer) -> None:
+    processes = children(own.process.pid)
+    with Streams(own, 2, tokens=1200) as streams:
+        own.process.kill()
+        own.process.wait(PATIENCE_S)
         assert streams.ends() == ["cut"] * 2
     until(lambda: not any(map(alive, processes)))
-    assert quick.left_behind() == []
+    assert own.left_behind() == []
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (("--chat-template", "{template}"), "--chat-template: Expected an expression"),
         (("--max-model-len", "100000"), "--max-model-len"),
     ],
 )
-def test_what_keeps_a_worker_or_the_engine_from_starting_is_told(
-    tmp_path: Path, options: tuple[str, ...], told: str
+def test_an_error_of_a_worker_or_engine_at_the_start_is_one_line(
+    tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% if %}")
@@ -281,5 +274,5 @@ def test_what_keeps_a_worker_or_the_engine_from_starting_is_told(
     code, log, left = server.exit_code(), server.log(), server.left_behind()
     server.close()
     *usage, reason = log.splitlines()
-    assert reason.startswith("roseinfer: error: ") and told in reason
+    assert reason.startswith("roseinfer: error: ") and message in reason
     assert (code, len(usage), left) == (2, 1, [])

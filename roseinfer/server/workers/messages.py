@@ -1,0 +1,122 @@
+"""Messages between the manager and a worker. Connections travel on another socket: see `handover`."""
+
+import msgspec
+
+from roseinfer.cluster.addresses import EngineAddresses
+from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.server import ServerConfig
+from roseinfer.processes.child import ErrorReport
+from roseinfer.server.observe.exposition import Snapshot
+from roseinfer.server.request.slo_classes import SloClasses
+
+
+class WorkerBoot(msgspec.Struct):
+    """Boot struct of a worker.
+
+    `index`: its place among `workers`; `number`: unique among all workers ever started. `record`: file for its router's
+    decisions. `response_file`: where all workers store responses, None: not at all. `counters`: path of the shared
+    rows. `control` and `connections`: descriptors of its sockets.
+    """
+
+    config: ServerConfig
+    replicas: ReplicasConfig
+    slo_classes: SloClasses
+    model_name: str
+    tokenizer: str
+    engines: EngineAddresses
+    record: str | None
+    response_file: str | None
+    max_inflight: int | None
+    index: int
+    number: int
+    workers: int
+    counters: str
+    control: int
+    connections: int
+
+
+class Serving(msgspec.Struct, tag="serving"):
+    """The worker accepts connections from now on."""
+
+
+class Up(msgspec.Struct, tag="up"):
+    """The worker has an engine and takes requests."""
+
+
+class WorkerFailed(msgspec.Struct, tag="failed"):
+    """The worker cannot serve."""
+
+    error: ErrorReport
+
+
+class Drain(msgspec.Struct, tag="drain"):
+    """Take no more requests."""
+
+
+class Idle(msgspec.Struct, tag="idle"):
+    """No request is left, after a `Drain`."""
+
+
+class Stop(msgspec.Struct, tag="stop"):
+    """End the requests that are left, then exit."""
+
+
+class MetricsRequest(msgspec.Struct, tag="scrape"):
+    """Request of a worker for the metrics of all. `own`: the worker's own."""
+
+    number: int
+    own: Snapshot
+
+
+class MetricsReply(msgspec.Struct, tag="scraped"):
+    """Reply to a `MetricsRequest`."""
+
+    number: int
+    all: Snapshot
+
+
+class CollectMetrics(msgspec.Struct, tag="collect"):
+    """Request for a worker's own metrics."""
+
+    number: int
+
+
+class CollectedMetrics(msgspec.Struct, tag="collected"):
+    """Reply to a `CollectMetrics`."""
+
+    number: int
+    own: Snapshot
+
+
+class PeerQuery(msgspec.Struct, tag="query"):
+    """Query of a worker to all others and the manager, see `observe.peer_queries`."""
+
+    number: int
+    topic: str
+    body: bytes
+
+
+class PeerAnswers(msgspec.Struct, tag="answers"):
+    """Reply to a `PeerQuery`, without those that know nothing."""
+
+    number: int
+    answers: list[bytes]
+
+
+class ForwardedQuery(msgspec.Struct, tag="forwarded"):
+    """Query of another worker."""
+
+    number: int
+    topic: str
+    body: bytes
+
+
+class QueryAnswer(msgspec.Struct, tag="answer"):
+    """Reply to a `ForwardedQuery`. `body` None: nothing is known."""
+
+    number: int
+    body: bytes | None
+
+
+FromWorker = Serving | Up | WorkerFailed | Idle | MetricsRequest | CollectedMetrics | PeerQuery | QueryAnswer
+FromManager = Drain | Stop | MetricsReply | CollectMetrics | PeerAnswers | ForwardedQuery
