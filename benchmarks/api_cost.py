@@ -29,6 +29,7 @@ import orjson
 import uvicorn
 
 from roseinfer.bench.report import header
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
@@ -39,7 +40,6 @@ from roseinfer.core.traits import PolicyTraits
 from roseinfer.engine.api import EngineInfo, StepRecord
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Outputs
-from roseinfer.engine.start import load_tokenizer
 from roseinfer.server.app import create_app
 from roseinfer.server.hosting import configure_logging, new_event_loop, settle_garbage_collector
 from roseinfer.server.http.connection import limited_protocol

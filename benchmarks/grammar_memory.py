@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.bench.report import header, table
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.engine.guided.grammar_cache import GrammarCache
-from roseinfer.engine.start import load_tokenizer
 from roseinfer.grammar.build import build_grammar, prove_grammar
 from roseinfer.grammar.constraint import Choice, Constraint, GrammarText, JsonSchema, Regex
 from roseinfer.grammar.library import Grammar, GrammarTokens, MatcherError

@@ -23,12 +23,13 @@ from typing import Any
 from roseinfer.bench.load import make_prompts
 from roseinfer.bench.report import header, percentile, table, write_json
 from roseinfer.bench.schemas import constrained, endless_schema, record_schema
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import Engine, GenerateRequest
 from roseinfer.engine.llm import make_engine_config
-from roseinfer.engine.start import load_tokenizer, start_engine
+from roseinfer.engine.start import start_engine
 from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.json_schema import schema_text
 from roseinfer.grammar.lark import serialised

@@ -33,8 +33,8 @@ from typing import Any, Protocol
 import httpx
 
 from roseinfer.bench.report import header, percentile
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import ModelConfig
-from roseinfer.engine.start import load_tokenizer
 from roseinfer.grammar.build import build_grammar
 from roseinfer.grammar.constraint import JsonSchema
 from roseinfer.grammar.json_schema import explain_error

@@ -22,9 +22,10 @@ from typing import Any
 
 import roseinfer
 from benchmarks.code_size import function_lines, package_of
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.config.server import ServerConfig
-from roseinfer.engine.start import load_tokenizer, start_engine
+from roseinfer.engine.start import start_engine
 from roseinfer.server.app import server_parts
 from roseinfer.server.hosting import Server, listen, new_event_loop, uvicorn_config
 

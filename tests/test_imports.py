@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "gguf": {"core"},
     "text": {"core", "processes", "gguf"},
     "grammar": {"core", "processes", "text"},
-    "config": {"core", "gguf"},
+    "config": {"core", "gguf", "text"},
     "priced": {"core", "sched", "text", "models"},
     "ranks": {"core", "processes", "parallel", "runner"},
     "engine": {"core", "kv", "sched", "router", "processes", "text", "grammar", "config", "runner", "ranks", "priced"},

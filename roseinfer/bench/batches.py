@@ -8,9 +8,9 @@ from typing import Any
 from roseinfer.bench.http_load import http_sender, server
 from roseinfer.bench.load import BatchTimes, Send, engine_sender, make_prompts, run_batch
 from roseinfer.bench.report import percentile
-from roseinfer.config.hub import model_folder
+from roseinfer.config.hub import load_tokenizer, model_folder
 from roseinfer.core.config.engine import EngineConfig, ModelConfig
-from roseinfer.engine.start import load_tokenizer, start_engine
+from roseinfer.engine.start import start_engine
 from roseinfer.models.documents import read_config
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)

@@ -47,7 +47,7 @@ class LocalCodec:
     """Tokenizer from a folder or the hub."""
 
     def __init__(self, model: str) -> None:
-        from roseinfer.engine.start import load_tokenizer
+        from roseinfer.config.hub import load_tokenizer
 
         self._tokenizer = tokenizer = load_tokenizer(ModelConfig(tokenizer=model))
         self.name = model

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from roseinfer.bench.streaming import RunRecord, StreamingLoad, StreamingRun
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.engine.api import Engine, EngineInfo
-from roseinfer.engine.start import load_tokenizer, start_engine
+from roseinfer.engine.start import start_engine
 from roseinfer.text.tokenizer import Tokenizer
 
 BAR_WIDTH_CHARS = 40

@@ -10,6 +10,7 @@ from roseinfer.core.config.engine import PRICED, ModelConfig
 from roseinfer.core.errors import ModelNotFoundError
 from roseinfer.core.progress import stage
 from roseinfer.gguf.files import SUFFIX, part_names
+from roseinfer.text.tokenizer import Tokenizer
 
 EMBEDDED = "tiny"
 SHAPES = "shapes"
@@ -136,6 +137,11 @@ def tokenizer_folder(config: ModelConfig) -> Path:
         return resolve_model(config.tokenizer, config.revision, config.download_dir, weights=False)
     folder = model_folder(config)
     return _embedded() if folder == _shape(config.model) else folder
+
+
+def load_tokenizer(config: ModelConfig) -> Tokenizer:
+    """Return the model's own tokenizer, or the one that the option `tokenizer` names."""
+    return Tokenizer.from_folder(tokenizer_folder(config))
 
 
 def _shape(name: str) -> Path | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from roseinfer.config.hub import model_folder
+from roseinfer.config.hub import load_tokenizer, model_folder
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.engine import (
     CacheConfig,
@@ -41,7 +41,6 @@ from roseinfer.engine.core import IDLE_TURN_WAIT_S
 from roseinfer.engine.messages import Add
 from roseinfer.engine.output import SequenceText
 from roseinfer.engine.prepare import prepare
-from roseinfer.engine.start import load_tokenizer
 from roseinfer.sched.registry import option_names, scheduler_config
 from roseinfer.text.template_check import trusted_template
 from roseinfer.text.tokenizer import Tokenizer

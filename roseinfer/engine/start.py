@@ -1,7 +1,7 @@
-"""Start a single engine from its options, and load its tokenizer."""
+"""Start a single engine from its options."""
 
-from roseinfer.config.hub import model_folder, tokenizer_folder
-from roseinfer.core.config.engine import EngineConfig, ModelConfig
+from roseinfer.config.hub import model_folder
+from roseinfer.core.config.engine import EngineConfig
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.process_transport import ProcessTransport
 from roseinfer.engine.thread_transport import ThreadTransport
@@ -20,8 +20,3 @@ async def start_engine(config: EngineConfig, tokenizer: Tokenizer, *, in_process
     else:
         transport = ProcessTransport(config, folder)
     return await AsyncEngine.start(transport, tokenizer, max_inflight_requests=config.scheduler.max_inflight_requests)
-
-
-def load_tokenizer(config: ModelConfig) -> Tokenizer:
-    """Return the model's own tokenizer, or the one that the option `tokenizer` names."""
-    return Tokenizer.from_folder(tokenizer_folder(config))

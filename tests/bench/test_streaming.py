@@ -11,12 +11,13 @@ import pytest
 from roseinfer.bench.config import StreamingConfig
 from roseinfer.bench.streaming import RequestRecord, RunRecord, StreamingLoad, StreamingRun
 from roseinfer.bench.streaming_report import ratios, samples, summarise
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.errors import RequestTooLongError, TooManyInflightError
 from roseinfer.core.outputs import FinishReason, RequestTimes
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
-from roseinfer.engine.start import load_tokenizer, start_engine
+from roseinfer.engine.start import start_engine
 
 TIMES = RequestTimes(arrival_s=10.0, scheduled_s=10.5, first_token_s=11.0, finished_s=12.0)
 

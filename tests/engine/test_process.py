@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from roseinfer.config.hub import resolve_model
+from roseinfer.config.hub import load_tokenizer, resolve_model
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
 from roseinfer.core.outputs import FinishReason
@@ -22,7 +22,6 @@ from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.engine.process_transport import ProcessTransport
-from roseinfer.engine.start import load_tokenizer
 from tests.helpers.remote import priced_config
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from roseinfer.cluster.supervisor import EngineSupervisor
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core import stacks
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.request import Prompt
@@ -14,7 +15,6 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.llm import make_engine_config
-from roseinfer.engine.start import load_tokenizer
 from roseinfer.engine.transport import UnixSocketTransport
 from tests.helpers.hanging_engine import HangingTransport
 from tests.server.real_server import priced

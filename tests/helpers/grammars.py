@@ -2,8 +2,8 @@
 
 from functools import cache
 
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import ModelConfig
-from roseinfer.engine.start import load_tokenizer
 from roseinfer.grammar.build import build_grammar, prove_grammar
 from roseinfer.grammar.constraint import BuiltGrammar, Constraint, JsonOptions, JsonSchema
 from roseinfer.grammar.library import GrammarTokens, compile_grammar

@@ -11,6 +11,7 @@ from typing import Any
 
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.cluster.supervisor import EngineSupervisor
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import RoseinferError
@@ -19,7 +20,6 @@ from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.process_transport import ProcessTransport
-from roseinfer.engine.start import load_tokenizer
 from roseinfer.text.output import Event
 from roseinfer.text.tokenizer import Tokenizer
 

@@ -9,12 +9,12 @@ from roseinfer.cluster.addresses import EngineAddresses
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.cluster.start import routed_engine
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, PricedConfig, SchedulerConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.engine.live import InflightLimit
 from roseinfer.engine.remote.keeper import EngineKeeper
 from roseinfer.engine.remote.secret import Secret
-from roseinfer.engine.start import load_tokenizer
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
 

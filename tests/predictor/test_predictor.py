@@ -12,9 +12,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from roseinfer.cli import main as cli
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.engine.start import load_tokenizer
 from roseinfer.predictor.config import TrainConfig
 from roseinfer.predictor.data import TrainingRows
 from roseinfer.predictor.features import FeatureSpec, bags_of

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, ProfileConfig, SchedulerConfig
 from roseinfer.core.outputs import COMPLETE, FinishReason
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk
-from roseinfer.engine.start import load_tokenizer, start_engine
+from roseinfer.engine.start import start_engine
 from roseinfer.sim.parity import Parity, compare
 from roseinfer.sim.replay import EngineRecording, read_recording, replay
 

@@ -27,7 +27,7 @@ def run(args: Namespace) -> int:
     from time import perf_counter
 
     from roseinfer.bench.report import header, table
-    from roseinfer.engine.start import load_tokenizer
+    from roseinfer.config.hub import load_tokenizer
     from roseinfer.predictor.data import read_rows
     from roseinfer.predictor.train import train
     from roseinfer.predictor.vocabulary import fingerprint

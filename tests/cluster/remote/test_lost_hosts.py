@@ -20,6 +20,7 @@ from roseinfer.cluster.endpoint import Connector
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.engines import RemoteEngines
 from roseinfer.cluster.routed import RoutedEngine
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.errors import EngineDeadError, EngineUnavailableError
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
@@ -27,7 +28,6 @@ from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineState, GenerateRequest
 from roseinfer.engine.process_transport import ProcessTransport
 from roseinfer.engine.remote.keeper import EngineKeeper
-from roseinfer.engine.start import load_tokenizer
 from tests.helpers.distant_engine import AHEAD_S
 from tests.helpers.in_loop import until
 from tests.helpers.live_fleet import Stream, ended

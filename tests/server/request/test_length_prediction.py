@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from roseinfer.cli import main as cli
+from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.engine.start import load_tokenizer
 from roseinfer.predictor.config import TrainConfig
 from roseinfer.predictor.data import TrainingRows
 from roseinfer.predictor.model import LengthPredictor
