@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from roseinfer.kernels.common.triton_support import HAS_TRITON
+from tests.helpers.cases import cases
 from tests.runner.test_cuda_inputs import HostStaging
 
 if not HAS_TRITON:
@@ -28,7 +29,7 @@ SMALL = Sizes(
 )
 
 
-@pytest.mark.parametrize("part", PARTS)
+@cases("part", [part for part in PARTS if part != "attention"], exhaustive=["attention"])
 def test_parts(part, device, monkeypatch, capsys):
     if device.type == "cpu":
         monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)

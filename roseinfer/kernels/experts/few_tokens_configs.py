@@ -6,7 +6,7 @@ from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
-class GateUpCut:
+class GateUpConfig:
     """Division of gate and up: a program takes `tiles` tiles of `block_n` outputs (of each) of one expert in turn.
 
     block_k: columns in registers at once, a power of two. stages: 1, or one more than the tiles being copied into
@@ -23,7 +23,7 @@ class GateUpCut:
 
 
 @dataclass(frozen=True, slots=True)
-class DownCut:
+class DownConfig:
     """Division of down: a program takes `block_n` outputs of a token.
 
     block_k: columns of each expert at a time, a power of two. ahead: number of such loads of the weight before the wait
@@ -40,8 +40,8 @@ class DownCut:
 class FewConfig:
     """Division of a layer's products. evict_first: mark weights as the first to leave the L2 cache."""
 
-    gate_up: GateUpCut
-    down: DownCut
+    gate_up: GateUpConfig
+    down: DownConfig
     evict_first: bool = False
 
 
@@ -70,13 +70,13 @@ def choose_few_config(tokens: int, top_k: int, hidden: int, width: int, scaled: 
         tiles -= 1
     across = min(2048, max(128, next_power_of_2(hidden)))
     return FewConfig(
-        GateUpCut(block_n, tiles, block_k=across, lanes=8 if narrow else 32),
+        GateUpConfig(block_n, tiles, block_k=across, lanes=8 if narrow else 32),
         _choose_down(tokens, pairs, top_k, width, narrow),
         evict_first=True,
     )
 
 
-def _choose_down(tokens: int, pairs: int, top_k: int, width: int, narrow: bool) -> DownCut:
+def _choose_down(tokens: int, pairs: int, top_k: int, width: int, narrow: bool) -> DownConfig:
     """Return how down is divided: the more programs there are, the less each of them holds in registers."""
     along = min(2048 // next_power_of_2(top_k), next_power_of_2(width))
     if pairs >= (64 if narrow else 16) and along > 128:
@@ -84,5 +84,5 @@ def _choose_down(tokens: int, pairs: int, top_k: int, width: int, narrow: bool) 
     while along > 128 and width % along:
         along //= 2
     if not narrow:
-        return DownCut(4, ahead=2, block_k=along)
-    return DownCut(8, ahead=3 if tokens == 1 else 1 if pairs >= 128 else 2, block_k=along)
+        return DownConfig(4, ahead=2, block_k=along)
+    return DownConfig(8, ahead=3 if tokens == 1 else 1 if pairs >= 128 else 2, block_k=along)

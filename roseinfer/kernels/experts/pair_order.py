@@ -45,7 +45,7 @@ class Order(NamedTuple):
         return self.tiles.shape[1]
 
 
-class OrderCut(NamedTuple):
+class OrderConfig(NamedTuple):
     """Division of sorting. block: pairs that a program takes together: all, or some of its chunk."""
 
     block: int
@@ -53,17 +53,17 @@ class OrderCut(NamedTuple):
     chunk: int = 0
 
 
-def _cut_of(pairs: int, experts: int) -> OrderCut:
-    """Return the fastest cut for 128 experts on an H200 (torch 2.11, Triton 3.6; 2026-11-23), in a graph of such
-    launches.
+def _choose_config(pairs: int, experts: int) -> OrderConfig:
+    """Return the fastest config for 128 experts, on an H200 (torch 2.11, Triton 3.6; 2026-11-23).
 
-    It takes 1.4 us for 24 tokens of 8 experts, 2.4 for 256, 5.0 for 536, 7.1 for 1,088, 7.5 for 2,048, 13 for 8,192.
+    In a graph of such launches it takes 1.4 us for 24 tokens of 8 experts, 2.4 for 256, 5.0 for 536, 7.1 for 1,088,
+    7.5 for 2,048, 13 for 8,192.
     """
     for most, warps in ((512, 4), (2048, 4), (4096, 8), (_FEW, 16)):
         if pairs <= most:
-            return OrderCut(most, warps)
+            return OrderConfig(most, warps)
     chunk = max(_LEAST, cdiv(cdiv(pairs, _CHUNKS), _PLACED) * _PLACED)
-    return OrderCut(_PLACED, min(max(4, next_power_of_2(experts) // 32), 8), chunk)
+    return OrderConfig(_PLACED, min(max(4, next_power_of_2(experts) // 32), 8), chunk)
 
 
 @triton.jit(do_not_specialize=["count", "places"])
@@ -190,7 +190,7 @@ def _place_kernel(
         tl.store(out + 2 * places, ends, mask=inside)
 
 
-def order_pairs(ids: torch.Tensor, experts: int, tile: int, cut: OrderCut | None = None) -> Order:
+def order_pairs(ids: torch.Tensor, experts: int, tile: int, config: OrderConfig | None = None) -> Order:
     """Sort pairs and cut them into tiles of `tile` rows, a power of two. Starts early (see `early_start`).
 
     ids: [T, k] int32, contiguous, each below `experts`.
@@ -202,11 +202,11 @@ def order_pairs(ids: torch.Tensor, experts: int, tile: int, cut: OrderCut | None
         torch.empty((3, pairs // tile + experts), dtype=torch.int32, device=ids.device),
         tile,
     )
-    cut = cut or _cut_of(pairs, experts)
-    if cut.chunk:
-        _order_chunks(ids, order, experts, cut)
+    config = config or _choose_config(pairs, experts)
+    if config.chunk:
+        _order_chunks(ids, order, experts, config)
         return order
-    assert pairs <= cut.block <= 1 << 14
+    assert pairs <= config.block <= 1 << 14
     _order_kernel[(experts,)](
         ids,
         order.pairs,
@@ -214,24 +214,26 @@ def order_pairs(ids: torch.Tensor, experts: int, tile: int, cut: OrderCut | None
         pairs,
         order.places,
         TILE=tile,
-        BLOCK=cut.block,
+        BLOCK=config.block,
         PLACES=_PROGRAM_TILES,
-        num_warps=cut.warps,
+        num_warps=config.warps,
         **early_start.options(ids.device),
     )
     return order
 
 
-def _order_chunks(ids: torch.Tensor, order: Order, experts: int, cut: OrderCut) -> None:
+def _order_chunks(ids: torch.Tensor, order: Order, experts: int, config: OrderConfig) -> None:
     pairs, padded = ids.numel(), max(32, next_power_of_2(experts))  # a warp counts into at least as many places
-    chunks = cdiv(pairs, cut.chunk)
+    chunks = cdiv(pairs, config.chunk)
     # Each program of the second launch reads all counts, so they have few bytes.
-    counts = torch.empty((chunks, padded), dtype=torch.int16 if cut.chunk < 1 << 15 else torch.int32, device=ids.device)
+    counts = torch.empty(
+        (chunks, padded), dtype=torch.int16 if config.chunk < 1 << 15 else torch.int32, device=ids.device
+    )
     _count_kernel[(chunks,)](
         ids,
         counts,
         pairs,
-        cut.chunk,
+        config.chunk,
         E=experts,
         E_PAD=padded,
         BLOCK=_COUNTED,
@@ -244,14 +246,14 @@ def _order_chunks(ids: torch.Tensor, order: Order, experts: int, cut: OrderCut) 
         order.pairs,
         order.tiles,
         pairs,
-        cut.chunk,
+        config.chunk,
         order.places,
         E=experts,
         E_PAD=padded,
         TILE=order.tile,
-        CHUNKS=min(_CHUNKS, max(1, 32 * cut.warps * _THREAD_ELEMENTS // padded)),
-        BLOCK=cut.block,
-        num_warps=cut.warps,
+        CHUNKS=min(_CHUNKS, max(1, 32 * config.warps * _THREAD_ELEMENTS // padded)),
+        BLOCK=config.block,
+        num_warps=config.warps,
         **early_start.options(ids.device),
     )
 

@@ -28,7 +28,7 @@ MIN_PROGRAM_TOKENS = 16
 _ROW_ELEMENTS = 8192
 
 
-class RouteCut(NamedTuple):
+class RouteConfig(NamedTuple):
     """Division of the router's work: a program takes so many tokens, experts, and one of `splits` of the columns.
 
     columns: taken at a time. stages: loads in flight. rows: of a program in a launch of its own, which norms and
@@ -44,22 +44,22 @@ class RouteCut(NamedTuple):
     rows: int = 0
 
 
-def _cut_of(tokens: int) -> RouteCut:
-    """Return the fastest cut for 128 experts and 2,048 columns on an H200 (torch 2.11, Triton 3.6; 2026-11-23).
+def _choose_config(tokens: int) -> RouteConfig:
+    """Return the fastest config for 128 experts and 2,048 columns on an H200 (torch 2.11, Triton 3.6; 2026-11-23).
 
     Up to 128 tokens were measured alone, at 1, 8, 16 and 64; more in layers of Qwen3-30B-A3B in FP8, at 256, 536, 800,
     1,048, 2,048, 4,096 and 8,192. In one launch the last program adds up the sums of all its tokens, so there are few
     of those; for many tokens that takes longer than a second launch.
     """
     if tokens <= 32:
-        return RouteCut(16, 32, 4, 256, 3, 4)
+        return RouteConfig(16, 32, 4, 256, 3, 4)
     if tokens <= 128:
-        return RouteCut(16, 64, 4, 256, 3, 4)
+        return RouteConfig(16, 64, 4, 256, 3, 4)
     if tokens <= 256:
-        return RouteCut(64, 128, 4, 64, 3, 4, rows=4)
+        return RouteConfig(64, 128, 4, 64, 3, 4, rows=4)
     if tokens <= 1280:
-        return RouteCut(32, 64, 4, 64, 3, 4, rows=4)
-    return RouteCut(64, 128, 4, 64, 3, 4, rows=4) if tokens <= 4608 else RouteCut(128, 128, 2, 64, 4, 8, rows=4)
+        return RouteConfig(32, 64, 4, 64, 3, 4, rows=4)
+    return RouteConfig(64, 128, 4, 64, 3, 4, rows=4) if tokens <= 4608 else RouteConfig(128, 128, 2, 64, 4, 8, rows=4)
 
 
 class Routed(NamedTuple):
@@ -210,7 +210,7 @@ def route(
     renormalise: bool,
     arrived: torch.Tensor,
     normed: torch.Tensor | Fp8Rows | None = None,
-    cut: RouteCut | None = None,
+    config: RouteConfig | None = None,
 ) -> Routed:
     """Return the largest `top_k` of softmax(norm(x) @ router.T) of each token; `renormalise`: divided by their sum.
 
@@ -228,26 +228,26 @@ def route(
     assert scales is None or scales.shape[1] * SCALE_BLOCK == hidden
     if not tokens:
         return Routed(ids, weights)
-    cut = cut or _cut_of(tokens)
-    splits = min(cut.splits, cdiv(hidden, cut.columns))
-    span = cdiv(cdiv(hidden, splits), cut.columns) * cut.columns
+    config = config or _choose_config(tokens)
+    splits = min(config.splits, cdiv(hidden, config.columns))
+    span = cdiv(cdiv(hidden, splits), config.columns) * config.columns
     groups, padded = next_power_of_2(cdiv(hidden, 128)), next_power_of_2(experts)
     most_rows = max(1, _ROW_ELEMENTS // (groups * 128))
-    block_e = min(cut.experts, max(16, padded))
+    block_e = min(config.experts, max(16, padded))
     products = cdiv(experts, block_e) * splits
     sums = torch.empty((splits, tokens, experts), dtype=torch.float32, device=x.device)
     out, scale_stride = (ids, weights, wanted, scales), 0 if scales is None else scales.stride(1)
     multiplies: dict[str, Any] = {
         "E": experts,
         "H": hidden,
-        "TOKENS": cut.tokens,
+        "TOKENS": config.tokens,
         "BLOCK_E": block_e,
         "SPLITS": splits,
         "SPAN": span,
-        "BLOCK_K": cut.columns,
-        "STAGES": cut.stages,
+        "BLOCK_K": config.columns,
+        "STAGES": config.stages,
         "COMPILED": x.is_cuda,
-        "num_warps": cut.warps,
+        "num_warps": config.warps,
     }
     chooses: dict[str, Any] = {
         "E": experts,
@@ -259,9 +259,9 @@ def route(
         "RENORMALISE": renormalise,
         "NORMED": "none" if wanted is None else "plain" if scales is None else "codes",
     } | early_start.options(x.device)
-    if cut.rows:
-        rows = min(cut.rows, most_rows)
-        route_products_kernel[(cdiv(tokens, cut.tokens) * products,)](
+    if config.rows:
+        rows = min(config.rows, most_rows)
+        route_products_kernel[(cdiv(tokens, config.tokens) * products,)](
             x, terms.values, sums, tokens, x.stride(0), **multiplies, **early_start.options(x.device)
         )
         route_choice_kernel[(cdiv(tokens, rows),)](
@@ -271,12 +271,12 @@ def route(
         return Routed(ids, weights)
     rows = min(4 if tokens > 128 else 2, most_rows)
     factors = torch.empty(tokens, dtype=torch.float32, device=x.device)
-    _route_kernel[(cdiv(tokens, cut.tokens) * (products + cut.tokens // rows),)](
+    _route_kernel[(cdiv(tokens, config.tokens) * (products + config.tokens // rows),)](
         x, norm.weight, terms.values, terms.scale, sums, factors, arrived, *out,
         tokens, x.stride(0), scale_stride, norm.eps,
         ROWS=rows,
-        CHOSEN=min(cut.tokens, cut.warps * max(1, min(4, 1024 // padded))),
-        maxnreg=None if cut.warps == 4 else 128,  # leaves room for norms beside a product
+        CHOSEN=min(config.tokens, config.warps * max(1, min(4, 1024 // padded))),
+        maxnreg=None if config.warps == 4 else 128,  # leaves room for norms beside a product
         **(multiplies | chooses),
     )  # fmt: skip
     return Routed(ids, weights)

@@ -7,7 +7,7 @@ from roseinfer.kernels.common.tuning import TuningTable
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ProductConfig:
     """Division of one product.
 
     block_n: outputs of a program, at least 64 if the weight is first; 128 for results that are written as codes.
@@ -32,8 +32,8 @@ class ExpertsConfig:
     tile: int
     weight_first: bool
     spread: bool
-    gate_up: Cut
-    down: Cut
+    gate_up: ProductConfig
+    down: ProductConfig
 
     @property
     def halves(self) -> bool:

@@ -14,7 +14,7 @@ from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES, SCALE_BLOCK
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tensor_descriptor
 from roseinfer.kernels.experts.pair_order import Order
-from roseinfer.kernels.experts.tile_configs import Cut, ExpertsConfig
+from roseinfer.kernels.experts.tile_configs import ExpertsConfig, ProductConfig
 from roseinfer.kernels.experts.tile_kernels import down_kernel, gate_up_kernel, spread_kernel, sum_kernel
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows
 
@@ -44,7 +44,7 @@ class Stack(NamedTuple):
             return "none"
         return "block" if self.scales.ndim == 3 else "channel"
 
-    def blocks(self, cut: Cut) -> object:
+    def blocks(self, cut: ProductConfig) -> object:
         """Return a descriptor for the copy engine."""
         experts, outs, columns = self.weights.shape
         return tensor_descriptor(self.weights.view(experts * outs, columns), cut.block_n, cut.block_k)
@@ -205,7 +205,7 @@ def _codes(x: torch.Tensor | Fp8Rows) -> tuple[torch.Tensor, torch.Tensor | None
     return (x.codes, x.scales) if isinstance(x, Fp8Rows) else (x, None)
 
 
-def _check(stack: Stack, x: torch.Tensor, cut: Cut, config: ExpertsConfig) -> None:
+def _check(stack: Stack, x: torch.Tensor, cut: ProductConfig, config: ExpertsConfig) -> None:
     columns = stack.weights.shape[2]
     assert x.shape[1] == columns and x.stride(1) == 1 and x.dtype == stack.weights.dtype
     assert config.tile >= (16 if config.weight_first else 64) and columns % 8 == 0
@@ -214,7 +214,7 @@ def _check(stack: Stack, x: torch.Tensor, cut: Cut, config: ExpertsConfig) -> No
         assert stack.scaled_by == "channel" or stack.weights.shape[1] % SCALE_BLOCK == 0
 
 
-def _grid(outs: int, columns: int, stack: Stack, order: Order, cut: Cut) -> tuple[int, int, int]:
+def _grid(outs: int, columns: int, stack: Stack, order: Order, cut: ProductConfig) -> tuple[int, int, int]:
     """Return the grid of a product. columns: those of the weight that a program reads for each of its outputs."""
     blocks = cdiv(outs, cut.block_n)
     together = min(blocks, max(1, _SHARED_BYTES // (cut.block_n * columns * stack.weights.element_size())))

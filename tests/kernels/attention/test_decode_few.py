@@ -6,6 +6,7 @@ import torch
 from roseinfer.kernels.attention.decode import decode_attention_reference
 from roseinfer.kernels.attention.decode_few import MAX_ROWS, FewWorkspace, decode_few, few_pays
 from roseinfer.kernels.attention.heads import cos_sin_table, store_heads_reference
+from tests.helpers.cases import cases
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
 from tests.helpers.paged import PagedCase, assert_near, paged_case
 
@@ -96,13 +97,13 @@ def test_one_launch_is_two(heads, kv_heads, dim, llama, block_size, window, code
         )
 
 
-def test_more_parts_than_tiles_and_as_many_rows_as_there_may_be(device) -> None:
+@cases("parts", [16], exhaustive=[2])
+def test_more_parts_than_tiles_and_as_many_rows_as_there_may_be(parts, device) -> None:
     contexts = (1, 2, 64, 65, 66, 129, 1, 200, *range(30, 54))
     layer = layer_of(contexts, 4, 2, 16, 16, torch.float32, device, llama=True)
     assert layer.rows == MAX_ROWS
-    for parts in (2, 16):
-        found = layer.run(workspace_of(layer, parts)).clone()
-        assert_near(found, layer.expected())
+    found = layer.run(workspace_of(layer, parts)).clone()
+    assert_near(found, layer.expected())
 
 
 def test_a_long_context_has_more_parts_than_are_merged_at_once(device) -> None:

@@ -13,14 +13,14 @@ from roseinfer.kernels.experts.few_tokens import (
     few_pays,
     few_supports,
 )
-from roseinfer.kernels.experts.few_tokens_configs import DownCut, FewConfig, GateUpCut, choose_few_config
+from roseinfer.kernels.experts.few_tokens_configs import DownConfig, FewConfig, GateUpConfig, choose_few_config
 from tests.helpers.cases import each_value
 from tests.helpers.expert_layers import exact_experts, expert_weights, router_case
 from tests.helpers.skinny import assert_close
 
 CONFIGS = {
-    "one tile": FewConfig(GateUpCut(32, 1, 128, 1), DownCut(32, 2, 32, 1), evict_first=True),
-    "tiles in turn, masked columns": FewConfig(GateUpCut(8, 3, 256, 2, 2, lanes=8), DownCut(16, 0, 64, 2)),
+    "one tile": FewConfig(GateUpConfig(32, 1, 128, 1), DownConfig(32, 2, 32, 1), evict_first=True),
+    "tiles in turn, masked columns": FewConfig(GateUpConfig(8, 3, 256, 2, 2, lanes=8), DownConfig(16, 0, 64, 2)),
 }
 SMALL = CONFIGS["one tile"]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from roseinfer.kernels.experts.pair_order import OrderCut, order_pairs, order_reference
+from roseinfer.kernels.experts.pair_order import OrderConfig, order_pairs, order_reference
 from tests.helpers.cases import cases, each_value
 
 EXPERTS = 12
@@ -23,11 +23,11 @@ CHOICES = {
     "tiles just full": torch.arange(64, dtype=torch.int32)[:, None] // 16,
 }
 # Chunks of which the last is short, more than are added up at once, and one with all pairs.
-CUTS = {"default": None} | {f"chunks of {chunk}": OrderCut(4, 4, chunk) for chunk in (3, 40, 40000)}
+CONFIGS = {"default": None} | {f"chunks of {chunk}": OrderConfig(4, 4, chunk) for chunk in (3, 40, 40000)}
 
 
-def check(ids, experts, tile, device, cut=None):
-    found, expected = order_pairs(ids.to(device), experts, tile, cut), order_reference(ids, experts, tile)
+def check(ids, experts, tile, device, config=None):
+    found, expected = order_pairs(ids.to(device), experts, tile, config), order_reference(ids, experts, tile)
     assert torch.equal(found.pairs.cpu(), expected.pairs)
     numbers, starts, ends = found.tiles.cpu()
     assert torch.equal(starts, expected.tiles[1]) and torch.equal(ends, expected.tiles[2])
@@ -41,25 +41,25 @@ def test_pairs_are_sorted_and_cut(ids, tile, device):
     check(ids, EXPERTS, tile, device)
 
 
-@cases(("pairs", "cut"), [(1600, None), (1600, OrderCut(4, 4, 400))], exhaustive=[(8224, None)])
-def test_more_tiles_than_are_filled_together(pairs, cut, device):
-    check(torch.arange(pairs, dtype=torch.int32)[:, None] % 3, EXPERTS, 16, device, cut)
+@cases(("pairs", "config"), [(1600, None), (1600, OrderConfig(4, 4, 400))], exhaustive=[(8224, None)])
+def test_more_tiles_than_are_filled_together(pairs, config, device):
+    check(torch.arange(pairs, dtype=torch.int32)[:, None] % 3, EXPERTS, 16, device, config)
 
 
-@each_value(size=[(12, 3), (1, 1), (128, 8), (200, 16)], cut=CUTS)
-def test_any_number_of_experts_in_chunks(size, cut, device):
+@each_value(size=[(12, 3), (1, 1), (128, 8), (200, 16)], config=CONFIGS)
+def test_any_number_of_experts_in_chunks(size, config, device):
     """Some experts are chosen far more often than others."""
     experts, top_k = size
     shares = torch.rand(40, experts) / (1 + torch.arange(experts))
-    check(shares.argsort(1, descending=True)[:, :top_k].int().contiguous(), experts, 16, device, cut)
+    check(shares.argsort(1, descending=True)[:, :top_k].int().contiguous(), experts, 16, device, config)
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("experts", [12, 16])
-def test_an_id_that_is_none_leads_nowhere(experts, cut, device):
+def test_an_id_that_is_none_leads_nowhere(experts, config, device):
     """A router that computed with NaN must not cause reads outside of a matrix."""
     ids = torch.tensor([[0, 3], [-7, experts], [3, 2**30]], dtype=torch.int32, device=device)
-    found = order_pairs(ids, experts, 16, cut)
+    found = order_pairs(ids, experts, 16, config)
     numbers, starts, ends = found.tiles.cpu()
     full = starts < ends
     assert numbers[full].tolist() == [0, 3] and (ends - starts)[full].tolist() == [1, 2]

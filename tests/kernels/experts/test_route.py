@@ -40,22 +40,22 @@ def test_the_largest_and_their_weights(device, tokens, experts, top_k, hidden, r
     assert not arrived.any()  # the next launch counts from zero
 
 
-CUTS = [
-    route_module.RouteCut(16, 16, 3, 32, 2, 4),  # the last split has fewer columns
-    route_module.RouteCut(32, 64, 1, 64, 2, 4),
-    route_module.RouteCut(64, 32, 2, 64, 3, 8),  # chooses in two parts
-    route_module.RouteCut(32, 32, 2, 32, 2, 4, rows=4),  # as two launches
+CONFIGS = [
+    route_module.RouteConfig(16, 16, 3, 32, 2, 4),  # the last split has fewer columns
+    route_module.RouteConfig(32, 64, 1, 64, 2, 4),
+    route_module.RouteConfig(64, 32, 2, 64, 3, 8),  # chooses in two parts
+    route_module.RouteConfig(32, 32, 2, 32, 2, 4, rows=4),  # as two launches
 ]
 
 
-@each_value(cut=CUTS, dtype=[torch.float16, torch.bfloat16])
-def test_every_cut(device, cut, dtype):
+@each_value(config=CONFIGS, dtype=[torch.float16, torch.bfloat16])
+def test_every_config(device, config, dtype):
     """Experts and columns are no multiple of anything, with more than one tile of them and of tokens."""
     tokens, experts, hidden = 67, 85, 160
     inputs = router_case(device, tokens, experts, hidden, dtype)
     arrived = arrived_of(tokens, device)
     normed = torch.empty(tokens, hidden, dtype=dtype, device=device)
-    routed = route(**inputs, top_k=5, renormalise=True, arrived=arrived, normed=normed, cut=cut)
+    routed = route(**inputs, top_k=5, renormalise=True, arrived=arrived, normed=normed, config=config)
     ids, weights = exact_routes(**inputs, top_k=5, renormalise=True)
     assert torch.equal(routed.ids, ids.int())
     assert torch.allclose(routed.weights.double(), weights, rtol=1e-5, atol=1e-7)
@@ -66,7 +66,7 @@ def test_every_cut(device, cut, dtype):
 
 
 @cases("tokens", [129, 257], exhaustive=[513, 1025, 4097])
-def test_cuts_of_larger_steps(device, tokens):
+def test_configs_of_larger_steps(device, tokens):
     """Most rows repeat a few, so that they are quickly compared."""
     inputs = router_case(device, 40, 6, 32, torch.bfloat16)
     place = torch.arange(tokens, device=device) % 40
@@ -94,13 +94,13 @@ def test_two_terms_are_the_router_with_the_norm(device, dtype):
     assert split_router(norm, torch.zeros_like(router)).values.eq(0).all()
 
 
-@pytest.mark.parametrize("cut", [None, CUTS[-1]], ids=["one launch", "two"])
-def test_the_normed_input_as_codes(cut, device):
+@pytest.mark.parametrize("config", [None, CONFIGS[-1]], ids=["one launch", "two"])
+def test_the_normed_input_as_codes(config, device):
     round_codes()
     inputs = router_case(device, 19, 20, 384, torch.float16)
     rounded = Fp8Rows.empty(19, 384, True, device)
     arrived = arrived_of(19, device)
-    routed = route(**inputs, top_k=3, renormalise=True, arrived=arrived, normed=rounded, cut=cut)
+    routed = route(**inputs, top_k=3, renormalise=True, arrived=arrived, normed=rounded, config=config)
     assert torch.equal(routed.ids, route(**inputs, top_k=3, renormalise=True, arrived=arrived).ids)
     norm = inputs["norm"]
     expected = normed_rows_reference(inputs["x"], norm.weight, None, norm.eps, grouped=True)

@@ -5,14 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels.experts.pair_order import order_pairs
-from roseinfer.kernels.experts.tile_configs import Cut, ExpertsConfig, choose_experts_config
+from roseinfer.kernels.experts.tile_configs import ExpertsConfig, ProductConfig, choose_experts_config
 from roseinfer.kernels.experts.tiles import Stack, add_experts, down_product, gate_up_product, spread
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows, rows_reference
 from tests.helpers.cases import each_value
 from tests.helpers.interpreter import round_codes
 
-WIDE = Cut(64, 64, 4, 3)
-CODES = Cut(128, 128, 4, 3)
+WIDE = ProductConfig(64, 64, 4, 3)
+CODES = ProductConfig(128, 128, 4, 3)
 EXPERTS, TOP_K = 5, 2
 
 

@@ -16,7 +16,7 @@ from roseinfer.kernels.linear.skinny import (
     supports,
 )
 from roseinfer.kernels.linear.skinny_configs import choose_config, rule
-from tests.helpers.cases import each_value, pairwise
+from tests.helpers.cases import cases, each_value, pairwise
 from tests.helpers.skinny import CONFIGS, KINDS, assert_close, case, dtype_of, exact
 
 
@@ -155,8 +155,9 @@ def test_overlapping_kernels_wait_for_each_other(device):
         assert torch.equal(chain(True), expected)
 
 
-def test_the_compiler_takes_every_form():
+@cases("arguments", [[]], exhaustive=[["everything"]])
+def test_the_compiler_takes_every_form(arguments):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.compiles"]
+    command = [sys.executable, "-m", "tests.kernels.compiles", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
