@@ -122,7 +122,7 @@ class GgufWeights:
         raw = np.frombuffer(self._map(info.path), np.uint8, info.nbytes, info.start)
         count = prod(info.shape[:-1])
         chosen = np.ascontiguousarray(raw.reshape(count, -1)[rows]).copy()
-        values = _widen(info.encoding.name, chosen)
+        values = widen(info.encoding.name, chosen)
         if values is None:
             raise UnsupportedModelError(f"{self._path}: tensor {stored} holds NaN or infinity: the file is damaged")
         return values
@@ -134,7 +134,7 @@ class GgufWeights:
         return self._maps[path]
 
 
-def _widen(encoding: str, raw: np.ndarray) -> torch.Tensor | None:
+def widen(encoding: str, raw: np.ndarray) -> torch.Tensor | None:
     """Convert bytes [n, bytes of a row] to floats [n, numbers of a row]; None if one is NaN or infinite."""
     plain = _PLAIN.get(encoding)
     floats = _widen_blocks(encoding, raw) if plain is None else raw

@@ -19,7 +19,7 @@ from roseinfer.core.plan import StepLimits
 from roseinfer.core.progress import stage
 from roseinfer.models.base import CausalLM
 from roseinfer.parallel.group import LiveGroup, SingleRank
-from roseinfer.runner.cuda_graphs import DecodeGraphs, decode_buckets
+from roseinfer.runner.cuda_graphs import DecodeGraphs, GraphRecorder, decode_buckets
 from roseinfer.runner.forward import EagerForward, ForwardPass, from_rows
 from roseinfer.runner.host_copies import Copier, CpuCopier
 from roseinfer.runner.mixed_graphs import MixedGraphs, mixed_buckets
@@ -116,8 +116,9 @@ def _forward_pass(
     if not shape.graphs:
         return eager, ()
     buckets, choice = decode_buckets(shape.limits.max_rows), CudaTokenChooser(seats)
-    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_buckets(shape.captured_tokens), group.minimum)
-    decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets, choice)
+    recorder, mixed_sizes = GraphRecorder(), mixed_buckets(shape.captured_tokens)
+    mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_sizes, group.minimum, recorder)
+    decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets, choice, recorder)
     return decodes, (decodes, mixed)
 
 

@@ -172,7 +172,7 @@ def _num_blocks(config: EngineConfig, model: CausalLM, backend: str, kv_dtype: t
     def default_bytes() -> int:
         if model.device.type == "cpu":
             return default_cpu_cache_bytes(config.engines * ranks)
-        return _free_cuda_bytes(config, model, backend, kv_dtype)
+        return free_cuda_bytes(config, model, backend, kv_dtype)
 
     return num_kv_blocks(config.cache, bytes_per_block, blocks_of_use, default_bytes)
 
@@ -201,7 +201,7 @@ def _shape(
     )
 
 
-def _free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kv_dtype: torch.dtype) -> int:
+def free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kv_dtype: torch.dtype) -> int:
     """Return GPU memory for the KV cache: the configured share of the total, less memory in use and that of a full
     step.
 

@@ -1,7 +1,10 @@
 """CUDA graphs of decode steps: kernels are recorded once and replayed as a whole."""
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -11,6 +14,7 @@ from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.progress import report
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
+from roseinfer.runner.timing import device_seconds
 
 if TYPE_CHECKING:  # it needs triton
     from roseinfer.runner.cuda_inputs import CudaInputs
@@ -18,6 +22,9 @@ if TYPE_CHECKING:  # it needs triton
 # Rows up to which a graph also finds the likeliest tokens. In such small steps the host is the bottleneck, and a
 # separate launch takes it longer than the device needs, even if tokens are then drawn instead.
 MAX_GREEDY_GRAPH_ROWS = 16
+_TIMED_RUN_COUNT = 3
+
+Result = TypeVar("Result")
 
 
 def decode_buckets(max_rows: int) -> list[int]:
@@ -30,6 +37,35 @@ class TokenChooser(Protocol):
     """Interface of `CudaTokenChooser`."""
 
     def choose(self, logits: torch.Tensor, seats: torch.Tensor, ends: torch.Tensor, features: int) -> torch.Tensor: ...
+
+
+class GraphRecorder:
+    """Recorder of CUDA graphs, which also times launches and replays."""
+
+    def record(self, launch: Callable[[], Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """Capture what `launch` launches. Return the graph, and the result of the captured call."""
+        launch()  # allocates memory and library handles, which must exist before capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            result = launch()
+        return graph, result
+
+    def launch_seconds(self, launch: Callable[[], object]) -> float:
+        """Return the host's time for `launch`, without the device's."""
+        best = float("inf")
+        for _ in range(_TIMED_RUN_COUNT):
+            torch.cuda.synchronize()
+            began = perf_counter()
+            launch()
+            best = min(best, perf_counter() - began)
+        torch.cuda.synchronize()
+        return best
+
+    def replay_seconds(self, graph: torch.cuda.CUDAGraph) -> float:
+        """Return the device's time for a replay."""
+        graph.replay()
+        return device_seconds(graph.replay)
 
 
 class DecodeGraphs:
@@ -52,6 +88,7 @@ class DecodeGraphs:
         inputs: "CudaInputs",
         buckets: list[int],
         choice: TokenChooser,
+        recorder: GraphRecorder,
     ) -> None:
         self._others = others
         self._model = model
@@ -61,6 +98,7 @@ class DecodeGraphs:
         self._buckets = buckets
         self._logits = torch.empty((buckets[-1], model.padded_vocab), dtype=model.dtype, device=model.device)
         self._choice = choice
+        self._recorder = recorder
         self._greedy: dict[int, torch.Tensor] = {}
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._span: Span = unobserved
@@ -76,13 +114,9 @@ class DecodeGraphs:
         for done, bucket in enumerate(reversed(self._buckets)):
             report("capturing CUDA graphs of decode steps", done, len(self._buckets))
             self._inputs.stage_decodes(padding, bucket)
-            self._launch(bucket)  # allocates memory and library handles, which must exist before capture
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._launch(bucket)
-            self._graphs[bucket] = graph
-        torch.cuda.synchronize()
+            self._graphs[bucket], greedy = self._recorder.record(partial(self._launch, bucket), pool)
+            if greedy is not None:
+                self._greedy[bucket] = greedy
 
     def run(self, columns: Columns) -> Forwarded:
         num_rows = len(columns.seat)
@@ -99,12 +133,14 @@ class DecodeGraphs:
             greedy=None if greedy is None else greedy[:num_rows],
         )
 
-    def _launch(self, bucket: int) -> None:
+    def _launch(self, bucket: int) -> torch.Tensor | None:
+        """Launch a step. Return the likeliest tokens if the step is small enough for them."""
         batch = self._inputs.decode_batch(bucket)
         self._attention.begin(batch, self._store)
         hidden = self._model.forward(batch, self._attention)
         self._model.logits(hidden, out=self._logits[:bucket])
-        if bucket <= MAX_GREEDY_GRAPH_ROWS:
-            seats, ends = self._inputs.decode_samples(bucket)
-            logits = self._logits[:bucket, : self._model.spec.vocab_size]
-            self._greedy[bucket] = self._choice.choose(logits, seats, ends, 0)
+        if bucket > MAX_GREEDY_GRAPH_ROWS:
+            return None
+        seats, ends = self._inputs.decode_samples(bucket)
+        logits = self._logits[:bucket, : self._model.spec.vocab_size]
+        return self._choice.choose(logits, seats, ends, 0)

@@ -38,9 +38,10 @@ class _Attributes(ctypes.Structure):
 class CopyDriver:
     """Queue of many copies on a stream in one call; older drivers get one call per copy."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, batched: bool = True) -> None:
+        """`batched` False: make one call per copy even if the driver takes many."""
         library = ctypes.CDLL("libcuda.so.1")
-        self._batch = getattr(library, "cuMemcpyBatchAsync", None)
+        self._batch = getattr(library, "cuMemcpyBatchAsync", None) if batched else None
         self._one = library.cuMemcpyAsync
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._one.argtypes = (pointer, pointer, size, pointer)
@@ -72,11 +73,11 @@ class CudaCopier:
 
     overlaps_steps = True
 
-    def __init__(self, store: KVStore, host: HostStore) -> None:
+    def __init__(self, store: KVStore, host: HostStore, driver: CopyDriver | None = None) -> None:
         device = store.parts[0].device
         self._memory = store, host  # the host store owns the pinned pages; its parts alone do not keep them
         self._steps = torch.cuda.current_stream(device)
-        driver = CopyDriver()
+        driver = driver or CopyDriver()
         self._loads = _CopyStream(driver, host.parts, store.blocks, device)
         self._stores = _CopyStream(driver, store.blocks, host.parts, device)
 

@@ -66,7 +66,7 @@ def build_batch(columns: Columns, seats: SeatTable) -> ForwardBatch:
     context_lens = list(map(add, columns.start, columns.count))
     if columns.only_decodes:
         return _decode_batch(columns, seats, context_lens)
-    return _mixed_batch(columns, seats, context_lens)
+    return mixed_batch(columns, seats, context_lens)
 
 
 def _decode_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> ForwardBatch:
@@ -92,7 +92,7 @@ def _decode_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -
     )
 
 
-def _mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> ForwardBatch:
+def mixed_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> ForwardBatch:
     n = len(context_lens)
     device = seats.device
     ends = list(accumulate(columns.count))

@@ -3,8 +3,8 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from operator import add
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row
 from roseinfer.core.progress import report
 from roseinfer.models.base import CausalLM
+from roseinfer.runner.cuda_graphs import GraphRecorder
 from roseinfer.runner.forward import Columns, Forwarded, ForwardPass
-from roseinfer.runner.timing import device_seconds
 
 if TYPE_CHECKING:  # it needs triton
     from roseinfer.runner.cuda_inputs import CudaInputs
@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # it needs triton
 # Upper bound of a graph's device time, in multiples of the host's time to launch its kernels. Beyond it, padding to the
 # bucket costs more than the launches.
 MAX_REPLAY_LAUNCH_RATIO = 1.5
-_TIMED_RUN_COUNT = 3
 # A number of prompts that always fits a graph's map of chunks.
 _MAX_TIMED_PROMPTS = 32
 
@@ -56,6 +55,7 @@ class MixedGraphs:
         inputs: "CudaInputs",
         buckets: list[int],
         agree: Callable[[int], int],
+        recorder: GraphRecorder,
     ) -> None:
         """`agree`: return the least value among the processes that share the model, which must replay
         the same graphs.
@@ -67,6 +67,7 @@ class MixedGraphs:
         self._inputs = inputs
         self._candidates = buckets
         self._agree = agree
+        self._recorder = recorder
         self._buckets: list[int] = []
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[int, torch.Tensor] = {}
@@ -128,11 +129,7 @@ class MixedGraphs:
 
     def _record(self, bucket: int, pool: Any) -> torch.cuda.CUDAGraph:
         self._stage_padding(bucket)
-        self._launch(bucket)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            self._hidden[bucket] = self._launch(bucket)
+        graph, self._hidden[bucket] = self._recorder.record(partial(self._launch, bucket), pool)
         return graph
 
     def _launch(self, bucket: int) -> torch.Tensor:
@@ -151,14 +148,7 @@ class MixedGraphs:
         """
         seat = self._inputs.seats.spare
         step = Columns.of([Row("spare", seat, 0, count, 1, True, count, 0, ()) for count in (1, 3)])
-        best = float("inf")
-        for _ in range(_TIMED_RUN_COUNT):
-            torch.cuda.synchronize()
-            began = perf_counter()
-            self._eager.run(step)
-            best = min(best, perf_counter() - began)
-        torch.cuda.synchronize()
-        return best
+        return self._recorder.launch_seconds(lambda: self._eager.run(step))
 
     def _replay_seconds(self, bucket: int, graph: torch.cuda.CUDAGraph) -> float:
         """Return the device time of one replay of a full bucket.
@@ -166,8 +156,7 @@ class MixedGraphs:
         It replays prompts, since padding tokens are all equal and would read only a few of a model's experts.
         """
         self._stage_prompts(bucket)
-        graph.replay()
-        return device_seconds(graph.replay)
+        return self._recorder.replay_seconds(graph)
 
     def _stage_prompts(self, bucket: int) -> None:
         """Stage the spare seat's tokens from position 0 on, repeated to fill the bucket; no K/V is written."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.models import gguf_weights
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.generation import read_generation_config
 from roseinfer.models.gguf_weights import GgufWeights
@@ -138,14 +139,15 @@ def test_encodings_are_decoded_as_by_the_gguf_package(encoding: str, tmp_path: P
 def test_memory_is_that_of_a_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count the rows that are converted at once, which must not grow with the tensor."""
     widened: list[int] = []
-    original = GgufWeights._widened
+    original = gguf_weights.widen
 
-    def counted(self: GgufWeights, *args: Any) -> torch.Tensor:
-        values = original(self, *args)
+    def counted(encoding: str, raw: np.ndarray) -> torch.Tensor | None:
+        values = original(encoding, raw)
+        assert values is not None
         widened.append(values.numel())
         return values
 
-    monkeypatch.setattr(GgufWeights, "_widened", counted)
+    monkeypatch.setattr(gguf_weights, "widen", counted)
     monkeypatch.setattr("roseinfer.models.gguf_weights.CHUNK_VALUE_COUNT", 4096)
     with one_layer(tmp_path, quantised("Q4_K", (512, 512)), "Q4_K") as weights:
         weights.read(Q_PROJ, torch.empty(512, 512))

@@ -164,9 +164,9 @@ def test_keys_with_a_bias_do_not_go_into_fp8_without_scales(folder, monkeypatch)
 
 def test_warm_up_leaves_the_seats_empty(folder):
     built = build(folder)
-    assert built.runner._seats.seats == [None] * 4
-    for edit in built.runner._seats.edits.values():
-        assert not getattr(edit, "_of", None) and not getattr(edit, "_row_of", None)
+    for seat in range(4):
+        with pytest.raises(AssertionError, match="empty seat"):
+            built.runner.submit(StepPlan(0, [], released=[seat]))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

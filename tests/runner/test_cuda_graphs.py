@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.plan import Admission, BlockCopy, Row, StepPlan
 from roseinfer.core.sampling import SamplingParams
+from roseinfer.runner import assembly
 from roseinfer.runner.build import BuiltRunner, build_runner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -88,27 +90,27 @@ class Script:
             rows, admitted = [], []
             for seat in [*at, *joining]:
                 if seat in joining:
-                    admitted.append(self._admission(seat, lengths[seat]))
+                    admitted.append(self.admission(seat, lengths[seat]))
                     at[seat] = 0
                 count = max(1, min(chunk, lengths[seat] - at[seat]))
                 sample = at[seat] + count >= lengths[seat]
                 rows.append(Row(f"r{seat}", seat, at[seat], count, int(sample), sample, at[seat], 0, ()))
                 at[seat] += count
             copies = [BlockCopy(BLOCKS - 1, BLOCKS - 2, 1 + turn % BLOCK)] if turn % 3 == 0 else []
-            self._submit(StepPlan(self.step, rows, admitted, copies))
+            self.submit(StepPlan(self.step, rows, admitted, copies))
         while self.pending:
             self._collect()
-        self._submit(StepPlan(self.step, [], released=list(at)))
+        self.submit(StepPlan(self.step, [], released=list(at)))
         while self.pending:
             self._collect()
         return self.texts
 
-    def _admission(self, seat: int, length: int) -> Admission:
+    def admission(self, seat: int, length: int) -> Admission:
         blocks = tuple(range(13 * seat, 13 * (seat + 1)))
         prompt = [(7 * seat + 13 * i) % 2999 + 1 for i in range(length)]
         return Admission(f"r{seat}", seat, prompt, length, self.params, 100 + seat, (), blocks)
 
-    def _submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan) -> None:
         handle = self.runner.submit(plan)
         self.runner.sample(handle)
         self.pending.append(handle)
@@ -161,15 +163,17 @@ def test_steady_state_neither_waits_nor_compiles(tmp_path, shape):
     assert not compiled
 
 
-def test_padding_rows_and_replays_leave_other_blocks_alone(tmp_path):
+def test_padding_rows_and_replays_leave_other_blocks_alone(tmp_path, monkeypatch):
+    stores: list[KVStore] = []
+    monkeypatch.setattr(assembly, "KVStore", lambda *args: stores.append(KVStore(*args)) or stores[-1])
     built = build(tmp_path, QWEN3)
-    store = built.runner._store
+    store = stores[-1]  # those before it were for measurements
     store.data.fill_(7.0)
     script = Script(built, 1, GREEDY)
-    admission = script._admission(3, 20)  # owns blocks 39 to 51
-    script._submit(StepPlan(0, [Row("r3", 3, 0, 20, 1, True, 0, 0, ())], [admission]))
+    admission = script.admission(3, 20)  # owns blocks 39 to 51
+    script.submit(StepPlan(0, [Row("r3", 3, 0, 20, 1, True, 0, 0, ())], [admission]))
     for step in range(1, 8):
-        script._submit(StepPlan(step, [Row("r3", 3, 19 + step, 1, 1, True, 19 + step, 0, ())]))
+        script.submit(StepPlan(step, [Row("r3", 3, 19 + step, 1, 1, True, 19 + step, 0, ())]))
     torch.cuda.synchronize()
     owned = set(range(39, 52))
     others = [block for block in range(BLOCKS) if block not in owned]

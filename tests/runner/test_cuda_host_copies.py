@@ -18,14 +18,12 @@ LATE = 50_000_000  # cycles, some 25 ms
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, CODES])
 def test_copies_run_after_earlier_work_and_end_before_wait_returns(dtype, batched):
-    from roseinfer.runner.cuda_host_copies import CudaCopier
+    from roseinfer.runner.cuda_host_copies import CopyDriver, CudaCopier
 
     store = KVStore(32, 16, SPECS, dtype, torch.device("cuda"))
     host = HostStore(64, store)
     assert all(part.is_pinned() for part in host.parts)
-    copier = CudaCopier(store, host)
-    if not batched:
-        copier._loads._driver._batch = None
+    copier = CudaCopier(store, host, CopyDriver(batched=batched))
     for part in store.blocks:
         part.random_(0, 255)
     want = [part.clone() for part in store.blocks]

@@ -8,6 +8,7 @@ import torch
 from roseinfer.core.plan import Row
 from roseinfer.runner.cuda_graphs import DecodeGraphs
 from roseinfer.runner.forward import Columns, Forwarded
+from tests.runner.fake_graphs import FakeRecorder
 
 OTHERS = Forwarded(hidden=torch.zeros(0))
 
@@ -22,11 +23,14 @@ class Bench:
         )
         inputs = SimpleNamespace(stage_decodes=lambda columns, bucket: self.calls.append(("stage", bucket)))
         others = SimpleNamespace(run=lambda columns: OTHERS)
-        self.graphs = DecodeGraphs(others, model, None, None, inputs, [1, 2, 4], SimpleNamespace())
-        self.graphs._greedy = {4: torch.tensor([5, 6, 7, 8])}
-        self.graphs._graphs = {
-            rows: SimpleNamespace(replay=lambda rows=rows: self.calls.append(("replay", rows))) for rows in (1, 2, 4)
-        }
+        largest_first = (4, 2, 1)
+        recorder = FakeRecorder(
+            [torch.tensor([5, 6, 7, 8]), None, None],
+            on_replay=lambda number: self.calls.append(("replay", largest_first[number])),
+        )
+        self.graphs = DecodeGraphs(others, model, None, None, inputs, [1, 2, 4], SimpleNamespace(), recorder)
+        self.graphs.capture(None)
+        self.calls.clear()
 
     def run(self, *rows: tuple[int, int]) -> Forwarded:
         """Run a step. `rows`: start and count of each."""

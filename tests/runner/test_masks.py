@@ -1,20 +1,26 @@
 """Masks in the sampler and in the runner: forbidden tokens are never sampled, and nothing else changes."""
 
 from array import array
+from contextlib import closing
+from typing import Any
 
 import pytest
 import torch
 
+from roseinfer.config.hub import resolve_model
 from roseinfer.core.clock import ManualClock, MonotonicClock
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.plan import Admission, Row, StepPlan, TokenMasks
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.llm import LLM
+from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.engine.messages import Add
+from roseinfer.runner.build import build_runner
 from roseinfer.runner.masks import HostMasks, MaskTable, RowMasks
+from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.sampler import NOT_FINITE, NOTHING_LEFT, Sampler
+from roseinfer.runner.threaded import ThreadedRunner
 from tests.helpers.engines import run_dry
 from tests.helpers.guides import ArithmeticGuides, obeys
 from tests.runner.test_sampler import admission, make_table, random_logits
@@ -137,11 +143,17 @@ def test_a_mask_and_edits_that_leave_nothing_fail_alone(params):
     assert tokens == [NOTHING_LEFT, 9]
 
 
+def tiny_runner(**options: Any) -> ModelRunner:
+    """Return a runner of the embedded model."""
+    return build_runner(make_engine_config(model="tiny", **options), resolve_model("tiny")).runner
+
+
 def said_under_guides(overlap: bool) -> dict[str, list[int]]:
-    with LLM("tiny", threads=1, num_kv_blocks=64, max_num_seqs=4, device="cpu", overlap=overlap) as llm:
+    options: dict[str, Any] = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, "device": "cpu"}
+    with LLM("tiny", **options, overlap=overlap) as llm, closing(tiny_runner(**options)) as runner:
         core = EngineCore(
             llm.core.scheduler,
-            llm.core._runner,
+            ThreadedRunner(runner) if overlap else runner,
             MonotonicClock(),
             depth=1 + overlap,
             eos_ids=llm.info.facts.eos_token_ids,
@@ -170,8 +182,7 @@ def test_a_step_that_waits_for_its_masks_takes_that_long(monkeypatch, guided):
     """Check the duration that the cost model receives, with the test's clock."""
     clock = ManualClock()
     monkeypatch.setattr("roseinfer.runner.timing.perf_counter", clock.now)
-    with LLM("tiny", threads=1, num_kv_blocks=8, max_num_seqs=1, device="cpu") as llm:
-        runner = llm.core._runner
+    with closing(tiny_runner(threads=1, num_kv_blocks=8, max_num_seqs=1, device="cpu")) as runner:
         params = SamplingParams(max_tokens=4)
         plan = StepPlan(
             0,

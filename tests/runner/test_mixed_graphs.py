@@ -1,5 +1,6 @@
 """Choice of the steps that `MixedGraphs` replays, and what it stages for them. The graphs are fakes."""
 
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,11 +9,12 @@ import torch
 
 from roseinfer.core.plan import Row
 from roseinfer.kernels.common.inputs import expand_rows_reference
-from roseinfer.runner import cuda_inputs, mixed_graphs
+from roseinfer.runner import cuda_inputs
 from roseinfer.runner.cuda_inputs import CudaInputs
 from roseinfer.runner.forward import Columns, Forwarded
 from roseinfer.runner.mixed_graphs import MixedGraphs
 from roseinfer.runner.seats import SeatTable
+from tests.runner.fake_graphs import FakeRecorder
 from tests.runner.test_cuda_inputs import HostStaging
 
 ROOM = 3
@@ -38,6 +40,7 @@ class Inputs:
     max_rows = 64
 
     def __init__(self) -> None:
+        self.seats = SeatTable(2, 64, 4, 50, torch.device("cpu"))
         self.staged: list[tuple[int, list[list[int]], int]] = []
 
     def stage_mixed(self, columns, bucket, chunk_map, chunks):
@@ -45,24 +48,20 @@ class Inputs:
         return SimpleNamespace(logits_at=torch.tensor([sum(columns.count) - 1]), sample_at=None)
 
 
-class Graph:
-    def __init__(self) -> None:
-        self.replays = 0
-
-    def replay(self) -> None:
-        self.replays += 1
-
-
 class Bench:
-    """Graphs of 16 and 64 tokens."""
+    """Captured graphs of some numbers of tokens, as far as `agree` lets them be captured."""
 
-    def __init__(self) -> None:
+    def __init__(self, buckets: Sequence[int] = (16, 64), agree: Callable[[int], int] = int) -> None:
         self.attention, self.inputs = Attention(), Inputs()
         eager = SimpleNamespace(run=lambda columns: EAGER)
-        self.graphs = MixedGraphs(eager, None, self.attention, None, self.inputs, [16, 64], int)
-        self.graphs._buckets = [16, 64]
-        self.graphs._graphs = {16: Graph(), 64: Graph()}
-        self.graphs._hidden = {bucket: torch.arange(bucket)[:, None] for bucket in (16, 64)}
+        self.recorder = FakeRecorder([torch.arange(max(buckets))[:, None]] * len(buckets))
+        attention, inputs, recorder = self.attention, self.inputs, self.recorder
+        self.graphs = MixedGraphs(eager, None, attention, None, inputs, list(buckets), agree, recorder)
+        self.graphs.capture(None)
+        self.attention.mapped.clear()
+        self.inputs.staged.clear()
+        for graph in self.recorder.graphs:
+            graph.replays = 0
 
     def run(self, *rows: tuple[int, int]) -> Forwarded:
         """Run a step. `rows`: start and count of each."""
@@ -71,7 +70,7 @@ class Bench:
         )
 
     def replays(self) -> list[int]:
-        return [graph.replays for graph in self.graphs._graphs.values()]
+        return [graph.replays for graph in self.recorder.graphs]
 
 
 def test_a_step_is_padded_to_the_next_bucket_and_mapped_once_for_it():
@@ -96,22 +95,14 @@ def test_a_step_of_more_tokens_than_the_largest_bucket_runs_eagerly():
     assert bench.replays() == [0, 0] and not bench.attention.mapped
 
 
-def test_ranks_stop_capturing_where_any_of_them_does(monkeypatch: pytest.MonkeyPatch):
+def test_ranks_stop_capturing_where_any_of_them_does():
     """Let each rank time its own replays: a graph that only one rank replays would wait for the others forever."""
-    seconds = {16: 1.0, 32: 1.0, 48: 1.0, 64: 1.0}
     others = [True, False]
-    inputs = SimpleNamespace(seats=SeatTable(2, 64, 4, 50, torch.device("cpu")))
-    graphs = MixedGraphs(None, None, None, None, inputs, [16, 32, 48, 64], lambda worth: min(worth, others.pop(0)))
-    monkeypatch.setattr(graphs, "_launch_seconds", lambda: 1.0)
-    monkeypatch.setattr(graphs, "_replay_seconds", lambda bucket, graph: seconds[bucket])
-
-    def record(bucket: int, pool: object) -> int:
-        graphs._hidden[bucket] = torch.empty(0)
-        return bucket
-
-    monkeypatch.setattr(graphs, "_record", record)
-    graphs.capture(None)
-    assert list(graphs._graphs) == [16, 64] and not others
+    bench = Bench([16, 32, 48, 64], lambda worth: min(worth, others.pop(0)))
+    assert not others and len(bench.recorder.graphs) == 3, "16, 32 (dropped) and the largest"
+    assert bench.run((0, 10)) is not EAGER and bench.run((0, 64)) is not EAGER
+    assert bench.run((0, 20)) is EAGER and bench.run((0, 40)) is EAGER and bench.run((0, 60)) is EAGER
+    assert bench.replays() == [1, 0, 1]
 
 
 def test_a_replay_is_timed_with_tokens_that_choose_different_experts(monkeypatch: pytest.MonkeyPatch):
@@ -121,23 +112,17 @@ def test_a_replay_is_timed_with_tokens_that_choose_different_experts(monkeypatch
     seats = SeatTable(8, 24, 4, 50, torch.device("cpu"))
     inputs, read = CudaInputs(seats, 8, 64), {}
     attention = SimpleNamespace(max_chunks=lambda tokens, rows: 8, map_chunks=map_chunks)
-    graphs = MixedGraphs(None, None, attention, None, inputs, [16, 56, 64], int)
 
-    def look(bucket: int) -> None:
+    def look(number: int) -> None:
+        bucket = [16, 56][number]
         batch = inputs.mixed_batch(bucket, 8)
         prompts = int(batch.context_len.gt(0).sum())
         read[bucket] = (batch.context_len[:prompts].tolist(), batch.input_ids.unique().numel())
         assert batch.paging[0].slots.eq(-1).all(), "no K/V is written"
         assert batch.chunk_map is not None and int(batch.chunk_map[:, 0].ge(0).sum()) == prompts
 
-    def record(bucket: int, pool: object) -> SimpleNamespace:
-        graphs._hidden[bucket] = torch.empty(0)
-        return SimpleNamespace(replay=lambda: look(bucket))
-
-    monkeypatch.setattr(graphs, "_record", record)
-    monkeypatch.setattr(graphs, "_launch_seconds", lambda: 1.0)
-    monkeypatch.setattr(mixed_graphs, "device_seconds", lambda work: work() or 1.0)
-    graphs.capture(None)
+    recorder = FakeRecorder([torch.empty(0)] * 3, on_replay=look)
+    MixedGraphs(None, None, attention, None, inputs, [16, 56, 64], int, recorder).capture(None)
     assert [contexts for contexts, _ in read.values()] == [[16], [24, 24, 8]]
     assert all(different > 10 for _, different in read.values())
     assert seats.tokens.eq(0).all(), "padding is as it was"

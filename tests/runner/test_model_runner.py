@@ -61,7 +61,7 @@ def test_decode_batch_and_mixed_batch_describe_the_same_step():
     bench.seats.grow_tables([row for row in rows if row.new_blocks])
     columns = forward.Columns.of(rows)
     short = forward.build_batch(columns, bench.seats)
-    general = forward._mixed_batch(columns, bench.seats, short.context_lens)
+    general = forward.mixed_batch(columns, bench.seats, short.context_lens)
     (short_paging,), (general_paging,) = short.paging, general.paging
     fields = [(name, getattr(short, name), getattr(general, name)) for name in type(short).__dataclass_fields__]
     fields.append(("tables", short_paging.tables, general_paging.tables))

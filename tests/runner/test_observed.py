@@ -14,6 +14,7 @@ from roseinfer.engine.llm import LLM
 from roseinfer.runner.cuda_graphs import DecodeGraphs
 from roseinfer.runner.forward import Columns, EagerForward
 from roseinfer.runner.trace import ObservedRunner
+from tests.runner.fake_graphs import FakeRecorder
 
 ENGINE = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, "device": "cpu"}
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -85,8 +86,10 @@ def test_captured_graphs_report_their_phases():
     spec = SimpleNamespace(vocab_size=3)
     model = SimpleNamespace(spec=spec, padded_vocab=4, dtype=torch.float32, device=torch.device("cpu"))
     eager = EagerForward(model, None, None, lambda columns: done.append("prepare"))
-    graphs = DecodeGraphs(eager, model, None, None, Inputs(done), [1, 2], SimpleNamespace())
-    graphs._graphs[1] = SimpleNamespace(replay=lambda: done.append("replay"))
+    graph_recorder = FakeRecorder([None, None], on_replay=lambda number: done.append("replay"))
+    graphs = DecodeGraphs(eager, model, None, None, Inputs(done), [1, 2], SimpleNamespace(), graph_recorder)
+    graphs.capture(None)
+    done.clear()
     recorder = Recorder()
     graphs.observe(recorder.span)
     one, chunk = Row("a", 0, 4, 1, 1, True, 4, 0, ()), Row("b", 0, 0, 4, 1, True, 0, 0, ())

@@ -1,4 +1,4 @@
-"""All that an incremental detokenizer emits, in total, is what decoding all the ids at once gives."""
+"""Incremental detokenisation: all emitted text together equals the decoding of all ids at once."""
 
 import random
 
@@ -25,7 +25,7 @@ def streamed(tokenizer: Tokenizer, pieces: list[list[int]], skip: bool = True) -
 
 
 def whole(tokenizer: Tokenizer, ids: list[int], skip: bool = True) -> str:
-    """Straight from the library."""
+    """Decode with the library."""
     return tokenizer.backend.decode(ids, skip_special_tokens=skip)
 
 
@@ -60,7 +60,7 @@ def test_text_comes_as_soon_as_it_is_complete(builder):
 
 
 def test_random_ids(tokenizer):
-    """Invalid UTF-8, special tokens anywhere, and ids that the vocabulary does not know."""
+    """Use invalid UTF-8, special tokens anywhere, and ids outside the vocabulary."""
     rng = random.Random(1)
     for _ in range(4000):
         ids = [rng.randrange(tokenizer.vocab_size + 3) for _ in range(rng.randrange(24))]
@@ -76,7 +76,7 @@ BYTE_LEVEL, BYTE_FALLBACK = build.byte_level(), build.byte_fallback()
 
 
 def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
-    """Byte value -> id of the token that is this byte alone."""
+    """Return the id of each single-byte token by its value."""
     one_byte = ((tokenizer.token_bytes(id), id) for id in range(tokenizer.vocab_size))
     return {raw[0]: id for raw, id in one_byte if len(raw) == 1}
 
@@ -97,7 +97,7 @@ def test_any_text(text, tokenizer):
 
 
 def test_one_bad_byte_spoils_its_whole_run_with_byte_fallback():
-    """So nothing of a run may be sent before it has ended."""
+    """Check that nothing of a run is sent before it has ended."""
     ids_of = byte_ids(BYTE_FALLBACK)
     ids = [ids_of[0x35], ids_of[0xE9], *BYTE_FALLBACK.encode("h", add_special_tokens=False)]
     assert streamed(BYTE_FALLBACK, singles(ids)) == ["", "", "\ufffd\ufffd h", ""]
@@ -106,7 +106,7 @@ def test_one_bad_byte_spoils_its_whole_run_with_byte_fallback():
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte_level", "byte_fallback"])
 @pytest.mark.parametrize("endless", ["special", "bad byte", "replacement character", "unknown id"])
 def test_very_long_monotonous_sequences(tokenizer, endless):
-    """A window that grew with them would take minutes here."""
+    """Decode a sequence for which a growing window would take minutes."""
     ids_of = byte_ids(tokenizer)
     unit = {
         "special": [tokenizer.eos_token_id],

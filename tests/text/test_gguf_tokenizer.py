@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF files against those that the files were written from, and against sentencepiece's own rule."""
+"""Tokenizers from GGUF files, compared with their originals and with sentencepiece's own rule."""
 
 import json
 from itertools import pairwise
@@ -31,7 +31,7 @@ SPLITS = {
 
 
 def trained(name: str) -> tokenizers.Tokenizer:
-    """A byte-level tokenizer as the models that use this name have it in their tokenizer.json."""
+    """Return a byte-level tokenizer with the rules of the models that use this name."""
     backend = tokenizers.Tokenizer(models.BPE(ignore_merges=name == "llama-bpe"))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name not in SPLITS)
     before: list[Any] = []
@@ -96,7 +96,7 @@ def test_byte_level_texts_get_the_same_ids(name: str, tmp_path: Path) -> None:
     same()
 
 
-def test_what_the_file_says_of_the_ends(tmp_path: Path) -> None:
+def test_bos_and_eos_follow_the_file(tmp_path: Path) -> None:
     metadata = metadata_of(trained("gpt-2"), "gpt-2")
     bos, eos = metadata["tokenizer.ggml.bos_token_id"], metadata["tokenizer.ggml.eos_token_id"]
     for add, expected in ((None, ()), (True, (bos,)), (False, ())):
@@ -156,7 +156,7 @@ def pieces(**changes: Any) -> dict[str, Any]:
 
 
 def joined_by_score(text: str, prefix: bool) -> list[str]:
-    """sentencepiece's rule: of the neighbours that make a piece, those with the best score join, left ones first."""
+    """Apply sentencepiece's rule: join the neighbours that make the piece with the best score, left ones first."""
     known = set(PIECES)
     left = list(("\u2581" if prefix and text else "") + text.replace(" ", "\u2581"))
     while True:
@@ -186,7 +186,7 @@ def test_sentencepiece_joins_the_best_first(prefix: bool, tmp_path: Path) -> Non
 
 
 def test_a_piece_follows_a_control_token(tmp_path: Path) -> None:
-    """What a chat template writes as a token is one; what stands behind it begins like a text."""
+    """Check control tokens of a chat template: text after one begins like a new text."""
     ours = Tokenizer.from_folder(save(tmp_path / "m.gguf", pieces()))
     assert [ours.backend.id_to_token(id) for id in ours.encode("the</s>fox")] == [
         "<s>",
@@ -198,7 +198,7 @@ def test_a_piece_follows_a_control_token(tmp_path: Path) -> None:
 
 
 # --- templates and refusals -----------------------------------------------------------------------------------------
-def test_the_chat_template_comes_along(tmp_path: Path) -> None:
+def test_the_chat_template_is_read(tmp_path: Path) -> None:
     template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}{{ eos_token }}"
     metadata = {**metadata_of(trained("gpt-2"), "gpt-2"), "tokenizer.chat_template": template}
     path = save(tmp_path / "m.gguf", metadata)

@@ -1,4 +1,4 @@
-"""text/merged_turns: messages for chat templates that are strict about roles."""
+"""Messages merged for chat templates that are strict about roles."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from roseinfer.text.merged_turns import merged_turns
 from tests.text.tokenizers import byte_level
 
 NAMES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
-# As Mistral's templates do: a system message first, then user and assistant in turn.
+# Rule of Mistral's templates: a system message first, then user and assistant in turn.
 STRICT = """{%- if messages[0].role == 'system' %}{%- set rest = messages[1:] %}{{- '[' + messages[0].content + ']' }}
 {%- else %}{%- set rest = messages %}{%- endif %}
 {%- for message in rest %}
@@ -20,7 +20,7 @@ STRICT = """{%- if messages[0].role == 'system' %}{%- set rest = messages[1:] %}
 
 
 def said(*turns: str) -> list[dict[str, str]]:
-    """`u1` is what the user says first."""
+    """Return messages; `u1` is the user's first one."""
     return [{"role": NAMES[turn[0]], "content": turn} for turn in turns]
 
 
@@ -45,19 +45,19 @@ def test_without_such_turns_there_is_nothing_to_do(turns: list[str]) -> None:
     assert merged_turns(said(*turns)) is None
 
 
-def test_a_template_that_refuses_one_gets_it_in_the_users_turn() -> None:
+def test_a_system_message_joins_the_users_turn_if_the_template_refuses_it() -> None:
     template = ChatTemplate(STRICT, byte_level())
     assert template.render(said("s1", "u1", "s2", "a1", "u2")) == "[s1]u:u1\n\ns2;a:a1;u:u2;"
 
 
-def test_a_template_that_takes_one_gets_it_as_it_is() -> None:
+def test_a_system_message_stays_if_the_template_accepts_it() -> None:
     template = ChatTemplate(
         "{% for message in messages %}{{ message.role[0] + message.content }}{% endfor %}", byte_level()
     )
     assert template.render(said("s1", "u1", "s2")) == "ss1uu1ss2"
 
 
-def test_what_the_template_refuses_in_the_end_is_said_of_the_messages_as_they_are() -> None:
+def test_a_refusal_concerns_the_original_messages() -> None:
     template = ChatTemplate(STRICT, byte_level())
     with pytest.raises(InvalidRequestError, match="roles must alternate"):
         template.render(said("s1", "u1", "s2", "u2", "u3", "a1", "a2"))

@@ -18,7 +18,7 @@ def test_calls_are_kept_apart() -> None:
     ]
 
 
-def test_what_is_joined_twice_is_the_same() -> None:
+def test_joining_twice_changes_nothing() -> None:
     events = [Text("a"), Text("b"), CallEnd(0, complete=False), Text("c")]
     assert joined(joined(events)) == joined(events) == [Text("ab"), CallEnd(0, complete=False), Text("c")]
 

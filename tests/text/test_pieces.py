@@ -1,4 +1,4 @@
-"""A long text that is encoded piece by piece has the tokens that it has as a whole."""
+"""Encoding of a long text in pieces gives the tokens of the whole text."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("make", TOKENIZERS)
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("keep_last", [None, 1, 2, 50])
-def test_the_tokens_are_those_of_the_whole(make: type[Tokenizer], special: bool, keep_last: int | None) -> None:
+def test_tokens_equal_those_of_the_whole_text(make: type[Tokenizer], special: bool, keep_last: int | None) -> None:
     backend = make().backend
     found = encode_long(backend, TEXT, special, keep_last, None)
     assert found.tolist() == encode(backend, TEXT, special, keep_last)

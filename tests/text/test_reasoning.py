@@ -1,4 +1,4 @@
-"""Thinking apart from what is answered."""
+"""Separation of reasoning and answer."""
 
 import random
 
@@ -21,7 +21,7 @@ TEMPLATE = (
 )
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "<think>"}}\n</tool_call>'
 CALLED = ["call", "f", '{"a": "<think>"}', True]
-# Output -> whether it begins within the thinking, what it says.
+# Output, whether it begins within the reasoning, and the expected events.
 CASES = {
     "thinks": (
         "<think>\nLet me see.\n\nYes.\n</think>\n\nParis.",
@@ -107,7 +107,7 @@ def test_without_tools_all_else_is_text():
     ],
 )
 def test_tokens_of_the_thinking_are_counted(text: str, inside: bool, tokens: int):
-    """Its marks included."""
+    """Count the marks as well."""
     tokenizer = marked_tokenizer()
     counted = parser(tokenizer, inside)
     fed(counted, by_ids(tokenizer, text))
@@ -156,7 +156,7 @@ def test_a_model_thinks_if_its_template_says_so():
     assert mistral is not None and mistral.end.text == "[/THINK]"
 
 
-def test_what_the_engine_is_told():
+def test_parameters_for_the_engine():
     tokenizer = marked_tokenizer()
     reasoner = Reasoner.detect(TEMPLATE, tokenizer)
     assert reasoner is not None

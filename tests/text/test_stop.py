@@ -10,7 +10,7 @@ PIECES = st.lists(st.text(alphabet="abc", max_size=4), max_size=12)
 
 
 def naive(text: str, stops: tuple[str, ...], include: bool) -> tuple[str, str | None]:
-    """The shortest beginning of the text that ends with a stop string decides."""
+    """Return the shortest beginning of the text that ends with a stop string."""
     for end in range(1, len(text) + 1):
         matching = [stop for stop in stops if text[:end].endswith(stop)]
         if matching:
@@ -32,8 +32,10 @@ def test_equals_the_naive_reference_however_the_text_is_cut(stops, pieces, inclu
 
 @settings(max_examples=1500, deadline=None)
 @given(stops=STOPS, pieces=PIECES)
-def test_nothing_leaks_and_no_more_is_held_than_needed(stops, pieces):
-    """After each piece: sent text + the longest end that may begin a stop string = all text so far."""
+def test_nothing_leaks_and_only_necessary_text_is_withheld(stops, pieces):
+    """Compare, after each piece, sent text plus the longest possible beginning of a stop string with all
+    text so far.
+    """
     matcher, text, sent = StopMatcher(stops), "", ""
     for piece in pieces:
         text += piece
@@ -47,7 +49,7 @@ def test_nothing_leaks_and_no_more_is_held_than_needed(stops, pieces):
 
 @settings(max_examples=500, deadline=None)
 @given(stops=STOPS, pieces=PIECES, min_tokens=st.integers(0, 6))
-def test_text_of_the_first_tokens_takes_no_part(stops, pieces, min_tokens):
+def test_text_of_the_first_tokens_is_exempt(stops, pieces, min_tokens):
     feeds = feed_all(StopMatcher(stops, min_tokens=min_tokens), pieces)
     free, rest = "".join(pieces[:min_tokens]), "".join(pieces[min_tokens:])
     expected, stop = naive(rest, stops, False)
@@ -63,7 +65,7 @@ def test_across_borders():
     ]
 
 
-def test_what_was_held_comes_out_when_it_cannot_match_any_more():
+def test_withheld_text_is_released_when_it_cannot_match():
     matcher = StopMatcher(("<end>",))
     assert [matcher.feed(piece).text for piece in ("a <en", "d", "e<")] == ["a ", "", "<ende"]
     assert matcher.feed("", final=True) == StopFeed("<", None)
@@ -85,8 +87,8 @@ def test_a_match_in_the_final_piece():
 
 
 @pytest.mark.parametrize("stop", ["a" * 5000, "ab" * 2500, "a" * 2499 + "b" + "a" * 2500])
-def test_long_repetitive_stop_strings_are_no_burden(stop):
-    """Comparing every possible beginning with every token would take hours."""
+def test_long_repetitive_stop_strings_are_fast(stop):
+    """Use strings for which comparing every beginning with every token would take hours."""
     matcher = StopMatcher((stop,))
     text = stop[:-1] * 20
     expected, found = naive_find(text, stop)

@@ -1,4 +1,4 @@
-"""Templates are tried in another process before they are compiled in this one."""
+"""Checks of templates in another process before they are compiled in this one."""
 
 import pytest
 
@@ -29,5 +29,5 @@ def test_templates_that_cannot_be_used(source: str, reason: str, monkeypatch: py
     assert str(caught.value).startswith(reason) and "\n" not in str(caught.value)
 
 
-def test_a_template_that_refuses_the_first_message_is_none_of_its_business() -> None:
+def test_a_template_may_refuse_the_first_message() -> None:
     assert trusted_template(with_template("{{ raise_exception('tools are missing') }}")) is not None

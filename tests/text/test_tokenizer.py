@@ -41,7 +41,7 @@ def test_the_end_of_a_long_text_keeps_what_the_post_processor_adds(byte_level):
 
 
 def test_spellings_of_a_word(byte_level, byte_fallback):
-    """By itself and after a space, but not one that another is the end of."""
+    """Check a word alone and after a space, without spellings that end in another one."""
     for tokenizer in (byte_level, byte_fallback):
         for word in ("world", "hello", "é", "of words"):
             spellings = tokenizer.spellings(word)
@@ -121,7 +121,7 @@ def test_wrong_input_is_a_users_error(byte_level):
 
 
 def test_encoding_lets_other_threads_run(byte_level):
-    """The event loop must not stand still while a large prompt is encoded."""
+    """Check that the event loop runs while a large prompt is encoded."""
     text, ended, turns = "hello world é " * 100_000, threading.Event(), 0
     worker = threading.Thread(target=lambda: (byte_level.encode(text), ended.set()))
     worker.start()

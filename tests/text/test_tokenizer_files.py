@@ -1,4 +1,4 @@
-"""Mistakes in the files of a tokenizer are found when it is loaded, each as one error that names file and field."""
+"""Errors in a tokenizer's files: each is found at load, and names file and field in one line."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that models come with, built on the spot."""
+"""Small tokenizers of the kinds that models use."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ THINKING = """{%- if add_generation_prompt and enable_thinking is defined and no
 
 
 def byte_level() -> Tokenizer:
-    """As GPT-2, Llama 3 and Qwen: every token is a string of bytes."""
+    """Build a tokenizer like those of GPT-2, Llama 3 and Qwen: every token is a string of bytes."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -70,7 +70,7 @@ def byte_level() -> Tokenizer:
 
 
 def tool_caller(thinks: bool = False) -> Tokenizer:
-    """`byte_level` with a template that has tools and calls them as Hermes does; `thinks`: and that thinks first."""
+    """Add a template with tools in Hermes' format to `byte_level`; `thinks`: with reasoning first."""
     tokenizer = byte_level()
     marks = ["<tool_call>", "</tool_call>", *(["<think>", "</think>"] if thinks else [])]
     tokenizer.backend.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
@@ -81,7 +81,9 @@ def tool_caller(thinks: bool = False) -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """As Llama 2 and Mistral: sentencepiece BPE with a leading space and byte tokens, normaliser and all."""
+    """Build a tokenizer like Llama 2's and Mistral's: sentencepiece BPE with normaliser, leading space
+    and byte tokens.
+    """
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
     for token in ("▁", *"helowrdabc,.é<>|/[]INST_imn", "▁h", "he", "ll", "▁w", "or", "▁▁", "\ufffd"):
         vocab.setdefault(token, len(vocab))
@@ -107,7 +109,7 @@ def word_piece() -> Tokenizer:
 
 
 def undecorated() -> Tokenizer:
-    """No decoder at all: the library joins tokens with blanks."""
+    """Build a tokenizer without a decoder: the library joins tokens with spaces."""
     backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "[X]": 2}, unk_token="a"))
     backend.add_special_tokens(["[X]"])
     return Tokenizer(backend, {}, None)

@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 
@@ -8,34 +10,44 @@ from roseinfer.runner.rows import SampledRows
 from tests.runner.reference import edited
 
 
-def make_penalties(vocab_size: int, seats: int = 300) -> Penalties:
-    return Penalties(torch.zeros((seats, 16), dtype=torch.int32), vocab_size)
+class Bench:
+    """Penalties and the token pool that they read."""
+
+    def __init__(self, vocab_size: int, seats: int = 300) -> None:
+        self.pool = torch.zeros((seats, 16), dtype=torch.int32)
+        self.penalties = Penalties(self.pool, vocab_size)
+
+    def admit(self, seat: int, params: SamplingParams, prompt: list[int], outputs: list[int] | None = None) -> None:
+        known = [*prompt, *(outputs or [])]
+        self.pool[seat, : len(known)] = torch.tensor(known, dtype=torch.int32)
+        admission = Admission(f"r{seat}", seat, known, len(prompt), params, 0, (), ())
+        self.penalties.admit(admission, self.pool[seat, : len(known)])
 
 
-def admit(
-    penalties: Penalties, seat: int, params: SamplingParams, prompt: list[int], outputs: list[int] | None = None
-) -> None:
-    known = [*prompt, *(outputs or [])]
-    penalties._pool[seat, : len(known)] = torch.tensor(known, dtype=torch.int32)
-    admission = Admission(f"r{seat}", seat, known, len(prompt), params, 0, (), ())
-    penalties.admit(admission, penalties._pool[seat, : len(known)])
+def rows_of(width: int) -> int:
+    """Return the rows of all live tensors of this width."""
+    gc.collect()
+    tensors = (item for item in gc.get_objects() if isinstance(item, torch.Tensor))
+    return sum(len(tensor) for tensor in tensors if tensor.ndim == 2 and tensor.shape[1] == width)
 
 
 def test_state_is_kept_for_the_seats_that_need_it_only():
-    penalties = make_penalties(1000)
-    assert penalties._counts.numel() == 0
+    vocab_size = 997  # no other tensor has this width
+    bench = Bench(vocab_size)
+    assert rows_of(vocab_size) == 0
     params = SamplingParams(presence_penalty=1.0)
     for seat in (200, 7, 31):
-        admit(penalties, seat, params, [1])
-    assert len(penalties._counts) == 4  # grows by doubling, not to the number of seats
-    penalties.release(7)
-    admit(penalties, 90, params, [1])
-    admit(penalties, 91, params, [1])
-    assert len(penalties._counts) == 4
+        bench.admit(seat, params, [1])
+    assert rows_of(vocab_size) == 4  # grows by doubling, not to the number of seats
+    bench.penalties.release(7)
+    bench.admit(90, params, [1])
+    bench.admit(91, params, [1])
+    assert rows_of(vocab_size) == 4
 
 
 def test_growing_keeps_counts_and_seats_stay_apart():
-    penalties = make_penalties(5)
+    bench = Bench(5)
+    penalties = bench.penalties
     params = [
         SamplingParams(repetition_penalty=1.5, presence_penalty=0.3),
         SamplingParams(frequency_penalty=0.7),
@@ -43,7 +55,7 @@ def test_growing_keeps_counts_and_seats_stay_apart():
     ]
     prompts, outputs = ([0, 1], [2], [4, 4]), ([1, 1, 3], [], [0])
     for seat, p in enumerate(params):
-        admit(penalties, seat, p, prompts[seat], outputs[seat])
+        bench.admit(seat, p, prompts[seat], outputs[seat])
 
     def rows() -> SampledRows:
         """Return rows of seats 2, 0 and 1, with their known tokens."""
@@ -54,7 +66,7 @@ def test_growing_keeps_counts_and_seats_stay_apart():
     penalties.sampled(torch.tensor([3, 2, 2]), sampled, [0, 1, 2])
     for seat, chosen, end in zip((2, 0, 1), (3, 2, 2), sampled.ends, strict=True):
         outputs[seat].append(chosen)
-        penalties._pool[seat, end] = chosen
+        bench.pool[seat, end] = chosen
     logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
     changed = logits.clone()
     penalties.apply(changed, rows(), [0, 1, 2])

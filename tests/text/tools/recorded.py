@@ -1,4 +1,4 @@
-"""Recorded outputs: what a model said, and what a parser must make of it.
+"""Recorded outputs of models and the events that a parser must return.
 
 A recording's `expected` is a list of `["text", T]` and `["call", name, arguments, complete]`.
 """
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "recordings"
 RECORDINGS = sorted(FOLDER.glob("*/*.json"))
 MARKS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "<|python_start|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 MARKS += ("<think>", "</think>")
-# Of a token that is no mark.
+# Id of a token that is no mark.
 ORDINARY = 0
 
 
@@ -36,7 +36,7 @@ def plain_tokenizer() -> Tokenizer:
 
 @cache
 def marked_tokenizer() -> Tokenizer:
-    """One that has a token for every mark."""
+    """Return a tokenizer with a token for every mark."""
     tokenizer = build.byte_level()
     tokenizer.backend.add_tokens([AddedToken(mark, special=False) for mark in MARKS])
     return Tokenizer(tokenizer.backend, tokenizer.config, None)
@@ -52,7 +52,7 @@ def parser_of(path: Path, tokenizer: Tokenizer) -> CallParser:
 
 
 def fed(parser: CallParser | OutputParser, pieces: Iterable[tuple[str, int | None]]) -> list[list[Any]]:
-    """All that the parser says of the pieces, as recordings have it."""
+    """Feed pieces and return all events in the form of recordings."""
     events: list[Event] = []
     for text, id in pieces:
         events += parser.feed(text, id)
@@ -83,7 +83,7 @@ def told(events: Sequence[Event]) -> list[list[Any]]:
 
 
 def by_ids(tokenizer: Tokenizer, text: str) -> list[tuple[str, int]]:
-    """The text as a model with a token for each mark says it: marks whole, all else character by character."""
+    """Split the text as a model with a token for each mark does: marks whole, other text by character."""
     pieces: list[tuple[str, int]] = []
     while text:
         mark = next((mark for mark in MARKS if text.startswith(mark)), None)

@@ -1,4 +1,4 @@
-"""Grammars of calls: they compile, hold what they must, and what they let through is read as a call again."""
+"""Grammars of calls: they compile, enforce their rules, and parsers read what they allow."""
 
 import json
 import random
@@ -31,7 +31,7 @@ WEATHER = {
 }
 TOOLS = [Tool("get_weather", WEATHER), Tool("list.files"), Tool("free-form", {"type": "object"})]
 STRICT = [Tool("get_weather", WEATHER, strict=True), *TOOLS[1:]]
-# Of each format: calls of `TOOLS`, as the grammar of a required call has them.
+# Calls of `TOOLS` in each format, as the grammar of a required call writes them.
 CALLS = {
     "hermes": [
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln", "days": 3}}\n</tool_call>',
@@ -70,7 +70,7 @@ def schemas(schema: Mapping[str, Any], strict: bool) -> str:
 
 
 class Language:
-    """What a grammar accepts, over one tokenizer."""
+    """Texts that a grammar accepts with one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -116,7 +116,7 @@ def test_required_calls(name: str, language: Language):
 
 
 @pytest.mark.parametrize("name", format_names())
-def test_a_document_may_stand_for_calls(name: str, language: Language):
+def test_a_document_may_replace_calls(name: str, language: Language):
     format = tool_format(name, language.tokenizer)
     document = schemas({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}, True)
     text = grammar(format.rules(TOOLS, 1, schemas), document=document)
@@ -139,7 +139,7 @@ def test_several_calls(name: str, language: Language):
 
 
 def opened(format: ToolFormat, call: str, most: int = MAX_CALLS, tools: list[Tool] = TOOLS, **options: bool):
-    """The grammar that a call wakes, and the rest of the call; None if it wakes none."""
+    """Return the grammar that a call triggers, and the rest of the call; None if it triggers none."""
     for trigger in format.triggers(tools, most, schemas, **options):
         mark = next((mark.text for mark in format.marks if mark.id is not None and mark.id == trigger.token_id), None)
         opening = trigger.text if mark is None else mark
@@ -150,7 +150,7 @@ def opened(format: ToolFormat, call: str, most: int = MAX_CALLS, tools: list[Too
 
 @pytest.mark.parametrize("name", format_names())
 def test_calls_that_the_model_opens(name: str, language: Language):
-    """Syntax for all, the schema for strict tools alone; with `others` False for all, and no other names."""
+    """Check syntax for all tools and schemas of strict ones; with `others` False all schemas, and no other names."""
     format = tool_format(name, language.tokenizer)
     call, _ = calls_of(format, name, language)
     for tools in (TOOLS, STRICT):
@@ -161,7 +161,7 @@ def test_calls_that_the_model_opens(name: str, language: Language):
     assert not language.accepts(*opened(format, wrong, others=False))
     assert language.accepts(*opened(format, wrong)), "no schema is forced on a tool that is not strict"
     other = call.replace("get_weather", "get_time")
-    if name != "pythonic":  # there the name of a tool is what opens a call
+    if name != "pythonic":  # its trigger is the name of a tool
         assert language.accepts(*opened(format, other)) and language.accepts(*opened(format, other, tools=STRICT))
         assert not language.accepts(*opened(format, other, others=False))
     assert not language.accepts(*opened(format, call[:-3] + "!!!"))
@@ -179,7 +179,7 @@ def test_a_list_of_something_else_opens_no_call(language: Language):
     assert not language.accepts(text, rest)
 
 
-def test_python_as_models_write_it(language: Language):
+def test_variants_of_python_are_accepted(language: Language):
     format = tool_format("pythonic", language.tokenizer)
     call = """[get_weather(city='it\\'s "x" \\n ü', a=True, b=none, c=[1,2, -3.5e2 ,'y'], d={'k': {"l": None}})]"""
     assert not language.accepts(*opened(format, call)), "a variable"
@@ -204,7 +204,7 @@ def test_other_json_opens_no_call_of_llamas(language: Language):
 
 
 def test_hermes_takes_arguments_first(language: Language):
-    """As Hermes 2 Pro was taught."""
+    """Check the order that Hermes 2 Pro was trained with."""
     format = tool_format("hermes", language.tokenizer)
     call = '<tool_call>\n{"arguments": {"a": 1}, "name": "%s"}\n</tool_call>'
     assert language.accepts(*opened(format, call % "f"))
@@ -232,7 +232,7 @@ def test_mistral_may_give_ids():
         ("qwen_xml", {"type": "object", "properties": {"a>": {}}}, "a>"),
     ],
 )
-def test_a_strict_tool_that_a_format_cannot_keep_to_is_refused(name: str, schema: dict, keyword: str):
+def test_a_strict_tool_that_a_format_cannot_enforce_is_refused(name: str, schema: dict, keyword: str):
     format = tool_format(name, plain_tokenizer())
     with pytest.raises(InvalidRequestError, match="is strict") as caught:
         format.rules([Tool("f", schema, strict=True)], 1, schemas)
@@ -260,8 +260,8 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", format_names())
-def test_what_a_grammar_lets_through_is_read_as_valid_calls(name: str, language: Language):
-    """Tokens drawn at random from the masks, until the grammar ends; the text then says valid calls."""
+def test_random_outputs_of_a_grammar_are_valid_calls(name: str, language: Language):
+    """Draw random tokens from the masks until the grammar ends, and parse the text as calls."""
     tokenizer, tokens = language.tokenizer, language.tokens
     tools = [Tool("f", VALUES, strict=True)]
     format = tool_format(name, tokenizer)
@@ -286,7 +286,7 @@ def cut(entry: list) -> bool:
 
 
 def drawn(matcher: Matcher, tokens: GrammarTokens, rng: random.Random) -> list[int]:
-    """One of the tokens that the mask allows, or what ends a string: that is likelier here than its share."""
+    """Return an allowed token, with a higher probability of tokens that end a string."""
     for end in ("\n</parameter>\n", '"') if rng.random() < 0.3 else ():
         ids = tokens.spell(end.encode())
         if matcher.allows(ids):

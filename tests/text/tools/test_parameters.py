@@ -1,4 +1,4 @@
-"""Parameters of tools, whatever their schema says: it comes from a client and is not always a schema."""
+"""Parameters of tools with any schema, since clients send it and it may be invalid."""
 
 from typing import Any
 

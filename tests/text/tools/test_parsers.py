@@ -1,4 +1,4 @@
-"""Parsers on whatever text: they never raise, lose nothing, and look at each character a bounded number of times."""
+"""Parsers on arbitrary text: they never raise, lose nothing, and read each character a bounded number of times."""
 
 import json
 import random
@@ -75,8 +75,8 @@ def test_streamed_is_whole(name: str, text: str, rng: random.Random):
 
 @settings(max_examples=300, deadline=None)
 @given(names, outputs)
-def test_nothing_is_made_up_or_lost(name: str, text: str):
-    """Content comes in the order of the output; where there is no call, content is all of it."""
+def test_nothing_is_invented_or_lost(name: str, text: str):
+    """Check content: it keeps the order of the output; without a call it is the whole output."""
     said = fed(parser(name), [(char, ORDINARY) for char in text])
     at = 0
     for kind, first, *_ in said:
@@ -101,7 +101,7 @@ def test_converted_arguments_are_json(name: str, text: str):
 
 
 def operations(run: Callable[[], object]) -> int:
-    """Calls of functions, ours and the interpreter's own, while `run` runs."""
+    """Count calls of functions, including built-in ones, while `run` runs."""
     count = 0
 
     def seen(frame: object, event: str, arg: object) -> None:
@@ -135,7 +135,7 @@ TAILS = ["[", '"', "\\", " ", "<tool_call>", '{"name": "f", "arguments": {}}, ',
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("tail", TAILS)
 def test_the_cost_is_linear(name: str, tail: str):
-    """Four times the output costs at most about four times the work, whatever it is."""
+    """Compare the work for a text with that for a text four times as long."""
     for head in LONG[name]:
         for text in (head, head + tail):
             repeated = (lambda n, head=head: head + tail * n) if text == head else (lambda n, text=text: text * n)
@@ -146,7 +146,7 @@ def test_the_cost_is_linear(name: str, tail: str):
             assert costs[1] < 5 * costs[0], text
 
 
-def test_plain_text_comes_at_once():
+def test_plain_text_is_sent_at_once():
     for name in format_names():
         reader = parser(name)
         assert [reader.feed(text, ORDINARY) for text in ("Paris", " is", " nice")][1:] == [
@@ -168,8 +168,8 @@ def test_ids_of_calls():
     assert ids("mistral", "[TOOL_CALLS]f[CALL_ID]short[ARGS]{}") != ["short"]
 
 
-def test_half_a_character_is_no_name():
-    r"""A lone \ud800 could not be sent."""
+def test_a_lone_surrogate_is_no_name():
+    r"""Use a lone \ud800, which cannot be sent."""
     text = '<tool_call>\n{"name": "\\ud800", "arguments": {}}\n</tool_call>'
     assert fed(parser("hermes"), [(text, ORDINARY)]) == [["text", text]]
 
@@ -190,7 +190,7 @@ def test_a_name_is_sent_once_it_is_whole():
 
 
 def test_arguments_stream():
-    """A string of a parameter is not held back until it ends."""
+    """Check that a string parameter is sent before it ends."""
     for name, opening, more in (
         ("hermes", '<tool_call>\n{"name": "f", "arguments": {"b": "', "abc"),
         ("qwen_xml", "<tool_call>\n<function=f>\n<parameter=b>\n", "abc"),
@@ -218,12 +218,12 @@ def test_arguments_stream():
             "pythonic",
         ),
         ('<tool_call>\n{"arguments": <args-dict>, "name": <function-name>}\n</tool_call>', "hermes"),
-        # Llama 4's own, in which the models' program marks stand around text alone.
+        # Llama 4's own, in which the marks stand around text only.
         (
             '{"name": function name, "parameters": dictionary of argument name and its value} <|python_start|>',
             "llama_json",
         ),
-        # Others that have something in common with these.
+        # Other formats with similarities.
         ("<tool_call>{function-name}\n<arg_key>{arg-key}</arg_key>\n<arg_value>{arg-value}</arg_value>", None),
         ("<seed:tool_call>\n<function=f>\n<parameter=p>value</parameter>\n</function>\n</seed:tool_call>", None),
         ("{{ '[TOOL_CALLS]' }}{{ call.name }}{{ '[ARGS]' }}", "mistral"),

@@ -1,4 +1,4 @@
-"""Every recording, cut in every way: what is streamed is what the whole answer says, and both are what was recorded."""
+"""Recordings, split in every way: streamed events and whole answers both equal the recorded ones."""
 
 import json
 import random
@@ -66,10 +66,10 @@ def test_random_splits(path: Path):
 
 @recordings
 def test_marks_that_are_tokens(path: Path):
-    """They are found by their ids; where the tokens are unknown, by their letters."""
+    """Feed marks by id, and by text where the tokens are unknown."""
     record = recorded(path)
     tokenizer = marked_tokenizer()
-    if path.stem != "cut_in_second_mark":  # a token is not cut
+    if path.stem != "cut_in_second_mark":  # a token is never split
         assert fed(parser_of(path, tokenizer), by_ids(tokenizer, record["output"])) == record["expected"]
     assert fed(parser_of(path, tokenizer), [(char, None) for char in record["output"]]) == record["expected"]
 

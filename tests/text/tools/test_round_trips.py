@@ -1,4 +1,4 @@
-"""Whatever arguments a call has: written as a model writes them, a parser reads them back."""
+"""Round trips of arguments: a parser reads back any call that is written in its format."""
 
 import json
 from typing import Any

@@ -1,6 +1,4 @@
-"""Calls that a model opens itself, with the guide that they wake: free text before, a call as the grammar has it, free
-text again; and what the parser makes of all that.
-"""
+"""Calls that a model opens itself: free text, a call that follows its triggered grammar, and free text again."""
 
 import pytest
 
@@ -20,7 +18,7 @@ PARAMETERS = {
 TOOLS = [Tool("get", PARAMETERS, strict=True), Tool("list.all")]
 HERMES = '<tool_call>\n{"name": "get", "arguments": {"n": 1}}\n</tool_call>'
 QWEN = "<tool_call>\n<function=get>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>"
-# What is said, how far into it a strict tool's arguments begin, and what is made of it.
+# Output, position where a strict tool's arguments begin, and the expected events.
 SAID = [["call", "get", '{"n": 1}', True]]
 OUTPUTS = {
     "hermes": (f"So: {HERMES} and on", HERMES.index("1}"), [["text", "So: "], *SAID, ["text", " and on"]]),
@@ -36,7 +34,7 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_a_call_wakes_its_grammar(name: str):
+def test_a_call_triggers_its_grammar(name: str):
     text, at, expected = OUTPUTS[name]
     format = tool_format(name, TOKENIZER)
     output = Writing(triggers=format.triggers(TOOLS, 16, schemas))
