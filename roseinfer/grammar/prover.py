@@ -3,18 +3,16 @@
 Compiling some grammars of a few hundred bytes would take hours, and a thread cannot be stopped. So the system kills a
 prover process that exceeds its limits on time, memory or stack, and the next request starts a new one.
 
-Messages in both directions are frames: the length in 4 bytes, little-endian, then msgpack. `ProverBoot` comes first,
-then a `ProofRequest` for each `ProofResult`.
+After its boot struct it reads a `ProofRequest` for each `ProofResult` that it writes: frames of msgpack on its standard
+input and output.
 """
 
 import contextlib
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import IO
 
@@ -25,6 +23,9 @@ from roseinfer.core.errors import InvalidRequestError, RoseinferError
 from roseinfer.grammar.build import build_grammar, prove_grammar
 from roseinfer.grammar.constraint import BuiltGrammar, Constraint
 from roseinfer.grammar.library import GrammarTokens
+from roseinfer.processes.child import read_boot, take_stdout
+from roseinfer.processes.frames import frame, read_frame, write_all
+from roseinfer.processes.launch import ChildProcess, launch
 from roseinfer.text.tokenizer import Tokenizer
 
 # Limits for one grammar: processor time, and wall-clock time on a busy machine.
@@ -34,12 +35,12 @@ MEMORY_BYTES = 4 * 2**30
 # llguidance recurses as deep as the grammar. The engine's threads have at least twice this stack, so a proved grammar
 # cannot overflow it.
 STACK_BYTES = 2**20
-HEADER_BYTES = 4
-REAP_TIMEOUT_S = 1.0  # from the end of the process's pipes until its exit status is known
+MODULE = "roseinfer.grammar.prover"
+REAP_TIMEOUT_S = 1.0  # from the end of the process's pipes until its exit code is known
 
 
 class ProverBoot(msgspec.Struct):
-    """First message to a prover: the text of tokenizer.json, the size of the model's vocabulary, and the end tokens.
+    """Boot struct of a prover: the text of tokenizer.json, the size of the model's vocabulary, and the end tokens.
 
     `cpu_s`: limit on the processor time for one grammar.
     """
@@ -79,23 +80,20 @@ class ProverInterruptedError(RoseinferError):
 class Prover:
     """Client of one prover process, which starts with the first request. Blocks; for one thread at a time."""
 
-    def __init__(self, boot: Callable[[], bytes]) -> None:
-        """boot: returns an encoded `ProverBoot`."""
-        self._boot = boot
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, make_boot: Callable[[], ProverBoot]) -> None:
+        self._make_boot = make_boot
+        self._child: ChildProcess | None = None
         self._ended = False
 
     def start(self) -> None:
         if self._ended:
             raise EOFError
-        if self._process is not None and self._process.poll() is None:
-            return
-        command = [sys.executable, "-m", "roseinfer.grammar.prover"]
+        if self._child is not None:
+            if self._child.exit_code is None:
+                return
+            self._child.close()
         # In a session of its own, as Ctrl-C is for the server.
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
-        )
-        self._send(self._boot())
+        self._child = launch(MODULE, self._make_boot(), new_session=True, read_stdout=True)
 
     def prove(self, request: bytes) -> bytes | None:
         """Return the encoded `ProofResult` of an encoded `ProofRequest`, None if the grammar exceeds a limit.
@@ -104,8 +102,9 @@ class Prover:
         """
         try:
             self.start()
-            self._send(request)
-            return self._receive()
+            assert self._child is not None
+            write_all(self._child.stdin, frame(request))
+            return self._receive(self._child)
         except (BrokenPipeError, EOFError):
             if self._reap() in _UNRELATED_SIGNALS:
                 raise ProverInterruptedError from None
@@ -117,9 +116,9 @@ class Prover:
     def end(self) -> None:
         """Kill the process, from any thread. Pending and later calls of `prove` fail."""
         self._ended = True
-        process = self._process
-        if process is not None:
-            process.kill()
+        child = self._child
+        if child is not None:
+            child.kill()
 
     def close(self) -> None:
         """Release the process. No other thread may be in `prove`."""
@@ -128,54 +127,20 @@ class Prover:
 
     def _reap(self) -> int | None:
         """Return the signal that ended the process, 0 for none. A process that still runs is killed."""
-        process, self._process = self._process, None
-        if process is None:
+        child, self._child = self._child, None
+        if child is None:
             return signal.SIGKILL
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0 if self._ended else REAP_TIMEOUT_S)
-        process.kill()
-        status = process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-        return max(-status, 0)
+        code = child.stop_in_thread(0 if self._ended else REAP_TIMEOUT_S)
+        child.close()
+        return max(-code, 0)
 
-    def _send(self, message: bytes) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        write(self._process.stdin, message)
-
-    def _receive(self) -> bytes:
-        assert self._process is not None and self._process.stdout is not None
-        pipe = self._process.stdout
+    def _receive(self, child: ChildProcess) -> bytes:
         poll = select.poll()
-        poll.register(pipe, select.POLLIN)
+        poll.register(child.stdout, select.POLLIN)
         # The process ends itself long before, unless the whole machine was stopped.
-        until_s = time.monotonic() + 4 * COMPILE_WALL_S
-        if not poll.poll(1000 * (until_s - time.monotonic())):
+        if not poll.poll(1000 * 4 * COMPILE_WALL_S):
             raise TimeoutError
-        return read(pipe)
-
-
-def write(pipe: IO[bytes], message: bytes) -> None:
-    data = memoryview(len(message).to_bytes(HEADER_BYTES, "little") + message)
-    while data:
-        data = data[pipe.write(data) :]
-
-
-def read(pipe: IO[bytes]) -> bytes:
-    """Read one frame. Raises `EOFError` at the end of the pipe."""
-    return _exactly(pipe, int.from_bytes(_exactly(pipe, HEADER_BYTES), "little"))
-
-
-def _exactly(pipe: IO[bytes], count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        part = pipe.read(count - len(parts))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
+        return read_frame(child.stdout.read)
 
 
 # --- in the process ---------------------------------------------------------------------------------------------
@@ -204,28 +169,26 @@ class ProofServer:
 
 def main() -> None:
     """Prove grammars until standard input ends."""
-    requests, results = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0)
-    os.dup2(2, 1)  # other output must not reach the results
+    results = os.fdopen(take_stdout(), "wb", 0)
     with contextlib.suppress(ImportError, OSError, ValueError):  # not every system has these limits
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(STACK_BYTES)
-    worker = threading.Thread(target=_serve, args=(requests, results))
+    worker = threading.Thread(target=_serve, args=(read_boot(ProverBoot), results))
     worker.start()
     worker.join()
 
 
-def _serve(requests: IO[bytes], results: IO[bytes]) -> None:
+def _serve(boot: ProverBoot, results: IO[bytes]) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
-        boot = msgspec.msgpack.decode(read(requests), type=ProverBoot)
         server = ProofServer(boot)
         while True:
-            message = read(requests)
+            message = read_frame(sys.stdin.buffer.read)
             with _limited(boot.cpu_s):
                 result = server.prove(msgspec.msgpack.decode(message, type=ProofRequest))
-            write(results, msgspec.msgpack.encode(result))
+            write_all(results, frame(msgspec.msgpack.encode(result)))
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ def read_boot(kind: type[Boot]) -> Boot:
 def take_stdout() -> int:
     """Return a descriptor of standard output, for frames to a parent that launched this process with `read_stdout`.
 
-    From now on other output goes to standard error. Our own children inherit neither.
+    Other output goes to standard error from now on. Children of this process do not inherit the descriptor.
     """
     descriptor = os.dup(1)
     os.dup2(2, 1)

@@ -1,30 +1,48 @@
-"""The process that proves grammars: it answers, and what would never end ends it alone."""
+"""Prover process: its results, and grammars that exceed its limits. `tests/processes` tests launch and end."""
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
 from roseinfer.grammar.constraint import JSON_OBJECT, BuiltGrammar, Constraint, GrammarText, JsonSchema
-from roseinfer.grammar.prover import ProofRefused, ProofRequest, ProofResult, Prover, ProverBoot, ProverInterruptedError
+from roseinfer.grammar.prover import (
+    MODULE,
+    ProofRefused,
+    ProofRequest,
+    ProofResult,
+    Prover,
+    ProverBoot,
+    ProverInterruptedError,
+)
+from roseinfer.processes.frames import frame, read_frame, write_all
+from roseinfer.processes.launch import launch
 from tests.helpers.grammars import tiny_tokenizer
+from tests.server.real_server import children, command_line
 
 # Deciding whether any text follows all of these takes hours.
 ENDLESS = JsonSchema(schema={"allOf": [{"type": "string", "pattern": f".*a.{{{i}}}b.*"} for i in range(30)]})
 
 
-def vocabulary() -> bytes:
+def boot() -> ProverBoot:
     tokenizer = tiny_tokenizer()
-    return msgspec.msgpack.encode(ProverBoot(tokenizer.backend.to_str(), tokenizer.vocab_size, [0], cpu_s=0.1))
+    return ProverBoot(tokenizer.backend.to_str(), tokenizer.vocab_size, [0], cpu_s=0.1)
 
 
 @pytest.fixture
 def prover() -> Iterator[Prover]:
-    made = Prover(vocabulary)
+    made = Prover(boot)
     yield made
     made.close()
+    assert provers() == []
+
+
+def provers() -> list[int]:
+    """Return the prover processes of this process, zombies included."""
+    return [child for child in children(os.getpid()) if MODULE in command_line(child)]
 
 
 def ask(prover: Prover, constraint: Constraint) -> ProofResult | None:
@@ -32,7 +50,7 @@ def ask(prover: Prover, constraint: Constraint) -> ProofResult | None:
     return None if said is None else msgspec.msgpack.decode(said, type=ProofResult)
 
 
-def test_it_answers(prover: Prover) -> None:
+def test_grammars_are_proved_or_refused(prover: Prover) -> None:
     assert isinstance(ask(prover, JSON_OBJECT), BuiltGrammar)
     assert ask(prover, JsonSchema(schema={"not": {}}, strict=True)) == ProofRefused(
         "the schema is strict, and not cannot be enforced", "unsupported_schema"
@@ -40,64 +58,63 @@ def test_it_answers(prover: Prover) -> None:
     assert ask(prover, JsonSchema(schema={"not": {}})).warnings == ("not",)
 
 
-def test_what_would_never_end_ends_it_and_the_next_one_answers(prover: Prover) -> None:
+def test_an_endless_grammar_ends_the_process_and_a_new_one_proves_the_next(prover: Prover) -> None:
     assert ask(prover, JSON_OBJECT)
-    first = prover._process.pid
+    first = provers()
     assert ask(prover, ENDLESS) is None
-    with pytest.raises(ProcessLookupError):
-        os.kill(first, 0)
+    assert provers() == []
     assert ask(prover, JSON_OBJECT)
+    assert len(provers()) == 1 and provers() != first
 
 
-def test_what_it_accepts_does_not_need_the_whole_stack_of_the_engines_threads(prover: Prover) -> None:
-    """The library goes down the rules; beyond the stack it would take the engine along."""
+def test_grammars_that_need_a_deep_stack_are_refused(prover: Prover) -> None:
+    """llguidance recurses over rules, and a stack overflow would end the engine."""
     deep = "".join(f'r{i}: "a" r{i + 1} "b"\n' for i in range(1500)) + 'r1500: "x"\n'
     assert ask(prover, GrammarText(f"start: r0\n{deep}")) is None
-    assert ask(prover, GrammarText('start: "a"')), "the next one answers"
+    assert ask(prover, GrammarText('start: "a"')), "a new process proves the next one"
 
 
-def test_it_can_be_ended_while_it_works(prover: Prover) -> None:
+def test_a_prover_can_be_ended_while_it_works(prover: Prover) -> None:
     assert ask(prover, JSON_OBJECT)
-    os.kill(prover._process.pid, signal.SIGSTOP)
-    prover.end()
+    (pid,) = provers()
+    os.kill(pid, signal.SIGSTOP)
+    ending = threading.Timer(0.1, prover.end)
+    ending.start()
     with pytest.raises(ProverInterruptedError):
         ask(prover, JSON_OBJECT)
-    assert prover._process is None
+    assert provers() == []
 
 
 @pytest.mark.parametrize("cause", [signal.SIGKILL, signal.SIGALRM, signal.SIGTERM])
-def test_what_the_machine_does_to_it_says_nothing_of_the_grammar(
-    prover: Prover, cause: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The system's killer in want of memory, a clock that ran out on a machine that stood still, somebody's hand."""
+def test_signals_from_outside_are_no_verdict_on_the_grammar(prover: Prover, cause: signal.Signals) -> None:
+    """Such are the kernel's when memory runs out, that of the wall-clock limit, and an operator's."""
     assert ask(prover, JSON_OBJECT)
-    pid = prover._process.pid
+    (pid,) = provers()
     os.kill(pid, signal.SIGSTOP)
-    receive = prover._receive
 
-    def end() -> bytes:
+    def end() -> None:
         os.kill(pid, cause)
         os.kill(pid, signal.SIGCONT)
-        return receive()
 
-    monkeypatch.setattr(prover, "_receive", end)
+    ending = threading.Timer(0.1, end)
+    ending.start()
     with pytest.raises(ProverInterruptedError):
         ask(prover, JSON_OBJECT)
-    monkeypatch.undo()
-    assert ask(prover, JSON_OBJECT), "the next one answers"
+    ending.join()
+    assert ask(prover, JSON_OBJECT), "a new process proves the next one"
 
 
-def test_a_vocabulary_that_grammars_cannot_be_matched_with() -> None:
+def test_a_tokenizer_without_end_tokens_is_unsupported() -> None:
     tokenizer = tiny_tokenizer()
-    none = msgspec.msgpack.encode(ProverBoot(tokenizer.backend.to_str(), tokenizer.vocab_size, []))
-    prover = Prover(lambda: none)
+    prover = Prover(lambda: ProverBoot(tokenizer.backend.to_str(), tokenizer.vocab_size, []))
     answer = ask(prover, JSON_OBJECT)
     prover.close()
     assert isinstance(answer, ProofRefused) and answer.code == "unsupported_tokenizer"
 
 
-def test_it_does_not_outlive_who_started_it(prover: Prover) -> None:
-    assert ask(prover, JSON_OBJECT)
-    process = prover._process
-    process.stdin.close()
-    assert process.wait(10) == 0
+def test_a_prover_ends_with_its_standard_input() -> None:
+    child = launch(MODULE, boot(), read_stdout=True)
+    write_all(child.stdin, frame(msgspec.msgpack.encode(ProofRequest(JSON_OBJECT))))
+    assert read_frame(child.stdout.read)
+    child.close()
+    assert child.wait_in_thread(30) == 0

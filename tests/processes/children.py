@@ -14,7 +14,9 @@ from roseinfer.processes.child import (
     exit_with_parent,
     ignore_terminal_signals,
     read_boot,
+    take_stdout,
 )
+from roseinfer.processes.frames import frame
 
 MODULE = "tests.processes.children"
 
@@ -31,6 +33,11 @@ def main() -> int:
     task = sys.argv[1]
     if task == "exit":
         return 3
+    if task == "frames":
+        results = take_stdout()
+        print("other output", flush=True)
+        os.write(results, frame(b"result"))
+        return 0
     ignore_terminal_signals()
     if task == "die-with-parent":
         die_with_parent_thread()

@@ -16,6 +16,7 @@ import pytest
 from roseinfer.core.errors import ConfigError, EngineDeadError, RequestTooLongError
 from roseinfer.processes import launch as module
 from roseinfer.processes.child import ErrorReport, LogSettings
+from roseinfer.processes.frames import read_frame
 from roseinfer.processes.launch import ChildProcess, describe_exit, launch
 from roseinfer.processes.supervise import finish
 from tests.processes.children import MODULE, Boot
@@ -192,6 +193,13 @@ def test_a_new_session_is_out_of_the_terminals_reach() -> None:
         assert (os.getpgid(child.pid) == os.getpgid(0)) != new_session
         child.stop_in_thread(0.0)
         child.close()
+
+
+def test_a_child_sends_frames_on_its_standard_output() -> None:
+    child = launch(MODULE, arguments=["frames"], read_stdout=True)
+    assert read_frame(child.stdout.read) == b"result"
+    assert child.stdout.read() == b"" and child.wait_in_thread(TIMEOUT_S) == 0
+    child.close()
 
 
 def test_exit_codes_are_described_with_the_likely_cause() -> None:

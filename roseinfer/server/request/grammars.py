@@ -58,7 +58,7 @@ class Grammars:
     ) -> None:
         self._observer = observer
         self._vocabulary = (tokenizer, vocab_size, eos_ids)
-        self._idle = [Prover(self._encoded_vocabulary) for _ in range(PROVERS)]
+        self._idle = [Prover(self._prover_boot) for _ in range(PROVERS)]
         self._all = tuple(self._idle)
         self._threads = ThreadPoolExecutor(PROVERS, thread_name_prefix="roseinfer-grammar")
         self._turns = asyncio.Semaphore(PROVERS)
@@ -198,9 +198,9 @@ class Grammars:
         self._observer.refused(code or "invalid")
         return InvalidRequestError(f"{param}: {message}", param, code)
 
-    def _encoded_vocabulary(self) -> bytes:
+    def _prover_boot(self) -> ProverBoot:
         tokenizer, vocab_size, eos_ids = self._vocabulary
-        return msgspec.msgpack.encode(ProverBoot(tokenizer.backend.to_str(), vocab_size, list(eos_ids)))
+        return ProverBoot(tokenizer.backend.to_str(), vocab_size, list(eos_ids))
 
 
 def _size(answer: ProofResult) -> int:
