@@ -14,8 +14,8 @@ To stop a child, ask it to end in its own protocol, then insist, then let go of 
 A parent in a thread uses `wait_in_thread` and `stop_in_thread`. A parent that has the child import its libraries before
 there is a boot struct launches without one and calls `send_boot` later.
 
-The boot struct is one line of JSON on the child's standard input. That pipe stays open until `close`: its end tells the
-child that its parent has ended, even by `kill -9`.
+The boot struct is one line of JSON on standard input. Above 64 KiB, `launch` blocks until the child reads it.
+That pipe stays open until `close`: its end tells the child that its parent has ended, even by `kill -9`.
 """
 
 import asyncio

@@ -87,8 +87,8 @@ class Rolling(Protocol):
 class Reload:
     """Restarts engines in turn, in the background, each time it is called."""
 
-    def __init__(self, crew: Rolling, manager: SystemdNotifier) -> None:
-        self._crew = crew
+    def __init__(self, supervisor: Rolling, manager: SystemdNotifier) -> None:
+        self._supervisor = supervisor
         self._manager = manager
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -100,7 +100,7 @@ class Reload:
     async def _roll(self) -> None:
         self._manager.reloading()
         try:
-            await self._crew.rolling_restart()
+            await self._supervisor.rolling_restart()
         finally:
             self._manager.reloaded()
 

@@ -49,21 +49,21 @@ async def serve_model(
     Raises what `serve` and `engine_supervisor` raise, `EngineDeadError` if no engine can be kept alive.
     """
     configure_logging(config)
-    crew = engine_supervisor(engine, replicas, config.stall_timeout)
+    supervisor = engine_supervisor(engine, replicas, config.stall_timeout)
     inflight = InflightLimit(engine.scheduler.max_inflight_requests)
 
     async def start(tokenizer: Tokenizer) -> Engine:
-        await crew.launch()
-        await crew.connect()
+        await supervisor.launch()
+        await supervisor.connect()
         record = router_record(engine)
-        return await routed_engine(crew.engine_addresses, tokenizer, replicas, inflight, record=record)
+        return await routed_engine(supervisor.engine_addresses, tokenizer, replicas, inflight, record=record)
 
     try:
-        await serve(start, load_tokenizer, config, engine.model.model, announce, crew)
+        await serve(start, load_tokenizer, config, engine.model.model, announce, supervisor)
     finally:
-        await crew.close()
-    if crew.failure.done():
-        crew.failure.result()
+        await supervisor.close()
+    if supervisor.failure.done():
+        supervisor.failure.result()
 
 
 async def serve(
@@ -72,27 +72,29 @@ async def serve(
     config: ServerConfig,
     model_name: str,
     announce: Callable[[str], None] = say,
-    crew: Supervisor | None = None,
+    supervisor: Supervisor | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once. Belongs to the main thread.
 
     The address answers (503 `loading`) while the engine starts. `load_tokenizer` runs in a thread, `start_engine` then
-    gets what it returned. `announce` is given, once ready, the address and a command to try. `crew`: who owns the
+    gets what it returned. `announce` is given, once ready, the address and a command to try. `supervisor`: who owns the
     engines that `start_engine` makes; it ends when no engine is left to it.
     Raises `ConfigError` if the address cannot be used, and whatever keeps the engine from starting.
     """
     configure_logging(config)
-    parts = server_parts(config, model_name, response_file=response_file(config, None if crew is None else crew.folder))
+    parts = server_parts(
+        config, model_name, response_file=response_file(config, None if supervisor is None else supervisor.folder)
+    )
     service = parts.service
     listener = listen(config)
     manager = SystemdNotifier()
-    signals = Signals(None if crew is None else Reload(crew, manager))
+    signals = Signals(None if supervisor is None else Reload(supervisor, manager))
     signals.install()
     server = Server(uvicorn_config(parts))
     serving = asyncio.create_task(server.serve([listener]))
-    if crew is not None:
-        parts.observation.set_owner(crew)
-    ends: list[asyncio.Future[None]] = [serving] if crew is None else [serving, crew.failure]
+    if supervisor is not None:
+        parts.observation.set_owner(supervisor)
+    ends: list[asyncio.Future[None]] = [serving] if supervisor is None else [serving, supervisor.failure]
     engine: Engine | None = None
     try:
         engine = await _unless(signals.first, _start(service, start_engine, load_tokenizer))

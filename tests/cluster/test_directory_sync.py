@@ -22,7 +22,7 @@ def make_connector(entry: EngineEntry, number: int) -> Connector:
 
 
 class Engines:
-    """As much of a routed engine as is followed."""
+    """Engines of a routed engine, without the engines."""
 
     def __init__(self) -> None:
         self.there: list[int] = []

@@ -1,4 +1,4 @@
-"""What engines are expected to do for a request that somebody only asks about."""
+"""Forecasts of what engines would do for a request, without sending it."""
 
 import pytest
 

@@ -627,7 +627,7 @@ async def test_counts_go_on_over_restarts_and_what_a_dead_engine_had_does_not(fl
 
 @fleet_test(engines=1)
 async def test_what_a_restart_on_purpose_cuts_short_may_come_again(fleet: Fleet) -> None:
-    """It is no request's fault, and another process is on its way."""
+    """No request has caused the end of the process, and another process is starting."""
     asked = fleet.submit()
     fleet.models[0].step()
     fleet.stand(0, EngineState.DRAINING)
@@ -789,7 +789,7 @@ def test_a_recording_that_cannot_be_written_keeps_it_from_starting(tmp_path: Pat
 
 @fleet_test(engines=6)
 async def test_for_a_host_that_is_cut_off_no_request_is_to_blame(fleet: Fleet) -> None:
-    """So one under which two were cut off goes on when an engine dies, and ends only when another one does."""
+    """A request that lost two engines in this way survives one death, and ends at the second."""
     asked = fleet.submit()
     for number in (0, 1):
         assert fleet.where(asked) == number

@@ -36,7 +36,7 @@ SCHEMA = json.dumps({**CITY, "additionalProperties": False})
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Callable[[Work], None]]:
-    """Runs work with the fleet, in the event loop that it belongs to."""
+    """Run work with the fleet, in the event loop that it belongs to."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         fleet = runner.run(stack.enter_async_context(live_fleet(2, make=FragileTransport)))
@@ -90,7 +90,7 @@ def check_same(streams: list[Stream], expected: list[Stream]) -> None:
 
 
 def begun(streams: list[Stream]) -> int:
-    """Of how many requests every choice has begun: each takes its own seat."""
+    """Return how many requests have begun all of their choices, each of which takes a seat."""
     return sum(len(stream.ids) == stream.request.n and all(stream.ids.values()) for stream in streams)
 
 
@@ -98,7 +98,9 @@ def test_two_engines_say_what_one_says(run: Callable[[Work], None]) -> None:
     async def work(fleet: LiveFleet) -> None:
         rng = random.Random(1)
         requests = make_requests(fleet.tokenizer, 200, rng, max_tokens=4)
-        one = await AsyncEngine.start(UnixSocketTransport(fleet.crew.addresses[0]), fleet.tokenizer, prefix="one-")
+        one = await AsyncEngine.start(
+            UnixSocketTransport(fleet.supervisor.addresses[0]), fleet.tokenizer, prefix="one-"
+        )
         alone = [Stream(request) for request in requests]
         for stream in alone:
             one.submit(stream.request, stream)
@@ -130,7 +132,7 @@ def test_from_a_frozen_engine_requests_go_on_elsewhere(run: Callable[[Work], Non
         check_same(streams, expected)
         check_same(others, expected)
         await fleet.until_up()
-        assert [report.deaths for report in fleet.crew.reports()] == [0, 0]
+        assert [report.deaths for report in fleet.supervisor.reports()] == [0, 0]
 
     run(work)
 
@@ -149,7 +151,7 @@ def test_a_request_that_ends_an_engine_ends_alone(run: Callable[[Work], None]) -
         await ended([*streams, poisoned])
         assert isinstance(poisoned.error, EngineLostError) and "planted poison" in str(poisoned.error)
         check_same(streams, expected)
-        await until(lambda: any(report.deaths for report in fleet.crew.reports()))
-        assert sum(report.deaths for report in fleet.crew.reports()) == 1
+        await until(lambda: any(report.deaths for report in fleet.supervisor.reports()))
+        assert sum(report.deaths for report in fleet.supervisor.reports()) == 1
 
     run(work)

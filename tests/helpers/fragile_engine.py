@@ -1,4 +1,4 @@
-"""An engine process in which a step fails that begins a prompt with a certain token. Run with -m, as the other one."""
+"""Engine process in which a step fails that begins a prompt with `POISON`. Run it with -m, like `engine.process`."""
 
 import sys
 

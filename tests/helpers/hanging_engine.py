@@ -1,4 +1,4 @@
-"""An engine process, without a model, whose first step never ends. Run with -m, as the other one."""
+"""Engine process on the priced device whose first step never ends. Run it with -m, like `engine.process`."""
 
 import sys
 import threading

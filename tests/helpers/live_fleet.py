@@ -81,9 +81,9 @@ def _joined(events: Sequence[Event]) -> list[tuple[str, str]]:
 class LiveFleet:
     """Engine processes, their supervisor and their client."""
 
-    def __init__(self, crew: EngineSupervisor, engine: RoutedEngine, tokenizer: Tokenizer, module: str) -> None:
+    def __init__(self, supervisor: EngineSupervisor, engine: RoutedEngine, tokenizer: Tokenizer, module: str) -> None:
         self._module = module.encode()
-        self.crew = crew
+        self.supervisor = supervisor
         self.engine = engine
         self.tokenizer = tokenizer
 
@@ -137,18 +137,18 @@ async def live_fleet(engines: int, make: type[ProcessTransport] = ProcessTranspo
         cache=CacheConfig(num_kv_blocks=512),
         scheduler=SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=256),
     )
-    crew = EngineSupervisor(config, ReplicasConfig(replicas=engines), stall_s=60.0, make=make)
+    supervisor = EngineSupervisor(config, ReplicasConfig(replicas=engines), stall_s=60.0, make=make)
     tokenizer = load_tokenizer(config.model)
-    await crew.launch()
-    await crew.connect()
+    await supervisor.launch()
+    await supervisor.connect()
     try:
-        engine = await RoutedEngine.start(crew.addresses, crew.rows_path, tokenizer)
+        engine = await RoutedEngine.start(supervisor.addresses, supervisor.rows_path, tokenizer)
         try:
-            yield LiveFleet(crew, engine, tokenizer, make.module)
+            yield LiveFleet(supervisor, engine, tokenizer, make.module)
         finally:
             await engine.close()
     finally:
-        await crew.close()
+        await supervisor.close()
 
 
 def kinds() -> Iterator[dict[str, Any]]:

@@ -88,9 +88,9 @@ class ServerManager:
         self._announce = announce
         self._listener = listen(served.server)
         stored = response_file(served.server, None)  # before the supervisor's folder, which a failure would leave
-        self._crew = engine_supervisor(served.engine, served.replicas, served.server.stall_timeout)
-        self._response_file = stored or response_file(served.server, self._crew.folder)
-        self._counters_path = self._crew.folder / "counters"
+        self._supervisor = engine_supervisor(served.engine, served.replicas, served.server.stall_timeout)
+        self._response_file = stored or response_file(served.server, self._supervisor.folder)
+        self._counters_path = self._supervisor.folder / "counters"
         self._counters = SharedRows.create(self._counters_path, WORKER_ROWS, served.workers)
         self._acceptor = Acceptor(self._listener, self._counters)
         self._registry = MetricRegistry()
@@ -98,7 +98,7 @@ class ServerManager:
         self._peer_queries = PeerQueries()
         self._queries = QueryForwarder(self._peer_queries)
         self._steps = StepMetrics(self._registry, served.shown_name, MAX_STEPS if served.server.console else 0)
-        tell_of_machine(self._peer_queries, self._steps, self._crew)
+        tell_of_machine(self._peer_queries, self._steps, self._supervisor)
         self._pool = WorkerPool(
             served.workers,
             WorkerLauncher(self._boot),
@@ -109,13 +109,13 @@ class ServerManager:
             MonotonicClock(),
         )
         self._service_manager = SystemdNotifier()
-        self._signals = Signals(Reload(self._crew, self._service_manager))
+        self._signals = Signals(Reload(self._supervisor, self._service_manager))
         self._ending = False
 
     async def run(self) -> None:
         self._signals.install()
-        self._crew.on_step(self._steps.step)
-        failures = (self._pool.failure, self._crew.failure)
+        self._supervisor.on_step(self._steps.step)
+        failures = (self._pool.failure, self._supervisor.failure)
         try:
             info = await self._start_or_stop()
             if info is not None:
@@ -146,11 +146,11 @@ class ServerManager:
         return starting.result()
 
     async def _start(self) -> EngineInfo:
-        await self._crew.launch()
+        await self._supervisor.launch()
         # The workers load their tokenizers while the engines load the model.
         starting = asyncio.create_task(self._pool.start())
         try:
-            info = await self._crew.connect()
+            info = await self._supervisor.connect()
             await starting
             return info
         finally:
@@ -171,7 +171,7 @@ class ServerManager:
         self._ending = True
         self._acceptor.close()
         await self._pool.stop()
-        await self._crew.close()
+        await self._supervisor.close()
         self._counters.close()
 
     # --- workers ------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class ServerManager:
             model_name=served.model_name,
             tokenizer=str(served.tokenizer),
             replicas=served.replicas,
-            engines=self._crew.engine_addresses,
+            engines=self._supervisor.engine_addresses,
             record=router_record(served.engine, number),
             response_file=None if self._response_file is None else str(self._response_file),
             max_inflight=served.engine.scheduler.max_inflight_requests,
@@ -227,4 +227,4 @@ class ServerManager:
         self._counters.clear(worker.index)
 
     def _own_snapshot(self) -> Snapshot:
-        return Snapshot(self._registry.numbers(), self._crew.reports())
+        return Snapshot(self._registry.numbers(), self._supervisor.reports())

@@ -53,7 +53,7 @@ def tick(reader: Look) -> dict[str, Any]:
     return orjson.loads(orjson.dumps(asyncio.run(reader.tick())))  # type: ignore[no-any-return]
 
 
-class Crew:
+class Supervisor:
     def reports(self) -> list[EngineReport]:
         stats = SchedulerStats(running=1)
         return [EngineReport(i, EngineState.READY, EngineHealth(True, 0.1), stats) for i in range(2)]
@@ -64,7 +64,7 @@ class Crew:
 
 def test_engines_and_steps_come_from_their_owner_alone() -> None:
     steps, manager = StepMetrics(MetricRegistry(), "m", keep=10), PeerQueries()
-    tell_of_machine(manager, steps, Crew())
+    tell_of_machine(manager, steps, Supervisor())
     reader = look(lambda since: News(), Together(knowing(News()), manager))
     steps.step(1, StepRecord(5, 0.01, budget_s=0.02))
     first = tick(reader)
