@@ -1,7 +1,7 @@
 """The asynchronous engine: requests in, chunks out, wherever the engine runs; and what is known of its health."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from roseinfer.core.clock import Clock, MonotonicClock
@@ -9,12 +9,10 @@ from roseinfer.core.errors import (
     EngineClosedError,
     EngineDeadError,
     InvalidRequestError,
-    OutputTextError,
+    RequestFailedError,
     RequestTooLongError,
-    RoseinferError,
-    request_failure,
 )
-from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
+from roseinfer.core.outputs import RequestOutput, SchedulerStats, Started
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import (
     EngineHealth,
@@ -28,7 +26,7 @@ from roseinfer.engine.api import (
 )
 from roseinfer.engine.live import InflightLimit, LiveRequest, LiveRequests
 from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Invalid, Outputs, PriorOutput
-from roseinfer.engine.output import SequenceText
+from roseinfer.engine.output import OutputDelivery, SequenceText
 from roseinfer.engine.stream import ChunkBuffer, ChunkStream
 from roseinfer.engine.transport import Transport
 from roseinfer.text.tokenizer import Tokenizer
@@ -127,7 +125,7 @@ class FailoverHandler(Protocol):
         ...
 
 
-class AsyncEngine(EngineMonitor):
+class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
     """See `engine.api.Engine`. Made by `AsyncEngine.start`; all methods belong to the event loop it was started in.
 
     `requests` may be shared with other engines; then `failover` is who moves them.
@@ -136,11 +134,11 @@ class AsyncEngine(EngineMonitor):
     several = False
 
     def __init__(self, transport: Transport, requests: LiveRequests, failover: FailoverHandler | None = None) -> None:
-        super().__init__(transport, requests.clock)
+        EngineMonitor.__init__(self, transport, requests.clock)
+        OutputDelivery.__init__(self)
         self._requests = requests
         self._failover = failover
         self._suspects: Collection[str] = ()
-        self._sequences: dict[str, tuple[LiveRequest, SequenceText]] = {}
 
     @classmethod
     async def start(
@@ -257,65 +255,35 @@ class AsyncEngine(EngineMonitor):
         self._suspects = {sequence.rpartition(":")[0] for sequence in message.suspects}
         super()._failed(message)
 
-    def _deliver(self, outputs: Iterable[RequestOutput], now_s: float, shift_s: float) -> None:
-        """The one place where outputs become chunks. Once per token: every layer here costs each of them.
-
-        The engine sent them at `now_s`; `shift_s` makes times of our clock out of its own.
-        """
-        sequences, failover = self._sequences, self._failover
-        aborts: list[str] = []
-        for output in outputs:
-            found = sequences.get(output.request_id)
-            if found is None:
-                continue  # cancelled meanwhile, or elsewhere
-            live, text = found
-            if output.end is not None and output.end.reason in _EARLY_ENDS:
-                shown = self._end_early(live, text, output)
-                if shown is None:
-                    continue
-                output = shown
-            if output.started is not None and failover is not None and text.index == 0:
-                failover.started(live, output.started.cached_tokens)
-            try:
-                chunk = text.take(output, now_s, shift_s)
-            except Exception as error:  # the tokenizer's, which is the model's: it must not end every client
-                log.exception("request %s: its output could not be turned into text", live.request_id)
-                self._fail(live, OutputTextError(error))
-                continue
-            if chunk is None:
-                continue
-            if text.ended:
-                self._end_sequence(output.request_id, live)
-                if output.end is None:
-                    aborts.append(output.request_id)
-            live.sink.put(chunk)
-        if aborts:
-            self._transport.send(Abort(aborts))
-
-    def _end_early(self, live: LiveRequest, text: SequenceText, output: RequestOutput) -> RequestOutput | None:
-        """What is left to show of an output that ends a sample before its time; None = nothing."""
+    def _end_early(self, request: LiveRequest, text: SequenceText, output: RequestOutput) -> RequestOutput | None:
         end = output.end
-        assert end is not None
-        if end.reason is FinishReason.ERROR:
-            text.ended = True
-            del self._sequences[output.request_id]
-            self._fail(live, request_failure(end.error or "the request failed"))
-            return None
-        if self._failover is None or end.rejection is None:
-            return output
-        rejection = self._failover.refused(live, end.rejection)
+        if self._failover is None or end is None or end.rejection is None:
+            return super()._end_early(request, text, output)
+        rejection = self._failover.refused(request, end.rejection)
         return None if rejection is None else output._replace(end=end._replace(rejection=rejection))
 
-    def _end_sequence(self, sequence: str, live: LiveRequest) -> None:
-        del self._sequences[sequence]
-        live.left -= 1
-        if not live.left:
-            self._requests.remove(live)
+    def _started(self, request: LiveRequest, started: Started) -> None:
+        if self._failover is not None:
+            self._failover.started(request, started.cached_tokens)
 
-    def _fail(self, live: LiveRequest, error: RoseinferError) -> None:
-        """End a request of which one sample failed: the other samples have no use without it."""
-        self.withdraw(live)
-        live.fail(error)
+    def _end_sequence(self, sequence: str, request: LiveRequest) -> None:
+        del self._sequences[sequence]
+        request.left -= 1
+        if not request.left:
+            self._requests.remove(request)
+
+    def _fail_sample(
+        self, request: LiveRequest, text: SequenceText, output: RequestOutput, error: RequestFailedError
+    ) -> None:
+        """End the whole request: its other samples are useless without this one."""
+        if output.end is not None:
+            text.ended = True
+            self._sequences.pop(output.request_id, None)
+        self.withdraw(request)
+        request.fail(error)
+
+    def _abort(self, sequences: list[str]) -> None:
+        self._transport.send(Abort(sequences))
 
     def _reject(self, message: Invalid) -> None:
         live = next((live for live, _ in self._sequences.values() if live.wire_id == message.request_id), None)
@@ -341,6 +309,3 @@ class AsyncEngine(EngineMonitor):
 def _outputs_of(live: LiveRequest) -> list[PriorOutput | None]:
     """What engines have said of each of its samples; None: it has ended."""
     return [None if text.ended else PriorOutput(text.ids, text.ttft_s) for text in live.texts]
-
-
-_EARLY_ENDS = (FinishReason.ERROR, FinishReason.REJECTED)

@@ -13,8 +13,7 @@ from roseinfer.core.errors import EngineClosedError, InvalidRequestError, Rosein
 from roseinfer.core.request import check_context, sequence_id
 from roseinfer.core.sampling import Seeds
 from roseinfer.engine.api import EngineInfo, GenerateRequest, Route, Sink
-from roseinfer.engine.output import SequenceText
-from roseinfer.engine.parsed import ParsedSequenceText
+from roseinfer.engine.output import ParsedSequenceText, SequenceText
 from roseinfer.text.tokenizer import Tokenizer
 
 

@@ -1,7 +1,6 @@
 """Text generation in this process, without a server: `LLM("tiny").generate("def fibonacci(")`."""
 
 import itertools
-import logging
 import operator
 import os
 import time
@@ -26,7 +25,7 @@ from roseinfer.core.errors import (
     EngineClosedError,
     EngineDeadError,
     InvalidRequestError,
-    OutputTextError,
+    RequestFailedError,
     TooManyInflightError,
 )
 from roseinfer.core.guide import GuideSpec
@@ -37,15 +36,13 @@ from roseinfer.core.request import Prompt, RequestMeta, kept_prompt_tokens, sequ
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo, Why
 from roseinfer.engine.api import SequenceChunk
-from roseinfer.engine.core import IDLE_TURN_WAIT_S
+from roseinfer.engine.core import IDLE_TURN_WAIT_S, Core
 from roseinfer.engine.messages import Add
-from roseinfer.engine.output import SequenceText
+from roseinfer.engine.output import OutputDelivery, SequenceText
 from roseinfer.engine.prepare import prepare
 from roseinfer.sched.registry import option_names, scheduler_config
 from roseinfer.text.template_check import trusted_template
 from roseinfer.text.tokenizer import Tokenizer
-
-log = logging.getLogger(__name__)
 
 PromptInput = str | list[int]
 Part = TypeVar("Part", ModelConfig, CacheConfig, ProfileConfig, PricedConfig, KvEventsConfig)
@@ -118,17 +115,17 @@ class LLM:
         outputs, one for all or one for each prompt. Raises `InvalidRequestError` if a request is wrong: before any of
         them has run, but for a grammar that does not compile.
         """
-        batch = _as_batch(prompts)
-        all_params = self._params_of_each(params, len(batch))
-        guides = _guide_of_each(guide, len(batch))
-        asked = zip(batch, all_params, guides, strict=True)
+        inputs = _as_batch(prompts)
+        all_params = self._params_of_each(params, len(inputs))
+        guides = _guide_of_each(guide, len(inputs))
+        asked = zip(inputs, all_params, guides, strict=True)
         jobs = [self._job(prompt, sampling, n, slo, spec) for prompt, sampling, spec in asked]
-        texts = self._add(jobs)
+        batch = self._add(jobs)
         try:
-            for job, chunk in self._run(texts):
+            for job, chunk in self._run(batch):
                 job.take(chunk)
         finally:
-            self._abort(texts)
+            self._abort(batch)
         return [job.completion for job in jobs]
 
     def chat(
@@ -144,12 +141,12 @@ class LLM:
     def stream(self, prompt: PromptInput, params: SamplingParams | None = None) -> Iterator[SequenceChunk]:
         """Chunks of one completion as they come. Leaving the loop early aborts the request."""
         job = self._job(prompt, params or SamplingParams())
-        texts = self._add([job])
+        batch = self._add([job])
         try:
-            for _, chunk in self._run(texts):
+            for _, chunk in self._run(batch):
                 yield chunk
         finally:
-            self._abort(texts)
+            self._abort(batch)
 
     def stream_steps(
         self,
@@ -160,16 +157,16 @@ class LLM:
 
         Arguments as of `generate`. Leaving the loop early aborts the requests.
         """
-        batch = _as_batch(prompts)
-        all_params = self._params_of_each(params, len(batch))
-        jobs = [self._job(prompt, own) for prompt, own in zip(batch, all_params, strict=True)]
+        inputs = _as_batch(prompts)
+        all_params = self._params_of_each(params, len(inputs))
+        jobs = [self._job(prompt, own) for prompt, own in zip(inputs, all_params, strict=True)]
         numbers = {id(job): number for number, job in enumerate(jobs)}
-        texts = self._add(jobs)
+        batch = self._add(jobs)
         try:
-            for chunks in self._steps(texts):
+            for chunks in self._steps(batch):
                 yield [(numbers[id(job)], chunk) for job, chunk in chunks]
         finally:
-            self._abort(texts)
+            self._abort(batch)
 
     def close(self) -> None:
         if not self._closed:
@@ -223,7 +220,7 @@ class LLM:
             raise InvalidRequestError(f"{len(params)} sampling parameters for {count} prompts", "params")
         return list(params)
 
-    def _add(self, jobs: list["_Job"]) -> dict[str, tuple["_Job", SequenceText]]:
+    def _add(self, jobs: list["_Job"]) -> "_Batch":
         """Queue all jobs or, if one is refused, none."""
         self._check_owner()
         if self._closed:
@@ -236,32 +233,29 @@ class LLM:
             raise InvalidRequestError("another call of this LLM is not finished: exhaust or close its stream first")
         if self._max_inflight is not None and len(jobs) > self._max_inflight:
             raise TooManyInflightError(f"{len(jobs)} prompts at once exceed max_inflight_requests {self._max_inflight}")
-        texts: dict[str, tuple[_Job, SequenceText]] = {}
+        batch = _Batch(self.core)
         try:
             for job in jobs:
                 request_id = f"llm-{next(self._numbers)}"
                 self.core.add(Add(request_id, job.prompt, job.n))
-                for text in job.texts:
-                    texts[sequence_id(request_id, text.index)] = (job, text)
-        except BaseException:  # also what interrupts us: requests that nobody waits for would shut out every later call
-            self._abort(texts)
+                batch.add(request_id, job)
+        except BaseException:  # an interrupt too: forgotten requests would block every later call
+            self._abort(batch)
             raise
-        return texts
+        return batch
 
-    def _run(self, texts: dict[str, tuple["_Job", SequenceText]]) -> Iterator[tuple["_Job", SequenceChunk]]:
-        """The chunks of all steps, one by one."""
-        for chunks in self._steps(texts):
+    def _run(self, batch: "_Batch") -> Iterator[tuple["_Job", SequenceChunk]]:
+        """Yield the chunks of all steps, one by one."""
+        for chunks in self._steps(batch):
             yield from chunks
 
-    def _steps(self, texts: dict[str, tuple["_Job", SequenceText]]) -> Iterator[list[tuple["_Job", SequenceChunk]]]:
-        """Step the engine until every sequence has ended; `texts` keeps those that have not."""
-        while texts:
+    def _steps(self, batch: "_Batch") -> Iterator[list[tuple["_Job", SequenceChunk]]]:
+        """Step the engine until every sequence of `batch` has ended."""
+        while batch.sequences:
             outputs = self._turn()
             for _, error in self.core.take_invalid():
                 raise error
-            now_s = self._clock.now()
-            taken = (self._take(texts, output, now_s) for output in outputs)
-            yield [chunk for chunk in taken if chunk is not None]
+            yield batch.deliver(outputs, self._clock.now())
         self._drain()
 
     def _turn(self) -> list[RequestOutput]:
@@ -278,28 +272,10 @@ class LLM:
             time.sleep(IDLE_TURN_WAIT_S)
         return outputs
 
-    def _take(
-        self, texts: dict[str, tuple["_Job", SequenceText]], output: RequestOutput, now_s: float
-    ) -> tuple["_Job", SequenceChunk] | None:
-        """What an output of the step that ended at `now_s` shows, if anything."""
-        if output.request_id not in texts:
-            return None
-        job, text = texts[output.request_id]
-        try:
-            chunk = _engine_failure(text, output) or text.take(output, now_s)
-        except Exception as error:  # the tokenizer's: the other requests go on
-            log.exception("the output of %s could not be turned into text", output.request_id)
-            chunk = _failed(text, str(OutputTextError(error)))
-        if text.ended:
-            del texts[output.request_id]
-            if output.end is None:
-                self.core.abort([output.request_id])
-        return None if chunk is None else (job, chunk)
-
-    def _abort(self, texts: dict[str, tuple["_Job", SequenceText]]) -> None:
+    def _abort(self, batch: "_Batch") -> None:
         if not self._ours:
             return
-        self.core.abort(list(texts))
+        self.core.abort(batch.sequences)
         self._drain()
 
     def _drain(self) -> None:
@@ -309,14 +285,59 @@ class LLM:
             self.core.take_invalid()
 
 
+class _Batch(OutputDelivery["_Job"]):
+    """Open sequences of one call. A sample that fails ends alone."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__()
+        self._core = core
+        self._chunks: list[tuple[_Job, SequenceChunk]] = []
+
+    @property
+    def sequences(self) -> list[str]:
+        return list(self._sequences)
+
+    def add(self, request_id: str, job: "_Job") -> None:
+        job.chunks = self._chunks
+        for text in job.texts:
+            self._sequences[sequence_id(request_id, text.index)] = (job, text)
+
+    def deliver(self, outputs: list[RequestOutput], now_s: float) -> list[tuple["_Job", SequenceChunk]]:
+        """Return the chunks of a step that ended at `now_s`."""
+        self._deliver(outputs, now_s)
+        chunks = self._chunks.copy()
+        self._chunks.clear()
+        return chunks
+
+    def _fail_sample(
+        self, request: "_Job", text: SequenceText, output: RequestOutput, error: RequestFailedError
+    ) -> None:
+        text.ended = True
+        self._end_sequence(output.request_id, request)
+        if output.end is None:
+            self._abort([output.request_id])
+        request.sink.put(SequenceChunk(text.index, finish_reason=FinishReason.ERROR, stop_reason=str(error)))
+
+    def _abort(self, sequences: list[str]) -> None:
+        self._core.abort(sequences)
+
+
 class _Job:
-    """One prompt of a call and what has come of it."""
+    """One prompt of a call, and its completion so far."""
 
     def __init__(self, prompt: Prompt, n: int, tokenizer: Tokenizer) -> None:
+        self.chunks: list[tuple[_Job, SequenceChunk]] = []
         self.prompt = prompt
         self.n = n
         self.texts = [SequenceText(i, prompt.params, tokenizer) for i in range(n)]
         self.completion = Completion(prompt.ids, [Sample() for _ in range(n)])
+
+    @property
+    def sink(self) -> "_Job":
+        return self
+
+    def put(self, chunk: SequenceChunk) -> None:
+        self.chunks.append((self, chunk))
 
     def take(self, chunk: SequenceChunk) -> None:
         sample = self.completion.samples[chunk.index]
@@ -334,19 +355,6 @@ class _Job:
         if chunk.finish_reason is FinishReason.ERROR:
             sample.error = str(chunk.stop_reason)
             sample.stop_reason = None
-
-
-def _engine_failure(text: SequenceText, output: RequestOutput) -> SequenceChunk | None:
-    """The last chunk of a sequence that failed in the engine, None for any other output."""
-    if output.end is None or output.end.reason is not FinishReason.ERROR:
-        return None
-    return _failed(text, output.end.error or "the request failed")
-
-
-def _failed(text: SequenceText, reason: str) -> SequenceChunk:
-    """The last chunk of a sequence that failed; its `stop_reason` says why."""
-    text.ended = True
-    return SequenceChunk(text.index, finish_reason=FinishReason.ERROR, stop_reason=reason)
 
 
 def _as_batch(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:

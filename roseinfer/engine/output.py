@@ -1,15 +1,21 @@
 """From token ids to text: what happens to a sequence's output between the engine and its reader."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
 
+from roseinfer.core.errors import OutputTextError, RequestFailedError, request_failure
 from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.text.detokenize import IncrementalDetokenizer
+from roseinfer.text.output import Event, OutputParser, Text
 from roseinfer.text.stop import StopMatcher
 from roseinfer.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class SequenceText:
@@ -134,6 +140,170 @@ class SequenceText:
             chunk.finish_reason = end.reason
             if end.stop_token in self._params.stop_token_ids:
                 chunk.stop_reason = end.stop_token
+
+
+class ParsedSequenceText(SequenceText):
+    """Chunks with events. The parser gets the output token by token, with the special tokens that it wants to see
+    whatever `skip_special_tokens` says: that is about what is shown.
+
+    Stop strings are looked for in `Text` events alone, and not across what comes between two of them.
+    """
+
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer, parser: OutputParser) -> None:
+        super().__init__(index, params, tokenizer)
+        self._parser = parser
+        self._tokenizer = tokenizer
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
+        self._markers = parser.markers
+        self._hidden = tokenizer.special_ids - parser.markers if params.skip_special_tokens else frozenset[int]()
+
+    def drop(self) -> None:
+        if not self.ended:
+            self._parser.end()  # one that waits for more is a cycle
+
+    def _read(self, chunk: SequenceChunk, shown: Sequence[int], last: bool) -> str | None:
+        parser = self._parser
+        events: list[Event] = []
+        for token in shown:
+            events += self._feed(token)
+        if last:
+            rest = self._detokenizer.flush()
+            if rest:
+                events += parser.feed(rest, None)
+            events += parser.end()
+            chunk.parse_failures = parser.failures
+        stop = None
+        if self._matcher is not None:
+            events, stop = self._up_to_stop(self._matcher, events, len(chunk.token_ids), last)
+        if stop is not None and not last:
+            parser.end()  # what it would say is behind the end; one that waits for more is a cycle
+        chunk.events = events
+        chunk.text = "".join([event.text for event in events if type(event) is Text])
+        chunk.reasoning_tokens = parser.reasoning_tokens
+        return stop
+
+    def _feed(self, token: int) -> list[Event]:
+        if token in self._hidden:
+            return self._parser.feed("", token)
+        text = self._detokenizer.add((token,))
+        if token not in self._markers:
+            return self._parser.feed(text, token)
+        # A marker stands alone, whatever bytes were held back before it.
+        own = self._tokenizer.token_str(token)
+        before = text.removesuffix(own)
+        events = self._parser.feed(before, None) if before else []
+        return events + self._parser.feed(text[len(before) :], token)
+
+    def _up_to_stop(
+        self, matcher: StopMatcher, events: list[Event], tokens: int, last: bool
+    ) -> tuple[list[Event], str | None]:
+        """The events as far as they may be shown, and the stop string that ended the output, if one did."""
+        kept: list[Event] = []
+        for event in events:
+            if type(event) is not Text:
+                _append_text(kept, matcher.release())
+                kept.append(event)
+                continue
+            text, stop = matcher.feed(event.text, tokens=tokens)
+            tokens = 0  # they are through
+            _append_text(kept, text)
+            if stop is not None:
+                return kept, stop
+        if tokens:
+            matcher.feed("", tokens=tokens)
+        if last:
+            _append_text(kept, matcher.release())
+        return kept, None
+
+
+def _append_text(events: list[Event], text: str) -> None:
+    if text:
+        events.append(Text(text))
+
+
+class ChunkSink(Protocol):
+    """The part of `Sink` that delivery calls for each chunk."""
+
+    def put(self, chunk: SequenceChunk) -> None: ...
+
+
+class DeliveredRequest(Protocol):
+    @property
+    def sink(self) -> ChunkSink: ...
+
+
+Delivered = TypeVar("Delivered", bound=DeliveredRequest)
+
+
+class OutputDelivery(Generic[Delivered]):
+    """Turns outputs of an engine into chunks for its requests. Subclasses decide what the end of a sequence means."""
+
+    def __init__(self) -> None:
+        self._sequences: dict[str, tuple[Delivered, SequenceText]] = {}
+
+    def _deliver(self, outputs: Iterable[RequestOutput], now_s: float, shift_s: float = 0.0) -> None:
+        """Deliver outputs that the engine sent at `now_s`. `shift_s` converts its times to our clock.
+
+        This runs once per token, so every layer here costs each of them.
+        """
+        sequences = self._sequences
+        aborts: list[str] = []
+        for output in outputs:
+            found = sequences.get(output.request_id)
+            if found is None:
+                continue  # cancelled, or moved to another engine
+            request, text = found
+            if output.end is not None and output.end.reason in _EARLY_ENDS:
+                shown = self._end_early(request, text, output)
+                if shown is None:
+                    continue
+                output = shown
+            if output.started is not None and text.index == 0:
+                self._started(request, output.started)
+            try:
+                chunk = text.take(output, now_s, shift_s)
+            except Exception as error:  # a bug of the model's tokenizer must not end other requests
+                log.exception("cannot decode the output of %s", output.request_id)
+                self._fail_sample(request, text, output, OutputTextError(error))
+                continue
+            if chunk is None:
+                continue
+            if text.ended:
+                self._end_sequence(output.request_id, request)
+                if output.end is None:
+                    aborts.append(output.request_id)
+            request.sink.put(chunk)
+        if aborts:
+            self._abort(aborts)
+
+    def _end_early(self, request: Delivered, text: SequenceText, output: RequestOutput) -> RequestOutput | None:
+        """Return the output to deliver in place of one that ends a sample early; None = nothing."""
+        end = output.end
+        assert end is not None
+        if end.reason is not FinishReason.ERROR:
+            return output
+        self._fail_sample(request, text, output, request_failure(end.error or "the request failed"))
+        return None
+
+    def _started(self, request: Delivered, started: Started) -> None:
+        """Handle the first token of sample 0."""
+
+    def _end_sequence(self, sequence: str, request: Delivered) -> None:
+        """Forget a sequence that has ended."""
+        del self._sequences[sequence]
+
+    def _fail_sample(
+        self, request: Delivered, text: SequenceText, output: RequestOutput, error: RequestFailedError
+    ) -> None:
+        """Handle a sample that failed in the engine or cannot be decoded."""
+        raise NotImplementedError
+
+    def _abort(self, sequences: list[str]) -> None:
+        """Make the engine stop sequences that a stop string has ended."""
+        raise NotImplementedError
+
+
+_EARLY_ENDS = (FinishReason.ERROR, FinishReason.REJECTED)
 
 
 def _one_by_one(output: RequestOutput) -> Iterator[RequestOutput]:

@@ -14,8 +14,7 @@ from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.engine.live import InflightLimit, LiveRequests
-from roseinfer.engine.output import merge
-from roseinfer.engine.parsed import ParsedSequenceText
+from roseinfer.engine.output import ParsedSequenceText, merge
 from roseinfer.text.output import CallArguments, CallEnd, CallStart, OutputParser, Reasoning, Text, joined
 from roseinfer.text.tools.formats.hermes import Hermes
 from tests.helpers.parsers import BracketParser

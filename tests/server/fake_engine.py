@@ -23,7 +23,7 @@ from roseinfer.engine.api import (
     Sink,
     StepRecord,
 )
-from roseinfer.engine.parsed import ParsedSequenceText
+from roseinfer.engine.output import ParsedSequenceText
 from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.engine_info import engine_info
 

@@ -11,8 +11,7 @@ from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTime
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
-from roseinfer.engine.output import merge
-from roseinfer.engine.parsed import ParsedSequenceText
+from roseinfer.engine.output import ParsedSequenceText, merge
 from roseinfer.server.formats.chat import ChatFormat
 from roseinfer.server.request.job import Job, StreamChoices, Usage
 from tests.helpers.parsers import BracketParser
