@@ -31,8 +31,7 @@ from roseinfer.engine.api import (
     StepRecord,
 )
 from roseinfer.engine.client import AsyncEngine
-from roseinfer.engine.live import InflightLimit, LiveRequest, LiveRequests
-from roseinfer.engine.stream import ChunkBuffer, ChunkStream
+from roseinfer.engine.live import ChunkBuffer, ChunkStream, InflightLimit, LiveRequest, LiveRequests
 from roseinfer.engine.transport import Transport, UnixSocketTransport
 from roseinfer.router.placer import Placer
 from roseinfer.router.record import RecordingPlacer

@@ -72,7 +72,7 @@ class SamplingParams:
 
     `allowed_token_ids`: only these are sampled; EOS ids must be listed, too (None = all are allowed). `bad_token_ids`:
     sequences of token ids that the output must not contain. `bad_words`: texts that are replaced by such sequences
-    before the request reaches the engine (`engine.prepare`). `truncate_prompt_tokens`: number of the prompt's last
+    before the request reaches the engine (`prepare`). `truncate_prompt_tokens`: number of the prompt's last
     tokens to use, -1 = as many as leave room for `max_tokens`, None = all; also applied before the engine.
 
     Raise `InvalidRequestError` naming the field if a value is out of range.

@@ -24,10 +24,9 @@ from roseinfer.engine.api import (
     Sink,
     StepRecord,
 )
-from roseinfer.engine.live import InflightLimit, LiveRequest, LiveRequests
+from roseinfer.engine.live import ChunkBuffer, ChunkStream, InflightLimit, LiveRequest, LiveRequests
 from roseinfer.engine.messages import Abort, Add, EngineMessage, Failed, Heartbeat, Invalid, Outputs, PriorOutput
 from roseinfer.engine.output import OutputDelivery, SequenceText
-from roseinfer.engine.stream import ChunkBuffer, ChunkStream
 from roseinfer.engine.transport import Transport
 from roseinfer.text.tokenizer import Tokenizer
 

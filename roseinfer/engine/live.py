@@ -3,17 +3,19 @@
 All of a request that its reader has seen is here: it may go from one engine to another and on from there.
 """
 
+import asyncio
 import itertools
 import operator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Protocol
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.errors import EngineClosedError, InvalidRequestError, RoseinferError, TooManyInflightError
-from roseinfer.core.request import check_context, sequence_id
-from roseinfer.core.sampling import Seeds
-from roseinfer.engine.api import EngineInfo, GenerateRequest, Route, Sink
-from roseinfer.engine.output import ParsedSequenceText, SequenceText
+from roseinfer.core.request import Prompt, check_context, kept_prompt_tokens, sequence_id
+from roseinfer.core.sampling import SamplingParams, Seeds
+from roseinfer.engine.api import EngineInfo, GenerateRequest, Route, SequenceChunk, Sink, Submission
+from roseinfer.engine.output import ParsedSequenceText, SequenceText, merge
 from roseinfer.text.tokenizer import Tokenizer
 
 
@@ -191,3 +193,98 @@ class LiveRequests:
             for text in live.texts:
                 text.drop()
             self._inflight.update(len(self._live))
+
+
+class ChunkBuffer:
+    """Holds at most one unread chunk per sample, so that a slow reader never delays others.
+
+    `samples`: how many have to end. What was not read when `fail` is called is lost.
+    """
+
+    def __init__(self, samples: int) -> None:
+        self._open = samples
+        self._unread: dict[int, SequenceChunk] = {}
+        self._error: RoseinferError | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        return self._open == 0 or self._error is not None
+
+    def put(self, chunk: SequenceChunk) -> None:
+        unread = self._unread.get(chunk.index)
+        self._unread[chunk.index] = chunk if unread is None else merge(unread, chunk)
+        if chunk.finish_reason is not None:
+            self._open -= 1
+        self._news.set()
+
+    def fail(self, error: RoseinferError) -> None:
+        self._error = error
+        self._news.set()
+
+    async def read(self) -> SequenceChunk:
+        """Raises the error that the request failed with, and `StopAsyncIteration` after the last chunk."""
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._unread:
+                index = next(iter(self._unread))
+                return self._unread.pop(index)
+            if self.ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+
+
+class ChunkStream:
+    """What `Engine.generate` returns."""
+
+    def __init__(self, mailbox: ChunkBuffer, submission: Submission) -> None:
+        self._mailbox = mailbox
+        self._submission = submission
+
+    @property
+    def ended(self) -> bool:
+        return self._mailbox.ended
+
+    def __aiter__(self) -> AsyncIterator[SequenceChunk]:
+        return self
+
+    async def __anext__(self) -> SequenceChunk:
+        return await self._mailbox.read()
+
+    @property
+    def route(self) -> Route | None:
+        return self._submission.route
+
+    def cancel(self) -> None:
+        self._submission.cancel()
+
+
+def prepare(prompt: Prompt, tokenizer: Tokenizer, max_model_len: int) -> Prompt:
+    """Apply `truncate_prompt_tokens`, and replace `bad_words` by token ids. Both fields are empty in the result.
+
+    Raise `InvalidRequestError`. The result may be prepared again without effect.
+    """
+    params = prompt.params
+    if params.truncate_prompt_tokens is not None:
+        keep = kept_prompt_tokens(params.truncate_prompt_tokens, params.max_tokens, max_model_len)
+        ids = prompt.ids if keep is None else prompt.ids[-keep:]
+        prompt = replace(prompt, ids=ids, params=replace(params, truncate_prompt_tokens=None))
+    if params.bad_words:
+        prompt = replace(prompt, params=resolve_bad_words(prompt.params, tokenizer))
+    return prompt
+
+
+def resolve_bad_words(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """Move `bad_words` to `bad_token_ids`. Raise `InvalidRequestError` for a word that has no tokens."""
+    found = list(params.bad_token_ids)
+    for word in params.bad_words:
+        try:
+            spellings = tokenizer.spellings(word)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"bad_words: {error.message}", "bad_words") from error
+        if not spellings:
+            raise InvalidRequestError("bad_words contains a word without tokens", "bad_words")
+        found += spellings
+    return replace(params, bad_words=(), bad_token_ids=tuple(found))

@@ -37,9 +37,9 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo, Why
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.core import IDLE_TURN_WAIT_S, Core
+from roseinfer.engine.live import prepare
 from roseinfer.engine.messages import Add
 from roseinfer.engine.output import OutputDelivery, SequenceText
-from roseinfer.engine.prepare import prepare
 from roseinfer.sched.registry import option_names, scheduler_config
 from roseinfer.text.template_check import trusted_template
 from roseinfer.text.tokenizer import Tokenizer

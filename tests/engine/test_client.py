@@ -28,7 +28,7 @@ from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, Seque
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guides import GuideFactory
-from roseinfer.engine.prepare import prepare
+from roseinfer.engine.live import prepare
 from roseinfer.engine.thread_transport import ThreadTransport
 from tests.helpers.engine_info import engine_info
 from tests.helpers.engines import EOS, make_core

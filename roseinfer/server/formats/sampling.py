@@ -6,7 +6,7 @@ from typing import Any
 from roseinfer.core.request import context_error, kept_prompt_tokens
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.prepare import resolve_bad_words
+from roseinfer.engine.live import resolve_bad_words
 from roseinfer.server.formats.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.limits import Limits
