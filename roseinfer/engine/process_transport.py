@@ -50,11 +50,24 @@ class StepCosts(msgspec.Struct, frozen=True):
         return cls(*promise.cost_s, promise.expert_s) if any(promise.cost_s) else None
 
 
+class PeerBoot(msgspec.Struct, frozen=True):
+    """Settings of an engine process that takes connections of other hosts.
+
+    `handoff`: descriptor by which they arrive. `tls_dir`: folder of its certificates. `number`: of the process, see
+    `EngineStatus`.
+    """
+
+    handoff: int
+    tls_dir: str
+    number: int
+
+
 class EngineBoot(msgspec.Struct):
     """Boot struct of an engine process.
 
-    `listener`, `door`: descriptors of its sockets. `folder`: removed by the engine if its owner has gone. `rows`: file
+    `listener`: descriptor of its socket. `folder`: removed by the engine if its owner has gone. `rows`: file
     of shared rows; the engine writes its promises to row `index`. `costs`: from another engine on such a device.
+    `peers`: of an engine that takes connections of other hosts.
     """
 
     config: EngineConfig
@@ -65,7 +78,7 @@ class EngineBoot(msgspec.Struct):
     index: int = 0
     rows: str | None = None
     costs: StepCosts | None = None
-    door: int | None = None
+    peers: PeerBoot | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +86,7 @@ class EngineLaunch:
     """Settings that distinguish one of several engines of a server.
 
     `folder`: private folder that all of them share, with their sockets. `environment`: additions to ours. `rows`,
-    `costs` and `door` as in `EngineBoot`.
+    `costs` and `peers` as in `EngineBoot`.
     """
 
     folder: Path
@@ -81,7 +94,7 @@ class EngineLaunch:
     environment: Mapping[str, str] = field(default_factory=dict)
     rows: Path | None = None
     costs: StepCosts | None = None
-    door: socket.socket | None = None
+    peers: PeerBoot | None = None
 
     @property
     def address(self) -> Path:
@@ -165,9 +178,9 @@ class ProcessTransport:
             index=settings.index,
             rows=None if settings.rows is None else str(settings.rows),
             costs=settings.costs,
-            door=None if settings.door is None else settings.door.fileno(),
+            peers=settings.peers,
         )
-        inherited = [boot.listener] if boot.door is None else [boot.listener, boot.door]
+        inherited = [boot.listener] if boot.peers is None else [boot.listener, boot.peers.handoff]
         return launch(self.module, boot, pass_fds=inherited, environment=settings.environment)
 
     async def _await_end(self, child: ChildProcess, link: EngineConnection) -> None:

@@ -5,6 +5,7 @@ import logging
 import select
 import socket
 import time
+from typing import Protocol
 
 import msgspec
 
@@ -19,9 +20,7 @@ from roseinfer.engine.messages import (
     PromiseUpdate,
     Received,
 )
-from roseinfer.engine.remote.door import take_peers
-from roseinfer.engine.remote.sealed import SealedFrames
-from roseinfer.processes.frames import HEADER_BYTES, FrameError, PlainFrames
+from roseinfer.processes.frames import HEADER_BYTES, FrameError, Frames, PlainFrames
 
 log = logging.getLogger("roseinfer.engine")
 
@@ -33,33 +32,43 @@ PROMISE_EVERY_S = 0.002
 _BROKEN = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
-class _Client:
-    """`sealed`: it is on another host, or might be; None: it is on this one."""
+class PeerSource(Protocol):
+    """Source of connections from other hosts, whose handshakes are complete."""
 
-    def __init__(self, number: int, connection: socket.socket, sealed: SealedFrames | None = None) -> None:
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `take` has something to return."""
+        ...
+
+    def take(self) -> list[tuple[socket.socket, Frames]]: ...
+
+    def close(self) -> None: ...
+
+
+class _Client:
+    """`remote_frames`: of a client on another host; None: it is on this one."""
+
+    def __init__(self, number: int, connection: socket.socket, remote_frames: Frames | None = None) -> None:
         self.number = number
         self.socket = connection
-        self.sealed = sealed
-        self.frames = sealed or PlainFrames()
+        self.remote = remote_frames is not None
+        self.frames = remote_frames or PlainFrames()
         self.unsent = bytearray()
 
 
 class ClientSockets:
     """An inbox and an outbox. Clients are numbered as they connect; the first, `messages.OWNER`, owns the engine.
-    `door`: where connections of clients on other hosts come in, which somebody else has let in.
 
     Sending is done by whoever calls `send`, in the engine's own thread: encoding the outputs of 256 requests takes
     10 us and a write 3 us, less than a second thread would cost in waiting for the interpreter lock. What a socket
     does not take at once is kept and written while the loop turns.
     """
 
-    def __init__(self, listener: socket.socket, door: socket.socket | None = None) -> None:
+    def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
-        self._door = door
+        self._peers: PeerSource | None = None
         self._poll = select.poll()
-        for entrance in (listener,) if door is None else (listener, door):
-            entrance.setblocking(False)
-            self._poll.register(entrance, select.POLLIN)
+        listener.setblocking(False)
+        self._poll.register(listener, select.POLLIN)
         self._clients: dict[int, _Client] = {}
         self._by_number: dict[int, _Client] = {}
         self._next_number = 0
@@ -70,6 +79,11 @@ class ClientSockets:
         self._encoder = msgspec.msgpack.Encoder()
         self._decode = msgspec.msgpack.Decoder(ClientMessage).decode
         self._buffer = bytearray()
+
+    def accept_peers(self, peers: PeerSource) -> None:
+        """Serve clients on other hosts too. `close` closes `peers`."""
+        self._peers = peers
+        self._poll.register(peers, select.POLLIN)
 
     @property
     def owned(self) -> bool:
@@ -107,7 +121,7 @@ class ClientSockets:
     def publish(self, promise: Promise) -> None:
         """Tell clients on other hosts, as often as they need it; who comes later is told the newest at once."""
         self._promise = promise
-        peers = [client for client in self._by_number.values() if client.sealed is not None]
+        peers = [client for client in self._by_number.values() if client.remote]
         now_s = time.monotonic()
         if not peers or (now_s < self._next_promise_s and 0 < promise.step_s < PROMISE_EVERY_S):
             return
@@ -133,8 +147,8 @@ class ClientSockets:
         self._by_number.clear()
         self._clients.clear()
         self._listener.close()
-        if self._door is not None:
-            self._door.close()
+        if self._peers is not None:
+            self._peers.close()
 
     # --- connections --------------------------------------------------------------------------------------------
     def _accept(self) -> None:
@@ -143,19 +157,19 @@ class ClientSockets:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
                 self._admit(connection)
-        # Behind these: the first that comes by the listener owns the engine.
-        if self._door is not None and self._next_number:
-            for connection, keys in take_peers(self._door):
-                self._admit(connection, SealedFrames(keys))
+        # After these: the first client of the listener owns the engine.
+        if self._peers is not None and self._next_number:
+            for connection, frames in self._peers.take():
+                self._admit(connection, frames)
 
-    def _admit(self, connection: socket.socket, sealed: SealedFrames | None = None) -> None:
-        client = _Client(self._next_number, connection, sealed)
+    def _admit(self, connection: socket.socket, remote_frames: Frames | None = None) -> None:
+        client = _Client(self._next_number, connection, remote_frames)
         self._next_number += 1
         self._clients[connection.fileno()] = self._by_number[client.number] = client
         self._poll.register(connection, select.POLLIN)
         if self._greeting is not None:
             self._write(client, self._encode(self._greeting))
-        if sealed is not None and self._promise is not None:
+        if client.remote and self._promise is not None:
             self._write(client, self._encode(_as_of(self._promise, time.monotonic())))
 
     def _drop(self, client: _Client) -> None:
@@ -194,7 +208,7 @@ class ClientSockets:
             if kind != "add" or not isinstance(name, str):
                 raise
             return Invalid(name, f"the request cannot be read: {error}", None, None)
-        if client.sealed is not None and isinstance(message, Add):
+        if client.remote and isinstance(message, Add):
             message.sent_s = None  # on another host's clock
         return message
 
@@ -207,9 +221,9 @@ class ClientSockets:
 
     def _write(self, client: _Client, data: bytes | bytearray) -> None:
         """`data`: as `_encode` made it."""
-        if client.sealed is not None:
+        if client.remote:
             try:
-                data = client.sealed.wrap(bytes(data[HEADER_BYTES:]))
+                data = client.frames.wrap(bytes(data[HEADER_BYTES:]))
             except OverflowError as error:
                 log.error("a client on another host is let go, as it could not be told: %s", error)
                 self._drop(client)

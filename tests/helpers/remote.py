@@ -1,24 +1,27 @@
-"""An engine's keeper and its clients, over loopback, in one event loop."""
+"""An engine's server and its clients, over loopback, in one event loop; and certificates for them."""
 
+import atexit
 import contextlib
 import json
+import tempfile
 from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
 
 from roseinfer.cluster.addresses import EngineAddresses
 from roseinfer.cluster.remote.address import HostPort
+from roseinfer.cluster.remote.engine_server import EngineServer
+from roseinfer.cluster.remote.tls import TlsFolder
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.cluster.start import routed_engine
 from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, PricedConfig, SchedulerConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.engine.live import InflightLimit
-from roseinfer.engine.remote.keeper import EngineKeeper
-from roseinfer.engine.remote.secret import Secret
+from roseinfer.integrations.certificates import CertificateAuthority
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
 
-SECRET = Secret(b"tests know this secret")
 LOOPBACK = HostPort("127.0.0.1", 0)
 COST = CostParams(step_s=0.002, token_s=1e-6, row_s=1e-6, context_s=1e-9)
 
@@ -44,15 +47,52 @@ def priced_config(folder: Path) -> EngineConfig:
     )
 
 
+@cache
+def _folder() -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="certificates-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+def authority(name: str = "ours") -> CertificateAuthority:
+    """Return a CA; the same one for the same name."""
+    return _authority(name)
+
+
+@cache
+def _authority(name: str) -> CertificateAuthority:
+    return CertificateAuthority.create()
+
+
+def write_certificate(folder: Path, ca: str = "ours", *, host: str = "127.0.0.1", days: float = 30.0) -> Path:
+    """Write a certificate for `host` that the CA of this name signed. Return the folder."""
+    authority(ca).issue([host], days).write(folder)
+    return folder
+
+
+@cache
+def own_tls() -> TlsFolder:
+    """Return the certificates of a host that belongs to the deployment."""
+    return TlsFolder(write_certificate(_folder() / "ours"))
+
+
+@cache
+def foreign_tls() -> TlsFolder:
+    """Return the certificates of a host of another deployment."""
+    return TlsFolder(write_certificate(_folder() / "foreign", "foreign"))
+
+
 @contextlib.asynccontextmanager
-async def keeper(config: EngineConfig, bind: HostPort = LOOPBACK) -> AsyncIterator[tuple[EngineKeeper, HostPort]]:
-    kept = EngineKeeper(config, bind, SECRET)
-    address = await kept.launch()
+async def engine_server(
+    config: EngineConfig, bind: HostPort = LOOPBACK, tls: TlsFolder | None = None
+) -> AsyncIterator[tuple[EngineServer, HostPort]]:
+    server = EngineServer(config, bind, tls or own_tls())
+    address = await server.launch()
     try:
-        await kept.connect()
-        yield kept, address
+        await server.connect()
+        yield server, address
     finally:
-        await kept.close()
+        await server.close()
 
 
 @contextlib.asynccontextmanager
@@ -61,12 +101,11 @@ async def client(
     config: EngineConfig | None = None,
     engine_timeout: float = 10.0,
     stall_s: float = 60.0,
-    secret_file: Path | None = None,
+    tls: TlsFolder | None = None,
 ) -> AsyncIterator[RoutedEngine]:
     tokenizer = load_tokenizer((config or tiny_config()).model)
     replicas = ReplicasConfig(engine_timeout=engine_timeout)
-    file = "" if secret_file is None else str(secret_file)
-    places = EngineAddresses(list(map(str, addresses)), None, SECRET.value, stall_s, file)
+    places = EngineAddresses(list(map(str, addresses)), None, stall_s, str((tls or own_tls()).path))
     engine = await routed_engine(places, tokenizer, replicas, InflightLimit(None))
     try:
         yield engine

@@ -11,6 +11,7 @@ from roseinfer.cli.commands import (
     bench_streaming,
     bench_throughput,
     calibrate,
+    certificates,
     chat,
     complete,
     deploy,
@@ -44,6 +45,7 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     serve,
     engine,
+    certificates,
     deploy,
     chat,
     complete,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NAME = "deploy"
 HELP = "serve a model with engines on a Ray cluster"
 # Of `serve`: of these the deployment has options of its own, or places of its own.
-NOT_OURS = frozenset({"replicas", "devices", "engines", "secret_file"})
+NOT_OURS = frozenset({"replicas", "devices", "engines", "tls_dir"})
 ENGINES = Group(ReplicasConfig, "routing", skip=NOT_OURS, choices={"router": ROUTERS})
 # Its API processes have no file that all of them could store responses in.
 NO_STORE = {"response_store", "response_store_max_count", "response_store_max_bytes", "response_store_max_days"}
@@ -57,12 +57,8 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def app(arguments: dict[str, Any]) -> Any:
-    """The application that Ray Serve builds of a config file with `import_path: roseinfer.cli.commands.deploy:app`, and
-    options of `roseinfer deploy` as `args`. The cluster has been switched to HAProxy by its environment.
-
-    Raises `ConfigError` for wrong options.
-    """
+def build_application(arguments: dict[str, Any]) -> Any:
+    """See `roseinfer.integrations.ray.app`. The environment of the cluster has enabled HAProxy."""
     from roseinfer.integrations.ray.application import application
     from roseinfer.integrations.ray.directory import start_directory
 

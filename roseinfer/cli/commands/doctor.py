@@ -5,6 +5,7 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+from roseinfer.cli.commands.groups import REMOVED_SECRET
 from roseinfer.cli.doctor.config import DoctorConfig
 from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.progress import stage
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 NAME = "doctor"
 HELP = "check what works on this machine, what does not, and why"
-OPTIONS = OptionSet(Group(DoctorConfig, "what to look at", positional="model"))
+OPTIONS = OptionSet(Group(DoctorConfig, "what to look at", positional="model"), removed=REMOVED_SECRET)
 COLOURS = {"ok": "\x1b[32m", "warning": "\x1b[33m", "problem": "\x1b[31m"}
 
 

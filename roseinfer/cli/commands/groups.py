@@ -44,6 +44,8 @@ POLICY = Group(
 PROFILE = Group(ProfileConfig, "profiling")
 PRICED = Group(PricedConfig, "an engine without a model")
 KV_EVENTS = Group(KvEventsConfig, "KV events (need the extra kv-events)", skip=frozenset({"rank", "served_name"}))
+# The shared secret of `engine` and `serve --engines`, until they used TLS.
+REMOVED_SECRET = {"secret_file": "hosts use TLS now: make certificates with `roseinfer certificates`, give --tls-dir"}
 ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, PROFILE, PRICED, KV_EVENTS)
 
 

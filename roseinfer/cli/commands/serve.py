@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roseinfer.cli.commands.groups import ENGINE, engine_config
+from roseinfer.cli.commands.groups import ENGINE, REMOVED_SECRET, engine_config
 from roseinfer.cli.commands.otlp import with_traces
 from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.engine import EngineConfig, ModelConfig
@@ -26,7 +26,7 @@ RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno
 KEY_VARIABLE = "ROSEINFER_API_KEY"
 HELP = "serve a model over the OpenAI API"
 ENGINES = Group(ReplicasConfig, "engines", choices={"router": ROUTERS})
-OPTIONS = OptionSet(*ENGINE, ENGINES, Group(ServerConfig, "server"))
+OPTIONS = OptionSet(*ENGINE, ENGINES, Group(ServerConfig, "server"), removed=REMOVED_SECRET)
 # Engine options that also apply to a server in front of remote engines.
 REMOTE_ENGINE_OPTIONS = {"model", "gguf_file", "tokenizer", "revision", "download_dir", "max_inflight_requests"}
 
@@ -52,8 +52,8 @@ def _check_engine_options(replicas: ReplicasConfig, given: Mapping[str, Any]) ->
     from roseinfer.cluster.start import remote_addresses
 
     if not replicas.engine_list:
-        if replicas.secret_file is not None:
-            raise ConfigError("secret_file: only engines on other hosts ask for a secret: name them with engines")
+        if replicas.tls_dir is not None:
+            raise ConfigError("tls_dir is only for engines on other hosts; name them with engines")
         return
     own = {option.name for group in ENGINE for option in group.options()}
     for name in given:

@@ -16,6 +16,8 @@ MIN_FILES, ENOUGH_FILES = 128, 1024 + 128
 OLDEST_FP8 = (9, 0)
 # Larger weights leave little memory for the KV cache.
 _WEIGHTS_SHARE = 0.8
+# A certificate that expires sooner should be renewed.
+MIN_VALID_DAYS = 14
 
 
 class State(StrEnum):
@@ -234,12 +236,10 @@ def _model(model: Model, facts: Facts) -> Check:
 
 
 def _hosts(hosts: Hosts) -> Iterator[Check]:
-    if hosts.secret_error is not None:
-        yield problem(
-            "secret", hosts.secret_error, "the same file on every host: umask 077; openssl rand -hex 32 > secret"
-        )
-    elif hosts.secret_file is not None:
-        yield ok("secret", f"{hosts.secret_file} can be read, and by nobody else")
+    if hosts.tls_error is not None:
+        yield problem("certificate", hosts.tls_error, "make one with `roseinfer certificates`")
+    elif hosts.tls_dir is not None and hosts.tls_days is not None:
+        yield _certificate(hosts.tls_dir, hosts.tls_days)
     if hosts.bind_error is not None:
         yield problem("bind", hosts.bind_error, "an address of this host, and a port that nobody listens on")
     elif hosts.bind is not None:
@@ -249,6 +249,13 @@ def _hosts(hosts: Hosts) -> Iterator[Check]:
         yield _ray(hosts.ray)
 
 
+def _certificate(folder: str, days: float) -> Check:
+    found = f"the certificate in {folder} is valid for {days:.0f} days"
+    if days < MIN_VALID_DAYS:
+        return warning("certificate", found, "renew it with `roseinfer certificates`; nothing is restarted")
+    return ok("certificate", found)
+
+
 def _peer(peer: Peer) -> Check:
     name = f"engine {peer.address}"
     if peer.misfit:
@@ -256,7 +263,7 @@ def _peer(peer: Peer) -> Check:
             name, f"{peer.found}: {peer.error}", "start it with the same model and options as the other engines"
         )
     if peer.error is not None:
-        advice = "see whether `roseinfer engine` runs there, with this secret and version, and firewalls let it through"
+        advice = "start `roseinfer engine` of this version there, with a certificate of this CA, and open its port"
         return problem(name, peer.error, advice)
     if not peer.up:
         return warning(name, peer.found, "it accepts no requests at present: check its log")

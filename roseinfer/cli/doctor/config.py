@@ -18,7 +18,7 @@ class DoctorConfig:
     download_dir: str | None = option(None, "folder of downloads; default: the hub's cache", metavar="DIR")
     port: int | None = option(None, "port of the server; default: 8000, none with --bind")
     engines: str | None = option(None, "engines on other hosts to check", metavar="HOST:PORT,...")
-    secret_file: str | None = option(None, "the file with their secret, or that of --bind", metavar="FILE")
+    tls_dir: str | None = option(None, "folder with the certificates for --engines, or for --bind", metavar="DIR")
     bind: str | None = option(None, "address for `engine` to listen on", metavar="HOST:PORT")
     ray_address: str | None = option(
         None, "Ray cluster for `deploy`; auto: the one on this machine", metavar="HOST:PORT"
@@ -28,8 +28,8 @@ class DoctorConfig:
     def __post_init__(self) -> None:
         if self.port is not None and not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be within [0, 65535], got {self.port}")
-        if self.engines is not None and self.secret_file is None:
-            raise ConfigError("engines: others' engines ask for a secret: give a secret_file")
+        if self.engines is not None and self.tls_dir is None:
+            raise ConfigError("engines needs tls_dir: engines on other hosts require a certificate")
 
     @property
     def server_port(self) -> int | None:

@@ -89,10 +89,14 @@ class RayCluster:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Checks of other hosts, and of this one for them. `bind`: where an engine is to listen."""
+    """Checks of other hosts, and of this one for them. `bind`: where an engine is to listen.
 
-    secret_file: str | None = None
-    secret_error: str | None = None
+    `tls_days`: until our certificate expires.
+    """
+
+    tls_dir: str | None = None
+    tls_error: str | None = None
+    tls_days: float | None = None
     bind: str | None = None
     bind_error: str | None = None
     peers: tuple[Peer, ...] = ()

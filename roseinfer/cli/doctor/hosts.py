@@ -3,6 +3,7 @@
 import asyncio
 import os
 import stat
+import time
 from importlib import metadata
 from pathlib import Path
 
@@ -11,14 +12,14 @@ import msgspec
 from roseinfer.cli.doctor.config import DoctorConfig
 from roseinfer.cli.doctor.facts import Hosts, Peer, RayCluster
 from roseinfer.cluster.endpoints import incompatibility
+from roseinfer.cluster.remote import tcp
 from roseinfer.cluster.remote.address import HostPort
-from roseinfer.cluster.remote.messages import KeeperMessage, StatusUpdate
+from roseinfer.cluster.remote.connect import Connected, connect
+from roseinfer.cluster.remote.handshake import Purpose
+from roseinfer.cluster.remote.messages import StatusMessage, StatusUpdate
+from roseinfer.cluster.remote.tls import TlsFolder
 from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.remote import tcp
-from roseinfer.engine.remote.handshake import Purpose
-from roseinfer.engine.remote.sealed import SealedFrames
-from roseinfer.engine.remote.secret import Secret, read_secret
 from roseinfer.integrations.ray.cluster import RAY, knock, require_ray
 from roseinfer.processes.frames import FrameError
 
@@ -29,24 +30,25 @@ TOKEN_FILE = "~/.ray/auth_token"
 
 def find_hosts(config: DoctorConfig) -> Hosts | None:
     """Return the facts about other hosts; None if not asked for."""
-    if (config.secret_file, config.bind, config.engines, config.ray_address) == (None,) * 4:
+    if (config.tls_dir, config.bind, config.engines, config.ray_address) == (None,) * 4:
         return None
-    secret, secret_error = _secret(config.secret_file)
+    tls, tls_error = _tls(config.tls_dir)
     return Hosts(
-        secret_file=config.secret_file,
-        secret_error=secret_error,
+        tls_dir=config.tls_dir,
+        tls_error=tls_error,
+        tls_days=None if tls is None else (tls.contexts().expires_s - time.time()) / 86400,
         bind=config.bind,
         bind_error=None if config.bind is None else _bind_error(config.bind),
-        peers=() if secret is None else asyncio.run(_peers(config.engine_list, secret)),
+        peers=() if tls is None else asyncio.run(_peers(config.engine_list, tls)),
         ray=None if config.ray_address is None else check_ray(config.ray_address),
     )
 
 
-def _secret(file: str | None) -> tuple[Secret | None, str | None]:
-    if file is None:
+def _tls(folder: str | None) -> tuple[TlsFolder | None, str | None]:
+    if folder is None:
         return None, None
     try:
-        return read_secret(Path(file)), None
+        return TlsFolder(Path(folder)), None
     except RoseinferError as error:
         return None, str(error)
 
@@ -59,8 +61,8 @@ def _bind_error(bind: str) -> str | None:
     return None
 
 
-async def _peers(addresses: tuple[str, ...], secret: Secret) -> tuple[Peer, ...]:
-    asked = await asyncio.gather(*(_ask(address, secret) for address in addresses))
+async def _peers(addresses: tuple[str, ...], tls: TlsFolder) -> tuple[Peer, ...]:
+    asked = await asyncio.gather(*(_ask(address, tls) for address in addresses))
     first = next((info for _, info in asked if info is not None), None)
     found = []
     for peer, info in asked:
@@ -69,10 +71,10 @@ async def _peers(addresses: tuple[str, ...], secret: Secret) -> tuple[Peer, ...]
     return tuple(found)
 
 
-async def _ask(address: str, secret: Secret) -> tuple[Peer, EngineInfo | None]:
+async def _ask(address: str, tls: TlsFolder) -> tuple[Peer, EngineInfo | None]:
     """Connect like a server that subscribes to the engine."""
     try:
-        connected = await tcp.connect(HostPort.parse(address, "engines"), secret, Purpose.FOLLOW)
+        connected = await connect(HostPort.parse(address, "engines"), tls, Purpose.STATUS)
         with connected.socket:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
                 update = await _status_update(connected)
@@ -89,14 +91,16 @@ async def _ask(address: str, secret: Secret) -> tuple[Peer, EngineInfo | None]:
     return Peer(address, found, up=report.health.alive), report.info
 
 
-async def _status_update(connected: tcp.Connected) -> StatusUpdate:
+async def _status_update(connected: Connected) -> StatusUpdate:
     """Read the engine's first status message."""
-    frames, loop = SealedFrames(connected.greeted.keys), asyncio.get_running_loop()
-    while data := await loop.sock_recv(connected.socket, _CHUNK_BYTES):
-        for body in frames.feed(data):
-            message: KeeperMessage = msgspec.msgpack.decode(body, type=KeeperMessage)
+    data = b""  # the message may have come together with the end of the handshake
+    while True:
+        for body in connected.peer.frames.feed(data):
+            message: StatusMessage = msgspec.msgpack.decode(body, type=StatusMessage)
             return message
-    raise ConnectionResetError("it hung up")
+        data = await asyncio.get_running_loop().sock_recv(connected.socket, _CHUNK_BYTES)
+        if not data:
+            raise ConnectionResetError("it closed the connection")
 
 
 def check_ray(address: str) -> RayCluster:

@@ -8,21 +8,21 @@ MAX_PORT = 2**16 - 1
 
 
 class HostPort(NamedTuple):
-    """`host`: a name or an IP address, IPv6 without brackets; `port`: 0 = any free one, where one listens."""
+    """`host`: a name or an IP address, IPv6 without brackets. `port`: 0 = any free port, to listen on."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str, option: str) -> "HostPort":
-        """`10.0.0.2:7000`, `node:7000` or `[fd00::2]:7000`. Raises `ConfigError`, which names `option`."""
+        """Read `10.0.0.2:7000`, `node:7000` or `[fd00::2]:7000`. Raise `ConfigError`, which names `option`."""
         host, colon, port = text.strip().rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")
         named = host[1:-1] if bracketed else host
         if not colon or not named or not (port.isascii() and port.isdecimal()) or int(port) > MAX_PORT:
-            raise ConfigError(f"{option}: {text!r} is no HOST:PORT")
+            raise ConfigError(f"{option}: invalid address {text!r} (expected HOST:PORT)")
         if ":" in named and not bracketed:
-            raise ConfigError(f"{option}: {text!r} is no HOST:PORT; an IPv6 address stands in brackets, as [::1]:7000")
+            raise ConfigError(f"{option}: invalid address {text!r} (put an IPv6 address in brackets, as [::1]:7000)")
         return cls(named, int(port))
 
     def __str__(self) -> str:

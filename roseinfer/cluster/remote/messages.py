@@ -1,4 +1,4 @@
-"""What an engine's keeper says to those who follow it."""
+"""Messages from an engine's server to clients that follow its status."""
 
 import msgspec
 
@@ -7,8 +7,9 @@ from roseinfer.engine.api import EngineReport, StepRecord
 
 
 class StatusUpdate(msgspec.Struct, tag="status_update", array_like=True, gc=False):
-    """How the engine does: when its status changes, and twice a second. `steps`: since the last time; when each ended
-    is told on the clock that said `now_s` when this was sent.
+    """The engine's status and report: sent when the status changes, and twice a second.
+
+    `steps`: those since the last update. Their end times are on the clock that showed `now_s` when this was sent.
     """
 
     status: EngineStatus
@@ -17,4 +18,4 @@ class StatusUpdate(msgspec.Struct, tag="status_update", array_like=True, gc=Fals
     now_s: float = 0.0
 
 
-KeeperMessage = StatusUpdate
+StatusMessage = StatusUpdate

@@ -1,4 +1,4 @@
-"""A hash of all messages that travel between hosts: versions of roseinfer that agree in it understand each other."""
+"""Hash of all message types that travel between hosts: equal hashes mean compatible versions of roseinfer."""
 
 from collections.abc import Iterator
 from enum import Enum
@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from roseinfer.cluster.remote.messages import KeeperMessage
+from roseinfer.cluster.remote.messages import StatusMessage
 from roseinfer.engine.messages import ClientMessage, EngineMessage
 
 SCHEMA_BYTES = 8
@@ -17,11 +17,11 @@ SCHEMA_BYTES = 8
 @cache
 def schema() -> bytes:
     """`SCHEMA_BYTES` bytes."""
-    return digest(ClientMessage, EngineMessage, KeeperMessage)
+    return digest(ClientMessage, EngineMessage, StatusMessage)
 
 
 def digest(*kinds: Any) -> bytes:
-    """Of these types: the names, order and types of their fields, and those of theirs."""
+    """Hash the names, order and types of the fields of these types, and of the types within them."""
     seen: set[Any] = set()
     words = [word for kind in kinds for word in _described(inspect.type_info(kind), seen)]
     return sha256("\n".join(words).encode()).digest()[:SCHEMA_BYTES]

@@ -1,95 +1,99 @@
-"""GrammarConstraint an engine's keeper: a connection to it, and again whenever that is lost."""
+"""A client's connection to the status of an engine. It is opened again whenever it is lost."""
 
 import asyncio
 from typing import Protocol, cast
 
 import msgspec
 
+from roseinfer.cluster.remote import tcp
 from roseinfer.cluster.remote.address import HostPort
-from roseinfer.cluster.remote.messages import KeeperMessage, StatusUpdate
-from roseinfer.engine.remote import tcp
-from roseinfer.engine.remote.handshake import HandshakeError, Purpose
-from roseinfer.engine.remote.sealed import SealedFrames
-from roseinfer.engine.remote.secret import SecretSource
-from roseinfer.processes.frames import FrameError
+from roseinfer.cluster.remote.connect import connect
+from roseinfer.cluster.remote.handshake import HandshakeError, Purpose
+from roseinfer.cluster.remote.messages import StatusMessage, StatusUpdate
+from roseinfer.cluster.remote.tls import TlsFolder
+from roseinfer.processes.frames import FrameError, Frames
 
-# Between attempts to reach a keeper, at first and at most, in seconds.
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 1.0
+# Delays between attempts to connect, at first and at most.
+FIRST_RETRY_S, MAX_RETRY_S = 0.05, 1.0
 
 
 class StatusListener(Protocol):
-    def told(self, update: StatusUpdate) -> None: ...
+    def updated(self, update: StatusUpdate) -> None: ...
 
     def refused(self, error: HandshakeError) -> None:
-        """By the keeper, or it by us; it is tried again."""
+        """A handshake failed; it is tried again."""
         ...
 
     def unreachable(self, reason: str) -> None:
-        """Called once for each time that it is not there."""
+        """Nothing answers. Called once for each outage."""
         ...
 
 
-class Follower:
-    def __init__(self, address: HostPort, secret: SecretSource, hearer: StatusListener) -> None:
+class StatusSubscription:
+    """Follow the status of the engine at `address` until `close`, whether it is there or not."""
+
+    def __init__(self, address: HostPort, tls: TlsFolder, server_name: str | None, listener: StatusListener) -> None:
         self._address = address
-        self._secret = secret
-        self._hearer = hearer
-        self._line: _Line | None = None
-        self._missed = False  # and somebody has been told
+        self._tls = tls
+        self._server_name = server_name
+        self._listener = listener
+        self._connection: _StatusConnection | None = None
+        self._outage_reported = False
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection just now, by which something was heard."""
-        line = self._line
-        return line is not None and line.heard and not line.lost.is_set()
+        """True if there is a connection, and a status came over it."""
+        connection = self._connection
+        return connection is not None and connection.has_status and not connection.lost.is_set()
 
     async def _follow(self) -> None:
-        wait_s = FIRST_WAIT_S
+        delay_s = FIRST_RETRY_S
         while True:
             try:
-                await self._reach()
-                wait_s = FIRST_WAIT_S
+                await self._until_lost()
+                delay_s = FIRST_RETRY_S
             except HandshakeError as error:
-                self._hearer.refused(error)
+                self._listener.refused(error)
             except OSError as error:
-                if not self._missed:
-                    self._missed = True
-                    self._hearer.unreachable(tcp.reason(error))
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                if not self._outage_reported:
+                    self._outage_reported = True
+                    self._listener.unreachable(tcp.reason(error))
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, MAX_RETRY_S)
 
-    async def _reach(self) -> None:
-        """Returns when a connection has ended that was there."""
-        connection, greeted, _ = await tcp.connect(self._address, self._secret.now(), Purpose.FOLLOW)
-        line = _Line(self._hearer, SealedFrames(greeted.keys))
+    async def _until_lost(self) -> None:
+        """Connect, and return when that connection has ended."""
+        connected = await connect(self._address, self._tls, Purpose.STATUS, self._server_name)
+        connection = _StatusConnection(self._listener, connected.peer.frames)
         try:
-            await asyncio.get_running_loop().create_connection(lambda: line, sock=connection)
+            await asyncio.get_running_loop().create_connection(lambda: connection, sock=connected.socket)
         except BaseException:
-            connection.close()
+            connected.socket.close()
             raise
-        self._line, self._missed = line, False
-        await line.lost.wait()
+        self._connection, self._outage_reported = connection, False
+        connection.data_received(b"")  # what came together with the end of the handshake
+        await connection.lost.wait()
 
     def cut(self, reason: str) -> None:
-        """The connection is of no use: a new one is tried."""
-        if self._line is not None and not self._line.lost.is_set():
-            self._hearer.unreachable(reason)
-            self._line.close()
+        """Give up a connection that is silent, and try a new one."""
+        if self._connection is not None and not self._connection.lost.is_set():
+            self._listener.unreachable(reason)
+            self._connection.close()
 
     def close(self) -> None:
         self._task.cancel()
-        if self._line is not None:
-            self._line.close()
+        if self._connection is not None:
+            self._connection.close()
 
 
-class _Line(asyncio.Protocol):
-    def __init__(self, hearer: StatusListener, frames: SealedFrames) -> None:
+class _StatusConnection(asyncio.Protocol):
+    def __init__(self, listener: StatusListener, frames: Frames) -> None:
         self.lost = asyncio.Event()
-        self.heard = False
-        self._hearer = hearer
+        self.has_status = False
+        self._listener = listener
         self._frames = frames
-        self._decode = msgspec.msgpack.Decoder(KeeperMessage).decode
+        self._decode = msgspec.msgpack.Decoder(StatusMessage).decode
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -102,8 +106,8 @@ class _Line(asyncio.Protocol):
         try:
             for body in self._frames.feed(data):
                 message = self._decode(body)
-                self.heard = True
-                self._hearer.told(message)
+                self.has_status = True
+                self._listener.updated(message)
         except (FrameError, msgspec.MsgspecError):
             self.close()
 

@@ -33,7 +33,9 @@ class ReplicasConfig:
     engines: str | None = option(
         None, "use engines on other hosts, started there with `roseinfer engine`: a,b,...", metavar="HOST:PORT,..."
     )
-    secret_file: str | None = option(None, "file with the secret of engines on other hosts", metavar="FILE")
+    tls_dir: str | None = option(
+        None, "folder with ca.crt, tls.crt and tls.key for engines on other hosts", metavar="DIR"
+    )
 
     def __post_init__(self) -> None:
         check_positive(self, "replicas", "engine_timeout")
@@ -58,8 +60,8 @@ class ReplicasConfig:
                 raise ConfigError(f"{name} cannot be combined with engines, which run on other hosts")
         if not all(self.engine_list) or len(set(self.engine_list)) < len(self.engine_list):
             raise ConfigError(f"engines must be different addresses HOST:PORT, got {self.engines!r}")
-        if self.secret_file is None:
-            raise ConfigError("engines needs secret_file: engines on other hosts require the secret")
+        if self.tls_dir is None:
+            raise ConfigError("engines needs tls_dir: engines on other hosts require a certificate")
 
     @property
     def engine_list(self) -> tuple[str, ...]:
@@ -79,13 +81,13 @@ class ReplicasConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperConfig:
-    """Options of an engine that serves other hosts. `bind` and `secret_file` are required."""
+    """Options of an engine that serves other hosts. `bind` and `tls_dir` are required."""
 
     bind: str | None = option(
         None, "address to listen on; port 0 = any free port", aliases=("listen",), metavar="HOST:PORT"
     )
-    secret_file: str | None = option(
-        None, "file with the secret that servers must know, at least 16 bytes", metavar="FILE"
+    tls_dir: str | None = option(
+        None, "folder with ca.crt, tls.crt and tls.key (`roseinfer certificates`)", metavar="DIR"
     )
     devices: str | None = option(
         None, "GPU of the engine, as 2, or its GPUs, as 2+3; default: the first ones", metavar="GPU"

@@ -8,7 +8,6 @@ to come again.
 import asyncio
 import contextlib
 import logging
-import os
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,14 +20,15 @@ from roseinfer.cluster.directory_sync import start_from_directory
 from roseinfer.cluster.endpoint import Connector
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.cluster.remote.engines import RemoteEngines
+from roseinfer.cluster.remote.tls import TlsFolder
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.config.hub import tokenizer_folder
 from roseinfer.core.slo import Cause
 from roseinfer.engine.live import InflightLimit
-from roseinfer.engine.remote.secret import Secret
-from roseinfer.integrations.ray.directory import directory
+from roseinfer.integrations.ray.directory import directory, fetch_certificate
 from roseinfer.integrations.ray.plan import Plan
 from roseinfer.integrations.ray.register import TELL_S, Engine, Fared
+from roseinfer.processes.private_folder import private_folder, remove_folder
 from roseinfer.server.app import build_app, server_parts
 from roseinfer.server.hosting import LAST_WORDS_S, configure_logging, settle_garbage_collector, with_texts
 from roseinfer.server.http.body import ErrorResponse
@@ -39,10 +39,9 @@ from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# How long the directory may keep a question until there is news, how long it may take for anything else, and how long
-# nobody asks it after a failure.
-NEWS_S, ASK_S, PAUSE_S = 10.0, 5.0, 0.5
-NO_SECRET = Secret(os.urandom(32))  # each engine has its own
+# The directory may hold a question this long until there is a change, and take this long for other answers. After a
+# failure, it is asked again after the pause.
+CHANGE_TIMEOUT_S, ASK_TIMEOUT_S, PAUSE_S = 10.0, 5.0, 0.5
 RETRY_S = 5.0  # what clients are told to wait when no API process is up
 REQUESTS, REJECTIONS = "roseinfer:slo_requests", "roseinfer:slo_rejections"
 
@@ -58,10 +57,10 @@ class ApiReplica:
         self._parts = server_parts(plan.server, plan.engine.model.model)
         # Serve makes uvicorn's server itself, and uvicorn looks its connections' class up here when that starts.
         uvicorn.protocols.http.auto.AutoHTTPProtocol = limited_protocol(self._parts.service.limits)
-        self._summarize = DynamicDirectory()
+        self._engine_directory = DynamicDirectory()
         self._engine: RoutedEngine | None = None
         self._remote: RemoteEngines
-        self._secrets: dict[str, Secret] = {}
+        self._folder = private_folder()
         self._tasks = [asyncio.create_task(work) for work in (self._follow(), self._attach(), self._report())]
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -80,9 +79,10 @@ class ApiReplica:
         chat_template = None if plan.server.chat_template is None else Path(plan.server.chat_template)
         folder = await asyncio.to_thread(tokenizer_folder, plan.engine.model)
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder, chat_template)
-        self._remote = RemoteEngines(NO_SECRET, quiet_s=replicas.engine_timeout, lost_s=plan.server.stall_timeout)
+        tls = await self._certificate()
+        self._remote = RemoteEngines(tls, quiet_s=replicas.engine_timeout, lost_s=plan.server.stall_timeout)
         starting = start_from_directory(
-            self._summarize,
+            self._engine_directory,
             self._way,
             tokenizer,
             router=plan.router,
@@ -97,9 +97,17 @@ class ApiReplica:
         settle_garbage_collector()
 
     def _way(self, entry: EngineEntry, number: int) -> Connector:
-        return self._remote.connector(
-            number, HostPort.parse(entry.address, "directory"), self._secrets[entry.incarnation]
-        )
+        return self._remote.connector(number, HostPort.parse(entry.address, "directory"), entry.incarnation)
+
+    async def _certificate(self) -> TlsFolder:
+        """Wait for the directory, however long it takes."""
+        while True:
+            try:
+                async with asyncio.timeout(ASK_TIMEOUT_S):
+                    return await fetch_certificate(f"api-{self._process}", self._folder)
+            except Exception as error:
+                log.warning("the directory cannot issue a certificate: %s; asking again", error)
+                await asyncio.sleep(PAUSE_S)
 
     async def _follow(self) -> None:
         """Tells the server of the engines that the directory knows, and one that may have been started again of the
@@ -108,15 +116,14 @@ class ApiReplica:
         seen = highest = -1
         while True:
             try:
-                async with asyncio.timeout(NEWS_S + ASK_S):
+                async with asyncio.timeout(CHANGE_TIMEOUT_S + ASK_TIMEOUT_S):
                     told = await directory()
                     if seen < 0 <= highest:
                         with contextlib.suppress(AttributeError):  # an earlier version's, which runs on over updates
                             await told.known.remote(highest)
-                    seen, engines = await told.engines.remote(seen, NEWS_S)
+                    seen, engines = await told.engines.remote(seen, CHANGE_TIMEOUT_S)
                 highest = max([highest, *(engine.number for engine in engines)])
-                self._secrets = {engine.incarnation: Secret(engine.secret) for engine in engines}
-                self._summarize.tell(_entry(engine) for engine in engines)
+                self._engine_directory.tell(_entry(engine) for engine in engines)
             except Exception as error:
                 log.warning("the directory of engines cannot be asked, those that are known serve on: %s", error)
                 seen = -1
@@ -127,7 +134,7 @@ class ApiReplica:
         while True:
             await asyncio.sleep(TELL_S)
             with contextlib.suppress(Exception):  # said by `_follow`
-                async with asyncio.timeout(ASK_S):
+                async with asyncio.timeout(ASK_TIMEOUT_S):
                     fared = fared_of(self._parts.observation.registry.numbers())
                     await (await directory()).report.remote(self._process, tuple(fared))
 
@@ -140,6 +147,7 @@ class ApiReplica:
         if self._engine is not None:
             await self._engine.close()
             self._remote.close()
+        remove_folder(self._folder)
 
 
 class FromHaproxy:
@@ -179,4 +187,4 @@ def fared_of(numbers: Numbers) -> Fared:
 
 
 def _entry(engine: Engine) -> EngineEntry:
-    return EngineEntry(engine.address, engine.incarnation, engine.number, engine.retiring)
+    return EngineEntry(engine.address, engine.name, engine.number, engine.retiring)

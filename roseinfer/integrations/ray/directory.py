@@ -1,16 +1,20 @@
-"""The directory of a deployment: one named actor of Ray, which engines tell of themselves and API processes ask.
+"""The directory of a deployment: a named actor of Ray with which engines register, and which API processes ask.
 
-No request passes by it. While it is down, and while it knows nothing yet after a start, everybody goes on with what
-they were told last; engines tell it of themselves again within seconds.
+It also is the certificate authority of the deployment. No request passes through it. While it is down, processes
+continue with its last answers. After a restart, engines register again within seconds.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
+from roseinfer.cluster.remote.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TlsFolder
 from roseinfer.core.clock import MonotonicClock
+from roseinfer.core.errors import ResourceError
+from roseinfer.integrations.certificates import MAX_CA_DAYS, CertificateAuthority, write_private
 from roseinfer.integrations.ray.plan import DIRECTORY, NAMESPACE
 from roseinfer.integrations.ray.register import Attainment, Engine, Fared, Register
 
@@ -20,27 +24,34 @@ LOOK_S = 1.0
 
 
 class DirectoryActor:
-    """Its methods are called over Ray, each in a turn of one event loop."""
+    """Its methods are called over Ray, one at a time in one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, ca_certificate: bytes, ca_key: bytes) -> None:
+        """PEM texts of the CA. Ray keeps them, so that a restarted actor is the same CA."""
         import ray
 
+        self._authority = CertificateAuthority.load(ca_certificate, ca_key)
         clock = MonotonicClock()
         anew = ray.get_runtime_context().was_current_actor_reconstructed
         self._register = Register(clock, time.time_ns(), anew)
         self._attainment = Attainment()
         self._changed = asyncio.Event()
 
+    async def certificate(self, name: str) -> tuple[bytes, bytes, bytes]:
+        """Issue a certificate for one process. Return PEM texts: the CA's certificate, the new one and its key."""
+        issued = self._authority.issue([name], MAX_CA_DAYS)
+        return issued.ca, issued.certificate, issued.key
+
     async def authenticated(self) -> bool:
-        """Whether the cluster that this runs on asks for a token; who deploys may have one that nobody asks for."""
+        """Return True if this cluster requires a token. A client may have one that nobody requires."""
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
         return bool(is_token_auth_enabled())
 
-    async def tell(self, address: str, secret: bytes, number: int | None, retiring: bool) -> int | None:
+    async def tell(self, address: str, name: str, number: int | None, retiring: bool) -> int | None:
         """See `Register`."""
         before = self._register.version
-        given = self._register.tell(address, secret, number, retiring)
+        given = self._register.tell(address, name, number, retiring)
         self._say_changes(before)
         return given
 
@@ -48,9 +59,9 @@ class DirectoryActor:
         """Of an API process: see `Register`."""
         self._register.known(number)
 
-    async def gone(self, secret: bytes) -> None:
+    async def gone(self, name: str) -> None:
         before = self._register.version
-        self._register.gone(secret)
+        self._register.gone(name)
         self._say_changes(before)
 
     async def engines(self, seen: int, patience_s: float) -> tuple[int, list[Engine]]:
@@ -95,11 +106,20 @@ async def directory() -> Any:
 
 
 def start_directory() -> Any:
-    """The actor's handle; it is made if there is none. It is started again whenever it dies, and outlives whoever made
-    it.
+    """Return the actor's handle, and start the actor if there is none. Ray restarts it, and it outlives this process.
+
+    Raise `ResourceError` if the actor is one of an earlier version, which issued no certificates.
     """
     import ray
 
+    with contextlib.suppress(ValueError):
+        found = find_directory()
+        if not hasattr(found, "certificate"):
+            raise ResourceError(
+                "an earlier version of roseinfer is deployed on this Ray cluster; stop it first with --down"
+            )
+        return found
+    authority = CertificateAuthority.create()
     options = {
         "name": DIRECTORY,
         "namespace": NAMESPACE,
@@ -110,4 +130,12 @@ def start_directory() -> Any:
         "max_task_retries": 0,
         "max_concurrency": 1000,
     }
-    return ray.remote(DirectoryActor).options(**options).remote()
+    return ray.remote(DirectoryActor).options(**options).remote(authority.certificate, authority.key)
+
+
+async def fetch_certificate(name: str, folder: Path) -> TlsFolder:
+    """Get a certificate of the deployment for this process, and write it into a private folder."""
+    ca, certificate, key = await (await directory()).certificate.remote(name)
+    for file, data in ((CA_FILE, ca), (CERTIFICATE_FILE, certificate), (KEY_FILE, key)):
+        write_private(folder / file, data)
+    return TlsFolder(folder)

@@ -1,6 +1,5 @@
 """What the directory of a deployment knows: which engines there are, and how their requests fared lately."""
 
-from hashlib import sha256
 from typing import NamedTuple
 
 from roseinfer.core.clock import Clock
@@ -12,22 +11,14 @@ SETTLE_S = 3 * TELL_S
 
 
 class Engine(NamedTuple):
-    """`number`: what all call it. `address`: host and port. `secret`: of connections to it, no other engine's, so that
-    nobody takes the next engine at an address for the one before. `retiring`: it is to get no more requests.
+    """`number`: the same for all clients. `address`: host and port. `name`: in its certificate, and of no other engine.
+    So clients never take the next engine at an address for the previous one. `retiring`: it gets no more requests.
     """
 
     number: int
     address: str
-    secret: bytes
+    name: str
     retiring: bool = False
-
-    @property
-    def incarnation(self) -> str:
-        """Which engine it is, ever; it says nothing of the secret."""
-        return sha256(self.secret).hexdigest()[:16]
-
-    def __repr__(self) -> str:
-        return f"engine {self.number} at {self.address} ({self.incarnation})"
 
 
 class Register:
@@ -39,20 +30,20 @@ class Register:
 
     def __init__(self, clock: Clock, first_version: int = 0, anew: bool = False) -> None:
         self._clock = clock
-        self._summarize: dict[bytes, tuple[Engine, float]] = {}
+        self._entries: dict[str, tuple[Engine, float]] = {}
         self._next = 0
         self._numbers_from_s = clock.now() + (SETTLE_S if anew else 0.0)
         self.version = first_version
 
     def engines(self) -> list[Engine]:
-        return sorted(engine for engine, _ in self._summarize.values())
+        return sorted(engine for engine, _ in self._entries.values())
 
-    def tell(self, address: str, secret: bytes, number: int | None, retiring: bool) -> int | None:
+    def tell(self, address: str, name: str, number: int | None, retiring: bool) -> int | None:
         """Of an engine, by itself. Returns its number: the one that it has, else the next that nobody has had; None:
         ask again later, numbers that others have may yet be told. Who was at the address before is gone.
         """
         now_s = self._clock.now()
-        known = self._summarize.get(secret)
+        known = self._entries.get(name)
         if number is None and known is not None:
             number = known[0].number
         if number is None:
@@ -60,10 +51,10 @@ class Register:
                 return None
             number = self._next
         self.known(number)
-        for other in [other for other in self.engines() if other.address == address and other.secret != secret]:
-            self.gone(other.secret)
-        engine = Engine(number, address, secret, retiring)
-        self._summarize[secret] = engine, now_s
+        for other in [other for other in self.engines() if other.address == address and other.name != name]:
+            self.gone(other.name)
+        engine = Engine(number, address, name, retiring)
+        self._entries[name] = engine, now_s
         if known is None or known[0] != engine:
             self.version += 1
         return number
@@ -72,17 +63,17 @@ class Register:
         """Somebody has heard of an engine of that number: no other one shall get it, be that engine silent or gone."""
         self._next = max(self._next, number + 1)
 
-    def gone(self, secret: bytes) -> None:
+    def gone(self, name: str) -> None:
         """It has ended."""
-        if self._summarize.pop(secret, None) is not None:
+        if self._entries.pop(name, None) is not None:
             self.version += 1
 
     def expire(self) -> list[Engine]:
         """Forget those that have told nothing for `EXPIRE_S`, and say which."""
         before_s = self._clock.now() - EXPIRE_S
-        silent = [engine for engine, told_s in self._summarize.values() if told_s < before_s]
+        silent = [engine for engine, told_s in self._entries.values() if told_s < before_s]
         for engine in silent:
-            self.gone(engine.secret)
+            self.gone(engine.name)
         return silent
 
 

@@ -7,21 +7,17 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from roseinfer.cli import main as cli
+from tests.helpers.remote import write_certificate
 
-SECRET = "0123456789abcdef"
 
-
-def secret_file(folder: Path, text: str = SECRET, mode: int = 0o600) -> str:
-    path = folder / "secret"
-    path.write_text(text)
-    path.chmod(mode)
-    return str(path)
+def certificates(folder: Path) -> str:
+    return str(write_certificate(folder / "tls"))
 
 
 def told(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert cli.main(argv) == 2
     usage, error = capsys.readouterr().err.strip().splitlines()
-    assert usage.startswith(f"usage: roseinfer {argv[0]}") and SECRET not in error
+    assert usage.startswith(f"usage: roseinfer {argv[0]}")
     return error.removeprefix("roseinfer: error: ")
 
 
@@ -37,18 +33,17 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "error"),
     [
         ([], "--bind must be given"),
-        (["--bind", "127.0.0.1:7000"], "--secret-file must be given"),
-        (["--bind", "7000", "--secret-file", "FILE"], "--bind: '7000' is no HOST:PORT"),
-        (["--bind", "::1:7000", "--secret-file", "FILE"], "an IPv6 address stands in brackets, as [::1]:7000"),
-        (["--bind", "127.0.0.1:70000", "--secret-file", "FILE"], "is no HOST:PORT"),
-        (["--bind", "127.0.0.1:0", "--secret-file", "nowhere"], "--secret-file: cannot read nowhere: No such file"),
-        (["--bind", "127.0.0.1:0", "--secret-file", "/tmp"], "--secret-file: cannot read /tmp: Is a directory"),
+        (["--bind", "127.0.0.1:7000"], "--tls-dir must be given"),
+        (["--bind", "7000", "--tls-dir", "DIR"], "--bind: invalid address '7000' (expected HOST:PORT)"),
+        (["--bind", "::1:7000", "--tls-dir", "DIR"], "put an IPv6 address in brackets, as [::1]:7000"),
+        (["--bind", "127.0.0.1:70000", "--tls-dir", "DIR"], "(expected HOST:PORT)"),
+        (["--bind", "127.0.0.1:0", "--tls-dir", "nowhere"], "nowhere/ca.crt: No such file"),
         (
-            ["--bind", "127.0.0.1:0", "--secret-file", "FILE", "--devices", "0,1"],
+            ["--bind", "127.0.0.1:0", "--tls-dir", "DIR", "--devices", "0,1"],
             "--devices must name the GPUs of one engine",
         ),
         (
-            ["--bind", "127.0.0.1:0", "--secret-file", "FILE", "--stall-timeout", "0"],
+            ["--bind", "127.0.0.1:0", "--tls-dir", "DIR", "--stall-timeout", "0"],
             "--stall-timeout must be positive",
         ),
     ],
@@ -56,58 +51,47 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_that_cannot_be_kept(
     options: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = secret_file(tmp_path)
-    assert error in told(["engine", *[option.replace("FILE", file) for option in options]], capsys)
+    folder = certificates(tmp_path)
+    assert error in told(["engine", *[option.replace("DIR", folder) for option in options]], capsys)
 
 
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (["--engines", "a:1"], "--engines needs --secret-file"),
-        (["--secret-file", "FILE"], "--secret-file: only engines on other hosts ask for a secret"),
-        (["--engines", "a:1,b", "--secret-file", "FILE"], "--engines: 'b' is no HOST:PORT"),
-        (["--engines", "a:1,,b:2", "--secret-file", "FILE"], "--engines must be different addresses"),
-        (["--engines", "a:1,a:1", "--secret-file", "FILE"], "--engines must be different addresses"),
+        (["--engines", "a:1"], "--engines needs --tls-dir"),
+        (["--tls-dir", "DIR"], "--tls-dir is only for engines on other hosts"),
+        (["--engines", "a:1,b", "--tls-dir", "DIR"], "--engines: invalid address 'b' (expected HOST:PORT)"),
+        (["--engines", "a:1,,b:2", "--tls-dir", "DIR"], "--engines must be different addresses"),
+        (["--engines", "a:1,a:1", "--tls-dir", "DIR"], "--engines must be different addresses"),
         (
-            ["--engines", "a:1", "--secret-file", "FILE", "--replicas", "2"],
+            ["--engines", "a:1", "--tls-dir", "DIR", "--replicas", "2"],
             "--replicas cannot be combined",
         ),
         (
-            ["--engines", "a:1", "--secret-file", "FILE", "--devices", "0"],
+            ["--engines", "a:1", "--tls-dir", "DIR", "--devices", "0"],
             "--devices cannot be combined",
         ),
         (
-            ["--engines", "a:1", "--secret-file", "FILE", "--max-num-seqs", "8"],
+            ["--engines", "a:1", "--tls-dir", "DIR", "--max-num-seqs", "8"],
             "--max-num-seqs is an engine option: pass it to each `roseinfer engine`",
         ),
-        (["--engines", "a:1", "--secret-file", "FILE", "--device", "cpu"], "--device is an engine option"),
-        (["--engines", "a:1", "--secret-file", "FILE", "--router", "pace"], "--router needs several"),
-        (["--engines", "a:1", "--secret-file", "nowhere"], "--secret-file: cannot read nowhere"),
+        (["--engines", "a:1", "--tls-dir", "DIR", "--device", "cpu"], "--device is an engine option"),
+        (["--engines", "a:1", "--tls-dir", "DIR", "--router", "pace"], "--router needs several"),
+        (["--engines", "a:1", "--tls-dir", "nowhere"], "nowhere/ca.crt: No such file"),
     ],
 )
 def test_engines_that_cannot_be_served(
     options: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = secret_file(tmp_path)
-    assert error in told(["serve", *[option.replace("FILE", file) for option in options]], capsys)
+    folder = certificates(tmp_path)
+    assert error in told(["serve", *[option.replace("DIR", folder) for option in options]], capsys)
 
 
-@pytest.mark.parametrize(
-    ("text", "mode", "error"),
-    [
-        (SECRET, 0o644, "others may read FILE: chmod 600 FILE"),
-        (SECRET, 0o620, "others may read FILE"),
-        ("", 0o600, "FILE: a secret has 16 to 1024 bytes, this one 0: make one with: openssl rand -hex 32"),
-        ("  too short \n", 0o600, "this one 9"),
-        ("x" * 1025, 0o600, "this one 1025"),
-    ],
-)
-def test_a_secret_that_is_none(
-    text: str, mode: int, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = secret_file(tmp_path, text, mode)
-    said = told(["engine", "--bind", "127.0.0.1:0", "--secret-file", file], capsys)
-    assert said.startswith("--secret-file: ") and error.replace("FILE", file) in said
+def test_a_private_key_that_others_may_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = certificates(tmp_path)
+    (tmp_path / "tls" / "tls.key").chmod(0o644)
+    said = told(["engine", "--bind", "127.0.0.1:0", "--tls-dir", folder], capsys)
+    assert said == f"--tls-dir: other users may read {folder}/tls.key; run: chmod 600 {folder}/tls.key"
 
 
 def test_an_address_that_is_not_ours_is_told_before_anything_is_loaded(
@@ -117,6 +101,20 @@ def test_an_address_that_is_not_ours_is_told_before_anything_is_loaded(
     with TemporaryDirectory() as folder:  # pytest's own path may be too long for a socket
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.setattr("tempfile.tempdir", None)
-        argv = ["engine", "--bind", "192.0.2.1:7000", "--secret-file", secret_file(tmp_path)]
+        argv = ["engine", "--bind", "192.0.2.1:7000", "--tls-dir", certificates(tmp_path)]
         assert "--bind: cannot listen on 192.0.2.1:7000: Cannot assign requested address" in told(argv, capsys)
         assert os.listdir(folder) == [], "nothing is left"
+
+
+@pytest.mark.parametrize("command", ["engine", "serve", "doctor"])
+def test_the_former_secret_is_rejected_and_its_successor_named(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        cli.main([command, "--secret-file", "secret"])
+    assert error.value.code == 2
+    said = capsys.readouterr().err
+    assert "--secret-file was removed: hosts use TLS now" in said and "--tls-dir" in said
+    if command != "doctor":
+        (tmp_path / "config.toml").write_text('secret_file = "secret"\n')
+        assert "option 'secret_file' was removed" in told([command, "--config", str(tmp_path / "config.toml")], capsys)

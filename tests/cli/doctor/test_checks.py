@@ -65,7 +65,8 @@ def test_a_good_machine(torch: Torch) -> None:
         ({"model": replace(MODEL, weight_bytes=65 * GB)}, "model m", State.PROBLEM),
         ({"model": replace(MODEL, weight_bytes=60 * GB)}, "model m", State.WARNING),
         ({"model": replace(MODEL, widened=(17 * GB, "Q4_K"))}, "model m", State.PROBLEM),
-        ({"hosts": Hosts("secret", secret_error="others may read it")}, "secret", State.PROBLEM),
+        ({"hosts": Hosts("tls", tls_error="others may read it")}, "certificate", State.PROBLEM),
+        ({"hosts": Hosts("tls", tls_days=3.0)}, "certificate", State.WARNING),
         ({"hosts": Hosts(bind="a:1", bind_error="in use")}, "bind", State.PROBLEM),
         ({"hosts": Hosts("secret", peers=(Peer("a:1"), Peer("b:1", error="no answer")))}, "engine b:1", State.PROBLEM),
         (

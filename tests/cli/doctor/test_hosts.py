@@ -15,19 +15,12 @@ from roseinfer.cli.doctor.config import DoctorConfig
 from roseinfer.cli.doctor.facts import Torch
 from roseinfer.cli.doctor.hosts import check_ray, find_hosts
 from roseinfer.core.errors import ConfigError
-from tests.helpers.remote import SECRET, keeper, priced_config
-
-
-def secret_in(folder: Path, value: bytes = SECRET.value, mode: int = 0o600) -> str:
-    path = folder / "secret"
-    path.write_bytes(value)
-    path.chmod(mode)
-    return str(path)
+from tests.helpers.remote import engine_server, foreign_tls, own_tls, priced_config, write_certificate
 
 
 def test_nobody_asked() -> None:
     assert find_hosts(DoctorConfig()) is None
-    with pytest.raises(ConfigError, match="give a secret_file"):
+    with pytest.raises(ConfigError, match="engines needs tls_dir"):
         DoctorConfig(engines="a:1")
 
 
@@ -38,32 +31,33 @@ def test_engines_are_asked_how_they_do(tmp_path: Path) -> None:
         async with AsyncExitStack() as stack:
             engine = priced_config(tmp_path)
             other = replace(engine, cache=replace(engine.cache, block_size=32, num_kv_blocks=256))
-            addresses = [(await stack.enter_async_context(keeper(each)))[1] for each in (engine, other)]
+            addresses = [(await stack.enter_async_context(engine_server(each)))[1] for each in (engine, other)]
             silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             with socket.create_server(("127.0.0.1", 0)) as gone:
                 nobody = gone.getsockname()[1]
             named = [*map(str, addresses), f"127.0.0.1:{nobody}", f"127.0.0.1:{silent.getsockname()[1]}"]
-            config = DoctorConfig(engines=",".join(named), secret_file=secret_in(tmp_path))
+            config = DoctorConfig(engines=",".join(named), tls_dir=str(own_tls().path))
             found = await asyncio.to_thread(find_hosts, config)
-            assert found is not None and found.secret_error is None
+            assert found is not None and found.tls_error is None and 20 < (found.tls_days or 0) < 31
             good, unfit, away, still = found.peers
             assert (good.address, good.error, good.up) == (named[0], None, True)
             assert good.found.startswith("ready, ") and "tiny (none) on priced" in good.found
             assert unfit.misfit and unfit.error == "its block_size is 32, that of the others 16"
             assert away.error == "Connection refused"
             assert still.error is not None and "no handshake within" in still.error
-            wrong = DoctorConfig(engines=named[0], secret_file=secret_in(tmp_path, b"another secret than theirs"))
+            wrong = DoctorConfig(engines=named[0], tls_dir=str(foreign_tls().path))
             (stranger,) = (await asyncio.to_thread(find_hosts, wrong)).peers
-            assert stranger.error == "the engine has another secret"
+            assert "not signed by our CA" in str(stranger.error)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hosts.tcp, "HANDSHAKE_S", 0.5)
+        patch.setattr(hosts.tcp, "HANDSHAKE_TIMEOUT_S", 0.5)
         asyncio.run(main())
 
 
-def test_a_secret_that_others_may_read(tmp_path: Path) -> None:
-    found = find_hosts(DoctorConfig(secret_file=secret_in(tmp_path, mode=0o644)))
-    assert found is not None and "others may read" in str(found.secret_error) and found.peers == ()
+def test_a_private_key_that_others_may_read(tmp_path: Path) -> None:
+    (write_certificate(tmp_path) / "tls.key").chmod(0o644)
+    found = find_hosts(DoctorConfig(tls_dir=str(tmp_path)))
+    assert found is not None and "other users may read" in str(found.tls_error) and found.peers == ()
 
 
 def test_a_port_that_is_taken_or_is_none() -> None:
@@ -71,7 +65,11 @@ def test_a_port_that_is_taken_or_is_none() -> None:
         port = taken.getsockname()[1]
         found = find_hosts(DoctorConfig(bind=f"127.0.0.1:{port}"))
         assert found is not None and "Address already in use" in str(found.bind_error)
-    for bind, error in ((f"127.0.0.1:{port}", None), ("7000", "no HOST:PORT"), ("192.0.2.1:7000", "cannot listen")):
+    for bind, error in (
+        (f"127.0.0.1:{port}", None),
+        ("7000", "HOST:PORT"),
+        ("192.0.2.1:7000", "cannot listen"),
+    ):
         found = find_hosts(DoctorConfig(bind=bind))
         assert found is not None
         assert found.bind_error is None if error is None else error in str(found.bind_error)
@@ -113,9 +111,8 @@ def test_a_problem_with_another_host_is_in_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(probes, "ask_torch", lambda: Torch(version="2.13.0", threads=2, cpu_gflops=50.0))
-    secret = secret_in(tmp_path, b"short")
-    options = ["--engines", "127.0.0.1:1", "--secret-file", secret]
+    options = ["--engines", "127.0.0.1:1", "--tls-dir", str(tmp_path)]
     assert cli.main(["doctor", "--port", "0", "--json", *options]) == 1
     said = json.loads(capsys.readouterr().out)
     (check,) = (check for check in said["checks"] if check["state"] == "problem")
-    assert check["name"] == "secret" and "16 to 1024 bytes" in check["found"]
+    assert check["name"] == "certificate" and "ca.crt: No such file" in check["found"]

@@ -1,4 +1,4 @@
-"""What a process knows of engines on other hosts, whose keepers say, fall silent, go and come back by script."""
+"""What a client knows of engines on other hosts, whose servers answer, fall silent, go and come back by script."""
 
 import asyncio
 import contextlib
@@ -9,10 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from roseinfer.cluster.remote import engines as module
-from roseinfer.cluster.remote import subscription as follow
+from roseinfer.cluster.remote import subscription, transport
 from roseinfer.cluster.remote.engines import RemoteEngines
+from roseinfer.cluster.remote.handshake import HandshakeError, Purpose, VerifiedPeer, accept
+from roseinfer.cluster.remote.listener import Listener
 from roseinfer.cluster.remote.messages import StatusUpdate
+from roseinfer.cluster.remote.tls import MAX_FRAME_BYTES
+from roseinfer.cluster.remote.transport import MAX_ROUND_TRIP_S, TlsTransport
 from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineDeadError
@@ -21,72 +24,89 @@ from roseinfer.core.promise import Promise
 from roseinfer.core.request import Prompt
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
 from roseinfer.engine.messages import Add, EngineMessage, Heartbeat, PromiseUpdate, Ready
-from roseinfer.engine.remote.gate import Gate
-from roseinfer.engine.remote.handshake import Greeted, Purpose
-from roseinfer.engine.remote.sealed import Keys, SealedFrames
-from roseinfer.engine.remote.secret import Secret
-from roseinfer.engine.remote.transport import MAX_ROUND_TRIP_S, TcpTransport
 from tests.helpers.model_engine import INFO
-from tests.helpers.remote import LOOPBACK, SECRET
+from tests.helpers.remote import LOOPBACK, foreign_tls, own_tls
 
-PATIENCE_S = 30.0
-QUIET_S, LOST_S = 2.0, 6.0  # in looks of .25 s, which come quicker here
+TIMEOUT_S = 30.0
+QUIET_S, LOST_S = 2.0, 6.0  # in checks of .25 s, which are made by hand or sooner here
 READY = EngineStatus(EngineState.READY, 1)
 HEALTHY = EngineReport(0, EngineState.READY, EngineHealth(True, 0.1), SchedulerStats(), info=INFO)
 
 
-class Line:
-    """A connection as the engine, or its keeper, has it."""
+class ServerConnection:
+    """A connection at the end of the engine, or of its server."""
 
-    def __init__(self, connection: socket.socket, greeted: Greeted) -> None:
-        self.purpose = greeted.purpose
+    def __init__(self, connection: socket.socket, peer: VerifiedPeer) -> None:
+        self.purpose = peer.purpose
         self._socket = connection
-        self._frames = SealedFrames(greeted.keys)
+        self._frames = peer.frames
 
-    def say(self, message: object) -> None:
+    def send(self, message: object) -> None:
         self._socket.sendall(self._frames.wrap(msgspec.msgpack.encode(message)))
 
     def close(self) -> None:
         self._socket.close()
 
 
-class Keeper:
-    """One on this host that says what a test has it say."""
+class ScriptedServer:
+    """A server of an engine, and the engine, which send what a test says."""
 
     def __init__(self) -> None:
         self.number = 1
-        self.lines: list[Line] = []
-        self.gate = Gate(SECRET, lambda: self.number, self._admit)
-        self.address = self.gate.open(LOOPBACK)
-        self.gate.accept()
+        self.connections: list[ServerConnection] = []
+        self.listener = Listener(own_tls(), lambda: self.number, pass_on=self._pass_on, admit=self._admit)
+        self.address = self.listener.open(LOOPBACK)
+        self.listener.accept()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def _admit(self, connection: socket.socket, greeted: Greeted) -> bool:
-        self.lines.append(Line(connection, greeted))
+    def _admit(self, connection: socket.socket, peer: VerifiedPeer) -> bool:
+        self.connections.append(ServerConnection(connection, peer))
         return True
 
-    async def line(self, purpose: Purpose) -> Line:
-        """The newest of these that has not been taken."""
-        while not any(line.purpose is purpose for line in self.lines):
+    def _pass_on(self, connection: socket.socket) -> bool:
+        """Do what the engine's process does."""
+
+        async def greet() -> None:
+            try:
+                peer = await accept(connection, own_tls().contexts(), Purpose.ENGINE, self.number)
+            except (HandshakeError, OSError):
+                connection.close()
+            else:
+                self._admit(connection, peer)
+
+        task = asyncio.create_task(greet())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    async def connection(self, purpose: Purpose) -> ServerConnection:
+        """Wait for a connection of this purpose that no test has taken, and take it."""
+        while not any(each.purpose is purpose for each in self.connections):
             await asyncio.sleep(0.002)
-        found = next(line for line in self.lines if line.purpose is purpose)
-        self.lines.remove(found)
+        found = next(each for each in self.connections if each.purpose is purpose)
+        self.connections.remove(found)
         return found
 
     async def close(self) -> None:
-        await self.gate.close()
-        for line in self.lines:
-            line.close()
+        await self.listener.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for each in self.connections:
+            each.close()
 
 
 class Scene:
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, server: ScriptedServer, check_interval_s: float) -> None:
         self.clock = ManualClock()
-        self.keeper = keeper
-        self.engines = RemoteEngines(SECRET, quiet_s=QUIET_S, lost_s=LOST_S, clock=self.clock)
-        self.engines.add(4, keeper.address)
+        self.server = server
+        self.engines = RemoteEngines(
+            own_tls(), quiet_s=QUIET_S, lost_s=LOST_S, clock=self.clock, check_interval_s=check_interval_s
+        )
+        self.engines.add(4, server.address)
         self.said: list[EngineMessage] = []
         self.deaths: list[str] = []
-        self.ways: list[TcpTransport] = []
+        self.transports: list[TlsTransport] = []
 
     async def until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -95,223 +115,228 @@ class Scene:
     async def state(self, state: EngineState) -> None:
         await self.until(lambda: self.engines.status(4).state is state)
 
-    async def connected(self) -> tuple[TcpTransport, Line]:
-        """A way to the engine, and its end there."""
+    async def connected(self) -> tuple[TlsTransport, ServerConnection]:
+        """Return a transport to the engine, and the engine's end."""
         transport = self.engines.transport(4)
-        self.ways.append(transport)
+        self.transports.append(transport)
         starting = asyncio.create_task(transport.start(self.said.append, self.deaths.append))
-        line = await self.keeper.line(Purpose.ENGINE)
-        line.say(Ready(INFO))
+        connection = await self.server.connection(Purpose.ENGINE)
+        connection.send(Ready(INFO))
         assert await starting == INFO
-        return transport, line
+        return transport, connection
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "FIRST_WAIT_S", 0.002)
-    monkeypatch.setattr(follow, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(subscription, "FIRST_RETRY_S", 0.002)
+    monkeypatch.setattr(subscription, "MAX_RETRY_S", 0.01)
 
 
-def play(act: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+def play(act: Callable[[Scene], Coroutine[Any, Any, None]], check_interval_s: float = 3600.0) -> None:
     @contextlib.asynccontextmanager
     async def scene() -> AsyncIterator[Scene]:
-        keeper = Keeper()
-        made = Scene(keeper)
+        server = ScriptedServer()
+        made = Scene(server, check_interval_s)
         try:
             yield made
         finally:
-            for way in made.ways:
-                await way.close()
+            for transport in made.transports:
+                await transport.close()
             made.engines.close()
-            await keeper.close()
+            await server.close()
 
     async def main() -> None:
-        async with asyncio.timeout(PATIENCE_S), scene() as made:
+        async with asyncio.timeout(TIMEOUT_S), scene() as made:
             await act(made)
         await asyncio.sleep(0.01)
         left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left, "nobody looks after engines that were forgotten"
+        assert not left, "nothing follows engines that were forgotten"
 
     asyncio.run(main())
 
 
-def test_what_the_keeper_says_is_what_is_known() -> None:
+def test_the_status_is_known_as_the_server_sends_it() -> None:
     async def act(scene: Scene) -> None:
         engines, steps = scene.engines, []
         engines.on_step(lambda number, step: steps.append((number, step)))
         assert engines.status(4) == EngineStatus() and engines.report(4) is None
-        keeper = await scene.keeper.line(Purpose.FOLLOW)
+        status = await scene.server.connection(Purpose.STATUS)
         scene.clock.advance(40.0)
         step = StepRecord(3, 0.1, ended_s=3599.5)
-        keeper.say(StatusUpdate(READY, HEALTHY, [step], 3600.0))
+        status.send(StatusUpdate(READY, HEALTHY, [step], 3600.0))
         await scene.state(EngineState.READY)
         assert engines.status(4) == READY and engines.report(4) == HEALTHY
         assert steps == [(4, step._replace(ended_s=scene.clock.now() - 0.5))], "on our clock"
-        keeper.say(StatusUpdate(EngineStatus(EngineState.DRAINING, 2), HEALTHY))
+        status.send(StatusUpdate(EngineStatus(EngineState.DRAINING, 2), HEALTHY))
         await scene.state(EngineState.DRAINING)
-        keeper.say(StatusUpdate(EngineStatus(EngineState.DEAD, 5, True), HEALTHY))
+        status.send(StatusUpdate(EngineStatus(EngineState.DEAD, 5, True), HEALTHY))
         await scene.state(EngineState.DEAD)
         assert engines.status(4) == EngineStatus(EngineState.DEAD, 5, True)
 
     play(act)
 
 
-def test_a_keeper_that_is_lost_is_dead_until_it_is_back() -> None:
+def test_an_engine_is_dead_while_its_server_is_lost() -> None:
     async def act(scene: Scene) -> None:
-        keeper = await scene.keeper.line(Purpose.FOLLOW)
-        keeper.say(StatusUpdate(READY, HEALTHY))
+        status = await scene.server.connection(Purpose.STATUS)
+        status.send(StatusUpdate(READY, HEALTHY))
         await scene.state(EngineState.READY)
-        keeper.close()
+        status.close()
         await scene.state(EngineState.DEAD)
-        keeper = await scene.keeper.line(Purpose.FOLLOW)
-        keeper.say(StatusUpdate(EngineStatus(EngineState.READY, 2), HEALTHY))
+        status = await scene.server.connection(Purpose.STATUS)
+        status.send(StatusUpdate(EngineStatus(EngineState.READY, 2), HEALTHY))
         await scene.state(EngineState.READY)
         assert scene.engines.status(4).number == 2
 
     play(act)
 
 
-def test_silence_is_quiet_and_then_the_connection_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cut network: nothing comes, and no connection ends."""
-    looks = []
+def test_a_silent_engine_is_quiet_and_then_its_connection_is_given_up() -> None:
+    """The network is cut: nothing comes, and no connection ends."""
 
     async def act(scene: Scene) -> None:
-        keeper = await scene.keeper.line(Purpose.FOLLOW)
-        keeper.say(StatusUpdate(READY, HEALTHY))
+        status = await scene.server.connection(Purpose.STATUS)
+        status.send(StatusUpdate(READY, HEALTHY))
         await scene.state(EngineState.READY)
-        _, line = await scene.connected()
-        remote = scene.engines._engines[4]
+        _, connection = await scene.connected()
         for _ in range(7):
-            looks.append(remote.look(24))
+            scene.engines.check_silence()
         assert scene.engines.status(4).state is EngineState.READY
-        remote.look(24)
+        scene.engines.check_silence()
         assert scene.engines.status(4) == EngineStatus(EngineState.QUIET, 1, host_lost=True)
-        line.say(PromiseUpdate(Promise(0.0, running=1), 0.0))
-        await scene.state(EngineState.READY)  # heard again, though not by its keeper
+        connection.send(PromiseUpdate(Promise(0.0, running=1), 0.0))
+        await scene.state(EngineState.READY)  # a message came, though not from its server
         for _ in range(24):
-            remote.look(24)
-        assert scene.deaths == [f"nothing was heard of the engine at {scene.keeper.address} for 6 s"]
-        assert (await scene.keeper.line(Purpose.FOLLOW)).purpose is Purpose.FOLLOW, "and its keeper is called anew"
+            scene.engines.check_silence()
+        assert scene.deaths == [f"nothing was heard of the engine at {scene.server.address} for 6 s"]
+        assert (await scene.server.connection(Purpose.STATUS)).purpose is Purpose.STATUS, "and a new connection is made"
 
-    monkeypatch.setattr(module.RemoteEngines, "_look_on", lambda self: asyncio.sleep(3600))
     play(act)
 
 
-def test_engines_are_looked_at_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_is_checked_periodically() -> None:
     async def act(scene: Scene) -> None:
-        keeper = await scene.keeper.line(Purpose.FOLLOW)
-        keeper.say(StatusUpdate(READY, HEALTHY))
+        status = await scene.server.connection(Purpose.STATUS)
+        status.send(StatusUpdate(READY, HEALTHY))
         await scene.state(EngineState.READY)
-        scene.engines._quiet_looks = 3
         await scene.state(EngineState.QUIET)
 
-    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.01)
-    play(act)
+    play(act, check_interval_s=0.01)
 
 
-def test_promises_are_on_our_clock_whatever_that_of_the_engine_says() -> None:
+def test_promises_are_converted_to_our_clock() -> None:
     async def act(scene: Scene) -> None:
         scene.clock.advance(5000.0)
-        _, line = await scene.connected()
+        _, connection = await scene.connected()
         written = scene.engines.write_count(4)
-        line.say(PromiseUpdate(Promise(3600.0 + 17.0, step_s=0.5, steps=7), 0.25))
+        connection.send(PromiseUpdate(Promise(3600.0 + 17.0, step_s=0.5, steps=7), 0.25))
         await scene.until(lambda: scene.engines.write_count(4) > written)
         promise = scene.engines.promise(4)
         assert promise is not None
         assert promise == Promise(promise.at_s, step_s=0.5, steps=7)
-        assert 4999.75 - MAX_ROUND_TRIP_S <= promise.at_s < 4999.75, "older by the way there and back"
-        assert not scene.said, "they are none of the engine's answers"
-        line.say(beat := Heartbeat(SchedulerStats(), 99.0))
+        assert 4999.75 - MAX_ROUND_TRIP_S <= promise.at_s < 4999.75, "older by the round trip"
+        assert not scene.said, "they are not answers of the engine"
+        connection.send(beat := Heartbeat(SchedulerStats(), 99.0))
         await scene.until(lambda: scene.said == [beat])
 
     play(act)
 
 
-def test_what_the_process_before_has_promised_is_void() -> None:
+def test_promises_of_the_previous_process_are_void() -> None:
     async def act(scene: Scene) -> None:
-        _, line = await scene.connected()
-        line.say(PromiseUpdate(Promise(0.0, steps=7), 0.0))
+        _, connection = await scene.connected()
+        connection.send(PromiseUpdate(Promise(0.0, steps=7), 0.0))
         await scene.until(lambda: scene.engines.promise(4) is not None)
-        line.close()
+        connection.close()
         await scene.until(lambda: bool(scene.deaths))
-        scene.keeper.number = 2
+        scene.server.number = 2
         written = scene.engines.write_count(4)
         await scene.connected()
         assert scene.engines.promise(4) is None and scene.engines.write_count(4) > written
-        assert scene.engines.status(4).number == 2, "though its keeper has not said so yet"
+        assert scene.engines.status(4).number == 2, "though its server has not said so yet"
 
     play(act)
 
 
 def test_a_message_that_makes_no_sense_ends_the_connection() -> None:
     async def act(scene: Scene) -> None:
-        _, line = await scene.connected()
-        line.say(["nonsense"])
+        _, connection = await scene.connected()
+        connection.send(["nonsense"])
         await scene.until(lambda: bool(scene.deaths))
         assert "nobody understands" in scene.deaths[0]
 
     play(act)
 
 
-def test_an_engine_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roseinfer.engine.remote.transport.MAX_UNSENT_BYTES", 2**16)
+def test_an_engine_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "MAX_UNSENT_BYTES", 2**16)
 
     async def act(scene: Scene) -> None:
-        transport, _ = await scene.connected()
+        connected, _ = await scene.connected()
         large = Add("r", Prompt(list(range(200_000)), None))  # type: ignore[arg-type]
         for _ in range(30):
-            transport.send(large)
-        assert not scene.deaths, "whoever sends is in the middle of something"
+            connected.send(large)
+        assert not scene.deaths, "never in the middle of a call of the sender"
         await scene.until(lambda: bool(scene.deaths))
 
     play(act)
 
 
-def test_a_message_that_no_engine_would_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_over_the_limit_of_engines_is_not_sent() -> None:
     async def act(scene: Scene) -> None:
-        transport, _ = await scene.connected()
-        assert transport._link is not None
-        transport._link._frames = SealedFrames(Keys(b"a" * 32, b"b" * 32), 1000)
+        connected, _ = await scene.connected()
         with pytest.raises(OverflowError):
-            transport.send(Add("r", Prompt(list(range(2000)), None)))  # type: ignore[arg-type]
+            connected.send(Add("x" * MAX_FRAME_BYTES, Prompt([], None)))  # type: ignore[arg-type]
         assert not scene.deaths
 
     play(act)
 
 
-def test_a_wrong_secret_is_told_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_handshake_is_logged_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     async def act(scene: Scene) -> None:
-        scene.engines.add(5, scene.keeper.address, Secret(b"quite another secret"))
-        await scene.until(lambda: scene.keeper.gate.refused >= 5)
-        refusal = scene.engines.refusal(5)
-        assert str(refusal) == "the engine has another secret" and scene.engines.refusal(4) is None
-        with pytest.raises(EngineDeadError, match="another secret"):
-            await scene.engines.transport(5).start(scene.said.append, scene.deaths.append)
+        foreign = RemoteEngines(foreign_tls(), quiet_s=QUIET_S, lost_s=LOST_S)
+        foreign.add(5, scene.server.address)
+        await scene.until(lambda: scene.server.listener.refused >= 5)
+        assert "not signed by our CA" in str(foreign.refusal(5)) and scene.engines.refusal(4) is None
+        with pytest.raises(EngineDeadError, match="not signed by our CA"):
+            await foreign.transport(5).start(scene.said.append, scene.deaths.append)
+        foreign.close()
 
     play(act)
-    told = [message for message in caplog.messages if "cannot be reached" in message]
-    assert len(told) == 1 and told[0].endswith(": the engine has another secret")
+    logged = [message for message in caplog.messages if "cannot reach" in message]
+    assert len(logged) == 1 and "not signed by our CA" in logged[0]
 
 
-def test_an_engine_that_is_not_there_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_of_another_name_at_the_address_is_rejected() -> None:
+    """A directory tells the name of each engine, so that the next one at an address is not taken for it."""
+
     async def act(scene: Scene) -> None:
-        await scene.keeper.line(Purpose.FOLLOW)
+        scene.engines.add(5, scene.server.address, "engine-of-another-name")
+        await scene.until(lambda: scene.engines.refusal(5) is not None)
+        assert "engine-of-another-name" in str(scene.engines.refusal(5))
+
+    play(act)
+
+
+def test_an_engine_that_is_not_there_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.server.connection(Purpose.STATUS)
         with socket.create_server(("127.0.0.1", 0)) as closed:
-            address = scene.keeper.address._replace(port=closed.getsockname()[1])
+            address = scene.server.address._replace(port=closed.getsockname()[1])
         scene.engines.add(5, address)
         await asyncio.sleep(0.1)
         with pytest.raises(EngineDeadError, match="there is no engine"):
             await scene.engines.transport(5).start(scene.said.append, scene.deaths.append)
-        assert f"the engine at {address} cannot be reached: Connection refused" in caplog.messages
+        assert f"cannot reach the engine at {address}: Connection refused" in caplog.messages
 
     play(act)
     assert len([message for message in caplog.messages if "refused" in message]) == 1
 
 
-def test_an_engine_that_was_forgotten_is_dead_and_nobody_is_followed() -> None:
+def test_an_engine_that_was_forgotten_is_dead() -> None:
     async def act(scene: Scene) -> None:
-        keeper = await scene.keeper.line(Purpose.FOLLOW)
-        keeper.say(StatusUpdate(READY, HEALTHY))
+        status = await scene.server.connection(Purpose.STATUS)
+        status.send(StatusUpdate(READY, HEALTHY))
         await scene.state(EngineState.READY)
         scene.engines.forget(4)
         assert scene.engines.status(4) == EngineStatus(EngineState.DEAD)

@@ -1,6 +1,6 @@
-"""Two hosts with an engine each, the clocks of one an hour ahead, behind networks that are cut, reset and go down.
+"""Two hosts with an engine each, whose networks are cut, reset and go down. The clocks of one are an hour ahead.
 
-Whatever happens, each stream says what it would have said, once, or ends with a clear error; and nothing is held then.
+Each stream has the text of an undisturbed run, once, or ends with a clear error. Afterwards no engine holds anything.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -18,6 +18,7 @@ from roseinfer.cluster.directory import DynamicDirectory, EngineEntry
 from roseinfer.cluster.directory_sync import start_from_directory
 from roseinfer.cluster.endpoint import Connector
 from roseinfer.cluster.remote.address import HostPort
+from roseinfer.cluster.remote.engine_server import EngineServer, RemoteProcessTransport
 from roseinfer.cluster.remote.engines import RemoteEngines
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.config.hub import load_tokenizer
@@ -26,38 +27,26 @@ from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineState, GenerateRequest
-from roseinfer.engine.process_transport import ProcessTransport
-from roseinfer.engine.remote.keeper import EngineKeeper
 from tests.helpers.distant_engine import AHEAD_S
 from tests.helpers.in_loop import until
 from tests.helpers.live_fleet import Stream, ended
 from tests.helpers.network import Wire, wire
-from tests.helpers.remote import LOOPBACK, SECRET, client, priced_config, tiny_config
+from tests.helpers.remote import LOOPBACK, client, own_tls, priced_config, tiny_config
 
 PATIENCE_S = 60.0
-# Apart enough for what happens after the one to be seen before the other, on a machine of any speed.
+# Far enough apart on a slow machine to see the effect of one timeout before the other.
 QUIET_S, LOST_S = 1.0, 4.0
 
 
-class KnownTransport(ProcessTransport):
-    """Transport whose newest instance is `newest`."""
-
-    newest: ClassVar["KnownTransport"]
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        type(self).newest = self
-
-
-class DistantTransport(KnownTransport):
+class DistantTransport(RemoteProcessTransport):
     module = "tests.helpers.distant_engine"
 
 
 class Hosts:
-    """Of each the keeper and the network before it; and their client."""
+    """The server and the network of each host, and a client of both."""
 
-    def __init__(self, keepers: list[EngineKeeper], wires: list[Wire], engine: RoutedEngine) -> None:
-        self.keepers = keepers
+    def __init__(self, servers: list[EngineServer], wires: list[Wire], engine: RoutedEngine) -> None:
+        self.servers = servers
         self.wires = wires
         self.engine = engine
 
@@ -75,7 +64,7 @@ class Hosts:
         return sum(live.engine is client for live in self.engine._requests.all())
 
     async def until_up(self) -> None:
-        """Each takes requests, and what it can promise is known here: without that the router sends it none."""
+        """Wait until both engines take requests and have sent a promise, which the router needs."""
 
         def up(number: int) -> bool:
             known = self.engine._endpoints[number]._reader.promise(number) is not None
@@ -84,10 +73,10 @@ class Hosts:
         await until(lambda: up(0) and up(1))
 
     async def until_empty(self) -> None:
-        """No engine has a request or holds a block, as its own host sees it."""
+        """Wait until no engine has a request or holds a block, according to its own server."""
 
         def empty() -> bool:
-            stats = [keeper.report().stats for keeper in self.keepers]
+            stats = [server.report().stats for server in self.servers]
             return not any(each.running or each.waiting or each.blocks_used for each in stats)
 
         await until(empty)
@@ -101,15 +90,15 @@ def ask(name: str, number: int, tokens: int, **meta: Any) -> GenerateRequest:
 
 
 async def hosts(stack: AsyncExitStack, folder: Path) -> Hosts:
-    keepers, wires = [], []
-    for make in (DistantTransport, KnownTransport):
-        keeper = EngineKeeper(priced_config(folder), LOOPBACK, SECRET, make=make)
-        stack.push_async_callback(keeper.close)
-        keepers.append(keeper)
-        wires.append(await stack.enter_async_context(wire(await keeper.launch())))
+    servers, wires = [], []
+    for make in (DistantTransport, RemoteProcessTransport):
+        server = EngineServer(priced_config(folder), LOOPBACK, own_tls(), make=make)
+        stack.push_async_callback(server.close)
+        servers.append(server)
+        wires.append(await stack.enter_async_context(wire(await server.launch())))
     addresses = [each.address for each in wires]
     engine = await stack.enter_async_context(client(*addresses, engine_timeout=QUIET_S, stall_s=LOST_S))
-    return Hosts(keepers, wires, engine)
+    return Hosts(servers, wires, engine)
 
 
 Work = Callable[[Hosts], Coroutine[Any, Any, None]]
@@ -117,7 +106,7 @@ Work = Callable[[Hosts], Coroutine[Any, Any, None]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Work], None]]:
-    """Runs work with the hosts, in the event loop that they belong to."""
+    """Return a function that runs work with the hosts in their event loop."""
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         made = runner.run(hosts(stack, tmp_path_factory.mktemp("hosts")))
@@ -133,7 +122,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Work], N
 
 
 async def check_whole(hosts: Hosts, streams: list[Stream]) -> None:
-    """All said what they say when nothing happens."""
+    """Assert that all streams have the text of an undisturbed run."""
     again = [Stream(replace(stream.request, request_id=f"again-{stream.request.request_id}")) for stream in streams]
     for stream in again:
         hosts.engine.submit(stream.request, stream)
@@ -147,8 +136,8 @@ async def begun(streams: list[Stream]) -> None:
     await until(lambda: all(stream.tokens >= 5 for stream in streams))
 
 
-def test_what_is_behind_a_cut_network_goes_on_elsewhere(run: Callable[[Work], None]) -> None:
-    """And what still comes from there when the network is back is dropped, and the engine used again."""
+def test_requests_continue_elsewhere_when_the_network_is_cut(run: Callable[[Work], None]) -> None:
+    """When the network is back, late answers are dropped, and the engine is used again."""
 
     async def work(hosts: Hosts) -> None:
         streams = hosts.start(8, 100)
@@ -162,13 +151,13 @@ def test_what_is_behind_a_cut_network_goes_on_elsewhere(run: Callable[[Work], No
         await ended(streams)
         await check_whole(hosts, streams)
         await hosts.until_up()
-        assert hosts.keepers[0].report().restarts == 0
+        assert hosts.servers[0].report().restarts == 0
 
     run(work)
 
 
-def test_a_connection_is_given_up_when_nothing_comes_for_long(run: Callable[[Work], None]) -> None:
-    """Though the engine hears us all the time."""
+def test_a_connection_is_given_up_after_a_long_silence(run: Callable[[Work], None]) -> None:
+    """Even though the engine still receives our messages."""
 
     async def work(hosts: Hosts) -> None:
         streams = hosts.start(8, 100)
@@ -185,14 +174,13 @@ def test_a_connection_is_given_up_when_nothing_comes_for_long(run: Callable[[Wor
     run(work)
 
 
-def test_a_host_that_goes_down_takes_no_stream_along(run: Callable[[Work], None]) -> None:
-    """Its engine ends, its connections do, and nobody listens there for a while."""
+def test_streams_survive_the_loss_of_a_host(run: Callable[[Work], None]) -> None:
+    """Its engine and its connections end, and nothing listens there for a while."""
 
     async def work(hosts: Hosts) -> None:
         streams = hosts.start(8, 200)
         await begun(streams)
-        assert DistantTransport.newest.pid is not None
-        os.kill(DistantTransport.newest.pid, signal.SIGKILL)
+        os.kill(distant_engine_pid(), signal.SIGKILL)
         await hosts.wires[0].close()
         await ended(streams)
         await check_whole(hosts, streams)
@@ -220,7 +208,7 @@ def test_with_all_hosts_gone_streams_end_with_a_clear_error(run: Callable[[Work]
 
 
 def test_a_clock_an_hour_ahead_changes_nothing(run: Callable[[Work], None]) -> None:
-    """Objectives, deadlines, predictions and the times that are told are those of the client's clock."""
+    """Objectives, deadlines, predictions and reported times use the client's clock."""
 
     async def work(hosts: Hosts) -> None:
         promises = [endpoint._reader for endpoint in hosts.engine._endpoints]
@@ -242,14 +230,14 @@ def test_a_clock_an_hour_ahead_changes_nothing(run: Callable[[Work], None]) -> N
     run(work)
 
 
-def test_engines_come_and_go_as_a_directory_says(run: Callable[[Work], None]) -> None:
-    """A client that begins with one engine, is told of the other, and then that the first one retires."""
+def test_engines_come_and_go_with_a_directory(run: Callable[[Work], None]) -> None:
+    """A client begins with one engine. The directory adds another one, and then retires the first."""
 
     async def work(hosts: Hosts) -> None:
         first, other = [
             EngineEntry(str(each.address), incarnation="1", number=7 + n) for n, each in enumerate(hosts.wires)
         ]
-        directory, engines = DynamicDirectory([first]), RemoteEngines(SECRET, quiet_s=QUIET_S, lost_s=LOST_S)
+        directory, engines = DynamicDirectory([first]), RemoteEngines(own_tls(), quiet_s=QUIET_S, lost_s=LOST_S)
         tokenizer = load_tokenizer(tiny_config().model)
 
         def way(entry: EngineEntry, number: int) -> Connector:
@@ -271,3 +259,9 @@ def test_engines_come_and_go_as_a_directory_says(run: Callable[[Work], None]) ->
         await check_whole(hosts, streams)
 
     run(work)
+
+
+def distant_engine_pid() -> int:
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    [pid] = [pid for pid in children if b"distant_engine" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return int(pid)

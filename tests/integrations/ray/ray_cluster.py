@@ -21,7 +21,7 @@ CPUS, OBJECT_STORE_BYTES = 4, 80 * 2**20
 # Names of processes on their command lines.
 ENGINE_ACTOR, API_ACTOR = "ray::ServeReplica:roseinfer:Engine", "ray::ServeReplica:roseinfer:Api"
 HAPROXY_ACTOR, HAPROXY = "ray::HAProxyManager", "bin/haproxy -db"
-DIRECTORY, ENGINE = "ray::DirectoryActor", "roseinfer.engine.process"
+DIRECTORY, ENGINE = "ray::DirectoryActor", "remote.engine_process"
 
 
 class RayCluster:

@@ -45,7 +45,7 @@ def test_a_directory_that_was_started_again_hears_which_numbers_are_taken(old: b
     clock = ManualClock()
     before, after = Register(clock), Register(clock, first_version=100, anew=True)
     for number in range(3):
-        before.tell(f"a:{number}", str(number).encode(), None, False)
+        before.tell(f"a:{number}", str(number), None, False)
     directories = [Directory(before, 1), Directory(after, 2, old=old)]
     told = DynamicDirectory()
 
@@ -54,7 +54,7 @@ def test_a_directory_that_was_started_again_hears_which_numbers_are_taken(old: b
 
     async def main() -> None:
         monkeypatch.setattr(api, "directory", directory)
-        following = asyncio.create_task(api.ApiReplica._follow(SimpleNamespace(_told=told, _secrets={})))
+        following = asyncio.create_task(api.ApiReplica._follow(SimpleNamespace(_told=told)))
         async with asyncio.timeout(10):
             while directories[1].answers == 2:
                 await asyncio.sleep(0)
@@ -62,4 +62,4 @@ def test_a_directory_that_was_started_again_hears_which_numbers_are_taken(old: b
 
     asyncio.run(main())
     clock.advance(SETTLE_S)
-    assert after.tell("a:9", b"new", None, False) == (0 if old else 3)
+    assert after.tell("a:9", "new", None, False) == (0 if old else 3)

@@ -5,16 +5,16 @@ import socket
 
 import pytest
 
+from roseinfer.cluster.remote import tcp
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.engine.remote import tcp
 from roseinfer.integrations.ray.engine import launched
 
 HOST = "127.0.0.1"
 
 
 class Listens:
-    """As much of a keeper. Others may come between its making and its launch."""
+    """The part of an `EngineServer` that listens. Others may start between its creation and its launch."""
 
     def __init__(self, bind: HostPort) -> None:
         self.bind = bind

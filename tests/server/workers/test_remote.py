@@ -15,9 +15,9 @@ from typing import Any
 import openai
 import pytest
 
+from tests.helpers.remote import write_certificate
 from tests.server.real_server import PATIENCE_S, RealServer, children, command_line, priced, until
 
-SECRET = "only those who may know it"
 STREAMS, TOKENS = 6, 80
 
 
@@ -27,7 +27,7 @@ class Front(RealServer):
     fixed = ("--port", "0", "--api-workers", "1")
 
 
-class Kept:
+class RemoteEngine:
     """A `roseinfer engine` on a free port."""
 
     def __init__(self, *options: str) -> None:
@@ -42,7 +42,7 @@ class Kept:
     @property
     def engine(self) -> int:
         """Return the engine's process."""
-        [found] = [pid for pid in children(self.process.pid) if "roseinfer.engine.process" in command_line(pid)]
+        [found] = [pid for pid in children(self.process.pid) if "remote.engine_process" in command_line(pid)]
         return found
 
     def log(self) -> str:
@@ -61,23 +61,22 @@ class Kept:
 
 @dataclass
 class Hosts:
-    kept: list[Kept]
+    engines: list[RemoteEngine]
+    tls: Path
     server: Front
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("hosts")
-    secret = folder / "secret"
-    secret.touch(0o600)
-    secret.write_text(SECRET)
-    asked = ("--secret-file", str(secret))
-    kept = [Kept(*asked, *priced(folder, 0.004)) for _ in range(2)]
+    certificates = write_certificate(folder / "tls")
+    tls = ("--tls-dir", str(certificates))
+    engines = [RemoteEngine(*tls, *priced(folder, 0.004)) for _ in range(2)]
     try:
-        with Front("--engines", ",".join(each.address for each in kept), *asked) as server:
-            yield Hosts(kept, server)
+        with Front("--engines", ",".join(each.address for each in engines), *tls) as server:
+            yield Hosts(engines, certificates, server)
     finally:
-        for each in kept:
+        for each in engines:
             each.close()
 
 
@@ -89,7 +88,7 @@ def asked(i: int) -> dict[str, Any]:
 
 
 def listening(pid: int) -> set[tuple[str, int]]:
-    """Addresses that a process listens on, from what the kernel says of its sockets."""
+    """Return the addresses that a process listens on, according to the kernel."""
     found = set()
     inodes = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()}
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
@@ -103,10 +102,10 @@ def listening(pid: int) -> set[tuple[str, int]]:
 
 
 def test_nothing_listens_but_on_the_address_that_was_given(hosts: Hosts) -> None:
-    for kept in hosts.kept:
-        host, _, port = kept.address.rpartition(":")
-        assert listening(kept.process.pid) == {(host, int(port))}
-        assert listening(kept.engine) == set(), "connections are given to it"
+    for each in hosts.engines:
+        host, _, port = each.address.rpartition(":")
+        assert listening(each.process.pid) == {(host, int(port))}
+        assert listening(each.engine) == set(), "connections are passed on to it"
 
 
 def test_clients_are_served_and_an_engine_that_is_killed_is_not_noticed(hosts: Hosts) -> None:
@@ -115,7 +114,7 @@ def test_clients_are_served_and_an_engine_that_is_killed_is_not_noticed(hosts: H
         expected = [client.completions.create(**asked(i)).choices[0].text for i in range(STREAMS)]
         streams = [client.completions.create(**asked(i), stream=True) for i in range(STREAMS)]
         texts = [next(stream).choices[0].text for stream in streams]
-        os.kill(hosts.kept[0].engine, signal.SIGKILL)
+        os.kill(hosts.engines[0].engine, signal.SIGKILL)
         for i, stream in enumerate(streams):
             texts[i] += "".join(chunk.choices[0].text for chunk in stream)
         assert texts == expected
@@ -130,9 +129,9 @@ def test_clients_are_served_and_an_engine_that_is_killed_is_not_noticed(hosts: H
     assert [engine["state"] for engine in body["engines"]] == ["ready", "ready"]
 
 
-def test_a_hangup_has_all_engines_started_anew_under_requests(hosts: Hosts) -> None:
+def test_sighup_restarts_all_engines_under_requests(hosts: Hosts) -> None:
     server = hosts.server
-    before = [kept.engine for kept in hosts.kept]
+    before = [each.engine for each in hosts.engines]
     with server.client(max_retries=0) as client:
         expected = [client.completions.create(**asked(i)).choices[0].text for i in range(STREAMS)]
         server.process.send_signal(signal.SIGHUP)
@@ -143,21 +142,21 @@ def test_a_hangup_has_all_engines_started_anew_under_requests(hosts: Hosts) -> N
             streams = [client.completions.create(**asked(i), stream=True) for i in range(STREAMS)]
             assert ["".join(chunk.choices[0].text for chunk in stream) for stream in streams] == expected
             rounds += 1
-        assert rounds > 0 and server.log().count("a rolling restart is under way already") == 1
-    assert not {*before} & {kept.engine for kept in hosts.kept}
-    for kept in hosts.kept:
-        assert kept.log().count("a server at 127.0.0.1 wants the engine to be started anew") == 1
-        until(lambda kept=kept: kept.log().count("rolling restart: done") == 1)
+        assert rounds > 0 and server.log().count("a rolling restart is in progress already") == 1
+    assert not {*before} & {each.engine for each in hosts.engines}
+    for each in hosts.engines:
+        assert each.log().count("a server at 127.0.0.1 asks for a restart of the engine") == 1
+        until(lambda each=each: each.log().count("rolling restart: done") == 1)
 
 
-def test_a_stranger_is_refused_counted_and_told_of_once(hosts: Hosts) -> None:
-    server, kept = hosts.server, hosts.kept[1]
-    host, _, port = kept.address.rpartition(":")
+def test_a_stranger_is_rejected_counted_and_logged_once(hosts: Hosts) -> None:
+    server, engine = hosts.server, hosts.engines[1]
+    host, _, port = engine.address.rpartition(":")
 
     def refused() -> float:
         return sum(server.metrics("roseinfer:engine_refused_peers_total", engine="1"))
 
-    before = refused()  # on a machine that is busy, one of the server's own that came too late may be among them
+    before = refused()  # on a busy machine, one of the server's own connections may have been too slow
     for _ in range(5):
         with socket.create_connection((host, int(port)), PATIENCE_S) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\nHost: engine\r\n\r\n" + bytes(80))
@@ -165,41 +164,39 @@ def test_a_stranger_is_refused_counted_and_told_of_once(hosts: Hosts) -> None:
                 while stranger.recv(4096):
                     pass
     until(lambda: refused() >= before + 5)
-    assert kept.log().count("a connection from 127.0.0.1 was refused: it speaks another protocol") == 1
+    assert engine.log().count("a connection from 127.0.0.1 was rejected: it speaks another protocol") == 1
 
 
-def test_the_secret_is_nowhere(hosts: Hosts) -> None:
+def test_the_private_key_is_nowhere(hosts: Hosts) -> None:
     shown = [hosts.server.fresh(path).text for path in ("/health", "/metrics", "/v1/models")]
-    shown += [hosts.server.log(), *(kept.log() for kept in hosts.kept)]
-    pids = [hosts.server.process.pid, *(pid for kept in hosts.kept for pid in (kept.process.pid, kept.engine))]
+    shown += [hosts.server.log(), *(each.log() for each in hosts.engines)]
+    pids = [hosts.server.process.pid, *(pid for each in hosts.engines for pid in (each.process.pid, each.engine))]
     shown += [command_line(pid) + Path(f"/proc/{pid}/environ").read_text() for pid in pids]
-    assert not [text for text in shown if SECRET in text]
+    secret = (hosts.tls / "tls.key").read_text().splitlines()[1:-1]
+    assert secret and not [text for text in shown for line in secret if line in text]
 
 
-def test_another_secret_ends_the_start_with_one_line(hosts: Hosts, tmp_path: Path) -> None:
-    other = tmp_path / "secret"
-    other.touch(0o600)
-    other.write_text("not that one, but another")
+def test_a_certificate_of_another_ca_ends_the_start_with_one_line(hosts: Hosts, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "roseinfer.cli", "serve", *Front.fixed]
-    command += ["--engines", hosts.kept[0].address, "--secret-file", str(other)]
+    command += ["--engines", hosts.engines[0].address, "--tls-dir", str(write_certificate(tmp_path, "foreign"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1
-    line = f"roseinfer: error: the engine at {hosts.kept[0].address} cannot be reached: the engine has another secret"
-    assert done.stderr.splitlines()[-1] == line
+    line = f"roseinfer: error: cannot reach the engine at {hosts.engines[0].address}: its certificate is not signed by"
+    assert done.stderr.splitlines()[-1].startswith(line)
 
 
-def test_a_keeper_that_is_to_end_lets_its_requests_finish(hosts: Hosts) -> None:
-    server, kept = hosts.server, hosts.kept[0]
+def test_an_engine_that_is_to_end_lets_its_requests_finish(hosts: Hosts) -> None:
+    server, engine = hosts.server, hosts.engines[0]
     with server.client() as client:
         streams = [client.completions.create(**asked(i), stream=True) for i in range(STREAMS)]
         begun = [next(stream) for stream in streams]
-        kept.process.terminate()
+        engine.process.terminate()
         ends = [[first, *stream][-1].choices[0].finish_reason for first, stream in zip(begun, streams, strict=True)]
         assert ends == ["length"] * STREAMS
-        assert kept.process.wait(PATIENCE_S) == 0
+        assert engine.process.wait(PATIENCE_S) == 0
         until(lambda: server.metrics("roseinfer:engine_up", engine="0") == [0.0])
         assert client.completions.create(**asked(0)).choices[0].finish_reason == "length"
-    hosts.kept[1].process.kill()
+    hosts.engines[1].process.kill()
     with server.client(max_retries=0) as client, pytest.raises(openai.APIStatusError) as refused:
         until(lambda: server.fresh("/ready").status_code == 503)
         client.completions.create(**asked(0))

@@ -1,4 +1,4 @@
-"""Sockets between hosts: how they are set, and how long anything may take on them."""
+"""Connections between hosts: socket options, timeouts, and how a client connects."""
 
 import asyncio
 import errno
@@ -7,28 +7,26 @@ import socket
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.core.errors import ConfigError
-from roseinfer.engine.remote.handshake import Greeted, Purpose, introduce
-from roseinfer.engine.remote.secret import Secret
 
-CONNECT_S = 5.0
-HANDSHAKE_S = 5.0
-BACKLOG = 128
-# Of their own: a name server that does not answer holds a thread for long, whoever has given up.
+CONNECT_TIMEOUT_S = 5.0
+HANDSHAKE_TIMEOUT_S = 5.0
+MAX_BACKLOG_COUNT = 128
+# Threads of their own: a name server that does not answer holds a thread for long.
 _RESOLVERS = ThreadPoolExecutor(4, "roseinfer-names")
-# The kernel asks a silent other side so often, and lets go of one from which nothing has come for so long, in seconds.
-PROBE_S, GONE_S = 5, 20
+# The kernel probes a silent peer this often, and closes the connection after this time.
+PROBE_INTERVAL_S, PROBE_TIMEOUT_S = 5, 20
 
 
 class AddressTakenError(ConfigError):
-    """Somebody listens there already."""
+    """Another process listens on the address."""
 
 
 def listen(bind: HostPort) -> socket.socket:
-    """Raises `ConfigError` if that address cannot be used, `AddressTakenError` if it is used."""
+    """Raise `ConfigError` if the address cannot be used, `AddressTakenError` if it is in use."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             bind.host, bind.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -39,7 +37,7 @@ def listen(bind: HostPort) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)
+        listener.listen(MAX_BACKLOG_COUNT)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
@@ -52,46 +50,32 @@ def bound(listener: socket.socket) -> HostPort:
     return HostPort(*listener.getsockname()[:2])
 
 
-def prepare(connection: socket.socket) -> None:
-    """A connection that has been made: nothing waits to be sent in larger pieces, and a dead other side is noticed."""
+def configure(connection: socket.socket) -> None:
+    """Send small pieces at once, and detect a peer that is gone."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_KEEPIDLE": PROBE_S, "TCP_KEEPINTVL": PROBE_S, "TCP_KEEPCNT": GONE_S // PROBE_S}
-    options["TCP_USER_TIMEOUT"] = 1000 * GONE_S
+    probes = PROBE_TIMEOUT_S // PROBE_INTERVAL_S
+    options = {"TCP_KEEPIDLE": PROBE_INTERVAL_S, "TCP_KEEPINTVL": PROBE_INTERVAL_S, "TCP_KEEPCNT": probes}
+    options["TCP_USER_TIMEOUT"] = 1000 * PROBE_TIMEOUT_S
     for name, value in options.items():
-        if hasattr(socket, name):  # macOS has not all of them
+        if hasattr(socket, name):  # macOS lacks some
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-class Connected(NamedTuple):
-    """`round_trip_s`: about how long a packet takes there and another one back."""
-
-    socket: socket.socket
-    greeted: Greeted
-    round_trip_s: float
-
-
-async def connect(address: HostPort, secret: Secret, purpose: Purpose) -> Connected:
-    """A connection that both sides accept. Raises `HandshakeError` if one does not, `OSError` if nothing is there."""
+async def connect(address: HostPort) -> tuple[socket.socket, float]:
+    """Connect, and return about how many seconds a packet takes there and back. Raise `OSError` without an answer."""
     try:
-        async with asyncio.timeout(CONNECT_S):
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
             connection, round_trip_s = await _first(await _addresses(address))
     except TimeoutError:
-        raise TimeoutError(f"no answer within {CONNECT_S:g} s") from None
-    try:
-        prepare(connection)
-        async with asyncio.timeout(HANDSHAKE_S):
-            return Connected(connection, await introduce(connection, secret, purpose), round_trip_s)
-    except BaseException as error:
-        connection.close()
-        if isinstance(error, TimeoutError):
-            raise TimeoutError(f"no handshake within {HANDSHAKE_S:g} s") from None
-        raise
+        raise TimeoutError(f"no answer within {CONNECT_TIMEOUT_S:g} s") from None
+    configure(connection)
+    return connection, round_trip_s
 
 
 async def _addresses(address: HostPort) -> list[tuple[Any, ...]]:
-    """Of a host, as `socket.getaddrinfo` has them. Raises `OSError` if its name has none."""
+    """Return a host's addresses, as `socket.getaddrinfo` does. Raise `OSError` if its name has none."""
     ask = partial(socket.getaddrinfo, address.host, address.port, type=socket.SOCK_STREAM)
     try:
         return ask(flags=socket.AI_NUMERICHOST)
@@ -100,7 +84,7 @@ async def _addresses(address: HostPort) -> list[tuple[Any, ...]]:
 
 
 async def _first(found: Iterable[tuple[Any, ...]]) -> tuple[socket.socket, float]:
-    """The first of a host's addresses that answers, and after how many seconds."""
+    """Connect to the first of a host's addresses that answers."""
     last: OSError | None = None
     loop = asyncio.get_running_loop()
     for family, kind, protocol, _, address in found:
@@ -120,5 +104,5 @@ async def _first(found: Iterable[tuple[Any, ...]]) -> tuple[socket.socket, float
 
 
 def reason(error: OSError) -> str:
-    """In words, without what only a program wants to know."""
+    """Return the error in words, without numbers."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
