@@ -9,8 +9,7 @@ from typing import Any
 
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
-from roseinfer.sim.arrival_processes import Gamma, OnOff
-from roseinfer.sim.length_distributions import Fixed, LogNormal
+from roseinfer.sim.distributions import Fixed, Gamma, LogNormal, OnOff
 from roseinfer.sim.length_hints import NoisyHints
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.workload import Arrival, TrafficClass, Workload

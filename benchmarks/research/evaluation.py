@@ -18,8 +18,7 @@ from roseinfer.core.progress import report
 from roseinfer.priced.machine import Machine
 from roseinfer.sim import simulator
 from roseinfer.sim.simulator import Lifetime, SimulationResult
-from roseinfer.sim.sweep import PolicySweep, check_given, contender, settings_of, simulate_as
-from roseinfer.sim.worker_pool import worker_pool
+from roseinfer.sim.sweep import PolicySweep, check_given, contender, settings_of, simulate_as, worker_pool
 from roseinfer.sim.workload import Arrival
 
 POLICIES = ("slack", "qoserve", "fifo", "sarathi", "scorpio", "scorpio-tuned")

@@ -15,10 +15,22 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine, PeriodicStalls
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sim.arrival_processes import ArrivalProcess, Gamma, OnOff, Replayed, Steps
-from roseinfer.sim.length_distributions import Bimodal, Empirical, Fixed, LengthDistribution, LogNormal, Pareto, Uniform
+from roseinfer.sim.arrivals import TraceRequest, read_trace
+from roseinfer.sim.distributions import (
+    ArrivalProcess,
+    Bimodal,
+    Empirical,
+    Fixed,
+    Gamma,
+    LengthDistribution,
+    LogNormal,
+    OnOff,
+    Pareto,
+    Replayed,
+    Steps,
+    Uniform,
+)
 from roseinfer.sim.length_hints import ExactHints, MisleadingHints, NoisyHints, ScaledHints, ShuffledHints
-from roseinfer.sim.traces import TraceRequest, read_trace
 from roseinfer.sim.workload import Arrival, LengthHints, TrafficClass, Workload
 
 SAMPLE = 2000  # requests for estimating capacity, and lengths of a class whose 99th percentile sets its floors

@@ -1,10 +1,16 @@
-"""How near a replay comes to the run that was recorded."""
+"""Parity: how closely a replay reproduces the recorded run, of one engine or of several behind a router."""
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.promise import Promise
+from roseinfer.engine.core import EngineCore
 from roseinfer.sim.replay import EngineRecording, Replay, read_recording, replay
+from roseinfer.sim.router_replay import RouterReplay, replay_placements
 
 SAME_WITHIN = 0.05
 
@@ -73,3 +79,112 @@ def _medians(pairs: Iterable[tuple[float | None, float | None]]) -> tuple[float,
     if not known:
         return None
     return median(run for run, _ in known), median(again for _, again in known)
+
+
+# --- several engines -------------------------------------------------------------------------------------------------
+FIRST_WITHIN_S = 1.0  # before its first plan an engine has made the promise that goes with it
+
+
+@dataclass(frozen=True, slots=True)
+class FleetParity:
+    """`engines` by what follows FILE in the names of their recordings. `promises`: how many that a router has seen
+    could be compared with what the engine says in its replay, of which `promises_same` are the same.
+    """
+
+    engines: dict[str, Parity]
+    routers: list[RouterReplay]
+    promises: int
+    promises_same: int
+
+    @property
+    def plans_agree(self) -> bool:
+        return all(engine.plans_agree for engine in self.engines.values())
+
+    @property
+    def medians_agree(self) -> bool:
+        return all(engine.medians_agree for engine in self.engines.values())
+
+    @property
+    def placements_agree(self) -> bool:
+        return all(router.same == len(router.recorded) for router in self.routers)
+
+    @property
+    def promises_agree(self) -> bool:
+        return self.promises == self.promises_same
+
+    def __str__(self) -> str:
+        lines = []
+        for name, engine in self.engines.items():
+            lines += [f"engine {name}", *(f"  {line}" for line in str(engine).splitlines())]
+        lines.append(f"promises {self.promises_same} of {self.promises} the same")
+        for router in self.routers:
+            count = len(router.recorded)
+            same = "all the same" if router.same == count else f"the same for the first {router.same}"
+            lines.append(f"placements of {count} requests: {same}")
+        return "\n".join(lines)
+
+
+def is_fleet(path: str) -> bool:
+    """Whether several engines were recorded under that name."""
+    return not Path(path).exists() and Path(f"{path}.0").exists()
+
+
+def fleet_parity_of(path: str) -> FleetParity:
+    """Replay a recorded run and compare. Raises `ConfigError` if there is none, or not all of it."""
+    files = dict(_engine_files(path))
+    base = Path(path)
+    routers = [replay_placements(file) for file in sorted(base.parent.glob(f"{base.name}.router*"))]
+    if not files or not routers:
+        raise ConfigError(f"{path} is no recorded run: there must be {path}.0 and {path}.router")
+    engines, compared, same = {}, 0, 0
+    for name, number in files.items():
+        recording = read_recording(f"{path}.{name}")
+        checks = PromiseChecks([promise for router in routers for promise in router.promises.get(number, [])])
+        engines[name] = compare(recording, checks.replay(recording))
+        compared, same = compared + checks.compared, same + checks.same
+    return FleetParity(engines, routers, compared, same)
+
+
+def _engine_files(path: str) -> Iterator[tuple[str, int]]:
+    """What follows `path` in the names of the recordings, and whose they are."""
+    number = 0
+    while Path(f"{path}.{number}").exists():
+        yield str(number), number
+        life = 2
+        while Path(f"{path}.{number}.{life}").exists():
+            yield f"{number}.{life}", number
+            life += 1
+        number += 1
+
+
+class PromiseChecks:
+    """Asks a replayed engine in each turn what it promises, and compares with what was seen of it then."""
+
+    def __init__(self, seen: list[Promise]) -> None:
+        self.compared = self.same = 0
+        self._by_steps: defaultdict[int, set[Promise]] = defaultdict(set)
+        for promise in seen:
+            if not promise.running:  # made when the step was over, as of its beginning
+                continue
+            self._by_steps[promise.steps].add(promise._replace(draining=False))
+
+    def replay(self, recording: EngineRecording) -> Replay:
+        turns = recording.turns
+
+        def launched(number: int, core: EngineCore) -> None:
+            plan_s = turns[number].plan_s
+            since_s = turns[number - 1].commit_s if number else plan_s - FIRST_WITHIN_S
+            self._look(since_s, plan_s, bool(turns[number].rows), core)
+
+        return replay(recording, launched=launched)
+
+    def _look(self, since_s: float, plan_s: float, planned: bool, core: EngineCore) -> None:
+        """In a turn that planned a step its number tells which promise it is, until the engine is started anew; others
+        of later moments have it too.
+        """
+        of_step = self._by_steps[core.stats().step] if planned else ()
+        seen = [promise for promise in of_step if since_s <= promise.at_s <= plan_s]
+        told = core.promise(seen[0].at_s if seen else plan_s)
+        if seen:
+            self.compared += 1
+            self.same += told in seen

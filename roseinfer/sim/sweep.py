@@ -1,12 +1,16 @@
 """Policies against loads: every policy sees the same arrivals, lengths, objectives and predictions."""
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.interrupts import sigint_blocked
 from roseinfer.core.progress import stage
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
@@ -16,10 +20,8 @@ from roseinfer.sched.lengths.estimators import CalibratedLengths, EcdfLengths, O
 from roseinfer.sched.registry import contenders, entry_of, option_names, scheduler_config, users_of
 from roseinfer.sim.autoscaling import simulate_fleet
 from roseinfer.sim.fleet_plan import FleetPlan, FleetRun
-from roseinfer.sim.fleet_report import summarise_fleet, with_all_reasons
-from roseinfer.sim.report import mean_of, summarise
+from roseinfer.sim.report import mean_of, summarise, summarise_fleet, with_all_reasons
 from roseinfer.sim.simulator import SimulationResult, simulate
-from roseinfer.sim.worker_pool import worker_pool
 from roseinfer.sim.workload import Arrival
 
 # A contender's name may end in what it knows of output lengths instead of what the others do.
@@ -272,3 +274,30 @@ def describe(classes: Sequence[Slo], name: str) -> str:
             limits = ", ".join(f"{what} {1e3 * value:g} ms" for what, value in parts if value is not None)
             return f"class {name} ({limits})"
     return f"class {name}" if name else "requests without objectives"
+
+
+# --- worker processes ------------------------------------------------------------------------------------------------
+@contextmanager
+def worker_pool(count: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool of `count`. Ctrl+C, which goes to all processes of a terminal, ends them at once with whoever waits for
+    them, and nothing else is said; otherwise they come to their end with the block."""
+    pool = _Pool(count, initializer=_ignore_interrupts)
+    try:
+        yield pool
+    except BaseException:
+        for process in list(pool._processes.values()):
+            process.kill()
+        pool.shutdown(cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+class _Pool(ProcessPoolExecutor):
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
+        """Processes that it starts have SIGINT blocked from the beginning, where they are forked."""
+        with sigint_blocked():
+            return super().submit(fn, *args, **more)
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

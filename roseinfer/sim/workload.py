@@ -10,8 +10,7 @@ from typing import Protocol
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
-from roseinfer.sim.arrival_processes import ArrivalProcess, Gamma
-from roseinfer.sim.length_distributions import LengthDistribution
+from roseinfer.sim.distributions import ArrivalProcess, Gamma, LengthDistribution
 
 VOCAB = 32_000
 MOST_DRAWS = 10_000  # of one request's lengths

@@ -11,13 +11,25 @@ from typing import Any
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine, PeriodicStalls
-from roseinfer.sim.arrival_processes import ArrivalProcess, Gamma, OnOff, Replayed, Steps
+from roseinfer.sim.arrivals import TraceRequest, read_trace
 from roseinfer.sim.config import CONSTANTS, CostConfig
-from roseinfer.sim.length_distributions import Bimodal, Empirical, Fixed, LengthDistribution, LogNormal, Pareto, Uniform
+from roseinfer.sim.distributions import (
+    ArrivalProcess,
+    Bimodal,
+    Empirical,
+    Fixed,
+    Gamma,
+    LengthDistribution,
+    LogNormal,
+    OnOff,
+    Pareto,
+    Replayed,
+    Steps,
+    Uniform,
+)
 from roseinfer.sim.length_hints import ExactHints, MisleadingHints, NoHints, NoisyHints, ScaledHints, ShuffledHints
 from roseinfer.sim.setups import SETUPS
 from roseinfer.sim.toml_table import TomlTable, is_number
-from roseinfer.sim.traces import TraceRequest, read_trace
 from roseinfer.sim.workload import Arrival, LengthHints, SharedPrefixes, TrafficClass, Workload
 
 SEATS = ("max_num_seqs", "max_num_batched_tokens")

@@ -12,7 +12,7 @@ from roseinfer.bench.slo_classes import read_classes
 from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sim.length_distributions import Uniform
+from roseinfer.sim.distributions import Uniform
 from roseinfer.sim.workload import TrafficClass, Workload
 
 RESULT = Path(slo_gpu.__file__).parent / "results" / "slo-h200.json"

@@ -15,7 +15,7 @@ from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.autoscaling import Autoscaler, simulate_fleet
 from roseinfer.sim.config import CostConfig
 from roseinfer.sim.fleet_plan import AutoscalePlan, FleetPlan, FleetRun
-from roseinfer.sim.fleet_report import longest_below, summarise_fleet
+from roseinfer.sim.report import longest_below, summarise_fleet
 from roseinfer.sim.sweep import EstimatesFactory
 from roseinfer.sim.workload import Arrival
 

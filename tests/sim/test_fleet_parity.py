@@ -17,8 +17,8 @@ from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim import engine, fleet
 from roseinfer.sim.autoscaling import simulate_fleet
 from roseinfer.sim.config import CostConfig
-from roseinfer.sim.fleet_parity import fleet_parity_of
 from roseinfer.sim.fleet_plan import FleetPlan, FleetRun, Kill
+from roseinfer.sim.parity import fleet_parity_of
 from roseinfer.sim.router_replay import replay_placements
 from roseinfer.sim.workload import Arrival
 

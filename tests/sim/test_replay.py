@@ -23,11 +23,11 @@ from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
+from roseinfer.sim.arrivals import read_trace
 from roseinfer.sim.engine import END, FixedLengthRunner
 from roseinfer.sim.parity import parity_of
 from roseinfer.sim.replay import read_recording, replay
 from roseinfer.sim.setups import SCORPIO_8B
-from roseinfer.sim.traces import read_trace
 from roseinfer.sim.workload import VOCAB, poisson
 
 pytestmark = pytest.mark.long

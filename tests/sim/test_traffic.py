@@ -8,8 +8,18 @@ import pytest
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
-from roseinfer.sim.arrival_processes import Gamma, OnOff, Replayed, Steps
-from roseinfer.sim.length_distributions import Bimodal, Empirical, Fixed, LogNormal, Pareto, Uniform
+from roseinfer.sim.distributions import (
+    Bimodal,
+    Empirical,
+    Fixed,
+    Gamma,
+    LogNormal,
+    OnOff,
+    Pareto,
+    Replayed,
+    Steps,
+    Uniform,
+)
 from roseinfer.sim.length_hints import ExactHints, MisleadingHints, NoisyHints, ScaledHints, ShuffledHints
 from roseinfer.sim.workload import SharedPrefixes, TrafficClass, Workload
 

@@ -8,10 +8,9 @@ import pytest
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
-from roseinfer.sim.arrivals import make_arrivals
+from roseinfer.sim.arrivals import make_arrivals, read_trace
 from roseinfer.sim.config import WorkloadConfig
 from roseinfer.sim.setups import SCORPIO_8B
-from roseinfer.sim.traces import read_trace
 from roseinfer.sim.workload import bursts, gamma, poisson
 
 MIX = SCORPIO_8B.mix

@@ -11,8 +11,18 @@ from roseinfer.core.slo import Slo
 from roseinfer.priced.machine import PeriodicStalls
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sim.arrival_processes import Gamma, OnOff, Replayed, Steps
-from roseinfer.sim.length_distributions import Bimodal, Empirical, Fixed, LogNormal, Pareto, Uniform
+from roseinfer.sim.distributions import (
+    Bimodal,
+    Empirical,
+    Fixed,
+    Gamma,
+    LogNormal,
+    OnOff,
+    Pareto,
+    Replayed,
+    Steps,
+    Uniform,
+)
 from roseinfer.sim.length_hints import MisleadingHints, NoHints, NoisyHints
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.workload import SharedPrefixes, TrafficClass

@@ -74,7 +74,7 @@ def _engine_rows(point: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def run_fleet_replay(path: str) -> dict[str, Any]:
-    from roseinfer.sim.fleet_parity import fleet_parity_of
+    from roseinfer.sim.parity import fleet_parity_of
 
     parity = fleet_parity_of(path)
     print(parity)

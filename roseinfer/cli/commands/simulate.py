@@ -87,8 +87,7 @@ def run(args: Namespace) -> int:
 
 def run_replay(path: str) -> dict[str, Any]:
     """Replay a recorded run on its own times and compare plans and, for several engines, placements."""
-    from roseinfer.sim.fleet_parity import is_fleet
-    from roseinfer.sim.parity import parity_of
+    from roseinfer.sim.parity import is_fleet, parity_of
 
     if is_fleet(path):
         return fleet_tables.run_fleet_replay(path)

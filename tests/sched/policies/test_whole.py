@@ -16,7 +16,7 @@ from roseinfer.sched.policies.qoserve import MAX_CHUNK_TOKENS, QoServePolicy
 from roseinfer.sched.policies.scorpio import ScorpioPolicy
 from roseinfer.sched.policy import Ended
 from roseinfer.sched.registry import options_of, scheduler_config
-from roseinfer.sim.length_distributions import Uniform
+from roseinfer.sim.distributions import Uniform
 from roseinfer.sim.length_hints import NoisyHints
 from roseinfer.sim.simulator import simulate
 from roseinfer.sim.workload import TrafficClass, Workload

@@ -5,7 +5,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from roseinfer.sim.fleet_parity import fleet_parity_of
+from roseinfer.sim.parity import fleet_parity_of
 from tests.server.real_server import RealServer
 
 COST = {"cost": {"step_s": 0.005, "token_s": 1e-4, "pair_s": 0.0, "row_s": 1e-4, "context_s": 0.0}}
