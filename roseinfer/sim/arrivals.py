@@ -16,15 +16,15 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.sim.config import WorkloadConfig
 from roseinfer.sim.setups import Setup
-from roseinfer.sim.workload import VOCAB, Arrival, RequestMix, UniformLengths, bursts, gamma, poisson
+from roseinfer.sim.workload import VOCAB_COUNT, Arrival, RequestMix, UniformLengths, bursts, gamma, poisson
 
-MOONCAKE_BLOCK = 512
+MOONCAKE_BLOCK_TOKENS = 512
 MOONCAKE_STEP_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One line of a trace; `at_s` counts from the first. `blocks`: ids of the prompt's blocks of 512 tokens."""
+    """One line of a trace. `at_s` counts from the first line. `blocks`: ids of the prompt's blocks of 512 tokens."""
 
     at_s: float
     prompt_len: int
@@ -32,27 +32,29 @@ class TraceRequest:
     blocks: tuple[int, ...] = ()
 
     def prompt_ids(self, vocab: int) -> list[int]:
-        """Tokens such that equal leading blocks give equal prefixes: each block begins with its id in two tokens,
-        which is all that a chain of block hashes needs. Tokens behind the last block repeat one.
+        """Return tokens such that equal leading blocks give equal prefixes.
+
+        Each block begins with its id in two tokens, which is enough for a chain of block hashes. Tokens after the last
+        block repeat one token.
         """
         ids: list[int] = []
         for block in self.blocks:
             high, low = divmod(block, vocab - 3)
-            ids += [3 + high % (vocab - 3), 3 + low, *[1] * (MOONCAKE_BLOCK - 2)]
+            ids += [3 + high % (vocab - 3), 3 + low, *[1] * (MOONCAKE_BLOCK_TOKENS - 2)]
         return (ids + [1] * (self.prompt_len - len(ids)))[: self.prompt_len]
 
 
 def read_trace(path: str, *, seconds: float | None = None, speed: float = 1.0) -> list[TraceRequest]:
-    """The first `seconds` of a trace (of its own time), played `speed` times as fast. Raises `ConfigError`."""
+    """Read the first `seconds` of a trace (in its own time), played `speed` times as fast. Raise `ConfigError`."""
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(f"trace: there is no file {path}")
+        raise ConfigError(f"trace: no such file: {path!r}")
     try:
         lines = list(_azure(file) if file.suffix == ".csv" else _json_lines(file))
     except (KeyError, ValueError, IndexError) as error:
         raise ConfigError(f"trace: {path} cannot be read: {error!r}") from error
     if not lines:
-        raise ConfigError(f"trace: {path} holds no request")
+        raise ConfigError(f"trace: {path} has no requests")
     lines.sort(key=lambda line: line.at_s)
     first = lines[0].at_s
     found = []
@@ -64,7 +66,7 @@ def read_trace(path: str, *, seconds: float | None = None, speed: float = 1.0) -
 
 
 def _azure(file: Path) -> Iterator[TraceRequest]:
-    """TIMESTAMP has 7 fractional digits; datetime keeps 6."""
+    """Read Azure's CSV. TIMESTAMP has 7 fractional digits, of which datetime keeps 6."""
     with file.open(newline="") as lines:
         for row in csv.DictReader(lines):
             at = datetime.fromisoformat(row["TIMESTAMP"][:26])
@@ -72,7 +74,7 @@ def _azure(file: Path) -> Iterator[TraceRequest]:
 
 
 def _json_lines(file: Path) -> Iterator[TraceRequest]:
-    """A recorded run has requests and, later, their ends, and its last line may be cut; all else is Mooncake's."""
+    """Read JSON lines: a recorded run has requests and their ends, and a last line that may be cut; else Mooncake's."""
     text = file.read_text()
     lines = text.splitlines()
     if text.startswith('{"setup"') and not text.endswith("\n"):
@@ -82,7 +84,7 @@ def _json_lines(file: Path) -> Iterator[TraceRequest]:
 
 
 def _mooncake(rows: list[dict[str, Any]]) -> Iterator[TraceRequest]:
-    """Times are ms in steps of 3 s, spread here with a fixed seed."""
+    """Read Mooncake's rows. Their times are in steps of 3 s, which are spread with a fixed seed."""
     rng = random.Random(0)
     for row in rows:
         at_s = row["timestamp"] / 1e3 + rng.random() * MOONCAKE_STEP_S
@@ -90,7 +92,7 @@ def _mooncake(rows: list[dict[str, Any]]) -> Iterator[TraceRequest]:
 
 
 def _recorded(rows: list[dict[str, Any]]) -> Iterator[TraceRequest]:
-    """The first sample of each request that came to its end."""
+    """Read the first sample of each finished request of a recorded run."""
     tokens = {row["end"]: row["tokens"] for row in rows if "end" in row}
     for row in rows:
         outputs = tokens.get(f"{row['request']}:0") if "request" in row else None
@@ -100,7 +102,7 @@ def _recorded(rows: list[dict[str, Any]]) -> Iterator[TraceRequest]:
 
 # --- arrivals from options -------------------------------------------------------------------------------------------
 def make_arrivals(workload: WorkloadConfig, setup: Setup | None = None, classes: Sequence[Slo] = ()) -> list[Arrival]:
-    """Sorted by time. `classes`: instead of the setup's. Raises `ConfigError` for a trace that cannot be read."""
+    """Return the arrivals sorted by time. `classes` replace the setup's. Raise `ConfigError` for an invalid trace."""
     traced = _trace(workload)
     mix = _mix(workload, setup, tuple(classes))
     if workload.trace_lengths and traced:
@@ -110,7 +112,7 @@ def make_arrivals(workload: WorkloadConfig, setup: Setup | None = None, classes:
 
 @dataclass(frozen=True, slots=True)
 class OptionArrivals:
-    """`make_arrivals` by seed, at a rate; travels to other processes."""
+    """Function of a seed that calls `make_arrivals` at a rate; it can be pickled."""
 
     workload: WorkloadConfig
     setup: Setup | None
@@ -125,7 +127,7 @@ class OptionArrivals:
 
 
 def _mix(workload: WorkloadConfig, setup: Setup | None, classes: tuple[Slo, ...]) -> RequestMix:
-    """The setup's, or uniform lengths, with what the options ask for. Tenants are named 1, 2, ..."""
+    """Return the setup's mix, or uniform lengths, with the options applied. Tenants are named 1, 2, ..."""
     w = workload
     if setup is not None:
         mix = setup.mix
@@ -135,7 +137,7 @@ def _mix(workload: WorkloadConfig, setup: Setup | None, classes: tuple[Slo, ...]
     mix = replace(mix, classes=classes or mix.classes, predictor_rmse=w.predictor_rmse or mix.predictor_rmse)
     shares = w.class_share_list
     if shares and len(shares) != len(mix.classes):
-        raise ConfigError(f"class_shares: {len(shares)} shares for {len(mix.classes)} classes")
+        raise ConfigError(f"class_shares: got {len(shares)} shares for {len(mix.classes)} classes")
     if shares:
         mix = replace(mix, weights=shares)
     shares = w.tenant_share_list
@@ -165,13 +167,13 @@ def _times(workload: WorkloadConfig) -> list[float]:
 def _with_trace_lengths(
     traced: Sequence[TraceRequest], seed: int, mix: RequestMix, context: int | None
 ) -> list[Arrival]:
-    """Requests longer than the machine's context are left out."""
+    """Return the trace's requests with its lengths, without those that exceed the context."""
     rng = random.Random(f"trace {seed}")
     arrivals = []
     for line in traced:
         if context is not None and line.prompt_len + line.output_len > context:
             continue
-        arrivals.append(mix.promised(Arrival(line.at_s, line.prompt_ids(VOCAB), line.output_len), rng))
+        arrivals.append(mix.promised(Arrival(line.at_s, line.prompt_ids(VOCAB_COUNT), line.output_len), rng))
     if not arrivals:
         raise ConfigError("trace: every request exceeds the context")
     return arrivals

@@ -21,7 +21,7 @@ TICK_S = 5.0  # between two looks
 
 
 class Autoscaler:
-    """What was seen lately, and what follows from it. Times do not run backwards."""
+    """Recent observations of a fleet, and the number of engines that follows. Times must not decrease."""
 
     def __init__(self, plan: AutoscalePlan) -> None:
         self._plan = plan
@@ -31,15 +31,15 @@ class Autoscaler:
         self._calm_s: float | None = None  # since when fewer would do
 
     def promised(self, at_s: float) -> None:
-        """A request with objectives came."""
+        """Record a request with objectives."""
         self._promised.append(at_s)
 
-    def refused(self, at_s: float) -> None:
-        """One was turned away that an idle engine would have kept."""
+    def rejected(self, at_s: float) -> None:
+        """Record a rejection that an idle engine would not have made."""
         self._refused.append(at_s)
 
     def look(self, at_s: float, used: float) -> None:
-        """`used`: the mean `engine_load` of the engines that run."""
+        """Record the load. `used`: mean `engine_load` of the running engines."""
         self._used.append((at_s, used))
         since_s = at_s - self._plan.window_s
         while self._used[0][0] < since_s:
@@ -54,7 +54,7 @@ class Autoscaler:
         return fmean(used for _, used in self._used)
 
     def wanted(self, at_s: float, running: int, coming: int) -> int:
-        """How many engines there should be, those that are `coming` included; asked behind `look`."""
+        """Return how many engines there should be, including those that are `coming`. Call it after `look`."""
         too_many = too_many_rejections(self._plan, len(self._promised), len(self._refused))
         size, self._calm_s = fleet_size(
             self._plan, FleetState(at_s, running, coming, self.used, too_many), self._calm_s
@@ -62,17 +62,17 @@ class Autoscaler:
         return size
 
     def grown(self) -> None:
-        """One more serves: what was seen before says nothing of so many."""
+        """Drop earlier observations, because one more engine serves now."""
         for seen in (self._used, self._promised, self._refused):
             seen.clear()
 
     def wait(self) -> None:
-        """One went, or a simulation was against it: be patient again."""
+        """Restart the waiting time, after an engine was removed or a simulation was against it."""
         self._calm_s = None
 
 
 class AutoscaledFleet(SimulatedFleet):
-    """`plan.scaling` is given. Engines that go drain: what waits there is placed elsewhere, what decodes finishes."""
+    """Fleet with `plan.scaling`. An engine drains first: waiting requests are placed elsewhere, the others finish."""
 
     def run(self) -> FleetRun:
         assert self.plan.scaling is not None
@@ -97,7 +97,7 @@ class AutoscaledFleet(SimulatedFleet):
         if call.life.reason is FinishReason.REJECTED:
             rejection = call.life.rejection
             if rejection is None or not rejection.hopeless:
-                self._scaler.refused(self.now_s)
+                self._scaler.rejected(self.now_s)
 
     def _deliver(self, slot: EngineReplica) -> None:
         super()._deliver(slot)
@@ -123,7 +123,7 @@ class AutoscaledFleet(SimulatedFleet):
                 self._drain(running[-1])
 
     def _grow(self, count: int) -> None:
-        """Those that drain stay, others are asked for."""
+        """Add engines: draining engines stay, and others are started."""
         draining = [slot for slot in self.slots if slot.draining]
         free = [slot for slot in self.slots if slot.asked_s is None]
         for slot in (draining + free)[:count]:
@@ -136,7 +136,7 @@ class AutoscaledFleet(SimulatedFleet):
         self._note_size()
 
     def _would_do(self, size: int) -> bool:
-        """Whether so many engines had kept the target of the last requests."""
+        """True if so many engines would have met the target of the last requests."""
         assert self.plan.scaling is not None
         since_s = self.now_s - self.plan.scaling.recent_s
         recent = [
@@ -166,7 +166,7 @@ class AutoscaledFleet(SimulatedFleet):
         self._retire(slot)
 
     def _retire(self, slot: EngineReplica) -> None:
-        """It goes, if nobody is there any more."""
+        """Remove a draining engine once it has no requests."""
         if self.calls_of(slot):
             return
         assert slot.asked_s is not None

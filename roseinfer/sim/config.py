@@ -1,4 +1,4 @@
-"""The options of `roseinfer simulate`."""
+"""Options of `roseinfer simulate`."""
 
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -13,7 +13,7 @@ from roseinfer.sched.cost.params import CostParams
 
 SETUPS = ("scorpio-8b", "moe-30b")
 WORKLOADS = ("poisson", "gamma", "bursts", "trace")
-# Options of `CostConfig` that a cost file says, and a setup.
+# Options of `CostConfig` that a cost file or a setup determines.
 CONSTANTS = (
     *("step_ms", "token_us", "row_us", "context_ns", "pair_ns", "chunk_context_ns"),
     *("expert_us", "num_experts", "num_experts_per_tok"),
@@ -23,21 +23,21 @@ LENGTHS = ("predictor", "oracle", "none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadConfig:
-    """Random requests; without a setup, lengths are uniform between the bounds and nothing is promised."""
+    """Options of random requests. Without a setup, lengths are uniform and requests have no objectives."""
 
     setup: str | None = option(None, "machine, lengths and objectives of an experiment", choices=SETUPS)
-    num_requests: int = option(256, "requests of a run; a trace: at most", aliases=("requests",))
+    num_requests: int = option(256, "requests of a run; at most these of a trace", aliases=("requests",))
     workload: str = option(
         "poisson",
-        f"how requests arrive: {', '.join(WORKLOADS)}; or a file that says that and all else (docs/workloads.md)",
+        f"arrival process: {', '.join(WORKLOADS)}; or a file that describes the whole workload (docs/workloads.md)",
         metavar="NAME|FILE.toml",
     )
     request_rate: float = option(0.0, "arrivals per second; 0 = all at once")
     cv: float = option(4.0, "gamma: coefficient of variation of the gaps between arrivals")
     trace: str | None = option(None, "Azure CSV, Mooncake JSONL, or a recorded run", metavar="FILE")
-    trace_seconds: float | None = option(None, "of the trace; default: all of it")
-    trace_speed: float = option(1.0, "play the trace so many times as fast")
-    trace_lengths: bool = option(False, "lengths of the trace too; off: its times, with the setup's lengths")
+    trace_seconds: float | None = option(None, "seconds of the trace to play; default: all")
+    trace_speed: float = option(1.0, "speed of the trace, as a factor")
+    trace_lengths: bool = option(False, "use the trace's lengths; off: only its times, with the setup's lengths")
     input_len_min: int = option(16, "shortest prompt in tokens")
     input_len: int = option(512, "longest prompt in tokens")
     output_len_min: int = option(16, "shortest output in tokens")
@@ -45,17 +45,15 @@ class WorkloadConfig:
     slo_classes: str | None = option(
         None, "classes of objectives, as of `serve`; default: the setup's", metavar="FILE.toml"
     )
-    class_shares: str | None = option(
-        None, "how many requests each class gets, relative to the others: a,b,...", metavar="SHARES"
-    )
-    tenant_shares: str | None = option(
-        None, "requests come from tenants, of which each sends so many: a,b,...", metavar="SHARES"
-    )
+    class_shares: str | None = option(None, "relative number of requests of each class: a,b,...", metavar="SHARES")
+    tenant_shares: str | None = option(None, "relative number of requests of each tenant: a,b,...", metavar="SHARES")
     predictor_rmse: float | None = option(
-        None, "error of the predicted output lengths in tokens; default: the setup's, else there are no predictions"
+        None, "error of the predicted output lengths in tokens; default: the setup's, else no predictions"
     )
     replay: str | None = option(
-        None, "instead, run the scheduler of a recorded run again and compare (serve --record)", metavar="FILE"
+        None,
+        "run the scheduler of a recorded run (serve --record) again and compare, instead of a simulation",
+        metavar="FILE",
     )
     seed: int = option(0, "seeds arrivals, lengths and prompts")
     json: str | None = option(None, "write the result to this file", metavar="FILE")
@@ -76,7 +74,7 @@ class WorkloadConfig:
 
     @property
     def file(self) -> str | None:
-        """Of the workload, if it is described in one."""
+        """File that describes the workload, if there is one."""
         return self.workload if self.workload.endswith(".toml") else None
 
     @property
@@ -90,18 +88,18 @@ class WorkloadConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepConfig:
-    """Several policies at several loads, each with several seeds."""
+    """Options of a comparison of policies at several loads, each with several seeds."""
 
     policies: str | None = option(
         None,
-        "compare these policies; one with -oracle or -none behind it knows true lengths, or none",
+        "compare these policies; with the suffix -oracle or -none a policy knows true lengths, or none",
         metavar="NAMES",
     )
     rates: str | None = option(None, "arrivals per second to compare at: a,b,...", metavar="RATES")
     seeds: int = option(1, "runs of each policy at each rate")
-    lengths: str = option("predictor", "what policies know of output lengths", choices=LENGTHS)
-    slowdown: float = option(1.0, "the machine is so many times slower than policies are told")
-    false_rejects: bool = option(False, "replay each run with true lengths, and count what was refused without need")
+    lengths: str = option("predictor", "output lengths that policies know", choices=LENGTHS)
+    slowdown: float = option(1.0, "factor by which the machine is slower than policies assume")
+    false_rejects: bool = option(False, "replay each run with true lengths, and count needless rejections")
     capacity: bool = option(False, "find the highest rate at which the target is met")
     target: float = option(0.99, "capacity, autoscale: share of the requests that must meet their objectives")
     jobs: int | None = option(None, "runs at once; default: one per core")
@@ -123,25 +121,27 @@ class SweepConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostConfig:
-    """What a step costs: a constant, and so much per prompt token, per decoding request and per token attended to."""
+    """Options of the machine: costs of a step, and its memory."""
 
     cost: str | None = option(
-        None, "the next nine from a file that `roseinfer calibrate` wrote; beats a setup's", metavar="FILE"
+        None, "read the next nine from a file of `roseinfer calibrate`; overrides a setup's", metavar="FILE"
     )
-    step_ms: float = option(5.0, "milliseconds of any step: reading the weights, launching")
+    step_ms: float = option(5.0, "constant milliseconds of a step: reading the weights, launching")
     token_us: float = option(20.0, "microseconds per prompt token computed")
-    row_us: float | None = option(None, "microseconds per request that decodes; default: token_us")
+    row_us: float | None = option(None, "microseconds per decoding request; default: token_us")
     context_ns: float = option(20.0, "nanoseconds per token of K/V that a decoding request attends to")
     pair_ns: float | None = option(None, "nanoseconds per token that a prompt token attends to; default: context_ns")
-    chunk_context_ns: float = option(0.0, "nanoseconds per token before each chunk of a prompt, which reads it once")
+    chunk_context_ns: float = option(0.0, "nanoseconds per token before each chunk of a prompt")
     expert_us: float = option(0.0, "microseconds per expert that a layer reads in a step, for all layers")
-    num_experts: int | None = option(None, "experts of a layer; default: a model without")
-    num_experts_per_tok: int | None = option(None, "of these, how many compute each token")
+    num_experts: int | None = option(None, "experts of a layer; default: none")
+    num_experts_per_tok: int | None = option(None, "experts that compute each token")
     load_us: float | None = option(
-        None, "microseconds per KV block that comes from host memory; default: the cost file's, else 50"
+        None, "microseconds per KV block copied from host memory; default: the cost file's, else 50"
     )
-    store_us: float | None = option(None, "microseconds per KV block that goes there; default: likewise")
-    noise: float = option(0.0, "a step takes 1 + |N(0, noise)| times what it costs")
+    store_us: float | None = option(
+        None, "microseconds per KV block copied to host memory; default: the cost file's, else 50"
+    )
+    noise: float = option(0.0, "a step takes 1 + |N(0, noise)| times its cost")
     max_model_len: int = option(4096, "context in tokens")
     num_kv_blocks: int = option(8192, "KV blocks")
     num_host_blocks: int = option(0, "KV blocks in host memory beyond those; 0 = none")
@@ -154,14 +154,14 @@ class CostConfig:
             if value is not None and not (isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must not be negative, got {value}")
         if self.step_ms == self.token_us == 0:
-            raise ConfigError("step_ms and token_us must not both be 0: time would stand still")
+            raise ConfigError("step_ms and token_us must not both be 0, since time would not advance")
         check_positive(self, "max_model_len", "num_kv_blocks", "block_size", "num_experts", "num_experts_per_tok")
         self._check_experts()
         check_block_size(self.block_size)
         if self.num_host_blocks < 0:
             raise ConfigError(f"num_host_blocks must not be negative, got {self.num_host_blocks}")
         if self.num_host_blocks and not self.enable_prefix_caching:
-            raise ConfigError("num_host_blocks must be 0 without enable_prefix_caching, by which blocks are found")
+            raise ConfigError("num_host_blocks needs enable_prefix_caching, which finds the blocks")
 
     def _check_experts(self) -> None:
         count, top_k = self.num_experts, self.num_experts_per_tok
@@ -170,13 +170,13 @@ class CostConfig:
                 raise ConfigError("expert_us needs num_experts and num_experts_per_tok")
         elif type(count) is not int or type(top_k) is not int or top_k > count:
             raise ConfigError(
-                "num_experts and num_experts_per_tok must be whole numbers, the second at most the first, got "
+                "num_experts and num_experts_per_tok must be integers, the second at most the first, got "
                 f"{count} and {top_k}"
             )
 
     @property
     def params(self) -> CostParams:
-        """Raises `ConfigError` if they come from a file that holds none."""
+        """Constants of the cost model. Raise `ConfigError` for an invalid cost file."""
         params = self._constants if self.cost is None else read_cost(self.cost)
         load_s = params.load_s if self.load_us is None else self.load_us * 1e-6
         store_s = params.store_s if self.store_us is None else self.store_us * 1e-6

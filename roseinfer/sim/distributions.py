@@ -12,13 +12,13 @@ from roseinfer.core.errors import ConfigError
 
 class ArrivalProcess(Protocol):
     def times(self, rate: float, count: int, rng: random.Random) -> list[float]:
-        """`count` times in order, `rate` of them a second in the long run (for processes that have one)."""
+        """Return `count` times in order, at a mean of `rate` a second."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """Gamma-distributed gaps with a coefficient of variation of `cv`; at 1 they are exponential: Poisson arrivals."""
+    """Gamma-distributed gaps with a coefficient of variation of `cv`; with 1 this is a Poisson process."""
 
     cv: float = 1.0
 
@@ -32,13 +32,13 @@ class Gamma:
 
 
 def poisson() -> Gamma:
-    """Arrivals that know nothing of each other."""
+    """Return the process of independent arrivals."""
     return Gamma(1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class OnOff:
-    """Poisson arrivals for `on_s` seconds, none for `off_s`, and so on. While on, their rate is what keeps the mean."""
+    """Poisson arrivals for `on_s` seconds, then none for `off_s`, repeatedly. The rate while on keeps the mean."""
 
     on_s: float
     off_s: float
@@ -50,15 +50,15 @@ class OnOff:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Poisson arrivals at `factors` times the mean rate, each for an equal part of a run; the last one stays.
+    """Poisson arrivals at `factors` times the mean rate, each for an equal part of a run; the last one continues.
 
-    Factors whose mean is not 1 are scaled so that it is.
+    Factors are scaled to a mean of 1.
     """
 
     factors: tuple[float, ...]
 
     def times(self, rate: float, count: int, rng: random.Random) -> list[float]:
-        """A Poisson process of rate 1, its time bent so that the rate comes out (time rescaling)."""
+        """Draw a Poisson process of rate 1 and rescale its time to the rate."""
         total_s, parts = count / rate, len(self.factors)
         rates = [rate * factor * parts / sum(self.factors) for factor in self.factors]
         starts = [i * total_s / parts for i in range(parts)]
@@ -75,19 +75,19 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Times of a trace, in order: a stretch from a random place of it, its time scaled to the rate."""
+    """Times of a trace, in order: a random section, with its time scaled to the rate."""
 
     recorded_s: Sequence[float]
 
     def times(self, rate: float, count: int, rng: random.Random) -> list[float]:
-        """Raises `ConfigError` if the trace holds fewer, or they are all at once."""
+        """Draw a section of the trace. Raise `ConfigError` if it has too few arrivals, or all at one time."""
         if count > len(self.recorded_s):
-            raise ConfigError(f"trace: {len(self.recorded_s)} arrivals are fewer than the {count} asked for")
+            raise ConfigError(f"trace: {count} arrivals are needed, and it has only {len(self.recorded_s)}")
         first = rng.randrange(len(self.recorded_s) - count + 1)
         stretch = self.recorded_s[first : first + count]
         lasts_s = stretch[-1] - stretch[0]
         if lasts_s <= 0:
-            raise ConfigError("trace: its arrivals are all at one time, which no rate fits")
+            raise ConfigError("trace: all arrivals are at one time, so they cannot be scaled to a rate")
         scale = count / rate / lasts_s
         return [scale * (at_s - stretch[0]) for at_s in stretch]
 
@@ -109,7 +109,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every length from `low` to `high`, both included, as likely as any other."""
+    """Uniform lengths from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -120,7 +120,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Drawn again until it is within `low` and `high`. `sigma`: standard deviation of the logarithm."""
+    """Log-normal lengths, drawn again until within `low` and `high`. `sigma`: standard deviation of the logarithm."""
 
     median: float
     sigma: float
@@ -128,7 +128,7 @@ class LogNormal:
     high: float = inf
 
     def likely(self) -> float:
-        """The share of what is drawn that is within the bounds."""
+        """Return the share of draws within the bounds."""
         if not self.sigma:
             return float(self.low <= round(self.median) <= self.high)
         law = NormalDist(log(self.median), self.sigma)

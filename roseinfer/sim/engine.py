@@ -1,4 +1,4 @@
-"""One engine on simulated time: the real core, and a runner that lets its clock jump to the end of each step."""
+"""Engine on simulated time: the real core, with a runner whose clock jumps to the end of each step."""
 
 from math import inf
 from time import perf_counter
@@ -20,20 +20,20 @@ from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.policy import Decision, Event, Policy, Promising, View
 from roseinfer.sched.registry import make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
-from roseinfer.sim.workload import VOCAB
+from roseinfer.sim.workload import VOCAB_COUNT
 
 TOKEN, END = 1, 2
-# Turns in a row in which nothing is planned, nor in flight, though requests are there. The scheduler goes on without a
-# policy that holds all of them back long before (`sched/liveness.py`); whoever gets here would never end.
-STUCK_TURNS = 1000
+# Consecutive turns without a plan, although requests are there and no step is in flight. The scheduler overrules an
+# idle policy long before (`sched/liveness.py`), so such a run would never end.
+MAX_STUCK_TURNS = 1000
 
 
 class StuckError(RoseinferError):
-    """The simulated scheduler plans nothing any more, although requests wait or run."""
+    """The simulated scheduler stopped planning, although requests wait or run."""
 
 
 class FixedLengthRunner:
-    """Computes nothing, at once: a request ends when its output has the length that `expect` announced."""
+    """Runner that computes nothing. A request ends when its output has the length that `expect` set."""
 
     capabilities = Capabilities()
 
@@ -41,7 +41,7 @@ class FixedLengthRunner:
         self._last: dict[str, int] = {}
 
     def expect(self, sequence_id: str, prompt_len: int, output_len: int) -> None:
-        """Position `prompt_len + output_len - 2` samples the request's last token."""
+        """Set a request's output length: position `prompt_len + output_len - 2` samples its last token."""
         self._last[sequence_id] = prompt_len + output_len - 2
 
     def submit(self, plan: StepPlan) -> StepPlan:
@@ -51,7 +51,7 @@ class FixedLengthRunner:
         raise NotImplementedError("there are no masks")
 
     def sample(self, handle: StepPlan, masks: TokenMasks | None = None) -> None:
-        """Nothing to draw."""
+        """Do nothing: there is nothing to draw."""
 
     def collect(self, handle: StepPlan) -> StepResult:
         last, going, ending = self._last, (TOKEN,), (END,)
@@ -65,11 +65,11 @@ class FixedLengthRunner:
         return StepResult(handle.step, rows)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Do nothing: no resources are held."""
 
 
 class TimedPolicy:
-    """A policy, and how long it thinks: `begin` and `observe`, where all of the work of those with objectives is."""
+    """Wrapper of a policy that measures the time of `begin` and `observe`."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -90,7 +90,7 @@ class TimedPolicy:
 
 
 class StepMonitor:
-    """What is looked at after each step, apart from the requests."""
+    """Figures that are taken after each step."""
 
     def __init__(self, kv: KvManager, cost: CostModel) -> None:
         self.blocks = 0
@@ -107,15 +107,15 @@ class StepMonitor:
 
     @property
     def kv_peak(self) -> float:
-        """The largest share of the KV blocks held behind a step."""
+        """Largest share of the KV blocks held after a step."""
         return self.blocks / self._kv.num_blocks
 
 
 class SimulatedEngine:
-    """An engine core with a clock of its own, which `step` moves to the end of the step.
+    """Engine core with its own clock, which `step` moves to the end of the step.
 
-    Between steps it stands still until `wake`: whoever drives several of them always steps the one with the least
-    `next_s`. `estimates`: what its policy knows, that of the machine's belief if None. `seed`: of the machine's noise.
+    Between steps the clock stands still until `wake`. To drive several engines, always step the one with the least
+    `next_s`. `estimates`: the policy's; by default those of the machine's belief. `seed`: seed of the machine's noise.
     """
 
     def __init__(
@@ -149,11 +149,11 @@ class SimulatedEngine:
             self.clock,
             depth=2 if scheduler.overlap else 1,
             eos_ids=(END,),
-            vocab_size=VOCAB,
+            vocab_size=VOCAB_COUNT,
         )
         self.watch = StepMonitor(kv, self.estimates.cost)
         self._idle_turns = 0
-        self._news = False
+        self._has_new_requests = False
 
     @property
     def busy(self) -> bool:
@@ -161,39 +161,40 @@ class SimulatedEngine:
 
     @property
     def next_s(self) -> float:
-        """When it does something next by itself; inf = when it gets a request."""
+        """Time of its next action without a new request; inf if it has none."""
         if not self.core.busy:
             return inf
-        # The engine's loop waits so long, or for the next request.
-        return self.clock.now() + (IDLE_TURN_WAIT_S if self.core.idle_turn and not self._news else 0.0)
+        # The real engine loop waits this long before an idle turn, or until the next request.
+        return self.clock.now() + (IDLE_TURN_WAIT_S if self.core.idle_turn and not self._has_new_requests else 0.0)
 
     def wake(self, at_s: float) -> None:
-        """Let time pass until then, if it is not there yet."""
+        """Move the clock forward to `at_s`, never back."""
         if at_s > self.clock.now():
             self.clock.advance(at_s - self.clock.now())
 
     def add(self, new: Add, output_len: int) -> None:
-        """A request whose output will have so many tokens. Raises as `EngineCore.add`."""
+        """Add a request with an output of `output_len` tokens. Raise the errors of `EngineCore.add`."""
         self.core.add(new)
-        self._news = True
+        self._has_new_requests = True
         self._expected.expect(sequence_id(new.request_id, 0), len(new.prompt.ids), output_len)
 
     def step(self) -> list[RequestOutput]:
-        """One turn of the core: `launch` and `settle`."""
+        """Run one turn of the core: `launch` and `settle`."""
         return self.launch() + self.settle()
 
     def launch(self) -> list[RequestOutput]:
-        """What the plan of a turn decides, which takes no time."""
-        self._news = False
+        """Plan a turn, which takes no simulated time, and return the outputs that the plan decided."""
+        self._has_new_requests = False
         return self.core.launch()
 
     def settle(self) -> list[RequestOutput]:
-        """What the turn's step brings; the clock is then at its end. Raises `StuckError` if the policy stops the engine
-        for good.
+        """Complete the turn's step, move the clock to its end, and return its outputs.
+
+        Raise `StuckError` if the policy stops the engine forever.
         """
         outputs = self.core.settle()
         self._idle_turns = self._idle_turns + 1 if self.core.idle_turn else 0
-        if self._idle_turns > STUCK_TURNS:
+        if self._idle_turns > MAX_STUCK_TURNS:
             raise StuckError(self._stuck())
         self.watch.look()
         return outputs
@@ -202,5 +203,5 @@ class SimulatedEngine:
         running, waiting = len(self.core.scheduler.running), len(self.core.scheduler.waiting)
         return (
             f"scheduling_policy {self._config.policy_name} stopped the engine at {self.clock.now():.3f} s: nothing was "
-            f"planned {STUCK_TURNS} times in a row, with {running} requests running and {waiting} waiting"
+            f"planned {MAX_STUCK_TURNS} times in a row, with {running} requests running and {waiting} waiting"
         )

@@ -24,17 +24,16 @@ from roseinfer.sim.fleet_plan import EngineTotals, FleetPlan, FleetRun
 from roseinfer.sim.simulator import Lifetime, SimulationResult, add_of, lifetimes
 from roseinfer.sim.workload import Arrival
 
-# What comes first of what happens at the same moment: tokens leave, then things happen to engines, then requests
-# arrive, and then steps begin.
-DELIVER, HAPPEN, ARRIVE, STEP = range(4)
+# Order at the same moment: tokens are delivered, then events of engines, then requests arrive, and then steps begin.
+DELIVER, EVENT, ARRIVE, STEP = range(4)
 
 
-NOTHING_SAID = Promise(0.0)
+NO_PROMISE = Promise(0.0)
 
 
 @dataclass(slots=True)
 class FleetRequest:
-    """A request on its way through the fleet. `name`: what the engine that has it now calls it."""
+    """A request in the fleet. `name`: its id in the engine that has it now."""
 
     number: int
     arrival: Arrival
@@ -50,8 +49,9 @@ class FleetRequest:
 
 @dataclass(slots=True)
 class EngineReplica:
-    """An engine's place: `engine` is None while nobody is there. `pending`: what the step that runs will bring.
-    `promise`: its last one.
+    """One engine of the fleet across its lives; `engine` is None while it is down.
+
+    `pending`: outputs of the running step. `promise`: its latest promise.
     """
 
     number: int
@@ -60,12 +60,12 @@ class EngineReplica:
     lives: int = 0
     asked_s: float | None = None
     draining: bool = False
-    promise: Promise = NOTHING_SAID
+    promise: Promise = NO_PROMISE
     totals: EngineTotals = field(default_factory=EngineTotals)
 
     @property
     def next(self) -> tuple[float, int]:
-        """When it does something by itself, and what."""
+        """Time and kind of its next action without a new request."""
         if self.engine is None:
             return inf, STEP
         if self.pending:
@@ -74,7 +74,7 @@ class EngineReplica:
 
 
 class SimulatedFleet:
-    """One run. `estimates(seed)`: what an engine's policy knows when it starts, for a generator of that seed."""
+    """One run of several engines. `estimates(seed)`: initial estimates of an engine's policy."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class SimulatedFleet:
         self._seed = seed
         self._number = 0  # of the next arrival
         self._elapsed_s = 0.0
-        self._happening: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._reasons: Counter[str] = Counter()
         self._engine_of: list[int | None] = [None] * len(arrivals)
@@ -106,7 +106,7 @@ class SimulatedFleet:
         self.record = FleetRun(nothing, [slot.totals for slot in self.slots], self._engine_of, self._reasons)
 
     def run(self) -> FleetRun:
-        """Raises as `simulate`."""
+        """Run to the end. Raise the errors of `simulate`."""
         for slot in self.slots:
             if slot.number < self.plan.replicas:
                 slot.asked_s = 0.0
@@ -114,21 +114,21 @@ class SimulatedFleet:
             else:
                 self.placer.set_available(slot.number, False)
         for kill in self.plan.kills:
-            self.at(kill.at_s, partial(self._die, self.slots[kill.engine]))
+            self.at(kill.at_s, partial(self._kill, self.slots[kill.engine]))
         while self._turn():
             pass
         return self._result()
 
-    def at(self, at_s: float, happens: Callable[[], None]) -> None:
-        heappush(self._happening, (at_s, next(self._order), happens))
+    def at(self, at_s: float, event: Callable[[], None]) -> None:
+        heappush(self._events, (at_s, next(self._order), event))
 
     def calls_of(self, slot: EngineReplica) -> list[FleetRequest]:
-        """The requests that are there."""
+        """Return the requests that the engine has."""
         return [call for call in self.calls.values() if call.engine == slot.number]
 
     # --- time ---------------------------------------------------------------------------------------------------
     def _turn(self) -> bool:
-        """What comes next, whatever it is; False once all is done."""
+        """Do the next action; return False once all is done."""
         slot = min(self.slots, key=_next)
         due = slot.next
         arriving = self._number < len(self._arrivals)
@@ -136,13 +136,13 @@ class SimulatedFleet:
             return False
         if arriving:
             due = min(due, (self._arrivals[self._number].at_s, ARRIVE))
-        if self._happening:
-            due = min(due, (self._happening[0][0], HAPPEN))
+        if self._events:
+            due = min(due, (self._events[0][0], EVENT))
         self.now_s, what = due
         if what == DELIVER:
             self._deliver(slot)
-        elif what == HAPPEN:
-            heappop(self._happening)[2]()
+        elif what == EVENT:
+            heappop(self._events)[2]()
         elif what == ARRIVE:
             self._arrive()
         else:
@@ -150,9 +150,9 @@ class SimulatedFleet:
         return True
 
     def _step(self, slot: EngineReplica) -> None:
-        """One turn of an engine: what its plan decides is known at once, what the step brings when it is over.
+        """Run one turn of an engine. Decisions of its plan are delivered now, outputs of the step when it ends.
 
-        The promise is as of before the step's end, or the router would know what has not happened yet.
+        The promise is published before the step's end, so that the router does not know the future.
         """
         assert slot.engine is not None
         engine = slot.engine
@@ -181,7 +181,7 @@ class SimulatedFleet:
         name, token_ids, _, _, started, end = output
         call = self.calls.get(name.rpartition(":")[0])
         if call is None:
-            return  # it went elsewhere
+            return  # it was sent to another engine
         if token_ids:
             call.life.token_s.append(self.now_s)
         if started is not None and call.placement is not None:
@@ -196,13 +196,13 @@ class SimulatedFleet:
         self._place(FleetRequest(number, arrival, self._lives[number], self._keys(arrival)))
 
     def _keys(self, arrival: Arrival) -> list[bytes]:
-        """Of the prompt's full blocks, if anybody looks at them."""
+        """Return keys of the prompt's full blocks, if the router uses them."""
         if self.plan.router not in PREFIX_AWARE or not self._machine.prefix_caching:
             return []
         return block_keys(arrival.prompt_ids, self._machine.block_size)
 
     def ask(self, call: FleetRequest) -> RoutingRequest:
-        """What is left of it now."""
+        """Return the routing request for what is left of a request now."""
         slo = call.arrival.slo
         ttft_s = slo.ttft_s if slo is not None else None
         tpot_s = slo.tpot_s if slo is not None else None
@@ -229,7 +229,7 @@ class SimulatedFleet:
 
     def _send(self, call: FleetRequest, placement: Placement) -> None:
         slot = self.slots[placement.engine]
-        assert slot.engine is not None, "the router chooses among those that are up"
+        assert slot.engine is not None, "the router chooses running engines"
         self._reasons[placement.reason] += 1
         slot.totals.placed += 1
         self._forget(call)
@@ -242,7 +242,7 @@ class SimulatedFleet:
         slot.engine.add(self._add_of(call), call.arrival.output_len)
 
     def _add_of(self, call: FleetRequest) -> Add:
-        """What the engine that has it now is told of it; what was put out elsewhere is `TOKEN` by `TOKEN`."""
+        """Return the message for the engine that gets the request; earlier outputs are repeated as `TOKEN`."""
         said, life = len(call.life.token_s), call.life
         add = add_of(call.arrival, call.name, self._machine.max_model_len)
         add.keys = b"".join(call.keys)
@@ -250,7 +250,7 @@ class SimulatedFleet:
         return add
 
     def _forget(self, call: FleetRequest) -> None:
-        """It is nowhere."""
+        """Remove a request from its engine."""
         self.calls.pop(call.name, None)
         call.engine = None
 
@@ -269,7 +269,7 @@ class SimulatedFleet:
         call.life.waited = end.why.waited if end.why is not None else ()
 
     def _retry(self, call: FleetRequest) -> bool:
-        """Once, if another engine's promise still holds a request that was turned away."""
+        """Send a rejected request to another engine once, if that engine's promise covers it."""
         if call.retried or call.engine is None:
             return False
         placement = self.placer.place_retry(self.ask(call), self.now_s, {call.engine})
@@ -282,7 +282,7 @@ class SimulatedFleet:
 
     # --- engines ------------------------------------------------------------------------------------------------
     def _start(self, slot: EngineReplica) -> None:
-        """It serves from now on."""
+        """Start an engine."""
         seed = self._seed + 1_000_003 * slot.number + 7919 * slot.lives
         slot.lives += 1
         slot.engine = SimulatedEngine(
@@ -295,8 +295,8 @@ class SimulatedFleet:
         self.placer.set_available(slot.number, True)
         self._publish(slot)
 
-    def _die(self, slot: EngineReplica) -> None:
-        """What its step would have brought is lost, and its requests go elsewhere; after a while it is back."""
+    def _kill(self, slot: EngineReplica) -> None:
+        """Kill an engine: outputs of its step are lost, its requests are placed again, and it restarts later."""
         if slot.engine is None:
             return
         lost, draining = self.calls_of(slot), slot.draining
@@ -318,8 +318,9 @@ class SimulatedFleet:
         self.placer.reset(slot.number)
 
     def _rescue(self, call: FleetRequest) -> None:
-        """Of a request whose engine died: before its first token it is placed again, after it it goes on elsewhere, but
-        only once: it may be why engines die.
+        """Place a request again after its engine died. After its first token it resumes elsewhere.
+
+        That happens only once, because the request itself may be what kills engines.
         """
         if not call.life.token_s:
             self.record.replaced.append(call.number)
@@ -353,7 +354,7 @@ class SimulatedFleet:
 
 
 def add_up(engine: SimulatedEngine, totals: EngineTotals) -> None:
-    """Add up what an engine has done, at its end."""
+    """Add an engine's counters to the totals, at its end."""
     stats = engine.core.stats()
     totals.steps += stats.step
     totals.preemptions += stats.preemptions

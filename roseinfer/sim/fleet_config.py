@@ -21,12 +21,12 @@ class FleetConfig:
     slow: str | None = option(
         None, "each engine takes so many times as long, and its policy is not told: 1,1,1,1.5", metavar="FACTORS"
     )
-    kill: str | None = option(None, "engines that die, and when: ENGINE@SECONDS,...", metavar="ENGINE@S")
-    start_s: float = option(40.0, "seconds until an engine serves that died or was asked for")
+    kill: str | None = option(None, "engines that die, and the times: ENGINE@SECONDS,...", metavar="ENGINE@S")
+    start_s: float = option(40.0, "seconds until a restarted or new engine serves")
     autoscale: str | None = option(
         None, "engines come and go by what they promise; compared with fixed numbers of them", metavar="LEAST-MOST"
     )
-    autoscale_patience_s: float = option(600.0, "autoscale: how long fewer engines would do before one goes")
+    autoscale_patience_s: float = option(600.0, "autoscale: seconds that fewer engines must suffice before one goes")
 
     def __post_init__(self) -> None:
         for name in ("start_s", "autoscale_patience_s"):
@@ -51,11 +51,11 @@ class FleetConfig:
             raise ConfigError("start_s needs kill or autoscale")
 
     def plans(self, target: float) -> list[FleetPlan]:
-        """What is compared, in order. `target`: share of the requests that an autoscaler keeps good."""
+        """Return the fleets to compare, in order. `target`: share of good requests that an autoscaler maintains."""
         scaling = self._scaling(target)
         sizes = self._sizes(scaling)
         if scaling is not None and self.slow is not None:
-            raise ConfigError("autoscale does not go with slow: which engines would these be?")
+            raise ConfigError("autoscale and slow cannot be combined, since the engines are not fixed")
         slow, kills = self._slow(sizes), self._kills(sizes)
         plans = []
         for router in self._routers():
@@ -68,7 +68,7 @@ class FleetConfig:
         names = [name.strip() for name in (self.router or "pace").split(",") if name.strip()]
         for name in names:
             if name not in ROUTERS:
-                raise ConfigError(f"router: {name!r} is none of {', '.join(ROUTERS)}")
+                raise ConfigError(f"router: unknown router {name!r}; use {', '.join(ROUTERS)}")
         return list(dict.fromkeys(names))
 
     def _sizes(self, scaling: AutoscalePlan | None) -> list[int]:

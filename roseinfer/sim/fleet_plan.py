@@ -1,4 +1,4 @@
-"""Several engines, as they are asked for: how many, how fast, behind which router, and what happens to them."""
+"""Plan of a simulated fleet: engines, their speeds, the router, and events; and the record of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,8 +19,9 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class AutoscalePlan(FleetSizeRule):
-    """One engine fewer only if a simulation of the requests of the last `recent_s` keeps `target` of them with one
-    fewer.
+    """Rule of an autoscaler that removes an engine only if a simulation without it meets `target`.
+
+    The simulation has the requests of the last `recent_s` seconds.
     """
 
     target: float = 0.95
@@ -44,16 +45,16 @@ class FleetPlan:
 
     @property
     def most(self) -> int:
-        """Engines that there may be at a time."""
+        """Largest number of engines at a time."""
         return self.scaling.max_engines if self.scaling else self.replicas
 
     @property
     def size(self) -> str:
-        """To be shown: how many engines, or between what bounds."""
+        """Number of engines, or its bounds, as text."""
         return f"{self.scaling.min_engines}-{self.scaling.max_engines}" if self.scaling else str(self.replicas)
 
     def machine(self, engine: int, machine: Machine) -> Machine:
-        """That engine's."""
+        """Return the machine of one engine."""
         if not self.slow or self.slow[engine] == 1.0:
             return machine
         return replace(machine, cost=machine.cost.slower(self.slow[engine]), believed=machine.belief)
@@ -61,8 +62,9 @@ class FleetPlan:
 
 @dataclass(slots=True)
 class EngineTotals:
-    """What an engine did, all of its lives together. `placed`: requests that were sent there, `served_s`: seconds
-    between being asked for and its end. Token counts are of prompts.
+    """Totals of one engine over all its lives. `placed`: requests sent to it. `served_s`: seconds from request to end.
+
+    Token counts are of prompts.
     """
 
     placed: int = 0
@@ -79,12 +81,12 @@ class EngineTotals:
 
 @dataclass(slots=True)
 class FleetRun:
-    """`simulation`: of all engines together. `engine_of`: where each request was at last, None = nowhere.
+    """Run of a fleet. `simulation`: all engines together. `engine_of`: last engine of each request, None = none.
 
-    `reasons`: placements by the router's reason. `retries`: requests that were refused and sent to another engine once;
-    `replaced`: placed again before their first token as their engine died or drained, `resumed` after it; each as the
-    numbers of the requests. `unplaced`: nobody took requests; `failed`: their engine died for the second time after
-    their first token. `sizes`: (at_s, engines) of a fleet that is scaled. `router_s`: real seconds of the router's own.
+    `reasons`: placements by the router's reason. The following are numbers of requests. `retries`: rejected and sent to
+    another engine once. `replaced`: placed again before their first token, since their engine died or drained.
+    `resumed`: the same after their first token. `unplaced`: no engine was available. `failed`: their engine died again
+    after their first token. `sizes`: (at_s, engines) of a scaled fleet. `router_s`: real seconds spent in the router.
     """
 
     simulation: SimulationResult
@@ -100,6 +102,6 @@ class FleetRun:
     router_s: float = field(default=0.0, compare=False)
 
     def counts(self) -> dict[str, Any]:
-        """Of requests, by what became of them on the way."""
+        """Return counts of requests that were retried, replaced, resumed, failed or not placed."""
         names = ("retries", "replaced", "resumed", "unplaced", "failed")
         return {name: len(getattr(self, name)) for name in names}

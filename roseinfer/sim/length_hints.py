@@ -1,4 +1,4 @@
-"""What is said of output lengths before they are known: by a predictor (`hinted` False), or by clients (True)."""
+"""Length hints: predictions of output lengths by a predictor (`hinted` False) or by clients (`hinted` True)."""
 
 import random
 from collections.abc import Sequence
@@ -9,27 +9,27 @@ from roseinfer.sim.workload import Arrival, predicted_len
 
 @dataclass(frozen=True, slots=True)
 class NoHints:
-    """Nothing is said, whatever is said of other classes."""
+    """No hints, even if the workload has a default."""
 
-    def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
+    def apply(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
         return list(arrivals)
 
 
 @dataclass(frozen=True, slots=True)
 class ExactHints:
-    """A predictor that is never wrong."""
+    """Hints of a perfect predictor."""
 
-    def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
+    def apply(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
         return [replace(arrival, predicted_len=arrival.output_len, hinted=False) for arrival in arrivals]
 
 
 @dataclass(frozen=True, slots=True)
 class NoisyHints:
-    """A predictor that errs by `rmse` tokens, on short outputs by less."""
+    """Hints of a predictor with an error of `rmse` tokens, less for short outputs."""
 
     rmse: float
 
-    def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
+    def apply(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
         return [
             replace(arrival, predicted_len=predicted_len(arrival.output_len, self.rmse, rng), hinted=False)
             for arrival in arrivals
@@ -38,19 +38,19 @@ class NoisyHints:
 
 @dataclass(frozen=True, slots=True)
 class ScaledHints:
-    """Every client says `factor` times what it will be."""
+    """Hints of clients that are `factor` times the true length."""
 
     factor: float
 
-    def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
+    def apply(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
         return [_hinted(arrival, self.factor * arrival.output_len) for arrival in arrivals]
 
 
 @dataclass(frozen=True, slots=True)
 class ShuffledHints:
-    """Clients say how long the outputs of others are."""
+    """Hints of clients that are the true lengths of other requests."""
 
-    def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
+    def apply(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
         lengths = [arrival.output_len for arrival in arrivals]
         rng.shuffle(lengths)
         return [_hinted(arrival, length) for arrival, length in zip(arrivals, lengths, strict=True)]
@@ -67,7 +67,7 @@ class MisleadingHints:
     rmse: float
     tenant: str | None = None
 
-    def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
+    def apply(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
         return [self._of(arrival, rng) for arrival in arrivals]
 
     def _of(self, arrival: Arrival, rng: random.Random) -> Arrival:

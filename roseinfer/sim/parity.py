@@ -12,14 +12,14 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.sim.replay import EngineRecording, Replay, read_recording, replay
 from roseinfer.sim.router_replay import RouterReplay, replay_placements
 
-SAME_WITHIN = 0.05
+MAX_MEDIAN_ERROR_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """`turns` of the engine, of which the first `same` planned the same; the next one, if any, did not.
+    """Comparison of a replay with the recorded run. The plans of the first `same` of `turns` turns are equal.
 
-    Medians in seconds, (of the run, of the replay), over the requests that ended with output in both; None without any.
+    `ttft_s`, `tpot_s`: medians (run, replay) over the requests that ended with output in both; None without any.
     """
 
     requests: int
@@ -35,9 +35,9 @@ class Parity:
 
     @property
     def medians_agree(self) -> bool:
-        """To within 5%."""
+        """True if the medians agree to within 5%."""
         pairs = [pair for pair in (self.ttft_s, self.tpot_s) if pair is not None]
-        return all(abs(again - run) <= SAME_WITHIN * run for run, again in pairs)
+        return all(abs(again - run) <= MAX_MEDIAN_ERROR_SHARE * run for run, again in pairs)
 
     def __str__(self) -> str:
         lines = [f"{self.requests} requests, {self.turns} turns of the engine"]
@@ -54,7 +54,7 @@ class Parity:
 
 
 def parity_of(path: str) -> Parity:
-    """Replay a recorded run and compare. Raises `ConfigError` if the file is none."""
+    """Replay a recorded run and compare. Raise `ConfigError` if the file is not one."""
     recording = read_recording(path)
     return compare(recording, replay(recording))
 
@@ -82,13 +82,14 @@ def _medians(pairs: Iterable[tuple[float | None, float | None]]) -> tuple[float,
 
 
 # --- several engines -------------------------------------------------------------------------------------------------
-FIRST_WITHIN_S = 1.0  # before its first plan an engine has made the promise that goes with it
+FIRST_WITHIN_S = 1.0  # an engine's first promise is at most this long before its first plan
 
 
 @dataclass(frozen=True, slots=True)
 class FleetParity:
-    """`engines` by what follows FILE in the names of their recordings. `promises`: how many that a router has seen
-    could be compared with what the engine says in its replay, of which `promises_same` are the same.
+    """Parity of several engines. `engines`: by what follows FILE in the names of their recordings.
+
+    `promises`: number of promises that a router has seen and the replay repeats; `promises_same` of them are equal.
     """
 
     engines: dict[str, Parity]
@@ -125,17 +126,17 @@ class FleetParity:
 
 
 def is_fleet(path: str) -> bool:
-    """Whether several engines were recorded under that name."""
+    """True if `path` names a recording of several engines."""
     return not Path(path).exists() and Path(f"{path}.0").exists()
 
 
 def fleet_parity_of(path: str) -> FleetParity:
-    """Replay a recorded run and compare. Raises `ConfigError` if there is none, or not all of it."""
+    """Replay a recorded run of several engines and compare. Raise `ConfigError` if files are missing."""
     files = dict(_engine_files(path))
     base = Path(path)
     routers = [replay_placements(file) for file in sorted(base.parent.glob(f"{base.name}.router*"))]
     if not files or not routers:
-        raise ConfigError(f"{path} is no recorded run: there must be {path}.0 and {path}.router")
+        raise ConfigError(f"{path} is not a recorded run: {path}.0 or {path}.router is missing")
     engines, compared, same = {}, 0, 0
     for name, number in files.items():
         recording = read_recording(f"{path}.{name}")
@@ -146,7 +147,7 @@ def fleet_parity_of(path: str) -> FleetParity:
 
 
 def _engine_files(path: str) -> Iterator[tuple[str, int]]:
-    """What follows `path` in the names of the recordings, and whose they are."""
+    """Yield what follows `path` in the names of the recordings, and the engine's number."""
     number = 0
     while Path(f"{path}.{number}").exists():
         yield str(number), number
@@ -158,13 +159,13 @@ def _engine_files(path: str) -> Iterator[tuple[str, int]]:
 
 
 class PromiseChecks:
-    """Asks a replayed engine in each turn what it promises, and compares with what was seen of it then."""
+    """Comparison of a replayed engine's promise in each turn with the one that routers saw."""
 
     def __init__(self, seen: list[Promise]) -> None:
         self.compared = self.same = 0
         self._by_steps: defaultdict[int, set[Promise]] = defaultdict(set)
         for promise in seen:
-            if not promise.running:  # made when the step was over, as of its beginning
+            if not promise.running:  # made after the step, as of its beginning
                 continue
             self._by_steps[promise.steps].add(promise._replace(draining=False))
 
@@ -179,12 +180,10 @@ class PromiseChecks:
         return replay(recording, launched=launched)
 
     def _look(self, since_s: float, plan_s: float, planned: bool, core: EngineCore) -> None:
-        """In a turn that planned a step its number tells which promise it is, until the engine is started anew; others
-        of later moments have it too.
-        """
+        """Compare the promise of one turn, found by its step number and time: later promises have the same number."""
         of_step = self._by_steps[core.stats().step] if planned else ()
         seen = [promise for promise in of_step if since_s <= promise.at_s <= plan_s]
-        told = core.promise(seen[0].at_s if seen else plan_s)
+        replayed = core.promise(seen[0].at_s if seen else plan_s)
         if seen:
             self.compared += 1
-            self.same += told in seen
+            self.same += replayed in seen

@@ -1,4 +1,4 @@
-"""Goodput and adherence against load, per policy. Needs matplotlib (the `bench` extra)."""
+"""Plot of goodput and adherence against load, by policy. Needs matplotlib (extra `bench`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,24 +7,24 @@ from roseinfer.core.errors import ConfigError
 
 
 def check_plot(path: str) -> None:
-    """Raises `ConfigError` if `plot_sweep` could not draw, so that nobody waits for a sweep first."""
+    """Raise `ConfigError` if `plot_sweep` could not draw. Call it before a long sweep."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
         raise ConfigError("plot needs matplotlib: pip install 'roseinfer[bench]'") from error
     if path.rpartition(".")[2] not in FigureCanvasAgg.get_supported_filetypes():
-        raise ConfigError(f"plot: {path} does not end in a picture format, such as .png")
+        raise ConfigError(f"plot: unsupported format {path!r}; use .png or another image format")
 
 
 def label(point: Mapping[str, Any]) -> str:
-    """Of a line: the policy, and of several engines the router and how many they are."""
+    """Return the label of a line: the policy and, with several engines, the router and their number."""
     if "router" not in point:
         return str(point["policy"])
     return f"{point['policy']}, {point['router']} x {point['replicas']}"
 
 
 def plot_sweep(path: str, points: Sequence[Mapping[str, Any]], title: str = "simulated") -> None:
-    """`points` as in the JSON file. Goodput over the arrival window, by which policies are ranked."""
+    """Draw `points`, as in the JSON file. Goodput is over the arrival window."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")

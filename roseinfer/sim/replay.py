@@ -1,4 +1,4 @@
-"""A recorded run again, without its machine: the scheduler runs on the recorded arrivals and step times."""
+"""Replay of a recorded run without its machine: the scheduler runs on recorded arrivals and step times."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -30,8 +30,9 @@ HostCopies = tuple[list[HostCopy], list[HostCopy]]  # loads and stores of a plan
 
 @dataclass(frozen=True, slots=True)
 class RecordedConfig:
-    """What the run's scheduler was made with. `depth`: steps in flight. `load_s`, `store_s`: what it was told that a
-    block takes from and to host memory. `experts`: of its model.
+    """Configuration of a recorded scheduler. `depth`: steps in flight. `experts`: experts of its model.
+
+    `load_s`, `store_s`: its initial seconds per block copied from and to host memory.
     """
 
     scheduler: SchedulerConfig
@@ -56,11 +57,10 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of the engine: when it planned, and committed the step that ended in it, if one did.
+    """One turn of the engine: the times of its plan and of its commit.
 
-    `duration_s`, `copies_s` (what its loads and its stores took, and whether its rows came behind them, as
-    `StepResult` has them) and `failed` (request -> error) are of that step, `rows` and `copies` of the one that was
-    planned.
+    `duration_s`, `copies_s` (seconds of loads and stores, and `copies_first`, as in `StepResult`) and `failed` (request
+    -> error) belong to the step that ended in this turn. `rows` and `copies` belong to the planned step.
     """
 
     plan_s: float
@@ -74,7 +74,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEnd:
-    """`ttft_s` is None for a request that ended before its first token."""
+    """End of a recorded request. `ttft_s` is None if it ended before its first token."""
 
     tokens: int
     reason: str
@@ -83,13 +83,13 @@ class RecordedEnd:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per token behind the first; None without any."""
+        """Seconds per token after the first; None without any."""
         return tpot(self.ttft_s, self.latency_s, self.tokens)
 
 
 @dataclass(slots=True)
 class EngineRecording:
-    """`before[n]`: what came before turn n. `outputs[sequence][i]`: its i-th output token."""
+    """Recorded run of one engine. `before[n]`: messages before turn n. `outputs[sequence][i]`: i-th output token."""
 
     setup: RecordedConfig
     before: dict[int, list[Add | Aborted]] = field(default_factory=dict)
@@ -116,19 +116,19 @@ def tpot(ttft_s: float | None, latency_s: float, tokens: int) -> float | None:
 
 # --- the file ---------------------------------------------------------------------------------------------------
 def read_recording(path: str) -> EngineRecording:
-    """Raises `ConfigError` if the file is none that `Recorder` wrote."""
+    """Read a file of `Recorder`. Raise `ConfigError` for any other file."""
     try:
         lines = _lines(path)
         reader = _Reader(_setup(next(lines, {})["setup"]))
         for line in lines:
             reader.take(line)
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is no recorded run: {error!r}") from error
+        raise ConfigError(f"{path} is not a recorded run: {error!r}") from error
     return reader.found
 
 
 def _lines(path: str) -> Iterator[dict[str, Any]]:
-    """Of a run that was killed, the last line may be cut."""
+    """Yield the complete lines; the last one may be cut if the run was killed."""
     with Path(path).open(encoding="utf-8") as lines:
         for text in lines:
             if text.endswith("\n"):
@@ -145,7 +145,7 @@ def _setup(given: dict[str, Any]) -> RecordedConfig:
 class _Reader:
     def __init__(self, setup: RecordedConfig) -> None:
         self.found = EngineRecording(setup)
-        self._open: list[Rows] = []  # planned, and not ended yet
+        self._open: list[Rows] = []  # planned steps that have not ended yet
         self._prompts: dict[str, int] = {}
 
     def take(self, line: dict[str, Any]) -> None:
@@ -193,22 +193,20 @@ def _add(line: dict[str, Any]) -> Add:
         params[pairs] = tuple(tuple(entry) for entry in params.get(pairs, ()))
     name, prompt_ids, n, slo = (line.pop(key) for key in ("request", "prompt_ids", "n", "slo"))
     outputs = line.pop("outputs", None)
-    said = None if outputs is None else [PriorOutput(*sample) if sample else None for sample in outputs]
+    prior_outputs = None if outputs is None else [PriorOutput(*sample) if sample else None for sample in outputs]
     meta = RequestMeta(slo=Slo(**slo) if slo else None, **line)
-    return Add(name, Prompt(prompt_ids, SamplingParams(**params), meta), n, outputs=said)
+    return Add(name, Prompt(prompt_ids, SamplingParams(**params), meta), n, outputs=prior_outputs)
 
 
 def _prompts(add: Add) -> dict[str, int]:
-    """Prompt tokens by sequence."""
+    """Return the number of prompt tokens by sequence."""
     return {sequence_id(add.request_id, i): len(add.prompt.ids) for i in range(add.n)}
 
 
 # --- the run ----------------------------------------------------------------------------------------------------
 @dataclass(slots=True)
 class Replay:
-    """`plans` and `copies` by turn, as in the recording; the others in seconds, of the sequences that ended with
-    output.
-    """
+    """Result of a replay. `plans` and `copies` by turn, as recorded; times of the sequences that ended with output."""
 
     plans: list[Rows] = field(default_factory=list)
     copies: list[HostCopies] = field(default_factory=list)
@@ -218,7 +216,7 @@ class Replay:
 
 
 class ReplayClock:
-    """Says what it is told to say."""
+    """Clock whose time is set from the recording."""
 
     def __init__(self) -> None:
         self.at_s = 0.0
@@ -228,9 +226,9 @@ class ReplayClock:
 
 
 class RecordedRunner:
-    """Ends each step when a step ended in this turn of the recording, with the recorded tokens."""
+    """Runner that ends a step when one ended in this turn of the recording, with the recorded tokens."""
 
-    # A recording has no log probabilities, and requests that asked for them.
+    # Requests may have asked for log probabilities, though the recording has none.
     capabilities = Capabilities(logprobs=True)
 
     def __init__(self, recording: EngineRecording, clock: ReplayClock) -> None:
@@ -249,10 +247,10 @@ class RecordedRunner:
         raise NotImplementedError("there are no masks")
 
     def sample(self, handle: StepPlan, masks: TokenMasks | None = None) -> None:
-        """Nothing to draw."""
+        """Do nothing: there is nothing to draw."""
 
     def collect(self, handle: StepPlan) -> StepResult:
-        """If no step ended in this turn of the recording the plans have parted, and this one takes no time."""
+        """Return the recorded result. If no step ended in this turn, the plans differ, and the step takes no time."""
         assert self.turn is not None, "there are turns only if some were recorded"
         self._clock.at_s = max(self._clock.at_s, self.turn.commit_s)
         rows, turn = [self._result(row) for row in handle.rows], self.turn
@@ -264,11 +262,11 @@ class RecordedRunner:
         if error is not None or not row.sample:
             return RowResult(row.request_id, error=error)
         index = row.start + row.count - self._prompts[row.request_id]
-        # One that the recording does not have (of a request that was cut off there) may be any but an end.
+        # A token that the recording lacks, because the request was cut off, may be any that does not end the output.
         return RowResult(row.request_id, (self._outputs.get(row.request_id, {}).get(index, self._other),))
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Do nothing: no resources are held."""
 
 
 def replay(
@@ -278,10 +276,10 @@ def replay(
     estimates: Estimates | None = None,
     launched: Callable[[int, EngineCore], None] | None = None,
 ) -> Replay:
-    """Run the scheduler again, with other options than the run's if they are given.
+    """Run the recorded scheduler again, with other options if they are given.
 
-    `estimates`: what the run's policy knew at its start, if not what its options say. `launched(turn, core)`: called
-    while the turn's step runs.
+    `estimates` replace the initial estimates of the options. `launched(turn, core)` is called while the step of a turn
+    runs.
     """
     setup, clock, found = recording.setup, ReplayClock(), Replay()
     scheduler = scheduler or setup.scheduler

@@ -12,11 +12,11 @@ from roseinfer.sim.fleet_plan import FleetRun
 from roseinfer.sim.simulator import Lifetime, SimulationResult
 
 PERCENTILES = (50, 95, 99)
-TENTHS = 10
+TENTHS_COUNT = 10
 
 
 def percentiles(values: Sequence[float], scale: float = 1e3) -> dict[str, float | None]:
-    """Linear between closest ranks, times `scale`; None for no values."""
+    """Return percentiles times `scale`, linear between closest ranks; None for no values."""
     ordered = sorted(values)
 
     def at(p: int) -> float | None:
@@ -30,19 +30,19 @@ def percentiles(values: Sequence[float], scale: float = 1e3) -> dict[str, float 
 
 
 def jain(values: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 if all are equal, 1 / n if one has all."""
+    """Return Jain's fairness index: 1 if all are equal, 1 / n if one has all."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
 
 
 def adherence(lives: Sequence[Lifetime]) -> float | None:
-    """Good requests of all that have objectives, those turned away included; None if none has."""
+    """Return the share of good requests among those with objectives, rejected ones included; None without any."""
     promised = [life for life in lives if life.promised]
     return sum(life.good for life in promised) / len(promised) if promised else None
 
 
 def summarise(run: SimulationResult, replay: SimulationResult | None = None) -> dict[str, Any]:
-    """One run. Goodput over the time to the last token (`goodput_req_s`) and over that of the arrivals (`_window_`).
+    """Summarise a run. Goodput is over the time to the last token, and over that of the arrivals (`_window_`).
 
     Shares, and what is good, are of the requests with objectives; `best_effort` is of those without. `requests`,
     `offered_req_s`, latencies and gaps are of both.
@@ -64,7 +64,7 @@ def summarise(run: SimulationResult, replay: SimulationResult | None = None) -> 
         "goodput_window_req_s": len(good) / window_s,
         "adherence": adherence(lives),
         "rejected": 1 - len(kept) / len(promised) if promised else 0.0,
-        "refused_by": _refused_by(promised),
+        "refused_by": _rejected_by(promised),
         "waited_s": _waited(lives),
         "false_rejected": _false_rejected(lives, replay),
         "accepted_missed": 1 - len(good) / len(kept) if kept else 0.0,
@@ -89,8 +89,9 @@ def summarise(run: SimulationResult, replay: SimulationResult | None = None) -> 
 
 
 def mean_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over seeds, member by member and item by item; None where a run has none. A table that only some runs have,
-    as that of a small class, is the mean of these.
+    """Return means over seeds by key and item; None where a run has none.
+
+    A table that only some runs have, for example that of a small class, is the mean of these runs.
     """
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for run in runs for name in run):
@@ -120,14 +121,14 @@ def _gaps(life: Lifetime) -> list[float]:
     return [later - earlier for earlier, later in pairwise(life.token_s)]
 
 
-def _refused_by(lives: Sequence[Lifetime]) -> dict[str, int]:
-    """How many were turned away, by what stood against them."""
+def _rejected_by(lives: Sequence[Lifetime]) -> dict[str, int]:
+    """Count the rejected requests by cause."""
     found = Counter(life.rejection.cause for life in lives if life.rejection is not None)
     return {cause.value: found[cause] for cause in Cause}
 
 
 def _waited(lives: Sequence[Lifetime]) -> dict[str, float]:
-    """Seconds without a seat of all together, by what they were for."""
+    """Sum the seconds without a seat by cause."""
     found = dict.fromkeys((cause.value for cause in Cause), 0.0)
     for life in lives:
         for cause, seconds in life.waited:
@@ -143,7 +144,7 @@ def _false_rejected(lives: Sequence[Lifetime], replay: SimulationResult | None) 
 
 
 def _best_effort(lives: Sequence[Lifetime]) -> dict[str, Any] | None:
-    """The share of requests without objectives that finished, and how long these waited for their first token."""
+    """Return the share of requests without objectives that finished, and their latencies to the first token."""
     if not lives:
         return None
     served = [life for life in lives if life.served]
@@ -165,21 +166,21 @@ def _by_class(lives: Sequence[Lifetime]) -> dict[str, Any]:
 
 
 def _missed(lives: Sequence[Lifetime]) -> dict[str, float]:
-    """Shares of all with objectives that were served and late, by objective; one request may miss several."""
+    """Return shares of the requests with objectives that were served late, by objective."""
     late = Counter(name for life in lives for name in life.missed)
     promised = max(1, sum(life.promised for life in lives))
     return {name: late[name] / promised for name in ("ttft", "tpot", "e2e")}
 
 
 def _by_length(lives: Sequence[Lifetime]) -> dict[str, float | None]:
-    """Adherence of the third with short, middle and long outputs, of those with objectives."""
+    """Return adherence of the thirds with short, middle and long outputs."""
     ordered = sorted((life for life in lives if life.promised), key=lambda life: life.output_len)
     cuts = [round(i * len(ordered) / 3) for i in range(4)]
     return {name: adherence(ordered[cuts[i] : cuts[i + 1]]) for i, name in enumerate(("short", "middle", "long"))}
 
 
 def _by_tenant(lives: Sequence[Lifetime]) -> dict[str, float]:
-    """Adherence of each tenant that has requests with objectives."""
+    """Return adherence of each tenant that has requests with objectives."""
     tenants: dict[str, list[Lifetime]] = {}
     for life in lives:
         if life.promised:
@@ -188,11 +189,13 @@ def _by_tenant(lives: Sequence[Lifetime]) -> dict[str, float]:
 
 
 def _cost_model(errors: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
-    """Mean absolute relative error of the predicted step times, and the speed correction rho at the end: of the run,
-    and of each tenth of the steps in turn. None if fewer steps were predicted than that takes."""
-    if len(errors) < TENTHS:
+    """Return mean absolute relative error of predicted step times and the final rho, for the run and by tenths of it.
+
+    Return None if too few steps were predicted.
+    """
+    if len(errors) < TENTHS_COUNT:
         return None
-    cuts = [round(i * len(errors) / TENTHS) for i in range(TENTHS + 1)]
+    cuts = [round(i * len(errors) / TENTHS_COUNT) for i in range(TENTHS_COUNT + 1)]
     tenths = [errors[start:end] for start, end in pairwise(cuts)]
     return {
         "mape": fmean(error for error, _ in errors),
@@ -207,11 +210,11 @@ WINDOW_S = 10.0
 
 
 def summarise_fleet(run: FleetRun, target: float, replay: SimulationResult | None = None) -> dict[str, Any]:
-    """As `summarise`, and under `fleet` what is of engines and router.
+    """Summarise a run of several engines: as `summarise`, with figures of engines and router under `fleet`.
 
-    `good_retries`: of those refused once, how many kept their objectives elsewhere. `replica_s`: seconds that engines
-    were paid for, start-up included. `below_target_s`: how long arrivals kept less than `target` of their objectives
-    at a stretch, in windows of 10 s: after a step in load, the time until it is met again.
+    `good_retries`: requests that were rejected once and met their objectives elsewhere. `replica_s`: engine seconds,
+    start-up included. `below_target_s`: longest period in which arrivals were below `target`, in windows of 10 s; after
+    a step in load this is the time until the target is met again.
     """
     lives = run.simulation.lifetimes
     totals = run.engines
@@ -233,7 +236,7 @@ def summarise_fleet(run: FleetRun, target: float, replay: SimulationResult | Non
 
 
 def _engine(run: FleetRun, number: int) -> dict[str, Any]:
-    """`adherence`: of the requests that were there at last."""
+    """Return figures of one engine. `adherence`: of the requests that ended there."""
     each = run.engines[number]
     there = [life for life, engine in zip(run.simulation.lifetimes, run.engine_of, strict=True) if engine == number]
     return {
@@ -250,7 +253,7 @@ def _engine(run: FleetRun, number: int) -> dict[str, Any]:
 
 
 def longest_below(lives: Sequence[Lifetime], target: float) -> float:
-    """Seconds of arrivals, at a stretch, of which less than `target` was good; windows without promises are skipped."""
+    """Return the longest period of arrivals below `target`, in seconds; windows without objectives are skipped."""
     if not lives:
         return 0.0
     windows: dict[int, list[Lifetime]] = {}
@@ -266,7 +269,7 @@ def longest_below(lives: Sequence[Lifetime], target: float) -> float:
 
 
 def with_all_reasons(points: Sequence[dict[str, Any]]) -> None:
-    """Reasons that only some runs have are 0 in the others, so that means can be taken."""
+    """Add missing reasons as 0 to each run, so that means can be taken."""
     tables: list[dict[str, int]] = [point["fleet"]["reasons"] for point in points if "fleet" in point]
     for table in tables:
         for reason in {reason for other in tables for reason in other}:

@@ -1,4 +1,4 @@
-"""A router's recorded calls again: does it send every request to the same engine, for the same reason?"""
+"""Replay of a router's recorded calls, to check that it sends every request to the same engine for the same reason."""
 
 import json
 from collections.abc import Iterator
@@ -27,13 +27,13 @@ class RouterReplay:
 
     @property
     def same(self) -> int:
-        """How many of the first went where they did."""
+        """Number of leading requests that were placed as recorded."""
         pairs = zip(self.recorded, self.replayed, strict=True)
         return next((number for number, (was, now) in enumerate(pairs) if was != now), len(self.recorded))
 
 
 def replay_placements(path: str | Path) -> RouterReplay:
-    """Raises `ConfigError` if the file is none that a `RecordingPlacer` wrote."""
+    """Replay a file of `RecordingPlacer`. Raise `ConfigError` for any other file."""
     try:
         lines = _lines(path)
         placer = Placer(**next(lines, {})["setup"])
@@ -41,12 +41,12 @@ def replay_placements(path: str | Path) -> RouterReplay:
         for line in lines:
             replay.take(line)
     except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise ConfigError(f"{path} is no record of a router: {error!r}") from error
+        raise ConfigError(f"{path} is not a router's record: {error!r}") from error
     return replay.found
 
 
 def _lines(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Of a process that was killed, the last line may be cut."""
+    """Yield the complete lines; the last one may be cut if the process was killed."""
     with Path(path).open(encoding="utf-8") as lines:
         for text in lines:
             if text.endswith("\n"):
@@ -95,6 +95,6 @@ class _Replay:
 
 
 def _promise(values: list[Any]) -> Promise:
-    """JSON has no tuples. A file from before a field was there lacks it."""
+    """Build a promise from JSON, which has no tuples. Older files lack newer fields."""
     found = [tuple(value) if isinstance(value, list) else value for value in values]
     return Promise._make([*found, *Promise(0.0)[len(found) :]])

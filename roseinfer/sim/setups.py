@@ -1,4 +1,4 @@
-"""Named experiments: a machine, the requests it gets, and how policies are configured on it."""
+"""Setups: named experiments with a machine, a mix of requests, and scheduler options."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from roseinfer.sim.workload import LogNormalLengths, RequestMix
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`scheduler`: options common to all policies."""
+    """A named experiment. `scheduler`: options common to all policies."""
 
     name: str
     machine: Machine
@@ -21,11 +21,11 @@ class Setup:
 
 
 def slo_classes(*pairs: tuple[float, float]) -> tuple[Slo, ...]:
-    """Classes 1, 2, ... from (TTFT s, TPOT ms)."""
+    """Return classes 1, 2, ... from pairs (TTFT in s, TPOT in ms)."""
     return tuple(Slo(ttft, tpot / 1e3, class_name=str(i + 1)) for i, (ttft, tpot) in enumerate(pairs))
 
 
-# Prompts and outputs of chats, as both setups have them.
+# Lengths of chats, used by both setups.
 _CHATS = LogNormalLengths(70, 1.35, 260, 0.85, prompt_min=4, prompt_max=1024, context=2048)
 
 # An A100 with an 8B model in eager mode: fitted so that the curves published for SCORPIO come out (its 8B ShareGPT

@@ -1,4 +1,4 @@
-"""Requests arrive, the engine core steps, the clock jumps: what each request would have seen."""
+"""Simulation of one engine: requests arrive, the core steps, and the clock jumps to the end of each step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,8 +18,9 @@ from roseinfer.sim.workload import Arrival
 
 @dataclass(slots=True)
 class Lifetime:
-    """When a request arrived and when each of its tokens was there, in simulated seconds; how it ended, and why it was
-    turned away if it was. `waited`: seconds without a seat, by what they were for.
+    """Simulated times of a request's arrival and of each token, how it ended, and why if it was rejected.
+
+    `waited`: seconds without a seat, by cause.
     """
 
     arrival_s: float
@@ -41,7 +42,7 @@ class Lifetime:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per output token behind the first; None for outputs of one token."""
+        """Mean time per output token after the first; None for outputs of one token."""
         behind = len(self.token_s) - 1
         return (self.token_s[-1] - self.token_s[0]) / behind if behind else None
 
@@ -51,29 +52,29 @@ class Lifetime:
 
     @property
     def missed(self) -> list[str]:
-        """The objectives that it did not keep, if it finished."""
+        """Objectives that it missed, if it finished."""
         if self.slo is None or not self.served:
             return []
         return self.slo.missed(self.ttft_s, self.tpot_s or 0.0, self.latency_s)
 
     @property
     def promised(self) -> bool:
-        """Whether it has objectives; without it is best effort, which is neither good nor bad."""
+        """True if it has objectives; without any it is best effort, which is neither good nor bad."""
         return self.slo is not None and not self.slo.empty
 
     @property
     def good(self) -> bool:
-        """It was promised something, finished, and within all of it."""
+        """True if it has objectives, finished, and met all of them."""
         return self.promised and self.served and not self.missed
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """`elapsed_s` simulated seconds, in `busy_s` of which a step ran. `policy_s`: real seconds of the policy's own.
+    """Result of a run of `elapsed_s` simulated seconds, in `busy_s` of which a step ran.
 
-    `kv_peak`: the largest share of the KV blocks held behind a step. `cost_errors`: for each step that a policy's cost
-    model learnt from, |measured / predicted - 1| and rho after it; empty for policies that have none. `stats`: of the
-    scheduler at the end; empty for several engines.
+    `policy_s`: real seconds spent in the policy. `kv_peak`: largest share of KV blocks held after a step.
+    `cost_errors`: |measured / predicted - 1| and rho, for each step that the policy's cost model learnt from. `stats`:
+    the scheduler's at the end; empty for several engines.
     """
 
     lifetimes: list[Lifetime]
@@ -88,8 +89,9 @@ class SimulationResult:
 
     @property
     def reused(self) -> tuple[float, float]:
-        """Shares of the tokens of requests that start, again after a preemption too, which were not computed: those
-        that the KV cache held, and those that were loaded from host memory.
+        """Shares of the tokens of starting requests (also after a preemption) that were not computed.
+
+        The first share was in the KV cache, the second was loaded from host memory.
         """
         known, offload = max(1, self.stats.prefix_queries), self.stats.offload
         return self.stats.prefix_hits / known, (0 if offload is None else offload.hits) / known
@@ -103,8 +105,9 @@ def simulate(
     estimates: Estimates | None = None,
     seed: int = 0,
 ) -> SimulationResult:
-    """`arrivals` are sorted by time. Raises `RequestTooLongError` if a request could never run, and `StuckError` if
-    the policy stops the engine for good.
+    """Simulate one engine; `arrivals` are sorted by time.
+
+    Raise `RequestTooLongError` if a request could never run, and `StuckError` if the policy stops the engine forever.
     """
     engine = SimulatedEngine(scheduler, machine, estimates=estimates, seed=seed)
     lives = lifetimes(arrivals)
@@ -131,12 +134,12 @@ def simulate(
 
 
 def lifetimes(arrivals: Sequence[Arrival]) -> list[Lifetime]:
-    """Of requests that nothing has happened to yet."""
+    """Return the lifetimes of requests that have not started."""
     return [Lifetime(arrival.at_s, arrival.slo, arrival.output_len, arrival.tenant) for arrival in arrivals]
 
 
 def add_of(arrival: Arrival, name: str, context: int) -> Add:
-    """What an engine is told of a request; `max_tokens` must not give away how long the output will be."""
+    """Return the message that adds a request; its `max_tokens` must not reveal the length of the output."""
     prompt_len = len(arrival.prompt_ids)
     params = SamplingParams(max_tokens=max(context - prompt_len, arrival.output_len))
     meta = RequestMeta(

@@ -24,7 +24,7 @@ from roseinfer.sim.report import mean_of, summarise, summarise_fleet, with_all_r
 from roseinfer.sim.simulator import SimulationResult, simulate
 from roseinfer.sim.workload import Arrival
 
-# A contender's name may end in what it knows of output lengths instead of what the others do.
+# Suffixes of a contender's name: output lengths that it knows, in place of those that the others know.
 KNOWLEDGE = ("oracle", "none")
 
 
@@ -44,7 +44,7 @@ class SimulationJob:
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """`rate`: arrivals a second, None for a trace. `arrivals(seed)` must be the same for every policy."""
+    """Load of a comparison. `rate`: arrivals a second, None for a trace. All policies get equal `arrivals(seed)`."""
 
     rate: float | None
     arrivals: Callable[[int], Sequence[Arrival]]
@@ -52,9 +52,10 @@ class LoadPoint:
 
 @dataclass(frozen=True, slots=True)
 class PolicySweep:
-    """`common`: scheduler options of all contenders, which their settings beat; `given` ones beat these, each for the
-    policies that have it. `fleets`: None = one engine, without a router. `target`: the share of good requests that a
-    fleet is to keep.
+    """Comparison of policies. `common`: scheduler options of all contenders, overridden by their settings.
+
+    `given`: options that override both, each for the policies that have it. `fleets`: None = one engine without a
+    router. `target`: share of good requests that a fleet must maintain.
     """
 
     machine: Machine
@@ -71,19 +72,19 @@ class PolicySweep:
 
 
 def contender(name: str) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
-    """The settings of a contender, and what it knows of lengths if its name says so. Raises `ConfigError`."""
+    """Return the settings of a contender, and the lengths it knows if its name has a suffix. Raise `ConfigError`."""
     registered = contenders()
     base, _, known = name.rpartition("-")
     if known in KNOWLEDGE and base in registered:
         return registered[base], known
     if name not in registered:
         names = ", ".join(registered)
-        raise ConfigError(f"policies: {name!r} is none of {names}, nor one of them with -oracle or -none")
+        raise ConfigError(f"policies: unknown policy {name!r}; use {names}, perhaps with -oracle or -none")
     return registered[name], None
 
 
 def settings_of(sweep: PolicySweep, name: str) -> list[dict[str, Any]]:
-    """All scheduler options of each setting of a contender; settings that are the same count once."""
+    """Return all scheduler options of each setting of a contender; equal settings count once."""
     found: list[dict[str, Any]] = []
     for setting in contender(name)[0]:
         foreign = option_names() - entry_of(setting["scheduling_policy"]).option_names
@@ -95,7 +96,7 @@ def settings_of(sweep: PolicySweep, name: str) -> list[dict[str, Any]]:
 
 
 def check_given(sweep: PolicySweep) -> None:
-    """Raise `ConfigError` for a given option that no contender has, and for one that is wrong."""
+    """Raise `ConfigError` for a given option that no contender has, or that is invalid."""
     policies = {setting["scheduling_policy"] for name in sweep.policies for setting in contender(name)[0]}
     for option in sorted(sweep.given.keys() & option_names()):
         if not policies & set(users_of(option)):
@@ -106,9 +107,9 @@ def check_given(sweep: PolicySweep) -> None:
 
 
 def run_sweep(sweep: PolicySweep) -> list[dict[str, Any]]:
-    """One point per load, fleet and policy, the best setting of each policy there by adherence.
+    """Return one point per load, fleet and policy: that of the policy's best setting by adherence.
 
-    If nobody has objectives the setting counts under which most finish.
+    If no request has objectives, the setting with most finished requests is the best.
     """
     points = [(load, fleet, name) for load in sweep.loads for fleet in sweep.fleets for name in sweep.policies]
     jobs = [job for load, fleet, name in points for job in _jobs(sweep, load, fleet, name)]
@@ -117,7 +118,7 @@ def run_sweep(sweep: PolicySweep) -> list[dict[str, Any]]:
 
 
 def _jobs(sweep: PolicySweep, load: LoadPoint, fleet: FleetPlan | None, name: str) -> list[SimulationJob]:
-    """Of a point: by setting, then by seed."""
+    """Return the jobs of a point, by setting and then by seed."""
     lengths = contender(name)[1] or sweep.lengths
     return [
         SimulationJob(load.arrivals, sweep.machine, options, lengths, seed, sweep.false_rejects, fleet, sweep.target)
@@ -129,7 +130,7 @@ def _jobs(sweep: PolicySweep, load: LoadPoint, fleet: FleetPlan | None, name: st
 def _best(
     sweep: PolicySweep, load: LoadPoint, fleet: FleetPlan | None, name: str, summaries: Iterator[dict[str, Any]]
 ) -> dict[str, Any]:
-    """`summaries`: those of the point's jobs come next."""
+    """Return a point from the next `summaries`, which are those of its jobs."""
     settings = settings_of(sweep, name)
     runs = [list(islice(summaries, sweep.seeds)) for _ in settings]
     for group in runs:
@@ -149,13 +150,13 @@ def _merit(point: Mapping[str, Any]) -> float:
 
 
 def _own(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options that the contender's settings name, whatever they share with other contenders."""
+    """Return the options that the contender's settings name."""
     named = {option for setting in contender(name)[0] for option in setting}
     return {option: value for option, value in options.items() if option in named}
 
 
 def run_jobs(jobs: Sequence[SimulationJob], workers: int | None = None) -> list[dict[str, Any]]:
-    """Summaries in the order of the jobs, in as many processes as there are cores."""
+    """Return summaries in the order of the jobs, run by as many processes as there are cores."""
     workers = min(len(jobs), workers or os.cpu_count() or 1)
     if workers <= 1:
         return _counted(map(run_job, jobs), len(jobs))
@@ -164,7 +165,7 @@ def run_jobs(jobs: Sequence[SimulationJob], workers: int | None = None) -> list[
 
 
 def _counted(found: Iterable[dict[str, Any]], total: int) -> list[dict[str, Any]]:
-    """All of them, and how many there are is told as they come."""
+    """Collect all summaries and report progress."""
     with stage("simulating runs") as step:
         summaries = []
         for summary in found:
@@ -188,23 +189,23 @@ def _simulate(job: SimulationJob, arrivals: Sequence[Arrival], lengths: str) -> 
 
 
 def _simulate_fleet(job: SimulationJob, plan: FleetPlan, arrivals: Sequence[Arrival], lengths: str) -> FleetRun:
-    told = [_told(arrival, lengths) for arrival in arrivals]
+    known_arrivals = [_with_lengths(arrival, lengths) for arrival in arrivals]
     knowledge = EstimatesFactory(job.machine, lengths)
-    return simulate_fleet(told, scheduler_config(**job.options), job.machine, plan, knowledge, job.seed)
+    return simulate_fleet(known_arrivals, scheduler_config(**job.options), job.machine, plan, knowledge, job.seed)
 
 
 def simulate_as(
     arrivals: Sequence[Arrival], machine: Machine, options: Mapping[str, Any], lengths: str, seed: int
 ) -> SimulationResult:
-    """One run of a policy with these options that knows so much of `lengths`: "predictor", "oracle" or "none"."""
-    told = [_told(arrival, lengths) for arrival in arrivals]
+    """Simulate a policy with these options, which knows `lengths`: "predictor", "oracle" or "none"."""
+    known_arrivals = [_with_lengths(arrival, lengths) for arrival in arrivals]
     estimates = EstimatesFactory(machine, lengths)(seed)
-    return simulate(told, scheduler_config(**options), machine, estimates=estimates, seed=seed)
+    return simulate(known_arrivals, scheduler_config(**options), machine, estimates=estimates, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
 class EstimatesFactory:
-    """What a policy knows when its engine starts: what the machine is believed to cost, and so much of `lengths`."""
+    """Factory of a policy's initial estimates: the machine's believed costs, and the known `lengths`."""
 
     machine: Machine
     lengths: str
@@ -214,8 +215,8 @@ class EstimatesFactory:
         return Estimates(cost=CostModel(self.machine.belief), lengths=known)
 
 
-def _told(arrival: Arrival, lengths: str) -> Arrival:
-    """What a policy may know of the output's length."""
+def _with_lengths(arrival: Arrival, lengths: str) -> Arrival:
+    """Return the arrival with the prediction that a policy may know."""
     if lengths == "predictor":
         return arrival
     return replace(arrival, predicted_len=arrival.output_len if lengths == "oracle" else None)
@@ -223,8 +224,10 @@ def _told(arrival: Arrival, lengths: str) -> Arrival:
 
 @dataclass(frozen=True, slots=True)
 class CapacityResult:
-    """`rate` requests a second meet the target; `tight` is the class that misses most just above it. `adherence` is
-    None, and `rate` 0, if the target is not met at any rate."""
+    """Highest `rate` of requests a second that meets the target. `tight`: class that misses most just above it.
+
+    If no rate meets the target, `adherence` is None and `rate` 0.
+    """
 
     policy: str
     rate: float
@@ -236,8 +239,10 @@ class CapacityResult:
 def find_capacity(
     sweep: PolicySweep, name: str, at_rate: Callable[[float], LoadPoint], target: float, *, steps: int = 7
 ) -> CapacityResult:
-    """Bisection between a rate that is met and one that is not, to within 1%. Raises `ConfigError` if every rate is
-    met, or nobody has objectives."""
+    """Find the highest rate that meets the target, by bisection to within 1%.
+
+    Raise `ConfigError` if every rate meets it, or no request has objectives.
+    """
 
     def point(rate: float) -> dict[str, Any]:
         found = run_sweep(replace(sweep, loads=[at_rate(rate)], policies=[name]))[0]
@@ -267,7 +272,7 @@ def find_capacity(
 
 
 def describe(classes: Sequence[Slo], name: str) -> str:
-    """`class 4 (TTFT 500 ms, TPOT 50 ms)`."""
+    """Return a class as text, such as `class 4 (TTFT 500 ms, TPOT 50 ms)`."""
     for slo in classes:
         if slo.class_name == name:
             parts = [("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("latency", slo.e2e_s)]
@@ -279,8 +284,10 @@ def describe(classes: Sequence[Slo], name: str) -> str:
 # --- worker processes ------------------------------------------------------------------------------------------------
 @contextmanager
 def worker_pool(count: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of `count`. Ctrl+C, which goes to all processes of a terminal, ends them at once with whoever waits for
-    them, and nothing else is said; otherwise they come to their end with the block."""
+    """Start a pool of `count` processes, which end with the block.
+
+    Ctrl+C reaches all processes of a terminal. It ends the pool at once, without further output.
+    """
     pool = _Pool(count, initializer=_ignore_interrupts)
     try:
         yield pool
@@ -294,7 +301,7 @@ def worker_pool(count: int) -> Iterator[ProcessPoolExecutor]:
 
 class _Pool(ProcessPoolExecutor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:
-        """Processes that it starts have SIGINT blocked from the beginning, where they are forked."""
+        """Submit a call with SIGINT blocked, so that a process forked for it starts with SIGINT blocked."""
         with sigint_blocked():
             return super().submit(fn, *args, **more)
 

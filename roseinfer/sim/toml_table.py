@@ -1,4 +1,4 @@
-"""One table of a TOML file: hands out values that are what they must be, and names the key of one that is not."""
+"""TOML tables with checked values: an error names the file, the table and the key."""
 
 from collections.abc import Callable, Sequence
 from math import inf, isfinite
@@ -9,7 +9,7 @@ from roseinfer.core.errors import ConfigError
 
 
 class TomlTable:
-    """One table of the file: hands out values that are what they must be; `end` refuses those that nobody asked for."""
+    """One table of a TOML file. Methods return checked values, and `end` rejects keys that were not read."""
 
     def __init__(self, path: str, name: str, content: Any) -> None:
         self.path, self.name = path, name
@@ -20,7 +20,7 @@ class TomlTable:
 
     @property
     def names(self) -> list[str]:
-        """Keys that nobody has asked for yet."""
+        """Keys that were not read yet."""
         return list(self._left)
 
     def fail(self, key: str, why: str) -> NoReturn:
@@ -36,7 +36,7 @@ class TomlTable:
         return default[0]
 
     def number(self, key: str, *default: Any, least: float = 0.0, above: float = -inf, most: float = inf) -> Any:
-        """A finite number of at least `least`, above `above`, and at most `most`; or the default."""
+        """Read a finite number of at least `least`, above `above`, and at most `most`; or the default."""
         value = self.take(key, *default)
         if default and value is default[0]:
             return value
@@ -49,12 +49,12 @@ class TomlTable:
         return self.number(key, *default, above=0.0, most=most)
 
     def count(self, key: str, *default: Any, least: int = 1) -> Any:
-        """A whole number."""
+        """Read an integer."""
         value = self.take(key, *default)
         if default and value is default[0]:
             return value
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self.fail(key, f"must be a whole number of at least {least}, got {value!r}")
+            self.fail(key, f"must be an integer of at least {least}, got {value!r}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -66,7 +66,7 @@ class TomlTable:
     def text(self, key: str, *default: Any) -> Any:
         value = self.take(key, *default)
         if not isinstance(value, str) and not (default and value is default[0]):
-            self.fail(key, f"must be a text, got {value!r}")
+            self.fail(key, f"must be a string, got {value!r}")
         return value
 
     def choice(self, key: str, names: Sequence[str]) -> str:
@@ -76,7 +76,7 @@ class TomlTable:
         return str(value)
 
     def span(self, key: str) -> tuple[int, int]:
-        """[shortest, longest]"""
+        """Read a pair [shortest, longest]."""
         value = self.take(key)
         whole = isinstance(value, list) and len(value) == 2 and all(type(part) is int for part in value)
         if not whole or not 1 <= value[0] <= value[1]:
@@ -90,18 +90,18 @@ class TomlTable:
         return TomlTable(self.path, ".".join(part for part in (self.name, key) if part), content)
 
     def given(self, key: str, make: Callable[["TomlTable"], Any], default: Any) -> Any:
-        """What is made of a table that need not be there."""
+        """Read an optional table with `make`; without it return the default."""
         content = self.take(key, None)
         return default if content is None else make(self.within(key, content))
 
     def file(self, key: str) -> str:
-        """A file's path, relative to the folder of the one that names it."""
+        """Read a file's path, relative to the folder of this file."""
         return str(Path(self.path).parent / self.text(key))
 
     def end(self, *also: str) -> None:
-        """`also`: keys that there are though nobody asked for them."""
+        """Reject keys that were not read. `also`: further valid keys, for the message."""
         for key in self._left:
-            self.fail(key, f"is unknown; there are {', '.join(dict.fromkeys([*self._known, *also]))}")
+            self.fail(key, f"is unknown; use {', '.join(dict.fromkeys([*self._known, *also]))}")
 
 
 def is_number(value: Any) -> bool:

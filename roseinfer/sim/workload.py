@@ -1,4 +1,4 @@
-"""Requests that arrive: times from a process or a trace, lengths from laws or the trace, objectives from classes."""
+"""Workloads: arrival times from a process or trace, lengths from distributions or the trace, objectives by class."""
 
 import random
 from collections.abc import Sequence
@@ -12,15 +12,13 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.sim.distributions import ArrivalProcess, Gamma, LengthDistribution
 
-VOCAB = 32_000
-MOST_DRAWS = 10_000  # of one request's lengths
+VOCAB_COUNT = 32_000
+MAX_DRAWS = 10_000  # per request, until its lengths fit
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request. `predicted_len`: what a predictor says of its output, or, if it is `hinted`, its client; None =
-    nothing.
-    """
+    """A request that arrives. `predicted_len`: length predicted by a predictor, or by its client if `hinted`."""
 
     at_s: float
     prompt_ids: Sequence[int]
@@ -34,7 +32,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class LogNormalLengths:
-    """Log-normal prompts and outputs, drawn again until both are within the bounds (tokens)."""
+    """Log-normal lengths of prompts and outputs, drawn again until both are within the bounds (tokens)."""
 
     prompt_median: float
     prompt_sigma: float
@@ -54,7 +52,7 @@ class LogNormalLengths:
 
 @dataclass(frozen=True, slots=True)
 class UniformLengths:
-    """Prompts and outputs uniform between the bounds (tokens)."""
+    """Uniform lengths of prompts and outputs between the bounds (tokens)."""
 
     prompt_min: int
     prompt_max: int
@@ -67,10 +65,10 @@ class UniformLengths:
 
 @dataclass(frozen=True, slots=True)
 class RequestMix:
-    """What requests are like: lengths, classes and tenants drawn uniformly (or by weights).
+    """Mix of requests: lengths, classes and tenants, drawn uniformly or by weights.
 
-    No classes: nothing is promised. `predictor_rmse`: error of the predicted lengths in tokens; None = there are none.
-    `distinct`: no two prompts begin alike; else all do, for machines without a prefix cache.
+    Without classes, requests have no objectives. `predictor_rmse`: error of predicted lengths in tokens; None = no
+    predictions. `distinct`: no two prompts share a prefix; otherwise all do, for machines without a prefix cache.
     """
 
     lengths: LogNormalLengths | UniformLengths
@@ -82,17 +80,17 @@ class RequestMix:
     distinct: bool = False
 
     def requests(self, times: Sequence[float], seed: int) -> list[Arrival]:
-        """One request per time. Equal seeds give equal requests whatever the times."""
+        """Return one request per time. Equal seeds give equal requests for any times."""
         rng = random.Random(f"mix {seed}")
         found = []
         for at_s in times:
             prompt, output = self.lengths.draw(rng)
-            ids = [rng.randrange(3, VOCAB) for _ in range(prompt)] if self.distinct else [1] * prompt
+            ids = [rng.randrange(3, VOCAB_COUNT) for _ in range(prompt)] if self.distinct else [1] * prompt
             found.append(self.promised(Arrival(at_s, ids, output), rng))
         return found
 
     def promised(self, arrival: Arrival, rng: random.Random) -> Arrival:
-        """With objectives, a predicted length, and a tenant."""
+        """Return the arrival with objectives, a predicted length and a tenant."""
         slo, predicted = self.slo(rng), self.predict(arrival.output_len, rng)
         return replace(arrival, slo=slo, predicted_len=predicted, tenant=self.tenant(rng))
 
@@ -105,12 +103,12 @@ class RequestMix:
         return rng.choice(self.tenants)
 
     def predict(self, output: int, rng: random.Random) -> int | None:
-        """None without a predictor."""
+        """Predict a length; None without a predictor."""
         return None if self.predictor_rmse is None else predicted_len(output, self.predictor_rmse, rng)
 
 
 def predicted_len(output: int, rmse: float, rng: random.Random) -> int:
-    """SCORPIO's predictor as noise: N(0, rmse) tokens, less for short outputs, and never under 8 tokens."""
+    """Predict a length as SCORPIO does: with an error of N(0, rmse) tokens, less for short outputs; at least 8."""
     error = rng.gauss(0.0, rmse) * min(1.0, output / 300 + 0.3)
     return max(8, round(output + error))
 
@@ -120,14 +118,14 @@ def poisson(rate: float, count: int, seed: int) -> list[float]:
 
 
 def gamma(rate: float, count: int, seed: int, cv: float) -> list[float]:
-    """Arrival times with gamma-distributed gaps: `rate` a second, coefficient of variation `cv`."""
+    """Draw arrival times with gamma-distributed gaps: `rate` a second, coefficient of variation `cv`."""
     return Gamma(cv).times(rate, count, random.Random(f"times {seed}"))
 
 
 def bursts(rate: float, count: int, seed: int, *, factor: float = 4.0, period_s: float = 20.0) -> list[float]:
-    """Poisson arrivals that alternate between `factor` (>= 1) times the rate and what keeps the mean.
+    """Draw Poisson arrivals that alternate between `factor` (>= 1) times the rate and a low rate that keeps the mean.
 
-    Half a period each up to twice the rate; beyond that nobody arrives in between, and the busy part is `period_s /
+    Up to a factor of 2 both parts are half a period. Above it the low rate is 0, and the busy part is `period_s /
     factor` long.
     """
     rng = random.Random(f"times {seed}")
@@ -143,20 +141,21 @@ def bursts(rate: float, count: int, seed: int, *, factor: float = 4.0, period_s:
     return times
 
 
-# --- traffic of several kinds -----------------------------------------------------------------------------------
+# --- workloads of several classes -------------------------------------------------------------------------------
 class LengthHints(Protocol):
-    """What is said of output lengths before they are known."""
+    """Predictions of output lengths."""
 
-    def told(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
-        """The same requests, with `predicted_len` and `hinted`, and the tenants of those who lie, if they have any."""
+    def apply(self, arrivals: Sequence[Arrival], rng: random.Random) -> list[Arrival]:
+        """Return the same requests with `predicted_len` and `hinted`; misleading ones may change tenants."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixes:
-    """A `share` of a class's prompts begins with one of `number` texts of so many `tokens`: they are in front of the
-    prompt, or a part of it, and a shorter prompt is all of it. The k-th of them is as likely as 1 / k^zipf. Classes
-    that name the same `pool` share their texts; otherwise each has its own.
+    """Shared prefixes: a `share` of a class's prompts begins with one of `number` texts of `tokens` tokens.
+
+    The text is in front of the prompt or a part of it; a shorter prompt is only the text's beginning. The probability
+    of the k-th text is proportional to 1 / k^zipf. Classes with the same `pool` share their texts.
     """
 
     tokens: int
@@ -167,7 +166,7 @@ class SharedPrefixes:
     pool: str = ""
 
     def draw(self, name: str, length: int, rng: random.Random) -> list[int]:
-        """What a prompt of `length` tokens of the class `name` begins with, maybe nothing."""
+        """Return the shared beginning of a prompt of `length` tokens of the class `name`, maybe empty."""
         if rng.random() >= self.share:
             return []
         tokens = self.tokens if self.in_front else min(self.tokens, length)
@@ -181,22 +180,22 @@ class SharedPrefixes:
 
 @cache
 def zipf_weights(number: int, exponent: float) -> list[float]:
-    """Cumulative, of the ranks 1 to `number`."""
+    """Return the cumulative weights of the ranks 1 to `number`."""
     return list(accumulate(1 / rank**exponent for rank in range(1, number + 1)))
 
 
 def _marked(rng: random.Random, length: int) -> list[int]:
-    """Tokens that differ from others by the first two, which is all that a chain of block hashes needs."""
-    marks = [rng.randrange(3, VOCAB) for _ in range(min(2, length))]
+    """Return tokens that differ from others in the first two, which is enough for a chain of block hashes."""
+    marks = [rng.randrange(3, VOCAB_COUNT) for _ in range(min(2, length))]
     return marks + [1] * (length - len(marks))
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficClass:
-    """Requests of one kind. `slo`: what they are promised, None = nothing. `share`: relative to the other classes.
+    """Class of requests. `slo`: their objectives. `share`: relative to the other classes.
 
-    `process`: their own arrivals at their share of the rate; None: a random part of the workload's. `hints`: what is
-    said of their outputs; None: as the workload has it. `prefixes`: what prompts share; None: nothing.
+    `process`: arrivals of their own at their share of the rate; None: a random part of the workload's arrivals.
+    `hints`: predictions of their lengths; None: those of the workload. `prefixes`: shared prefixes of prompts.
     """
 
     name: str
@@ -212,16 +211,15 @@ class TrafficClass:
 
     @property
     def in_front(self) -> int:
-        """Tokens that prompts have beside those that are drawn."""
+        """Tokens of prompts in addition to the drawn ones."""
         return self.prefixes.tokens if self.prefixes is not None and self.prefixes.in_front else 0
 
     def draw(self, rng: random.Random, context: int | None) -> tuple[int, int]:
-        """Tokens of a prompt, without what is in front of it, and of its output; drawn again until all fits into a
-        context of so many tokens.
+        """Draw the tokens of a prompt, without what is in front of it, and of its output, until both fit the context.
 
-        Raises `ConfigError` if that does not come to an end.
+        Raise `ConfigError` if hardly any draw fits.
         """
-        for _ in range(MOST_DRAWS):
+        for _ in range(MAX_DRAWS):
             prompt, output = max(1, self.prompts.draw(rng)), max(1, self.outputs.draw(rng))
             if context is None or self.in_front + prompt + output <= context:
                 return prompt, output
@@ -230,10 +228,10 @@ class TrafficClass:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Traffic of several classes, `rate` requests a second in all (0: all at once).
+    """Workload of several classes with `rate` requests a second in all (0: all at once).
 
-    `context`: the machine's; longer requests are drawn again. `distinct`: prompts differ behind what they share, for
-    machines with a prefix cache; else each is one token repeated.
+    `context`: the machine's; longer requests are drawn again. `distinct`: prompts differ after their shared prefix, for
+    machines with a prefix cache; otherwise each prompt is one repeated token.
     """
 
     classes: Sequence[TrafficClass]
@@ -244,18 +242,18 @@ class Workload:
     distinct: bool = False
 
     def requests(self, count: int, seed: int | str) -> list[Arrival]:
-        """`count` of them (by rounding of shares one more or less), sorted by time; equal for equal seeds."""
+        """Return `count` requests (one more or less by rounding of shares), sorted by time; equal for equal seeds."""
         rng = random.Random(f"workload {seed}")
         placed = self._placed(count, rng)
         members = [(self._arrival(at_s, of, rng), of) for at_s, of in placed]
         arrivals: list[Arrival] = [arrival for arrival, _ in members]
         for hints, chosen in self._hinting([of for _, of in members]):
-            for place, told in zip(chosen, hints.told([arrivals[i] for i in chosen], rng), strict=True):
-                arrivals[place] = told
+            for place, hinted in zip(chosen, hints.apply([arrivals[i] for i in chosen], rng), strict=True):
+                arrivals[place] = hinted
         return arrivals
 
     def _placed(self, count: int, rng: random.Random) -> list[tuple[float, TrafficClass]]:
-        """When who arrives: classes with a process of their own, and the others as the workload's finds them."""
+        """Return arrival times with classes: of classes with their own process, and of the workload's process."""
         total = sum(of.share for of in self.classes)
         own = [of for of in self.classes if of.process is not None]
         common = [of for of in self.classes if of.process is None]
@@ -287,7 +285,7 @@ class Workload:
         return shared + _marked(rng, length if of.prefixes.in_front else length - len(shared))
 
     def _hinting(self, classes: Sequence[TrafficClass]) -> list[tuple[LengthHints, list[int]]]:
-        """Hints, and the places of the requests that they are for."""
+        """Return hints with the indices of the requests that they apply to."""
         found: dict[int, tuple[LengthHints, list[int]]] = {}
         for place, of in enumerate(classes):
             hints = of.hints or self.hints

@@ -1,4 +1,4 @@
-"""A workload described in a TOML file: classes of requests, when they arrive, and the machine (docs/workloads.md)."""
+"""Workload files (TOML): classes of requests, arrival processes, and the machine (docs/workloads.md)."""
 
 import tomllib
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ from roseinfer.sim.toml_table import TomlTable, is_number
 from roseinfer.sim.workload import Arrival, LengthHints, SharedPrefixes, TrafficClass, Workload
 
 SEATS = ("max_num_seqs", "max_num_batched_tokens")
-LIKELY = 0.01  # least share of a law that is within its bounds: what is outside is drawn again
+MIN_LIKELY_SHARE = 0.01  # share of a distribution within its bounds; the rest is drawn again
 _MACHINE = tuple(f.name for f in fields(CostConfig) if f.name != "cost")
 _COPIES = ("load_us", "store_us")
 _OBJECTIVES = {"ttft_ms": "ttft_s", "tpot_ms": "tpot_s", "e2e_ms": "e2e_s"}
@@ -41,9 +41,9 @@ _OBJECTIVES = {"ttft_ms": "ttft_s", "tpot_ms": "tpot_s", "e2e_ms": "e2e_s"}
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFile:
-    """What a file says. `workload.rate`: requests a second, 0 = all at once; `requests`: of a run, None = not said.
+    """Contents of a workload file. `workload.rate`: requests a second, 0 = all at once.
 
-    `scheduler`: options common to all policies.
+    `requests`: number of requests of a run, if given. `scheduler`: options common to all policies.
     """
 
     path: str
@@ -54,13 +54,13 @@ class WorkloadFile:
 
     @property
     def classes(self) -> tuple[Slo, ...]:
-        """What each class is promised, by its name."""
+        """Objectives of the classes."""
         return tuple(of.slo for of in self.workload.classes if of.slo is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class FileArrivals:
-    """The requests of a seed, `count` of them at a rate; travels to other processes."""
+    """Function of a seed that returns `count` requests; it can be pickled."""
 
     workload: Workload
     count: int
@@ -71,7 +71,7 @@ class FileArrivals:
 
 
 def read_workload(path: str) -> WorkloadFile:
-    """Raises `ConfigError`, which names the file, the table and the key."""
+    """Read a workload file. Raise `ConfigError`, which names the file, the table and the key."""
     try:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -82,7 +82,7 @@ def read_workload(path: str) -> WorkloadFile:
     machine, scheduler = _machine(root.table("machine", {}))
     of_classes = root.table("classes")
     if not of_classes.names:
-        of_classes.fail("", "there is no class")
+        of_classes.fail("", "needs at least one class")
     found = [_class(of_classes.table(name), name) for name in of_classes.names]
     requests = root.count("requests", None)
     workload = Workload(
@@ -99,7 +99,7 @@ def read_workload(path: str) -> WorkloadFile:
 
 # --- the machine ------------------------------------------------------------------------------------------------
 def _machine(table: TomlTable) -> tuple[Machine, dict[str, Any]]:
-    """And the scheduler's options that it has."""
+    """Read the machine and the scheduler options that it sets."""
     setup = SETUPS[table.choice("setup", tuple(SETUPS))] if "setup" in table.names else None
     cost_file = table.file("cost") if "cost" in table.names else None
     stalls = table.given("stalls", _stalls, None)
@@ -110,7 +110,7 @@ def _machine(table: TomlTable) -> tuple[Machine, dict[str, Any]]:
     known = (*CONSTANTS, *_COPIES) if setup else CONSTANTS if cost_file else ()
     clash = next((name for name in given if name in known), None)
     if clash:
-        table.fail(clash, f"{'the cost file' if cost_file else 'the setup'} says what steps cost")
+        table.fail(clash, f"{'the cost file' if cost_file else 'the setup'} already sets the costs of steps")
     config = _cost_config(table, given, cost_file)
     machine = config.machine if setup is None else _over(setup.machine, config, given, cost_file)
     common = dict(setup.scheduler) if setup else {}
@@ -137,7 +137,7 @@ def _cost_config(table: TomlTable, given: Mapping[str, Any], cost_file: str | No
 
 
 def _over(machine: Machine, config: CostConfig, given: Mapping[str, Any], cost_file: str | None) -> Machine:
-    """A setup's machine, with what the file says of it otherwise."""
+    """Return a setup's machine with the file's changes."""
     other = config.machine
     names = {"enable_prefix_caching": "prefix_caching"}
     changed: dict[str, Any] = {names.get(name, name): getattr(other, names.get(name, name)) for name in given}
@@ -155,7 +155,7 @@ def _stalls(table: TomlTable) -> PeriodicStalls:
 
 
 def _slowdown(table: TomlTable) -> tuple[tuple[float, float], ...]:
-    """(at_s, factor), in order."""
+    """Read pairs (at_s, factor), in order."""
     content = table.take("slowdown", [])
     if not isinstance(content, list):
         table.fail("slowdown", f"must be a list of tables, got {content!r}")
@@ -188,7 +188,7 @@ def _class(table: TomlTable, name: str) -> TrafficClass:
 
 
 def _slo(table: TomlTable, name: str) -> Slo:
-    """Without objectives it promises nothing, but says whose requests these are."""
+    """Read the objectives of a class; without any, the result still has the class's name."""
     limits = {key: table.positive(key, None) for key in _OBJECTIVES}
     return Slo(
         **{_OBJECTIVES[key]: ms / 1e3 for key, ms in limits.items() if ms is not None},
@@ -199,7 +199,7 @@ def _slo(table: TomlTable, name: str) -> Slo:
 def _priority(table: TomlTable) -> int:
     value = table.take("priority", 0)
     if type(value) is not int:
-        table.fail("priority", f"must be a whole number, got {value!r}")
+        table.fail("priority", f"must be an integer, got {value!r}")
     return value
 
 
@@ -213,7 +213,7 @@ def _prefixes(table: TomlTable) -> SharedPrefixes:
         table.text("pool", ""),
     )
     if found.in_front and found.share < 1:
-        table.fail("in_front", "does not go with a share: a request's tokens would depend on chance")
+        table.fail("in_front", "cannot be combined with share: a request's length would be random")
     table.end()
     return found
 
@@ -247,8 +247,8 @@ def _pareto(table: TomlTable) -> Pareto:
 
 
 def _check_likely(table: TomlTable, law: LogNormal | Pareto, bounds: str) -> None:
-    if law.likely() < LIKELY:
-        table.fail("", f"fewer than {LIKELY:.0%} of the lengths would be within {bounds}")
+    if law.likely() < MIN_LIKELY_SHARE:
+        table.fail("", f"fewer than {MIN_LIKELY_SHARE:.0%} of the lengths would be within {bounds}")
 
 
 def _bimodal(table: TomlTable) -> Bimodal:

@@ -243,7 +243,7 @@ def test_blocks_of_a_mooncake_trace_are_followed(tmp_path: Path) -> None:
         (["--start-s", "3", "--replicas", "2"], "--start-s needs --kill or --autoscale"),
         (["--replicas", "0"], "replicas must be positive"),
         (["--replicas", "two"], "replicas must be whole numbers"),
-        (["--replicas", "2", "--router", "magic"], "router: 'magic' is none of pace"),
+        (["--replicas", "2", "--router", "magic"], "router: unknown router 'magic'; use pace"),
         (["--replicas", "2", "--slow", "1,1,2"], "slow: 3 are given for 2 engines"),
         (["--replicas", "2,3", "--slow", "1,1"], "slow: 2 are given for 2, 3 engines"),
         (["--replicas", "2", "--kill", "2@3"], "kill: 2@3: engines are 0 to 1"),

@@ -28,7 +28,8 @@ from roseinfer.sim.engine import END, FixedLengthRunner
 from roseinfer.sim.parity import parity_of
 from roseinfer.sim.replay import read_recording, replay
 from roseinfer.sim.setups import SCORPIO_8B
-from roseinfer.sim.workload import VOCAB, poisson
+from roseinfer.sim.workload import VOCAB_COUNT as VOCAB
+from roseinfer.sim.workload import poisson
 
 pytestmark = pytest.mark.long
 

@@ -179,7 +179,7 @@ PROMPTS = 'prompts = { law = "uniform", low = 3, high = 9 }'
         ("ttft_ms = 1000", 'hints = { kind = "exact", rmse = 3 }', "hints.rmse: is unknown; there are kind$"),
         ("ttft_ms = 1000", 'arrivals = { process = "gamma", cv = -1 }', "arrivals.cv: must be a number above 0"),
         ("ttft_ms = 1000", 'arrivals = { process = "steps", factors = [1, 0] }', "factors: must be a list of positive"),
-        ("ttft_ms = 1000", 'arrivals = { process = "trace", file = "no.csv" }', "arrivals.file: there is no file"),
+        ("ttft_ms = 1000", 'arrivals = { process = "trace", file = "no.csv" }', "arrivals.file: no such file"),
         (PROMPTS, "", "classes.a.prompts: is missing"),
         (PROMPTS, "prompts = 5", "classes.a.prompts: must be a table, got 5"),
         ("low = 3, high = 9", "low = 3, high = 2", "classes.a.prompts.high: must not be below low, 3, got 2"),
