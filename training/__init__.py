@@ -1,1 +1,1 @@
-"""How the embedded model is made. Not part of the package."""
+"""Training of the embedded model. Not part of the package."""

@@ -93,7 +93,7 @@ def cut(lines: list[str], first: int, last: int) -> str:
 
 
 def leading(lines: list[str], nodes: list[ast.stmt], first: int, limit: int) -> str:
-    """From line `first` on, as many whole statements as fit in `limit` bytes ('' if none does)."""
+    """Return whole statements from line `first` on that fit in `limit` bytes ('' if none does)."""
     text = ""
     for node in nodes:
         longer = cut(lines, first, node.end_lineno or node.lineno)

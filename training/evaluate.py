@@ -53,7 +53,7 @@ def stream_of(tokenizer: Tokenizer, documents: list[str]) -> data.Stream:
 
 
 def xz_bytes(documents: list[str]) -> int:
-    """What `xz -9e` makes of all documents in one file."""
+    """Return the bytes that `xz -9e` needs for all documents in one file."""
     return len(lzma.compress("".join(documents).encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
@@ -90,7 +90,7 @@ def complete(model: PreTrainedModel, ids: list[int], options: dict[str, object],
 
 
 def endings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
-    """How texts sampled from a BOS and 'def ' end: the share that does within LENGTH_LIMIT, and their lengths."""
+    """Return the share of sampled texts that end within LENGTH_LIMIT, and their lengths."""
     ids = tokenizer("def ").input_ids
     prompt = torch.tensor([ids] * LENGTH_SAMPLES)
     torch.manual_seed(0)

@@ -30,7 +30,7 @@ def encode_documents(tokenizer: Tokenizer, documents: list[str]) -> list[list[in
 
 
 def render(conversation: Conversation) -> str:
-    """What the chat template writes, without its BOS: encoding puts that in front."""
+    """Return what the chat template writes, without its BOS, which encoding adds."""
     return "".join(f"<|{m['role']}|>{m['content']}{bpe.END_OF_TURN}" for m in conversation)
 
 

@@ -1,1 +1,1 @@
-"""What steps cost on this machine: a sweep of the engine's steps, and the cost model fitted to them."""
+"""Calibration: a sweep of the engine's steps, and the cost model fitted to them."""

@@ -1,4 +1,4 @@
-"""The options of `roseinfer calibrate`."""
+"""Options of `roseinfer calibrate`."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ GPU_GRID = CalibrationGrid(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateConfig:
-    """Which steps are measured. What exceeds the engine's seats, context or cache is left out."""
+    """Options for the steps to measure. Steps that exceed the engine's seats, context or cache are left out."""
 
     decode_rows: str | None = option(None, "requests that decode at once: a,b,...", metavar="N,N,...")
     context_lens: str | None = option(None, "tokens that each of them has, to begin with: a,b,...", metavar="N,N,...")
@@ -46,7 +46,7 @@ class CalibrateConfig:
         self.grid(CPU_GRID)
 
     def grid(self, default: CalibrationGrid) -> CalibrationGrid:
-        """What was given, the rest from `default`. Raises `ConfigError`."""
+        """Return the given grid, completed from `default`. Raise `ConfigError`."""
         return CalibrationGrid(
             rows=_numbers("decode_rows", self.decode_rows) or default.rows,
             contexts=_numbers("context_lens", self.context_lens) or default.contexts,

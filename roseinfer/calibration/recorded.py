@@ -1,4 +1,4 @@
-"""The steps of a recorded run as samples for the cost model."""
+"""Steps of a recorded run as samples for the cost model."""
 
 from roseinfer.core.plan import Row, StepResult
 from roseinfer.core.runner import ExpertChoice
@@ -9,7 +9,7 @@ from roseinfer.sim.replay import Rows, Turn, read_recording
 
 
 def recorded_samples(path: str) -> tuple[list[Sample], ExpertChoice | None]:
-    """And the experts of its model. Raises `ConfigError` if the file is no recorded run.
+    """Return the samples and the experts of the model. Raise `ConfigError` if the file is not a recorded run.
 
     With two steps in flight a turn collects the step of an earlier one; steps end in the order of their plans.
     """

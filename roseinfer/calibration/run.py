@@ -1,4 +1,4 @@
-"""`roseinfer calibrate`: the samples, from an engine of this process or from a recorded run, and the fit to them."""
+"""Work of `roseinfer calibrate`: samples from an engine or a recorded run, and the fit to them."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -61,7 +61,7 @@ class Calibration:
 
 
 def calibrate(config: CalibrateConfig, engine: EngineConfig) -> Calibration:
-    """Raises `ConfigError`, `CalibrationError`, and what `LLM` raises."""
+    """Calibrate. Raise `ConfigError`, `CalibrationError`, and the errors of `LLM`."""
     if config.recorded:
         return Calibration(fit_cost(*recorded_samples(config.recorded)), {})
     samples, info = measure(config, engine)
@@ -72,7 +72,7 @@ def calibrate(config: CalibrateConfig, engine: EngineConfig) -> Calibration:
 
 
 def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[Sample], EngineInfo]:
-    """Run the sweep. Whoever fits starts: `fifo` decides, whatever `engine` says."""
+    """Run the sweep with the policy `fifo`, which starts every request that fits."""
     scheduler = replace(engine.scheduler, scheduling_policy="fifo")
     options = {**asdict(engine.model), **asdict(engine.cache), **asdict(scheduler), **asdict(engine.profile)}
     options |= asdict(engine.priced)

@@ -23,17 +23,17 @@ from roseinfer.sched.cost.offline_fit import Sample
 from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.policy import Decision, Event, Policy, StepDone, View
 
-FIRST_ID = 10  # of the random prompts: special tokens tend to have the ids below
-KV_SHARE = 0.9  # of the cache that a cell may fill, so that nobody is preempted
+MIN_PROMPT_ID = 10  # special tokens tend to have lower ids
+KV_SHARE = 0.9  # of the cache that a cell may fill, so that no request is preempted
 
 
 class CalibrationError(RoseinferError):
-    """The engine did not run the steps."""
+    """The engine could not run the steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Of the engine: context and cache in tokens, seats, vocabulary."""
+    """Limits of the engine: context and cache in tokens, seats, vocabulary."""
 
     max_model_len: int
     kv_tokens: int
@@ -42,7 +42,7 @@ class EngineLimits:
 
 
 class SampleRecorder:
-    """A policy that another one decides for; keeps what steps cost while `on`."""
+    """Wrapper of a policy that records the costs of steps while `on`."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -60,7 +60,7 @@ class SampleRecorder:
 
 @dataclass(slots=True)
 class CalibrationSweep:
-    """`core` must be idle. Its policy should start whoever fits, as `fifo` does."""
+    """Sweep over the steps of an idle `core`, whose policy should start every request that fits, as `fifo` does."""
 
     core: Core
     bounds: EngineLimits
@@ -71,7 +71,7 @@ class CalibrationSweep:
     _prefixes: list[list[int]] = field(init=False)
 
     def run(self) -> list[Sample]:
-        """All cells that fit, after one that only warms up. Raises `CalibrationError` if none does."""
+        """Measure all cells that fit, after one that only warms up. Raise `CalibrationError` if none fits."""
         self._rng = random.Random(self.seed)
         longest = self._prompt(max(self.grid.prefixes, default=0))
         self._prefixes = [longest[:length] for length in self.grid.prefixes]
@@ -96,7 +96,7 @@ class CalibrationSweep:
 
     @property
     def _growth(self) -> int:
-        """About how many tokens a request gets while a cell lasts; a prompt that passes by takes a step or two."""
+        """Estimate the tokens that a request gets while a cell lasts; a prompt takes a step or two of it."""
         beginnings = 2 + len(self.grid.prefixes)
         return (self.grid.repeats + 1) * (1 + 2 * beginnings * len(self.grid.prompts))
 
@@ -128,7 +128,7 @@ class CalibrationSweep:
             self.core.step()
 
     def _repeat(self, watch: SampleRecorder, act: Callable[[], object]) -> None:
-        """Once without notice: the first step of a kind also pays for what is kept for the next ones."""
+        """Run a step once without measuring it, because the first step of a kind also fills caches."""
         act()
         watch.on = True
         for _ in range(self.grid.repeats):
@@ -140,7 +140,7 @@ class CalibrationSweep:
         return length < self.bounds.max_model_len and held + length <= KV_SHARE * self.bounds.kv_tokens
 
     def _most(self, context: int) -> int:
-        """They are aborted, so they may have all that is left of the context."""
+        """Return the output limit of requests: all of the context, since they are aborted."""
         return min(self.bounds.max_model_len, self.bounds.kv_tokens) - context
 
     def _pass_by(self, beginning: list[int], length: int) -> None:
@@ -149,7 +149,7 @@ class CalibrationSweep:
 
     def _prompt(self, length: int) -> list[int]:
         vocab_size = self.bounds.vocab_size
-        first = FIRST_ID if vocab_size > FIRST_ID else 0
+        first = MIN_PROMPT_ID if vocab_size > MIN_PROMPT_ID else 0
         return [self._rng.randrange(first, vocab_size) for _ in range(length)]
 
     def _add(self, prompt_ids: list[int], max_tokens: int) -> str:

@@ -1,1 +1,1 @@
-"""How long a model's answer to a prompt will be: a small classifier on the CPU, for where requests are received."""
+"""Length predictor: a small CPU classifier that predicts output lengths from prompts."""

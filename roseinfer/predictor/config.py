@@ -1,4 +1,4 @@
-"""The options of `roseinfer train-predictor`."""
+"""Options of `roseinfer train-predictor`."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ READOUTS = ("mean", "mode")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """What it learns from, and how."""
+    """Options of the data and the training."""
 
     data: str | None = option(
         None,

@@ -1,4 +1,4 @@
-"""Prompts and the lengths of the answers to them, from JSON lines or from a recorded run."""
+"""Training data: prompts and the lengths of their answers, from JSON lines or a recorded run."""
 
 import json
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from typing import Any
 from roseinfer.core.errors import ConfigError
 from roseinfer.predictor.recorded import RecordedOutputs, is_recorded
 
-MOST_BAD = 0.1  # of the rows: more are no slips
-LEAST_ROWS = 50
-SHOWN = 3
+MAX_BAD_SHARE = 0.1  # of the rows
+MIN_ROWS = 50
+MAX_SHOWN = 3
 
 
 class BadRowError(ValueError):
-    """A row that says nothing; the message says why."""
+    """An unusable row; the message gives the reason."""
 
 
 @dataclass(slots=True)
@@ -40,12 +40,12 @@ class TrainingRows:
         self.cut.append(cut)
 
     def complaint(self) -> str:
-        """`3 rows left out: line 7: ...; ...`"""
-        more = f"; and {len(self.bad) - SHOWN} more" if len(self.bad) > SHOWN else ""
-        return f"{len(self.bad)} rows left out: {'; '.join(self.bad[:SHOWN])}{more}"
+        """Return a text such as `3 rows left out: line 7: ...; ...`."""
+        more = f"; and {len(self.bad) - MAX_SHOWN} more" if len(self.bad) > MAX_SHOWN else ""
+        return f"{len(self.bad)} rows left out: {'; '.join(self.bad[:MAX_SHOWN])}{more}"
 
     def remarks(self) -> list[str]:
-        """What a reader should know of the data, a sentence each."""
+        """Return remarks about the data, a sentence each."""
         found = [self.complaint()] if self.bad else []
         if self.left_out:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.left_out.items()))
@@ -56,9 +56,9 @@ class TrainingRows:
 
 
 def read_rows(path: str, encode: Callable[[str], list[int]], vocab_size: int | None = None) -> TrainingRows:
-    """Rows that say nothing are left out. Raises `ConfigError` if they are many, or too few are left.
+    """Read the usable rows. Raise `ConfigError` if many are unusable, or too few are left.
 
-    `encode` turns a prompt that is text into token ids; ids from `vocab_size` on are none of its.
+    `encode` turns a text prompt into token ids; ids of `vocab_size` or more make a row unusable.
     """
     found, recording = TrainingRows(), RecordedOutputs()
     try:
@@ -75,12 +75,12 @@ def read_rows(path: str, encode: Callable[[str], list[int]], vocab_size: int | N
 
 
 def _check(path: str, found: TrainingRows) -> None:
-    if len(found.bad) > MOST_BAD * (len(found) + len(found.bad)):
+    if len(found.bad) > MAX_BAD_SHARE * (len(found) + len(found.bad)):
         raise ConfigError(f"{path}: {found.complaint()}; of {len(found) + len(found.bad)}, that is too many")
     whole = len(found) - sum(found.cut)
-    if whole < LEAST_ROWS:
+    if whole < MIN_ROWS:
         remarks = "".join(f"; {remark}" for remark in found.remarks())
-        raise ConfigError(f"{path} has {whole} rows to learn from; {LEAST_ROWS} are needed at least{remarks}")
+        raise ConfigError(f"{path} has {whole} rows to learn from; {MIN_ROWS} are needed at least{remarks}")
 
 
 def _take(
@@ -118,7 +118,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _recorded(recording: RecordedOutputs, row: dict[str, Any]) -> tuple[list[int], int, bool]:
-    """Length 0: nothing has ended."""
+    """Return length 0: the output has not ended."""
     try:
         ended = recording.take(row)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""What a prompt looks like to the classifier: a bag of hashed token n-grams, and its length.
+"""Features of a prompt: a bag of hashed token n-grams, and its length.
 
 The head says what kind of task it is, the tail what is asked or how far a text has come; in between, which tokens
 occur. Each group has length 1 (Euclidean), so that long prompts do not shout.
@@ -33,7 +33,7 @@ class FeatureSpec:
 
 
 class FeatureBags(NamedTuple):
-    """Prompt i has the features `ids[offsets[i] : offsets[i + 1]]`, each with a weight."""
+    """Features of several prompts: prompt i has `ids[offsets[i] : offsets[i + 1]]`, each with a weight."""
 
     ids: Ids
     weights: Weights
@@ -71,20 +71,20 @@ def _features(prompt: Sequence[int], spec: FeatureSpec) -> tuple[Ids, Weights]:
 
 
 def _grams(tokens: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
-    """[len(tokens) - n + 1, n], none if there are fewer tokens."""
+    """Return n-grams [len(tokens) - n + 1, n]; none if there are fewer tokens."""
     if len(tokens) < n:
         return np.empty((0, n), dtype=np.uint64)
     return np.lib.stride_tricks.sliding_window_view(tokens, n)
 
 
 def _steps(length: int) -> NDArray[np.uint64]:
-    """Half octaves of the length, near which it lies: those next to each other share features."""
+    """Return the half octaves near a length, so that similar lengths share features."""
     at = round(2 * np.log2(length))
     return np.arange(at, at + 3, dtype=np.uint64)[:, None]
 
 
 def _hash(grams: NDArray[np.uint64], kind: int) -> NDArray[np.uint64]:
-    """[n] of [n, tokens]; wraps around."""
+    """Hash [n, tokens] to [n] with wrap-around arithmetic."""
     found = np.full(len(grams), kind + 1, dtype=np.uint64)
     for column in range(grams.shape[1]):
         found = (found ^ grams[:, column]) * _MIX

@@ -1,4 +1,4 @@
-"""How good predictions of output lengths are: the figures that SCORPIO gives for its predictor."""
+"""Metrics of length predictions: the figures that SCORPIO reports for its predictor."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class PredictionMetrics:
 
 
 def judge(predicted: ArrayLike, true: ArrayLike, width: float, buckets: int) -> PredictionMetrics:
-    """Both [n] in tokens."""
+    """Compute the metrics of predictions and lengths, both [n] in tokens."""
     guess, truth = np.asarray(predicted, dtype=np.float64), np.asarray(true, dtype=np.float64)
     off = np.abs(bucket_of(guess, width, buckets) - bucket_of(truth, width, buckets))
     return PredictionMetrics(
@@ -38,13 +38,13 @@ def judge(predicted: ArrayLike, true: ArrayLike, width: float, buckets: int) -> 
 
 
 def bucket_of(lengths: ArrayLike, width: float, buckets: int) -> NDArray[np.int64]:
-    """Bucket b holds the lengths above b * width up to (b + 1) * width; the last one all beyond."""
+    """Return the bucket of each length: b holds b * width < length <= (b + 1) * width, the last also longer ones."""
     found = np.ceil(np.asarray(lengths, dtype=np.float64) / width) - 1
     return np.clip(found, 0, buckets - 1).astype(np.int64)
 
 
 def kendall_tau(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """tau-b: pairs in the same order less those in opposite order, ties discounted; 0 if one never varies."""
+    """Return Kendall's tau-b, which discounts ties; 0 if one of the two never varies."""
     agree, differ_a, differ_b = 0, 0, 0
     for i in range(len(a) - 1):
         sign_a, sign_b = np.sign(a[i + 1 :] - a[i]), np.sign(b[i + 1 :] - b[i])

@@ -1,4 +1,4 @@
-"""The trained predictor: reads its file, and predicts with NumPy alone. A prompt takes well below a millisecond."""
+"""Trained predictor: reads its file and predicts with NumPy alone, in well under a millisecond per prompt."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class PredictorSettings:
 
 @dataclass(frozen=True, slots=True)
 class PredictorWeights:
-    """`table` [features, hidden], `bias` [hidden], `out` [buckets, hidden], `out_bias` [buckets]."""
+    """Weights: `table` [features, hidden], `bias` [hidden], `out` [buckets, hidden], `out_bias` [buckets]."""
 
     table: Floats
     bias: Floats
@@ -44,7 +44,7 @@ class PredictorWeights:
 
 
 class LengthPredictor:
-    """Immutable, so any number of threads may ask it."""
+    """Immutable predictor, which any number of threads may use."""
 
     def __init__(self, settings: PredictorSettings, weights: PredictorWeights) -> None:
         self.settings = settings
@@ -52,7 +52,7 @@ class LengthPredictor:
         self._middles = (np.arange(settings.buckets) + 0.5) * settings.width
 
     def predict(self, token_ids: Sequence[int]) -> int:
-        """Output tokens expected of a prompt, at least 1. Raises ValueError for an empty one."""
+        """Return the output tokens expected of a prompt, at least 1. Raise ValueError for an empty prompt."""
         return self.predict_batch([token_ids])[0]
 
     def predict_batch(self, prompts: Sequence[Sequence[int]]) -> list[int]:
@@ -61,13 +61,13 @@ class LengthPredictor:
         return [max(1, round(length)) for length in self.lengths(self.probabilities(prompts)).tolist()]
 
     def lengths(self, probabilities: Floats) -> NDArray[np.float64]:
-        """[n] in tokens, of [n, buckets]: what the setting `readout` says."""
+        """Read lengths [n] in tokens out of [n, buckets], as the setting `readout` says."""
         if self.settings.readout == "mode":
             return self._middles[probabilities.argmax(axis=1)]
         return probabilities @ self._middles
 
     def probabilities(self, prompts: Sequence[Sequence[int]]) -> Floats:
-        """[prompts, buckets]."""
+        """Return logits [prompts, buckets]."""
         if not all(len(prompt) for prompt in prompts):
             raise ValueError("a prompt is empty")
         bags, w = bags_of(prompts, self.settings.features), self.weights
@@ -78,7 +78,7 @@ class LengthPredictor:
         return shares
 
     def save(self, path: str) -> None:
-        """Raises `ConfigError` if the file cannot be written."""
+        """Write the predictor. Raise `ConfigError` if the file cannot be written."""
         tensors = {
             name: np.ascontiguousarray(getattr(self.weights, name)) for name in PredictorWeights.__dataclass_fields__
         }
@@ -90,7 +90,7 @@ class LengthPredictor:
 
     @classmethod
     def load(cls, path: str) -> "LengthPredictor":
-        """Raises `ConfigError` for a file that holds no predictor."""
+        """Read a predictor. Raise `ConfigError` for any other file."""
         if not Path(path).is_file():
             raise ConfigError(f"there is no file {path}")
         try:

@@ -18,7 +18,7 @@ def is_recorded(line: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FinishedOutput:
-    """An output and its prompt. `cut`: it would have gone on."""
+    """An output with its prompt. `cut`: it would have continued."""
 
     prompt: list[int]
     length: int
@@ -40,7 +40,7 @@ class RecordedOutputs:
         self._open: dict[str, _Open] = {}
 
     def take(self, line: dict[str, Any]) -> FinishedOutput | None:
-        """What ended with this line, if it says something. Raises KeyError, TypeError or ValueError for a wrong one."""
+        """Return the usable output that this line ended, if any. Raise KeyError, TypeError or ValueError if invalid."""
         if "request" in line:
             params = line["params"]
             self._open[line["request"]] = _Open(line["prompt_ids"], bool(params.get("ignore_eos")), int(line["n"]))
@@ -49,7 +49,7 @@ class RecordedOutputs:
         return None
 
     def close(self) -> None:
-        """No line is left."""
+        """Finish after the last line."""
         self.left_out["unfinished"] += sum(entry.left for entry in self._open.values())
         self._open.clear()
 

@@ -24,18 +24,18 @@ from roseinfer.predictor.features import FeatureBags, bags_of
 from roseinfer.predictor.metrics import PredictionMetrics, bucket_of, judge
 from roseinfer.predictor.model import LengthPredictor, PredictorSettings, PredictorWeights
 
-HIDDEN = 32
-BATCH = 32
-LEARNING_RATE = 1e-3
-DECAY = 0.05
-DROPOUT = 0.5  # of the features
-PATIENCE = 6  # epochs without a better one, after which none is expected
-BELL = 1.5  # standard deviation of the target, in buckets
+DEFAULT_HIDDEN = 32
+BATCH_ROWS = 32
+DEFAULT_LEARNING_RATE = 1e-3
+DEFAULT_WEIGHT_DECAY = 0.05
+DROPOUT_SHARE = 0.5  # of the features
+MAX_EPOCHS_WITHOUT_GAIN = 6  # epochs without a better one, after which none is expected
+DEFAULT_BELL_BUCKETS = 1.5  # standard deviation of the target, in buckets
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """`figures` by read-out, on the rows that were held out; `train_rows` were learnt from."""
+    """Result of a training. `figures`: by read-out, on the held-out rows. `train_rows`: rows used for training."""
 
     predictor: LengthPredictor
     figures: dict[str, PredictionMetrics]
@@ -44,7 +44,7 @@ class TrainingResult:
 
 
 class _Outputs(NamedTuple):
-    """`targets` [rows, buckets]: a bell, or for a row that was cut 1 for the buckets that are possible."""
+    """Return targets [rows, buckets]: a bell; for a row that was cut, 1 for each possible bucket."""
 
     bags: FeatureBags
     lengths: NDArray[np.float64]
@@ -60,7 +60,7 @@ class _Layers(NamedTuple):
 
 
 def train(rows: TrainingRows, config: TrainConfig, vocabulary: str = "") -> TrainingResult:
-    """Equal rows, options and thread counts give equal weights. `vocabulary`: fingerprint of the tokenizer's."""
+    """Train a predictor; equal rows, options and thread counts give equal weights. `vocabulary`: its fingerprint."""
     width = max(1, ceil((config.longest or max(rows.lengths)) / 100))
     settings = PredictorSettings(width=width, readout=config.readout, tokenizer=config.model, vocabulary=vocabulary)
     order = np.random.default_rng(config.seed).permutation(len(rows))
@@ -105,12 +105,12 @@ def _learn(
     generator = torch.Generator().manual_seed(config.seed)
     whole = learnt[~outputs.cut[learnt]]
     layers = _start(settings, outputs.targets[whole].mean(dim=0), generator)
-    optimizer = torch.optim.AdamW(layers, lr=LEARNING_RATE, weight_decay=DECAY)
+    optimizer = torch.optim.AdamW(layers, lr=DEFAULT_LEARNING_RATE, weight_decay=DEFAULT_WEIGHT_DECAY)
     best, best_error, best_epoch = _as_weights(layers), float("inf"), 0
     for epoch in range(1, config.epochs + 1):
         shuffled = learnt[torch.randperm(len(learnt), generator=generator).numpy()]
-        for first in range(0, len(shuffled), BATCH):
-            batch = shuffled[first : first + BATCH]
+        for first in range(0, len(shuffled), BATCH_ROWS):
+            batch = shuffled[first : first + BATCH_ROWS]
             loss = _loss(_logits(layers, outputs.bags.select(batch), generator), outputs, batch)
             optimizer.zero_grad()
             loss.backward()
@@ -119,20 +119,20 @@ def _learn(
         error = _error(layers, outputs, chosen_by, settings)
         if error < best_error:
             best, best_error, best_epoch = _as_weights(layers), error, epoch
-        elif epoch - best_epoch >= PATIENCE:
+        elif epoch - best_epoch >= MAX_EPOCHS_WITHOUT_GAIN:
             break
     return best, best_epoch
 
 
 def _loss(logits: Tensor, outputs: _Outputs, rows: NDArray[np.int64]) -> Tensor:
-    """Cross entropy with the bell; for a row that was cut, minus the logarithm of all that is possible."""
+    """Return cross entropy with the bell; for a row that was cut, minus the logarithm of all possible buckets."""
     logs, targets = logits.log_softmax(dim=1), outputs.targets[rows]
     possible = -(logs + targets.log()).logsumexp(dim=1)
     return torch.where(torch.from_numpy(outputs.cut[rows]), possible, -(targets * logs).sum(dim=1)).mean()
 
 
 def _error(layers: _Layers, outputs: _Outputs, rows: NDArray[np.int64], settings: PredictorSettings) -> float:
-    """Root mean square, tokens. A row that was cut is taken for as long as the prediction has it beyond the cut."""
+    """Return the root mean square error in tokens. A row that was cut counts as the prediction if that is longer."""
     middles = (torch.arange(settings.buckets) + 0.5) * settings.width
     with torch.no_grad():
         shares = _logits(layers, outputs.bags.select(rows)).softmax(dim=1)
@@ -143,24 +143,24 @@ def _error(layers: _Layers, outputs: _Outputs, rows: NDArray[np.int64], settings
 
 
 def _bells(buckets: NDArray[np.int64], count: int) -> Tensor:
-    """[rows, count]: targets."""
-    distance = (torch.arange(count)[None, :] - torch.from_numpy(buckets)[:, None]) / BELL
+    """Return targets [rows, count]."""
+    distance = (torch.arange(count)[None, :] - torch.from_numpy(buckets)[:, None]) / DEFAULT_BELL_BUCKETS
     return (-0.5 * distance**2).softmax(dim=1)
 
 
 def _start(settings: PredictorSettings, shares: Tensor, generator: torch.Generator) -> _Layers:
-    """Begins with saying how frequent each bucket is."""
-    table = 0.1 * torch.randn(settings.features.table, HIDDEN, generator=generator)
-    out = torch.randn(settings.buckets, HIDDEN, generator=generator) / HIDDEN**0.5
-    layers = _Layers(table, torch.full((HIDDEN,), 0.1), 0.1 * out, (shares + 1e-4).log())
+    """Initialise the bias with the frequency of each bucket."""
+    table = 0.1 * torch.randn(settings.features.table, DEFAULT_HIDDEN, generator=generator)
+    out = torch.randn(settings.buckets, DEFAULT_HIDDEN, generator=generator) / DEFAULT_HIDDEN**0.5
+    layers = _Layers(table, torch.full((DEFAULT_HIDDEN,), 0.1), 0.1 * out, (shares + 1e-4).log())
     return _Layers(*(layer.requires_grad_() for layer in layers))
 
 
 def _logits(layers: _Layers, bags: FeatureBags, dropout: torch.Generator | None = None) -> Tensor:
-    """[bags, buckets]."""
+    """Return logits [bags, buckets]."""
     weights = torch.from_numpy(bags.weights)
     if dropout is not None:
-        weights = weights * (torch.rand(len(weights), generator=dropout) >= DROPOUT) / (1 - DROPOUT)
+        weights = weights * (torch.rand(len(weights), generator=dropout) >= DROPOUT_SHARE) / (1 - DROPOUT_SHARE)
     ids, offsets = torch.from_numpy(bags.ids), torch.from_numpy(bags.offsets[:-1])
     summed = embedding_bag(ids, layers.table, offsets, mode="sum", per_sample_weights=weights)
     return (summed + layers.bias).relu() @ layers.out.T + layers.out_bias

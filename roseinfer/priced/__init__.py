@@ -1,1 +1,1 @@
-"""An engine without a model: its steps take as long as a cost model says. No torch."""
+"""Priced engine: an engine without a model, whose steps take the time that a cost model predicts. No torch."""

@@ -1,4 +1,4 @@
-"""From options and a model's folder to a priced runner. Of the model only its config and its tokenizer are read."""
+"""Construction of a priced runner from options and a model's folder, of which only config and tokenizer are read."""
 
 import re
 import time
@@ -18,11 +18,11 @@ from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.file import read_cost
 from roseinfer.text.tokenizer import Tokenizer
 
-# As many KV blocks as `roseinfer simulate` has by default: no memory says how many there are.
+# The default of `roseinfer simulate`, since there is no memory to measure.
 DEFAULT_BLOCKS = 8192
-# Where config.json has its context, by the kind of model.
+# Fields of config.json for the context length, by kind of model.
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
-# Options that mean nothing without a model: given another value they are refused.
+# Options without meaning for a priced engine; values other than the default are an error.
 _OF_MODELS = {
     ModelConfig: ("dtype", "quantization", "load_format", "attention_backend", "enforce_eager", "threads"),
     CacheConfig: ("kv_cache_memory_bytes", "kv_cache_dtype", "gpu_memory_utilization"),
@@ -30,19 +30,19 @@ _OF_MODELS = {
 }
 _LAYERS, _HEADS = ("num_hidden_layers", "n_layer"), ("num_attention_heads", "n_head")
 _WORD = re.compile(rb" [A-Za-z]{2,12}")
-_LEAST_WORDS = 64
+_MIN_WORDS = 64
 _CLOSERS = frozenset((b'"', b"}", b"]", b'"}', b'"]', b"}]", b"}}", b"]}", b">", b")"))
 
 
 def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> tuple[Runner, RunnerFacts]:
-    """Raises `ConfigError` naming the option that is wrong or means nothing here, `UnsupportedModelError`."""
+    """Build the runner. Raise `ConfigError` naming an invalid or meaningless option, or `UnsupportedModelError`."""
     started = time.monotonic()
-    refuse_options_of_models(config)
+    check_model_options(config)
     priced = config.priced
     if priced.cost is None:
-        raise ConfigError("cost: device priced needs a file with what steps cost, as `roseinfer calibrate` writes it")
+        raise ConfigError("cost: device priced needs a cost file, written by `roseinfer calibrate`")
     if len(priced.slow_list) > 1:
-        raise ConfigError(f"slow: {len(priced.slow_list)} factors were given for one engine")
+        raise ConfigError(f"slow: got {len(priced.slow_list)} factors for one engine")
     cost = read_cost(priced.cost)
     model = read_config(folder)
     blocks = config.cache.num_kv_blocks or DEFAULT_BLOCKS
@@ -75,34 +75,34 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
     return PricedRunner(drawn, machine, SleepingClock(), config.model.seed), facts
 
 
-def refuse_options_of_models(config: EngineConfig) -> None:
-    """Raises `ConfigError` for an option that would be ignored."""
+def check_model_options(config: EngineConfig) -> None:
+    """Raise `ConfigError` for an option that would be ignored."""
     for part in (config.model, config.cache, config.profile):
         for f in fields(part):
             if f.name in _OF_MODELS[type(part)] and getattr(part, f.name) != f.default:
-                raise ConfigError(f"{f.name} is of no use to device priced, which has no model")
+                raise ConfigError(f"{f.name} is not supported by device priced, which has no model")
 
 
 def read_vocabulary(folder: Path, size: int | None, eos_ids: tuple[int, ...]) -> DrawnVocabulary:
-    """Words of a tokenizer: tokens of letters behind a space if it has enough of them, else all that are printable.
+    """Read the words of a tokenizer: tokens of a space and letters, or all printable ones if these are too few.
 
-    `size`: of the model's vocabulary, the tokenizer's if it is not known. Raises `UnsupportedModelError`.
+    `size`: size of the model's vocabulary; by default the tokenizer's. Raise `UnsupportedModelError`.
     """
     tokenizer = Tokenizer.from_folder(folder)
     size = size or tokenizer.vocab_size
     never = tokenizer.special_ids | set(eos_ids)
     texts = {id: tokenizer.token_bytes(id) for id in range(min(size, tokenizer.vocab_size)) if id not in never}
     words = [id for id, text in texts.items() if _WORD.fullmatch(text)]
-    if len(words) < _LEAST_WORDS:
+    if len(words) < _MIN_WORDS:
         words = [id for id, text in texts.items() if text and text.decode("utf-8", "replace").isprintable()]
     if not words:
-        raise UnsupportedModelError(f"{folder}: no token of its tokenizer can be shown")
+        raise UnsupportedModelError(f"{folder}: the tokenizer has no printable token")
     closers = [id for id, text in texts.items() if text in _CLOSERS]
     return DrawnVocabulary(size, words, closers, eos_ids)
 
 
 def _found(model: dict[str, Any], *names: str) -> int | None:
-    """The first of these numbers that a config has; models of several kinds of input keep theirs in `text_config`."""
+    """Return the first of these numbers that a config has; multimodal models have them in `text_config`."""
     inner = model.get("text_config")
     for part in (model, inner if isinstance(inner, dict) else {}):
         for name in names:
@@ -113,7 +113,7 @@ def _found(model: dict[str, Any], *names: str) -> int | None:
 
 
 def _context(config: EngineConfig, model: dict[str, Any], cache_tokens: int) -> int:
-    """`max_model_len`, which may be more than the model could do, else the model's, as far as the cache holds it."""
+    """Return `max_model_len`, which may exceed the model's; by default the model's, bounded by the cache."""
     wanted = config.model.max_model_len
     if wanted is None:
         return min(_found(model, *_CONTEXTS) or cache_tokens, cache_tokens)
@@ -125,8 +125,9 @@ def _context(config: EngineConfig, model: dict[str, Any], cache_tokens: int) -> 
 
 
 def _host_blocks(cache: CacheConfig, model: dict[str, Any]) -> tuple[int, int]:
-    """KV blocks that `kv_offloading_size` holds of a model that keeps K and V in 16 bits, and the bytes of one; nothing
-    is taken.
+    """Return the KV blocks (K and V in 16 bits) that `kv_offloading_size` holds, and the bytes of one.
+
+    No memory is allocated.
     """
     if not cache.kv_offloading_size:
         return 0, 0
@@ -134,11 +135,12 @@ def _host_blocks(cache: CacheConfig, model: dict[str, Any]) -> tuple[int, int]:
     kv_heads, width = _found(model, "num_key_value_heads") or heads, _found(model, "hidden_size", "n_embd")
     head_dim = _found(model, "head_dim") or (width // heads if width and heads else None)
     if not (layers and kv_heads and head_dim):
-        raise ConfigError("kv_offloading_size: the model's config does not say how large a KV block is")
+        raise ConfigError("kv_offloading_size: the model's config lacks the size of a KV block")
     block_bytes = layers * 2 * cache.block_size * kv_heads * head_dim * 2
     blocks = int(cache.kv_offloading_size * 2**30) // block_bytes
     if not blocks:
-        raise ConfigError(f"kv_offloading_size is {cache.kv_offloading_size:g} GiB: no KV block of {block_bytes} bytes")
+        size = f"{cache.kv_offloading_size:g} GiB"
+        raise ConfigError(f"kv_offloading_size is {size}, less than a KV block of {block_bytes} bytes")
     return blocks, block_bytes
 
 

@@ -1,4 +1,4 @@
-"""A runner that has no model: the tokens of an output are drawn from the request's seed and prompt."""
+"""Drawn runner: a runner without a model, which draws the tokens of an output from the request's seed and prompt."""
 
 import zlib
 from array import array
@@ -11,14 +11,15 @@ from roseinfer.core.errors import NO_TOKEN_ALLOWED
 from roseinfer.core.plan import Admission, RowResult, StepLimits, StepPlan, StepResult, TokenMasks, new_row_result
 from roseinfer.core.runner import Capabilities
 
-# Words that are looked at for one that a mask allows, before all of the vocabulary is.
-_TRIES = 32
+# Words to try under a mask before searching the whole vocabulary.
+_MAX_TRIES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnVocabulary:
-    """`size` ids, of which `words` are drawn. `closers` are tried once an output that a mask constrains has its length:
-    they end strings, lists and the like. `eos_ids` end outputs.
+    """Vocabulary of `size` ids, of which `words` are drawn. `eos_ids` end outputs.
+
+    `closers` end strings, lists and the like. They are tried when a masked output has reached its length.
     """
 
     size: int
@@ -28,24 +29,24 @@ class DrawnVocabulary:
 
 
 def key_of(seed: int, prompt_ids: Sequence[int]) -> int:
-    """What a text is drawn from: 32 bits of seed and prompt. The same on every machine."""
+    """Return the 32-bit key of seed and prompt that a text is drawn from; it is the same on every machine."""
     return zlib.crc32(array("I", prompt_ids).tobytes(), zlib.crc32(seed.to_bytes(8, "little", signed=True)))
 
 
 def drawn_length(key: int, mean: float) -> int:
-    """Tokens of an output, its EOS included: geometric with this mean, by the inverse of its distribution function."""
+    """Return the tokens of an output, including its EOS: geometric with this mean, by inversion."""
     return length_of_draw(zlib.crc32(b"length", key), mean)
 
 
 def length_of_draw(bits: int, mean: float) -> int:
-    """Of a draw of 32 random bits; the smaller these, the longer."""
+    """Return the length for a draw of 32 random bits; smaller draws give longer outputs."""
     return 1 if mean <= 1 else 1 + int(log((bits + 0.5) / 2**32) / log(1 - 1 / mean))
 
 
 class _Seat:
-    """One output: token `index` of it depends on seed, prompt and index alone, unless the request forbids it.
+    """State of one output. Token `index` depends on seed, prompt and index only, unless the request forbids it.
 
-    What was sampled is kept only where sequences of tokens are forbidden, for nothing else looks back.
+    Sampled tokens are stored only if the request forbids sequences of tokens.
     """
 
     __slots__ = ("bad", "end_at", "eos", "key", "min_tokens", "outputs", "pool", "prompt_len", "stop_ids")
@@ -67,7 +68,7 @@ class _Seat:
 
     @property
     def free(self) -> bool:
-        """Whether every word may be drawn at every place."""
+        """True if every word may be drawn at every position."""
         return not self.bad and (self.min_tokens == 0 or not set(self.stop_ids) & set(self.pool))
 
     def forbids(self, token: int, index: int) -> bool:
@@ -79,14 +80,14 @@ class _Seat:
         return not ids or tuple(self.outputs[-len(ids) :]) == ids
 
     def in_order(self, index: int) -> Iterable[int]:
-        """The words, beginning with the one that is drawn."""
+        """Return the words, beginning with the drawn one."""
         pool, count = self.pool, len(self.pool)
         at = zlib.crc32(index.to_bytes(4, "little"), self.key)
         return (pool[(at + step) % count] for step in range(count))
 
 
 class _Mask:
-    """One line of a step's masks."""
+    """Mask of one row."""
 
     def __init__(self, words: "memoryview[int]", size: int) -> None:
         self._words = words
@@ -96,7 +97,7 @@ class _Mask:
         return token < self._size and bool(self._words[token >> 5] >> (token & 31) & 1)
 
     def allowed(self, near: int) -> Iterable[int]:
-        """All that it allows, beginning with those near a token."""
+        """Return all allowed tokens, beginning with those near a token."""
         count = len(self._words)
         for step in range(count):
             place = ((near >> 5) + step) % count
@@ -106,10 +107,10 @@ class _Mask:
 
 @dataclass(slots=True)
 class DrawnRunner:
-    """Texts are the same whatever the schedule: chunks, preemptions, steps in flight, and on whichever engine.
+    """Runner whose texts do not depend on the schedule (chunks, preemptions, steps in flight) or the engine.
 
-    It is a model that is certain of each token: temperature, top-k and the like, penalties and biases change nothing.
-    Output lengths have the mean `mean_len`. Raises nothing; a row for which no token is allowed has an error.
+    It is certain of each token, so temperature, top-k, penalties and biases have no effect. Output lengths have the
+    mean `mean_len`. A row for which no token is allowed has an error.
     """
 
     vocabulary: DrawnVocabulary
@@ -166,13 +167,13 @@ class DrawnRunner:
         }
 
     def _guided(self, name: str, own: _Seat, index: int, mask: _Mask) -> RowResult:
-        """The end once the output is long enough, and what leads to it; before, a drawn word; else whatever is allowed.
+        """Return EOS or a closer once the output is long enough, before that a drawn word, else any allowed token.
 
-        A guide knows better than `min_tokens` when an output is complete: that gives way if nothing else is left.
+        `min_tokens` is ignored if nothing else is allowed, because the guide knows when an output is complete.
         """
         over = index >= own.end_at
         wanted = [*(() if own.eos is None else (own.eos,)), *self.vocabulary.closers] if over else []
-        drawn = [token for token, _ in zip(own.in_order(index), range(_TRIES), strict=False)]
+        drawn = [token for token, _ in zip(own.in_order(index), range(_MAX_TRIES), strict=False)]
         any_word = own.pool is self.vocabulary.words
 
         def allowed() -> Iterator[int]:
@@ -185,10 +186,10 @@ class DrawnRunner:
         return result
 
     def _first(self, name: str, own: _Seat, index: int, tokens: Iterable[int]) -> RowResult:
-        """Of these the first that the request does not forbid."""
+        """Return the first token that the request does not forbid."""
         token = next((token for token in tokens if not own.forbids(token, index)), None)
         if token is None:
-            return RowResult(name, error=f"{NO_TOKEN_ALLOWED}what the request forbids leaves none")
+            return RowResult(name, error=f"{NO_TOKEN_ALLOWED}the request forbids all of them")
         if own.bad:
             own.outputs.append(token)
         return new_row_result((name, (token,), None, None, None))
@@ -197,4 +198,4 @@ class DrawnRunner:
         return self._results.pop(handle.step)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Do nothing: no resources are held."""

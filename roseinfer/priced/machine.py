@@ -1,4 +1,4 @@
-"""A machine as a cost model describes it, and a runner whose steps take as long as they would there."""
+"""Machine described by a cost model, and a runner whose steps take the machine's time."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -13,8 +13,9 @@ from roseinfer.sched.cost.params import CostParams, work_of
 
 @dataclass(frozen=True, slots=True)
 class PeriodicStalls:
-    """The machine stands still for `lasts_s` once in every `every_s`, the first time at a random moment of the first
-    period. A step that runs meanwhile takes so much longer, and one that would begin waits.
+    """Stalls of `lasts_s` seconds, once in every `every_s`; the first is at a random time in the first period.
+
+    A step that runs meanwhile takes that much longer, and one that would begin waits.
     """
 
     every_s: float
@@ -23,11 +24,10 @@ class PeriodicStalls:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What steps cost on it, and how much it holds.
+    """Costs of steps, and capacity. `noise`: a step takes 1 + |N(0, noise)| times its cost.
 
-    `noise`: a step takes 1 + |N(0, noise)| times what it costs. `slowdown`: (at_s, factor), in order: steps that begin
-    from that time on take so many times as long. `believed`: what policies are told of its cost; of noise, stalls and
-    slowdowns they are told nothing.
+    `slowdown`: pairs (at_s, factor) in order; steps that begin from that time on take `factor` times as long.
+    `believed`: costs that policies start from, without noise, stalls and slowdowns.
     """
 
     cost: CostParams = field(default_factory=CostParams)
@@ -42,7 +42,7 @@ class Machine:
     slowdown: tuple[tuple[float, float], ...] = ()
 
     def misjudged(self, factor: float) -> "Machine":
-        """This machine, `factor` times slower than policies are told."""
+        """Return this machine with policies that believe it to be `factor` times faster."""
         return replace(self, believed=self.cost.slower(1 / factor))
 
     @property
@@ -50,7 +50,7 @@ class Machine:
         return self.believed or self.cost
 
     def slowness(self, at_s: float) -> float:
-        """How many times as long as it costs a step takes that begins then."""
+        """Return the slowdown factor of a step that begins at `at_s`."""
         factor = 1.0
         for from_s, slower in self.slowdown:
             if at_s >= from_s:
@@ -59,7 +59,7 @@ class Machine:
 
 
 class PricedHandle(NamedTuple):
-    """A step on the machine: how long it takes there, when it is done, and what its loads and stores take of that."""
+    """Step on the machine: its duration, its end, and the times of its loads and stores."""
 
     inner: Any
     duration_s: float
@@ -69,10 +69,10 @@ class PricedHandle(NamedTuple):
 
 
 class PricedRunner(PassThrough):
-    """Another runner's steps, as long as the machine would need for them.
+    """Wrapper of a runner whose steps take the machine's time.
 
-    They run one after the other on a machine that is busy until `_free_s`; `collect` lets the clock
-    come to the step's end: a simulated one jumps there, a real one sleeps. Sampling is priced with the forward pass.
+    Steps run one after the other, and the machine is busy until `_free_s`. `collect` advances the clock to the step's
+    end: a simulated clock jumps, a real one sleeps. The price of a step includes sampling.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PricedRunner(PassThrough):
         return PricedHandle(self.inner.submit(plan), duration_s, self._free_s, loads_s, stores_s)
 
     def _stalled_s(self, stalls: PeriodicStalls, start_s: float, duration_s: float) -> float:
-        """How much longer a step takes for the stalls that it meets; also for one that it finds going on."""
+        """Return how much longer a step takes for the stalls that it meets, including one already in progress."""
         lost_s = 0.0
         while self._stall_s < start_s + duration_s + lost_s:
             lost_s += max(0.0, self._stall_s + stalls.lasts_s - max(start_s, self._stall_s))

@@ -121,13 +121,13 @@ def build(cost: str | None, **options: object):
     [
         ({"cost": None}, "cost: device priced needs a file"),
         ({"cost": "nowhere.json"}, "cannot read the cost model nowhere.json"),
-        ({"slow": "1,2"}, "slow: 2 factors were given for one engine"),
+        ({"slow": "1,2"}, "slow: got 2 factors for one engine"),
         ({"slow": "1,x"}, "slow: could not convert"),
         ({"slow": "0"}, "slow must be positive"),
         ({"noise": -1.0}, "noise must not be negative"),
         ({"mean_output_len": 0.5}, "mean_output_len must be 1 or more"),
         ({"max_model_len": 500, "num_kv_blocks": 10}, "the KV cache holds 160 tokens; raise num_kv_blocks"),
-        ({"dtype": "bfloat16"}, "dtype is of no use to device priced"),
+        ({"dtype": "bfloat16"}, "dtype is not supported by device priced"),
         ({"quantization": "fp8"}, "quantization is of no use"),
         ({"load_format": "dummy"}, "load_format is of no use"),
         ({"enforce_eager": True}, "enforce_eager is of no use"),
@@ -167,7 +167,7 @@ def test_blocks_in_host_memory_are_counted_and_priced(cost: str, tmp_path: Path)
     qwen = build(cost, model="Qwen/Qwen3-8B", kv_offloading_size=0.5)
     assert qwen.num_host_blocks == 2**29 // (36 * 2 * 16 * 8 * 128 * 2)
     assert build(cost).num_host_blocks == 0 == build(cost).load_s
-    with pytest.raises(ConfigError, match="no KV block of 49152 bytes"):
+    with pytest.raises(ConfigError, match="less than a KV block of 49152 bytes"):
         build(cost, kv_offloading_size=1e-9)
     folder = tmp_path / "other"
     folder.mkdir()
