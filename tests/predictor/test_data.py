@@ -5,7 +5,7 @@ import json
 import pytest
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.predictor.data import LEAST_ROWS, read_rows
+from roseinfer.predictor.data import MIN_ROWS, read_rows
 
 GOOD = {"prompt_token_ids": [5, 6], "output_len": 7}
 
@@ -21,8 +21,8 @@ def write(tmp_path, *lines: object) -> str:
 
 
 def test_prompts_as_text_or_ids(tmp_path) -> None:
-    rows = read_rows(write(tmp_path, *[GOOD] * LEAST_ROWS, "", {"prompt": "ab", "output_len": 1, "x": 0}), encode)
-    assert len(rows) == LEAST_ROWS + 1 and rows.bad == []
+    rows = read_rows(write(tmp_path, *[GOOD] * MIN_ROWS, "", {"prompt": "ab", "output_len": 1, "x": 0}), encode)
+    assert len(rows) == MIN_ROWS + 1 and rows.bad == []
     assert (rows.prompts[0], rows.lengths[0]) == ([5, 6], 7)
     assert (rows.prompts[-1], rows.lengths[-1]) == ([97, 98], 1)
 
@@ -44,8 +44,8 @@ def test_prompts_as_text_or_ids(tmp_path) -> None:
     ],
 )
 def test_a_bad_row_is_left_out_and_named(row: object, why: str, tmp_path) -> None:
-    rows = read_rows(write(tmp_path, GOOD, row, *[GOOD] * LEAST_ROWS), encode)
-    assert len(rows) == LEAST_ROWS + 1
+    rows = read_rows(write(tmp_path, GOOD, row, *[GOOD] * MIN_ROWS), encode)
+    assert len(rows) == MIN_ROWS + 1
     assert len(rows.bad) == 1 and rows.bad[0].startswith("line 2: ") and why in rows.bad[0]
     assert rows.complaint() == f"1 rows left out: {rows.bad[0]}"
 
@@ -57,7 +57,7 @@ def test_many_bad_rows_are_an_error_that_names_the_first(tmp_path) -> None:
 
 def test_too_few_rows_and_no_file(tmp_path) -> None:
     with pytest.raises(ConfigError, match="has 49 rows"):
-        read_rows(write(tmp_path, *[GOOD] * (LEAST_ROWS - 1)), encode)
+        read_rows(write(tmp_path, *[GOOD] * (MIN_ROWS - 1)), encode)
     with pytest.raises(ConfigError, match=r"nowhere\.jsonl"):
         read_rows("nowhere.jsonl", encode)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")

@@ -12,7 +12,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM
 from roseinfer.predictor.config import TrainConfig
-from roseinfer.predictor.data import LEAST_ROWS, TrainingRows, read_rows
+from roseinfer.predictor.data import MIN_ROWS, TrainingRows, read_rows
 from roseinfer.predictor.model import LengthPredictor
 from roseinfer.predictor.train import train
 
@@ -28,7 +28,7 @@ def end(name: str, tokens: int, reason: str = "stop") -> dict[str, Any]:
     return {"end": name, "tokens": tokens, "reason": reason, "ttft_s": 0.1, "latency_s": 1.0}
 
 
-def many(count: int = LEAST_ROWS) -> list[dict[str, Any]]:
+def many(count: int = MIN_ROWS) -> list[dict[str, Any]]:
     lines = [(request(f"m-{i}", [9, i]), end(f"m-{i}:0", 5)) for i in range(count)]
     return [line for pair in lines for line in pair]
 
@@ -53,7 +53,7 @@ def test_outputs_that_ended_by_themselves(tmp_path) -> None:
     assert rows.bad == [] and rows.left_out == {} and rows.remarks() == []
     pairs = list(zip(rows.prompts, rows.lengths, strict=True))
     assert pairs[:3] == [([3], 8), ([1, 2], 4), ([3], 9)], "each sample of a prompt is a row"
-    assert len(rows) == LEAST_ROWS + 3 and not any(rows.cut)
+    assert len(rows) == MIN_ROWS + 3 and not any(rows.cut)
 
 
 def test_what_is_left_out_is_counted_by_reason(tmp_path) -> None:
@@ -66,7 +66,7 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path) -> None:
     ]
     lines += [request("g", [1], ignore_eos=True), end("g:0", 50, "length"), end("d:0", 3, "error"), end("e:0", 0)]
     rows = read(tmp_path, *lines, *many())
-    assert len(rows) == LEAST_ROWS
+    assert len(rows) == MIN_ROWS
     expected = {"abort": 1, "rejected": 1, "timeout": 1, "ignore_eos": 1, "error": 1, "stop": 1, "unfinished": 1}
     assert rows.left_out == expected
     assert "1 abort, 1 error, 1 ignore_eos" in rows.remarks()[0]
@@ -74,8 +74,8 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path) -> None:
 
 def test_outputs_that_max_tokens_cut_are_marked(tmp_path) -> None:
     rows = read(tmp_path, request("a", [1]), end("a:0", 50, "length"), *many())
-    assert rows.cut == [True] + [False] * LEAST_ROWS and rows.lengths[0] == 50
-    assert rows.remarks() == [f"1 of {LEAST_ROWS + 1} outputs were cut by max_tokens: counted as longer"]
+    assert rows.cut == [True] + [False] * MIN_ROWS and rows.lengths[0] == 50
+    assert rows.remarks() == [f"1 of {MIN_ROWS + 1} outputs were cut by max_tokens: counted as longer"]
     row = {"prompt": "ab", "output_len": 50}
     rows = read(tmp_path, row | {"finish_reason": "length"}, row | {"finish_reason": "stop"}, row, *many())
     assert rows.cut[:3] == [True, False, False], "plain rows may say so too"
@@ -98,7 +98,7 @@ def test_rows_that_were_all_cut_are_none_to_learn_from(tmp_path) -> None:
 )
 def test_a_line_that_makes_no_sense_is_named(line: dict[str, Any], tmp_path) -> None:
     rows = read(tmp_path, line, *many())
-    assert len(rows) == LEAST_ROWS
+    assert len(rows) == MIN_ROWS
     assert len(rows.bad) == 1 and rows.bad[0].startswith("line 1: no line of a recorded run")
 
 
@@ -107,8 +107,8 @@ def test_token_ids_of_another_vocabulary(tmp_path) -> None:
         read(tmp_path, *[{"prompt_token_ids": [1, 4096], "output_len": 3}] * 60, vocab_size=4096)
     lines = [request("a", [5000]), end("a:0", 5), *many()]
     rows = read(tmp_path, *lines, vocab_size=4096)
-    assert len(rows) == LEAST_ROWS and "token id 5000" in rows.bad[0]
-    assert len(read(tmp_path, *lines)) == LEAST_ROWS + 1
+    assert len(rows) == MIN_ROWS and "token id 5000" in rows.bad[0]
+    assert len(read(tmp_path, *lines)) == MIN_ROWS + 1
 
 
 def test_cut_outputs_are_learnt_as_longer_than_that() -> None:

@@ -119,7 +119,7 @@ def build(cost: str | None, **options: object):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cost": None}, "cost: device priced needs a file"),
+        ({"cost": None}, "cost: device priced needs a cost file"),
         ({"cost": "nowhere.json"}, "cannot read the cost model nowhere.json"),
         ({"slow": "1,2"}, "slow: got 2 factors for one engine"),
         ({"slow": "1,x"}, "slow: could not convert"),
@@ -128,12 +128,12 @@ def build(cost: str | None, **options: object):
         ({"mean_output_len": 0.5}, "mean_output_len must be 1 or more"),
         ({"max_model_len": 500, "num_kv_blocks": 10}, "the KV cache holds 160 tokens; raise num_kv_blocks"),
         ({"dtype": "bfloat16"}, "dtype is not supported by device priced"),
-        ({"quantization": "fp8"}, "quantization is of no use"),
-        ({"load_format": "dummy"}, "load_format is of no use"),
-        ({"enforce_eager": True}, "enforce_eager is of no use"),
-        ({"threads": 2}, "threads is of no use"),
-        ({"kv_cache_memory_bytes": 10}, "kv_cache_memory_bytes is of no use"),
-        ({"profile": "somewhere"}, "profile is of no use"),
+        ({"quantization": "fp8"}, "quantization is not supported"),
+        ({"load_format": "dummy"}, "load_format is not supported"),
+        ({"enforce_eager": True}, "enforce_eager is not supported"),
+        ({"threads": 2}, "threads is not supported"),
+        ({"kv_cache_memory_bytes": 10}, "kv_cache_memory_bytes is not supported"),
+        ({"profile": "somewhere"}, "profile is not supported"),
     ],
 )
 def test_one_clear_line(cost: str, options: dict[str, object], message: str) -> None:
@@ -172,5 +172,5 @@ def test_blocks_in_host_memory_are_counted_and_priced(cost: str, tmp_path: Path)
     folder = tmp_path / "other"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["SomethingNew"], "vocab_size": 5000}))
-    with pytest.raises(ConfigError, match="kv_offloading_size: the model's config does not say"):
+    with pytest.raises(ConfigError, match="kv_offloading_size: the model's config lacks"):
         build(cost, model=str(folder), tokenizer="tiny", kv_offloading_size=0.5)

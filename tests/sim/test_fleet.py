@@ -249,8 +249,8 @@ def test_blocks_of_a_mooncake_trace_are_followed(tmp_path: Path) -> None:
         (["--replicas", "2", "--kill", "2@3"], "kill: 2@3: engines are 0 to 1"),
         (["--replicas", "2", "--kill", "1"], "kill must be ENGINE@SECONDS"),
         (["--autoscale", "3-2"], "autoscale must be LEAST-MOST"),
-        (["--autoscale", "1-2", "--slow", "1,2"], "autoscale does not go with --slow"),
-        (["--replicas", "2", "--replay", "x"], "replicas does not go with --replay"),
+        (["--autoscale", "1-2", "--slow", "1,2"], "autoscale and slow cannot be combined"),
+        (["--replicas", "2", "--replay", "x"], "replicas cannot be combined with --replay"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_by_name(

@@ -169,7 +169,7 @@ def small_load(number: int) -> tuple[list[Arrival], Machine]:
     return found, Machine(cost=cost, noise=noise, prefix_caching=False)
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", [*range(3), *(pytest.param(i, marks=pytest.mark.exhaustive) for i in range(3, 12))])
 def test_no_policy_beats_the_bound(number: int) -> None:
     arrivals, machine = small_load(number)
     bound = fluid_bound(arrivals, machine)
