@@ -205,7 +205,7 @@ PROMPTS = 'prompts = { law = "uniform", low = 3, high = 9 }'
         (
             "\n[classes.a]",
             "[machine]\nsetup = 'scorpio-8b'\nrow_us = 1\n[classes.a]",
-            "machine.row_us: the setup already sets",
+            "row_us: the setup already sets",
         ),
         ("\n[classes.a]", "[machine]\nnoise = -1\n[classes.a]", "machine.noise: must not be negative"),
         ("\n[classes.a]", "[machine]\nblock_size = 24\n[classes.a]", "machine.block_size: must be a power of two"),
