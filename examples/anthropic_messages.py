@@ -3,7 +3,7 @@
     roseinfer serve tiny
     python examples/anthropic_messages.py
 
-Any other chat model does better than the embedded one, which knows little but how to spell.
+Any chat model gives better answers than the embedded one, which is very small.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import anthropic
 from pydantic import BaseModel, Field
 
 FILM = "The film was great fun, five stars! Write that down as JSON with stars and mood."
-# Sampling fields, and those that Anthropic's API does not have.
+# Sampling fields, including some that Anthropic's API does not have.
 GREEDY = {"temperature": 0}
 
 
@@ -23,7 +23,7 @@ class Review(BaseModel):
 
 
 def weather(city: str, days: int) -> str:
-    """What the model may call."""
+    """Return a forecast; the model may call this."""
     return f"{city}: sun for {days} days"
 
 
@@ -45,7 +45,7 @@ def says(text: str) -> Any:
 
 
 def told(client: anthropic.Anthropic, model: str) -> str:
-    """Text as it comes."""
+    """Return the text that arrives in a stream."""
     with client.messages.stream(
         model=model, max_tokens=40, messages=[says("def fibonacci(")], extra_body=GREEDY
     ) as stream:
@@ -54,7 +54,7 @@ def told(client: anthropic.Anthropic, model: str) -> str:
 
 
 def parsed(client: anthropic.Anthropic, model: str) -> str:
-    """A pydantic model in, an instance of it out."""
+    """Pass a pydantic model and return an instance of it."""
     question = says(FILM)
     message = client.messages.parse(
         model=model, max_tokens=200, messages=[question], output_format=Review, extra_body=GREEDY
@@ -63,7 +63,7 @@ def parsed(client: anthropic.Anthropic, model: str) -> str:
 
 
 def answered(client: anthropic.Anthropic, model: str) -> list[str]:
-    """The model calls the tool, and answers with what it returns. Here it must call; `auto` leaves it the choice."""
+    """Let the model call the tool and answer with its result. The call is required here; `auto` leaves the choice."""
     messages = [says("What is the weather in Rome for the next 3 days?")]
     counted = client.messages.count_tokens(model=model, messages=messages, tools=[TOOL])
     lines = [f"prompt: {counted.input_tokens} tokens"]

@@ -3,8 +3,8 @@
     roseinfer serve tiny
     python examples/responses.py
 
-The server keeps no responses: a conversation is the list of items so far, sent again with each turn. Any other chat
-model does better than the embedded one, which knows little but how to spell.
+The server stores no responses: a conversation is the list of items so far, sent again with each turn. Any chat model
+gives better answers than the embedded one, which is very small.
 """
 
 import argparse
@@ -23,7 +23,7 @@ class Review(BaseModel):
 
 
 def weather(city: str, days: int) -> str:
-    """What the model may call."""
+    """Return a forecast; the model may call this."""
     return f"{city}: sun for {days} days"
 
 
@@ -42,20 +42,20 @@ TOOL: Any = {
 
 
 def told(client: openai.OpenAI, model: str) -> str:
-    """Text as it comes."""
+    """Return the text that arrives in a stream."""
     with client.responses.stream(model=model, input="def fibonacci(", max_output_tokens=40, temperature=0) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
     return f"text: {text!r}"
 
 
 def parsed(client: openai.OpenAI, model: str) -> str:
-    """A pydantic model in, an instance of it out."""
+    """Pass a pydantic model and return an instance of it."""
     response = client.responses.parse(model=model, input=FILM, text_format=Review, temperature=0)
     return f"parsed: {response.output_parsed!r}"
 
 
 def answered(client: openai.OpenAI, model: str) -> list[str]:
-    """The model calls the tool, and answers with what it returns. Here it must call; `auto` leaves it the choice."""
+    """Let the model call the tool and answer with its result. The call is required here; `auto` leaves the choice."""
     items: list[Any] = [{"role": "user", "content": "What is the weather in Rome for the next 3 days?"}]
     first = client.responses.create(
         model=model, input=items, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, temperature=0

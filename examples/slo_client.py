@@ -3,8 +3,8 @@
     roseinfer serve tiny
     python examples/slo_client.py --ttft-ms 200 --tpot-ms 20 "def fibonacci("
 
-The server answers within the objectives, or says at once that it cannot: a 429 with the code `slo_unattainable`, the
-first token's predicted time, and when to ask again. This client asks again a few times, unless waiting is no use.
+The server answers within the objectives, or rejects the request at once: a 429 with the code `slo_unattainable`, the
+first token's predicted time, and a time to retry. This client retries a few times, unless that is no use.
 """
 
 import argparse
@@ -18,7 +18,7 @@ Print = Callable[[str], None]
 
 
 def complete(client: openai.OpenAI, model: str, prompt: str, slo: dict[str, Any], show: Print) -> dict[str, Any] | None:
-    """Stream one completion; returns `usage.slo`: {"ttft_ms", "tpot_ms", "met"} as the server saw them."""
+    """Stream one completion. Return `usage.slo`: {"ttft_ms", "tpot_ms", "met"} as measured by the server."""
     stream = client.completions.create(
         model=model,
         prompt=prompt,
@@ -37,7 +37,7 @@ def complete(client: openai.OpenAI, model: str, prompt: str, slo: dict[str, Any]
 
 
 def with_patience(ask: Callable[[], Any], attempts: int, show: Print, sleep: Callable[[float], None]) -> Any:
-    """Ask again when the server says so. Raises the last refusal, and every other error."""
+    """Retry when the server says so. Raise the last rejection, and every other error."""
     for attempt in range(1, attempts + 1):
         try:
             return ask()
@@ -48,7 +48,7 @@ def with_patience(ask: Callable[[], Any], attempts: int, show: Print, sleep: Cal
             show(f"\nrefused: the first token would take {predicted} ms\n")
             headers = error.response.headers
             if headers.get("x-should-retry") == "false" or attempt == attempts:
-                raise  # not even an idle server could do it, or we have asked often enough
+                raise  # even an idle server could not do it, or there were enough attempts
             sleep(float(headers.get("retry-after", "1")))
     raise AssertionError("at least one attempt")
 
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tpot-ms", type=float, default=20.0)
     parser.add_argument("--attempts", type=int, default=3)
     args = parser.parse_args(argv)
-    # By default the package tries again by itself, without a word.
+    # By default the package retries silently.
     client = openai.OpenAI(base_url=args.url, api_key=args.api_key, max_retries=0)
     model = client.models.list().data[0].id
     slo = {"ttft_ms": args.ttft_ms, "tpot_ms": args.tpot_ms}

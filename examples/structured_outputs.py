@@ -3,7 +3,7 @@
     roseinfer serve tiny
     python examples/structured_outputs.py
 
-Any other chat model does better than the embedded one, which knows little but how to spell.
+Any chat model gives better answers than the embedded one, which is very small.
 """
 
 import argparse
@@ -24,7 +24,7 @@ class Review(BaseModel):
 
 
 def parsed(client: openai.OpenAI, model: str) -> str:
-    """A pydantic model in, an instance of it out."""
+    """Pass a pydantic model and return an instance of it."""
     done = client.chat.completions.parse(
         model=model, messages=MESSAGES, response_format=Review, max_tokens=300, temperature=0.7, seed=1
     )
@@ -34,7 +34,7 @@ def parsed(client: openai.OpenAI, model: str) -> str:
 
 
 def streamed(client: openai.OpenAI, model: str) -> str:
-    """The same, shown as it grows."""
+    """Show the same output while it arrives."""
     pieces = []
     with client.chat.completions.stream(
         model=model, messages=MESSAGES, response_format=Review, max_tokens=300, temperature=0.7, seed=2
@@ -54,7 +54,7 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 
 
 def constrained(client: openai.OpenAI, model: str) -> Iterator[str]:
-    """What OpenAI's API does not have goes into `extra_body`."""
+    """Use `extra_body` for fields that OpenAI's API does not have."""
     for name, constraint in CONSTRAINTS.items():
         done = client.chat.completions.create(
             model=model, messages=MESSAGES, max_tokens=60, seed=3, extra_body={"structured_outputs": constraint}

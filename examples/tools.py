@@ -3,8 +3,8 @@
     roseinfer serve tiny
     python examples/tools.py "What is the weather in Paris?"
 
-The embedded model calls a tool because it has to (`tool_choice="required"`), with arguments that make no sense; try it
-with a chat model that knows tools, and with `--choice auto`.
+The embedded model calls a tool because it must (`tool_choice="required"`), with meaningless arguments. Try a chat model
+that knows tools, and `--choice auto`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 
 class Weather(BaseModel):
-    """The weather in a city, now."""
+    """The current weather in a city."""
 
     city: Annotated[str, Field(max_length=30)]
     unit: Literal["celsius", "fahrenheit"]
@@ -45,7 +45,7 @@ FUNCTIONS: dict[str, tuple[type[BaseModel], Callable[[Any], dict[str, Any]]]] = 
 
 
 def call(name: str, arguments: str) -> str:
-    """What a tool says: its result, or what is wrong. The model may name a tool that there is not, or be cut off."""
+    """Return a tool's result or error. The model may name an unknown tool, or be cut off."""
     if name not in FUNCTIONS:
         return json.dumps({"error": f"there is no tool {name}"})
     model, function = FUNCTIONS[name]
@@ -56,7 +56,7 @@ def call(name: str, arguments: str) -> str:
 
 
 def streamed(client: openai.OpenAI, show: Callable[[str], None], **fields: Any) -> Any:
-    """A message, shown as it comes."""
+    """Return a message, and show it while it arrives."""
     with client.chat.completions.stream(**fields) as stream:
         for event in stream:
             if event.type == "content.delta":
@@ -67,7 +67,7 @@ def streamed(client: openai.OpenAI, show: Callable[[str], None], **fields: Any) 
 
 
 def converse(client: openai.OpenAI, model: str, question: str, choice: str, show: Callable[[str], None]) -> None:
-    """Until the model answers without calling a tool, at most three times. `choice` is that of the first."""
+    """Converse until the model answers without calling a tool, at most three times. `choice` is for the first turn."""
     tools = [openai.pydantic_function_tool(model, name=name) for name, (model, _) in FUNCTIONS.items()]
     messages: list[Any] = [{"role": "user", "content": question}]
     for turn in range(3):

@@ -1,1 +1,1 @@
-"""Where the time of a decoding step goes."""
+"""Breakdown of the time of a step."""

@@ -1,7 +1,6 @@
-"""Where the time of a step goes.
+"""Print the breakdown of the time of a step.
 
 python -m benchmarks.breakdown [MODEL] [--batch-size N ...] [--prompt-tokens N ...] [--input-len N] [--steps N]
-                               [engine options]
 """
 
 import sys
@@ -30,7 +29,7 @@ PROMPT_STEPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakdownConfig:
-    """What is measured, and against which limits."""
+    """Loads to measure, and limits to compare with."""
 
     input_len: int = option(32, "prompt tokens of each request")
     batch_size: tuple[int, ...] = option((8,), "requests at once; may be given several times (default: 8)")
@@ -52,7 +51,7 @@ class BreakdownConfig:
             raise ConfigError("prompt_tokens must be positive")
 
     def loads(self, seed: int) -> list["Load"]:
-        """Each batch alone; then the prompts, alone and beside each batch."""
+        """Return each batch alone; then the prompts, alone and with each batch."""
         from benchmarks.breakdown.loads import Load
 
         pairs = [(size, 0) for size in self.batch_size]
@@ -67,7 +66,7 @@ OPTIONS = OptionSet(Group(BreakdownConfig, "benchmark"), *ENGINE)
 
 
 def configure(parser: OptionParser) -> None:
-    """Everything is in OPTIONS."""
+    """Do nothing: all options are in OPTIONS."""
 
 
 def run(args: Namespace) -> int:
@@ -75,7 +74,7 @@ def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     config, engine = OPTIONS.build(BreakdownConfig, given), engine_config(OPTIONS, given)
     if engine.profile.profile is not None:
-        raise ConfigError("profile: a breakdown watches the engine as well, and only one can")
+        raise ConfigError("profile: cannot be combined with a breakdown, which observes the engine as well")
 
     from benchmarks.breakdown.report import as_json, as_text
     from roseinfer.bench.report import header, write_json
@@ -87,15 +86,15 @@ def run(args: Namespace) -> int:
     for found in break_down(config, engine.model, options):
         print(f"\n{as_text(found)}", flush=True)
         results.append(as_json(found))
-        if config.json:  # as far as it has come
+        if config.json:  # also after an interrupted run
             write_json(config.json, {"breakdown": results}, given)
     return 0
 
 
 def break_down(config: BreakdownConfig, model: ModelConfig, options: dict[str, Any]) -> Iterator["Breakdown"]:
-    """Measure each load. `options` are those of the engine.
+    """Measure each load. `options`: the engine's.
 
-    Raises what `LLM` raises, `UnsteadyError`, and `ConfigError` for options that it cannot follow.
+    Raise what `LLM` raises, `UnsteadyError`, and `ConfigError` for options that a breakdown does not support.
     """
     import torch
 
@@ -111,7 +110,7 @@ def break_down(config: BreakdownConfig, model: ModelConfig, options: dict[str, A
         torch.set_num_threads(model.threads)
     device = torch.device("cuda" if torch.cuda.is_available() and model.device != "cpu" else "cpu")
     if device.type == "cpu" and options.get("overlap"):
-        raise ConfigError("overlap: on a CPU steps then run in a thread of their own, where a breakdown cannot follow")
+        raise ConfigError("overlap: not supported on a CPU, where steps then run on a separate thread")
     bytes_s = config.peak_bandwidth and 1e9 * config.peak_bandwidth
     flops_s = config.peak_tflops and 1e12 * config.peak_tflops
     limits = measure_limits(device, bytes_s, flops_s)  # before the engine takes the memory

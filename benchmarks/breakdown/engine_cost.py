@@ -1,4 +1,4 @@
-"""What a step of a running engine reads and computes, from what the engine says of itself."""
+"""Bytes and operations of a running engine's step, from the engine's description."""
 
 import torch
 
@@ -10,10 +10,10 @@ _FP8, _INT8, _WIDENED = "fp8", "int8", "widened"
 
 
 def engine_cost(spec: ModelSpec, info: EngineInfo) -> ModelCost:
-    """Of the model of `spec` as the engine keeps it: weights and K/V in 16 bits or more, or in 8.
+    """Return the cost of the model of `spec` as the engine stores it: weights and K/V in at least 16 bits, or in 8.
 
-    Of the head only int8 makes one byte. Layers that a checkpoint leaves in 16 bits beside FP8 count as FP8, too.
-    Raises like `ModelCost.of`.
+    Only int8 stores the head in one byte. Layers that a checkpoint keeps in 16 bits beside FP8 count as FP8. Raise like
+    `ModelCost.of`.
     """
     itemsize = _itemsize(info.facts.dtype)
     narrow = info.facts.weights.startswith((_FP8, _INT8)) and not info.facts.weights.endswith(_WIDENED)

@@ -1,11 +1,11 @@
-"""What a kernel of a GPU, or an operator of torch on a CPU, does in a model: told from its name."""
+"""Kinds of GPU kernels and of torch's CPU operators, recognised by name."""
 
 import re
 from collections.abc import Iterable
 
 OTHER = "other"
-# The first kind whose pattern is found in the lower-case name. Order matters: flash attention is built on cutlass, and
-# the copy of an index is no index.
+# The first pattern found in the lower-case name decides. Order matters: flash attention is built on cutlass, and the
+# copy of an index is no index.
 _PATTERNS = (
     ("choice of experts", r"^_?(logits|route(_products|_choice)?|order|count|place)_kernel"),
     ("experts", r"experts|^_?(gate_up|down)_kernel"),
@@ -34,13 +34,13 @@ KINDS = (*(kind for kind, _ in _PATTERNS), OTHER)
 
 
 def kind_of(name: str) -> str:
-    """One of `KINDS`."""
+    """Return one of `KINDS`."""
     lowered = name.lower()
     return next((kind for kind, pattern in _PATTERNS if re.search(pattern, lowered)), OTHER)
 
 
 def by_kind(times: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Kind -> sum of the times of its names; every kind is there."""
+    """Return the sum of times by kind; every kind is present."""
     sums = dict.fromkeys(KINDS, 0.0)
     for name, seconds in times:
         sums[kind_of(name)] += seconds

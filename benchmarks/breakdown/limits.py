@@ -1,4 +1,4 @@
-"""What a device can do at most, measured quickly: bytes moved and matrix arithmetic per second."""
+"""Peak rates of a device, measured quickly: bytes moved and matrix arithmetic per second."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 from roseinfer.runner.timing import device_seconds
 
 REPEATS = 7
-# Runs that do not count: an idle GPU takes a while to raise its clocks.
+# Uncounted runs: an idle GPU takes a while to raise its clocks.
 WARM_UP_RUNS = {"cuda": 50, "cpu": 2}
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**26}
 MATRIX_SIZE = {"cuda": 8192, "cpu": 1024}
@@ -19,7 +19,7 @@ MATRIX_DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`bytes_s`: read and written by a copy. `flops_s`: of a product of large square matrices, in bf16 on a GPU."""
+    """Peak rates. bytes_s: read and written by a copy. flops_s: product of large square matrices, in bf16 on a GPU."""
 
     bytes_s: float
     flops_s: float
@@ -27,7 +27,7 @@ class Limits:
 
 @torch.inference_mode()
 def measure_limits(device: torch.device, bytes_s: float | None = None, flops_s: float | None = None) -> Limits:
-    """Medians of a few runs; what is given is not measured. Leaves no memory of the GPU in use."""
+    """Return medians of a few runs; given values are not measured. GPU memory is freed at the end."""
     limits = Limits(bytes_s or _copy_rate(device), flops_s or _product_rate(device))
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -42,14 +42,14 @@ def _copy_rate(device: torch.device) -> float:
 
 
 def _product_rate(device: torch.device) -> float:
-    """On random numbers: a GPU multiplies zeros faster."""
+    """Multiply random numbers, since a GPU multiplies zeros faster."""
     size = MATRIX_SIZE[device.type]
     left, right = (torch.randn(size, size, device=device).to(MATRIX_DTYPE[device.type]) for _ in range(2))
     return 2 * size**3 / _seconds(lambda: left @ right, device)
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Median of single runs."""
+    """Return the median of single runs."""
     for _ in range(WARM_UP_RUNS[device.type]):
         work()
     timed = device_seconds if device.type == "cuda" else _timed

@@ -1,4 +1,4 @@
-"""Steps to measure: a batch that decodes, or one beside which every step computes new prompts as well."""
+"""Steps to measure: a batch that decodes, alone or with new prompts in every step."""
 
 import math
 from collections.abc import Generator
@@ -12,17 +12,19 @@ from roseinfer.engine.llm import LLM
 from roseinfer.engine.messages import Add
 
 WARM_UP_STEPS = 16
-# Of steps with prompts, which take long and hardly vary.
+# Steps with prompts take long and hardly vary.
 WARM_UP_PROMPT_STEPS = 2
 SPARE_STEPS = 16
 _DECODING = "decoding"
-_APART = 1 << 20  # what seeds are made of is less
+_APART = 1 << 20  # larger than any part of a seed
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`batch_size` requests that decode behind prompts of `input_len` tokens, and `prompt_tokens` a step of new prompts
-    as long. `steps` are measured twice, without and with the profiler. Batches of the same seed are the same, and find
+    """Decoding requests after prompts, and new prompts in each step.
+
+    batch_size: decoding requests with prompts of `input_len` tokens. prompt_tokens: tokens of new prompts per step, of
+    the same length. steps: measured twice, without and with the profiler. Batches of the same seed are equal, and find
     their prompts cached.
     """
 
@@ -38,7 +40,7 @@ class Load:
 
     @property
     def prompts(self) -> list[int]:
-        """Lengths of the new prompts of a step."""
+        """Return the lengths of the new prompts of a step."""
         whole, rest = divmod(self.prompt_tokens, self.input_len)
         return [self.input_len] * whole + [rest] * (rest > 0)
 
@@ -48,20 +50,21 @@ class Load:
         return f"batch {self.batch_size}{prompts}"
 
     def is_met(self, plan: StepPlan) -> bool:
-        """Whether a step decodes the whole batch and computes whole new prompts."""
+        """Return True if a step decodes the whole batch and computes whole new prompts."""
         decoding = sum(row.count == 1 and is_decoding(row.request_id) for row in plan.rows)
         rows, tokens = self.batch_size + len(self.prompts), self.batch_size + self.prompt_tokens
         return (decoding, len(plan.rows), plan.num_tokens) == (self.batch_size, rows, tokens)
 
 
 def is_decoding(sequence: str) -> bool:
-    """Whether a row of a plan is one of the batch's."""
+    """Return True if a row of a plan belongs to the batch."""
     return sequence.startswith(_DECODING)
 
 
 def steps_of(llm: LLM, load: Load) -> Generator[None, None, None]:
-    """The engine's steps of `load`, one for each item, from the one on by which the whole batch has begun to decode: as
-    many as are measured, and those before. Fewer if the engine ends the batch.
+    """Run the engine's steps of `load`, one per item, once the whole batch decodes.
+
+    The items cover warm-up and measured steps; there are fewer if the engine ends the batch.
     """
     core, scheduler = llm.core, llm.core.scheduler.config
     prefills = math.ceil(load.batch_size * load.input_len / scheduler.max_num_batched_tokens)
@@ -93,7 +96,7 @@ def steps_of(llm: LLM, load: Load) -> Generator[None, None, None]:
 
 
 def _new_prompts(load: Load, vocab: int) -> list[list[list[int]]]:
-    """Those of each step, made before any: no load has them in common with another, or they would be cached."""
+    """Return the new prompts of each step, made in advance. No two loads share one, or it would be cached."""
     steps = range(load.warm_up + 2 * load.steps)
     seeds = [((load.seed * _APART + load.batch_size) * _APART + load.prompt_tokens) * _APART + step for step in steps]
     lengths = load.prompts

@@ -1,8 +1,8 @@
-"""Where the time of a step goes: host by phase, device by kind of kernel, and how near the device's limits.
+"""Measurement of a step: host by phase, device by kind of kernel, and its share of the device's limits.
 
-A batch of equal requests decodes in an engine of this process, perhaps with new prompts in every step. Host phases and
-the step's duration are measured over some steps without a profiler; then torch's profiler watches some more for the
-kernels, whose durations it hardly changes, while it slows the host down.
+A batch of equal requests decodes in an engine of this process, perhaps with new prompts in every step. Some steps
+without a profiler give host phases and the step's duration. Then torch's profiler watches some more for the kernels: it
+hardly changes their durations, but slows the host down.
 """
 
 import gc
@@ -28,17 +28,17 @@ from roseinfer.core.plan import StepPlan
 from roseinfer.engine.llm import LLM
 
 _OVER = object()
-# What a trace calls the work of a GPU.
+# A trace's categories of GPU work.
 DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class UnsteadyError(RoseinferError):
-    """The batch did not decode as a whole for as long as was needed."""
+    """The batch did not decode as a whole for long enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel (on a CPU: an operator, without those it calls): seconds and calls of one step.
+    """Seconds and calls of a kernel in one step. On a CPU: of an operator without the operators that it calls.
 
     See `device_events` for kernels that overlap.
     """
@@ -50,8 +50,10 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Seconds per step. `context`: mean of those that decode. `host` by phase, `device` by kind, `kernels` the longest
-    first; `work` of one step.
+    """Seconds per step.
+
+    context: mean of the decoding requests. host: by phase. device: by kind. kernels: the longest first. work: of one
+    step.
     """
 
     load: Load
@@ -69,7 +71,7 @@ class Breakdown:
 
     @property
     def bandwidth_share(self) -> float:
-        """Of the device's bandwidth that weights and K/V take over the whole step."""
+        """Share of the device's bandwidth that weights and K/V use over the whole step."""
         return self.work.bytes / self.step_s / self.limits.bytes_s
 
     @property
@@ -78,13 +80,13 @@ class Breakdown:
 
 
 class HostClock:
-    """A `StepObserver` that adds up the host's seconds in each phase, without those of the phases within it."""
+    """`StepObserver` that sums the host's seconds by phase, without those of nested phases."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Between steps only."""
+        """Reset the sums; call it between steps only."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.plans: list[StepPlan] = []
         self._inner = [0.0]
@@ -104,14 +106,14 @@ class HostClock:
         self.plans.append(plan)
 
     def step_ends(self, plan: StepPlan) -> None:
-        """Counted when it began."""
+        """Do nothing: a step counts when it begins."""
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Do nothing: there is nothing to close."""
 
 
 def measure(llm: LLM, clock: HostClock, load: Load, cost: ModelCost, limits: Limits) -> Breakdown:
-    """`llm` was made with `clock` as its observer. Raises `UnsteadyError` if the batch does not fit into a step."""
+    """Measure a load on `llm`, whose observer is `clock`. Raise `UnsteadyError` if the batch does not fit in a step."""
     steps = steps_of(llm, load)
     try:
         _advance(steps, load.warm_up)
@@ -151,7 +153,7 @@ def _chunks(plan: StepPlan, load: Load) -> list[Chunk]:
 
 
 def _host_phases(clock: HostClock, step_s: float, steps: int) -> dict[str, float]:
-    """Seconds per step; `rest` is what is left of the step: the loop itself."""
+    """Return seconds per step; `rest` is the remainder of the step, the loop itself."""
     spent = {phase: seconds / steps for phase, seconds in clock.seconds.items()}
     named = {
         "plan": spent.get("plan", 0.0),
@@ -167,7 +169,7 @@ def _host_phases(clock: HostClock, step_s: float, steps: int) -> dict[str, float
 def _profiled(steps: Any, count: int, *, on_cuda: bool) -> list[Kernel]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     if on_cuda:
-        torch.cuda.synchronize()  # a step in flight would be seen in part
+        torch.cuda.synchronize()  # a step in flight would be measured in part
     with profile(activities=activities) as profiler:
         _advance(steps, count)
         if on_cuda:
@@ -185,10 +187,10 @@ def _trace_kernels(profiler: profile) -> dict[str, tuple[float, int]]:
 
 
 def device_events(events: Sequence[dict[str, Any]]) -> dict[str, tuple[float, int]]:
-    """Name -> (seconds, calls) of a GPU's work in the events of a trace, which are in microseconds.
+    """Return seconds and calls of a GPU's work by name, from a trace's events in microseconds.
 
-    Of kernels that run at once, only the first to begin has the time: one that was started early, and waits for what it
-    reads, would count it twice. So the seconds add up to those in which the GPU works.
+    Of overlapping kernels only the first to begin gets the time. A kernel that starts early and waits for its input
+    would count it twice. So the seconds add up to the time in which the GPU works.
     """
     found: defaultdict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     over = 0.0
@@ -203,7 +205,7 @@ def device_events(events: Sequence[dict[str, Any]]) -> dict[str, tuple[float, in
 
 
 def _operators(profiler: profile) -> dict[str, tuple[float, int]]:
-    """The same of a CPU's operators, each without those that it calls."""
+    """Return the same for a CPU's operators, each without the operators that it calls."""
     return {
         average.key: (average.self_cpu_time_total * 1e-6, average.count)
         for average in profiler.key_averages()

@@ -1,4 +1,4 @@
-"""How a breakdown is printed and kept."""
+"""Text and JSON of a breakdown."""
 
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +12,7 @@ NAME_WIDTH = 90
 
 
 def start_as_text(info: EngineInfo) -> str:
-    """What the start of the engine took, and what it holds."""
+    """Return how long the engine's start took, and its sizes."""
     seconds = [f"{phase} {seconds:.1f}" for phase, seconds in info.facts.startup_s.items()]
     return (
         f"  started, seconds: {', '.join(seconds)}\n"
@@ -62,9 +62,9 @@ def _reached(found: Breakdown) -> str:
 
 
 def _rates(found: Breakdown) -> str:
-    """How fast the kinds of kernel that read and compute most do so, while they run."""
+    """Return the rates of the kinds of kernel that read and compute most, while they run."""
     work, rates = found.work, []
-    own = 1.0 if found.device["experts"] else 0.0  # whether experts have kernels of their own
+    own = 1.0 if found.device["experts"] else 0.0  # 1 if experts have their own kernels
     for kind, what, size, flops in (
         ("GEMM", "weights", work.weight_bytes - own * work.expert_bytes, work.linear_flops - own * work.expert_flops),
         ("experts", "weights", work.expert_bytes, work.expert_flops),

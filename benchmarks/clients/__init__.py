@@ -1,1 +1,1 @@
-"""Clients and agents as they are installed, each against a real server."""
+"""Installed clients and agents, each against a real server."""

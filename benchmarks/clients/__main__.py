@@ -1,4 +1,4 @@
-"""Run clients and agents against `roseinfer serve` and print what came of it.
+"""Run clients and agents against `roseinfer serve` and print the results.
 
 python -m benchmarks.clients                 the clients from PyPI
 python -m benchmarks.clients npm             the agents from npm
@@ -55,16 +55,16 @@ def run_agent(agent: Agent, folder: Path, server: Server) -> Row:
 
 
 def main_request(exchanges: list[Exchange]) -> list[Exchange]:
-    """Return the first request with the most tools: agents send others beside it, for a title say."""
+    """Return the first request with the most tools: agents also send smaller ones, for example for a title."""
     answered = [one for one in exchanges if one.is_answer and one.usage is not None]
     return [max(answered, key=lambda one: len((one.sent or {}).get("tools") or []))] if answered else []
 
 
 def cached_share(proxy: Proxy, first: Exchange, second: Exchange) -> float | None:
-    """Return how much of what two prompts have in common the second found in the cache, at least.
+    """Return the share of two prompts' common start that the second found in the cache, at least.
 
-    What they have in common is counted by the server: as the prompt of the second up to where it differs, with the few
-    tokens that begin an answer.
+    The server counts the common start: it is the second prompt up to the first difference, plus the few tokens that
+    begin an answer.
     """
     common = proxy.ask(second.path, shared_start(first.sent or {}, second.sent or {})).usage
     if common is None or second.usage is None:

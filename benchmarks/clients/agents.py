@@ -1,7 +1,7 @@
-"""Agents from npm: each as it is installed, configured only with the server's URL, key and model.
+"""Agents from npm, each as it is installed, configured only with the server's URL, key and model.
 
-An agent runs in an empty folder, may not write or execute, and is made to call one harmless tool. Nothing that random
-weights say can become another call: the proxy forbids the token that begins one.
+An agent runs in an empty folder, may not write or execute, and is made to call one harmless tool. Output of random
+weights cannot become another call, since the proxy forbids the token that begins one.
 """
 
 import json
@@ -30,14 +30,14 @@ class Command:
 
 
 class Agent:
-    """Base of agents that are run once per conversation. `tools`: those that are called, in a conversation each."""
+    """Base of agents that run once per conversation. `tools`: those that are called, one per conversation."""
 
     name: str
     package: str
     tools: tuple[str, ...]
 
     def arguments(self, place: Place) -> dict[str, Any]:
-        """Return the schema that stands in place of the tool's own, by tool, so that its arguments are not random."""
+        """Return the schema that replaces each tool's own, so that its arguments are not random."""
         raise NotImplementedError
 
     def configure(self, place: Place) -> None:
@@ -72,7 +72,7 @@ class Agent:
 
 
 class Codex(Agent):
-    # The second one is in a namespace, and says that there is no such agent.
+    # The second one is in a namespace, and answers that there is no such agent.
     name, package, tools = "codex", "@openai/codex", ("get_goal", "close_agent")
 
     def arguments(self, place: Place) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Codex(Agent):
 
 
 class ClaudeCode(Agent):
-    # By the second one it asks for tools that it does not send with every request.
+    # The second one requests tools that are not part of every request.
     name, package, tools = "claude-code", "@anthropic-ai/claude-code", ("Read", "ToolSearch")
 
     def arguments(self, place: Place) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class OpenCode(Agent):
             "models": {place.model: {"name": place.model}},
         }
         model = f"{PROVIDER}/{place.model}"
-        only_reads = {"*": "ask", "read": "allow"}  # nobody answers, so the rest is denied
+        only_reads = {"*": "ask", "read": "allow"}  # nobody answers questions, so the rest is denied
         config = {"provider": {PROVIDER: provider}, "model": model, "permission": only_reads, "autoupdate": False}
         (folder / "opencode.json").write_text(json.dumps(config))
 
@@ -159,7 +159,7 @@ class OpenCode(Agent):
 
 
 class AiSdk(Agent):
-    """Vercel's AI SDK is no agent but a library; a script takes its steps in one process."""
+    """Vercel's AI SDK, a library; a script runs its steps in one process."""
 
     name, package, tools = "ai-sdk", "ai", ("weather",)
 
@@ -170,7 +170,7 @@ class AiSdk(Agent):
         return (HELLO,)
 
     def command(self, binaries: Path, place: Place, prompt: str) -> Command:
-        # Node looks for packages from where the script lies.
+        # Node looks for packages in the script's folder.
         script = binaries.parent.parent / "ai_sdk.mjs"
         shutil.copy(NPM / "ai_sdk.mjs", script)
         return Command(["node", script], {"CLIENTS_URL": place.url, "CLIENTS_MODEL": place.model})
@@ -186,7 +186,7 @@ AGENTS: tuple[Agent, ...] = (Codex(), ClaudeCode(), OpenCode(), AiSdk())
 
 
 def install(folder: Path, upgrade: bool) -> None:
-    """Install all agents with npm if they are missing. Raises `InstallError`."""
+    """Install all agents with npm if they are missing. Raise `InstallError`."""
     target = folder / "npm"
     if (target / "installed").exists() and not upgrade:
         return

@@ -1,4 +1,4 @@
-"""Where a client runs: a temporary home and working folder, an environment without this machine's variables."""
+"""Environment of a client: a temporary home and working folder, without this machine's variables."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 
 TIMEOUT_S = 240.0
 NOTES = "notes.txt"
-# Nothing listens there: what a client sends to other hosts than the server fails at once.
+# Nothing listens there: requests to other hosts than the server fail at once.
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -18,7 +18,7 @@ class InstallError(Exception):
 
 
 def install_step(command: Sequence[str], folder: Path | None = None) -> str:
-    """Run a command that installs something, and return its output. Raises `InstallError`."""
+    """Run a command that installs something, and return its output. Raise `InstallError`."""
     try:
         return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
     except FileNotFoundError as error:
@@ -36,7 +36,7 @@ class Run:
 
 
 class Place:
-    """Use as a context manager. `home` and `work` exist inside; `work` holds one small file and nothing else.
+    """Context manager of a client's environment. `home` and `work` exist inside; `work` contains one small file.
 
     `url`: the server as clients see it, without a path. `model`: the name that it serves.
     """
@@ -57,7 +57,7 @@ class Place:
         self._temporary.cleanup()
 
     def run(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> Run:
-        """Run a command in `work` with these variables and no others but PATH, HOME, LANG and where not to connect."""
+        """Run a command in `work` with these variables and PATH, HOME, LANG and the proxy settings only."""
         proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), NOWHERE)
         exempt = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
         plain = {"PATH": os.environ["PATH"], "HOME": str(self.home), "LANG": "C.UTF-8"}

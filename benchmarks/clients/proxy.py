@@ -1,4 +1,4 @@
-"""Proxy on loopback that logs what a client sends and gets, and keeps the answers of random weights short.
+"""Proxy on loopback that logs requests and answers, and keeps the answers of random weights short.
 
 A model with random weights ends nothing and calls nothing by itself. So the proxy adds to each request what ends its
 answer after a few words. A user's text that says "call the tool NAME" is answered with a call of that tool. In chats, a
@@ -20,7 +20,7 @@ from benchmarks.clients.model import CALL_START, END
 from benchmarks.clients.wire import Json, Usage, api_of, events, failure
 
 ANSWER_TOKENS = 4
-ANSWER_WORD = "Ġreturn"  # how byte-level vocabularies write a space
+ANSWER_WORD = "Ġreturn"  # byte-level vocabularies write a space like this
 TIMEOUT_S = 300.0
 POLL_S = 0.02
 EXACT = re.compile(r"answer exactly this:\n(.*)\Z", re.IGNORECASE | re.DOTALL)
@@ -30,7 +30,7 @@ _HOP_HEADERS = {"host", "connection", "content-length", "transfer-encoding", "ac
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and its answer. `sent`: the body as the client wrote it, None if it is not JSON."""
+    """One request and its answer. `sent`: the client's original body, None if it is not JSON."""
 
     method: str
     path: str
@@ -51,11 +51,11 @@ class Exchange:
 
     @property
     def is_continuation(self) -> bool:
-        """True if the request brings a tool's result."""
+        """True if the request contains a tool's result."""
         return self.is_answer and api_of(self.path).turn(self.sent) is None
 
     def close(self) -> None:
-        """Read usage and errors out of the answer."""
+        """Extract usage and errors from the answer."""
         api = api_of(self.path)
         read = list(events(self.answer))
         for event in read:
@@ -69,8 +69,11 @@ class Exchange:
 
 
 class Shortener:
-    """What is added to a request so that its answer ends or calls a tool. `folder`: the model's. `arguments`: schemas
-    by tool in place of those that the client sends, for tools whose arguments must not be random."""
+    """Additions to a request that make its answer end or call a tool.
+
+    folder: the model's. arguments: schemas by tool that replace the client's, for tools whose arguments must not be
+    random.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.arguments: Mapping[str, Json] = {}
@@ -103,11 +106,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """Say nothing of clients that are gone."""
+        """Ignore clients that are gone."""
 
 
 class Proxy:
-    """Use as a context manager. `exchanges`: all so far, in order of arrival."""
+    """Context manager of the running proxy. `exchanges`: all so far, in order of arrival."""
 
     def __init__(self, upstream: str, shortener: Shortener) -> None:
         self.exchanges: list[Exchange] = []
@@ -138,7 +141,7 @@ class Proxy:
         self._server.server_close()
 
     def ask(self, path: str, body: Json) -> Exchange:
-        """Send a request of our own, which is not among the exchanges."""
+        """Send a request of our own, which is not recorded."""
         exchange = Exchange("POST", path, body)
         shortened = json.loads(json.dumps(body))
         self._shortener.rewrite(api_of(path), shortened)

@@ -1,4 +1,4 @@
-"""Clients from PyPI: each in an environment of its own, driven by its script in `pypi/`."""
+"""Clients from PyPI, each in a separate environment, driven by its script in `pypi/`."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ SCRIPTS = Path(__file__).parent / "pypi"
 
 @dataclass(frozen=True, slots=True)
 class PythonClient:
-    """`requirements`: what pip installs; the first is the package whose version counts."""
+    """Client and what pip installs for it: `requirements`, of which the first is the package whose version counts."""
 
     name: str
     requirements: tuple[str, ...]
@@ -22,7 +22,7 @@ class PythonClient:
         return SCRIPTS / f"use_{self.name.replace('-', '_')}.py"
 
     def install(self, folder: Path, upgrade: bool) -> None:
-        """Make the client's environment if it is missing. Raises `InstallError`."""
+        """Create the client's environment if it is missing. Raise `InstallError`."""
         environment = self._environment(folder)
         if (environment / "installed").exists() and not upgrade:
             return

@@ -1,4 +1,4 @@
-"""One row for each client, and the table of them."""
+"""Rows and table of the clients' results."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,11 @@ COLUMNS = ("client", "version", "turns", "tool round trips", "second prefix cach
 
 @dataclass(slots=True)
 class Row:
-    """`errors`: what the client reported itself. `cached`: share of a second conversation's prompt that was found in
-    the prefix cache, None if the client has no such conversation."""
+    """Result of a client. `errors`: reported by the client itself.
+
+    cached: share of a second conversation's prompt that was found in the prefix cache; None without such a
+    conversation.
+    """
 
     client: str
     version: str
@@ -30,7 +33,7 @@ class Row:
 
     @property
     def all_errors(self) -> list[str]:
-        """What the client reported, and failed requests that it did not report."""
+        """Errors that the client reported, and failed requests that it did not report."""
         failed = [(one, message) for one in self.exchanges for message in one.errors]
         reported = "\n".join(self.errors)
         unreported = ((one, message) for one, message in failed if message not in reported)

@@ -1,4 +1,4 @@
-"""What a request and its answer say, in each of the three APIs."""
+"""Contents of requests and answers in each of the three APIs."""
 
 import json
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ class Usage:
 
 
 class Api(Protocol):
-    """One API's way to write tools, turns and usage."""
+    """Notation of tools, turns and usage in one API."""
 
     def tools(self, body: Json) -> Iterator[tuple[str, Json]]:
         """Yield the name of each tool and the object that holds its schema."""
         ...
 
     def force(self, body: Json, name: str) -> None:
-        """Let the answer be a call of this tool."""
+        """Make the answer a call of this tool."""
         ...
 
     def constrained(self, body: Json) -> bool:
@@ -37,7 +37,7 @@ class Api(Protocol):
         ...
 
     def usage(self, event: Json) -> Usage | None:
-        """Return the usage that an answer or an event of a stream carries."""
+        """Return the usage in an answer or an event of a stream."""
         ...
 
 
@@ -125,7 +125,7 @@ APIS: dict[str, Any] = {"/chat/completions": Chat(), "/responses": Responses(), 
 
 
 def api_of(path: str) -> Any:
-    """Return the API whose answers this path asks for, None for other paths."""
+    """Return the API of this path, None for other paths."""
     route = path.partition("?")[0]
     return next((api for end, api in APIS.items() if route.endswith(end)), None)
 
@@ -142,12 +142,12 @@ def events(answer: str) -> Iterator[Json]:
             yield event
 
 
-# Refusals after which a client goes on another way, by the rules of its API.
+# Refusals after which a client continues in another way, by the rules of its API.
 NEGOTIATED_CODES = {"thread_unsupported_request"}
 
 
 def failure(event: Json) -> str | None:
-    """Return the error that an answer or an event carries, None also for one that is part of the protocol."""
+    """Return the error in an answer or an event; None also for one that is part of the protocol."""
     error = event.get("error") or (event.get("response") or {}).get("error")
     details = (error.get("details") if isinstance(error, dict) else None) or {}
     if not error or details.get("error_code") in NEGOTIATED_CODES:
@@ -156,7 +156,7 @@ def failure(event: Json) -> str | None:
 
 
 def shared_start(first: Json, second: Json) -> Json:
-    """Return the second body cut off where its conversation begins to differ from the first's, not to be streamed."""
+    """Return the second body up to the first difference of the conversations, without streaming."""
     key = "messages" if "messages" in second else "input"
     before, after = first[key], second[key]
     count = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))

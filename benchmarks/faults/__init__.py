@@ -1,1 +1,1 @@
-"""What the server does when something goes wrong, as a table. See `benchmarks.faults.__main__`."""
+"""Behaviour of the server under faults, as a table. See `benchmarks.faults.__main__`."""

@@ -1,10 +1,10 @@
-"""What the server does when something goes wrong: what was sent, what came back, what leaked.
+"""Measure how the server behaves under faults: what was sent, what came back, what leaked.
 
     python -m benchmarks.faults [--rounds 20] [--streams 32] [--bodies 20000] [--soak-minutes 10] [--only NAME ...]
 
-Starts servers of the embedded model on loopback, breaks them, and prints a table in Markdown with hardware, versions
-and seed. It ends by itself, after about as many minutes as the soak and the rounds take, and ends only its own
-processes. Linux only: what processes hold is read from /proc. Exit code 1 if something is not as it should be.
+Start servers of the embedded model on loopback, break them, and print a table in Markdown with hardware, versions and
+seed. The run takes about as many minutes as the soak and the rounds, and ends only its own processes. It needs Linux,
+since it reads /proc. Exit code 1 if something is wrong.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from benchmarks.faults.rows import CACHE, LONG, Plan, Row, told, while_streaming
 from benchmarks.faults.server import ServerUnderTest, until
 from roseinfer.bench.report import hardware, versions
 
-CUT = "taken next to nothing"  # what the log says of a client that is cut off
-# What may be answered when the server is full or the request's time is over.
+CUT = "taken next to nothing"  # the log's words about a client that is cut off
+# Proper answers of a full server, or after the request's deadline.
 PROPER_5XX = ("queue_full", "deadline_exceeded", "too_many_bodies")
 
 
@@ -167,7 +167,7 @@ async def slow_readers(plan: Plan) -> Row:
     options = ("--api-workers", "1", "--write-timeout", "3", "--max-num-queued-reqs", str(plan.streams), *CACHE)
     with ServerUnderTest(*options) as server:
         before = server.held()
-        # The log probabilities of the prompt, for each choice: more than the kernel keeps for a client.
+        # The prompt's log probabilities for each choice are more than the kernel buffers for a client.
         body = stream_body(100, n=4, logprobs=20, echo=True, prompt="x = 1\n" * 450)
         slow = [silent(server.port, request_bytes(body)) for _ in range(plan.streams // 2)]
         others = Streams(plan.streams // 4)
@@ -228,7 +228,7 @@ async def soak(plan: Plan) -> Row:
 
 
 async def cases(rng: random.Random, port: int, connection: Connection) -> str:
-    """A stream, an answer, a mutated body, or a client that leaves."""
+    """Send a stream, a request, a mutated body, or a request whose client leaves."""
     kind = rng.random()
     if kind < 0.4:
         streams = Streams(1)

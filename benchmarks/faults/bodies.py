@@ -1,4 +1,4 @@
-"""Request bodies that are wrong in some way, the same for the same seed."""
+"""Invalid request bodies, the same for the same seed."""
 
 import copy
 import json
@@ -41,7 +41,7 @@ FIELDS = (
 
 
 def mutated(rng: random.Random) -> tuple[str, bytes]:
-    """(path, body)."""
+    """Return path and body."""
     path, base = rng.choice(BASES)
     body = json.loads(json.dumps(base))
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
@@ -53,12 +53,12 @@ def mutated(rng: random.Random) -> tuple[str, bytes]:
 
 
 def _odd(rng: random.Random) -> Any:
-    """A copy: what is changed further must not be changed in the list."""
+    """Return a copy, since later changes must not reach the list."""
     return copy.deepcopy(rng.choice(ODD))
 
 
 def _change(rng: random.Random, body: dict[str, Any]) -> None:
-    """One value somewhere in the body, or a field more or less."""
+    """Change one value somewhere in the body, or add or remove a field."""
     kind = rng.randrange(4)
     if kind == 0:
         body[rng.choice(FIELDS)] = _odd(rng)
@@ -81,7 +81,7 @@ def _somewhere(rng: random.Random, value: Any) -> tuple[Any, Any]:
 
 
 def _damage(rng: random.Random, data: bytes) -> bytes:
-    """Bytes lost, added or changed."""
+    """Remove, add or change bytes."""
     at = rng.randrange(len(data))
     kind = rng.randrange(5)
     if kind == 0:

@@ -1,4 +1,4 @@
-"""A client that sees everything: how each stream and each answer ends, and when."""
+"""Client that records how each stream and each answer ends, and when."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def stream_body(tokens: int, **more: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Streams:
-    """Streams that run at the same time. `ends`: how each ended; `last_s`: when the last one did."""
+    """Concurrent streams. `ends`: how each ended; `last_s`: when the last one did."""
 
     count: int
     begun: int = 0
@@ -37,7 +37,7 @@ class Streams:
     all_begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, port: int, body: dict[str, Any]) -> None:
-        """Returns when all have ended."""
+        """Return when all have ended."""
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(self._stream(port, body) for _ in range(self.count)))
 
@@ -66,7 +66,7 @@ class Streams:
 
 
 def end_of(raw: bytes) -> str:
-    """How a stream ended: its finish reason if it is complete, the code of its error, or `cut`."""
+    """Return how a stream ended: its finish reason if it is complete, the code of its error, or `cut`."""
     if b"data: [DONE]" in raw:
         return b",".join(sorted(set(_FINISH.findall(raw)))).decode()
     found = _CODE.search(raw)
@@ -74,7 +74,7 @@ def end_of(raw: bytes) -> str:
 
 
 class Connection:
-    """One connection that is used again and again. `post` returns the status, 0 if there was no answer."""
+    """Reused connection. `post` returns the status, 0 if there was no answer."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -82,7 +82,7 @@ class Connection:
         self._writer: asyncio.StreamWriter | None = None
 
     async def post(self, data: bytes, path: str = "/v1/completions", header: str = HOST) -> tuple[int, str]:
-        """(status, code of the error)."""
+        """Return the status and the code of the error."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 if self._writer is None:
@@ -115,7 +115,7 @@ class Connection:
 
 
 def silent(port: int, data: bytes) -> socket.socket:
-    """A client with a small receive buffer that sends `data` and then does nothing."""
+    """Open a client with a small receive buffer that sends `data` and then does nothing."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", port))

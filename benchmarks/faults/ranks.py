@@ -1,4 +1,4 @@
-"""An engine of two processes that loses one of them, killed or stopped: the server starts the engine again."""
+"""Loss of one process of a two-process engine, killed or stopped: the server must restart the engine."""
 
 import os
 import signal

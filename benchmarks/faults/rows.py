@@ -1,4 +1,4 @@
-"""What every fault has: how much of it there is to be, a strike in the middle of streams, and a line of the table."""
+"""Common parts of faults: their amount, a strike in the middle of streams, and a line of the table."""
 
 import asyncio
 import time
@@ -10,12 +10,12 @@ from benchmarks.faults.client import Streams, stream_body
 from benchmarks.faults.server import ServerUnderTest
 
 CACHE = ("--num-kv-blocks", "400", "--max-num-seqs", "64")
-LONG = 1500  # tokens: no stream ends by itself before something happens to it
+LONG = 1500  # tokens: no stream ends by itself before the strike
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. `wrong`: what should not have been, empty if all is well."""
+    """One line of the table. `wrong`: what should not have happened, empty if all is well."""
 
     fault: str
     sent: str
@@ -40,7 +40,7 @@ def told(ends: Counter[str]) -> str:
 
 
 async def while_streaming(server: ServerUnderTest, streams: Streams, strike: Callable[[], None], tokens: int) -> float:
-    """Strike when all streams have begun; returns the seconds from then until the last of them has ended."""
+    """Strike when all streams have begun. Return the seconds from then until the last of them has ended."""
     running = asyncio.create_task(streams.run(server.port, stream_body(tokens)))
     async with asyncio.timeout(120):
         await streams.all_begun.wait()

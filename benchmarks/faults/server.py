@@ -1,4 +1,4 @@
-"""The server under test: the command as an operator runs it, its processes, and what they hold."""
+"""Server under test: the command as an operator runs it, its processes, and their resources."""
 
 import contextlib
 import http.client
@@ -20,8 +20,10 @@ GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cac
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a server and its processes hold at a moment. `places`: requests in it; `kv`: share of the blocks in use;
-    memory in MB, resident."""
+    """Resources of a server and its processes at a moment.
+
+    places: open requests. kv: share of the blocks in use. Memory is resident, in MB.
+    """
 
     processes: int
     descriptors: int
@@ -30,7 +32,7 @@ class Held:
     kv: float
 
     def beyond(self, before: "Held") -> str:
-        """What it holds more than `before`."""
+        """Return what exceeds `before`."""
         processes, descriptors = self.processes - before.processes, self.descriptors - before.descriptors
         return (
             f"processes {processes:+d}, descriptors {descriptors:+d}, places {self.places - before.places:+d}, "
@@ -39,13 +41,13 @@ class Held:
 
 
 class ServerUnderTest:
-    """Use as a context manager: up on entry; on exit nothing that it started is left, whatever happened to it."""
+    """Context manager of a running server. On exit, all that it started is gone, whatever happened to it."""
 
     def __init__(self, *options: str, environment: Mapping[str, str] | None = None) -> None:
-        """`environment`: variables that it gets beside ours."""
+        """`environment`: additional variables."""
         self._temporary = tempfile.TemporaryDirectory(prefix="faults-")
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed on exit
-        # Priced engines compute nothing, and refuse to be told how many threads to do that with; so do others' engines.
+        # Priced engines compute nothing and refuse a number of threads; so do engines of others.
         threads = [] if {"priced", "--engines"} & set(options) else ["--threads", "1"]
         command = [sys.executable, "-m", "roseinfer.cli", "serve", "--port", "0", *threads, *options]
         self.process = subprocess.Popen(
@@ -87,7 +89,7 @@ class ServerUnderTest:
 
     # --- processes ----------------------------------------------------------------------------------------------
     def processes(self) -> list[int]:
-        """The server's own, then those of engines and workers, then those of engines' other ranks."""
+        """Return the server's own process, then engines and workers, then the engines' other ranks."""
         mine, parents = self.process.pid, _parents()
         children = [pid for pid, parent in parents.items() if parent == mine]
         ranks = [pid for pid, parent in parents.items() if parent in children and _RANK in _command_line(pid)]
@@ -97,14 +99,14 @@ class ServerUnderTest:
         return self._running(_RANK)
 
     def without(self, pids: Sequence[int]) -> bool:
-        """Whether these are gone."""
+        """Return True if these processes are gone."""
         return not any(map(_is_ours, pids))
 
     def engine(self) -> int:
         return self.engines()[0]
 
     def engines(self) -> list[int]:
-        """In the order in which they were started."""
+        """Return the engines in the order in which they were started."""
         return self._running("roseinfer.engine.process")
 
     @property
@@ -118,18 +120,18 @@ class ServerUnderTest:
         return [pid for pid in self.processes() if f"-m {module}" in _command_line(pid)]
 
     def left(self) -> str:
-        """After its end: processes and files that are still there."""
+        """Return processes and files that remain after its end."""
         self._known.update(self.processes())
         until(lambda: not any(map(_is_ours, self._known)), 20.0)
         alive = sum(map(_is_ours, self._known))
         return f"processes {alive}, files {len(os.listdir(self._temporary.name))}"
 
     def remember(self) -> None:
-        """Its present processes, for `left`: once it is dead nobody knows whose they were."""
+        """Record its present processes for `left`: once it is dead, their parents are unknown."""
         self._known.update(self.processes())
 
     def end(self) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM and return the exit code."""
         self._known.update(self.processes())
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE_S)
@@ -140,7 +142,7 @@ class ServerUnderTest:
 
     # --- what it says and holds ---------------------------------------------------------------------------------
     def get(self, path: str) -> tuple[int, str]:
-        """(status, text) on a connection of its own; status 0 if there is no answer."""
+        """Return status and text on a separate connection; status 0 without an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.request("GET", path)
@@ -152,7 +154,7 @@ class ServerUnderTest:
             connection.close()
 
     def gauges(self) -> list[float]:
-        """Running, waiting, share of KV blocks in use."""
+        """Return running, waiting, and the share of KV blocks in use."""
         lines = self.get("/metrics")[1].splitlines()
         return [sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{")) for name in GAUGES]
 
@@ -160,12 +162,12 @@ class ServerUnderTest:
         return self.load() == 0 and self.gauges() == [0, 0, 0]
 
     def load(self) -> int:
-        """Requests in it; -1 if it does not say."""
+        """Return the open requests; -1 if the server does not report them."""
         text = self.get("/load")[1]
         return int(json.loads(text)["server_load"]) if text else -1
 
     def held(self) -> Held:
-        """When it is idle, or has had long enough to become so."""
+        """Return its resources once it is idle, or should be."""
         until(self.idle, 60.0)
         pids = self.processes()
         return Held(
@@ -178,7 +180,7 @@ class ServerUnderTest:
 
 
 def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
-    """Whether the condition came true in time."""
+    """Return True if the condition came true in time."""
     end_s = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > end_s:
@@ -196,7 +198,7 @@ def _read(path: Path) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """State, parent and what follows."""
+    """Return state, parent and the fields after them."""
     return _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
 
 
@@ -210,7 +212,7 @@ def _command_line(pid: int) -> str:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a process that was this server's still lives, and its number is not another's by now."""
+    """Return True if a process of this server still runs, and its number has not been reused."""
     stat = _stat(pid)
     return bool(stat) and stat[0] != "Z" and "roseinfer" in _command_line(pid)
 

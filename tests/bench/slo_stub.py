@@ -1,4 +1,4 @@
-"""A completions server that answers at once, by what a request carries."""
+"""Completions server that answers at once, as the request's content demands."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ REFUSAL = {
 
 
 class StubHandler(BaseHTTPRequestHandler):
-    """Answers by what a request carries; keeps what it was asked."""
+    """Answers as the request's content demands, and records requests."""
 
     asked: list[tuple[dict[str, Any], dict[str, str]]]
 
@@ -51,7 +51,7 @@ class StubHandler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Not on the test's standard error."""
+        """Keep the test's standard error clean."""
 
 
 class Stub(ThreadingHTTPServer):

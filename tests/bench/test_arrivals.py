@@ -1,4 +1,4 @@
-"""What an open-loop load sends."""
+"""Requests and arrival times of an open-loop load."""
 
 from itertools import pairwise
 
@@ -46,7 +46,7 @@ def test_evenly_spaced():
 
 @pytest.mark.parametrize(("options", "spread"), [({}, 1.0), ({"burstiness": 4.0}, 0.5), ({"burstiness": 0.25}, 2.0)])
 def test_random_gaps_have_the_mean_and_spread_they_should(options, spread):
-    """The gaps' standard deviation over their mean is 1 for Poisson, 1 / sqrt(shape) for gamma."""
+    """Check that the gaps' standard deviation over their mean is 1 for Poisson and 1 / sqrt(shape) for gamma."""
     workload = "gamma" if options else "poisson"
     times = [0.0] + [p.at_s for p in draw(OpenLoopConfig(num=4000, workload=workload, rate=8, in_len=1, **options))]
     gaps = [later - earlier for earlier, later in pairwise(times)]
@@ -65,7 +65,7 @@ def test_the_same_options_draw_the_same_and_others_other_prompts():
 
 
 def test_draws_stay_what_they_were():
-    """Figures measured with earlier draws can be compared with later ones."""
+    """Check fixed draws, so that figures measured earlier stay comparable."""
     nano = draw(OpenLoopConfig(num=256, in_min=100, in_len=1024, out_min=100, out_len=1024, procs=8))
     assert nano[0].prompt_ids[:4] == [10060, 4385, 22721, 6549]
     assert (len(nano[0].prompt_ids), nano[0].output_len) == (542, 113)

@@ -1,4 +1,4 @@
-"""Loads with objectives: what is sent, what is counted, against a server whose every answer is written here."""
+"""Loads with objectives: requests and counts, with a server whose answers are scripted."""
 
 import json
 from math import inf
@@ -18,7 +18,7 @@ from roseinfer.cli import main as cli
 from roseinfer.core.errors import ConfigError
 from tests.bench.slo_stub import REFUSAL, stub
 
-# No machine is so slow, and none so fast.
+# Limits beyond any machine's speed, in both directions.
 EVER, NEVER = 1000.0, 1e-9
 CLASSES = [
     {"name": "easy", "share": 3, "ttft": EVER, "tpot": EVER},
@@ -121,8 +121,8 @@ def outcome(number: int, name: str, chunks: list[float], tokens: int, **more: An
 def test_figures_by_hand() -> None:
     classes = [LoadClass("a", ttft_s=0.5, tpot_s=0.25, e2e_s=1.0), LoadClass("b", ttft_s=0.5)]
     outcomes = [
-        outcome(0, "a", [0.5, 0.6, 1.0], 3),  # as late as it may be
-        outcome(1, "a", [0.6, 1.2], 3),  # late in everything
+        outcome(0, "a", [0.5, 0.6, 1.0], 3),  # exactly at the limits
+        outcome(1, "a", [0.6, 1.2], 3),  # beyond both limits
         outcome(2, "b", [0.1, 9.0], 3),
         LoadOutcome(3, 5, 3, "b", due_s=3, start_s=3, end_s=4, status=503, error="full", code="queue_full"),
         LoadOutcome(4, 5, 3, "b", due_s=4, start_s=4, end_s=21, error="TimeoutError()"),

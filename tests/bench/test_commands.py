@@ -1,4 +1,4 @@
-"""The two commands from end to end with the embedded model, and what they refuse."""
+"""The two commands from end to end with the embedded model, and their refusals."""
 
 import json
 
@@ -33,7 +33,7 @@ LINES = [
 
 @pytest.fixture
 def starts(monkeypatch):
-    """The configs of the engines that were started."""
+    """Return a list of the configs of started engines."""
     started = []
     original = streaming_compare.start_engine
 
@@ -73,7 +73,7 @@ def test_hf_model_id_names_the_model(starts, capsys):
 
 
 def test_compare_an_option_of_the_engine(capsys, tmp_path, starts):
-    """Each counted run has an engine of its own, in the order A B B A."""
+    """Give each counted run its own engine, in the order A B B A."""
     file = tmp_path / "out.json"
     options = ["--compare", "prefill-admission-policy=fifo,pack", "--prefill-max-tokens", "16", "--warmup-runs", "0"]
     assert cli.main([*STREAMING, *options, "--repeat-runs", "2", "--json", str(file)]) == 0
@@ -139,7 +139,7 @@ def test_a_prompt_beyond_the_context(capsys):
 
 
 class Out(list):
-    """A stream that is a terminal, or not."""
+    """Stream that is a terminal or not."""
 
     def __init__(self, terminal: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`bench compare`: figures of saved results, ours and those of others."""
+"""`bench compare` with saved results of ours and of other servers."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Prompts of every dataset, by a tokenizer whose every token is a byte."""
+"""Prompts of every dataset, with a tokenizer whose tokens are bytes."""
 
 import json
 import random
@@ -15,7 +15,9 @@ from roseinfer.core.errors import ConfigError
 
 
 class Bytes:
-    """Ids are bytes; two equal letters make one token, as merges do: not every list of ids comes back."""
+    """Codec whose ids are bytes. Two equal letters merge into one token, so some lists of ids do not survive a round
+    trip.
+    """
 
     name = "bytes"
     added = 1

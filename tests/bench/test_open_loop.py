@@ -1,4 +1,4 @@
-"""The open-loop client: its figures on a server whose every byte, and a clock whose every reading, is written here."""
+"""Figures of the open-loop client, with scripted server bytes and clock readings."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ READINGS_BEFORE_A_PIECE = 3
 
 
 class WrittenClock:
-    """Gives the readings that were written down, one after the other."""
+    """Clock with scripted readings."""
 
     def __init__(self, readings: Sequence[float]) -> None:
         self._readings = list(readings)
@@ -39,7 +39,9 @@ class WrittenClock:
 
 @dataclass
 class CannedServer:
-    """Answers one request with these bytes; a piece goes out once the client has stamped the one before it."""
+    """Answers one request with given bytes; sends each piece once the client has read the clock for the
+    previous one.
+    """
 
     status: str
     pieces: Sequence[bytes]
@@ -79,7 +81,7 @@ def usage(tokens: int) -> bytes:
 
 
 def test_figures_of_one_request():
-    """Two chunks read at once, one cut in two, merged tokens, a comment, the usage, the end."""
+    """Use two chunks in one read, a split chunk, merged tokens, a comment, the usage and the end."""
     cut = token("c", "length")
     pieces = [token("a") + token("b"), b": hi\n\n" + cut[:9], cut[9:] + usage(7), b"data: [DONE]\n\n"]
     outcome, body = asyncio.run(send("200 OK", pieces, [100, 100, 100.5, 101, 101.5, 102, 103, 104]))
@@ -117,7 +119,7 @@ def test_a_stream_that_is_cut_has_failed_however_politely(pieces, error):
 
 
 def test_tokens_of_a_chunk_are_counted_where_the_server_counts_them():
-    """A chunk of two tokens after 3 s is two gaps of 1.5 s."""
+    """Count a chunk of two tokens after 3 s as two gaps of 1.5 s."""
 
     def chunk(tokens: int, reason: str | None = None) -> bytes:
         content = {"choices": [{"text": "x", "finish_reason": reason}], "usage": {"completion_tokens": tokens}}
@@ -129,7 +131,7 @@ def test_tokens_of_a_chunk_are_counted_where_the_server_counts_them():
 
 
 def test_an_end_without_a_token_is_no_chunk():
-    """Unless it is one by the server's count: a token may have no text."""
+    """Make an exception if the server counts a token, which may have no text."""
     pieces = [token("a"), token("b"), token("", "length")]
     for tokens, chunks in ((2, [1, 2]), (3, [1, 2, 3])):
         ended = [*pieces, usage(tokens), b"data: [DONE]\n\n"]
@@ -250,7 +252,7 @@ def test_a_share_of_the_requests_follows_a_schema_and_the_others_are_the_same(ca
 
 
 def test_an_interrupt_ends_the_load_and_says_nothing():
-    """At a terminal, where the client processes get it too."""
+    """Interrupt as at a terminal, where the client processes get the signal as well."""
     with stub() as (url, asked):
         load = ("--workload", "uniform", "--rate", "20", "--num", "2000", "--procs", "2")
         with PseudoTerminal("bench", "serve", "--url", url, *load) as terminal:

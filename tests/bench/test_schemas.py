@@ -1,4 +1,4 @@
-"""Schemas of loads: who has one, and that no output is complete before it has its tokens."""
+"""Schemas of loads: which requests have one, and no output that ends before it has its tokens."""
 
 import json
 import random
@@ -19,7 +19,7 @@ def test_a_share_of_the_requests_is_constrained_and_they_lie_evenly(share: float
 
 @pytest.mark.parametrize("number", range(4))
 def test_no_document_is_complete_before_the_output_has_its_tokens(number: int) -> None:
-    """Tokens are drawn from what is allowed, the longest half as likely as all others together."""
+    """Draw allowed tokens, the longest with the probability of all others together divided by two."""
     most, rng = 60, random.Random(number)
     grammar = json.dumps({"grammars": [{"json_schema": endless_schema(number, most)}]})
     tokens = tiny_tokens()

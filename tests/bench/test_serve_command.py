@@ -29,7 +29,7 @@ def bench(live: LiveServer, *argv: str) -> int:
 
 
 def test_random_texts_and_the_files_of_vllm(live, tmp_path, capsys):
-    """All requests at once, lengths exact by the server's own tokenizer."""
+    """Send all requests at once, with exact lengths by the server's tokenizer."""
     live.call(live.engine.reset)
     options = ["--save-result", "--result-dir", str(tmp_path), "--metadata", "tp=1", "gpu=none", "--seed", "3"]
     assert (
@@ -79,7 +79,7 @@ def test_chats_one_at_a_time_with_probes(live, tmp_path, capsys):
 
 
 def test_a_stream_that_is_cut_off_has_failed(tmp_path, capsys):
-    """The stub gives every request one token less than it says, or refuses: by name."""
+    """Use the stub, which gives every request one token less than it claims, or refuses it by name."""
     classes = tmp_path / "classes.json"
     kinds = [{"name": "cut", "body": {"kind": "broken"}}, {"name": "no", "headers": {"x-slo-ttft-ms": "500"}}]
     classes.write_text(json.dumps(kinds))

@@ -1,4 +1,4 @@
-"""The table and the JSON of `bench serve`, by hand: those that users of `vllm bench serve` know."""
+"""Table and JSON of `bench serve`, compared with those of `vllm bench serve`."""
 
 import json
 
@@ -54,7 +54,7 @@ ASKED = {"max_concurrency": 64, "request_rate": 10.0}
 
 
 def test_the_table_is_that_of_vllm():
-    """A request of one token keeps a limit of TPOT, and has none in the mean."""
+    """Check a request of one token, which meets any limit of TPOT and does not count in its mean."""
     report = ResultConfig(goodput=("ttft:1500", "tpot:700"))
     assert as_table({**ASKED, **result(OUTCOMES, report)}, report) == TABLE
 

@@ -1,4 +1,4 @@
-"""How requests are sent and read: over a stand-in for the engine, and over the embedded model."""
+"""Sending and reading of requests, with a fake engine and with the embedded model."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ TIMES = RequestTimes(arrival_s=10.0, scheduled_s=10.5, first_token_s=11.0, finis
 
 
 class StandIn:
-    """Answers each request with one token at a time; `events` tells what happened in which order."""
+    """Fake engine that answers one token at a time; `events` lists what happened in order."""
 
     def __init__(self, tokens: int = 2, most_live: int = 100, refuse: int | None = None) -> None:
         self.events: list[tuple[str, str]] = []
@@ -55,7 +55,7 @@ class StandIn:
 
 
 class Words:
-    """A tokenizer: the lengths of the words."""
+    """Tokenizer whose ids are the lengths of the words."""
 
     def encode(self, text: str) -> list[int]:
         return [len(word) for word in text.split()]
@@ -103,7 +103,7 @@ def test_readers_run_between_arrivals():
 
 @pytest.mark.parametrize(("schedule", "sleeps"), [("absolute", [0.0, 0.0, 0.0]), ("relative", [0.01, 0.01, 0.01])])
 def test_a_late_arrival_shifts_the_next_one_only_on_a_relative_schedule(schedule, sleeps, monkeypatch):
-    """Adding takes 15 ms here, with 10 ms between arrivals."""
+    """Let adding take 15 ms, with 10 ms between arrivals."""
     clock, slept, real_sleep = SimpleNamespace(now=100.0), [], asyncio.sleep
     here = threading.get_ident()
 
@@ -205,7 +205,7 @@ def test_runs_start_with_nothing_in_the_prefix_cache():
         tokenizer = load_tokenizer(config.model)
         engine = await start_engine(config, tokenizer, in_process=True)
         counted = []
-        pair = {"prompt_repeats": "40", "num_requests": 2}  # with one seat: one after the other
+        pair = {"prompt_repeats": "40", "num_requests": 2}  # one after the other, since there is one seat
         try:
             for name, options in (
                 ("alone", {"prompt_repeats": "40", "num_requests": 1}),
@@ -226,7 +226,7 @@ def test_runs_start_with_nothing_in_the_prefix_cache():
 
 
 def test_times_are_those_of_the_reader():
-    """Not of the engine: a reader that is kept from reading sees its tokens late, and in one chunk."""
+    """Delay a reader: it sees its tokens late and in one chunk, whatever the engine's times."""
 
     class Late(StandIn):
         async def _stream(self, name: str) -> AsyncIterator[SequenceChunk]:

@@ -104,7 +104,9 @@ def test_command(capsys, tmp_path):
 )
 def test_bytes_of_what_the_engine_keeps(info, layer, head, kv):
     spec = read_model_spec(model_folder(ModelConfig(model="tiny")))
-    cost, plain = engine_cost(spec, SimpleNamespace(**info)), ModelCost.of(spec, 1)
+    facts = SimpleNamespace(dtype=info["dtype"], weights=info["weights"])
+    described = SimpleNamespace(facts=facts, kv_cache=info["kv_cache"])
+    cost, plain = engine_cost(spec, described), ModelCost.of(spec, 1)
     assert (cost.weight_itemsize, cost.head_itemsize) == (layer, head)
     assert cost.kv_token_bytes == kv * plain.kv_token_bytes
 

@@ -1,4 +1,4 @@
-"""examples/slo_client.py, as a user runs it."""
+"""examples/slo_client.py, run as by a user."""
 
 import importlib.util
 from pathlib import Path
@@ -48,7 +48,7 @@ def refusal(code: str, **headers: str) -> openai.RateLimitError:
 
 
 class Server:
-    """Refuses a few times, then answers."""
+    """Fake of the client: it refuses a few times, then answers."""
 
     def __init__(self, *refusals: openai.RateLimitError) -> None:
         self.refusals = list(refusals)

@@ -1,6 +1,6 @@
-"""What the clients' scripts have in common: where the server is, a tool, and a report of each step on a line.
+"""Common parts of the clients' scripts: the server's address, a tool, and a report of each step on a line.
 
-Needs nothing but Python: each script runs in the environment of its client.
+Only Python itself is needed, since each script runs in the environment of its client.
 """
 
 import json
@@ -31,7 +31,7 @@ def weather(city: str) -> str:
 
 
 def run(*steps: Step) -> None:
-    """Run each step, even after one that failed, and print for each what it was called and its error."""
+    """Run each step, even after a failed one, and print its name and error."""
     for step in steps:
         error = None
         try:

@@ -30,7 +30,7 @@ EDIT = f"{FILE}\n```\nBuy bread.\n```"
 
 
 def aider(prompt: str, *arguments: str) -> str:
-    """Return what the file holds afterwards."""
+    """Return the file's content after the edit."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILE
         path.write_text("Buy milk.\n")

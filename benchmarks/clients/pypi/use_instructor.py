@@ -1,4 +1,4 @@
-"""instructor: its modes that a server can keep."""
+"""instructor: the modes that a server can enforce."""
 
 import anthropic
 import instructor
