@@ -12,7 +12,7 @@ from roseinfer.server.text_work.texts import Texts
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.worker.messages import Decoded as DecodedText
 from roseinfer.text.worker.messages import DecodeIds, EncodeChat, EncodeTexts, Listed, ListTokens, TextIds
-from roseinfer.text.worker.perform import PLAUSIBLE_CHARS_PER_TOKEN, SPARE_TOKENS, check_length
+from roseinfer.text.worker.perform import MAX_PLAUSIBLE_CHARS_PER_TOKEN, SPARE_TOKENS, check_length
 
 # They are fields of their own.
 _NO_TEMPLATE_KWARGS = frozenset({"tools", "add_special_tokens", "keep_last"})
@@ -171,7 +171,7 @@ class PromptEncoder:
     def _check_contents(self, messages: Iterable[dict[str, Any]]) -> None:
         """Before the chat is rendered. Only what templates write in any case counts: not what a model has thought."""
         texts = [text for message in messages for text in _texts(message["content"])]
-        if sum(map(len, texts)) > PLAUSIBLE_CHARS_PER_TOKEN * self._max_model_len:
+        if sum(map(len, texts)) > MAX_PLAUSIBLE_CHARS_PER_TOKEN * self._max_model_len:
             check_length("".join(texts), self._max_model_len, self._facts.max_token_bytes, "messages")
 
 

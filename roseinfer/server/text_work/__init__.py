@@ -1,1 +1,1 @@
-"""Text work of requests, off the event loop: queues with bounds, threads, and processes that can be ended."""
+"""Text work of requests outside the event loop: bounded queues, threads, and processes that can be killed."""

@@ -1,4 +1,4 @@
-"""A queue in front of what does text work: bounded in size. A cancelled job leaves it."""
+"""Bounded queue of text work. A cancelled job leaves it."""
 
 import asyncio
 from collections import deque
@@ -14,7 +14,7 @@ MAX_RETRY_S = 10.0
 
 
 class Lane:
-    """Runs up to `runners` jobs at a time, in the order in which they come.
+    """Queue that runs up to `runners` jobs at a time, in order of arrival.
 
     `max_size`: limit in characters for all jobs that wait or run; one job is always admitted. `max_s`: time limit for a
     job, its wait included. `kills`: a running job is cancelled when its caller leaves; otherwise it runs to its end and
@@ -42,8 +42,8 @@ class Lane:
     async def run(self, size: int, start: Callable[[], "asyncio.Future[Result]"]) -> Result:
         """Call `start` when it is the job's turn, and return the result. `size`: in characters.
 
-        Raises what the work raises, `ApiError` 503 if the queue is full or the job is not done in time, and what
-        `refuse` was given.
+        Raises the error of the work, `ApiError` 503 if the queue is full or the job takes too long, and the cause that
+        was passed to `refuse`.
         """
         if self._max_s is None:
             return await self._run(size, start)
@@ -54,7 +54,7 @@ class Lane:
             raise self._full() from None
 
     def refuse(self, cause: ApiError) -> None:
-        """Fail the jobs that wait, and all that come."""
+        """Fail waiting jobs and all later ones."""
         self._refusal = cause
         waiting, self._waiting = self._waiting, deque()
         for turn in waiting:
@@ -93,13 +93,13 @@ class Lane:
             if turn in self._waiting:
                 self._waiting.remove(turn)
             elif not turn.cancelled() and turn.exception() is None:
-                self._pass_on()  # its turn came in the same moment
+                self._pass_on()  # its turn came at the same moment
             raise
 
     def _on_done(self, size: int, done: "asyncio.Future[Any]") -> None:
         self.size -= size
         if not done.cancelled():
-            done.exception()  # nobody may be waiting for it any more
+            done.exception()  # its caller may have left
         self._pass_on()
 
     def _pass_on(self) -> None:

@@ -1,6 +1,7 @@
-"""Threads beside the event loop, for work of a bounded size."""
+"""Threads for work of a bounded size outside the event loop."""
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -17,8 +18,8 @@ _Entry = tuple["asyncio.Future[object]", Callable[[], object]]
 class Offload:
     """A few daemon threads for blocking work. The process exits without waiting for them.
 
-    The queue in front of them is bounded by the number of requests that the server admits. What is cancelled before
-    it has started does not run.
+    Their queue is bounded by the number of requests that the server admits. Work that is cancelled before it has
+    started does not run.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -28,7 +29,7 @@ class Offload:
         self._closed = False
 
     async def run(self, work: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
-        """Raises what `work` raises, panics of libraries included."""
+        """Return the result of `work`. Raises its errors, panics of libraries included."""
         return await self.start(work, *args, **kwargs)
 
     def start(self, work: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> "asyncio.Future[Result]":
@@ -48,7 +49,7 @@ class Offload:
     def _serve(self) -> None:
         while (entry := self._entries.get()) is not None and not self._closed:
             _run(*entry)
-            del entry  # with what it was given and what it came to
+            del entry  # which holds arguments and result
 
 
 def _run(future: "asyncio.Future[object]", work: Callable[[], object]) -> None:
@@ -67,7 +68,5 @@ def _give(future: "asyncio.Future[object]", give: Callable[..., None], outcome: 
         if not future.done():
             give(outcome)
 
-    try:
+    with contextlib.suppress(RuntimeError):  # the event loop is closed
         future.get_loop().call_soon_threadsafe(deliver)
-    except RuntimeError:
-        """The event loop has been closed meanwhile."""

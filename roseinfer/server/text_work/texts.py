@@ -30,18 +30,17 @@ from roseinfer.text.worker.perform import TextPerformer
 
 SHORT_CHARS = 2**16
 LONG_CHARS = 2**20
-# Of all jobs in a lane.
+# Limits on all jobs in a lane.
 MAX_LANE_CHARS = 2**25
 MAX_BULK_CHARS = 2**24
-# Memory that a worker may take beyond what it shares with the others.
+# Memory of a worker beyond what it shares with the other ones.
 MAX_WORKER_BYTES = 7 * 2**24
-BULK_NICENESS = 5
 # Processor time for a job, and for each character of it.
 JOB_CPU_S = 1.0
 CHAR_CPU_S = 4e-6
 MAX_BULK_CPU_S = 6.0
 MAX_BULK_S = 8.0
-# From the end of a large job until the memory that it took is given back.
+# From the end of a large job until its memory is returned to the system.
 TRIM_AFTER_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -56,16 +55,16 @@ class TextFacts:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "TextFacts":
-        """Compiles the chat template in this process, which is for templates that are trusted."""
+        """Read a tokenizer and compile its chat template in this process, for templates that are trusted."""
         template = ChatTemplate.from_tokenizer(tokenizer)
         return cls(None if template is None else template.kwargs, tokenizer.max_token_bytes)
 
 
 class Texts:
-    """Does the text work of a server's process.
+    """Text work of a server process.
 
-    `on_refused` is called for each job that finds its queue full, `on_done` with the lane of each that was done and
-    the seconds from when it came.
+    `on_refused` is called for each job that finds its queue full, `on_done` for each finished job with its lane and the
+    seconds since its arrival.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Texts:
         self._bulk = Lane(1, MAX_BULK_CHARS, on_refused, max_s=MAX_BULK_S, kills=True)
         self._chat_workers = TextWorkerPool(host, memory_bytes=MAX_WORKER_BYTES, reuse=True)
         self._long_workers = TextWorkerPool(host, memory_bytes=MAX_WORKER_BYTES, reuse=True)
-        self._bulk_workers = TextWorkerPool(host, memory_bytes=MAX_WORKER_BYTES, niceness=BULK_NICENESS, reuse=False)
+        self._bulk_workers = TextWorkerPool(host, memory_bytes=MAX_WORKER_BYTES, niceness=5, reuse=False)
 
     async def start(self) -> None:
         """Try the chat template in a process of its own. Raises `ConfigError` if it cannot be used."""
@@ -131,12 +130,12 @@ class Texts:
         return done
 
     def refuse(self, cause: ApiError) -> None:
-        """Fail the jobs that wait, and all that come."""
+        """Fail waiting jobs and all later ones."""
         for lane in (self._short, self._chat, self._long, self._bulk):
             lane.refuse(cause)
 
     def _trim_soon(self) -> None:
-        """Once for all large requests of a moment, when what they brought has been freed."""
+        """Return memory to the system soon, once for all large jobs that end at about the same time."""
         if self._trimming is None:
             self._trimming = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._trim)
 

@@ -5,8 +5,6 @@ import contextlib
 import logging
 import signal
 import socket
-import subprocess
-import sys
 from collections import deque
 from dataclasses import dataclass
 from typing import cast
@@ -20,11 +18,12 @@ from roseinfer.core.errors import (
     RoseinferError,
     TokenizerFailedError,
 )
+from roseinfer.processes.frames import FrameReader, frame
+from roseinfer.processes.launch import ChildProcess, launch
 from roseinfer.text.template_check import MAX_WALL_S, TOO_SLOW, ended_by
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.worker.host import ALIASES, ANSWER, COMMAND, END, FORK
 from roseinfer.text.worker.messages import (
-    HEADER_BYTES,
     AliasesNeeded,
     Answer,
     Boot,
@@ -38,17 +37,17 @@ from roseinfer.text.worker.messages import (
     TextOrder,
     TooMuch,
     Unusable,
-    framed,
 )
 
 log = logging.getLogger(__name__)
 
-GONE_S = 1.0  # from when a process has closed its sockets until the system knows what has ended it
+HOST_MODULE = "roseinfer.text.worker.host"
+REAP_TIMEOUT_S = 1.0  # from the end of a process's sockets until its exit code is known
 MAX_START_S = 120.0
 MAX_FORK_TRIES = 2
-# Signals that end a worker for what its job takes: its processor time, its memory, its stack.
+# Signals that end a worker whose job exceeds its processor time, memory or stack.
 _COSTS = (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-_SAYS_START = msgspec.msgpack.Decoder(Start)
+_START = msgspec.msgpack.Decoder(Start)
 
 
 class WorkerLostError(RoseinferError):
@@ -61,12 +60,12 @@ def boot_of(tokenizer: Tokenizer) -> bytes:
     return msgspec.msgpack.encode(boot)
 
 
-class Channel(asyncio.Protocol):
-    """Frames from a process, one for each waiting caller in turn. `size`: bytes of each, None = in its header."""
+class ReplyChannel(asyncio.Protocol):
+    """Frames from a process, one for each waiting caller in turn."""
 
-    def __init__(self, size: int | None = None) -> None:
-        self._size = size
-        self._data = bytearray()
+    def __init__(self) -> None:
+        self._frames = FrameReader()
+        self._received: deque[bytes] = deque()
         self._waiting: deque[asyncio.Future[bytes]] = deque()
         self._transport: asyncio.Transport | None = None
         self.lost = False
@@ -82,41 +81,27 @@ class Channel(asyncio.Protocol):
                 future.set_exception(WorkerLostError("a text worker has ended"))
 
     def data_received(self, data: bytes) -> None:
-        self._data += data
-        while (frame := self._next()) is not None:
+        self._received += self._frames.feed(data)
+        while self._received and self._waiting:
             future = self._waiting.popleft()
+            body = self._received.popleft()
             if not future.done():
-                future.set_result(frame)
-
-    def _next(self) -> bytes | None:
-        header = 0 if self._size is not None else HEADER_BYTES
-        if not self._waiting or len(self._data) < header:
-            return None
-        size = int.from_bytes(self._data[:header], "little") if self._size is None else self._size
-        if len(self._data) < header + size:
-            return None
-        frame = bytes(self._data[header : header + size])
-        del self._data[: header + size]
-        return frame
+                future.set_result(body)
 
     def expect(self) -> "asyncio.Future[bytes]":
-        """The next frame. Fails with `WorkerLostError`."""
+        """Return the future of the next frame. It fails with `WorkerLostError`."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         if self.lost:
             future.set_exception(WorkerLostError("a text worker has ended"))
+        elif self._received:
+            future.set_result(self._received.popleft())
         else:
             self._waiting.append(future)
-            if self._data:
-                self.data_received(b"")
         return future
 
     def write(self, data: bytes) -> None:
         assert self._transport is not None
         self._transport.write(data)
-
-    def resize(self, size: int) -> None:
-        """From now on frames have this size, and no header."""
-        self._size = size
 
     def close(self) -> None:
         if self._transport is not None:
@@ -127,20 +112,20 @@ class Channel(asyncio.Protocol):
 class TextWorker:
     """One forked process. `aliases`: whether it was forked after the tokenizer's aliases were built."""
 
-    channel: Channel
+    channel: ReplyChannel
     pid: int
     aliases: bool
 
 
 class TextHost:
-    """Starts with the first worker that is wanted, or before by `start`; starts again if it has ended."""
+    """Client of the host process, which starts with `start` or the first worker, and again if it has ended."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._started: asyncio.Task[TextHostReady] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
         self._owner: socket.socket | None = None  # for descriptors, which the channel does not send
-        self._channel = Channel()
+        self._channel = ReplyChannel()
         self._closed = False
         self._obeys = False  # until the template check is over, which may hang
         self._aliases = False
@@ -163,53 +148,50 @@ class TextHost:
             raise WorkerLostError("the server is shutting down")
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "roseinfer.text.worker.host", str(theirs.fileno())]
-            # A session of its own: Ctrl-C is the server's.
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
-            )
+            descriptor = theirs.fileno()
+            # In a session of its own, as Ctrl-C is for the server.
+            self._child = launch(HOST_MODULE, arguments=[str(descriptor)], pass_fds=[descriptor], new_session=True)
         self._owner = ours.dup()
-        self._channel = Channel()
+        self._channel = ReplyChannel()
         await asyncio.get_running_loop().create_unix_connection(lambda: self._channel, sock=ours)
         try:
-            self._channel.write(framed(boot))
+            self._channel.write(frame(boot))
             ready = await self._until_ready()
         except BaseException:
             self._release()
             raise
-        self._channel.resize(ANSWER.size)
         self._obeys = True
         return ready
 
     async def _until_ready(self) -> TextHostReady:
         try:
-            said = await self._hear(MAX_START_S)
+            message = await self._receive(MAX_START_S)
         except TimeoutError:
             raise WorkerLostError(f"the text worker did not load its tokenizer within {MAX_START_S:g} s") from None
-        if isinstance(said, Loaded):
+        if isinstance(message, Loaded):
             try:
-                said = await self._hear(MAX_WALL_S)
+                message = await self._receive(MAX_WALL_S)
             except WorkerLostError:
-                raise ConfigError(ended_by(await self._why())) from None
+                raise ConfigError(ended_by(await self._end_signal())) from None
             except TimeoutError:
                 raise ConfigError(TOO_SLOW) from None
-        if isinstance(said, Unusable):
-            raise ConfigError(said.reason)
-        assert isinstance(said, TextHostReady), "the last word of a start"
-        return said
+        if isinstance(message, Unusable):
+            raise ConfigError(message.reason)
+        assert isinstance(message, TextHostReady), "the last message of a start"
+        return message
 
-    async def _hear(self, patience_s: float) -> Start:
-        async with asyncio.timeout(patience_s):
-            return _SAYS_START.decode(await self._channel.expect())
+    async def _receive(self, timeout_s: float) -> Start:
+        async with asyncio.timeout(timeout_s):
+            return _START.decode(await self._channel.expect())
 
-    async def _why(self) -> int:
-        """The number of the signal that has ended the host."""
-        assert self._process is not None
-        for _ in range(100):
-            if self._process.poll() is not None:
-                break
-            await asyncio.sleep(GONE_S / 100)
-        return max(0, -(self._process.returncode or 0))
+    async def _end_signal(self) -> int:
+        """Return the number of the signal that has ended the host, 0 if none is known."""
+        assert self._child is not None
+        try:
+            async with asyncio.timeout(REAP_TIMEOUT_S):
+                return max(0, -await self._child.wait())
+        except TimeoutError:
+            return 0
 
     async def fork(self, memory_bytes: int, niceness: int) -> TextWorker:
         """Fork a worker that may take `memory_bytes` of its own. Raises `WorkerLostError` and what `start` raises."""
@@ -230,11 +212,11 @@ class TextHost:
                 raise
             if pid:
                 return await self._connected(ours, pid, aliases)
-            ours.close()  # the host has just ended, or the system has no process to spare
+            ours.close()  # the host has just ended, or the system has no process left
         raise WorkerLostError("no text worker can be started")
 
     async def _connected(self, ours: socket.socket, pid: int, aliases: bool) -> TextWorker:
-        channel = Channel()
+        channel = ReplyChannel()
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: channel, sock=ours)
         except BaseException:
@@ -248,27 +230,27 @@ class TextHost:
             self._command(END, forked.result(), lost=signal.SIGKILL)
 
     async def build_aliases(self) -> None:
-        """For workers that are forked from now on. Raises `WorkerLostError`."""
+        """Build the aliases for workers that are forked later. Raises `WorkerLostError`."""
         if not self._aliases:
             if await self._command(ALIASES, lost=-1):
                 raise WorkerLostError("the text workers' host has ended")
             self._aliases = True
 
     def end(self, worker: TextWorker) -> "asyncio.Future[int]":
-        """The number of the signal that ended it; SIGKILL if that is only now. Need not be awaited."""
+        """End a worker. The result, which need not be awaited, is the number of the signal that ended it."""
         worker.channel.close()
         return self._command(END, worker.pid, lost=signal.SIGKILL)
 
     def _command(
         self, letter: bytes, first: int = 0, second: int = 0, end: socket.socket | None = None, lost: int = 0
     ) -> "asyncio.Future[int]":
-        """`lost`: what the answer is if the host has ended."""
+        """Send a command and return the future of its answer. `lost`: the answer if the host has ended."""
         loop = asyncio.get_running_loop()
         answer = self._channel.expect()
         number: asyncio.Future[int] = loop.create_future()
         answer.add_done_callback(lambda done: _pass_on(done, number, lost))
         if self._owner is not None:
-            # Small, and each is answered before there are many: the socket never fills.
+            # Commands are small and answered soon, so the socket never fills.
             with contextlib.suppress(OSError):
                 socket.send_fds(
                     self._owner, [COMMAND.pack(letter, first, second)], [] if end is None else [end.fileno()]
@@ -287,16 +269,13 @@ class TextHost:
         self._channel.lost = True
         if self._owner is not None:
             with contextlib.suppress(OSError):
-                self._owner.shutdown(socket.SHUT_RDWR)  # by which the host knows, and ends its workers
+                self._owner.shutdown(socket.SHUT_RDWR)  # which makes the host end, and its workers
             self._owner.close()
             self._owner = None
-        if self._process is not None:
-            if self._obeys:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(GONE_S)
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        if self._child is not None:
+            self._child.stop_in_thread(REAP_TIMEOUT_S if self._obeys else 0.0)
+            self._child.close()
+            self._child = None
 
 
 def _retrieve(started: "asyncio.Task[TextHostReady]") -> None:
@@ -350,7 +329,7 @@ class TextWorkerPool:
     async def _ask(self, order: bytes, cpu_s: float, aliases: bool = False) -> Answer:
         worker = await self._worker(aliases)
         try:
-            worker.channel.write(framed(order))
+            worker.channel.write(frame(order))
             answer = self._decode(await worker.channel.expect())
         except WorkerLostError:
             number = await self._host.end(worker)
@@ -376,7 +355,7 @@ class TextWorkerPool:
 
 
 def result_of(answer: Answer, cpu_s: float, memory_bytes: int) -> Result:
-    """Raises what `WorkerPool.perform` raises."""
+    """Return the result in an answer. Raises what `TextWorkerPool.perform` raises."""
     if isinstance(answer, TextJobRefused):
         if answer.too_long is not None:
             raise RequestTooLongError(answer.message, answer.param, *answer.too_long)
@@ -385,13 +364,13 @@ def result_of(answer: Answer, cpu_s: float, memory_bytes: int) -> Result:
         raise too_costly(None, memory_bytes)
     if isinstance(answer, TextJobFailed):
         raise TokenizerFailedError(answer.reason)
-    if isinstance(answer, AliasesNeeded):  # the host that had built them has ended
+    if isinstance(answer, AliasesNeeded):  # the host that has built them has ended
         raise WorkerLostError("the text workers' host has ended")
     return answer
 
 
 def too_costly(cpu_s: float | None, memory_bytes: int) -> InvalidRequestError:
-    """`cpu_s`: how much processor time it took; None: it is memory that it took too much of."""
+    """Return the error of a job that has used too much processor time (`cpu_s`), or too much memory (None)."""
     what = f"{memory_bytes >> 20} MiB of memory" if cpu_s is None else f"{cpu_s:.3g} s of processor time"
     message = f"the prompt takes more than {what} to render and tokenise; send a shorter one"
     return InvalidRequestError(message, None, "text_too_costly")

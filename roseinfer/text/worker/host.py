@@ -1,10 +1,10 @@
-"""The process that text workers are forked from: `python -m roseinfer.text.worker.host DESCRIPTOR`.
+"""Process from which text workers are forked: `python -m roseinfer.text.worker.host DESCRIPTOR`.
 
-It holds the tokenizer and the chat template, which its workers share with it. So a worker starts within milliseconds,
-takes next to no memory of its own, and can be ended at any time. The host itself runs no request's data.
+The host holds the tokenizer and the chat template, which its workers share. So a worker starts within milliseconds,
+takes next to no memory of its own, and can be killed at any time. The host itself processes no data of requests.
 
 Commands come over the socket `DESCRIPTOR`: a letter and two numbers. `f`: fork a worker that serves the socket which
-comes with it; `e`: end a worker; `a`: build the tokenizer's aliases. Each gets an answer: a letter and a number.
+comes with the command; `e`: end a worker; `a`: build the tokenizer's aliases. Each gets a frame: a letter and a number.
 """
 
 import contextlib
@@ -25,6 +25,8 @@ from roseinfer.core.errors import (
     RoseinferError,
     TokenizerFailedError,
 )
+from roseinfer.processes.child import ignore_terminal_signals
+from roseinfer.processes.frames import frame, read_exactly, read_frame
 from roseinfer.text.chat import AliasesNeededError, ChatTemplate
 from roseinfer.text.template_check import compiled, limit_memory
 from roseinfer.text.tokenizer import Tokenizer, is_panic
@@ -41,15 +43,12 @@ from roseinfer.text.worker.messages import (
     TextOrder,
     TooMuch,
     Unusable,
-    framed,
-    read_exactly,
-    read_frame,
 )
 from roseinfer.text.worker.perform import TextPerformer
 
 # Fork: memory in bytes, niceness. End: process id, nothing. Aliases: nothing.
 COMMAND = struct.Struct("<cqi")
-# Forked: process id, 0 = it cannot be. Ended: number of the signal that ended it. Aliases: nothing.
+# Forked: process id, 0 = fork failed. Ended: number of the signal that ended it. Aliases: nothing.
 ANSWER = struct.Struct("<ci")
 FORK, END, ALIASES = b"f", b"e", b"a"
 
@@ -57,14 +56,14 @@ _decode, _encode = msgspec.msgpack.Decoder(TextOrder).decode, msgspec.msgpack.En
 
 
 class TextHostLoop:
-    """Serves its owner until that is gone."""
+    """Loop over the owner's commands, which ends with the owner."""
 
     def __init__(self, owner: socket.socket) -> None:
         self._owner = owner
         self._workers: set[int] = set()
 
     def serve(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-        """Runs until the owner closes its socket; the workers end too."""
+        """Obey commands until the owner closes its socket, then end the workers."""
         try:
             with contextlib.suppress(EOFError, ConnectionError):
                 while True:
@@ -77,7 +76,7 @@ class TextHostLoop:
         data, ends, _, _ = socket.recv_fds(self._owner, COMMAND.size, 1)
         if not data:
             raise EOFError
-        letter, first, second = COMMAND.unpack(data + read_exactly(self._owner, COMMAND.size - len(data)))
+        letter, first, second = COMMAND.unpack(data + read_exactly(self._owner.recv, COMMAND.size - len(data)))
         answer = 0
         if letter == FORK:
             answer = self._fork(socket.socket(fileno=ends[0]), TextPerformer(tokenizer, template), first, second)
@@ -86,7 +85,7 @@ class TextHostLoop:
         elif template is not None:
             template.literal.build()
             _settle()
-        self._owner.sendall(ANSWER.pack(letter, answer))
+        self._owner.sendall(frame(ANSWER.pack(letter, answer)))
 
     def _fork(self, end: socket.socket, performer: TextPerformer, memory_bytes: int, niceness: int) -> int:
         try:
@@ -102,7 +101,7 @@ class TextHostLoop:
         return worker
 
     def _end(self, worker: int) -> int:
-        """The number of the signal that has ended the worker; SIGKILL if it is only now that it ends."""
+        """Kill a worker unless it has ended. Return the number of the signal that ended it, 0 for none."""
         if worker not in self._workers:
             return signal.SIGKILL
         self._workers.discard(worker)
@@ -121,23 +120,23 @@ def _work(end: socket.socket, performer: TextPerformer, memory_bytes: int, nicen
         # The server reports failed allocations and panics, so the library's own output is dropped.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         while True:
-            answer = _encode(_answered(performer, read_frame(end)))
+            answer = _encode(_answer(performer, read_frame(end.recv)))
             signal.setitimer(signal.ITIMER_PROF, 0)
-            end.sendall(framed(answer))
+            end.sendall(frame(answer))
             del answer
     except (EOFError, ConnectionError):
         code = 0
-    except MemoryError:  # as the library's own allocations fail
+    except MemoryError:  # as if an allocation of the library had failed
         os.abort()
     finally:
         os._exit(code)
 
 
-def _answered(performer: TextPerformer, frame: bytes) -> Answer:
-    """Whatever becomes of the order in the frame, the answer; a timer runs that ends this process."""
+def _answer(performer: TextPerformer, message: bytes) -> Answer:
+    """Perform an encoded order and return the answer, also for errors. Leaves a timer that kills this process."""
     try:
-        order = _decode(frame)
-        del frame
+        order = _decode(message)
+        del message
         signal.setitimer(signal.ITIMER_PROF, order.cpu_s)
         return performer.perform(order.job)
     except InvalidRequestError as error:
@@ -160,41 +159,40 @@ def _answered(performer: TextPerformer, frame: bytes) -> Answer:
 # --- the start ------------------------------------------------------------------------------------------------------
 def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
-    # A supervisor may send it to all processes of a service. The server decides which jobs end, and when.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_terminal_signals()
     owner = socket.socket(fileno=int(sys.argv[1]))
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(EOFError, ConnectionError):
-        boot = msgspec.msgpack.decode(read_frame(owner), type=Boot)
+        boot = msgspec.msgpack.decode(read_frame(owner.recv), type=Boot)
         try:
             tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(boot.tokenizer), boot.config, boot.chat_template)
             source, template = boot.chat_template, None
             del boot
-            _tell(owner, Loaded())
+            _send(owner, Loaded())
             if source is not None:
                 template = ChatTemplate(compiled(source, tokenizer.special_tokens), tokenizer)
                 template.literal.may_build = False
         except RoseinferError as error:
-            _tell(owner, Unusable(str(error)))
+            _send(owner, Unusable(str(error)))
             return
         variables = None if template is None else sorted(template.kwargs)
-        _tell(owner, TextHostReady(variables, tokenizer.max_token_bytes))
+        _send(owner, TextHostReady(variables, tokenizer.max_token_bytes))
         _settle()
         TextHostLoop(owner).serve(tokenizer, template)
 
 
 def _settle() -> None:
-    """Give memory back that the start took, and keep collections in workers from touching what they share."""
+    """Free memory of the start, and exclude shared objects from garbage collection in workers."""
     gc.collect()
     gc.freeze()
     trim()
 
 
-def _tell(owner: socket.socket, start: Start) -> None:
-    owner.sendall(framed(msgspec.msgpack.encode(start)))
+def _send(owner: socket.socket, start: Start) -> None:
+    owner.sendall(frame(msgspec.msgpack.encode(start)))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Giving freed memory back to the system: glibc keeps what large texts took, until somebody asks."""
+"""Return freed memory to the system: glibc keeps the memory of large texts otherwise."""
 
 import contextlib
 import ctypes
 
 
 def trim() -> None:
-    """Takes milliseconds, without the interpreter's lock. Nothing happens with other allocators."""
+    """Return freed memory, in milliseconds and without the GIL. Do nothing with other allocators."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,11 +1,8 @@
-"""Messages between a server and its text workers. Frame: a length in 4 bytes, then msgpack."""
+"""Messages between a server and its text workers: frames (`processes.frames`) of msgpack."""
 
-import socket
 from typing import Any
 
 import msgspec
-
-HEADER_BYTES = 4
 
 
 class Boot(msgspec.Struct):
@@ -17,7 +14,7 @@ class Boot(msgspec.Struct):
 
 
 class Loaded(msgspec.Struct, tag=True):
-    """The tokenizer is there; what follows is the chat template's time and memory."""
+    """The tokenizer is loaded. The chat template is compiled next, under limits of its own."""
 
 
 class TextHostReady(msgspec.Struct, tag=True):
@@ -37,7 +34,7 @@ Start = Loaded | TextHostReady | Unusable
 
 
 class EncodeTexts(msgspec.Struct, tag=True):
-    """Texts, or ids whose text is wanted.
+    """Texts to tokenise, or ids whose text is needed.
 
     `keep_last`: see `Tokenizer.encode`; `context`: tokens that a prompt may have, None = any number.
     """
@@ -84,7 +81,7 @@ class TextOrder(msgspec.Struct):
 
 
 class TextIds(msgspec.Struct, tag=True):
-    """For each prompt its ids, as 32-bit integers of the machine's own order, and its text if that was wanted."""
+    """Token ids of each prompt, as 32-bit integers in native byte order, and its text if that was requested."""
 
     ids: list[bytes]
     texts: list[str]
@@ -112,43 +109,18 @@ class TextJobRefused(msgspec.Struct, tag=True):
 
 
 class TextJobFailed(msgspec.Struct, tag=True):
-    """The tokenizer failed, or it is a bug of ours."""
+    """The tokenizer failed, or there is a bug."""
 
     reason: str
 
 
 class TooMuch(msgspec.Struct, tag=True):
-    """The job needs more memory than it may take."""
+    """The job exceeds its memory limit."""
 
 
 class AliasesNeeded(msgspec.Struct, tag=True):
-    """The host is to build the tokenizer's aliases first; then the job is for another worker."""
+    """The host must build the tokenizer's aliases first. Then another worker can do the job."""
 
 
 Result = TextIds | Listed | Decoded
 Answer = Result | TextJobRefused | TextJobFailed | TooMuch | AliasesNeeded
-
-
-# --- frames over a blocking socket ----------------------------------------------------------------------------------
-def framed(message: bytes) -> bytes:
-    return len(message).to_bytes(HEADER_BYTES, "little") + message
-
-
-def read_frame(end: socket.socket) -> bytes:
-    """Raises `EOFError` if the other side is gone."""
-    return read_exactly(end, int.from_bytes(read_exactly(end, HEADER_BYTES), "little"))
-
-
-def read_exactly(end: socket.socket, count: int) -> bytes:
-    if not count:
-        return b""
-    data = end.recv(count)
-    if len(data) == count:
-        return data
-    parts = bytearray(data)
-    while data and len(parts) < count:
-        data = end.recv(count - len(parts))
-        parts += data
-    if not data:
-        raise EOFError
-    return bytes(parts)

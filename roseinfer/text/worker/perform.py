@@ -1,4 +1,4 @@
-"""One piece of text work, in whatever process: prompts to token ids, ids to text."""
+"""Text work on one job, in any process: prompts to token ids, ids to text."""
 
 import json
 from array import array
@@ -30,18 +30,18 @@ BEYOND_CONTEXT_SHARE = 2
 LISTED_AT_ONCE_TOKENS = 2**16
 MAX_LISTED_STRINGS = 2**18
 # A text with fewer characters per token of context than this is tokenised, so that its error has the true length.
-PLAUSIBLE_CHARS_PER_TOKEN = 16
+MAX_PLAUSIBLE_CHARS_PER_TOKEN = 16
 
 
 class TextPerformer:
-    """Does jobs with one tokenizer and its chat template. Thread safe."""
+    """Text work with one tokenizer and its chat template. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._template = template
 
     def perform(self, job: Job) -> Result:
-        """Raises `InvalidRequestError`, `TokenizerFailedError`, `AliasesNeededError`."""
+        """Return the result of a job. Raises `InvalidRequestError`, `TokenizerFailedError`, `AliasesNeededError`."""
         if isinstance(job, EncodeChat):
             return TextIds([self._chat(job).tobytes()], [])
         if isinstance(job, EncodeTexts):
@@ -55,7 +55,7 @@ class TextPerformer:
         return TextIds([ids.tobytes() for ids, _ in done], [text for _, text in done] if job.with_text else [])
 
     def _text(self, prompt: str | list[int], job: EncodeTexts) -> "tuple[array[int], str]":
-        """(token ids, the text that they make up)."""
+        """Return the token ids and their text."""
         if not isinstance(prompt, str):
             ids = array("I", prompt if job.keep_last is None else prompt[-job.keep_last :])
             return ids, self._tokenizer.decode(ids) if job.with_text else ""
@@ -104,7 +104,7 @@ class TextPerformer:
         max_tokens = MAX_LISTED_STRINGS if job.with_strings else None
         ids = encode_long(backend, text, prompt.add_special_tokens, None, max_tokens)
         if max_tokens is not None and len(ids) > max_tokens:
-            message = f"the {param} make up more than {max_tokens} tokens, too many to list the texts of"
+            message = f"the {param} has more than {max_tokens} tokens, too many to list their texts"
             raise InvalidRequestError(message, "return_token_strs")
         names: dict[int, bytes] = {}
         strings = b"[%b]" % b",".join([self._named(id, names) for id in ids]) if job.with_strings else None
@@ -119,7 +119,7 @@ class TextPerformer:
 
 def check_length(text: str, context: int, max_token_bytes: int, param: str) -> None:
     """Raise `RequestTooLongError` for a text that no tokenisation fits into the context, before it costs one."""
-    if len(text) <= PLAUSIBLE_CHARS_PER_TOKEN * context:
+    if len(text) <= MAX_PLAUSIBLE_CHARS_PER_TOKEN * context:
         return
     size = len(text) if text.isascii() else len(text.encode(errors="replace"))
     if size > context * max_token_bytes:
@@ -128,15 +128,15 @@ def check_length(text: str, context: int, max_token_bytes: int, param: str) -> N
 
 
 def _as_json(ids: "array[int]") -> bytes:
-    """A part at a time: as Python's integers they take ten times as much."""
+    # In parts, as Python's integers take ten times as much memory.
     parts = [ids[start : start + LISTED_AT_ONCE_TOKENS] for start in range(0, len(ids), LISTED_AT_ONCE_TOKENS)]
     return b"[%b]" % b",".join([",".join(map(str, part)).encode() for part in parts])
 
 
 def with_object_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The same with `{}` for arguments of tool calls that are no objects, which some templates do not take.
+    """Return messages with `{}` for tool call arguments that are not objects, which some templates reject.
 
-    None if there are no such arguments.
+    Return None if there are no such arguments.
     """
     repaired = [_repaired(message) for message in messages]
     return None if repaired == messages else repaired

@@ -1,4 +1,4 @@
-"""The queue in front of text work, with work that ends when a test says so."""
+"""Queue of text work, with work that ends when a test releases it."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -18,11 +18,11 @@ class Works:
     def __init__(self) -> None:
         self.started: list[str] = []
         self.cancelled: list[str] = []
-        self._ends: dict[str, asyncio.Event] = {}
+        self.ends: dict[str, asyncio.Event] = {}
 
     async def work(self, name: str) -> str:
         self.started.append(name)
-        end = self._ends[name] = asyncio.Event()
+        end = self.ends[name] = asyncio.Event()
         try:
             await end.wait()
         except asyncio.CancelledError:
@@ -31,7 +31,7 @@ class Works:
         return name
 
     async def release(self, name: str) -> None:
-        self._ends[name].set()
+        self.ends[name].set()
         await settled()
 
 
@@ -59,7 +59,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 10))
 
 
-def test_jobs_run_in_their_order() -> None:
+def test_jobs_run_in_order() -> None:
     async def test() -> None:
         queue = Queue(runners=2)
         tasks = [await queue.submit(name) for name in "abcd"]
@@ -75,7 +75,7 @@ def test_jobs_run_in_their_order() -> None:
     run(test())
 
 
-def test_bytes_are_bounded_but_one_job_is_always_admitted() -> None:
+def test_the_size_is_bounded_but_one_job_is_always_admitted() -> None:
     async def test() -> None:
         queue = Queue(max_size=100)
         large = await queue.submit("large", 1000)
@@ -92,7 +92,7 @@ def test_bytes_are_bounded_but_one_job_is_always_admitted() -> None:
     run(test())
 
 
-def test_who_leaves_the_queue_frees_its_place() -> None:
+def test_a_cancelled_waiting_job_frees_its_place() -> None:
     async def test() -> None:
         queue = Queue()
         await queue.submit("a")
@@ -108,13 +108,13 @@ def test_who_leaves_the_queue_frees_its_place() -> None:
     run(test())
 
 
-def test_who_leaves_in_the_moment_of_its_turn_passes_it_on() -> None:
+def test_a_job_cancelled_at_its_turn_passes_it_on() -> None:
     async def test() -> None:
         queue = Queue()
         await queue.submit("a")
         left = await queue.submit("left")
         await queue.submit("b")
-        queue.works._ends["a"].set()
+        queue.works.ends["a"].set()
         while queue.lane.size == 30:  # until a's end has given the turn, and no further
             await asyncio.sleep(0)
         left.cancel()
@@ -125,8 +125,8 @@ def test_who_leaves_in_the_moment_of_its_turn_passes_it_on() -> None:
 
 
 @pytest.mark.parametrize("kills", [True, False])
-def test_a_running_job_whose_client_leaves(kills: bool) -> None:
-    """Keeps its place until it has ended, which is at once where it can be killed."""
+def test_a_running_job_whose_client_leaves_keeps_its_place_until_it_ends(kills: bool) -> None:
+    """A job that can be killed ends at once."""
 
     async def test() -> None:
         queue = Queue(kills=kills)
@@ -143,7 +143,7 @@ def test_a_running_job_whose_client_leaves(kills: bool) -> None:
     run(test())
 
 
-def test_a_drain_fails_what_has_not_started() -> None:
+def test_a_drain_fails_jobs_that_have_not_started() -> None:
     async def test() -> None:
         queue = Queue()
         running, waiting = await queue.submit("running"), await queue.submit("waiting")
@@ -159,7 +159,7 @@ def test_a_drain_fails_what_has_not_started() -> None:
     run(test())
 
 
-def test_a_job_has_so_long_from_when_it_comes() -> None:
+def test_the_time_limit_of_a_job_includes_its_wait() -> None:
     async def test() -> None:
         queue = Queue(max_s=0.01, kills=True)
         running, waiting = await queue.submit("running"), await queue.submit("waiting")

@@ -14,7 +14,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 class Panic(BaseException):
-    """As libraries in Rust raise it: no subclass of Exception."""
+    """Panic as Rust libraries raise it, no subclass of Exception."""
 
 
 def test_results_and_errors_of_any_kind() -> None:
@@ -31,7 +31,7 @@ def test_results_and_errors_of_any_kind() -> None:
     run(test())
 
 
-def test_what_is_cancelled_before_it_starts_does_not_run() -> None:
+def test_work_that_is_cancelled_before_it_starts_does_not_run() -> None:
     async def test() -> None:
         ran: list[str] = []
         go_on = threading.Event()

@@ -1,11 +1,10 @@
-"""Text work in processes: its results, and what becomes of jobs that take too much."""
+"""Text work in processes: its results, and jobs that take too much."""
 
 import asyncio
 import os
 import signal
 from array import array
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,12 @@ from roseinfer.core.errors import ConfigError, InvalidRequestError, RequestTooLo
 from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.template_check import TOO_LARGE
 from roseinfer.text.tokenizer import Tokenizer
-from roseinfer.text.worker.client import TextHost, TextWorkerPool, WorkerLostError
+from roseinfer.text.worker.client import HOST_MODULE, TextHost, TextWorkerPool, WorkerLostError
 from roseinfer.text.worker.messages import Decoded, DecodeIds, EncodeChat, EncodeTexts, Job, Listed, ListTokens, TextIds
+from tests.server.real_server import alive, children, command_line
 from tests.text.tokenizers import byte_level
 
-# Writes nothing for as long as messages say, and takes memory as they say.
+# A template that loops or fills memory if a message says so.
 LOOPS = (
     "{% if messages[0].content == 'loop' %}{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}"
     "{% endfor %}{% elif messages[0].content == 'fill' %}{{ messages[0].content * 10**9 }}{% endif %}"
@@ -94,7 +94,7 @@ def test_a_panic_of_the_tokenizer() -> None:
     run(tokenizer, test)
 
 
-def test_what_takes_too_much_ends_alone() -> None:
+def test_a_job_that_takes_too_much_ends_alone() -> None:
     async def test(pool: TextWorkerPool) -> None:
         await pool.perform(chat("hello"), 5.0)
         with pytest.raises(InvalidRequestError, match=r"0\.1 s of processor time") as slow:
@@ -110,12 +110,13 @@ def test_what_takes_too_much_ends_alone() -> None:
 def test_a_worker_or_host_that_is_killed_is_replaced() -> None:
     async def test(pool: TextWorkerPool) -> None:
         await pool.perform(chat("hello"), 5.0)
-        for victim in (pool._idle[0].pid, pool._host._process.pid):  # type: ignore[union-attr]
+        host = the_host()
+        for victim in (*children(host), host):
             running = asyncio.create_task(pool.perform(chat("loop"), 20.0))
             await asyncio.sleep(0.1)
             os.kill(victim, signal.SIGKILL)
-            if victim == pool._host._process.pid:  # type: ignore[union-attr]
-                running.cancel()  # its worker lives on without the host, until nobody waits for it
+            if victim == host:
+                running.cancel()  # its worker ends when its channel is closed
             with pytest.raises((WorkerLostError, asyncio.CancelledError)):
                 await running
             assert await ids(pool, chat("hello"))
@@ -126,49 +127,47 @@ def test_a_worker_or_host_that_is_killed_is_replaced() -> None:
 def test_the_worker_of_a_cancelled_job_is_killed() -> None:
     async def test(pool: TextWorkerPool) -> None:
         await pool.perform(chat("hello"), 5.0)
-        worker = pool._idle[0]
+        (worker,) = children(the_host())
         running = asyncio.create_task(pool.perform(chat("loop"), 20.0))
         await asyncio.sleep(0.05)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert await ids(pool, chat("hello"))  # commands are obeyed in their order: by now it is gone
-        with pytest.raises(ProcessLookupError):
-            os.kill(worker.pid, 0)
+        assert await ids(pool, chat("hello"))  # commands are obeyed in order: by now it has ended
+        assert not alive(worker)
 
     run(with_template(LOOPS), test)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_a_job_cancelled_before_its_worker_is_there_leaves_no_process() -> None:
     async def test(pool: TextWorkerPool) -> None:
         await pool.perform(chat("hello"), 5.0)
-        host = pool._host._process
-        assert host is not None
+        host = the_host()
         for turns in range(12):  # of the event loop, until the job is cancelled
             running = asyncio.create_task(pool.perform(chat("hello"), 5.0))
             for _ in range(turns):
                 await asyncio.sleep(0)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        # Commands are obeyed in their order, and each of these jobs ends its own worker.
+        # Commands are obeyed in order, and each of these jobs ends its own worker.
         for _ in range(3):
             assert await ids(pool, chat("hello"))
             await asyncio.sleep(0.05)
-        assert not children(host.pid)
+        assert not children(host)
 
     run(with_template(LOOPS), test, reuse=False)
 
 
-def children(pid: int) -> list[str]:
-    """Processes of this parent, zombies too."""
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+def the_host() -> int:
+    """Return the host, the only one of this process."""
+    (host,) = [child for child in children(os.getpid()) if HOST_MODULE in command_line(child)]
+    return host
 
 
 def test_a_template_that_cannot_be_compiled_is_refused_at_the_start() -> None:
     async def test(pool: TextWorkerPool) -> None:
         with pytest.raises(ConfigError) as caught:
-            await pool._host.start()
+            await pool.perform(chat("hello"), 5.0)
         assert str(caught.value) == TOO_LARGE
 
     run(with_template("{{ 'a' * (10**10) }}"), test)
