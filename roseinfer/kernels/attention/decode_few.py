@@ -19,10 +19,10 @@ from roseinfer.kernels.common.triton_support import tl, triton
 
 MAX_ROWS: int = 32
 # `decode_few` is the fastest up to so many rows, or up to so many KV heads of all rows together.
-_ALWAYS, _HEADS = 16, 128
+_MAX_ROWS_ANY_HEADS, _MAX_KV_HEADS = 16, 128
 MAX_PARTS: int = 32  # per row
 # Small programs wait the least for each other's warps and for K and V; docs/attention.md has figures.
-_TILE, _WARPS, _STAGES = 32, 2, 3
+_TILE_TOKENS, _WARPS, _STAGES = 32, 2, 3
 _MAX_PROGRAMS = 4  # per multiprocessor, if contexts are long enough
 # Parts of a row that is not long. A row is long if such parts exceed `_LONG` tiles.
 _SHORT_ROW_PARTS: int = 16
@@ -64,7 +64,7 @@ def few_pays(rows: int, kv_heads: int) -> bool:
     (H200, Qwen3-8B, 2026-11-23). With 4 KV heads it is still 1 to 2% of a layer of Qwen3-30B-A3B faster at 24 to 32
     rows.
     """
-    return 0 < rows <= (MAX_ROWS if rows * kv_heads <= _HEADS else _ALWAYS)
+    return 0 < rows <= (MAX_ROWS if rows * kv_heads <= _MAX_KV_HEADS else _MAX_ROWS_ANY_HEADS)
 
 
 def decode_few(
@@ -140,7 +140,7 @@ def decode_few(
 
 def _tile(head_dim: int, kept: torch.dtype) -> int:
     """Return the tokens of K and V that a program loads at a time: fewer for wide heads, to fit the sums' registers."""
-    return max(16, min(_TILE, 2 * 128 * _TILE // (padded_dim(head_dim) * max(2, kept.itemsize))))
+    return max(16, min(_TILE_TOKENS, 2 * 128 * _TILE_TOKENS // (padded_dim(head_dim) * max(2, kept.itemsize))))
 
 
 @triton.jit(do_not_specialize=["slots", "parts", "budget"])

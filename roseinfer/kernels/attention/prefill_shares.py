@@ -24,7 +24,7 @@ IN_BULK = 0
 # for 64 keys of 128, H200). The start of a program, and merging parts, as many as run at once.
 BEGIN_TILES = 4
 MERGE_TILES, FULL_MERGE_TILES = 6, 10
-_RESIDENT, _CROWDED = 2, 1.4  # programs that a multiprocessor runs at once, and their slowdown
+_RESIDENT_PROGRAMS, _CROWDED_FACTOR = 2, 1.4  # programs that a multiprocessor runs at once, and their slowdown
 _MIN_PART_TILES = 2  # per part
 _MAX_TIME_SHARE = 0.9  # the most that a division may take, of the time without it
 _MAX_ROUNDS = 2
@@ -44,7 +44,7 @@ class Division:
 
     @classmethod
     def of(cls, processors: int, kv_heads: int, block_n: int, window: int = 0) -> "Division":
-        programs = max(1, processors * _RESIDENT // kv_heads)
+        programs = max(1, processors * _RESIDENT_PROGRAMS // kv_heads)
         return cls(programs, _MAX_ROUNDS * programs, block_n, window)
 
 
@@ -155,9 +155,9 @@ def part_count(longest: int, total: int, wide: int, programs: int, most: int) ->
 
 def _step_tiles(length: int, number: int, programs: int) -> float:
     """Return the time of `number` programs of `length` tiles each, in tiles."""
-    if _RESIDENT * number <= programs:
+    if _RESIDENT_PROGRAMS * number <= programs:
         return length + BEGIN_TILES
-    return _CROWDED * (length + BEGIN_TILES) * cdiv(number, programs)
+    return _CROWDED_FACTOR * (length + BEGIN_TILES) * cdiv(number, programs)
 
 
 def merge_parts(

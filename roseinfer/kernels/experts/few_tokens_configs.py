@@ -50,7 +50,7 @@ class FewConfig:
 _PROGRAMS = 1024, 512
 _BLOCK_N = (2, 4), (8, 16)
 # A program with more tiles than these gets wider ones, and at most so many of the widest.
-_NARROW_TILES, _MOST_TILES = 6, 12
+_MAX_NARROW_TILES, _MAX_TILES = 6, 12
 
 
 def choose_few_config(tokens: int, top_k: int, hidden: int, width: int, scaled: str) -> FewConfig:
@@ -62,10 +62,10 @@ def choose_few_config(tokens: int, top_k: int, hidden: int, width: int, scaled: 
     narrow, pairs = scaled != "none", tokens * top_k
     block_n, widest = _BLOCK_N[narrow]
     wanted = pairs * cdiv(width, block_n) // _PROGRAMS[narrow]
-    if wanted > _NARROW_TILES:
+    if wanted > _MAX_NARROW_TILES:
         block_n, wanted = widest, wanted * block_n // widest
     slices = cdiv(width, block_n)
-    tiles = max(1, min(_NARROW_TILES if tokens <= 8 else _MOST_TILES, wanted))
+    tiles = max(1, min(_MAX_NARROW_TILES if tokens <= 8 else _MAX_TILES, wanted))
     while slices % tiles:
         tiles -= 1
     across = min(2048, max(128, next_power_of_2(hidden)))

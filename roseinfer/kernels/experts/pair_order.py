@@ -20,9 +20,9 @@ from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2, tl, t
 
 # Up to so many pairs each program looks at all of them. More are cut into chunks: about one for each multiprocessor, of
 # at least so many pairs.
-_FEW, _CHUNKS, _LEAST = 8192, 128, 64
+_MAX_UNCUT_PAIRS, _MAX_CHUNKS, _MIN_CHUNK_PAIRS = 8192, 128, 64
 # Pairs that a program counts together, and pairs that it places one after another.
-_COUNTED, _PLACED = 512, 32
+_COUNTED_PAIRS, _PLACED_PAIRS = 512, 32
 # Places of tiles that a program fills together.
 _PROGRAM_TILES = 32
 # Counts that a thread adds up at once.
@@ -59,11 +59,11 @@ def _choose_config(pairs: int, experts: int) -> OrderConfig:
     In a graph of such launches it takes 1.4 us for 24 tokens of 8 experts, 2.4 for 256, 5.0 for 536, 7.1 for 1,088,
     7.5 for 2,048, 13 for 8,192.
     """
-    for most, warps in ((512, 4), (2048, 4), (4096, 8), (_FEW, 16)):
+    for most, warps in ((512, 4), (2048, 4), (4096, 8), (_MAX_UNCUT_PAIRS, 16)):
         if pairs <= most:
             return OrderConfig(most, warps)
-    chunk = max(_LEAST, cdiv(cdiv(pairs, _CHUNKS), _PLACED) * _PLACED)
-    return OrderConfig(_PLACED, min(max(4, next_power_of_2(experts) // 32), 8), chunk)
+    chunk = max(_MIN_CHUNK_PAIRS, cdiv(cdiv(pairs, _MAX_CHUNKS), _PLACED_PAIRS) * _PLACED_PAIRS)
+    return OrderConfig(_PLACED_PAIRS, min(max(4, next_power_of_2(experts) // 32), 8), chunk)
 
 
 @triton.jit(do_not_specialize=["count", "places"])
@@ -236,7 +236,7 @@ def _order_chunks(ids: torch.Tensor, order: Order, experts: int, config: OrderCo
         config.chunk,
         E=experts,
         E_PAD=padded,
-        BLOCK=_COUNTED,
+        BLOCK=_COUNTED_PAIRS,
         num_warps=4,
         **early_start.options(ids.device),
     )
@@ -251,7 +251,7 @@ def _order_chunks(ids: torch.Tensor, order: Order, experts: int, config: OrderCo
         E=experts,
         E_PAD=padded,
         TILE=order.tile,
-        CHUNKS=min(_CHUNKS, max(1, 32 * config.warps * _THREAD_ELEMENTS // padded)),
+        CHUNKS=min(_MAX_CHUNKS, max(1, 32 * config.warps * _THREAD_ELEMENTS // padded)),
         BLOCK=config.block,
         num_warps=config.warps,
         **early_start.options(ids.device),

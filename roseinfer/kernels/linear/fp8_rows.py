@@ -26,7 +26,7 @@ _TILED_ROWS, _TILE_ROWS = range(65, 257), 128
 _GROUPED_BLOCK, _WHOLE_BLOCK = 1024, 16384
 # Above so many rows, programs of `plain_rows` by groups have fewer warps, then more elements: on an H200 8,192 rows of
 # 4,096 take 26 us instead of 40, 2,048 take 7.1 instead of 10.3, 536 take 3.2 instead of 3.6.
-_SOME_ROWS, _MANY_ROWS = 256, 1024
+_MAX_FEW_ROWS, _MAX_MANY_ROWS = 256, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +234,9 @@ def _launch(x: torch.Tensor, width: int, activation: str | None, gated: bool, gr
     assert x.stride(1) == 1
     out = Fp8Rows.empty(rows, width, grouped, x.device)
     most, warps = _GROUPED_BLOCK if grouped else _WHOLE_BLOCK, None
-    if grouped and activation is None and rows > _SOME_ROWS:
+    if grouped and activation is None and rows > _MAX_FEW_ROWS:
         # With many small programs, the overhead of each weighs more than its waiting.
-        most, warps = 2 * _GROUPED_BLOCK if rows > _MANY_ROWS else _GROUPED_BLOCK, 2
+        most, warps = 2 * _GROUPED_BLOCK if rows > _MAX_MANY_ROWS else _GROUPED_BLOCK, 2
     block = min(next_power_of_2(width), most)
     if rows:
         _rows_kernel[(rows, cdiv(width, block) if grouped else 1)](

@@ -24,13 +24,13 @@ SHAPES = [
 
 
 class Case:
-    def __init__(self, shape, tokens, dtype, device, kept=None):
-        """kept: the dtype of K and V in the cache, if another; codes have a scale for each KV head."""
+    def __init__(self, shape, tokens, dtype, device, kv_dtype=None):
+        """kv_dtype: the dtype of K and V in the cache, if another; codes have a scale for each KV head."""
         self.heads, self.kv_heads, self.head_dim, rotary, norm = shape
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.qkv = torch.full((tokens, width + 16), torch.nan, dtype=dtype, device=device)[:, :width]
         self.qkv.copy_(torch.randn(tokens, width, device=device))
-        self.store = store_of(6, 2, BLOCK_SIZE, self.kv_heads, self.head_dim, kept or dtype, device)
+        self.store = store_of(6, 2, BLOCK_SIZE, self.kv_heads, self.head_dim, kv_dtype or dtype, device)
         slots = torch.randperm(6 * BLOCK_SIZE)[:tokens]
         slots[1::3] = -1
         self.slots = slots.to(device)
@@ -40,7 +40,7 @@ class Case:
         weights = [torch.randn(self.head_dim, device=device).to(dtype) if norm else None for _ in range(2)]
         self.q_weight, self.k_weight = weights
         scales = [0.1 + torch.rand(self.kv_heads, device=device) for _ in range(2)]
-        self.kv_scales = None if kept is None else tuple(scales)
+        self.kv_scales = None if kv_dtype is None else tuple(scales)
 
     def run(self, function):
         """Return qkv and the store's data afterwards."""

@@ -80,7 +80,7 @@ def test_queries_of_any_size(size, device) -> None:
 @pytest.mark.parametrize("shape", SHAPES[1:4], ids=str)
 def test_keys_and_values_are_stored_as_codes(shape, dtype, device) -> None:
     """Rotated, divided by the scale of their head and rounded once."""
-    case = Case(shape, 7, dtype, device, kept=CODES)
+    case = Case(shape, 7, dtype, device, kv_dtype=CODES)
     (qkv, data), (expected_qkv, expected) = case.run(store_heads), case.run(store_heads_reference)
     torch.testing.assert_close(qkv, expected_qkv, **TOLERANCE[dtype])
     # The last bit before rounding may differ, which may lead to a neighbouring code.
@@ -90,7 +90,7 @@ def test_keys_and_values_are_stored_as_codes(shape, dtype, device) -> None:
 
 
 def test_what_is_beyond_the_largest_code_becomes_it(device) -> None:
-    case = Case((2, 1, 64, False, False), 5, torch.float32, device, kept=CODES)
+    case = Case((2, 1, 64, False, False), 5, torch.float32, device, kv_dtype=CODES)
     case.slots = torch.arange(5).to(device)
     case.qkv[:, 2 * 64 :] = torch.tensor([[1e30], [-1e30], [float("inf")], [465.0], [float("nan")]], device=device)
     case.kv_scales = tuple(torch.ones(1, device=device) for _ in range(2))
