@@ -58,7 +58,7 @@ def test_blocks_of_a_size_in_gib():
         num_host_blocks(0.001, 2359296)
 
 
-def test_what_can_be_had_is_said_before_anything_is_taken(monkeypatch):
+def test_too_large_a_size_is_rejected_with_the_available_memory(monkeypatch):
     monkeypatch.setattr(host_store, "available_memory_bytes", lambda: 100 * GIB)
     check_host_memory(90 * GIB)
     with pytest.raises(ConfigError, match=r"96\.0 GiB of host memory, but no more than 90\.0 GiB are available"):
@@ -107,7 +107,7 @@ def test_pages_are_locked_as_long_as_they_are_there(monkeypatch):
     assert not runtime.locked
 
 
-def test_what_the_driver_does_not_lock_is_an_error_of_the_option(monkeypatch):
+def test_memory_that_the_driver_cannot_lock_is_an_error_of_the_option(monkeypatch):
     """The driver's last error is read, so that no later call reports it."""
     runtime, asked = Runtime(2), []
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)

@@ -31,7 +31,7 @@ def test_every_code_is_widened_exactly(dtype: torch.dtype, columns: int) -> None
     assert torch.equal(narrow(wide[:, None], None).float().nan_to_num(0)[:, 0], codes.float().nan_to_num(0))
 
 
-def test_what_is_beyond_the_codes_becomes_the_largest_and_what_is_no_number_stays_none() -> None:
+def test_large_numbers_become_the_largest_code_and_nan_stays_nan() -> None:
     inf = float("inf")
     k = torch.tensor([[[1e30, -inf]], [[inf, float("nan")]]])
     assert narrow(k, None).float().nan_to_num(0).flatten().tolist() == [MAX_CODE, -MAX_CODE, MAX_CODE, 0]
@@ -39,7 +39,7 @@ def test_what_is_beyond_the_codes_becomes_the_largest_and_what_is_no_number_stay
     assert scaled.flatten().tolist() == [14, MAX_CODE]
 
 
-def test_what_is_kept() -> None:
+def test_dtype_of_k_and_v() -> None:
     assert kv_dtype_of("auto", torch.bfloat16) is torch.bfloat16
     assert kv_dtype_of("fp8", torch.bfloat16) is CODES
 

@@ -62,6 +62,6 @@ def test_none() -> None:
         ({"k_scale": torch.tensor([1.0, 1.0, -1.0, 1.0]), "v_scale": torch.ones(1)}, r"k_scale contains an invalid"),
     ],
 )
-def test_what_is_no_scale_is_named(tensors: dict[str, torch.Tensor], message: str) -> None:
+def test_invalid_scales_are_named(tensors: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"{ATTENTION}\.{message}"):
         read(tensors)

@@ -64,7 +64,7 @@ def test_keys_and_values_in_fp8(gpu: None, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("name", ["torch", "triton"])
 @pytest.mark.parametrize(("feature", "told"), [({"cap": 50.0}, "caps them at 50"), ({"sinks": True}, "sinks")])
-def test_what_no_backend_computes_is_refused_by_name(name: str, feature: dict, told: str, gpu: None) -> None:
+def test_unsupported_layers_are_rejected_by_name(name: str, feature: dict, told: str, gpu: None) -> None:
     specs = [spec_of(4, 2, 64, **feature)] * 2
     with pytest.raises(ConfigError, match=f"attention_backend {name} cannot be used: .*{told}"):
         resolve_backend(name, specs, torch.bfloat16, CUDA)
@@ -82,7 +82,7 @@ def test_layers_of_different_heads_share_no_plan(gpu: None) -> None:
     assert "layers" in (unsupported_reason("triton", [PLAIN, spec_of(2, 2, 64)], torch.bfloat16, CUDA) or "")
 
 
-def test_what_a_backend_can_do_is_what_it_implements() -> None:
+def test_capabilities_are_the_implemented_protocols() -> None:
     assert isinstance(make_attention("torch", shape_of(PLAIN, device=CPU)), TorchAttention)
     for backend, graphs in ((TorchAttention, False), (TritonAttention, True)):
         made: AttentionBackend = object.__new__(backend)

@@ -181,7 +181,7 @@ def test_layers_of_different_windows() -> None:
     case.check(case.backend(), 1e-5)
 
 
-def test_what_lies_before_the_window_is_not_read() -> None:
+def test_tokens_before_the_window_are_not_read() -> None:
     """Nor are its entries of the block table, since the blocks may belong to other requests by now."""
     case = Case(4, 2, 8, 4, windows=(6,) * LAYERS)
     for start, count in ((40, 1), (33, 1), (27, 3), (30, 20)):

@@ -38,7 +38,7 @@ def test_stacked_matrices(transposed: bool) -> None:
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("stacked", [False, True])
-def test_outputs_dealt_out(size: int, stacked: bool) -> None:
+def test_split_outputs(size: int, stacked: bool) -> None:
     """Each rank has columns of q, k and v side by side; four ranks share the two heads of k and v."""
     tensors = stored(16, 8, 8)
     names: tuple[str, ...] = ("0", "1", "2")
@@ -59,7 +59,7 @@ def test_outputs_dealt_out(size: int, stacked: bool) -> None:
 
 
 @pytest.mark.parametrize("adding", [False, True])
-def test_inputs_dealt_out_add_up_with_one_bias_and_one_residual(adding: bool) -> None:
+def test_split_inputs_add_up_with_one_bias_and_one_residual(adding: bool) -> None:
     tensors = stored(6)
     x, residual = torch.randn(3, 8), torch.randn(3, 6)
     whole = x @ tensors["0.weight"].T + tensors["0.bias"] + residual
@@ -72,7 +72,7 @@ def test_inputs_dealt_out_add_up_with_one_bias_and_one_residual(adding: bool) ->
     torch.testing.assert_close(total, whole)
 
 
-def test_what_cannot_be_dealt_out_is_refused() -> None:
+def test_sizes_that_ranks_cannot_share_are_rejected() -> None:
     source = Named(stored(6), build_for(Imagined(0, 4)))
     with pytest.raises(ConfigError, match="6 columns in units of 1 cannot be split among 4"):
         Linear(8, 6, split=Split.OUTPUTS).load(source, "0")
@@ -85,7 +85,7 @@ def test_what_cannot_be_dealt_out_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_vocabulary_dealt_out(size: int, tied: bool) -> None:
+def test_split_vocabulary(size: int, tied: bool) -> None:
     """Nine tokens: three of four ranks hold three each, and the last none."""
     vocab, width = 9, 8
     tensors = {

@@ -143,7 +143,7 @@ def test_a_captured_layer_follows_its_inputs(rows: int) -> None:
         assert torch.equal(out, experts(norm, x, None))
 
 
-def test_what_does_not_run_is_refused() -> None:
+def test_unsupported_models_are_rejected() -> None:
     with pytest.raises(ConfigError, match="on a GPU, models with experts need dtype bfloat16 or float16"):
         load(draw(SHAPE), build=replace(MAKE, dtype=torch.float32))
     odd = replace(SHAPE, width=36)

@@ -120,7 +120,7 @@ def test_ranks_add_up_to_the_whole_with_one_residual(size: int) -> None:
     torch.testing.assert_close(sum(parts), layer(tensors)(x.clone()), rtol=0, atol=1e-5)
 
 
-def test_a_width_that_cannot_be_dealt_out_is_refused() -> None:
+def test_a_width_that_ranks_cannot_share_is_rejected() -> None:
     with pytest.raises(ConfigError, match="24 columns"):
         layer(draw(SHAPE), build=build_for(Imagined(0, 5)))
 
@@ -159,7 +159,7 @@ def test_fp8_in_blocks_is_widened_on_a_cpu() -> None:
     torch.testing.assert_close(result, layer(wide, BLOCKS)(x.clone()))
 
 
-def test_fp8_blocks_are_dealt_out_whole_or_refused() -> None:
+def test_fp8_blocks_are_split_whole_or_rejected() -> None:
     narrow, wide = in_blocks(draw(BLOCKS))
     x = inputs(12, 256)
     parts = [layer(narrow, BLOCKS, fp8_build(Imagined(rank, 2)))(x.clone()) for rank in range(2)]

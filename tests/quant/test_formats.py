@@ -115,7 +115,7 @@ def test_each_format_reads_the_ranks_parts_of_the_whole(folders: tuple[Path, Pat
         torch.testing.assert_close(torch.cat(parts, 1), expected)
 
 
-def test_what_is_quantised_is_not_read_as_if_it_were_not(folders: tuple[Path, Path]) -> None:
+def test_quantised_weights_are_not_read_as_floats(folders: tuple[Path, Path]) -> None:
     """Copied into a wider tensor, e4m3 would silently lose its scale."""
     with pytest.raises(UnsupportedModelError, match=r"q_proj\.weight has dtype F8_E4M3"):
         load(folders[0])

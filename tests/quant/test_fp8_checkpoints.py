@@ -100,7 +100,7 @@ def in_floats(folder: Path, tensors: Tensors) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.name)
-def test_a_checkpoint_computes_what_its_codes_and_scales_say(tmp_path: Path, maker: Maker) -> None:
+def test_a_checkpoint_computes_with_its_codes_and_scales(tmp_path: Path, maker: Maker) -> None:
     wide = make(tmp_path, maker)
     model = load(tmp_path)
     assert [scales is not None for scales in model.kv_scales] == [bool(maker.attention)] * 2
@@ -116,7 +116,7 @@ def test_experts_are_widened_and_the_router_is_not_quantised(tmp_path: Path, mak
 
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.name)
-def test_asking_for_what_it_is_changes_nothing(tmp_path: Path, maker: Maker) -> None:
+def test_asking_for_the_stored_format_changes_nothing(tmp_path: Path, maker: Maker) -> None:
     make(tmp_path, maker)
     assert torch.equal(logits(load(tmp_path, quantization="fp8")), logits(load(tmp_path)))
 

@@ -132,7 +132,7 @@ def test_ranks_read_their_blocks() -> None:
     ],
 )
 @pytest.mark.parametrize("at_once", [1, 1 << 26], ids=["row by row", "at once"])
-def test_what_is_no_number_is_refused(
+def test_nan_is_rejected(
     folder: Path, name: str, value: float, message: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fp8_stored, "MAX_CHECKED_ELEMENTS", at_once)
@@ -166,7 +166,7 @@ def test_dummy_weights_are_those_of_the_same_seed_rounded() -> None:
         ("fp8", BLOCK, "fp8 by block"),
     ],
 )
-def test_what_weights_are_kept_as(
+def test_stored_format(
     asked: str | None, stored: Fp8Scheme | None, kept: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")

@@ -33,7 +33,7 @@ def exact() -> torch.Tensor:
     return held_out_logits()
 
 
-def test_the_text_is_foretold(exact: torch.Tensor) -> None:
+def test_the_model_predicts_the_text(exact: torch.Tensor) -> None:
     tokens = held_out_tokens()
     assert sum(map(len, tokens)) > 1000
     assert 1.0 < loss_of(exact, tokens) < 4.0, "of 8.3 nats that a uniform guess costs"

@@ -97,7 +97,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(kind: type[FbgemmProduct] |
         assert torch.equal(matmul(x[first:last]), together[first:last])
 
 
-def test_a_thread_multiplies_alone_what_is_little() -> None:
+def test_one_thread_multiplies_small_products() -> None:
     small, large = (Int8Weight.empty(rows, 768) for rows in (768, 50257))
     assert int8_product.max_alone_rows(large, 2) < 1
     assert int8_product.max_alone_rows(small, 2) > int8_product.max_alone_rows(small, 16) > 1
@@ -127,7 +127,7 @@ def test_the_largest_sums_are_exact(kind: type[FbgemmProduct] | type[OnednnProdu
 
 @pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_around_a_product(epilogue: Epilogue, dtype: torch.dtype) -> None:
+def test_operations_around_a_product(epilogue: Epilogue, dtype: torch.dtype) -> None:
     weight, bias = draw_weight(), torch.randn(OUT)
     matmul = Int8Matmul(FbgemmProduct(Int8Weight.of(weight)), bias.to(dtype), epilogue)
     x = torch.randn(8, WIDTH).to(dtype)

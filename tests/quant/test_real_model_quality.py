@@ -21,7 +21,7 @@ def floats() -> float:
     return measure(CONFIG, FLOATS).perplexity
 
 
-def test_the_model_foretells_the_text(floats: float) -> None:
+def test_the_model_predicts_the_text(floats: float) -> None:
     assert 10 < floats < 20
 
 

@@ -7,7 +7,7 @@ from roseinfer.quant.rotation import Rotation
 
 @pytest.mark.parametrize("without", ["", "fbgemm_pack_gemm_matrix_fp16"])
 @pytest.mark.parametrize("width", [1, 6, 64, 96, 576, 1536])
-def test_products_stay_what_they_are(width: int, without: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotation_does_not_change_products(width: int, without: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if without:
         monkeypatch.delattr(torch, without)
     torch.manual_seed(0)

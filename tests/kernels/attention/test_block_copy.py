@@ -20,7 +20,7 @@ def test_copies(dtype, shape, tokens, device):
     assert torch.equal(store.data, expected)
 
 
-def test_does_what_the_store_does(device):
+def test_copies_like_the_store(device):
     stores = [store_of(5, 2, 16, 2, 64, torch.float32, device) for _ in range(2)]
     stores[0].data.copy_(torch.randn(stores[0].data.shape))
     stores[1].data.copy_(stores[0].data)

@@ -87,7 +87,7 @@ def test_rows_of_no_context_are_passed_over(device) -> None:
     assert attend(case, workspace).isnan().all()
 
 
-def test_a_row_does_not_depend_on_what_it_cannot_see(device) -> None:
+def test_a_row_does_not_depend_on_hidden_tokens(device) -> None:
     """Infinities are included, since they would survive a multiplication by a weight of zero."""
     case = paged_case(decodes((21, 40)), 2, 1, 16, 16, torch.float32, device)
     for cache in (case.k_cache, case.v_cache):
@@ -110,7 +110,7 @@ def test_windows(form, size, device) -> None:
 
 
 @pytest.mark.parametrize("form", [ELEMENTWISE, MATRIX])
-def test_what_lies_before_a_window_is_not_read(form, device) -> None:
+def test_tokens_before_a_window_are_not_read(form, device) -> None:
     case = paged_case(decodes((70, 33, 40)), 2, 2, 16, 4, torch.float32, device)
     expected = reference(case, 10)
     for row, context in enumerate(case.context_len.tolist()):

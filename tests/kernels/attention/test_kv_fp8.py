@@ -89,7 +89,7 @@ def test_keys_and_values_are_stored_as_codes(shape, dtype, device) -> None:
     torch.testing.assert_close(data.float(), expected.float(), rtol=0.14, atol=2**-9)
 
 
-def test_what_is_beyond_the_largest_code_becomes_it(device) -> None:
+def test_large_numbers_become_the_largest_code(device) -> None:
     case = Case((2, 1, 64, False, False), 5, torch.float32, device, kv_dtype=CODES)
     case.slots = torch.arange(5).to(device)
     case.qkv[:, 2 * 64 :] = torch.tensor([[1e30], [-1e30], [float("inf")], [465.0], [float("nan")]], device=device)

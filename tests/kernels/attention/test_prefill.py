@@ -74,7 +74,7 @@ def test_windows(window, block_m, block_n, block_size, device) -> None:
     assert_near(attend(case, config, block_map(case, config), window), reference(case, window))
 
 
-def test_what_lies_before_a_window_is_not_read(device) -> None:
+def test_tokens_before_a_window_are_not_read(device) -> None:
     case = paged_case([(70, 18), (33, 5), (0, 40)], 2, 1, 16, 4, torch.float32, device)
     expected = reference(case, 10)
     starts = [70, 33, 0]
@@ -118,7 +118,7 @@ def test_blocks_for_the_other_kernel_are_passed_over(device) -> None:
     assert_near(out[:9], reference(case)[:9])
 
 
-def test_a_row_does_not_depend_on_what_it_cannot_see(device) -> None:
+def test_a_row_does_not_depend_on_hidden_tokens(device) -> None:
     """Infinities are included, since they would survive a multiplication by a weight of zero."""
     case = paged_case([(3, 18), (0, 5)], 2, 1, 16, 16, torch.float32, device)
     for cache in (case.k_cache, case.v_cache):

@@ -75,7 +75,7 @@ def test_a_lone_block_is_divided_among_all_multiprocessors() -> None:
 
 
 @pytest.mark.parametrize(("count", "before"), [(1024, 0), (1024, 28_000), (512, 28_000), (16, 0), (100, 300)])
-def test_what_fills_the_gpu_or_is_short_is_not_divided(count, before) -> None:
+def test_short_contexts_and_those_of_a_full_gpu_are_not_divided(count, before) -> None:
     assert (map_blocks(0, [count], [before + count], QWEN, H200)[:, 3] == 1).all()
     assert map_blocks(0, [count], [before + count], QWEN, H200).tolist() == (
         map_blocks(0, [count], [before + count], QWEN).tolist()
@@ -164,7 +164,7 @@ def test_a_map_that_divides_nothing_gives_the_very_same(device) -> None:
     assert torch.equal(attend(case, SMALL, blocks, slots=8), one)
 
 
-def test_a_row_does_not_depend_on_what_it_cannot_see(device) -> None:
+def test_a_row_does_not_depend_on_hidden_tokens(device) -> None:
     case = paged_case([(43, 18), (0, 5)], 2, 1, 16, 16, torch.float32, device)
     for cache in (case.k_cache, case.v_cache):
         cache.nan_to_num_(nan=float("inf"))

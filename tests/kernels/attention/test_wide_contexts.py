@@ -69,7 +69,7 @@ def test_contexts_lie_one_behind_the_other(heads, kv_heads, head_dim, block_size
     assert wide.keys[page:].isnan().all() and wide.values[page:].isnan().all()
 
 
-def test_what_does_not_fit_is_left_to_the_other_kernel(device) -> None:
+def test_contexts_that_do_not_fit_are_left_to_the_other_kernel(device) -> None:
     case = paged_case(ROWS, 8, 2, 64, 16, torch.bfloat16, device, codes=True)
     pages = sum(-(-context // BLOCK_N) for context in case.context_len.tolist())
     before = block_map(case, TILES)
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_left_to_the_other_kernel(device) -> None:
 
 @needs_hopper
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (16, 8, 128), (12, 12, 64)])
-def test_attention_over_what_was_widened(heads, kv_heads, head_dim, device) -> None:
+def test_attention_over_widened_contexts(heads, kv_heads, head_dim, device) -> None:
     rows = [*ROWS, (127, 1), (1000, 65), (2000, 33), (0, 1024)]
     case = paged_case(rows, heads, kv_heads, head_dim, 16, torch.bfloat16, device, codes=True)
     wide = scratch(case, 8192)

@@ -83,7 +83,7 @@ def test_columns_side_by_side_in_rows_that_lie_apart(device, tmp_path):
 
 
 @pytest.mark.parametrize("push", [push_words, push_blocks])
-def test_who_waits_for_nobody_gives_up_once(push, device):
+def test_a_wait_for_a_missing_rank_times_out_once(push, device):
     """The first call waits for its timeout, the following calls do not wait."""
     layout = PeerLayout(2, LIMIT)
     buffers = [torch.zeros(layout.bytes, dtype=torch.uint8, device=device) for _ in range(2)]
@@ -99,7 +99,7 @@ def test_who_waits_for_nobody_gives_up_once(push, device):
     assert int(peers.lost) == 1
 
 
-def test_sizes_decide_who_adds_up(device, tmp_path, monkeypatch):
+def test_sizes_decide_which_kernel_adds_up(device, tmp_path, monkeypatch):
     """No rows, one row, and more than fits words that carry their count, through one function."""
     monkeypatch.setattr("roseinfer.kernels.comm.peers.WORD_PROGRAMS", 2)
     layout = PeerLayout(2, LIMIT)
@@ -118,7 +118,7 @@ def test_sizes_decide_who_adds_up(device, tmp_path, monkeypatch):
     assert all(torch.equal(rank[-1].cpu(), expected) for rank in ranks)
 
 
-def test_what_is_taken(device):
+def test_supported_tensors(device):
     peers = Peers.of(0, PeerLayout(2, LIMIT), [0, 0], device, 1.0)
     x = torch.empty(LIMIT // 2, dtype=torch.bfloat16, device=device)
     assert takes(x, peers)

@@ -16,7 +16,7 @@ from roseinfer.kernels.common.triton_support import HAS_TRITON
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
-def test_what_is_launched_within_is_compiled_by_forks_and_not_run(tmp_path: Path) -> None:
+def test_launches_are_compiled_by_forks_and_not_run(tmp_path: Path) -> None:
     """Two kernels, one of them twice, and one that does not compile, which fails only when it is used."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "tests.kernels.compiles_ahead"]
@@ -46,7 +46,7 @@ def test_forks_run_beside_each_other_and_leave_only_files(tmp_path: Path) -> Non
     assert here == [1, 0] and len(found) == 2 and os.getpid() not in found
 
 
-def test_a_fork_leaves_what_nobody_needs_to_its_parent(tmp_path: Path) -> None:
+def test_a_fork_does_not_free_its_parents_garbage(tmp_path: Path) -> None:
     """Tensors of a GPU are freed by the process that made them: a fork that does so ends."""
 
     class Circle:

@@ -134,7 +134,7 @@ def test_no_tokens(device):
     assert route(**inputs, top_k=2, renormalise=True, arrived=arrived_of(0, device)).ids.shape == (0, 2)
 
 
-def test_what_is_no_number_chooses_experts_that_there_are(device):
+def test_nan_chooses_existing_experts(device):
     inputs = router_case(device, 2, 12, 64, torch.bfloat16)
     expected = route(**inputs, top_k=3, renormalise=True, arrived=arrived_of(2, device))
     inputs["x"][0, 5] = torch.nan

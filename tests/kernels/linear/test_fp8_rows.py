@@ -93,7 +93,7 @@ def test_activated_rows(grouped, device):
     check(activated_rows(x, "gelu", grouped=grouped), rows_reference(torch.nn.functional.gelu(x), grouped=grouped))
 
 
-def test_what_is_no_number_in_a_row_longer_than_a_program_holds(device, monkeypatch):
+def test_nan_in_a_row_longer_than_a_program_holds(device, monkeypatch):
     round_codes()
     clamp_numbers_only(monkeypatch)
     x = torch.randn(2, 17408, device=device)
@@ -116,7 +116,7 @@ def test_numbers_of_any_size(value, grouped, device):
     torch.testing.assert_close(found, x, rtol=1e-3, atol=1e-30)
 
 
-def test_what_is_no_number_stays_none(grouped, device, monkeypatch):
+def test_nan_stays_nan(grouped, device, monkeypatch):
     """NaN stays visible, where a code of 448 would hide it."""
     clamp_numbers_only(monkeypatch)
     x = torch.randn(3, 256, device=device)

@@ -45,7 +45,7 @@ def test_a_config_fits_its_shape_and_the_hardware(shape, config):
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-def test_what_is_left_to_the_library(blocks):
+def test_shapes_left_to_the_library(blocks):
     assert choose_tile_config(MAX_UNMEASURED_ROWS, 1024, 1024, blocks=blocks) is not None
     assert choose_tile_config(MAX_UNMEASURED_ROWS + 1, 1024, 1024, blocks=blocks) is None
     for outs, columns in SHAPES:

@@ -69,7 +69,7 @@ def shaped(kind, rows, vocab_size, dtype, device):
 
 
 @each_value(kind=["flat", "wide", "sure", "tied"], dtype=[torch.float32, torch.bfloat16])
-def test_draws_what_sorting_would(kind, dtype, device):
+def test_draws_the_same_tokens_as_sorting(kind, dtype, device):
     generator = torch.Generator().manual_seed(len(kind))
     for rows, vocab_size in ((1, 1), (ROWS, 1000)):
         batch = Batch(shaped(kind, rows, vocab_size, dtype, device), random_settings(rows, generator))
