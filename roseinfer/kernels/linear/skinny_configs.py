@@ -1,6 +1,7 @@
 """Configs of `skinny_linear`: measured ones by shape, and the rule for other shapes."""
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
@@ -40,6 +41,7 @@ TABLE: TuningTable[SkinnyConfig] = TuningTable(
 MAX_UNMEASURED_ROWS = 2
 
 
+@cache  # called for every layer of every step
 def choose_config(bucket: int, weight_rows: int, columns: int, gated: bool) -> SkinnyConfig | None:
     """Return the config for `bucket` (1, 2, 4, 8, 16) rows; None if the kernel does not pay.
 

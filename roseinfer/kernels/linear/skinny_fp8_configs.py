@@ -5,6 +5,7 @@ are the fastest.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
@@ -49,6 +50,7 @@ TABLE: TuningTable[Fp8Config] = TuningTable(
 )
 
 
+@cache  # called for every layer of every step
 def choose_fp8_config(bucket: int, weight_rows: int, columns: int, gated: bool, *, blocks: bool) -> Fp8Config | None:
     """Return the config for `bucket` (1, 2, 4, 8, 16) rows; None if the kernel does not pay.
 
