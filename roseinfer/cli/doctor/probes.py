@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from roseinfer.cli.doctor.facts import Facts, Gpu, Model, Torch
 from roseinfer.cli.doctor.hosts import find_hosts
 from roseinfer.cli.doctor.requirements import declared
 from roseinfer.core.memory import available_memory_bytes
+from roseinfer.processes.launch import run_python
 
 TORCH_TIMEOUT_S = 180.0  # the first kernel is compiled, and a driver may hang
 NO_EXTRAS = ("dev",)  # for developers of roseinfer
@@ -49,11 +49,11 @@ def collect_facts(config: DoctorConfig) -> Facts:
     )
 
 
-def ask_torch(command: Sequence[str] = (sys.executable, "-m", "roseinfer.cli.doctor.device")) -> Torch:
+def ask_torch(arguments: Sequence[str] = ("-m", "roseinfer.cli.doctor.device")) -> Torch:
     """Run `device` in a separate process: a broken driver may crash or hang it."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TORCH_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
+        done = run_python(arguments, TORCH_TIMEOUT_S)
+    except TimeoutError:
         return Torch(error=f"PyTorch did not respond within {TORCH_TIMEOUT_S:.0f} s; the driver may hang")
     except OSError as error:
         return Torch(error=f"cannot start a process: {error.strerror}")

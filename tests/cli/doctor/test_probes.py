@@ -58,19 +58,20 @@ def test_requirements_are_sorted_by_extra_and_platform() -> None:
 )
 def test_a_pytorch_that_is_broken(code: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "TORCH_TIMEOUT_S", 0.2 if "sleep" in code else 30.0)
-    said = probes.ask_torch([sys.executable, "-S", "-c", code])
+    said = probes.ask_torch(["-S", "-c", code])
     assert (said.error is not None and said.error.startswith(error)) or error in str(said.error)
 
 
 def test_what_pytorch_says_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     device.main()
     line = capsys.readouterr().out.strip()
-    said = probes.ask_torch([sys.executable, "-S", "-c", f"print('noise'); print({line!r})"])
+    said = probes.ask_torch(["-S", "-c", f"print('noise'); print({line!r})"])
     assert said.error is None and said.version and said.cpu_gflops > 0 and said.threads >= 1
 
 
-def test_a_process_that_cannot_be_started() -> None:
-    assert "cannot start a process" in str(probes.ask_torch(["/no/such/python"]).error)
+def test_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    assert "cannot start a process" in str(probes.ask_torch().error)
 
 
 @pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 1.5), ("", None), (None, None)])
