@@ -226,8 +226,8 @@ class RoutedEngine:
 
     # --- requests -----------------------------------------------------------------------------------------------
     def generate(self, request: GenerateRequest) -> ChunkStream:
-        mailbox = ChunkBuffer(request.n)
-        return ChunkStream(mailbox, self.submit(request, mailbox))
+        buffer = ChunkBuffer(request.n)
+        return ChunkStream(buffer, self.submit(request, buffer))
 
     def submit(self, request: GenerateRequest, sink: Sink) -> LiveRequest:
         if self._closed:

@@ -1,4 +1,4 @@
-"""What a user of the engine sees: one request in, a stream of chunks out. The server depends on this file alone."""
+"""Interface of the engine: one request in, a stream of chunks out. The server depends on this file alone."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -32,18 +32,18 @@ class GenerateRequest:
 
 @dataclass(slots=True)
 class SequenceChunk:
-    """What is new of sample `index`: several steps' worth if the reader was slow.
+    """New output of sample `index`. It covers several steps if the reader was slow.
 
-    `text` may be empty (a partial character, or text held back because it may begin a stop string). `finish_reason`
-    is set on the last chunk of the sample; `stop_reason` is then the stop string or stop token id that ended it, None
-    for EOS. `logprobs` is one entry per token of `token_ids` when asked for. `prompt_logprobs` comes once, in the
-    first chunk of sample 0: one entry per prompt token, the first of them None. `num_output_tokens` counts from the
-    start. `times`, `preemptions` are set on the last chunk, `rejection` on that of a request that was turned away.
-    `why` comes with the first token, as of then, and with an end that the engine knows of.
+    `text` may be empty: for a partial character, or a possible start of a stop string. `finish_reason` is set on the
+    last chunk of the sample. `stop_reason` is then the stop string or stop token id that ended it, None for EOS.
+    `logprobs`: one entry per token of `token_ids`, if requested. `prompt_logprobs`: sent once, in the first chunk of
+    sample 0; one entry per prompt token, the first of them None. `num_output_tokens` counts from the start. `times` and
+    `preemptions` are set on the last chunk; `rejection` if the request was rejected. `why` is set with the first token
+    and with an end that the engine reports.
 
-    With a parser, `events` says all that there is to say, `text` only the content of the answer (that of its `Text`
-    events); stop strings are matched in the content alone. `reasoning_tokens` counts from the start, and
-    `parse_failures`, calls that turned out to be malformed, comes with the last chunk.
+    With a parser, `events` holds the whole output, and `text` only the content of its `Text` events. Stop strings are
+    matched in the content alone. `reasoning_tokens` counts from the start. `parse_failures`: malformed calls, set on
+    the last chunk.
     """
 
     index: int
@@ -86,10 +86,10 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """`alive`: the engine runs. `heartbeat_age_s`: seconds since its loop last made a turn. `final`: it does not run
-    and nobody starts it again.
+    """Health of an engine. `heartbeat_age_s`: seconds since its newest heartbeat. `final`: it is dead and will not be
+    restarted.
 
-    Of several engines: `alive` if one of them runs, with the age of the liveliest, `final` if all are.
+    Of several engines, `alive` is true if one of them runs, `final` if all are final; the age is the smallest one.
     """
 
     alive: bool
@@ -99,8 +99,8 @@ class EngineHealth:
 
 
 class EngineState(StrEnum):
-    """`QUIET`: its loop has not made a turn for too long; it gets no requests until it does. `DRAINING`: it ends what
-    it has and takes no more.
+    """State of an engine. `QUIET`: its heartbeat is overdue, so it gets no requests until the next one. `DRAINING`: it
+    finishes its requests and accepts no more.
     """
 
     STARTING = "starting"
@@ -117,8 +117,8 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PortStats:
-    """Of the port of an engine that others reach from other hosts. `clients`: processes that follow it just now;
-    `refused`: connections that were not let in, ever.
+    """Statistics of an engine's port for other hosts. `clients`: connected processes; `refused`: rejected connections
+    so far.
     """
 
     clients: int = 0
@@ -127,11 +127,11 @@ class PortStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """How one of the engines behind an `Engine` does. `engine`: its number.
+    """Report on one engine behind an `Engine`. `engine`: its number.
 
-    `restarts`: how often it was started again, as far as the reporter knows, `deaths` of these because it had ended or
-    hung. `stats` go on counting over restarts as far as the reporter has seen them. `info`: of the newest start.
-    `port_stats`: None: no other host reaches it. `promise`: its newest, as a router is told; None: there is none.
+    `restarts`: restarts that the reporter knows of; `deaths`: those after a crash or a hang. The counters of `stats`
+    continue over restarts. `info`: description of the newest start. `port_stats`: None if other hosts cannot reach it.
+    `promise`: the newest one; None without.
     """
 
     engine: int
@@ -147,9 +147,9 @@ class EngineReport:
 
 @dataclass(slots=True)
 class Route:
-    """The way of one request between several engines, as of now. `engine`: where it is, or was last; `reason`: what
-    spoke for it, that of the router's `Placement`. `retries`: engines that refused it before another took it;
-    `placed_again`, `resumes`: how often it left one without and with tokens, as that had died, was quiet or drained.
+    """Path of one request over several engines so far. `engine`: the newest one; `reason`: that of the router's
+    `Placement`. `retries`: engines that rejected it. `placed_again`, `resumes`: how often it left a dead, quiet or
+    draining engine, without and with output.
     """
 
     engine: int
@@ -160,46 +160,45 @@ class Route:
 
 
 class RoutingObserver(Protocol):
-    """Is told of requests on their way to one of several engines. `cause`: why they leave one: `death`, `quiet`,
-    `drain`. No method may raise.
+    """Observer of placements on several engines. `cause`: why a request leaves an engine: `death`, `quiet` or `drain`.
+    No method may raise.
     """
 
     def placed(self, engine: int, reason: str) -> None:
-        """A new request goes there; `reason` is that of the router's `Placement`."""
+        """Count a new request; `reason` is that of the router's `Placement`."""
         ...
 
     def retried(self, engine: int) -> None:
-        """It refused a request, which goes to another that still can keep what was promised."""
+        """Count a rejected request that goes to an engine which can still meet its objectives."""
         ...
 
     def placed_again(self, engine: int, cause: str) -> None:
-        """A request without a token so far leaves it for another."""
+        """Count a request without output that leaves the engine."""
         ...
 
     def resumed(self, engine: int, cause: str) -> None:
-        """A request that has tokens leaves it, and goes on with another."""
+        """Count a request with output that leaves the engine and continues on another."""
         ...
 
     def breaker(self, engine: int, open: bool) -> None:
-        """It gets no requests from here for a while, as it failed, or it does again."""
+        """Note that the circuit breaker of the engine opened or closed."""
         ...
 
     def engine_added(self, engine: int) -> None:
-        """There is an engine of this number, which no other has had. Told of those first that are there already."""
+        """Add an engine. Called for existing engines first; numbers are never reused."""
         ...
 
     def engine_removed(self, engine: int) -> None:
-        """It is gone for good."""
+        """Remove an engine for good."""
         ...
 
 
 class StepRecord(NamedTuple):
-    """One engine step: the tokens it computed, its wall time in seconds as the runner saw it, and the time that the
-    scheduling policy's cost model predicted (0 = it predicts none). `mask_s`: seconds that the masks of constrained
-    outputs took the host (0 = there were none). `ended_s`: when it was done, on the monotonic clock of the machine.
-    `rows`: sequences that it computed, `prompt_tokens`: how many of the tokens were prompts'. `budget_s`: how long it
-    could take before the most urgent request was late, by what the policy knew when it planned it; None: none was
-    urgent, or the policy goes by no such thing.
+    """Record of one engine step. `tokens`: tokens computed; `prompt_tokens` of them were prompts'. `rows`: sequences.
+
+    `duration_s`: wall time that the runner measured. `predicted_s`: prediction of the policy's cost model, 0 = none.
+    `mask_s`: host seconds for the masks of constrained outputs. `ended_s`: end of the step, on the machine's monotonic
+    clock. `budget_s`: time until the most urgent request would be late, when the step was planned; None = no deadline.
     """
 
     tokens: int
@@ -213,18 +212,20 @@ class StepRecord(NamedTuple):
 
 
 class Sink(Protocol):
-    """Takes what an engine says of one request, called from the event loop as it arrives.
+    """Receiver of the output of one request, called from the event loop.
 
-    After a chunk with a `finish_reason` for each sample, or after `fail`, there are no more calls; after `cancel`
-    there is at most a `fail`. Neither method may raise.
+    There are no calls after a chunk with a `finish_reason` for each sample, or after `fail`. After `cancel` there is at
+    most a `fail`. Neither method may raise.
     """
 
     def put(self, chunk: SequenceChunk) -> None: ...
 
     def fail(self, error: RoseinferError) -> None:
-        """`EngineDeadError` when the engine died, `EngineUnavailableError` if nothing had come of the request by then
-        and others will be there, `RequestFailedError` when this request alone failed, `EngineClosedError` when it was
-        cancelled or the engine closed, else the `InvalidRequestError` of a request that the engine refused.
+        """End the request with an error.
+
+        `EngineDeadError`: the engine died. `EngineUnavailableError`: the same without output so far, where another
+        engine is expected. `RequestFailedError`: only this request failed. `EngineClosedError`: it was cancelled or the
+        engine closed. `InvalidRequestError`: the engine found it invalid.
         """
         ...
 
@@ -232,7 +233,7 @@ class Sink(Protocol):
 class Submission(Protocol):
     @property
     def route(self) -> Route | None:
-        """The same object as long as the request lives, which tells how things are; None: there is one engine."""
+        """Path of the request; updated in place while it lives. None with a single engine."""
         ...
 
     def cancel(self) -> None:
@@ -241,18 +242,18 @@ class Submission(Protocol):
 
 
 class RequestStream(Submission, Protocol):
-    """Iterate to the end, or `cancel()`: either way nothing of the request stays in the engine.
+    """Stream of one request. Iterate to the end or `cancel()`; the engine then holds nothing of the request.
 
-    Iteration raises the errors that `Sink.fail` would be given.
+    Iteration raises the errors of `Sink.fail`.
     """
 
     def __aiter__(self) -> AsyncIterator[SequenceChunk]: ...
 
 
 class Engine(Protocol):
-    """An engine as the server and the benchmarks use it (same event loop, one instance per server).
+    """Engine as the server uses it: one instance per process, on its event loop.
 
-    `several`: whether requests are placed: there are several engines behind it, or there may come to be.
+    `several`: True if a router places requests, because there are several engines or more may be added.
     """
 
     info: EngineInfo
@@ -261,37 +262,37 @@ class Engine(Protocol):
     def several(self) -> bool: ...
 
     def submit(self, request: GenerateRequest, sink: Sink) -> Submission:
-        """Start a request; returns at once. No model work happens here.
+        """Start a request without waiting for it.
 
-        Raises `RequestTooLongError` if it could never run, `InvalidRequestError` (bad token id, duplicate live
+        Raise `RequestTooLongError` if it could never run, `InvalidRequestError` (bad token id, duplicate live
         request_id), `TooManyInflightError`, `EngineClosedError`, `EngineDeadError`, `EngineUnavailableError`.
         """
         ...
 
     def generate(self, request: GenerateRequest) -> RequestStream:
-        """Like `submit`, for a reader that takes the chunks at its own pace: those it has not read are merged."""
+        """Start a request whose unread chunks are merged, so that a slow reader delays nobody."""
         ...
 
     def health(self) -> EngineHealth: ...
 
     def stats(self) -> SchedulerStats:
-        """The newest snapshot received from the engine."""
+        """Return the newest snapshot received from the engine."""
         ...
 
     def reports(self) -> list[EngineReport]:
-        """One for each engine there is, in the order of their numbers."""
+        """Return a report for each engine, ordered by number."""
         ...
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
-        """Have `listener` called for every step, in order, within half a second. Who shares an engine that somebody
-        else owns is told of none.
+        """Call `listener` for every step, in order, within half a second. Clients that do not own the engine receive no
+        step records.
         """
         ...
 
     def on_routing(self, observer: RoutingObserver) -> None:
-        """Have `observer` told what becomes of requests between engines. An engine alone has nothing to tell."""
+        """Report placements to `observer`. A single engine reports nothing."""
         ...
 
     async def close(self) -> None:
-        """End every open stream with `EngineClosedError`, stop the engine and wait for it."""
+        """End every open stream with `EngineClosedError`, then stop the engine and wait for it."""
         ...

@@ -1,4 +1,4 @@
-"""The asynchronous engine: requests in, chunks out, wherever the engine runs; and what is known of its health."""
+"""Asynchronous client of one engine: it sends requests, delivers chunks and follows the engine's health."""
 
 import logging
 from collections.abc import Callable, Collection
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineMonitor:
-    """Brings an engine up through its transport and follows how it does. Belongs to one event loop."""
+    """Starts an engine through its transport and follows its health. Belongs to one event loop."""
 
     def __init__(self, transport: Transport, clock: Clock | None = None) -> None:
         self.info: EngineInfo
@@ -47,7 +47,7 @@ class EngineMonitor:
         self._closed = False
 
     async def connect(self) -> None:
-        """Raises what kept the engine from starting."""
+        """Start the engine. Raise the error that kept it from starting."""
         self.info = await self._transport.start(self._on_message, self._on_death)
         self._heartbeat_s = self._clock.now()
 
@@ -66,7 +66,7 @@ class EngineMonitor:
         self._step_listeners.append(listener)
 
     def on_routing(self, observer: RoutingObserver) -> None:
-        """There is nothing to tell."""
+        """Do nothing: a single engine places no requests."""
 
     async def close(self) -> None:
         if not self._closed:
@@ -78,8 +78,8 @@ class EngineMonitor:
         try:
             self._handle(message)
         except Exception as error:
-            log.exception("a message of the engine could not be handled")
-            self._on_death(f"a message of the engine could not be handled: {type(error).__name__}: {error}")
+            log.exception("cannot handle a message of the engine")
+            self._on_death(f"cannot handle a message of the engine: {type(error).__name__}: {error}")
 
     def _handle(self, message: EngineMessage) -> None:
         if isinstance(message, Outputs | Heartbeat):
@@ -103,31 +103,31 @@ class EngineMonitor:
 
 
 class FailoverHandler(Protocol):
-    """Looks after requests that an engine does not bring to their end. Called from the event loop."""
+    """Handler of requests that an engine does not complete. Called from the event loop."""
 
     def lost(self, engine: "AsyncEngine", requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
-        """The engine is gone, and these were in it. `suspects`: wire ids of the requests that may have ended it, other
-        clients' too; none: nobody knows.
+        """Handle the requests of a lost engine. `suspects`: wire ids of the requests, of any client, that may have
+        crashed it; empty = unknown.
         """
         ...
 
     def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
-        """The engine has turned a request away. What its reader is told; None: nothing, it goes on elsewhere."""
+        """Return the rejection to report to the reader; None if another engine continues the request."""
         ...
 
     def cancelled(self, live: LiveRequest) -> None:
-        """Nobody wants it any more."""
+        """Handle a request that its reader cancelled."""
         ...
 
     def started(self, live: LiveRequest, cached_tokens: int) -> None:
-        """Its first token from this engine is there, which had `cached_tokens` of the prompt in its cache."""
+        """Handle the first token from this engine, which had `cached_tokens` prompt tokens in its cache."""
         ...
 
 
 class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
-    """See `engine.api.Engine`. Made by `AsyncEngine.start`; all methods belong to the event loop it was started in.
+    """Client of one engine, see `engine.api.Engine`. Made by `AsyncEngine.start`; belongs to that event loop.
 
-    `requests` may be shared with other engines; then `failover` is who moves them.
+    `requests` may be shared with other engines, between which `failover` moves them.
     """
 
     several = False
@@ -150,10 +150,10 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         inflight: InflightLimit | None = None,
         prefix: str = "",
     ) -> "AsyncEngine":
-        """Bring an engine up. Raises what kept it from starting.
+        """Start an engine. Raise the error that kept it from starting.
 
-        With `max_inflight_requests`, `generate` raises `TooManyInflightError` while so many have not ended; `inflight`
-        may be given instead. `prefix`: what tells requests from those of other clients of the engine.
+        `generate` raises `TooManyInflightError` above `max_inflight_requests` or the limit of `inflight`. `prefix`: of
+        the engine's ids for our requests, unique among its clients.
         """
         inflight = inflight or InflightLimit(max_inflight_requests)
         engine = cls(transport, LiveRequests(tokenizer, clock, inflight, prefix))
@@ -161,8 +161,8 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         return engine
 
     def generate(self, request: GenerateRequest) -> ChunkStream:
-        mailbox = ChunkBuffer(request.n)
-        return ChunkStream(mailbox, self.submit(request, mailbox))
+        buffer = ChunkBuffer(request.n)
+        return ChunkStream(buffer, self.submit(request, buffer))
 
     def submit(self, request: GenerateRequest, sink: Sink) -> LiveRequest:
         if self._closed:
@@ -175,7 +175,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         return live
 
     def adopt(self, live: LiveRequest) -> None:
-        """Send a request to this engine. Raises `InvalidRequestError` if it cannot be sent, and then it is not here."""
+        """Send a request to this engine. Raise `InvalidRequestError` if it cannot be sent."""
         wire_id = self._requests.wire_id()
         try:
             self._transport.send(self._add_of(live, wire_id))
@@ -204,19 +204,19 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         )
 
     def withdraw(self, live: LiveRequest) -> None:
-        """Have the engine forget what is left of a request. What it still says of it is dropped."""
+        """Abort the open samples of a request. Later output of them is dropped."""
         left = self._forget(live)
         if left and self._death is None and not self._closed:
             self._transport.send(Abort(left))
 
     def cancel(self, live: LiveRequest) -> None:
-        """What `LiveRequest.cancel` does here."""
+        """Withdraw a request that its reader cancelled."""
         if self._failover is not None:
             self._failover.cancelled(live)
         self.withdraw(live)
 
     def _forget(self, live: LiveRequest) -> list[str]:
-        """Returns what the engine calls those of its samples that have not ended."""
+        """Forget a request, and return the engine's ids of its open samples."""
         left = [live.sequence_id(text) for text in live.texts if not text.ended]
         for sequence in left:
             self._sequences.pop(sequence, None)
@@ -224,7 +224,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         return left
 
     def _release(self) -> list[LiveRequest]:
-        """Forget all requests; what the engine still says of them is dropped."""
+        """Forget all requests and return them. Later output of them is dropped."""
         here = list(dict.fromkeys(live for live, _ in self._sequences.values()))
         self._sequences.clear()
         for live in here:
@@ -233,7 +233,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
 
     @property
     def num_live(self) -> int:
-        """Requests that have not ended, in this engine or another that shares them."""
+        """Number of requests that have not ended, including those of engines that share them."""
         return len(self._requests)
 
     async def close(self) -> None:
@@ -306,5 +306,5 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
 
 
 def _outputs_of(live: LiveRequest) -> list[PriorOutput | None]:
-    """What engines have said of each of its samples; None: it has ended."""
+    """Return the output of each sample so far; None for a sample that has ended."""
     return [None if text.ended else PriorOutput(text.ids, text.ttft_s) for text in live.texts]

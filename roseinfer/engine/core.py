@@ -21,24 +21,24 @@ from roseinfer.engine.guided.guides import GuidedSequences, GuideEnd, GuideFacto
 from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.sched.scheduler import Scheduler
 
-# How long to wait before asking an engine again that has work but holds all of it back, in seconds.
+# Seconds to wait before the next turn of an engine whose policy lets no request proceed.
 IDLE_TURN_WAIT_S = 0.002
 
 
 class _InFlight(NamedTuple):
-    """`sampled`: its sampling is launched; not yet, while its masks are missing."""
+    """Submitted step. `sampled`: its sampling is launched; False while its masks are missing."""
 
     plan: StepPlan
     handle: Any
     sampled: bool = True
 
 
-# A request that turned out to be wrong after `add`, and what is wrong with it.
-Refused = tuple[Add, InvalidRequestError]
+# A request that turned out to be invalid after `add`, and its error.
+InvalidAdd = tuple[Add, InvalidRequestError]
 
 
 def arrival_and_deadline(new: Add, now_s: float) -> tuple[float, float | None]:
-    """When a request arrived and when it has to end, on the engine's clock, which says `now_s`."""
+    """Return arrival and deadline of a request on the engine's clock, whose present time is `now_s`."""
     if new.age_s is None:
         meta = new.prompt.meta
         return now_s if meta.arrival_s is None else meta.arrival_s, meta.deadline_s
@@ -47,12 +47,12 @@ def arrival_and_deadline(new: Add, now_s: float) -> tuple[float, float | None]:
 
 
 def _sent_s(new: Add, now_s: float) -> float:
-    """What the message waited to be read counts, if that is known."""
+    """Return when the message was sent, if known: the time until it was read counts as age."""
     return now_s if new.sent_s is None else min(new.sent_s, now_s)
 
 
 class Core(Protocol):
-    """What steps requests, as those see it who feed it: `EngineCore`, and what wraps one."""
+    """Interface of `EngineCore` and its wrappers."""
 
     scheduler: Scheduler
 
@@ -76,7 +76,7 @@ class Core(Protocol):
 
     def suspects(self) -> list[str]: ...
 
-    def take_invalid(self) -> list[Refused]: ...
+    def take_invalid(self) -> list[InvalidAdd]: ...
 
     def stats(self) -> SchedulerStats: ...
 
@@ -84,7 +84,7 @@ class Core(Protocol):
 
 
 class StepEnd(Protocol):
-    """What is to be done at the end of each turn."""
+    """Work at the end of each turn."""
 
     def flush(self) -> None: ...
 
@@ -92,12 +92,13 @@ class StepEnd(Protocol):
 
 
 class EngineCore:
-    """`depth` 1: plan, run, commit. `depth` 2: plan and submit step k + 1 while step k runs, then commit k.
+    """Scheduler and runner of one engine.
 
-    `eos_ids` end every request that does not ignore them. `seed` seeds the requests that bring none: the n-th such
-    request always draws the same way. `guides` constrain the outputs of requests that ask for it; without them such
-    requests are refused. `observer` sees the phases `plan` and `commit`; those of the runner are an `ObservedRunner`'s.
-    `step_end` is flushed by each `settle`, and closed with the core.
+    `depth` 1: plan, run, commit. `depth` 2: plan and submit step k + 1 while step k runs, then commit step k.
+
+    `eos_ids` end every request that does not ignore them. `seed`: seeds requests without one; the n-th such request
+    always draws the same. `guides`: constrain outputs; without them, requests with constraints are invalid. `observer`
+    sees the phases `plan` and `commit`. `step_end`: flushed by each `settle`, closed with the core.
     """
 
     def __init__(
@@ -117,9 +118,9 @@ class EngineCore:
         if depth not in (1, 2):
             raise ValueError(f"depth must be 1 or 2, got {depth}")
         if scheduler.drafter is not None and not runner.capabilities.drafts:
-            raise ValueError("a drafter is of no use: the runner verifies no drafts")
+            raise ValueError("a drafter needs a runner that verifies drafts")
         if guides is not None and not runner.capabilities.masks:
-            raise ValueError("guides are of no use: the runner samples under no masks")
+            raise ValueError("guides need a runner that samples under masks")
         self.scheduler = scheduler
         self._runner = runner
         self._clock = clock
@@ -132,15 +133,15 @@ class EngineCore:
         self._in_flight: deque[_InFlight] = deque()
         self._ended: list[RequestOutput] = []
         self._guided = GuidedSequences(guides, vocab_size)
-        self._held: list[CompilingRequest] = []
-        self._fresh: list[Add] = []  # came since the last plan
-        self._refused: list[Refused] = []
-        self._held_back = self._planned = False
+        self._compiling: list[CompilingRequest] = []
+        self._fresh: list[Add] = []  # added since the last plan
+        self._invalid: list[InvalidAdd] = []
+        self._is_idle_turn = self._planned = False
 
     def add(self, new: Add) -> None:
-        """Queue the sequences of a request: no model work. Raises `InvalidRequestError`, and then none is queued.
+        """Queue the sequences of a request, without model work. Raise `InvalidRequestError`; then none is queued.
 
-        While a request's grammars are being compiled nobody else knows of it; `take_invalid` has it if that fails.
+        The scheduler gets a request once its grammars are compiled. If that fails, `take_invalid` returns it.
         """
         self._fresh.append(new)
         try:
@@ -167,7 +168,7 @@ class EngineCore:
             self._hold(CompilingRequest(new, requests, pending, self._clock.now()))
 
     def _queue(self, requests: list[Request], pending: PendingGuide | None) -> None:
-        """Hand sequences to the scheduler, all or none."""
+        """Add sequences to the scheduler, all or none."""
         queued: list[Request] = []
         try:
             for request in requests:
@@ -182,28 +183,28 @@ class EngineCore:
             raise
 
     def _replay(self, requests: list[Request]) -> None:
-        """Tell the guides of sequences that go on here what was said elsewhere."""
+        """Advance the guides of resumed sequences over their earlier output."""
         self._ended += self._end(self._guided.replay((r.request_id, r.tokens[r.prompt_len :]) for r in requests))
 
     def _hold(self, held: CompilingRequest) -> None:
-        """Keep a request until its guides can be made."""
+        """Hold a request until its grammars are compiled."""
         for request in held.requests:
             self.scheduler.check_fits(request)
-            if held_requests.holds(self._held, request.request_id):
+            if held_requests.holds(self._compiling, request.request_id):
                 raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
-        self._held.append(held)
+        self._compiling.append(held)
 
     def _check_logprobs(self, params: SamplingParams) -> None:
         wanted = next((name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None), None)
         if wanted is not None and not self._runner.capabilities.logprobs:
-            raise InvalidRequestError(f"{wanted} cannot be had from this engine: it has no model", wanted)
+            raise InvalidRequestError(f"{wanted}: not supported by a priced engine, which has no model", wanted)
 
     def _check_vocabulary(self, name: str, ids: Sequence[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
             raise InvalidRequestError(f"a token id is outside the vocabulary of {self.vocab_size}", name)
 
     def _make_requests(self, new: Add) -> list[Request]:
-        """Those of its samples that have not ended."""
+        """Return the sequences of the samples that have not ended."""
         now_s = self._clock.now()
         arrival_s, deadline_s = arrival_and_deadline(new, now_s)
         waited = {Cause.TRANSIT: new.age_s or 0.0}
@@ -229,11 +230,11 @@ class EngineCore:
         return made
 
     def _outputs_of(self, new: Add) -> list[PriorOutput | None]:
-        """What was said of each sample elsewhere; empty for a new request."""
+        """Return the output of each sample on other engines; empty for a new request."""
         if new.outputs is None:
             return []
         if len(new.outputs) != new.n or not any(new.outputs):
-            raise InvalidRequestError(f"these are no outputs of {new.n} samples, one of which goes on", "outputs")
+            raise InvalidRequestError(f"outputs: expected {new.n} entries, one of them open", "outputs")
         for said in new.outputs:
             self._check_vocabulary("outputs", said.token_ids if said else ())
         return new.outputs
@@ -255,77 +256,77 @@ class EngineCore:
         )
 
     def abort(self, sequence_ids: list[str]) -> None:
-        """End requests; the next `step` reports them. Unknown and ended ones are ignored: aborts race with ends."""
+        """End requests; the next `step` reports them. Unknown ids are ignored, because aborts race with ends."""
         now = self._clock.now()
         for request_id in sequence_ids:
             ended = self.scheduler.abort(request_id, now)
-            if ended is None and self._held:
-                ended = held_requests.abort(self._held, request_id, now)
+            if ended is None and self._compiling:
+                ended = held_requests.abort(self._compiling, request_id, now)
             if ended is not None:
-                self._ended += self._told([ended])
+                self._ended += self._with_guide_ends([ended])
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has something to do."""
-        return bool(self._in_flight or self._ended or self._held or self.scheduler.has_work)
+        """True if `step` has something to do."""
+        return bool(self._in_flight or self._ended or self._compiling or self.scheduler.has_work)
 
     @property
     def idle_turn(self) -> bool:
-        """Whether the last `step` planned, completed and reported nothing although the engine is busy.
+        """True if the last `step` planned, completed and reported nothing although the engine is busy.
 
-        Asking again at once would be a busy loop: whoever steps the engine waits `IDLE_TURN_WAIT_S` or for news first.
+        The caller then waits `IDLE_TURN_WAIT_S`, or for a message, to avoid a busy loop.
         """
-        return self._held_back and self.busy
+        return self._is_idle_turn and self.busy
 
     def step(self) -> list[RequestOutput]:
-        """One turn: `launch` and `settle`."""
+        """Run one turn: `launch` and `settle`."""
         return self.launch() + self.settle()
 
     def launch(self) -> list[RequestOutput]:
-        """The first half of a turn: plan the next step and submit it, without waiting for one that computes.
+        """Run the first half of a turn: plan and submit the next step, without waiting for a running one.
 
-        Returns what the plan has decided: refusals, timeouts, and what was aborted before. A step that verifies drafts
-        is committed before the next one is planned. Its requests would sit that one out otherwise, and two groups that
-        take turns cost the weights' way through the machine twice.
+        Return the ends that the plan decided, and earlier aborts. A step that verifies drafts is committed before the
+        next one is planned. Otherwise its requests would skip every other step, and alternating groups read the
+        weights twice as often.
         """
         outputs, self._ended = self._ended, []
         self._guided.mask_s = 0.0
-        if self._held:
-            outputs += self._release_held()
+        if self._compiling:
+            outputs += self._release_compiled()
         if self._in_flight and self._in_flight[-1].plan.num_drafts:
             outputs += self._commit_oldest()
         with self._span("plan"):
             plan = self.scheduler.plan(self._clock.now())
         self._fresh.clear()
-        outputs += self._told(self.scheduler.take_ended())
+        outputs += self._with_guide_ends(self.scheduler.take_ended())
         self._planned = plan is not None
         if plan is not None:
             self._submit(plan)
-        self._held_back = plan is None and not self._in_flight and not outputs
+        self._is_idle_turn = plan is None and not self._in_flight and not outputs
         return outputs
 
     def _submit(self, plan: StepPlan) -> None:
         assert not plan.num_drafts or self._runner.capabilities.drafts, "the runner verifies no drafts"
-        self._in_flight.append(_InFlight(plan, None, False))  # among the `suspects`, should it fail here
+        self._in_flight.append(_InFlight(plan, None, False))  # before the call, so that `suspects` covers a failure
         handle = self._runner.submit(plan)
         if not plan.guided:
             self._runner.sample(handle, None)
         self._in_flight[-1] = _InFlight(plan, handle, not plan.guided)
 
     def settle(self) -> list[RequestOutput]:
-        """The second half: commit the oldest step once `depth` are in flight or no plan was left.
+        """Run the second half: commit the oldest step if `depth` steps are in flight or nothing was planned.
 
-        A step whose masks depend on tokens that are still on their way is launched all the same; the step that brings
-        them is committed, and the masks are made, while it runs.
+        A step may be launched before the tokens are known that its masks depend on. While it runs, the step that
+        samples them is committed and the masks are made.
         """
         outputs: list[RequestOutput] = []
         if self._in_flight and not self._in_flight[-1].sampled:
             outputs += self._sample_guided()
         if self._in_flight and not (self._planned and len(self._in_flight) < self.depth):
             outputs += self._commit_oldest()
-        if self._held_back and self._held:
+        if self._is_idle_turn and self._compiling:
             self._guided.wait(IDLE_TURN_WAIT_S)
-            self._held_back = False
+            self._is_idle_turn = False
         if self._step_end is not None:
             self._step_end.flush()
         return outputs
@@ -343,29 +344,29 @@ class EngineCore:
         return outputs
 
     def _commit_oldest(self) -> list[RequestOutput]:
-        """Wait for the oldest step in flight and settle it."""
+        """Wait for the oldest step in flight and commit it."""
         oldest = self._in_flight[0]
         result = self._runner.collect(oldest.handle)
         self._in_flight.popleft()
         with self._span("commit"):
             outputs = self.scheduler.commit(oldest.plan, result, self._clock.now())
-        return self._told(outputs)
+        return self._with_guide_ends(outputs)
 
     # --- guides -------------------------------------------------------------------------------------------------
-    def _release_held(self) -> list[RequestOutput]:
-        """Queue the requests whose guides are ready by now; of those that are not, end what is too late."""
-        for held in held_requests.take_ready(self._held, self._clock.now()):
+    def _release_compiled(self) -> list[RequestOutput]:
+        """Queue requests whose grammars are compiled, and end late ones of the others."""
+        for held in held_requests.take_ready(self._compiling, self._clock.now()):
             self._fresh.append(held.new)
             try:
                 self._queue(held.requests, held.pending)
             except InvalidRequestError as error:
-                self._refused.append((held.new, error))
-        return held_requests.expire(self._held, self._clock.now())
+                self._invalid.append((held.new, error))
+        return held_requests.expire(self._compiling, self._clock.now())
 
-    def take_invalid(self) -> list[Refused]:
-        """Requests that ended as wrong since the last call, all sequences of each. Nothing else is said of them."""
-        refused, self._refused = self._refused, []
-        return refused
+    def take_invalid(self) -> list[InvalidAdd]:
+        """Return requests that turned out to be invalid since the last call. They have no other output."""
+        invalid, self._invalid = self._invalid, []
+        return invalid
 
     def _see_last_tokens(self, plan: StepPlan) -> list[RequestOutput]:
         """Commit the steps in flight that sample for the guided rows of `plan`, which is launched but not sampled."""
@@ -375,14 +376,14 @@ class EngineCore:
                 outputs += self._commit_oldest()
         return outputs
 
-    def _told(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
-        """These outputs, and the ends that guides see behind them."""
+    def _with_guide_ends(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        """Return the outputs, and the ends that guides decide after them."""
         if not self._guided.live:
             return outputs
         return outputs + self._end(self._guided.advance(outputs))
 
     def _end(self, ends: list[GuideEnd]) -> list[RequestOutput]:
-        """End the sequences whose guides say so."""
+        """End sequences as their guides decide."""
         now = self._clock.now() if ends else 0.0
         outputs = []
         for end in ends:
@@ -393,14 +394,14 @@ class EngineCore:
 
     # --- looking in ---------------------------------------------------------------------------------------------
     def promise(self, now_s: float) -> Promise:
-        """What the engine says of itself, asked behind `launch`: `now_s` is when the step began."""
+        """Return the engine's promise after `launch`. `now_s`: when the step began."""
         return self.scheduler.promise(now_s)
 
     def suspects(self) -> list[str]:
-        """The sequences that may be why a call of ours has failed.
+        """Return the sequences that may have caused a failure.
 
-        Those that came since the last plan, if it got no further; else those that began in the steps in flight or, if
-        none did, all that these compute.
+        These are the ones added since the last plan; else those that began in the steps in flight; else all of these
+        steps.
         """
         if self._fresh:
             return [sequence_id(new.request_id, index) for new in self._fresh for index in range(new.n)]
@@ -411,7 +412,7 @@ class EngineCore:
     def stats(self) -> SchedulerStats:
         stats = self.scheduler.stats()
         if self._guided.used:
-            stats = stats._replace(guides=self._guided.stats()._replace(waiting=len(self._held)))
+            stats = stats._replace(guides=self._guided.stats()._replace(waiting=len(self._compiling)))
         return stats
 
     def close(self) -> None:

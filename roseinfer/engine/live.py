@@ -1,6 +1,6 @@
-"""The requests of a process that have not ended, whichever engine they are in.
+"""Open requests of a client process, on whichever engine they run, and streams of their chunks.
 
-All of a request that its reader has seen is here: it may go from one engine to another and on from there.
+All output that a reader has seen is kept here, so a request can continue on another engine.
 """
 
 import asyncio
@@ -26,23 +26,23 @@ class Routing(Protocol):
 
 
 class EngineHandle(Protocol):
-    """The way to an engine that a request may be in."""
+    """Engine that holds a request, as the request sees it."""
 
     def withdraw(self, live: "LiveRequest") -> None:
-        """Have the engine forget what is left of a request. What it still says of it is dropped."""
+        """Abort the open samples of a request. Later output of them is dropped."""
         ...
 
     def cancel(self, live: "LiveRequest") -> None:
-        """The same for one that nobody wants any more."""
+        """Withdraw a request that its reader cancelled."""
         ...
 
 
 class LiveRequest:
-    """A request that has not ended: in an engine, or on its way from one to another.
+    """Request that has not ended, on an engine or between two.
 
-    `request`: as engines get it, and get it again. `seed`: with which it is sampled if it names none. `keys`: of its
-    prompt's full blocks, if they are known. `texts`: its samples, with what they have put out. `engine`: where it is;
-    None = nowhere. `wire_id`: what that engine calls it. `routing`: set where there are several engines.
+    `seed`: used if its sampling parameters have none. `keys`: keys of the prompt's full blocks, if known. `texts`: its
+    samples with their output so far. `engine`: the one that holds it, or None. `wire_id`: its id there. `routing`: set
+    with several engines.
     """
 
     __slots__ = ("_requests", "engine", "keys", "left", "request", "routing", "seed", "sink", "texts", "wire_id")
@@ -67,16 +67,16 @@ class LiveRequest:
 
     @property
     def has_output(self) -> bool:
-        """Whether its reader has been given anything."""
+        """True if its reader has received anything."""
         return any(text.ids or text.ended for text in self.texts)
 
     @property
     def route(self) -> Route | None:
-        """See `Submission`."""
+        """Path of the request, see `Submission`."""
         return None if self.routing is None else self.routing.route
 
     def sequence_id(self, text: SequenceText) -> str:
-        """What the engine calls one of the samples."""
+        """Return the engine's id of a sample."""
         return sequence_id(self.wire_id, text.index)
 
     def cancel(self) -> None:
@@ -86,16 +86,13 @@ class LiveRequest:
             self.fail(EngineClosedError("the request was cancelled"))
 
     def fail(self, error: RoseinferError) -> None:
-        """End it here; whose engine knows of it has to `withdraw` it before."""
+        """End it with an error. Its engine, if any, must have withdrawn it."""
         self._requests.remove(self)
         self.sink.fail(error)
 
 
 class InflightLimit:
-    """How many requests may be in the engine at a time, and how many are. `limit` None = any number.
-
-    Who shares the limit with others puts a class in its place that knows of theirs.
-    """
+    """Limit of concurrent requests; None = unlimited. Processes that share a limit override `total` and `update`."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
@@ -108,15 +105,13 @@ class InflightLimit:
         self.own = own
 
     def check(self) -> None:
-        """Raises `TooManyInflightError` if one more is too many."""
+        """Raise `TooManyInflightError` if one more request exceeds the limit."""
         if self.limit is not None and self.total() >= self.limit:
             raise TooManyInflightError(f"{self.total()} requests are in the engine, its limit")
 
 
 class LiveRequests:
-    """The requests of this process that have not ended, by their ids. `prefix`: what tells them from those of other
-    clients of an engine.
-    """
+    """Open requests of this process by id. `prefix`: of the engine's ids, unique among its clients."""
 
     def __init__(self, tokenizer: Tokenizer, clock: Clock | None, inflight: InflightLimit, prefix: str) -> None:
         self.clock = clock or MonotonicClock()
@@ -134,13 +129,11 @@ class LiveRequests:
         return self._live.get(live.request_id) is live
 
     def all(self) -> list[LiveRequest]:
-        """As of now, to be iterated while they end."""
+        """Return a list that stays valid while requests end."""
         return list(self._live.values())
 
     def make(self, request: GenerateRequest, sink: Sink, info: EngineInfo) -> LiveRequest:
-        """It does not count before `add`. Raises what `Engine.submit` raises of a request that is wrong, and
-        `TooManyInflightError`.
-        """
+        """Check a request and make its state, which counts from `add` on. Raise the errors of `Engine.submit`."""
         self._check(request, info)
         prompt = request.prompt
         if prompt.meta.arrival_s is None:
@@ -152,7 +145,7 @@ class LiveRequests:
         return live
 
     def _draw(self, seed: int, samples: int) -> int:
-        """Here rather than in an engine: another one that goes on with the request has to draw as the first did."""
+        """Draw a seed in the client, so that another engine that continues the request draws the same tokens."""
         if self._seeds is None:
             self._seeds = Seeds(seed, self._prefix)
         return self._seeds.draw(samples)
@@ -178,8 +171,8 @@ class LiveRequests:
         return ParsedSequenceText(index, request.prompt.params, self._tokenizer, request.parser())
 
     def wire_id(self) -> str:
-        """An engine knows a request by an id that is used once: a cancelled one, or one that has gone elsewhere, may
-        still be on its way there and back when its request_id is used again. Short, as it comes back with every token.
+        """Return a new id for an engine. It is never reused, because messages about a cancelled or moved request may
+        still be in flight when its `request_id` is reused. It is short, because every token carries it.
         """
         return f"{self._prefix}{next(self._numbers)}"
 
@@ -196,9 +189,9 @@ class LiveRequests:
 
 
 class ChunkBuffer:
-    """Holds at most one unread chunk per sample, so that a slow reader never delays others.
+    """Sink that merges unread chunks, at most one per sample, so that a slow reader never delays others.
 
-    `samples`: how many have to end. What was not read when `fail` is called is lost.
+    `samples`: number of samples of the request. `fail` drops unread chunks.
     """
 
     def __init__(self, samples: int) -> None:
@@ -223,7 +216,7 @@ class ChunkBuffer:
         self._news.set()
 
     async def read(self) -> SequenceChunk:
-        """Raises the error that the request failed with, and `StopAsyncIteration` after the last chunk."""
+        """Return the next chunk. Raise the error of `fail`, or `StopAsyncIteration` after the last chunk."""
         while True:
             if self._error is not None:
                 raise self._error
@@ -237,21 +230,21 @@ class ChunkBuffer:
 
 
 class ChunkStream:
-    """What `Engine.generate` returns."""
+    """Stream that `Engine.generate` returns."""
 
-    def __init__(self, mailbox: ChunkBuffer, submission: Submission) -> None:
-        self._mailbox = mailbox
+    def __init__(self, buffer: ChunkBuffer, submission: Submission) -> None:
+        self._buffer = buffer
         self._submission = submission
 
     @property
     def ended(self) -> bool:
-        return self._mailbox.ended
+        return self._buffer.ended
 
     def __aiter__(self) -> AsyncIterator[SequenceChunk]:
         return self
 
     async def __anext__(self) -> SequenceChunk:
-        return await self._mailbox.read()
+        return await self._buffer.read()
 
     @property
     def route(self) -> Route | None:

@@ -1,4 +1,4 @@
-"""Everything that travels between a client and the engine. Typed msgpack through msgspec, never pickle."""
+"""Messages between clients and an engine: typed msgpack through msgspec, never pickle."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from roseinfer.engine.api import EngineInfo, StepRecord
 
 
 class PriorOutput(NamedTuple):
-    """What a sample has put out in another engine, and how many seconds after its arrival the first of it came."""
+    """Output of a sample on another engine, and seconds from the request's arrival to its first token."""
 
     token_ids: list[int]
     ttft_s: float
@@ -49,15 +49,15 @@ class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, gc=False):
-    """From the owner; nobody else may."""
+    """Message of the owner: stop. Other clients may not send it."""
 
 
 class Drain(msgspec.Struct, tag="drain", array_like=True, gc=False):
-    """From the owner: say in your promises that you take no more requests. Those that come all the same are served."""
+    """Message of the owner: report in promises that no more requests are accepted. Late ones are still served."""
 
 
 class Undrain(msgspec.Struct, tag="undrain", array_like=True, gc=False):
-    """From the owner: take requests again."""
+    """Message of the owner: accept requests again."""
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True, gc=False):
@@ -72,11 +72,7 @@ class StartFailed(msgspec.Struct, tag="start_failed", array_like=True, gc=False)
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True, gc=False):
-    """What one step produced for one client. Doubles as a heartbeat.
-
-    `steps`: the engine steps since the last message to the owner, which is the one to be told of them; each is told
-    of once.
-    """
+    """Output of one step for one client; also a heartbeat. `steps`: records since the last message, for the owner."""
 
     outputs: list[RequestOutput]
     stats: SchedulerStats
@@ -85,7 +81,7 @@ class Outputs(msgspec.Struct, tag="outputs", array_like=True, gc=False):
 
 
 class Invalid(msgspec.Struct, tag="rejected", array_like=True, gc=False):
-    """The engine refused a request; the fields are those of `InvalidRequestError`."""
+    """Answer to an invalid request; the fields are those of `InvalidRequestError`."""
 
     request_id: str
     message: str
@@ -94,7 +90,7 @@ class Invalid(msgspec.Struct, tag="rejected", array_like=True, gc=False):
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True, gc=False):
-    """`steps` as in `Outputs`."""
+    """Sign that the loop runs. `steps`: see `Outputs`."""
 
     stats: SchedulerStats
     now_s: float
@@ -102,8 +98,8 @@ class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True, gc=False):
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True, gc=False):
-    """The engine loop ended with an unexpected error. `suspects`: the sequences, of any client, that may be the cause;
-    the others would have been served.
+    """Report that the engine loop ended with an unexpected error. `suspects`: sequences of any client that may have
+    caused it.
     """
 
     message: str
@@ -111,8 +107,8 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, gc=False):
 
 
 class PromiseUpdate(msgspec.Struct, tag="promised", array_like=True, gc=False):
-    """To clients on other hosts, which cannot read the board: the promise as of `age_s` seconds before this was sent.
-    Its `at_s` is on a clock that means nothing to them.
+    """Promise for clients on other hosts, which cannot read the shared memory. It was `age_s` seconds old when sent.
+    Its `at_s` is on the engine's clock.
     """
 
     promise: Promise
@@ -121,7 +117,7 @@ class PromiseUpdate(msgspec.Struct, tag="promised", array_like=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """Noticed rather than sent: a client has closed its connection, or ended."""
+    """Notice that a client closed its connection or ended. Never sent."""
 
 
 # The client that started the engine and may shut it down; others are numbered from 1 as they connect.
@@ -129,5 +125,5 @@ OWNER = 0
 
 ClientMessage = Add | Abort | Drain | Undrain | Shutdown
 EngineMessage = Ready | StartFailed | Outputs | Invalid | Heartbeat | Failed | PromiseUpdate
-# (client, message): a request that cannot be read comes as the answer to it.
+# (client, message). An unreadable request is received as the answer to it.
 Received = tuple[int, ClientMessage | Invalid | Disconnected]

@@ -1,4 +1,4 @@
-"""From token ids to text: what happens to a sequence's output between the engine and its reader."""
+"""Conversion of engine outputs to chunks: text, stop strings, parsed events, ends."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 
 class SequenceText:
-    """Turns one sequence's outputs into chunks: incremental text, stop strings, the right end.
+    """Converter of one sequence's outputs to chunks with incremental text and stop strings.
 
-    `ids`: the tokens that it has had so far.
+    `ids`: its tokens so far.
     """
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
@@ -37,11 +37,11 @@ class SequenceText:
 
     @property
     def ttft_s(self) -> float:
-        """From the request's arrival to the first token, in seconds; 0 before that."""
+        """Seconds from the request's arrival to the first token; 0 before that."""
         return self._started.first_token_s - self._started.arrival_s if self._started else 0.0
 
     def restart(self) -> None:
-        """An engine gets it: what has been gathered of another that did not live to put out a token is void."""
+        """Begin on an engine. Drop what an engine that died before the first token had sent."""
         self._shift_s = None
         if self.ids:
             return
@@ -50,15 +50,15 @@ class SequenceText:
         self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wanted else None
 
     def drop(self) -> None:
-        """Nobody reads on."""
+        """Release what an unread rest of the output holds."""
 
     def take(self, output: RequestOutput, now_s: float, shift_s: float = 0.0) -> SequenceChunk | None:
-        """The chunk to show for an output; None if there is nothing to show yet (prompt log probabilities gather).
+        """Return the chunk for an output; None while prompt log probabilities gather.
 
-        `now_s`: when the engine sent it. `shift_s` makes times of our clock out of the engine's. That of its
-        first output counts for all: later ones differ by what their messages waited, which is no time of the engine's.
+        `now_s`: when the engine sent it. `shift_s` converts the engine's times to our clock. The shift of the first
+        output is used for all: later ones also contain the delay of their messages.
 
-        After a stop string has matched, `ended` is set although the engine does not know it yet: the caller aborts.
+        A matched stop string sets `ended` before the engine knows; the caller then aborts the sequence.
         """
         assert not self.ended, "a sequence ends once"
         if self._shift_s is None:
@@ -89,7 +89,7 @@ class SequenceText:
         return chunk
 
     def _take_each(self, output: RequestOutput, now_s: float) -> SequenceChunk | None:
-        """A stop string may be complete before the last token: the output ends there, as if one came a step."""
+        """Take the tokens one by one, because a stop string may be complete before the last of them."""
         chunk: SequenceChunk | None = None
         for part in _one_by_one(output):
             taken = self.take(part, now_s)
@@ -112,8 +112,8 @@ class SequenceText:
         self.ended = chunk.finish_reason is not None
 
     def _read(self, chunk: SequenceChunk, shown: Sequence[int], last: bool) -> str | None:
-        """Sets what the tokens `shown` say, with what was held back if they are the `last`. Returns the stop string
-        that ended the output, if one did.
+        """Set the text of the tokens `shown`; `last` includes text that was held back. Return a stop string that ended
+        the output, if one did.
         """
         text = self._detokenizer.add(shown) if shown else ""
         if last:
@@ -143,10 +143,10 @@ class SequenceText:
 
 
 class ParsedSequenceText(SequenceText):
-    """Chunks with events. The parser gets the output token by token, with the special tokens that it wants to see
-    whatever `skip_special_tokens` says: that is about what is shown.
+    """Converter that adds parsed events to its chunks.
 
-    Stop strings are looked for in `Text` events alone, and not across what comes between two of them.
+    The parser gets the output token by token, with the special tokens that it asks for. `skip_special_tokens` only
+    decides what is shown. Stop strings are matched within consecutive `Text` events.
     """
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer, parser: OutputParser) -> None:
@@ -159,7 +159,7 @@ class ParsedSequenceText(SequenceText):
 
     def drop(self) -> None:
         if not self.ended:
-            self._parser.end()  # one that waits for more is a cycle
+            self._parser.end()  # an unfinished parser is a reference cycle
 
     def _read(self, chunk: SequenceChunk, shown: Sequence[int], last: bool) -> str | None:
         parser = self._parser
@@ -176,7 +176,7 @@ class ParsedSequenceText(SequenceText):
         if self._matcher is not None:
             events, stop = self._up_to_stop(self._matcher, events, len(chunk.token_ids), last)
         if stop is not None and not last:
-            parser.end()  # what it would say is behind the end; one that waits for more is a cycle
+            parser.end()  # its events come after the end; an unfinished parser is a reference cycle
         chunk.events = events
         chunk.text = "".join([event.text for event in events if type(event) is Text])
         chunk.reasoning_tokens = parser.reasoning_tokens
@@ -188,7 +188,7 @@ class ParsedSequenceText(SequenceText):
         text = self._detokenizer.add((token,))
         if token not in self._markers:
             return self._parser.feed(text, token)
-        # A marker stands alone, whatever bytes were held back before it.
+        # A marker is an event of its own, apart from bytes that were held back before it.
         own = self._tokenizer.token_str(token)
         before = text.removesuffix(own)
         events = self._parser.feed(before, None) if before else []
@@ -197,7 +197,7 @@ class ParsedSequenceText(SequenceText):
     def _up_to_stop(
         self, matcher: StopMatcher, events: list[Event], tokens: int, last: bool
     ) -> tuple[list[Event], str | None]:
-        """The events as far as they may be shown, and the stop string that ended the output, if one did."""
+        """Return the events that may be shown, and the stop string that ended the output, if one did."""
         kept: list[Event] = []
         for event in events:
             if type(event) is not Text:
@@ -205,7 +205,7 @@ class ParsedSequenceText(SequenceText):
                 kept.append(event)
                 continue
             text, stop = matcher.feed(event.text, tokens=tokens)
-            tokens = 0  # they are through
+            tokens = 0  # the matcher has counted them
             _append_text(kept, text)
             if stop is not None:
                 return kept, stop
@@ -307,7 +307,7 @@ _EARLY_ENDS = (FinishReason.ERROR, FinishReason.REJECTED)
 
 
 def _one_by_one(output: RequestOutput) -> Iterator[RequestOutput]:
-    """The same in outputs of one token each."""
+    """Split an output into outputs of one token each."""
     name, token_ids, logprobs, prompt_logprobs, started, end = output
     last = len(token_ids) - 1
     for i, token in enumerate(token_ids):
@@ -326,9 +326,9 @@ def _matcher(params: SamplingParams) -> StopMatcher:
 
 
 def merge(earlier: SequenceChunk, later: SequenceChunk) -> SequenceChunk:
-    """One chunk that says what two in a row say, for a reader that was too slow to take the first.
+    """Return one chunk for two consecutive ones, for a reader that did not take the first in time.
 
-    The lists of `earlier` grow in place: a reader that takes nothing for long must not cost more with each token.
+    The lists of `earlier` grow in place, so that the cost per token does not grow with the unread output.
     """
     earlier.token_ids += later.token_ids
     if earlier.logprobs is not None and later.logprobs is not None:

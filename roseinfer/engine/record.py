@@ -33,7 +33,7 @@ from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.runner import ExpertChoice, PassThrough, Runner
-from roseinfer.engine.core import EngineCore, Refused, arrival_and_deadline
+from roseinfer.engine.core import EngineCore, InvalidAdd, arrival_and_deadline
 from roseinfer.engine.messages import Add
 from roseinfer.sched.scheduler import Scheduler
 
@@ -240,7 +240,7 @@ class RecordingCore:
     def suspects(self) -> list[str]:
         return self._core.suspects()
 
-    def take_invalid(self) -> list[Refused]:
+    def take_invalid(self) -> list[InvalidAdd]:
         return self._core.take_invalid()
 
     def stats(self) -> SchedulerStats:

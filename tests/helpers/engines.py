@@ -126,5 +126,5 @@ def assert_empty(core: EngineCore) -> None:
     scheduler.check_integrity()
     assert scheduler.num_live == 0
     assert not core._guided.live, "a guide without a sequence"
-    assert not core._held, "a request that nobody knows of"
+    assert not core._compiling, "a request that nobody knows of"
     assert scheduler.kv.num_free == scheduler.kv.num_blocks

@@ -225,5 +225,5 @@ def test_a_drafter_needs_a_runner_that_verifies() -> None:
     class Plain(FakeRunner):
         capabilities = Capabilities()
 
-    with pytest.raises(ValueError, match="verifies no drafts"):
+    with pytest.raises(ValueError, match="needs a runner that verifies drafts"):
         make_core(runner=Plain(64, 4), drafter=Script())

@@ -190,7 +190,7 @@ def slow_core(error: Exception | None = None, **options) -> tuple[EngineCore, Sl
 
 def until_released(core: EngineCore, collected: dict[str, Collected]) -> None:
     for _ in range(10_000):
-        if not core._held:
+        if not core._compiling:
             return
         gather(core.step(), collected)
     raise AssertionError("it still waits")
@@ -253,7 +253,7 @@ def test_what_cannot_run_is_refused_before_it_waits():
     add(core, "b", PROMPT, guide=LETTERS)
     with pytest.raises(InvalidRequestError, match="in use"):
         add(core, "b", PROMPT, guide=LETTERS)
-    assert len(core._held) == 1
+    assert len(core._compiling) == 1
     core.abort(["b:0"])
     tokens.come.set()
 
@@ -278,7 +278,7 @@ def test_a_grammar_that_cannot_be_used_ends_its_request_as_wrong(spec, error, co
     ((client, rejected),) = answers
     assert (client, rejected.request_id, rejected.code) == (1, "a", code)
     assert script.tokens(2) == {"other:0": 4} and script.tokens(1) == {}
-    assert core.stats().guides.refused == 1 and not core._held and not core._guided.live
+    assert core.stats().guides.refused == 1 and not core._compiling and not core._guided.live
 
 
 def test_who_left_is_told_nothing():
@@ -286,7 +286,7 @@ def test_who_left_is_told_nothing():
     new = Add("a", Prompt(PROMPT, SamplingParams(), guide=GuideSpec(grammar=LETTERS)))
     script = Script(core, core._clock, [(1, new)], [(1, Abort(["a:0"]))])
     EngineLoop(core, script, script, core._clock).run()
-    assert not core._held and not [m for _, _, m in script.sent if isinstance(m, Invalid)]
+    assert not core._compiling and not [m for _, _, m in script.sent if isinstance(m, Invalid)]
     tokens.come.set()
 
 

@@ -198,7 +198,7 @@ def test_guides_need_a_runner_that_samples_under_masks() -> None:
     class Plain(FakeRunner):
         capabilities = Capabilities(drafts=True)
 
-    with pytest.raises(ValueError, match="samples under no masks"):
+    with pytest.raises(ValueError, match="a runner that samples under masks"):
         guided_core(runner=Plain(64, 4))
     assert make_core(runner=Plain(64, 4), drafter=Script())
 
