@@ -213,7 +213,7 @@ def test_several_processes_against_a_server():
     with LiveServer(byte_level()) as live:
         config = OpenLoopConfig(url=live.url, num=7, procs=3, in_len=4, out_len=5, vocab=300)
         outcomes = run(config)
-        prompts = {tuple(request.prompt_ids) for request in live.engine.requests}
+        prompts = {tuple(request.prompt.ids) for request in live.engine.requests}
     assert [outcome.number for outcome in outcomes] == list(range(7)) and len(prompts) == 7
     summary = summarise(outcomes)
     assert (summary["ok"], summary["short"], summary["errors"]) == (7, 0, {})
@@ -242,7 +242,7 @@ def test_a_share_of_the_requests_follows_a_schema_and_the_others_are_the_same(ca
         assert [planned.schema is None for planned in some] == [True, False] * 3
         assert [replace(planned, schema=None) for planned in some] == none
         summary = summarise(run(config))
-        guided = [request.guide is not None for request in live.engine.requests]
+        guided = [request.prompt.guide is not None for request in live.engine.requests]
     assert sorted(guided) == [False] * 3 + [True] * 3
     assert {name: (own["requests"], own["output_tokens"]) for name, own in summary["constrained"].items()} == {
         "constrained": (3, 15),

@@ -50,8 +50,8 @@ def test_random_texts_and_the_files_of_vllm(live, tmp_path, capsys):
     )
     assert len(found["latencies"]) == len(found["queue_times"]) == 4
     requests = live.engine.requests
-    assert {len(request.prompt_ids) for request in requests} == {12} and len({str(r.prompt_ids) for r in requests}) == 4
-    assert all(request.params.ignore_eos for request in requests)
+    assert {len(request.prompt.ids) for request in requests} == {12} and len({str(r.prompt.ids) for r in requests}) == 4
+    assert all(request.prompt.params.ignore_eos for request in requests)
 
 
 def test_chats_one_at_a_time_with_probes(live, tmp_path, capsys):
@@ -72,7 +72,7 @@ def test_chats_one_at_a_time_with_probes(live, tmp_path, capsys):
     assert found["request_rate"] == 500.0 and found["output_lens"] == [4, 4, 4] and all(found["generated_texts"])
     assert {f"p99_{name}_ms" for name in ("e2el", "client_queue_time", "e2el_including_client_queue")} <= set(found)
     assert "mean_ttft_ms" not in found and found["queue_times"][-1] > 0
-    params = [request.params for request in live.engine.requests]
+    params = [request.prompt.params for request in live.engine.requests]
     assert {(p.top_p, p.temperature) for p in params} == {(0.5, 0.25)}
     ids = {request.request_id for request in live.engine.requests}
     assert len(params) >= 3 + 2 + 1 + 1 and len(ids) == len(params)

@@ -20,6 +20,7 @@ from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.engine.start import start_engine
 
 TIMES = RequestTimes(arrival_s=10.0, scheduled_s=10.5, first_token_s=11.0, finished_s=12.0)
+INFO = SimpleNamespace(model="m", facts=SimpleNamespace(device="cpu"))
 
 
 class StandIn:
@@ -89,7 +90,7 @@ def test_a_burst_is_added_before_anything_is_read():
     engine = StandIn()
     record = send(engine, prompt="a bc ", prompt_repeats="1,2")
     assert engine.events[:4] == [("add", f"run/{i}") for i in range(4)]
-    assert [request.prompt_ids for request in engine.requests[:2]] == [[1, 2], [1, 2, 1, 2]]
+    assert [request.prompt.ids for request in engine.requests[:2]] == [[1, 2], [1, 2, 1, 2]]
     assert [r.prompt_tokens for r in record.requests] == [2, 4, 2, 4]
     assert all(r.completion_tokens == 2 and r.ttft_s <= r.latency_s for r in record.requests)
     assert 0 < record.submit_wall_s <= record.wall_s
@@ -142,7 +143,7 @@ def test_stream_interval(interval, reads):
 def test_every_way_to_tokenize_sends_the_same(workers, pretok):
     engine = StandIn()
     record = send(engine, prompt="a bc ", prompt_repeats="1,2", tokenize_workers=workers, pretok=pretok)
-    sent = sorted((request.request_id, request.prompt_ids) for request in engine.requests)
+    sent = sorted((request.request_id, request.prompt.ids) for request in engine.requests)
     assert sent == [("run/0", [1, 2]), ("run/1", [1, 2] * 2), ("run/2", [1, 2]), ("run/3", [1, 2] * 2)]
     assert all(r.tokenize_s > 0 for r in record.requests)
     if pretok:
@@ -180,14 +181,14 @@ def test_report():
     assert values["latency_ms"] == [2500.0, 1500.0]
     assert values["queue_wait_ms"] == values["prefill_ms"] == [500.0, 500.0]
     assert (values["add_request_ms"], values["tokenize_ms"]) == ([1.0, 1.0], [2.0, 2.0])
-    report = summarise(SimpleNamespace(model="m", device="cpu"), [run, run])
+    report = summarise(INFO, [run, run])
     assert (report["requests"], report["prompt_tokens"], report["completion_tokens"]) == (4, 20, 12)
     assert report["submit_wall_s"] == 0.25 and report["throughput_tok_s"] == 12 / 4.0
     assert report["ttft_ms"] == {"p50": 1250.0, "p95": 1500.0, "p99": 1500.0}
 
 
 def test_a_request_of_one_token_has_no_tpot():
-    report = summarise(SimpleNamespace(model="m", device="cpu"), [RunRecord([record((2.0, 1))], 0.1, 1.0)])
+    report = summarise(INFO, [RunRecord([record((2.0, 1))], 0.1, 1.0)])
     assert report["tpot_ms"] == report["itl_ms"] == {"p50": None, "p95": None, "p99": None}
     assert ratios(report, report)["tpot_ms"]["p50"] is None
     assert ratios(report, report)["ttft_ms"]["p50"] == 1.0
