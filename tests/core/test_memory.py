@@ -1,4 +1,4 @@
-"""How much memory there is, within the container too."""
+"""Memory limits, also within a container."""
 
 from roseinfer.core import memory
 

@@ -1,4 +1,4 @@
-"""What an engine has counted when it is started again."""
+"""Counters of an engine across restarts."""
 
 from roseinfer.core.outputs import GuideStats, OffloadStats, PolicyStats, SchedulerStats, carry_counters
 

@@ -1,4 +1,4 @@
-"""What a plan's loads and stores must hold to."""
+"""Rules for the loads and stores of a plan."""
 
 from dataclasses import replace
 

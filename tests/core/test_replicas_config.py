@@ -1,4 +1,4 @@
-"""How many engines, and where: what goes together."""
+"""Number and devices of engines: which options can be combined."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where the threads of an engine's processes are: asked of all of them, read from all of their files."""
+"""Thread stacks of an engine's processes: requested from all of them, and read from all files."""
 
 import os
 import subprocess

@@ -27,7 +27,7 @@ def test_the_type_of_the_arguments_names_every_field(made, field_types, make, va
 
 
 class LengthsRunner(FakeRunner):
-    """Keeps the results that it returned."""
+    """Runner that stores the results that it returned."""
 
     def collect(self, handle):
         result = super().collect(handle)

@@ -1,4 +1,4 @@
-"""What attention is built from, for tests."""
+"""Building blocks of attention for tests."""
 
 import torch
 

@@ -38,7 +38,7 @@ def make_core(
     offloading: OffloadCosts | None = None,
     **scheduler: object,
 ) -> EngineCore:
-    """With blocks in host memory, whatever is there is loaded, unless `offloading` says what it costs."""
+    """Make a core. With blocks in host memory, all stored blocks are loaded, unless `offloading` sets their costs."""
     config = scheduler_config(**{"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler})
     kv = KvManager(num_blocks, block_size, prefix_caching=prefix_caching, num_host_blocks=num_host_blocks)
     context = max_model_len or num_blocks * block_size

@@ -86,7 +86,7 @@ class FakeRunner:
         return plan.step
 
     def _begin_host_copies(self, plan: StepPlan) -> None:
-        """Until the step is collected nobody finds anything in what its loads and stores write."""
+        """Hide what loads and stores write until the step is collected."""
         plan.check_host_copies(len(self.cache), len(self.host))
         if not (plan.loads or plan.stores):
             return

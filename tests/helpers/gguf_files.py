@@ -24,7 +24,7 @@ _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
 def metadata_of(model: PreTrainedModel, pieces: int) -> dict[str, Any]:
-    """As llama.cpp's converter writes it, with a byte-level vocabulary of `pieces` tokens."""
+    """Write a file as llama.cpp's converter does, with a byte-level vocabulary of `pieces` tokens."""
     config = model.config.to_dict()
     arch = _ARCHITECTURES.get(config["model_type"], config["model_type"])
     found = {f"{arch}.{key}": next(config[name] for name in names if name in config) for key, names in _SIZES.items()}

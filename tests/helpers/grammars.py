@@ -30,7 +30,7 @@ def of_schema(schema: dict, strict: bool = True, **options: object) -> BuiltGram
 
 
 def accepts(grammar: str, *parts: str | int) -> bool:
-    """Whether a grammar accepts texts and token ids, one after the other, as a whole."""
+    """True if a grammar accepts texts and token ids, one after the other, as a whole."""
     matcher = compile_grammar(grammar, tiny_tokens()).matcher()
     ids = [id for part in parts for id in ([part] if isinstance(part, int) else tiny_tokens().spell(part.encode()))]
     return matcher.allows(ids) and (matcher.consume(ids) or matcher.raw.is_accepting())

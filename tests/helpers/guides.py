@@ -106,7 +106,7 @@ class ArithmeticGuides:
 
 
 def obeys(tokens: Sequence[int], spec: str) -> bool:
-    """Whether an output keeps the rule as far as it goes."""
+    """True if an output obeys the rule so far."""
     modulus, length, dormant, *_ = [*map(int, spec.split(",")), 0]
     sums = [sum(tokens[: i + 1]) % modulus for i in range(len(tokens))]
     return len(tokens) <= length and not any(sums[dormant:])

@@ -38,12 +38,12 @@ def held_out_logits(dtype: str = "float32", **options: Any) -> torch.Tensor:
 
 
 def cosine(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """Of the logits of all tokens together."""
+    """Compare the logits of all tokens together."""
     return float(F.cosine_similarity(found.flatten().double(), exact.flatten().double(), 0))
 
 
 def all_logits(runner: HandRunner, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Of every token of every text, [tokens, vocab] float32, each text computed as a prompt of its own."""
+    """Compute the logits [tokens, vocab] of all texts in float32, each text as its own prompt."""
     rows = [HandRow(tokens=ids, table=runner.blocks.table(len(ids)), start=0, count=len(ids)) for ids in texts]
     return torch.cat(runner.run(rows))
 

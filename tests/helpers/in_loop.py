@@ -8,7 +8,7 @@ PATIENCE_S = 60.0
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Raises `TimeoutError` after a minute."""
+    """Run in an event loop. Raise `TimeoutError` after a minute."""
 
     async def bounded() -> None:
         async with asyncio.timeout(PATIENCE_S):

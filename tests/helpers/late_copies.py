@@ -82,7 +82,7 @@ class LateCopies:
         return CudaCopier(store, host)
 
     def copy(self, targets: np.ndarray, sources: np.ndarray, sizes: np.ndarray, stream: int) -> None:
-        """As the driver's."""
+        """Signature of the driver's function."""
         assert self.streams[stream].behind == self.recorded > 0, "behind all that the step had been given by then"
         self.told[stream].extend(zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True))
         if self._rng is not None:

@@ -143,7 +143,7 @@ class ModelEngine:
             self._on_message(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=EngineMessage))
 
     def thaw(self) -> None:
-        """What it had said before it froze is on its way, then it reads what it was told."""
+        """Let an engine that froze send what it had written, and read its messages."""
         self.frozen = False
         held, self.held = self.held, []
         for message in held:

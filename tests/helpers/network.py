@@ -79,7 +79,7 @@ class Wire:
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flows: asyncio.Event) -> None:
-    """Raises `ConnectionError` at its end, so that the other direction ends as well."""
+    """Copy one direction. Raise `ConnectionError` at its end, so that the other direction ends as well."""
     while data := await reader.read(_PIECE_BYTES):
         await flows.wait()
         writer.write(data)

@@ -18,7 +18,7 @@ Work = Callable[[Peers], list[torch.Tensor]]
 
 
 def run_ranks(work: Work, layout: PeerLayout, device: torch.device, out: Path, patience_s: float = 1e-4) -> list[list]:
-    """What `work` returns of each rank. It makes its inputs, then launches kernels, and waits for none of them.
+    """Run `work` on each rank and return its results. It makes its inputs, launches kernels, and does not wait.
 
     patience_s: of the interpreter, to which a look is a nanosecond.
     """

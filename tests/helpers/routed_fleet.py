@@ -146,7 +146,7 @@ class Fleet:
 
     @property
     def engines(self) -> list[int]:
-        """Those that are not gone for good."""
+        """Engines that were not removed."""
         return [endpoint.number for endpoint in self.routed._endpoints]
 
     def add(self, info: EngineInfo = INFO) -> int:
@@ -158,12 +158,12 @@ class Fleet:
         return number
 
     def stand(self, number: int, state: EngineState, process: int | None = None) -> None:
-        """What the owner says."""
+        """Deliver the owner's messages."""
         process = self.board.status(number).number if process is None else process
         self.board.set_status(number, EngineStatus(state, process))
 
     def promise(self, number: int, **given: object) -> None:
-        """What the engine says."""
+        """Deliver the engine's messages."""
         self.board.publish(number, Promise(self.clock.now(), **given))  # type: ignore[arg-type]
 
     async def reach(self, *numbers: int) -> None:
@@ -235,12 +235,12 @@ class Fleet:
         return found[0] if found else None
 
     def samples(self, asked: "Asked") -> list[Sample]:
-        """Those of a request that an engine works on."""
+        """Return the sequences of a request that an engine works on."""
         names = {asked.live.sequence_id(text) for text in asked.live.texts}
         return [sample for model in self.models for name, sample in model.samples.items() if name in names]
 
     def finish(self) -> None:
-        """Until all that has not ended is through."""
+        """Run until all open requests have ended."""
         turns = itertools.count()
         while any(model.samples and not model.frozen for model in self.models):
             assert next(turns) < 1000, [(model.dead, list(model.samples.values())) for model in self.models]
@@ -284,7 +284,7 @@ class Asked:
             assert text == bytes(self.expected(index)).decode(), "the text has no seam"
 
     def check_part(self) -> None:
-        """What came before its end is what was to come."""
+        """Assert that the tokens before the end are the expected ones."""
         for index in range(self.request.n):
             ids = self.reader.ids(index)
             assert ids == self.expected(index)[: len(ids)]
@@ -297,7 +297,7 @@ async def with_fleet(
     reached: bool = True,
     dynamic: bool = False,
 ) -> None:
-    """Runs `work` with engines that can be reached; in the end nothing of any request may be left."""
+    """Run `work` with reachable engines, and assert that no request is left at the end."""
     with TemporaryDirectory() as folder:
         fleet = Fleet(Path(folder), engines, router, dynamic=dynamic)
         if reached:

@@ -21,7 +21,7 @@ Script = Callable[[str], str]
 
 
 class ScriptedRunner(FakeRunner):
-    """Says an answer token by token, then `eos`. A mask that forbids the next token fails the test that looks."""
+    """Runner that outputs a given answer, then `eos`. A mask that forbids the next token fails the test."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos: int, script: Script) -> None:
         super().__init__(BLOCKS, BLOCK_SIZE, vocab_size)

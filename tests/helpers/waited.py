@@ -1,4 +1,4 @@
-"""What requests have really waited and computed, from what policy and runner are told, to hold `Why` against."""
+"""Real waits and rows of requests, from the messages to policy and runner, to compare with `Why`."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def watch(core: EngineCore) -> Watched:
 
 
 def check_whys(core: EngineCore, watched: Watched, done: dict[str, Collected]) -> None:
-    """What is said of requests that have ended adds up: seconds waited, rows computed, steps without one."""
+    """Assert that reports of ended requests add up: seconds waited, rows computed, steps without a row."""
     rows: dict[str, list[int]] = {}  # in which steps
     for plan in submitted(core):
         for row in plan.rows:

@@ -34,7 +34,7 @@ def grammar_guides() -> GrammarGuideFactory:
 
 
 def text_of(token_ids: Iterable[int]) -> str:
-    """What an output says, its end left out."""
+    """Return an output's text without its end."""
     return b"".join(TOKENIZER.token_bytes(token) for token in token_ids if token != EOS_ID).decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""What is told of the prefix index."""
+"""Events of the prefix index."""
 
 from roseinfer.kv.events import GPU, BlockRemoved, BlockStored, KvEvents
 from roseinfer.kv.manager import KvManager

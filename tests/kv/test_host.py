@@ -143,7 +143,7 @@ def test_a_load_outlives_the_sequence_that_wanted_it() -> None:
 
 
 def test_a_remembered_look_up_does_not_survive_a_block_that_left_and_came_back() -> None:
-    """Its last block is loaded to where it was before, and the one before it somewhere else."""
+    """The last block is loaded to its former place, and the one before it to another."""
     kv, host = manager(blocks=3)
     tokens = list(range(8))
     kv.open("w")

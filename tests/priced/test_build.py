@@ -91,7 +91,7 @@ def test_the_context_and_the_cache_may_be_more_than_the_models(cost: str) -> Non
 
 
 def test_any_models_config_will_do(cost: str, tmp_path: Path) -> None:
-    """Of an architecture that nobody here runs, with the tokenizer of another model."""
+    """Make a model of an unknown architecture with the tokenizer of another one."""
     folder = tmp_path / "other"
     folder.mkdir()
     config = {"architectures": ["SomethingNew"], "text_config": {"vocab_size": 5000, "max_position_embeddings": 300}}

@@ -85,7 +85,7 @@ class State:
         )
 
     def decode(self, decision: Decision) -> list[str]:
-        """Who decodes; gives each a token."""
+        """Return the decoding requests and give each a token."""
         names = []
         for request in decision.select(self.running):
             if request.remaining == 1 and request.planned >= request.prompt_len:
@@ -95,7 +95,7 @@ class State:
         return sorted(names)
 
     def admitted(self, decision: Decision) -> dict[str, int]:
-        """Who would start, with how many tokens."""
+        """Return the requests that would start, with their tokens."""
         asked = [r for r in decision.order(self.waiting) if decision.admit(r) is Verdict.ADMIT]
         return {request.request_id: decision.chunk(request, self._budget) for request in asked}
 

@@ -29,7 +29,7 @@ class Script:
 
 
 def said(**params: object) -> list[int]:
-    """What the request says without drafts."""
+    """Return the request's output without drafts."""
     core = make_core()
     add(core, "a", PROMPT, **{"ignore_eos": True, "seed": 1, **params})
     return run_dry(core)["a:0"].tokens
@@ -164,7 +164,7 @@ def run_or_abort(core) -> list[int]:
 
 
 def test_with_two_steps_in_flight_drafts_follow_a_token_that_nobody_has_seen() -> None:
-    """Then the step that verifies them is committed before the next is planned; without drafts, two overlap again."""
+    """A step with drafts is committed before the next is planned; without drafts, two steps overlap again."""
     tokens = said()
     runner = DelayedRunner(64, 4)
     core = make_core(depth=2, runner=runner, drafter=Script(tokens[1:3]))
@@ -178,7 +178,7 @@ def test_with_two_steps_in_flight_drafts_follow_a_token_that_nobody_has_seen() -
 
 
 def test_nobody_sits_a_step_out_while_drafts_are_verified() -> None:
-    """With two steps in flight requests would take turns: two half batches read the weights twice."""
+    """Two steps in flight would make requests take turns: two half batches read the weights twice."""
     core = make_core(depth=2, drafter=Oracle({"a:0": said(max_tokens=24)}, 50, right=0.8, most=2))
     add(core, "a", PROMPT, ignore_eos=True, seed=1, max_tokens=24)
     add(core, "b", PROMPT[:3], ignore_eos=True, seed=2, max_tokens=8)

@@ -28,7 +28,7 @@ class Silent:
 
 
 class Unwilling(PlannedDecision):
-    """Everybody computes, but nobody gives up blocks."""
+    """Decision in which all requests compute and none is preempted."""
 
     def chunk(self, request: Request, room: int) -> int:
         return room

@@ -1,4 +1,4 @@
-"""What policies that plan with step times make of prompts whose tokens get dearer the longer they are."""
+"""Long prompts, whose tokens cost more the longer they are, under policies that predict step times."""
 
 import pytest
 

@@ -240,7 +240,7 @@ def test_a_request_whose_load_is_taken_back_waits_as_before() -> None:
 
 
 class Timed(FakeRunner):
-    """Takes a time for rows that the cost model could not know better, and `copy_s` for each block that is copied."""
+    """Machine whose rows take a time that the cost model cannot predict better, and `copy_s` per copied block."""
 
     def __init__(self, copy_s: float, *, copies_first: bool = False) -> None:
         super().__init__(BLOCKS, SIZE, 50, num_host_blocks=64)
@@ -256,7 +256,7 @@ class Timed(FakeRunner):
 
 
 class Noted(CostModel):
-    """Keeps by how much each step that it is told of took longer than it should have."""
+    """Policy that records by how much each step took longer than predicted."""
 
     def __init__(self) -> None:
         super().__init__(FIXED, fit=False)

@@ -116,7 +116,7 @@ LOADS = (("classes", 60.0), ("nothing", 60.0), ("classes", 12.0), ("e2e", 12.0))
 
 
 def token_times(promised: str, rate: float, **options: object) -> list[list[float]]:
-    """When each token of a busy run came."""
+    """Return the time of each token of a busy run."""
     work = WorkloadConfig(setup="scorpio-8b", num_requests=80, request_rate=rate, seed=4)
     arrivals = make_arrivals(work, SCORPIO_8B)
     if promised != "classes":
@@ -129,7 +129,7 @@ def token_times(promised: str, rate: float, **options: object) -> list[list[floa
 
 @cache
 def unchanged(promised: str, rate: float, options: tuple[tuple[str, object], ...]) -> list[list[float]]:
-    """Of a policy's own values, which many options are compared with."""
+    """Return the times with a policy's default values, which many options are compared with."""
     return token_times(promised, rate, **dict(options))
 
 
@@ -324,7 +324,7 @@ def test_a_policy_from_outside_simulates(site: Path) -> None:
 
 
 def test_a_policy_from_outside_serves_from_a_config_file(site: Path) -> None:
-    """As far as `serve` goes before the model is loaded, and in an engine of its own."""
+    """The config reaches `serve` before the model is loaded, and an engine works with it."""
     (site / "options.toml").write_text('scheduling_policy = "lifo"\nlifo_depth = 3\n')
     read = (
         "from roseinfer.cli.commands.serve import OPTIONS; from roseinfer.cli.commands.groups import engine_config;"
@@ -406,7 +406,7 @@ class Usurper(FifoPolicy):
 
 
 class Unregistered(FifoPolicy):
-    """It derives from a policy, which makes it none."""
+    """Derived class of a policy, which is not registered itself."""
 
 
 @pytest.mark.parametrize(

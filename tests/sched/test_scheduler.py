@@ -1,4 +1,4 @@
-"""What a step holds: budgets, chunks, mixed steps, admission order, preemption."""
+"""Contents of steps: budgets, chunks, mixed steps, admission order, preemption."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a sequence is said to have waited for, and how it is said to have run."""
+"""Reported waits and steps of sequences."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -194,7 +194,7 @@ def test_what_passed_in_another_engine() -> None:
 
 
 class SlowGuides(ArithmeticGuides):
-    """Whose rules are not ready before the test says so."""
+    """Guides whose rules become ready when the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -330,7 +330,7 @@ def test_a_policy_that_cannot_explain_itself_stops_nothing(broken: str, monkeypa
 
 # --- what each policy says of those it does not start -----------------------------------------------------------
 def first_line(core: EngineCore, name: str) -> Cause:
-    """What a sequence waits for in its first second."""
+    """Return what a sequence waits for in its first second."""
     done: dict[str, Collected] = {}
     turn(core, done)
     core.abort([f"{name}:0"])

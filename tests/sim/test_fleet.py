@@ -93,7 +93,7 @@ def test_a_slow_engine_gets_less_from_who_sees_it() -> None:
 
 
 def test_a_promise_does_not_know_the_end_of_its_step() -> None:
-    """Who arrives while the first one is computed, sees it run; and that there is no other."""
+    """A request that arrives while the first is computed sees it running, and no other."""
     requests = [Arrival(0.0, [1] * 1000, 50), Arrival(0.001, [1] * 1000, 50)]
     found = run(requests, FleetPlan(2, "least"))
     assert sorted(engine.placed for engine in found.engines) == [1, 1]

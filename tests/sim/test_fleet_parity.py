@@ -94,7 +94,7 @@ def test_another_decision_or_promise_is_seen(recorded: tuple[Path, FleetRun]) ->
 
 
 def test_what_an_engine_says_behind_its_last_step_is_not_said_of_that(recorded: tuple[Path, FleetRun]) -> None:
-    """It is as of the same time. A router that has not looked in between has seen that alone."""
+    """The promise is as of the same time. A router that has not read in between has seen only this one."""
     file, _ = recorded
     router, running = Path(f"{file}.router"), Promise._fields.index("running")
     before = fleet_parity_of(str(file))

@@ -29,7 +29,7 @@ def runner_of(machine: Machine, clock: ManualClock) -> PricedRunner:
 
 
 def steps(machine: Machine, count: int) -> list[float]:
-    """How long each of `count` steps without a pause takes."""
+    """Return the times of `count` steps without a pause."""
     clock = ManualClock()
     runner = runner_of(machine, clock)
     found = []

@@ -63,7 +63,7 @@ def test_packing_helps_short_prompts_behind_long_ones() -> None:
 
 
 def test_time_passes_while_a_policy_holds_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it does in the engine, whose loop waits: a policy may let a moment pass on purpose."""
+    """The engine loop waits in the same way: a policy may idle on purpose for a moment."""
     seen: list[float] = []
 
     class Hesitant(FifoPolicy):

@@ -146,7 +146,7 @@ def test_adherence_by_tenant_and_how_equal_it_is() -> None:
 
 
 def test_the_error_of_the_cost_model_over_the_run() -> None:
-    """It believes in a machine a fifth faster: rho catches up within the first tenth, and stays."""
+    """The policy believes in a machine a fifth faster: rho catches up within the first tenth, and stays."""
     arrivals = SCORPIO_8B.mix.requests(poisson(7.0, 200, 0), 0)
     config = scheduler_config(scheduling_policy="slack", **SCORPIO_8B.scheduler)
     quiet = replace(SCORPIO_8B.machine, noise=0.0)

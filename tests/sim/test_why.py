@@ -1,4 +1,4 @@
-"""That causes are true: without what a request is said to wait for, it starts. `benchmarks/why_truth.py` has more."""
+"""Causes are true: without what a request waits for, it starts. `benchmarks/why_truth.py` has more."""
 
 import pytest
 

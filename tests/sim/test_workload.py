@@ -38,7 +38,7 @@ def test_gaps_have_the_rate_and_the_variation_asked_for(cv: float) -> None:
 
 @pytest.mark.parametrize(("factor", "busy_s"), [(1.5, 10.0), (2.0, 10.0), (4.0, 5.0), (8.0, 2.5)])
 def test_bursts_keep_the_mean_and_alternate(factor: float, busy_s: float) -> None:
-    """While it is busy the rate is what was asked for: beyond twice the mean the busy part gets shorter."""
+    """The busy rate is the requested one: above twice the mean the busy part gets shorter."""
     times = bursts(10.0, 20_000, 0, factor=factor, period_s=20.0)
     assert len(times) / times[-1] == pytest.approx(10.0, rel=0.05)
     busy = sum(at % 20.0 < busy_s for at in times)

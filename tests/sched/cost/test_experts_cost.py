@@ -1,4 +1,4 @@
-"""What steps of a model with experts cost: how many of them are read saturates, and prices of more follow."""
+"""Costs of a model with experts: the number of experts read saturates, and so does the price of more tokens."""
 
 import json
 import random
@@ -151,7 +151,7 @@ def test_what_the_engine_learns_while_it_runs() -> None:
 
 
 def test_many_rows_for_hours_do_not_unlearn_what_few_cost() -> None:
-    """With all experts read, what they cost and what any step costs cannot be told apart."""
+    """If all experts are read, their cost cannot be told from the constant cost of steps."""
     model, rng = CostModel(MOE), random.Random(5)
     for i in range(20_000):
         rows = rng.randrange(100, 256)

@@ -1,4 +1,4 @@
-"""What steps do, and what they, prompts and copies are said to take."""
+"""Work of steps, and the predicted costs of steps, prompts and copies."""
 
 import pytest
 

@@ -103,7 +103,7 @@ def test_stalls_are_told_by_how_much_of_the_time_they_take() -> None:
 
 
 def test_a_model_that_knows_little_takes_no_step_for_a_stall() -> None:
-    """It began with a fast machine's cost, and prompts come after hundreds of steps without one."""
+    """The model starts from a fast machine's cost, and prompts come after hundreds of steps without one."""
     model = CostModel(FAST, trust=1.0)
     for _ in range(300):
         model.observe(PLAIN, TRUE.seconds(PLAIN))

@@ -38,7 +38,7 @@ def hint(predicted: int, tenant: str = "", *, hinted: bool = True, max_tokens: i
 
 
 def taught(pairs: Sequence[tuple[int, int]], tenant: str = "", known: CalibratedLengths | None = None):
-    """By requests of `pairs` (predicted, actual)."""
+    """Teach an estimator with requests of `pairs` (predicted, actual)."""
     known = known or CalibratedLengths(EcdfLengths())
     for predicted, actual in pairs:
         known.finished(hint(predicted, tenant), actual)
@@ -68,7 +68,7 @@ def test_noise_is_worth_the_mean_of_what_has_ended() -> None:
 
 
 def test_a_noisy_predictor_errs_less_than_it_did() -> None:
-    """It shrinks towards the mean: with an error of 195 tokens, some 10% less."""
+    """Predictions shrink towards the mean: with an error of 195 tokens, by about 10%."""
     known, rng = CalibratedLengths(EcdfLengths()), random.Random(2)
     errors: list[tuple[float, float]] = []
     for n in lengths_of(1500):

@@ -26,7 +26,7 @@ def prompts(count: int, at_s: float = 0.0, slo: Slo | None = None) -> list[Arriv
 
 
 def steps(arrivals: list[Arrival], cost: CostParams = COST, **options: object) -> list[tuple[float, int]]:
-    """When each step ended, and how many tokens it had; behind a minute of a hundred small steps."""
+    """Return end and token count of each step, after a minute of a hundred small steps."""
     settings = {"max_num_seqs": 256, "max_num_batched_tokens": BUDGET, "slack_burst_tokens": BURST, **options}
     engine = SimulatedEngine(scheduler_config(**settings), Machine(cost=cost, max_model_len=8192))
     found: list[tuple[float, int]] = []
@@ -69,7 +69,7 @@ def test_no_step_grows_while_somebody_has_objectives_nor_soon_after() -> None:
 
 @pytest.mark.parametrize("slower", [1, 2, 8])
 def test_no_step_is_longer_than_a_fifth_of_a_second(slower: int) -> None:
-    """Whoever comes with an objective waits for so long."""
+    """An arriving request with an objective waits that long."""
     cost = COST.slower(slower)
     found = steps(prompts(256), cost, slack_burst_tokens=1 << 16)
     durations = [later[0] - before[0] for before, later in pairwise(found) if later[1] > BUDGET]

@@ -63,9 +63,7 @@ def test_a_chunk_leaves_time_for_the_experts_that_it_adds(rows: int, pace_s: flo
 
 
 def test_no_time_is_spent_on_experts_for_a_few_tokens() -> None:
-    """Of 20 ms, 8 would go into experts and 11 into a quarter of the prompt. The row is soon far enough ahead for all
-    of it, with the same experts.
-    """
+    """Experts would take 8 of 20 ms, and a quarter of the prompt 11. Soon the row is far enough ahead for all of it."""
     made = state(budget=8192)
     row = made.run("a", tpot_s=0.020)
     made.wait("long", 4000, ttft_s=9.0, tpot_s=0.020)
@@ -206,7 +204,7 @@ def test_promises_are_kept_that_a_line_in_the_rows_breaks() -> None:
 
 @pytest.mark.parametrize("rate", [12.0, 20.0])
 def test_who_is_let_start_beside_slower_paces_under_overload_keeps_its_own(rate: float) -> None:
-    """What runs fits 4 ms only while rows of the slower class sit out, and few can be served at that pace."""
+    """Running requests fit 4 ms only while rows of the slower class are skipped, and few can be served at that pace."""
     mix = RequestMix(lengths=LAW, classes=slo_classes((0.13, 4), (0.8, 4), (0.27, 20)))
     good, missed = attained(FP8, mix, rate, 160)
     assert good > 0.25 and missed < 0.03

@@ -82,7 +82,7 @@ def test_other_options_hold_beside_it(options: dict[str, object]) -> None:
 
 
 def test_who_has_an_objective_keeps_its_pace_in_the_burst() -> None:
-    """It decodes when the burst comes, which ends behind it."""
+    """The request decodes when the burst comes, and ends after it."""
     first = Arrival(0.0, [1] * PROMPT, 40, Slo(ttft_s=1.0, tpot_s=0.03))
     promised, *others = lives([first, *burst(at_s=0.1)])
     assert promised.good and max(gaps(promised)) < 2 * 0.03
@@ -112,7 +112,7 @@ def test_what_it_takes_to_attend_counts_for_prompts_as_well() -> None:
 
 @pytest.mark.parametrize(("counts", "learnt"), [((1, 1), 2), ((1, 512), 8)])
 def test_all_steps_with_prompts_are_learnt_from(counts: tuple[int, int], learnt: int) -> None:
-    """Of eight. Every fourth one, as of steps of decodes alone, might be just those that leave the rows out."""
+    """Count among eight: every fourth step of decodes alone might be one that leaves the rows out."""
     known = Estimates(cost=CostModel(COST))
     policy = SlackPolicy(scheduler_config(), SlackOptions(), known)
     for step in range(8):

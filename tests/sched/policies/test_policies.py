@@ -1,4 +1,4 @@
-"""Who starts in a step: the policies on hand-made queues, then through the scheduler."""
+"""Starts in a step: the policies on hand-made queues, then through the scheduler."""
 
 import random
 
@@ -40,7 +40,7 @@ def view_of(waiting: list[Request], *, seats: int = 64, context: int = CONTEXT, 
 
 
 def started(policy: Policy, waiting: list[Request], **options: int) -> list[int]:
-    """Who starts in one step, as the scheduler would ask; started requests leave the queue."""
+    """Return the requests that start in one step, asked as the scheduler does; they leave the queue."""
     decision = policy.begin(view_of(waiting, **options))
     chosen = []
     for request in decision.order(list(waiting)):
@@ -207,7 +207,7 @@ def test_no_decode_first_gives_prompts_the_step() -> None:
 
 
 def test_prompts_that_cannot_start_take_no_tokens_from_decoding_requests() -> None:
-    """Without decode_first: the head of the queue lacks blocks, a seat, or the step's prompt tokens are few."""
+    """Cases without decode_first: the head of the queue lacks blocks or a seat, or the step has few prompt tokens."""
 
     def decoding_rows(**options: object) -> list[int]:
         defaults = {"num_blocks": 23, "block_size": 1, "max_num_batched_tokens": 16, "prefix_caching": False}

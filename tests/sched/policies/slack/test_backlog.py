@@ -1,4 +1,4 @@
-"""What the slack policy keeps of requests that wait, that ran and wait again, and that are gone."""
+"""Backlog of the slack policy: requests that wait, that were preempted, and that have ended."""
 
 import random
 from typing import Any
@@ -32,7 +32,7 @@ def kept(core: EngineCore) -> int:
 # --- requests that are gone -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("slo", [None, Slo(ttft_s=1e6), Slo(ttft_s=1e6, tpot_s=10.0)])
 def test_requests_that_are_gone_are_forgotten(slo: Slo | None) -> None:
-    """Without objectives another policy decides, and nobody looks at the queue; a far objective is never overdue."""
+    """While no request has objectives another policy decides, and a far objective is never overdue."""
     core = make_core(scheduling_policy="slack")
     for i in range(MANY):
         add(core, f"{i}", slo)

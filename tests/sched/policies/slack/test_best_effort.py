@@ -19,7 +19,7 @@ AGEING_S, EVERY_S = Tuning().ageing_s, Tuning().idle_limit_s
 
 
 def beside(promised: list[Arrival], others: list[Arrival], *, seats: int, blocks: int) -> list[Lifetime]:
-    """What became of `others`, by arrival."""
+    """Simulate both and return the lifetimes of `others`, by arrival."""
     arrivals = sorted([*promised, *others], key=lambda arrival: arrival.at_s)
     config = scheduler_config(max_num_seqs=seats, max_num_batched_tokens=2048)
     run = simulate(arrivals, config, replace(SCORPIO_8B.machine, num_kv_blocks=blocks))
@@ -48,7 +48,7 @@ def test_one_seat_in_a_second_is_theirs_though_others_wait_for_all_of_them() -> 
 
 @pytest.mark.parametrize(("planned", "cached"), [(4000, 0), (1000, 0), (4000, 1500)])
 def test_the_next_one_follows_after_ten_times_what_the_prompt_takes(planned: int, cached: int) -> None:
-    """Whatever the step that it starts in holds of it; the scheduler tells of a start when that is planned."""
+    """The wait does not depend on the first chunk, which is planned before the scheduler reports the start."""
     made = state(CostParams(0.010, 1e-4, 0.0, 0.001, 0.0))
     made.run("promised", tpot_s=0.050)
     rest = made.wait("rest", 4000)

@@ -1,4 +1,4 @@
-"""Who gets KV blocks under slack: those that are owed something from those that are not, and nobody for nothing."""
+"""KV blocks under slack: promised requests take them from unpromised ones, and only if they suffice."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def preemptions(decision: Decision) -> list[str]:
 
 
 def preempt(made: State, request: Request) -> None:
-    """It gives up its blocks, and waits to be computed again."""
+    """Preempt a request: it loses its blocks and waits to be computed again."""
     request.status, request.seat, request.preemptions = Status.WAITING, None, 1
     request.planned = request.computed = 0
     made.running.remove(request)
@@ -146,7 +146,7 @@ def test_one_that_was_preempted_queues_by_when_its_next_token_is_due() -> None:
 
 
 def test_who_is_far_ahead_keeps_its_blocks() -> None:
-    """It could be computed again before anybody missed a token, but that costs the machine as much as any prompt."""
+    """Recomputing it before its next token is due would cost the machine as much as any prompt."""
     made = state(free_blocks=25, cost_weight=0.0)
     old = made.run("old", 160, predicted=281, tpot_s=0.050)
     old.tokens += [1] * 120

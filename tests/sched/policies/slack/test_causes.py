@@ -1,6 +1,4 @@
-"""What requests wait for under the slack policy, and why it turned somebody away, as data: the objective, what stood
-against it, and what could have been kept.
-"""
+"""Causes of waits and rejections under slack: the objective, the cause, and the attainable value."""
 
 from math import inf
 
@@ -31,7 +29,7 @@ def state(**limits: int) -> State:
 
 
 def refused(made: State, name: str, at_s: float) -> tuple[str, Cause]:
-    """By when it has waited until then."""
+    """Arrival time with which it has waited that long."""
     assert not made.rejected(made.begin())
     made.now_s = at_s
     rejection = made.rejected(made.begin())[name]
@@ -157,7 +155,7 @@ def test_who_became_worth_its_price_waits_for_something_else() -> None:
 
 # --- those that wait ------------------------------------------------------------------------------------------------
 def said(made: State) -> tuple[dict[str, Cause], Cause]:
-    """What the next plan says of those that wait: by name, and of the others."""
+    """Return the next plan's causes of waiting requests, by name, and the default cause."""
     decision = made.begin()
     assert isinstance(decision, Explaining)
     return {request.request_id: cause for request, cause in decision.wait_causes()}, decision.default_cause()

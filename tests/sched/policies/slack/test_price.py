@@ -1,4 +1,4 @@
-"""What is asked of a machine that cannot serve all under slack: the price of work and of a pace, patience, margins."""
+"""Overload under slack: the price of work and of a pace, requests that can wait, margins."""
 
 from math import inf
 
@@ -59,8 +59,9 @@ def test_who_can_wait_does_while_not_all_can_be_served_and_sets_no_price() -> No
 
 
 def machine(rows: int, *, offered: float = 0.0, can_wait: bool = False) -> State:
-    """So many rows of 1 ms run, of the 40 that fit steps of 50 ms, and one with a pace alone waits. In the last 5 s
-    came `offered` times what the machine can do.
+    """Return a machine with `rows` rows of 1 ms, of the 40 that fit a step of 50 ms; one with only a pace waits.
+
+    In the last 5 s, `offered` times the machine's capacity has arrived.
     """
     made = state(ROWS)
     for i in range(60 if offered else 0):
@@ -81,7 +82,7 @@ def test_a_pace_alone_waits_for_those_that_cannot_although_there_is_room() -> No
 
 @pytest.mark.parametrize(("now_s", "starts"), [(5.0, False), (7.0, True)])
 def test_a_pace_alone_leaves_room_for_the_others_while_any_come(now_s: float, starts: bool) -> None:
-    """Until second 5 requests that cannot wait take a tenth of the machine. 24 rows take .48 of .8 of it."""
+    """Until second 5, urgent requests take a tenth of the machine. 24 rows take .48 of .8 of it."""
     made = state(ROWS)
     price = made.policy.state.price
     for i in range(60):
@@ -145,7 +146,7 @@ def test_no_number_of_objectives_fills_the_memory() -> None:
 # --- those that run -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("pace_s", "demoted"), [(0.0, []), (0.040, ["late"])])
 def test_who_is_late_at_a_pace_that_is_not_worth_it_is_demoted(pace_s: float, demoted: list[str]) -> None:
-    """It could still catch up, but would hold up more than it is worth."""
+    """The request could catch up, but would delay others for more than it is worth."""
     made = state()
     made.run("late", tpot_s=0.030, predicted=100, first_s=-0.1)
     made.run("in time", tpot_s=0.030)
@@ -209,7 +210,7 @@ def test_whoever_has_begun_goes_on_at_a_pace_that_would_be_given_up() -> None:
 
 
 def test_other_samples_of_one_that_runs_start_at_its_pace() -> None:
-    """Nobody can turn them away, and without them its request does not end."""
+    """Samples cannot be rejected, and without them the request does not end."""
     made = state()
     made.run("loose", tpot_s=0.100)
     made.run("first sample", tpot_s=0.050)

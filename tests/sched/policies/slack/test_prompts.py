@@ -1,4 +1,4 @@
-"""Which prompt comes first under slack, how much of it, and who may start beside those that have."""
+"""Prompts under slack: their order, their chunks, and which may start in addition to running ones."""
 
 import pytest
 
@@ -119,7 +119,7 @@ def test_a_chunk_is_shorter_the_more_tokens_it_attends_to() -> None:
 
 
 def test_no_chunk_that_would_spend_much_of_its_time_on_what_is_before_it() -> None:
-    """Of the 39 ms that are left of 50 a chunk behind 900 tokens takes 9 for these, one behind 3,000 takes 30."""
+    """39 of 50 ms are left. A chunk after 900 tokens spends 9 of them on these, one after 3,000 tokens 30."""
 
     def chunk(planned: int, *, left: int = 100, ttft_s: float = 9.0) -> int:
         made = state(BEFORE)

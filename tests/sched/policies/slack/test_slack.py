@@ -36,7 +36,7 @@ def state(
     free_blocks: int = 10_000,
     **tuning: float,
 ) -> State:
-    """Without margins, a reserve or doubt in lengths, so that expected values are those of the objectives."""
+    """Make a policy without margins, reserve and length errors, so that expected values equal the objectives."""
     config = SchedulerConfig(scheduling_policy="slack")
     known = Estimates(CostModel(cost, fit=False), lengths or OracleLengths())
     policy = SlackPolicy(config, SlackOptions(), known, replace(Tuning(), **{"reserve": 0.0, **tuning}))
