@@ -154,7 +154,7 @@ def test_a_policy_that_cannot_promise_ends_nobody(monkeypatch: pytest.MonkeyPatc
 
 
 def test_while_nobody_has_objectives_nothing_is_owed() -> None:
-    """Without objectives fifo plans: nothing is promised, and the step's length is a guess."""
+    """Fifo plans if there are no objectives: nothing is promised, and the step's length is a guess."""
     engine = Engine()
     for _ in range(3):
         engine.add(40)

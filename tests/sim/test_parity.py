@@ -26,7 +26,7 @@ SLOS = (None, Slo(0.2, 0.01), Slo(0.05, 0.006), Slo(1.0, 0.02), Slo(e2e_s=0.5), 
 
 
 def engine_config(file: Path, policy: str, overlap: bool) -> EngineConfig:
-    """There are so few blocks that requests are preempted under load."""
+    """Few blocks, so that requests are preempted under load."""
     return EngineConfig(
         model=ModelConfig(threads=1),
         cache=CacheConfig(num_kv_blocks=160),

@@ -55,14 +55,13 @@ class SlackAdmission:
         if len(state.batch):
             self._smallest_s = min(self._smallest_s, state.batch.smallest_s)
         self._usable_share = state.usable_share(self._smallest_s)
-        self._price_updated = state.price.update(self._now_s, self._usable_share, state.cost_tangent)
-        if self._price_updated:
+        self._is_update = state.price.update(self._now_s, self._usable_share, state.cost_tangent)
+        if self._is_update:
             state.backlog.sort_by_price(state.is_affordable)
         state.refresh_demand(self._now_s, slacks, context, self._smallest_s)
         self._demand, self._growth, self._beside = state.demand, state.growth, state.beside
-        self._prompt_queue = sorted(
-            [(t.due_s, state.to_fill_s(t)) for t in state.ledger.filling.values() if t.is_promised]
-        )
+        filling = state.ledger.filling.values()
+        self._prompt_queue = sorted([(t.due_s, state.to_fill_s(t)) for t in filling if t.is_promised])
         self._start_aged()
         self._walk(state.backlog.affordable, 1.0)
         self._walk(state.backlog.parked, self._tuning.roomy)
@@ -104,7 +103,7 @@ class SlackAdmission:
         it costs as much as the decision.
         """
         known = track.waits_for
-        if self._price_updated or cause is Cause.QUEUE or (known is not cause and known not in PREFERRED_CAUSES):
+        if self._is_update or cause is Cause.QUEUE or (known is not cause and known not in PREFERRED_CAUSES):
             self._set_cause(track, cause)
         if self._limit == 1.0:
             self.default_cause = track.waits_for
@@ -113,11 +112,7 @@ class SlackAdmission:
     def _set_cause(self, track: Track, cause: Cause) -> None:
         if cause is not Cause.UTILISATION and not self._fits(track):
             cause = Cause.UTILISATION
-        elif (
-            cause is Cause.QUEUE
-            and (self._price_updated or track.waits_for is not cause)
-            and not self._has_blocks(track)
-        ):
+        elif cause is Cause.QUEUE and (self._is_update or track.waits_for is not cause) and not self._has_blocks(track):
             cause = Cause.BLOCKS  # it lacks blocks for longer than its turn
         if cause is Cause.UTILISATION and self._limit < 1.0:
             cause = self._state.objection(track) or cause
@@ -358,12 +353,7 @@ class SlackAdmission:
         rows = [*zip(self._context, state.left(self._context), strict=True)]
         preempted = [other for other in state.preempted.values() if other is not track]
         rows += [(len(other.tokens), max(0.0, other.length - other.outputs)) for other in preempted]
-        starting = [
-            *state.ledger.filling.values(),
-            *(admitted for admitted, _ in self.admitted),
-            *self._reserved,
-            track,
-        ]
+        starting = [*state.ledger.filling.values(), *(new for new, _ in self.admitted), *self._reserved, track]
         rows += [(len(other.tokens), other.length) for other in starting]
         if not track.is_promised:  # for a promised request these would be preempted
             rows += [(len(other.tokens), 0.0) for other in state.unpromised.values()]

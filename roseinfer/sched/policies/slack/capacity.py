@@ -12,7 +12,7 @@ from roseinfer.sched.cost.params import CostParams
 HORIZON_PACES = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)  # in smallest TPOT objectives
 MAX_STEP_PACES = 8.0  # in smallest TPOT objectives
 MAX_CONSTANT_SHARE = 0.9  # of the time, for the constant cost of steps
-SHORT_HORIZONS_COUNT = 2  # the first horizons, in which only prompts count: how soon one can be computed
+SHORT_COUNT = 2  # the first horizons, in which only prompts count: how soon one can be computed
 PRICED = (Cause.PRICE, Cause.PACE, Cause.TENANT)  # causes of `SlackState.objection`
 MAX_REJECTED_SHARE = 0.03  # of the requests that are worth their cost
 MIN_FILL_SHARE, FILL_STEP_SHARE = 0.7, 0.01
@@ -52,7 +52,7 @@ class Demand:
     ) -> None:
         half = 0.5 * arriving
         shares = [d + (p + half if p > half else arriving) for d, p in zip(decoding, prompts, strict=True)]
-        self._shares = shares[SHORT_HORIZONS_COUNT:]
+        self._shares = shares[SHORT_COUNT:]
         self.peak = max(self._shares)
         self._horizons_s = horizons_s
         self._decoding = decoding
@@ -106,7 +106,7 @@ class Demand:
         """
         if self._priced is not cost:
             self._price(cost)
-        for share, constant in zip(self._needed, self._constant[SHORT_HORIZONS_COUNT:], strict=True):
+        for share, constant in zip(self._needed, self._constant[SHORT_COUNT:], strict=True):
             if share + weight > limit * (usable_share - constant):
                 return False
         return True
@@ -128,9 +128,7 @@ class Demand:
         for place, (visits, rate) in enumerate(zip(self._visits, self._steps, strict=False)):
             self._experts[place] = visits * cost.experts_s(1, visits / rate)
             self._constant[place] += rate * cost.experts_s(visits / rate) - self._experts[place]
-        self._needed = [
-            share + own for share, own in zip(self._shares, self._experts[SHORT_HORIZONS_COUNT:], strict=True)
-        ]
+        self._needed = [share + own for share, own in zip(self._shares, self._experts[SHORT_COUNT:], strict=True)]
 
 
 def _paced(slack: float, horizon_s: float) -> float:

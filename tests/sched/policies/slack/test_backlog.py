@@ -32,7 +32,7 @@ def kept(core: EngineCore) -> int:
 # --- requests that are gone -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("slo", [None, Slo(ttft_s=1e6), Slo(ttft_s=1e6, tpot_s=10.0)])
 def test_requests_that_are_gone_are_forgotten(slo: Slo | None) -> None:
-    """While no request has objectives another policy decides, and a far objective is never overdue."""
+    """Another policy decides while no request has objectives, and a far objective is never overdue."""
     core = make_core(scheduling_policy="slack")
     for i in range(MANY):
         add(core, f"{i}", slo)

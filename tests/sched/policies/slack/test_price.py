@@ -82,7 +82,7 @@ def test_a_pace_alone_waits_for_those_that_cannot_although_there_is_room() -> No
 
 @pytest.mark.parametrize(("now_s", "starts"), [(5.0, False), (7.0, True)])
 def test_a_pace_alone_leaves_room_for_the_others_while_any_come(now_s: float, starts: bool) -> None:
-    """Until second 5, urgent requests take a tenth of the machine. 24 rows take .48 of .8 of it."""
+    """Urgent requests of the first 5 seconds take a tenth of the machine. 24 rows take .48 of .8 of it."""
     made = state(ROWS)
     price = made.policy.state.price
     for i in range(60):
