@@ -20,17 +20,17 @@ def compiled(constraint: Constraint) -> Grammar:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Have each mask take `mask_s` on a simulated clock."""
-    told = {"now_s": 0.0, "mask_s": 0.001, "masks": 0.0}
+    clock = {"now_s": 0.0, "mask_s": 0.001, "masks": 0.0}
     fill = Matcher.fill
 
     def slow(self: Matcher, words: memoryview) -> None:
         fill(self, words)
-        told["now_s"] += told["mask_s"]
-        told["masks"] += 1
+        clock["now_s"] += clock["mask_s"]
+        clock["masks"] += 1
 
     monkeypatch.setattr(Matcher, "fill", slow)
-    monkeypatch.setattr(mask_time, "thread_time", lambda: told["now_s"])
-    return told
+    monkeypatch.setattr(mask_time, "thread_time", lambda: clock["now_s"])
+    return clock
 
 
 def test_the_time_of_a_mask_is_reported_with_the_grammar(clock: dict[str, float]) -> None:
@@ -50,19 +50,19 @@ def test_the_measurement_is_bounded_in_time(clock: dict[str, float]) -> None:
 
 
 def test_the_measurement_is_deterministic(clock: dict[str, float]) -> None:
-    said: list[list[int]] = []
+    drawn: list[list[int]] = []
 
     class RecordingMatcher(Matcher):
         def consume(self, token_ids) -> None:
-            said[-1] += token_ids
+            drawn[-1] += token_ids
             super().consume(token_ids)
 
     for _ in range(2):
-        said.append([])
+        drawn.append([])
         grammar = compiled(JsonSchema(schema={"type": "array", "items": {"type": "string"}}))
         grammar.matcher = lambda grammar=grammar: RecordingMatcher(grammar)
         mask_time_s(grammar, TOKENS)
-    assert said[0] == said[1] and len(said[0]) > 20
+    assert drawn[0] == drawn[1] and len(drawn[0]) > 20
 
 
 def test_a_state_beyond_the_limits_ends_the_measurement_without_an_error() -> None:

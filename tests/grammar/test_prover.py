@@ -46,8 +46,8 @@ def provers() -> list[int]:
 
 
 def ask(prover: Prover, constraint: Constraint) -> ProofResult | None:
-    said = prover.prove(msgspec.msgpack.encode(ProofRequest(constraint)))
-    return None if said is None else msgspec.msgpack.decode(said, type=ProofResult)
+    result = prover.prove(msgspec.msgpack.encode(ProofRequest(constraint)))
+    return None if result is None else msgspec.msgpack.decode(result, type=ProofResult)
 
 
 def test_grammars_are_proved_or_refused(prover: Prover) -> None:

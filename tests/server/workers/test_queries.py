@@ -122,12 +122,12 @@ def test_a_worker_that_hangs_is_left_out_and_its_late_answer_dropped(monkeypatch
     monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.02)
 
     async def scene(server: Server) -> None:
-        one, two, silent = (server.worker().knows("a", name) for name in ("one", "two", "silent"))
-        silent.hangs = True
+        one, two, hanging = (server.worker().knows("a", name) for name in ("one", "two", "hanging"))
+        hanging.hangs = True
         assert await one.ask() == ["two ?"]
-        server.queries.on_answer(silent, QueryAnswer(0, b"late"))
-        silent.hangs = False
-        assert await two.ask() == ["one ?", "silent ?"]
+        server.queries.on_answer(hanging, QueryAnswer(0, b"late"))
+        hanging.hangs = False
+        assert await two.ask() == ["one ?", "hanging ?"]
 
     play(scene)
 

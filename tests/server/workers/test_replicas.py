@@ -89,9 +89,9 @@ class Folded:
         self.reason: str | None = None
         self.scored: list[str] = []
 
-    def take(self, said: Any, choice: Any) -> "Folded":
-        self.content += said.content or ""
-        for call in said.tool_calls or []:
+    def take(self, message: Any, choice: Any) -> "Folded":
+        self.content += message.content or ""
+        for call in message.tool_calls or []:
             self.names += [call.function.name] if call.function.name else []
             self.arguments += call.function.arguments or ""
         self.reason = choice.finish_reason or self.reason
@@ -118,10 +118,10 @@ def folded(chunks: list[Any]) -> tuple[list[dict[str, Any]], int]:
 def test_formatted_outputs_continue_in_their_format(two: RealServer) -> None:
     with two.client() as client:
         asked = [form(name, seed) for seed in (0, 1) for name in FORMS]
-        wanted = []
+        expected_parts = []
         for fields in asked:
             whole = client.chat.completions.create(**fields)
-            wanted.append(
+            expected_parts.append(
                 ([vars(Folded().take(c.message, c)) for c in whole.choices], whole.usage.completion_tokens)  # type: ignore
             )
         before = total(two, "roseinfer:router_resumes_total")
@@ -129,7 +129,7 @@ def test_formatted_outputs_continue_in_their_format(two: RealServer) -> None:
         streams = [client.chat.completions.create(**fields, **more) for fields in asked]
         begun = [[next(stream) for _ in range(5)] for stream in streams]
         os.kill(two.engines()[0], signal.SIGKILL)
-        for fields, first, stream, expected in zip(asked, begun, streams, wanted, strict=True):
+        for fields, first, stream, expected in zip(asked, begun, streams, expected_parts, strict=True):
             assert folded([*first, *stream]) == expected, fields
     assert total(two, "roseinfer:router_resumes_total") > before
     until(lambda: [engine["state"] for engine in two.fresh("/health").json()["engines"]] == ["ready"] * 2)

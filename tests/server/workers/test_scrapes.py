@@ -88,9 +88,9 @@ def test_counts_of_ended_workers_remain() -> None:
 
 def test_a_worker_that_dies_is_not_waited_for() -> None:
     async def scene(scrapes: ScrapeCollector) -> None:
-        a, b, silent = Worker(1, 10, scrapes), Worker(2, 100, scrapes), Worker(3, 1000, None)
-        asyncio.get_running_loop().call_later(0.01, scrapes.on_end, silent)
-        assert await ask(scrapes, a, b, silent) == 110
+        a, b, hanging = Worker(1, 10, scrapes), Worker(2, 100, scrapes), Worker(3, 1000, None)
+        asyncio.get_running_loop().call_later(0.01, scrapes.on_end, hanging)
+        assert await ask(scrapes, a, b, hanging) == 110
 
     play(scene)
 
