@@ -14,6 +14,7 @@ from tests.integrations.ray.ray_load import finished, run, stream_bodies
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the ray extra is not installed"),
     pytest.mark.long,
+    pytest.mark.exhaustive,
 ]
 
 
