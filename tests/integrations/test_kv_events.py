@@ -18,16 +18,16 @@ from roseinfer.config.options import OptionParser
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.core.sampling import SamplingParams
-from roseinfer.engine import kv_events
-from roseinfer.engine.kv_events import END_OF_REPLAY, KvEventsPublisher, wire_events
 from roseinfer.engine.llm import LLM, make_engine_config
+from roseinfer.integrations import kv_events
+from roseinfer.integrations.kv_events import END_OF_REPLAY, KvEventsPublisher, wire_events
 from roseinfer.kv.events import CPU, GPU, BlockRemoved, BlockStored
 
 PATIENCE_MS = 10_000
 
 
 def addresses(count: int) -> list[str]:
-    """Of loopback, with ports that nobody has at the moment."""
+    """Return addresses of the loopback with free ports."""
     taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in taken]
     for each in taken:
@@ -47,7 +47,7 @@ def connected(kind: int, endpoint: str) -> Iterator[Any]:
 
 
 def replayed(question: Any, first: int) -> list[tuple[int, Any]]:
-    """What a publisher still has from a number on."""
+    """Return what a publisher has kept from this number on."""
     question.send_multipart((b"", first.to_bytes(8, "big")))
     found = []
     while True:
@@ -141,7 +141,7 @@ def stored(hashes: list[int], parent: int | None, tokens: list[int], medium: str
 
 
 def test_an_address_in_use_is_refused_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kv_events, "TAKEN_PATIENCE_S", 0.0)
+    monkeypatch.setattr(kv_events, "BIND_TIMEOUT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ResourceError, match=f"{endpoint}: Address already in use"):
