@@ -1,4 +1,4 @@
-"""Shapes of the answers, for the OpenAPI document. The tests hold answers against them."""
+"""Models of answers for the OpenAPI document. Tests validate answers with them."""
 
 from typing import Literal
 
@@ -32,13 +32,13 @@ class CachedTokens(Answer):
 
 
 class ReasoningTokens(Answer):
-    """Of models that think, and of requests with tools."""
+    """Reasoning tokens, for models with reasoning and requests with tools."""
 
     reasoning_tokens: int
 
 
 class SloUsage(Answer):
-    """As the server saw them, in ms; the worst of all choices."""
+    """Latencies measured by the server, in ms; the worst of all choices."""
 
     ttft_ms: float | None
     tpot_ms: float | None
@@ -107,7 +107,7 @@ class ChatLogprobs(Answer):
 
 
 class CalledFunction(Answer):
-    """`arguments`: JSON, as the model wrote it; cut if the answer ended with `length`."""
+    """Called function. `arguments`: JSON written by the model; cut if the answer ended with `length`."""
 
     name: str
     arguments: str
@@ -120,7 +120,7 @@ class ToolCall(Answer):
 
 
 class AssistantMessage(Answer):
-    """`content` is null if there is none beside `tool_calls` or reasoning, which has two names."""
+    """Message of the assistant. `content` is null without text. Reasoning has two names."""
 
     role: Literal["assistant"]
     content: str | None
@@ -191,7 +191,7 @@ class Detokenized(Answer):
 
 
 class TokenizerInfo(BaseModel):
-    """tokenizer_config.json of the model, with the chat template that is in use and special tokens as texts."""
+    """tokenizer_config.json of the model, with the active chat template and special tokens as texts."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -200,7 +200,7 @@ class TokenizerInfo(BaseModel):
 
 
 class EngineHealth(Answer):
-    """Of one of several engines."""
+    """Health of one of several engines."""
 
     engine: int
     state: Literal["starting", "ready", "draining", "quiet", "dead"]
@@ -209,7 +209,7 @@ class EngineHealth(Answer):
 
 
 class Health(Answer):
-    """`engines`: if there are several."""
+    """Status of the server. `engines`: only with several."""
 
     status: str
     engines: list[EngineHealth] | None = None
@@ -220,7 +220,7 @@ class Version(Answer):
 
 
 class EngineLoad(Answer):
-    """Of one of several engines: sequences that hold a seat and that wait for one, and the share of KV blocks used."""
+    """Load of one of several engines: running and waiting sequences, and the used share of KV blocks."""
 
     engine: int
     running: int
@@ -229,16 +229,18 @@ class EngineLoad(Answer):
 
 
 class Load(Answer):
-    """`engines`: if there are several."""
+    """Load of the server. `engines`: only with several."""
 
     server_load: int
     engines: list[EngineLoad] | None = None
 
 
 class EngineLoadReport(Answer):
-    """Of one engine, in SGLang's words. `num_waiting_uncached_tokens`: of prompts that wait; null if nobody counts
-    them. `num_used_tokens`: room in KV blocks that are in use, of `max_total_num_tokens`. `gen_throughput`: rows of the
-    newest step a second. `utilization`: share of the machine that objectives ask for, else of the seats.
+    """Load of one engine, with SGLang's field names.
+
+    `num_waiting_uncached_tokens`: of waiting prompts, null = unknown. `num_used_tokens`: capacity of used KV blocks.
+    `gen_throughput`: rows per second of the newest step. `utilization`: share of the machine needed for objectives,
+    else used share of the seats.
     """
 
     dp_rank: int
@@ -263,7 +265,7 @@ class EngineLoads(Answer):
 
 
 class EnginePromise(Answer):
-    """`kept`: whether the objectives would be; null: there are none."""
+    """Forecast of one engine. `kept`: the objectives can be met; null without objectives."""
 
     engine: int
     kept: bool | None
@@ -272,7 +274,7 @@ class EnginePromise(Answer):
 
 
 class PromiseAnswer(Answer):
-    """Of the best engine, and of all, the best one first; null and none if no engine knows what steps cost."""
+    """Forecast of the best engine and of all, best first; null and empty without a cost model."""
 
     prompt_tokens: int
     kept: bool | None

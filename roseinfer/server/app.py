@@ -1,8 +1,8 @@
-"""The application: routes, middleware and error handlers around one `Service`."""
+"""ASGI application: routes, middleware and error handlers around one `Service`."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -38,7 +38,7 @@ from roseinfer.server.http.auth import AuthMiddleware
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import DROPPED_REASON, OPENAI, ApiError, as_api_error
 from roseinfer.server.http.hosts import HostMiddleware
-from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, DirectRoutes, EdgeMiddleware
+from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, EdgeMiddleware, InferenceRoutes
 from roseinfer.server.observe.metrics import HttpMetrics
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.report import Gather, Observation
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class Application(FastAPI):
-    """The framework's routes and documents. `front`, with middleware of our own before them, is what is served."""
+    """FastAPI application. Requests enter at `front`: our middleware, then inference routes, then FastAPI."""
 
     front: ASGIApp
 
@@ -71,7 +71,7 @@ class Application(FastAPI):
 def create_app(
     engine: Engine, tokenizer: Tokenizer, config: ServerConfig, model_name: str, response_file: Path | None = None
 ) -> Application:
-    """An application around an engine that is up. `response_file`: see `server_parts`.
+    """Return an application around an engine that is up. `response_file`: see `server_parts`.
 
     Raises `ConfigError` if the chat template does not compile.
     """
@@ -82,7 +82,7 @@ def create_app(
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What an application is built around: what serves requests, what is counted of them, and who else does so."""
+    """Objects that an application is built around."""
 
     service: Service
     observation: Observation
@@ -99,18 +99,20 @@ def server_parts(
     response_file: Path | None = None,
     **shared: Any,
 ) -> ServerParts:
-    """`response_file`: where responses are stored, None: nowhere; `gather`: see `Observation`; `shared`: what a process
-    that serves beside others shares with them, see `Service`.
+    """Make the parts of one API process.
+
+    `response_file`: database of stored responses, None = not stored. `gather`: see `Observation`. `shared`: state that
+    several API processes share, see `Service`.
     """
     traces = None
     if config.otlp_endpoint is not None:
-        from roseinfer.server.observe.traces import Traces  # of an extra
+        from roseinfer.server.observe.traces import Traces  # needs the extra `otel`
 
         traces = Traces.to(config.otlp_endpoint)
-    watch = None if traces is None else traces.observer
+    wrap = None if traces is None else traces.observer
     name = (config.served_model_name or (model_name,))[0]
     keep_steps = MAX_STEPS if config.console else 0
-    observation = Observation(name, gather, keep_steps, watch, config.enable_log_requests)
+    observation = Observation(name, gather, keep_steps, wrap, config.enable_log_requests)
     service = Service(config, model_name, observation, **shared)
     peer_queries = peer_queries or PeerQueries()
     responses = None if response_file is None else _responses(config, response_file, name, observation, peer_queries)
@@ -126,7 +128,7 @@ def _responses(
     except ConfigError as error:
         if config.response_store is not None:
             raise
-        log.warning("responses are not stored: %s", error)  # nobody has asked for this file
+        log.warning("responses are not stored: %s", error)  # the file is a default
         return None
 
     async def gauges() -> Iterable[Metric]:
@@ -140,7 +142,7 @@ def _responses(
 
 
 def build_app(parts: ServerParts) -> Application:
-    """An application that says 503 `loading` until `parts.service.attach` is called."""
+    """Return an application that answers 503 `loading` until `parts.service.attach` is called."""
     service = parts.service
     config = service.config
     app = Application(
@@ -160,7 +162,9 @@ def build_app(parts: ServerParts) -> Application:
     inferences = [make(service, answer_format) for answer_format in formats]
     inferences.append(make(service, ResponsesFormat(history), make_run=BackgroundRuns()))
     for inference in inferences:
-        app.add_api_route(inference.path, _endpoint(inference), methods=["POST"], **inference_docs(inference.path))
+        name = "create_" + inference.path.removeprefix("/v1/").replace("/", "_").rstrip("s")
+        docs = inference_docs(inference.path)
+        app.add_api_route(inference.path, _document_only, name=name, methods=["POST"], response_model=None, **docs)
     models.add(app, service)
     tokenize.add(app, service)
     count_tokens.add(app, service)
@@ -192,25 +196,9 @@ def _methods_by_path(app: FastAPI) -> dict[str, set[str]]:
     return methods
 
 
-class _Passed(Response):
-    """A response that another application gives."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        super().__init__()
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
-
-
-def _endpoint(inference: Inference) -> Callable[[], Awaitable[Response]]:
-    """The route as the framework knows it. `DirectRoutes` answers before it, to spare each request the framework."""
-
-    async def answer() -> Response:
-        return _Passed(inference)
-
-    answer.__name__ = "create_" + inference.path.removeprefix("/v1/").replace("/", "_").rstrip("s")
-    return answer
+async def _document_only() -> None:
+    """Stand for an inference route in FastAPI's document and list of methods. `InferenceRoutes` serves it."""
+    raise AssertionError("InferenceRoutes comes first")
 
 
 def _lifespan(parts: ServerParts) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -257,26 +245,26 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _methods(app: FastAPI, scope: Scope) -> list[str]:
-    """All methods of a path: the router itself knows those of the first route that it finds."""
+    """Return all methods of a path. The router alone reports those of the first matching route."""
     routes = (route for route in app.routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE)
     return sorted({method for route in routes for method in route.methods or ()})
 
 
 def _wrong_method(allowed: list[str]) -> ApiError:
     named = ", ".join(allowed)
-    return ApiError(405, f"This path has no such method, only {named}", more_headers={"Allow": named})
+    return ApiError(405, f"method not allowed; this path supports {named}", more_headers={"Allow": named})
 
 
 def _no_such_path(app: FastAPI, scope: Scope) -> ApiError:
-    """Clients that were given an address without `/v1`, or with one too many, are told so."""
+    """Return the error for an unknown path, with a hint if `/v1` is missing or doubled."""
     path = scope["path"]
     near = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
-    meant = f"; {near} is there" if _methods(app, {**scope, "path": near}) else ""
-    return ApiError(404, f"There is no {path[:100]} here{meant}", type="not_found_error")
+    meant = f"; did you mean {near}?" if _methods(app, {**scope, "path": near}) else ""
+    return ApiError(404, f"unknown path {path[:100]}{meant}", type="not_found_error")
 
 
 def _from_http(error: HTTPException) -> ApiError:
-    """What the router raises of itself, such as for unknown routes."""
+    """Convert an error that the router itself raises."""
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     return ApiError(error.status_code, error.detail, type=kind)
 
@@ -289,12 +277,11 @@ def _in_front(
     public: Iterable[str],
     load: Callable[[str], str],
 ) -> ASGIApp:
-    """`app` behind everything that a request passes before its route, from the inside out. `public`: paths that need
-    no key; `load`: see `EdgeMiddleware`.
+    """Wrap `app` in our middleware, from the inside out. `public`: paths without API key; `load`: see `EdgeMiddleware`.
 
-    Around the framework and not inside it: its own layers are for its own routes, and inference passes by them.
+    Our middleware is outside FastAPI because inference routes bypass FastAPI.
     """
-    app = CrashMiddleware(DirectRoutes(app, routes={inference.path: inference for inference in inferences}))
+    app = CrashMiddleware(InferenceRoutes(app, routes={inference.path: inference for inference in inferences}))
     if config.api_key:
         app = AuthMiddleware(app, keys=config.api_key, more_open=public)
     else:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what each route takes and may answer."""
+"""OpenAPI document: request, answer and errors of each route."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +16,18 @@ from roseinfer.server.formats.schemas import ChatRequest, CompletionRequest, Det
 from roseinfer.server.http.request_models import RequestModel, RequestParser
 
 INFERENCE_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
-_WHAT = {
-    400: "a field is wrong or not supported, or the prompt is too long",
-    401: "no API key, or a wrong one",
+_ERROR_TEXTS = {
+    400: "a field is invalid or not supported, or the prompt is too long",
+    401: "missing or wrong API key",
     403: "the server has no API key, and Host or Origin is not allowed; see --allowed-hosts, --allowed-origins",
-    404: "no such model",
-    408: "the body came too slowly",
-    413: "the body is too large, or holds too many values",
+    404: "unknown model",
+    408: "the body arrived too slowly",
+    413: "the body is too large or has too many values",
     415: "the body's content type is not application/json",
-    429: "the latency objectives cannot be met, or as many requests are in the engine as it was told to take; see "
-    "Retry-After",
+    429: "the latency objectives are out of reach, or the engine is at its limit of requests; see Retry-After",
     500: "the engine failed",
-    503: "queue full, loading, draining, or the engine is not healthy; see Retry-After",
-    504: "the request's time limit was over before its first token",
+    503: "queue full, loading, draining, or unhealthy engine; see Retry-After",
+    504: "the request timed out before its first token",
 }
 _REQUESTS: tuple[type[RequestModel], ...] = (
     CompletionRequest,
@@ -43,26 +42,26 @@ _REQUESTS: tuple[type[RequestModel], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Described:
-    """An inference route: shapes of its request, its answer and its errors, and what its stream is."""
+class _InferenceDocs:
+    """Documentation of an inference route: models of request, answer and errors, and its stream."""
 
     request: type[RequestModel]
     answer: type[BaseModel]
     description: str = (
-        "The answer; with stream: true, events of chunks, then [DONE]. A failure on the way is an event with an "
-        "error object, after which the connection is cut"
+        "The answer; with stream: true, events of chunks, then [DONE]. A failure during the stream is an event with an "
+        "error object, after which the connection is closed"
     )
     example: str = 'data: {"id":"...","choices":[...]}\n\ndata: [DONE]\n\n'
     error: type[BaseModel] = ErrorBody
 
 
 _INFERENCE = {
-    "/v1/completions": _Described(CompletionRequest, Completion),
-    "/v1/chat/completions": _Described(ChatRequest, ChatCompletion),
-    "/v1/responses": _Described(
+    "/v1/completions": _InferenceDocs(CompletionRequest, Completion),
+    "/v1/chat/completions": _InferenceDocs(ChatRequest, ChatCompletion),
+    "/v1/responses": _InferenceDocs(
         ResponsesRequest, response_shapes.ResponseObject, response_shapes.DESCRIPTION, response_shapes.EXAMPLE
     ),
-    "/v1/messages": _Described(
+    "/v1/messages": _InferenceDocs(
         MessagesRequest,
         message_shapes.Message,
         message_shapes.DESCRIPTION,
@@ -78,14 +77,15 @@ def docs(
     body: type[RequestModel] | None = None,
     error: type[BaseModel] = ErrorBody,
 ) -> dict[str, Any]:
-    """Return arguments of `add_api_route`: the shape of a 200, the statuses and shape of errors, the shape of the
-    request. A route that may say 401 may say 403, one that reads a body (413) also 415.
+    """Return arguments of `add_api_route`: models of answer and request, and statuses and model of errors.
+
+    401 implies 403, and 413 (a body) implies 415.
     """
     responses: dict[int, dict[str, Any]] = {200: {"model": answer}}
     implied = {403} if 401 in errors else set()
     implied |= {415} if 413 in errors else set()
     for status in sorted(implied.union(errors)):
-        responses[status] = {"model": error, "description": _WHAT[status]}
+        responses[status] = {"model": error, "description": _ERROR_TEXTS[status]}
     extra: dict[str, Any] = {}
     if body is not None:
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
@@ -94,7 +94,7 @@ def docs(
 
 
 def inference_docs(path: str) -> dict[str, Any]:
-    """Like `docs`, for a route that answers as JSON or, with `stream`, as server-sent events."""
+    """Return the arguments for a route that answers with JSON or, with `stream`, server-sent events."""
     route = _INFERENCE[path]
     described: dict[str, Any] = {"tags": ["inference"]}
     described |= docs(route.answer, *INFERENCE_ERRORS, body=route.request, error=route.error)
@@ -105,9 +105,7 @@ def inference_docs(path: str) -> dict[str, Any]:
 
 
 def install(app: FastAPI, keyed: bool, parser: RequestParser) -> None:
-    """Makes `/openapi.json` say what the routes themselves cannot: request bodies with their bounds, and the key if
-    there is one.
-    """
+    """Add request bodies with their bounds, and the API key, to `/openapi.json`."""
     written: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
@@ -119,7 +117,7 @@ def install(app: FastAPI, keyed: bool, parser: RequestParser) -> None:
 
 
 def _drop_422(paths: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """FastAPI assumes that path parameters are validated by it; here they are any string."""
+    """Remove FastAPI's 422 answers: path parameters here are any string."""
     for operations in paths.values():
         for operation in operations.values():
             operation["responses"].pop("422", None)

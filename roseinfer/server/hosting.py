@@ -1,4 +1,4 @@
-"""What a process needs to serve HTTP, whether it is alone or one of several: socket, uvicorn, signals, logging."""
+"""Hosting of HTTP in one of one or more processes: socket, uvicorn, signals, logging."""
 
 import asyncio
 import contextlib
@@ -28,19 +28,19 @@ from roseinfer.text.tokenizer import Tokenizer
 log = logging.getLogger("roseinfer.server")
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-BACKLOG = 2048
-# After the requests were told to end: how long their last words may take.
+MAX_BACKLOG = 2048
+# Time for the last events of requests that a shutdown ends.
 LAST_WORDS_S = 2
 KEEP_ALIVE_S = 75
-# Objects made since the last young collection, less those freed since: a few hundred running requests.
-YOUNG_OBJECTS = 50_000
+# New objects between two young collections: a few hundred running requests.
+MAX_YOUNG_OBJECTS = 50_000
 MAX_AUTO_WORKERS = 4
-# Open files: what a start needs, with some clients, and what is asked for if the system has no limit of its own.
+# Open files: minimum for a start with some clients, and the limit to set where the system has none.
 MIN_DESCRIPTORS, MAX_DESCRIPTORS = 128, 2**16
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handling, which would cut the drain short."""
+    """uvicorn without its signal handling, which would cut the drain short."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -48,8 +48,9 @@ class Server(uvicorn.Server):
 
 
 class Signals:
-    """SIGINT and SIGTERM: the first sets `first`, the next one `second`. SIGHUP calls `on_reload`, unless it says that
-    the terminal has been closed: that counts as SIGTERM, or as nothing for who was started to outlive it (nohup).
+    """Handlers of SIGINT and SIGTERM (set `first`, then `second`) and SIGHUP (call `on_reload`).
+
+    A SIGHUP because the terminal closed counts as SIGTERM, or as nothing under nohup.
     """
 
     def __init__(self, on_reload: Callable[[], None] | None = None) -> None:
@@ -78,16 +79,16 @@ class Signals:
             self._on_reload()
 
 
-class Rolling(Protocol):
+class RollingRestarts(Protocol):
     async def rolling_restart(self) -> None:
         """See `EngineSupervisor`."""
         ...
 
 
 class Reload:
-    """Restarts engines in turn, in the background, each time it is called."""
+    """Callable that restarts the engines in turn, in the background."""
 
-    def __init__(self, supervisor: Rolling, manager: SystemdNotifier) -> None:
+    def __init__(self, supervisor: RollingRestarts, manager: SystemdNotifier) -> None:
         self._supervisor = supervisor
         self._manager = manager
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,7 +107,7 @@ class Reload:
 
 
 def _terminal() -> bool:
-    """Whether there is one that we belong to, whatever standard input is: that of a script's job is none."""
+    """True if the process has a controlling terminal, whatever its standard input is."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -115,7 +116,7 @@ def _terminal() -> bool:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it exists."""
+    """Return uvloop's event loop if installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -124,12 +125,12 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 async def end_of(future: "asyncio.Future[None]") -> None:
-    """Returns when it is done; what it came to is somebody else's."""
+    """Wait for a future and ignore its result."""
     await asyncio.wait({future})
 
 
 async def first_of(*awaitables: Awaitable[object]) -> None:
-    """Waits for one of them and drops the others."""
+    """Wait for the first and cancel the others."""
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -142,9 +143,9 @@ Started = TypeVar("Started", bound=Engine)
 
 
 async def with_texts(service: Service, tokenizer: Tokenizer, start_engine: Coroutine[Any, Any, Started]) -> Started:
-    """The engine, started while the service tries the chat template: a template that cannot be used ends the start.
+    """Start the engine while the service tests the chat template. An unusable template ends the start.
 
-    Raises `ConfigError`, and what keeps the engine from starting.
+    Raises `ConfigError` for the template, and what `start_engine` raises.
     """
     loading = asyncio.create_task(service.load_texts(tokenizer))
     starting = asyncio.create_task(start_engine)
@@ -161,18 +162,18 @@ async def with_texts(service: Service, tokenizer: Tokenizer, start_engine: Corou
 
 
 class _Quiet(logging.Filter):
-    """Drops uvicorn's complaint about answers left unfinished: cutting a failed stream short is on purpose."""
+    """Filter of uvicorn's error about unfinished answers: failed streams are cut on purpose."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "without completing response" not in record.getMessage()
 
 
 def worker_count(asked: int | None, device: str) -> int:
-    """How many processes answer requests, if nobody has asked for a number.
+    """Return the number of API processes: `asked`, else by device and cores.
 
-    One carries some 5,000 requests or 100,000 tokens a second, more than any engine on a CPU. A fast GPU with a small
-    model wants a burst of hundreds of requests accepted in tens of milliseconds; beyond four processes it is the
-    engine that takes them one by one. Each takes 100 MB, so a quarter of the cores is plenty.
+    One process handles about 5,000 requests or 100,000 tokens per second, more than any engine on a CPU. A fast GPU
+    with a small model needs bursts of hundreds of requests accepted within tens of milliseconds. Beyond four processes
+    the engine is the bottleneck. Each takes 100 MB, so a quarter of the cores is enough.
     """
     if asked is not None:
         return asked
@@ -181,9 +182,9 @@ def worker_count(asked: int | None, device: str) -> int:
 
 
 def claim_descriptors(config: ServerConfig) -> None:
-    """Raise the limit on open files as far as the process may, before it has children.
+    """Raise the limit on open files as far as permitted. Call before the process has children.
 
-    Raises `ResourceError` if that is too low to start, warns if fewer clients can connect than requests are admitted.
+    Raises `ResourceError` below the minimum. Log a warning if fewer clients can connect than requests are admitted.
     """
     try:
         import resource
@@ -192,43 +193,45 @@ def claim_descriptors(config: ServerConfig) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
-        with contextlib.suppress(OSError, ValueError):  # macOS has limits that it does not tell
+        with contextlib.suppress(OSError, ValueError):  # macOS has further, hidden limits
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
             soft = most
     if soft == resource.RLIM_INFINITY:
         return
     if soft < MIN_DESCRIPTORS:
-        raise ResourceError(f"only {soft} files may be open (ulimit -n), at least {MIN_DESCRIPTORS} are needed")
+        raise ResourceError(f"the limit on open files is {soft} (ulimit -n), at least {MIN_DESCRIPTORS} are needed")
     if soft < config.max_num_queued_reqs + MIN_DESCRIPTORS:
-        log.warning("only %d files may be open (ulimit -n): too few for %d requests", soft, config.max_num_queued_reqs)
+        log.warning(
+            "the limit on open files is %d (ulimit -n), too low for %d requests", soft, config.max_num_queued_reqs
+        )
 
 
 def configure_logging(config: ServerConfig) -> None:
-    """Nothing happens to handlers that exist already."""
+    """Configure logging. Existing handlers stay."""
     logs.configure(as_json=config.log_format == "json")
     logging.getLogger("roseinfer").setLevel(config.log_level.upper())
     logging.getLogger("uvicorn.error").addFilter(_Quiet())
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """The server's socket. Raises `ConfigError` if the address cannot be used, warns if it is open to strangers."""
+    """Return the listening socket. Raises `ConfigError` for an unusable address; log a warning if it is public."""
     if config.host not in LOOPBACK and not config.api_key:
-        log.warning("%s may be reached from other machines, and no api_key is set", config.host)
+        log.warning("%s is reachable from other machines and no api_key is set", config.host)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((config.host, config.port), family=family, backlog=MAX_BACKLOG)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        hint = "; stop what listens there, or choose another --port" if error.errno == errno.EADDRINUSE else ""
+        hint = "; stop the other server or choose another --port" if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(f"cannot listen on {config.host} port {config.port}: {reason}{hint}") from error
-    # Connections inherit it. Without it the second of two small writes, as a header and its body are, waits for the
-    # client's delayed acknowledgement: 40 ms an answer.
+    # Connections inherit it. Without it the body, written after the header, waits 40 ms for the client's delayed
+    # acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def uvicorn_config(parts: ServerParts, on_closed: Callable[[], None] | None = None) -> uvicorn.Config:
-    """`on_closed` is called when a connection has ended."""
+    """Return uvicorn's configuration. `on_closed`: called after the end of each connection."""
     return uvicorn.Config(
         build_app(parts).front,
         http=limited_protocol(parts.service.limits, on_closed),
@@ -249,7 +252,7 @@ def say(text: str) -> None:
 
 
 def greeting(config: ServerConfig, model_name: str, listener: socket.socket, info: EngineInfo) -> str:
-    """Where the model is served, what its weights and K/V are kept as (device priced has neither), a command to try."""
+    """Return the startup message: address, formats of weights and K/V (unless priced), and a command to try."""
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{shown}:{port}"
@@ -263,11 +266,11 @@ def greeting(config: ServerConfig, model_name: str, listener: socket.socket, inf
 
 
 def settle_garbage_collector() -> None:
-    """To be called once everything is up.
+    """Tune garbage collection. Call after startup.
 
-    What has been imported and loaded lives as long as the process, so it is not looked through again (50 ms and more
-    each time). A request leaves no cycles behind, so there is little to find among the rest either.
+    Freezing skips permanent objects, whose scan takes 50 ms and more. Requests leave no cycles, so the other
+    collections can be rare.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+    gc.set_threshold(MAX_YOUNG_OBJECTS, *gc.get_threshold()[1:])

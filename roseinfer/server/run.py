@@ -1,4 +1,4 @@
-"""Running the server in one process: the engine's start, and the way down."""
+"""Server with a single API process: startup, serving and shutdown."""
 
 import asyncio
 import contextlib
@@ -43,10 +43,9 @@ async def serve_model(
     config: ServerConfig,
     announce: Callable[[str], None] = say,
 ) -> None:
-    """`serve` with engines in processes of their own, which are started again if they end, or all in turn on SIGHUP; or
-    with those that others keep.
+    """Serve with supervised engine processes, or with engines that a directory lists. SIGHUP restarts them in turn.
 
-    Raises what `serve` and `engine_supervisor` raise, `EngineDeadError` if no engine can be kept alive.
+    Raises what `serve` and `engine_supervisor` raise, and `EngineDeadError` if no engine stays alive.
     """
     configure_logging(config)
     supervisor = engine_supervisor(engine, replicas, config.stall_timeout)
@@ -74,12 +73,11 @@ async def serve(
     announce: Callable[[str], None] = say,
     supervisor: Supervisor | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once. Belongs to the main thread.
+    """Serve until SIGINT or SIGTERM, then drain; a second signal stops at once. Call in the main thread.
 
-    The address answers (503 `loading`) while the engine starts. `load_tokenizer` runs in a thread, `start_engine` then
-    gets what it returned. `announce` is given, once ready, the address and a command to try. `supervisor`: who owns the
-    engines that `start_engine` makes; it ends when no engine is left to it.
-    Raises `ConfigError` if the address cannot be used, and whatever keeps the engine from starting.
+    The address answers 503 `loading` while the engine starts. `load_tokenizer` runs in a thread; `start_engine` gets
+    its result. `announce` receives the startup message. `supervisor`: owner of the engines; its failure ends the
+    server. Raises `ConfigError` for an unusable address, and what `start_engine` raises.
     """
     configure_logging(config)
     parts = server_parts(
@@ -87,8 +85,8 @@ async def serve(
     )
     service = parts.service
     listener = listen(config)
-    manager = SystemdNotifier()
-    signals = Signals(None if supervisor is None else Reload(supervisor, manager))
+    systemd = SystemdNotifier()
+    signals = Signals(None if supervisor is None else Reload(supervisor, systemd))
     signals.install()
     server = Server(uvicorn_config(parts))
     serving = asyncio.create_task(server.serve([listener]))
@@ -102,12 +100,12 @@ async def serve(
             settle_garbage_collector()
             words = greeting(config, model_name, listener, engine.info)
             announce(words)
-            manager.ready(words.partition(";")[0])
+            systemd.ready(words.partition(";")[0])
             await first_of(signals.first.wait(), *map(end_of, ends))
-            manager.stopping()
+            systemd.stopping()
             await _drain(service, signals)
     finally:
-        manager.close()
+        systemd.close()
         server.should_exit = True
         await serving
         if engine is not None:
@@ -131,7 +129,7 @@ async def _start(
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[Engine]) -> Engine | None:
-    """The result of `work`, or None if `event` was set first; `work` is then cancelled."""
+    """Return the result of `work`; cancel it and return None if `event` is set first."""
     task = asyncio.ensure_future(work)
     await first_of(event.wait(), asyncio.shield(task))
     if task.done():
@@ -142,15 +140,15 @@ async def _unless(event: asyncio.Event, work: Awaitable[Engine]) -> Engine | Non
 
 
 async def _drain(service: Service, signals: Signals) -> None:
-    """New requests are refused; running ones may finish for `shutdown_timeout` seconds, then they are ended."""
+    """Reject new requests, let running ones finish for `shutdown_timeout` seconds, then end the rest."""
     lifecycle = service.lifecycle
     lifecycle.begin_drain()
     if lifecycle.requests:
         wait_s = service.config.shutdown_timeout
-        log.info("shutting down: %d requests may finish within %g s", lifecycle.requests, wait_s)
+        log.info("shutting down: waiting up to %g s for %d requests", wait_s, lifecycle.requests)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await first_of(lifecycle.idle(), signals.second.wait())
     ended = await service.wind_down(LAST_WORDS_S)
     if ended:
-        log.warning("shutting down: %d requests were cut short", ended)
+        log.warning("shutting down: ended %d running requests", ended)

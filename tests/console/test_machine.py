@@ -168,5 +168,5 @@ def test_a_server_that_loads_its_model_is_waited_for(open_page: OpenPage, server
 def test_without_a_console_there_is_no_page(open_page: OpenPage) -> None:
     with LiveServer(byte_level(), ServerConfig(console=False)) as server:
         page = open_page(server.url)
-        expect(page.locator("body")).to_contain_text("There is no / here")
+        expect(page.locator("body")).to_contain_text("unknown path /")
         expect(page.get_by_role("tab")).to_have_count(0)

@@ -1,1 +1,1 @@
-"""What the console in a browser is served: its files, and a feed of what the server does."""
+"""Server side of the browser console: its files, and a feed of events."""

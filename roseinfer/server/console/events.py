@@ -1,4 +1,4 @@
-"""The events of the console's feed, as data: `hello` once, then a `tick` for what is new."""
+"""Data of the feed's events: `hello` once, then a `tick` for each update."""
 
 import time
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from roseinfer.server.request.service import Service
 
 
 def hello(service: Service) -> dict[str, Any]:
-    """What stays as it is. Raises `ApiError` 503 while the engine is loading."""
+    """Return the constant data of a server. Raises `ApiError` 503 while the engine is loading."""
     info = service.backend.info
     policy = {"name": info.policy.name, "sheds": info.policy.sheds, "priorities": info.policy.priorities}
     return {
@@ -28,7 +28,7 @@ def hello(service: Service) -> dict[str, Any]:
 
 
 def engines_json(reports: Iterable[EngineReport]) -> list[dict[str, Any]]:
-    """How each engine does. Of one that is gone nothing runs, waits or is held; what it has counted stays."""
+    """Return the state of each engine. A dead engine keeps its counters, but nothing runs, waits or is held."""
     return [_engine(report) for report in reports]
 
 
@@ -60,7 +60,7 @@ def _engine(report: EngineReport) -> dict[str, Any]:
 
 
 def _host_memory(report: EngineReport, up: bool) -> dict[str, Any]:
-    """Of an engine that keeps K and V there. Bytes of one that does not say what a block takes are 0."""
+    """Return the fields of an engine with host memory. Bytes are 0 if the size of a block is unknown."""
     offload, block_bytes = report.stats.offload, 0 if report.info is None else report.info.facts.block_bytes
     if offload is None:
         return {}

@@ -1,4 +1,4 @@
-"""A feed: server-sent events for one reader, written as fast as it takes them and no faster."""
+"""Feed of server-sent events for one console, at most as fast as it reads."""
 
 import asyncio
 import time
@@ -15,26 +15,26 @@ from roseinfer.server.request.lifecycle import Guard, Lifecycle
 from roseinfer.server.request.receivers import EventStream
 
 INTERVAL_S = 0.25
-# In one process that answers requests.
+# Per API process.
 MAX_FEEDS = 16
 CROWDED_RETRY_S = 5.0
 _FILLER = b":\n\n"
 
 
-class Reader(Protocol):
-    """What one feed is told."""
+class FeedSource(Protocol):
+    """Source of one feed's events."""
 
     def hello(self) -> dict[str, Any]:
-        """Raises `ApiError` 503 while there is nothing to tell."""
+        """Return the first event. Raises `ApiError` 503 while the engine is loading."""
         ...
 
     async def tick(self) -> dict[str, Any]:
-        """What is new since the last one."""
+        """Return the changes since the last tick."""
         ...
 
 
 class Feeds:
-    """All feeds of a process. They have no place among the requests, and end as soon as the server is to end."""
+    """All feeds of a process. They hold no tickets, and end when the shutdown begins."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
@@ -44,14 +44,16 @@ class Feeds:
     def __len__(self) -> int:
         return len(self._open)
 
-    def answer(self, reader: Reader) -> Response:
-        """Raises `ApiError` 503: too many feeds, or the server is loading or about to end."""
+    def answer(self, source: FeedSource) -> Response:
+        """Return a new feed. Raises `ApiError` 503 for too many feeds, or while loading or shutting down."""
         refusal = self._lifecycle.refusal()
         if refusal is not None and refusal.code != "queue_full":
             raise refusal
         if len(self._open) >= MAX_FEEDS:
-            raise unavailable("too_many_feeds", f"{MAX_FEEDS} consoles are open, the limit", CROWDED_RETRY_S)
-        return _Feed(self._open, reader, reader.hello())
+            raise unavailable(
+                "too_many_feeds", f"The server is at its limit of open consoles ({MAX_FEEDS})", CROWDED_RETRY_S
+            )
+        return _Feed(self._open, source, source.hello())
 
     def _end(self, cause: ApiError) -> None:
         for guard in list(self._open):
@@ -59,18 +61,16 @@ class Feeds:
 
 
 class _Feed(Response):
-    """What a reader does not take is not made: while it is slow nothing is asked for, and the next tick leaves out what
-    is too much by then. One that takes nothing is cut off as every other client is.
-    """
+    """Response with one feed. While its client reads slowly no tick is made; a client that stops reading is cut."""
 
-    def __init__(self, open_feeds: dict[Guard, None], reader: Reader, hello: dict[str, Any]) -> None:
+    def __init__(self, open_feeds: dict[Guard, None], source: FeedSource, hello: dict[str, Any]) -> None:
         super().__init__()
         self._open = open_feeds
-        self._reader = reader
+        self._source = source
         self._hello = hello
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # A connection refers to the scope: leaving it there would make a reference cycle.
+        # The connection refers to the scope: keeping it there would be a reference cycle.
         wire: ClientConnection = scope["extensions"].pop(EXTENSION)
         events, guard = EventStream(send, wire, _FILLER), Guard()
         self._open[guard] = None
@@ -83,7 +83,7 @@ class _Feed(Response):
         except ApiError:
             if not events.started or events.open:
                 await events.close(b"")
-            else:  # the server does not wait for somebody who takes nothing of what is old by now
+            else:  # the shutdown does not wait for a client that has stopped reading
                 wire.abort()
         finally:
             wire.on_disconnect(None)
@@ -93,7 +93,7 @@ class _Feed(Response):
         await events.write(event("hello", self._hello))
         while True:
             began_s = time.monotonic()
-            await events.write(event("tick", await self._reader.tick()))
+            await events.write(event("tick", await self._source.tick()))
             await asyncio.sleep(max(0.0, began_s + INTERVAL_S - time.monotonic()))
 
 

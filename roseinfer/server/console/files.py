@@ -1,4 +1,4 @@
-"""The console's files. They hold nothing of this server, so they are served without a key."""
+"""Static files of the console. They hold no data of the server and need no API key."""
 
 import hashlib
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _TYPES = {
     ".json": "application/json",
 }
 _TEXT = "text/plain; charset=utf-8"
-# Nothing runs, is shown or is called but what this server has; and nobody shows the page within another.
+# The page loads from and connects to this server only, and cannot be framed.
 _SECURITY = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -30,10 +30,9 @@ _SECURITY = {
 
 
 class ConsoleFiles:
-    """What is in a folder when this is made; nothing else can be asked for.
+    """Files found in a folder at startup. No other file is served.
 
-    A file is read when it is asked for, and a browser that has it as it is (`ETag`) is told so: it asks each time, so
-    that nobody has the page of one version and the script of another.
+    Browsers revalidate each file by its `ETag`, so that they never mix files of two versions.
     """
 
     def __init__(self, folder: Path = FOLDER) -> None:
@@ -45,11 +44,11 @@ class ConsoleFiles:
 
     @property
     def names(self) -> list[str]:
-        """Relative to the folder, with slashes."""
+        """Paths relative to the folder, with slashes."""
         return list(self._files)
 
     def answer(self, name: str, headers: Headers) -> Response:
-        """One of `names`, or 304 if whoever sends these `headers` has it."""
+        """Return the file `name`, or 304 if the client has it."""
         path = self._files[name]
         body = path.read_bytes()
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
@@ -61,5 +60,5 @@ class ConsoleFiles:
 
 
 def _has(known: str, etag: str) -> bool:
-    """`known`: an If-None-Match. Proxies that compress make a tag weak."""
+    """True if the `If-None-Match` header `known` has the tag. Compressing proxies make tags weak."""
     return known.strip() == "*" or any(tag.strip().removeprefix("W/") == etag for tag in known.split(","))

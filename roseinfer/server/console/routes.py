@@ -1,4 +1,4 @@
-"""The console's routes. None is in the OpenAPI document: they go with the page, and change with it."""
+"""Routes of the console. They are not in the OpenAPI document because they change with the page."""
 
 from collections.abc import Awaitable, Callable
 
@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from roseinfer.server.console.feed import Feeds
 from roseinfer.server.console.files import INDEX, ConsoleFiles
-from roseinfer.server.console.looking import Known, Look, tell
+from roseinfer.server.console.reader import ConsoleReader, LocalUpdates, answer_queries
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.report import Observation
 from roseinfer.server.request.service import Service
@@ -17,14 +17,14 @@ EVENTS = "/console/events"
 
 
 def add(app: FastAPI, service: Service, observation: Observation, peer_queries: PeerQueries) -> list[str]:
-    """Returns the paths that hold nothing of this server."""
+    """Add the routes and return the public paths, which hold no data of the server."""
     files = ConsoleFiles()
     feeds = Feeds(service.lifecycle)
-    known = Known(service, observation)
-    tell(peer_queries, known)
+    local = LocalUpdates(service, observation)
+    answer_queries(peer_queries, local)
 
     async def feed() -> Response:
-        return feeds.answer(Look(service, known, peer_queries))
+        return feeds.answer(ConsoleReader(service, local, peer_queries))
 
     app.add_api_route(EVENTS, feed, response_class=Response, include_in_schema=False)
     public = {"/": INDEX, **{f"/console/{name}": name for name in files.names}}

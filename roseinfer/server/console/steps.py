@@ -1,4 +1,4 @@
-"""The newest steps of all engines, as the console is shown them."""
+"""Newest steps of all engines for the console."""
 
 import time
 from collections import deque
@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from roseinfer.engine.api import StepRecord
 
-# As many are kept by whoever owns the engines.
+# Kept by the owner of the engines.
 MAX_STEPS = 4096
 
 # Engine, end in Unix seconds, duration and budget in ms, rows, prompt tokens, tokens, predicted duration in ms.
@@ -15,25 +15,25 @@ ShownStep = tuple[int, float, float, float | None, int, int, int, float | None]
 
 
 class NewSteps(NamedTuple):
-    """`ever`: how many there were, to ask on from."""
+    """New steps. `ever`: all steps so far, the next position."""
 
     ever: int
     steps: list[ShownStep]
 
 
-class Kept(Protocol):
-    """Steps that somebody keeps: how many there were, ever, and the newest with their engines."""
+class StepHistory(Protocol):
+    """Number of all steps so far, and the newest with their engines."""
 
     count: int
     newest: deque[tuple[int, StepRecord]]
 
 
-def steps_since(kept: Kept, count: int, most: int) -> NewSteps:
-    """Those after the first `count` there ever were, the newest `most` of them, oldest first."""
-    shown = min(max(0, kept.count - count), most, len(kept.newest))
+def steps_since(history: StepHistory, count: int, most: int) -> NewSteps:
+    """Return the newest `most` steps after the first `count`, oldest first."""
+    shown = min(max(0, history.count - count), most, len(history.newest))
     to_unix_s = time.time() - time.monotonic()
-    steps = [_shown(*step, to_unix_s) for step in islice(kept.newest, len(kept.newest) - shown, None)]
-    return NewSteps(kept.count, steps)
+    steps = [_shown(*step, to_unix_s) for step in islice(history.newest, len(history.newest) - shown, None)]
+    return NewSteps(history.count, steps)
 
 
 def _shown(engine: int, record: StepRecord, to_unix_s: float) -> ShownStep:

@@ -1,8 +1,7 @@
-"""Answers in OpenAI's shape, whole or as server-sent events: what chat and completions have in common.
+"""Answers of chat and completions, whole or as server-sent events.
 
-Streams and whole answers are both fed by `Choices` alone: the growing text of each choice, until it is taken, and where
-a parser reads the output, its growing events (reasoning, text, tool calls). So the two ways of answering cannot differ.
-What chat and completions write differently is a `Writer`. What does not change from event to event is encoded once.
+Streams and whole answers both read `Choices`, so they cannot differ: text of each choice, or parsed events (reasoning,
+text, tool calls). A `Writer` has what differs between chat and completions. Constant parts of events are encoded once.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,15 +21,15 @@ from roseinfer.text.tokenizer import Tokenizer
 # --- choices --------------------------------------------------------------------------------------------------------
 Entries = Sequence[TokenLogprobs | None]
 # JSON has no infinity.
-LOWEST = -9999.0
+MIN_LOGPROB = -9999.0
 
 
 @dataclass(slots=True)
 class Piece:
-    """What is new of a choice. `first`: nothing of it was shown before.
+    """New part of a choice. `first`: it is the first part.
 
-    `events`, as few as can say it: None if no parser reads the output, so that all of it is text. `text` is that of the
-    content alone. `called`: whether the choice has made a complete tool call, now or before.
+    `events`: merged parser events, None for plain text. `text`: the content only. `called`: the choice has a complete
+    tool call so far.
     """
 
     text: str
@@ -44,18 +43,18 @@ class Piece:
 
     @property
     def ended_by_call(self) -> bool:
-        """Whether the choice ended to have its tool calls answered: not by its length or a stop string."""
+        """True if the choice ended to have its tool calls answered, not by length or a stop string."""
         return self.called and self.finish is FinishReason.STOP and not isinstance(self.stop_reason, str)
 
-    def said(self) -> list[Event]:
-        """Its events; of an output that no parser reads, one of its text, if there is any."""
+    def as_events(self) -> list[Event]:
+        """Return its events; for plain text, one event if there is any."""
         if self.events is not None:
             return self.events
         return [Text(self.text)] if self.text else []
 
 
 class Choice:
-    """Gathers the chunks of choice `index` of a job until `take`. `echo_text`: the prompt's text to echo."""
+    """Buffer of the chunks of choice `index` of a job until `take`. `echo_text`: the prompt's text to echo."""
 
     def __init__(self, job: Job, index: int) -> None:
         position = index // job.n
@@ -105,7 +104,7 @@ class Choice:
 
 
 class Choices:
-    """The choices of a job, found by (prompt, sample). Prompt logprobs reach every sample of their prompt."""
+    """Choices of a job by (prompt, sample). Prompt logprobs are set in every sample of their prompt."""
 
     def __init__(self, job: Job) -> None:
         self._n = job.n
@@ -114,7 +113,7 @@ class Choices:
     def add(self, prompt: int, chunk: SequenceChunk) -> Choice:
         choice = self.all[prompt * self._n + chunk.index]
         if chunk.prompt_logprobs is not None:
-            # Fewer than the prompt has tokens if the time was over before all of it was scored.
+            # Fewer than the prompt's tokens after a timeout during the prompt.
             unscored = len(choice.prompt.ids) - len(chunk.prompt_logprobs)
             entries = chunk.prompt_logprobs + [None] * unscored
             for sibling in self.all[prompt * self._n : (prompt + 1) * self._n]:
@@ -125,7 +124,7 @@ class Choices:
 
 # --- tokens and their log probabilities -------------------------------------------------------------------------
 class TokenNames:
-    """Tokens as strings: their text, or `token_id:N`."""
+    """Names of tokens: their text, or `token_id:N`."""
 
     def __init__(self, tokenizer: Tokenizer, as_ids: bool) -> None:
         self.tokenizer = tokenizer
@@ -139,7 +138,7 @@ class TokenNames:
 
 
 def about_prompt(job: Job, names: TokenNames, choice: Choice) -> dict[str, Any]:
-    """Log probabilities and token ids of the choice's prompt, as far as they were asked for."""
+    """Return the requested log probabilities and token ids of the choice's prompt."""
     about: dict[str, Any] = {}
     if job.prompt_logprobs is not None:
         plain = TokenNames(names.tokenizer, as_ids=False)
@@ -151,7 +150,7 @@ def about_prompt(job: Job, names: TokenNames, choice: Choice) -> dict[str, Any]:
 
 
 def prompt_logprobs(names: TokenNames, top: int, entries: Entries) -> list[dict[str, Any] | None]:
-    """Per prompt token: token id -> logprob, rank (1 = likeliest) and text; None for the first token."""
+    """Return, per prompt token, token id -> logprob, rank (1 = most likely) and text; None for the first token."""
     return [None if entry is None else _by_id(names, top, entry) for entry in entries]
 
 
@@ -165,29 +164,29 @@ def _by_id(names: TokenNames, top: int, entry: TokenLogprobs) -> dict[str, Any]:
 
 
 def first(top: tuple[tuple[int, float], ...], count: int) -> tuple[tuple[int, float], ...]:
-    """The `count` likeliest alternatives, all of them for -1."""
+    """Return the `count` most likely alternatives, all for -1."""
     return top if count < 0 else top[:count]
 
 
 def finite(logprob: float) -> float:
-    return logprob if logprob > LOWEST else LOWEST
+    return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
 DONE = b"data: [DONE]\n\n"
-# A comment, which clients skip.
+# Comments are skipped by clients.
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Writer(Protocol):
-    """How one API writes a choice, as the JSON of an event or as a part of a whole answer."""
+    """Writer of one API's choices, as JSON of events or parts of a whole answer."""
 
     whole_object: str
     chunk_object: str
-    # What is before (with a place for the choice's index) and behind the text in an event that has nothing else to say.
+    # Bytes before (with a place for the choice's index) and after the text in an event with text only.
     plain: tuple[bytes, bytes]
 
     def opening(self, choice: Choice) -> tuple[bytes, bytes] | None:
-        """An event before the choice's first one: (the choice, what is said beside it). None: there is none."""
+        """Return an event before the choice's first one: (choice, further fields), or None."""
         ...
 
     def delta(self, choice: Choice, piece: Piece) -> bytes: ...
@@ -197,14 +196,14 @@ class Writer(Protocol):
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]: ...
 
     def about(self, choices: Choices) -> dict[str, Any]:
-        """Fields of a whole answer beside its choices."""
+        """Return fields of a whole answer besides its choices."""
         ...
 
 
 class EventEncoder:
-    """Turns engine chunks into events: an event per token, a finish event per choice, usage and `[DONE]` at the end.
+    """Encoder of events: one per token, a finish event per choice, usage and `[DONE]` at the end.
 
-    `add` each chunk; what is then `due` is `taken` and `encode`d, in any thread, in that order.
+    See `request.receivers.Encoder`.
     """
 
     filler = KEEP_ALIVE
@@ -216,7 +215,7 @@ class EventEncoder:
         self._writer = writer
         self._usage = usage
         self._choices = Choices(job)
-        self.due: dict[Choice, None] = {}  # that have something to say
+        self.due: dict[Choice, None] = {}  # choices with news
         self._head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
             dumps(job.id),
             dumps(writer.chunk_object),
@@ -228,16 +227,13 @@ class EventEncoder:
         self._before = [self._head + before % index for index in range(job.num_choices)] if self._only_text() else []
 
     def _only_text(self) -> bool:
-        """As most streams are: all of an event but the text itself is known beforehand."""
+        """True if all of an event but its text is constant, as in most streams."""
         job, options = self._job, self._options
-        told = job.logprobs is not None or job.return_token_ids or options.continuous_usage
-        return not told and options.interval == 1
+        varies = job.logprobs is not None or job.return_token_ids or options.continuous_usage
+        return not varies and options.interval == 1
 
     def plain(self, prompt: int, chunk: SequenceChunk) -> bytes | None:
-        """The event of a chunk that brings nothing but text to a choice that has begun and of which nothing waits.
-
-        None if this is no such chunk: then `add` it.
-        """
+        """Encode a chunk of text alone, for a choice that has begun and has nothing waiting; None: use `add`."""
         index = prompt * self._job.n + chunk.index
         if not self._before or not chunk.token_ids or chunk.finish_reason is not None:
             return None
@@ -248,7 +244,7 @@ class EventEncoder:
         return self._before[index] + dumps(chunk.text) + self._after
 
     def add(self, prompt: int, chunk: SequenceChunk) -> bool:
-        """Whether the chunk's choice has something to say now; else it waits for more (`stream_interval`)."""
+        """Add a chunk; return True if its choice is due now, False if it waits for more (`stream_interval`)."""
         choice = self._choices.add(prompt, chunk)
         if chunk.finish_reason is None and choice.waiting < (self._options.interval if choice.opened else 1):
             return False
@@ -277,17 +273,15 @@ class EventEncoder:
         return KEEP_ALIVE
 
     def tail(self, usage: Usage) -> bytes:
-        """The end of a stream in which every choice has finished."""
         if not self._options.include_usage:
             return DONE
         return self._head + b'],"usage":' + dumps(usage.as_dict()) + self._take_once() + b"}\n\n" + DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """The last event of a stream that failed."""
         return b"data: " + error.body() + b"\n\n"
 
     def _has_news(self, piece: Piece) -> bool:
-        """Whether a finished choice has something left to say: the token that ended it may have no text."""
+        """True if a finished choice has content left: its last token may have no text."""
         if piece.text or piece.events or piece.entries or (piece.token_ids and self._job.return_token_ids):
             return True
         return self._job.echo and piece.first
@@ -309,7 +303,7 @@ def _is_text(events: list[Event]) -> bool:
 
 
 class WholeBody:
-    """Gathers engine chunks for an answer in one piece; `body` when every choice has finished."""
+    """Builder of a whole answer. See `request.receivers.Body`."""
 
     def __init__(self, job: Job, writer: Writer) -> None:
         self._job = job

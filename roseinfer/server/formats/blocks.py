@@ -1,7 +1,7 @@
-"""An answer as a sequence of blocks (reasoning, text, tool calls), for the APIs that write one: Responses and Messages.
+"""Answers as a sequence of blocks (reasoning, text, tool calls), for Responses and Messages.
 
-What a parser found becomes blocks that open, grow and close. A stream writes these changes and a whole answer what they
-leave behind, so the two cannot differ. What the two APIs write differently is a `BlockWriter`.
+Parser events become blocks that open, grow and close. A stream writes these changes, a whole answer the final blocks,
+so the two cannot differ. A `BlockWriter` has what differs between the two APIs.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ class Kind(StrEnum):
 
 
 class Block:
-    """`index`: its place in the answer. `complete`: it was not cut. `call_id` and `name` are a call's."""
+    """Block of an answer at `index`. `complete`: it was not cut. `call_id`, `name`: of a call."""
 
     __slots__ = ("_parts", "call_id", "complete", "index", "kind", "name")
 
@@ -38,7 +38,7 @@ class Block:
 
     @property
     def text(self) -> str:
-        """So far: the reasoning, the text, or the arguments of a call."""
+        """Reasoning, text, or arguments of a call, so far."""
         return "".join(self._parts)
 
     def grow(self, text: str) -> None:
@@ -65,9 +65,9 @@ Change = Opened | Grown | Closed
 
 
 class Blocks:
-    """The blocks of one choice; at most the last of them is open.
+    """Blocks of one choice; at most the last is open.
 
-    White space before reasoning or a tool call is no text block: it waits until there is more of the text.
+    White space before reasoning or a tool call is dropped: it waits until more text follows.
     """
 
     def __init__(self) -> None:
@@ -85,14 +85,14 @@ class Blocks:
         elif isinstance(event, CallEnd):
             yield from self._close(event.complete)
         elif isinstance(event, Reasoning):
-            yield from self._say(Kind.REASONING, event.text)
+            yield from self._extend(Kind.REASONING, event.text)
         else:
             yield from self._add_text(event.text)
 
     def end(self, complete: bool) -> Iterator[Change]:
-        """Nothing more is coming; `complete`: the model came to an end by itself."""
+        """Close the last block. `complete`: the model ended by itself."""
         if not any(block.kind is Kind.CALL for block in self.all):
-            yield from self._say(Kind.TEXT, "".join(self._space))
+            yield from self._extend(Kind.TEXT, "".join(self._space))
         self._space.clear()
         yield from self._close(complete)
 
@@ -102,12 +102,12 @@ class Blocks:
         elif text:
             held = "".join(self._space)
             self._space.clear()
-            yield from self._say(Kind.TEXT, held + text)
+            yield from self._extend(Kind.TEXT, held + text)
 
     def _in(self, kind: Kind) -> bool:
         return self._open is not None and self._open.kind is kind
 
-    def _say(self, kind: Kind, text: str) -> Iterator[Change]:
+    def _extend(self, kind: Kind, text: str) -> Iterator[Change]:
         if not text:
             return
         if not self._in(kind):
@@ -134,7 +134,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why the answer ended. `called`: so that its tool calls are answered."""
+    """End of an answer. `called`: to have its tool calls answered."""
 
     finish: FinishReason
     stop_reason: int | str | None
@@ -142,19 +142,19 @@ class Ending:
 
 
 class BlockWriter(Protocol):
-    """How one API writes an answer."""
+    """Writer of one API's answers."""
 
     # See `request.receivers.Encoder`.
     filler: bytes
 
     def head(self, usage: Usage) -> bytes:
-        """What a stream begins with. `usage`: so far."""
+        """Return the start of a stream. `usage`: so far."""
         ...
 
     def change(self, change: Change) -> bytes: ...
 
     def idle(self) -> bytes:
-        """Between two events, when there was none for long."""
+        """Return a keep-alive."""
         ...
 
     def tail(self, blocks: list[Block], ending: Ending, usage: Usage) -> bytes: ...
@@ -165,14 +165,14 @@ class BlockWriter(Protocol):
 
 
 class _Answer:
-    """The blocks of a job's only choice, as its pieces make them."""
+    """Blocks of a job's only choice."""
 
     def __init__(self) -> None:
         self.blocks = Blocks()
         self.ending: Ending | None = None
 
     def add(self, piece: Piece) -> Iterator[Change]:
-        for event in piece.said():
+        for event in piece.as_events():
             yield from self.blocks.add(event)
         if piece.finish is not None:
             yield from self.blocks.end(complete=piece.finish is FinishReason.STOP)
@@ -180,7 +180,7 @@ class _Answer:
 
 
 class BlockEncoder:
-    """A `request.receivers.Encoder`. A stream begins with the first token, or when it has been idle for long."""
+    """Encoder of block events, see `request.receivers.Encoder`. A stream begins with the first token or keep-alive."""
 
     def __init__(self, job: Job, writer: BlockWriter, usage: Callable[[], Usage]) -> None:
         assert job.stream is not None and job.num_choices == 1
@@ -194,7 +194,7 @@ class BlockEncoder:
         self._begun = False
 
     def plain(self, prompt: int, chunk: SequenceChunk) -> None:
-        """What a text becomes depends on what was said before."""
+        """Return None: the events of a text depend on the previous ones."""
 
     def add(self, prompt: int, chunk: SequenceChunk) -> bool:
         choice = self._choices.add(prompt, chunk)
@@ -231,7 +231,7 @@ class BlockEncoder:
 
 
 class BlockBody:
-    """A `request.receivers.Body`."""
+    """Builder of a whole answer, see `request.receivers.Body`."""
 
     def __init__(self, job: Job, writer: BlockWriter) -> None:
         self._writer = writer
@@ -243,7 +243,7 @@ class BlockBody:
     def body(self, usage: Usage) -> dict[str, Any]:
         answer = _Answer()
         for _ in answer.add(self._choices.all[0].take()):
-            pass  # only what they leave behind counts
+            pass  # only the final blocks matter
         assert answer.ending is not None, "every choice has finished"
         return self._writer.whole(answer.blocks.all, answer.ending, usage)
 

@@ -1,4 +1,4 @@
-"""From a parsed request to a `Job`: steps that completions and chats share.
+"""Steps from a parsed request to a `Job` that completions and chats share.
 
 A format calls them in this order: `read_settings`, then its own prompts and outputs, `spell_bad_words`, `build_job`.
 """

@@ -1,6 +1,6 @@
-"""What a parser found in an output, in the shape of OpenAI's chat: a delta of a stream, or a whole message.
+"""Parser events as deltas or messages of OpenAI's chat API.
 
-Reasoning has two names among clients, `reasoning_content` and `reasoning`: both are said.
+Clients use two names for reasoning, `reasoning_content` and `reasoning`: answers have both.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reas
 
 
 def delta(events: Sequence[Event]) -> bytes:
-    """The `delta` of a chunk. `{}` while there is nothing to show."""
-    if len(events) == 1:  # as nearly always
+    """Return the `delta` of a chunk; `{}` without content."""
+    if len(events) == 1:  # the usual case
         event = events[0]
         if isinstance(event, CallArguments):
             arguments = dumps(event.text)
@@ -33,7 +33,7 @@ def delta(events: Sequence[Event]) -> bytes:
 
 
 def _add_to_calls(calls: list[dict[str, Any]], event: CallStart | CallArguments) -> None:
-    """`id`, `type` and `name` are said once: clients join what they get of an index, letter by letter."""
+    """Add a part of a call. Send `id`, `type` and `name` once: clients concatenate all parts of an index."""
     if isinstance(event, CallStart):
         function = {"name": event.name, "arguments": ""}
         calls.append({"index": event.index, "id": event.id, "type": "function", "function": function})
@@ -44,7 +44,7 @@ def _add_to_calls(calls: list[dict[str, Any]], event: CallStart | CallArguments)
 
 
 def message(events: Sequence[Event]) -> dict[str, Any]:
-    """The `message` of a whole answer, from all its events. A call that was cut is among its calls."""
+    """Return the `message` of a whole answer. A cut call is included."""
     content = "".join([event.text for event in events if isinstance(event, Text)])
     reasoning = "".join([event.text for event in events if isinstance(event, Reasoning)])
     said: dict[str, Any] = {"role": "assistant", "content": content or None}

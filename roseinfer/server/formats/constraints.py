@@ -43,7 +43,7 @@ class OutputConstraint:
     """Constraint that a request sets for its output, None without one. `param`: the field that sets it."""
 
     def __init__(self, request: GenerationRequest) -> None:
-        """Raises `ApiError` 400 that names the field."""
+        """Raise `ApiError` 400 that names the field."""
         self.constraint: Constraint | None = None
         self.param = ""
         self.warnings: list[str] = []

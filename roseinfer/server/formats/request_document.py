@@ -1,4 +1,4 @@
-"""Shapes of what is said of requests for the OpenAPI document: `/v1/requests`, and why in the usage."""
+"""Models of request records for the OpenAPI document: `/v1/requests` and `usage.slo.why`."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ class _Shape(BaseModel):
 
 
 class RequestPhase(_Shape):
-    """A part of its time, in ms from its arrival. `cause`: of a wait, null = nobody says, as on its way."""
+    """Phase of a request, in ms from its arrival. `cause`: of a wait; null = unknown, for example transit."""
 
     phase: Literal["wait", "prefill", "decode"]
     cause: Cause | None
@@ -21,7 +21,7 @@ class RequestPhase(_Shape):
 
 
 class RequestRefused(_Shape):
-    """`attainable_ms`: the least value of the objective that could have been kept, null = unknown."""
+    """Rejection. `attainable_ms`: smallest value of the objective that could be met, null = unknown."""
 
     objective: Literal["ttft", "tpot", "e2e"]
     cause: Cause
@@ -31,10 +31,10 @@ class RequestRefused(_Shape):
 
 
 class RequestWhy(_Shape):
-    """What it waited for and how it ran, as its engine saw the choice that was worst.
+    """Waits and steps of the worst choice, as its engine reported them.
 
-    `verdict`: null if there is nothing to explain or nobody knows. `waited_ms`: without a seat, by cause. `chunks`:
-    parts of the prompt that were computed; `steps` of the engine while it had a seat, `sat_out` of them without it.
+    `verdict`: null if unknown or nothing to explain. `waited_ms`: time without a seat, by cause. `chunks`: computed
+    chunks of the prompt. `steps`: engine steps while it had a seat, `sat_out` of them without it.
     """
 
     verdict: Cause | Literal["preempted", "sat_out", "slow_steps", "client"] | None
@@ -49,7 +49,7 @@ class RequestWhy(_Shape):
 
 
 class RequestObjectives(_Shape):
-    """In ms; null = not promised, or unknown."""
+    """Latencies in ms; null = no objective, or unknown."""
 
     ttft_ms: float | None
     tpot_ms: float | None
@@ -57,15 +57,16 @@ class RequestObjectives(_Shape):
 
 
 class RequestPrediction(_Shape):
-    """By the scheduling policy when it first saw the request, in ms."""
+    """Forecast of the scheduling policy when it first saw the request, in ms."""
 
     ttft_ms: float | None
     tpot_ms: float | None
 
 
 class RequestRouting(_Shape):
-    """Between several engines. `reason`: why the newest of them; how often one refused it, and how often it left one
-    without and with tokens.
+    """Path over several engines. `reason`: of the newest placement. `retries`: rejections by an engine.
+
+    `placed_again`, `resumes`: how often it left an engine without and with tokens.
     """
 
     reason: str
@@ -75,7 +76,7 @@ class RequestRouting(_Shape):
 
 
 class RequestState(_Shape):
-    """A request that runs, or that has ended. Times are in ms from its arrival, which is `created`, in Unix seconds."""
+    """Running or ended request. Times are in ms from its arrival, `created` in Unix seconds."""
 
     object: Literal["request"]
     id: str

@@ -1,4 +1,4 @@
-"""The fields of a request that are about tools, checked: which there are, which may be called, and how often."""
+"""Tool fields of a request, checked: the tools, which may be called, and how often."""
 
 import re
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME_CHARS}}}")
 
 
 class Calls(StrEnum):
-    """Whether an answer calls tools."""
+    """Mode of tool calls in an answer."""
 
     NEVER = "none"
     PERHAPS = "auto"
@@ -28,8 +28,9 @@ class Calls(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """`described`: all tools as the request wrote them, for the template. `callable`: those of `tools` that may be
-    called. `most`: calls of one answer, None = any number.
+    """Tools of a request. `described`: as written, for the template. `callable`: those that may be called.
+
+    `most`: maximum calls of one answer, None = unlimited.
     """
 
     described: list[dict[str, Any]]
@@ -40,16 +41,16 @@ class ToolUse:
 
     @classmethod
     def of(cls, request: ChatRequest) -> "ToolUse | None":
-        """None: the request has no tools. Raises `ApiError` 400 naming the field."""
+        """Return the tools of a request, None without any. Raises `ApiError` 400 naming the field."""
         if not request.tools:
             if request.tool_choice not in (None, Calls.NEVER, Calls.PERHAPS):
-                raise bad_request("tool_choice asks for a tool, and there are no tools", "tool_choice")
+                raise bad_request("tool_choice requires a tool, but tools is empty", "tool_choice")
             return None
         tools = checked_tools(request.tools)
         calls, names = _choice(request.tool_choice)
         unknown = next((name for name in names or () if name not in tools), None)
         if unknown is not None:
-            raise bad_request(f"tool_choice names {unknown[:64]!r}, which is not among the tools", "tool_choice")
+            raise bad_request(f"tool_choice names the unknown tool {unknown[:64]!r}", "tool_choice")
         single = request.parallel_tool_calls is False or _names_one(request.tool_choice)
         return cls(
             described=request.tools,
@@ -62,20 +63,20 @@ class ToolUse:
 
 # --- tools --------------------------------------------------------------------------------------------------------
 def check_template(variables: frozenset[str]) -> None:
-    """`variables`: those that the chat template reads. Raises `ApiError` 400."""
+    """Raise `ApiError` 400 unless the chat template reads `tools`. `variables`: those it reads."""
     if "tools" not in variables:
         raise bad_request("The model's chat template does not take tools", "tools", "unsupported_field")
 
 
 def checked_tools(given: list[dict[str, Any]]) -> dict[str, Tool]:
-    """Tools as a request describes them, by name. Raises `ApiError` 400 naming the place."""
+    """Return the tools by name. Raises `ApiError` 400 naming the place."""
     check_bytes(given)
     _check_depth(given)
     tools: dict[str, Tool] = {}
     for position, entry in enumerate(given):
         tool = _tool(entry, f"tools.{position}")
         if tool.name in tools:
-            raise bad_request(f"tools.{position}.function.name: {tool.name!r} is there twice", "tools")
+            raise bad_request(f"tools.{position}.function.name: duplicate name {tool.name!r}", "tools")
         tools[tool.name] = tool
     return tools
 
@@ -84,8 +85,8 @@ def check_bytes(given: list[dict[str, Any]]) -> None:
     """Raise `ApiError` 400 for too many bytes of tools. Comes first: other checks take half a second per megabyte."""
     try:
         if len(dumps(given)) > MAX_BYTES:
-            raise bad_request(f"tools may have {MAX_BYTES} bytes together", "tools", "grammar_too_complex")
-    except JSONEncodeError:  # nested too deep to be written down
+            raise bad_request(f"tools have more than {MAX_BYTES} bytes", "tools", "grammar_too_complex")
+    except JSONEncodeError:  # nested too deep, reported later
         pass
 
 
@@ -128,7 +129,7 @@ def read_function(function: dict[str, Any], place: str, schema: str = "parameter
 
 # --- tool_choice --------------------------------------------------------------------------------------------------
 def _choice(choice: str | dict[str, Any] | None) -> tuple[Calls, list[str] | None]:
-    """Whether to call, and the names that may be called (None: all)."""
+    """Return the mode, and the names that may be called (None = all)."""
     if choice is None:
         return Calls.PERHAPS, None
     if isinstance(choice, str):

@@ -1,4 +1,4 @@
-"""From the tools of a request to the grammars of their calls, in the model's own format."""
+"""Grammars of a request's tool calls, in the model's format."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,10 +15,10 @@ from roseinfer.text.tools.base import MAX_CALLS, ToolFormat, grammar
 def tool_constraint(
     calls: ToolFormat, use: ToolUse, document: JsonSchema | None, after_thinking: bool
 ) -> tuple[Prepared, list[str]]:
-    """What constrains an output that may call tools, and what of the schemas is not enforced.
+    """Return the constraint of an output with tool calls, and warnings for parts of schemas that are not enforced.
 
-    Without `document` text is free until the model begins a call, unless it must call; with one, the output is calls or
-    that document, which has been proved. Much work for large schemas. Raises `ApiError` 400.
+    Without `document`, text is free until the model begins a call, unless a call is required. With a (verified)
+    document, the output is calls or that document. Slow for large schemas. Raises `ApiError` 400.
     """
     schemas = _Schemas()
     most = use.most or MAX_CALLS
@@ -31,7 +31,7 @@ def tool_constraint(
 
 
 class _Schemas:
-    """Schemas as the grammar library takes them. `ignored`: the keywords that it does not enforce."""
+    """Converter of schemas for the grammar library. `ignored`: keywords that it does not enforce."""
 
     def __init__(self) -> None:
         self.ignored: list[str] = []

@@ -1,4 +1,4 @@
-"""Messages that carry tool calls, their results, or the reasoning behind an answer, as chat templates take them."""
+"""Messages with tool calls, tool results or reasoning, in the form of chat templates."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ from roseinfer.server.http.errors import bad_request
 
 
 def fields(message: ChatMessage, place: str, warnings: dict[str, None]) -> dict[str, Any]:
-    """What the template gets beside role and content. `warnings`: of what is not used.
+    """Return the template's fields besides role and content. `warnings`: names of unused fields.
 
-    Raises `ApiError` 400 for what is not complete.
+    Raises `ApiError` 400 for incomplete messages.
     """
     found: dict[str, Any] = {}
     if message.tool_calls:
         found["tool_calls"] = _calls(message, place, warnings)
     if message.role == "tool":
         if not message.tool_call_id:
-            raise bad_request(f"{place}.tool_call_id: a tool's message says which call it answers", "messages")
+            raise bad_request(f"{place}.tool_call_id is required in a tool's message", "messages")
         found["tool_call_id"] = message.tool_call_id
     elif message.tool_call_id is not None:
         warnings["messages.tool_call_id"] = None
@@ -30,7 +30,7 @@ def fields(message: ChatMessage, place: str, warnings: dict[str, None]) -> dict[
 
 def _calls(message: ChatMessage, place: str, warnings: dict[str, None]) -> list[dict[str, Any]]:
     if message.role != "assistant":
-        raise bad_request(f"{place}.tool_calls: only an assistant calls tools", "messages")
+        raise bad_request(f"{place}.tool_calls: only an assistant's message may have them", "messages")
     assert message.tool_calls is not None
     return [_call(call, f"{place}.tool_calls.{i}", warnings) for i, call in enumerate(message.tool_calls)]
 
@@ -50,9 +50,9 @@ def _call(call: dict[str, Any], place: str, warnings: dict[str, None]) -> dict[s
 
 
 def _arguments(given: Any, place: str, warnings: dict[str, None]) -> Any:
-    """As an object, because templates write it as JSON themselves: a string would be quoted twice.
+    """Return arguments as an object: templates write it as JSON, and would quote a string twice.
 
-    The model wrote them, and what it once got wrong must not fail every later turn.
+    Malformed arguments of the model are a warning only, so that later turns do not fail.
     """
     if isinstance(given, dict):
         return given

@@ -137,12 +137,8 @@ class CrashMiddleware:
                 await ErrorResponse(internal_error())(scope, receive, send)
 
 
-class DirectRoutes:
-    """Serve POSTs to the paths of `routes` without the framework's router.
-
-    The router's work per request (dependencies, exit stacks, validation) is not used by these routes, and costs as much
-    as their own work.
-    """
+class InferenceRoutes:
+    """Serve POSTs to the paths of `routes` without FastAPI, whose work per request costs as much as their own."""
 
     def __init__(self, app: ASGIApp, routes: Mapping[str, ASGIApp]) -> None:
         self.app = app

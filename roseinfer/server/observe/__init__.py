@@ -1,1 +1,1 @@
-"""What is counted, logged and watched."""
+"""Metrics, request records, explanations and traces."""

@@ -1,4 +1,4 @@
-"""What is kept of requests when they end: metrics, those of objectives too, and one line of the log."""
+"""Observation of requests and engines: metrics, records, log lines, and the text of `/metrics`."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Constraints of requests: built and proved in processes beside this one, each once, and then remembered."""
+"""Constraints of requests: built and verified once in child processes, then cached."""
 
 import asyncio
 import time
@@ -21,9 +21,9 @@ from roseinfer.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 
-PROVERS = 2
+DEFAULT_PROVERS = 2
 MAX_WAITING = 64
-# How long a constraint waits until one of them has time for it.
+# How long a constraint waits for an idle prover.
 MAX_WAIT_S = 5.0
 MAX_ENTRIES = 1024
 MAX_CACHED_BYTES = 64 * 2**20
@@ -35,22 +35,22 @@ Proof = asyncio.Future[BuiltGrammar]
 
 class GrammarObserver(Protocol):
     def compiled(self, seconds: float) -> None:
-        """A constraint has been built and proved, or found wanting, in so long."""
+        """Note the time to build and verify, or reject, a constraint."""
         ...
 
     def cached(self) -> None:
-        """One was known already."""
+        """Count a cached constraint."""
         ...
 
     def refused(self, code: str) -> None:
-        """One cannot be used."""
+        """Count a rejected constraint."""
         ...
 
 
 class Grammars:
-    """From constraints to what the engine gets. Belongs to an event loop; nothing here holds it up.
+    """Cache of verified constraints. Belongs to an event loop and never blocks it.
 
-    The processes start with the first constraint, or with `warm_up`.
+    Provers start with the first constraint, or with `warm_up`.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class Grammars:
     ) -> None:
         self._observer = observer
         self._vocabulary = (tokenizer, vocab_size, eos_ids)
-        self._idle = [Prover(self._prover_boot) for _ in range(PROVERS)]
+        self._idle = [Prover(self._prover_boot) for _ in range(DEFAULT_PROVERS)]
         self._all = tuple(self._idle)
-        self._threads = ThreadPoolExecutor(PROVERS, thread_name_prefix="roseinfer-grammar")
-        self._turns = asyncio.Semaphore(PROVERS)
+        self._threads = ThreadPoolExecutor(DEFAULT_PROVERS, thread_name_prefix="roseinfer-grammar")
+        self._turns = asyncio.Semaphore(DEFAULT_PROVERS)
         self._waiting = 0
         self._pending: dict[bytes, asyncio.Task[ProofResult]] = {}
         self._known: OrderedDict[bytes, ProofResult] = OrderedDict()
         self._known_bytes = 0
 
     def begin(self, constraint: Constraint, param: str, leading_space: bool = False) -> Proof:
-        """`prove` beside what else there is to do, such as the prompt. Whoever begins need not wait for the end."""
+        """Start `prove` in the background. The caller need not await the result."""
         proof = asyncio.ensure_future(self.prove(constraint, param, leading_space))
         proof.add_done_callback(_retrieved)
         return proof
@@ -81,10 +81,11 @@ class Grammars:
         proof: Proof | None = None,
         n: int = 1,
     ) -> tuple[GuideSpec, list[str]]:
-        """What the engine gets, and warnings. `thinking`: how the model thinks before what is constrained. `proof`: if
-        it was begun before, with `leading_space` if the model thinks. `n`: samples that follow the constraint.
+        """Return the guide for the engine, and warnings.
 
-        Raises `InvalidRequestError` that names `param`, `ApiError` 503 if too many wait.
+        `thinking`: reasoning before the constrained part. `proof`: from `begin`, with `leading_space` if the model
+        reasons. `n`: samples that follow the constraint. Raises `InvalidRequestError` that names `param`, `ApiError`
+        503 if too many wait.
         """
         made = await (proof or self.prove(constraint, param, leading_space=thinking is not None))
         try:
@@ -101,7 +102,7 @@ class Grammars:
         return spec, [f"{param}: {name} is not enforced" for name in made.warnings]
 
     async def prove(self, constraint: Constraint, param: str, leading_space: bool = False) -> BuiltGrammar:
-        """Raises what `guide` raises."""
+        """Return the verified grammar. Raises what `guide` raises."""
         try:
             question = msgspec.msgpack.encode(ProofRequest(constraint, leading_space))
             check_size(constraint, len(question))
@@ -115,7 +116,7 @@ class Grammars:
         return answer
 
     def warm_up(self) -> None:
-        """Start a process, so that the first constraint finds it."""
+        """Start a prover for the first constraint."""
         self._threads.submit(self._with_prover, Prover.start)
 
     def close(self) -> None:
@@ -138,7 +139,7 @@ class Grammars:
             task.add_done_callback(lambda task: self._forget(key, task))
         else:
             self._observer.cached()
-        # It is not the request's alone: others may wait for it too, and it is remembered if this one leaves.
+        # Other requests may wait for the result, and it is cached even if this one leaves.
         return await asyncio.shield(task)
 
     async def _ask(self, key: bytes, question: bytes) -> ProofResult:
@@ -148,7 +149,7 @@ class Grammars:
             loop = asyncio.get_running_loop()
             said = await loop.run_in_executor(self._threads, self._with_prover, lambda prover: prover.prove(question))
         except ProverInterruptedError:
-            message = "The constraint could not be compiled now: the process that does it was interrupted"
+            message = "The constraint was not compiled: its process was interrupted"
             raise unavailable("grammar_interrupted", message, RETRY_S) from None
         finally:
             self._turns.release()
@@ -179,7 +180,7 @@ class Grammars:
         raise unavailable("grammar_queue_full", message, RETRY_S)
 
     def _with_prover(self, do: Callable[[Prover], Result]) -> Result:
-        """The one used last: it is warm, and others need not even run."""
+        """Use the most recently used prover: it is warm, and others need not start."""
         prover = self._idle.pop()
         try:
             return do(prover)
@@ -187,7 +188,7 @@ class Grammars:
             self._idle.append(prover)
 
     def _remember(self, key: bytes, answer: ProofResult) -> None:
-        """Refusals too: what takes too long counts by the processor's time, so that it would do so again."""
+        """Cache an answer. Rejections too: the CPU time limit would reject them again."""
         self._known[key] = answer
         self._known_bytes += _size(answer)
         while len(self._known) > MAX_ENTRIES or self._known_bytes > MAX_CACHED_BYTES:
@@ -204,11 +205,11 @@ class Grammars:
 
 
 def _size(answer: ProofResult) -> int:
-    """Bytes, about, that it takes to remember."""
+    """Estimate the bytes of a cached answer."""
     return len(msgspec.msgpack.encode(answer))
 
 
 def _retrieved(done: "asyncio.Future[Result]") -> None:
-    """Nobody may be waiting for it any more."""
+    """Retrieve the exception: no request may be waiting any more."""
     if not done.cancelled():
         done.exception()

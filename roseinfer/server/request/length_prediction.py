@@ -1,4 +1,4 @@
-"""How long outputs will be: a trained predictor says it before the engine is asked, and is judged when they end."""
+"""Prediction of output lengths before a request reaches the engine, and its accuracy afterwards."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Predicts(Protocol):
-    """Used by several threads at once."""
+class OutputLengthPredictor(Protocol):
+    """Trained predictor. Called by several threads at once."""
 
     def predict(self, token_ids: Sequence[int], /) -> int:
-        """Output tokens expected of a prompt, at least 1."""
+        """Return the expected number of output tokens, at least 1."""
         ...
 
 
 class LengthObserver(Protocol):
     def took(self, seconds: float) -> None:
-        """A prediction has been made."""
+        """Note the duration of a prediction."""
         ...
 
     def was_off(self, ratio: float) -> None:
-        """Predicted over true output length, of a sample that ended by itself."""
+        """Note predicted / actual output length of a sample that stopped by itself."""
         ...
 
 
 def read_predictor(path: str) -> "LengthPredictor":
-    """Raises `ConfigError` if the file holds no predictor."""
-    from roseinfer.predictor.model import LengthPredictor  # needs NumPy, which the server does without
+    """Load a predictor. Raises `ConfigError` if the file is none."""
+    from roseinfer.predictor.model import LengthPredictor  # imports NumPy, which the server otherwise does not need
 
     try:
         return LengthPredictor.load(path)
@@ -48,7 +48,7 @@ def read_predictor(path: str) -> "LengthPredictor":
 
 
 def check_vocabulary(path: str, learnt: "PredictorSettings", tokenizer: Tokenizer) -> None:
-    """Raises `ConfigError` for a predictor whose token ids are not the model's. Older files do not say."""
+    """Raise `ConfigError` for a predictor trained on another vocabulary. Older files do not name theirs."""
     from roseinfer.predictor.vocabulary import fingerprint
 
     if learnt.vocabulary not in ("", fingerprint(tokenizer.backend.get_vocab(with_added_tokens=True))):
@@ -59,28 +59,28 @@ def check_vocabulary(path: str, learnt: "PredictorSettings", tokenizer: Tokenize
 def length_prediction(
     path: str | None, tokenizer: Tokenizer, offload: Offload, observer: Callable[[], LengthObserver]
 ) -> "LengthPrediction | None":
-    """With the predictor that the option `length_predictor` names, if it does. Raises `ConfigError`."""
+    """Return the prediction that the option `length_predictor` configures, if any. Raises `ConfigError`."""
     if path is None:
         return None
     predictor = read_predictor(path)
     learnt = predictor.settings
     check_vocabulary(path, learnt, tokenizer)
     if not learnt.vocabulary:
-        log.warning("%s does not say whose token ids it knows; it was trained for %r", path, learnt.tokenizer)
+        log.warning("%s names no vocabulary; it was trained for %r", path, learnt.tokenizer)
     return LengthPrediction(predictor, offload, observer())
 
 
 class LengthPrediction:
-    """Fills the `predicted_len` of prompts, and tells how good that was."""
+    """Set `predicted_len` of prompts, and report its accuracy."""
 
-    def __init__(self, predictor: Predicts, offload: Offload, observer: LengthObserver) -> None:
+    def __init__(self, predictor: OutputLengthPredictor, offload: Offload, observer: LengthObserver) -> None:
         self._predictor = predictor
         self._offload = offload
-        self._complained = False
+        self._logged_failure = False
         self._observer = observer
 
     async def fill(self, job: Job) -> Job:
-        """With predictions for the prompts, one each, if objectives depend on them and the client gave none."""
+        """Return the job with a prediction per prompt if it has objectives and the client gave no length."""
         if not job.has_objectives or job.meta.predicted_len is not None:
             return job
         timed = await self._offload.run(self._predict, [prompt.ids for prompt in job.prompts])
@@ -90,17 +90,17 @@ class LengthPrediction:
         return replace(job, prompts=tuple(prompts), lengths_predicted=True)
 
     def ended(self, job: Job, progress: JobProgress) -> None:
-        """Compares what was said with what came. Outputs that were cut could have been of any length."""
+        """Report the accuracy for outputs that stopped by themselves."""
         if not job.lengths_predicted:
             return
-        for prompt, run in zip(job.prompts, progress.runs, strict=False):  # fewer runs if the engine refused one
+        for prompt, run in zip(job.prompts, progress.runs, strict=False):  # fewer runs if the engine rejected one
             for sample in run.samples:
                 predicted = prompt.meta.predicted_len
                 if predicted and sample.tokens and sample.finish_reason is FinishReason.STOP:
                     self._observer.was_off(predicted / sample.tokens)
 
     def _predict(self, prompts: Iterable[list[int]]) -> list[tuple[int | None, float]]:
-        """(output tokens or None, seconds it took) of each; in a thread."""
+        """Return (output tokens or None, seconds) of each prompt. Runs in a thread."""
         found = []
         for ids in prompts:
             start_s = perf_counter()
@@ -109,13 +109,13 @@ class LengthPrediction:
         return found
 
     def _predict_one(self, ids: list[int]) -> int | None:
-        """A request is worth more than what is guessed about it."""
+        """Return a prediction; None if the predictor fails, which must not fail the request."""
         try:
             return self._predictor.predict(ids)
         except Exception:
-            if not self._complained:
-                self._complained = True
-                log.exception("the length predictor failed; requests go on without, and this is said only once")
+            if not self._logged_failure:
+                self._logged_failure = True
+                log.exception("length predictor failed; requests run without prediction (logged once)")
             return None
 
 

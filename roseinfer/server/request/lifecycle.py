@@ -1,4 +1,4 @@
-"""What the server as a whole may do: whether it takes requests, which it holds and can end, and how it winds down."""
+"""Lifecycle of the server: admission, running requests, and shutdown."""
 
 import asyncio
 import logging
@@ -14,10 +14,9 @@ from roseinfer.server.http.errors import ApiError, unavailable
 
 
 class Guard:
-    """`with guard:` around the work of the current task. The first cause given to `interrupt` is raised out of it.
+    """Context manager around the work of the current task. `interrupt` makes it raise the given cause.
 
-    The task itself is cancelled, as `asyncio.timeout` does it: a second task to watch over the first would cost every
-    request more than its own bookkeeping.
+    Cancel the task itself, like `asyncio.timeout`: a second task would cost more than a request's own bookkeeping.
     """
 
     def __init__(self) -> None:
@@ -42,14 +41,14 @@ class Guard:
         assert task is not None, "entered first"
         if self._cause is None:
             return
-        # `interrupt` found the task waiting, so its cancellation has arrived here. Others may have cancelled it too.
+        # The cancellation by `interrupt` arrived here. Other code may have cancelled the task too.
         if task.uncancel() == 0 and kind is asyncio.CancelledError:
             raise self._cause from None
 
 
 log = logging.getLogger(__name__)
 
-RATE_WINDOW = 64
+MAX_RATE_SAMPLES = 64
 MAX_RETRY_S = 60.0
 UNKNOWN_RATE_RETRY_S = 1.0
 LOADING_RETRY_S = 2.0
@@ -67,11 +66,11 @@ class Interruptible(Protocol):
 
 
 class DrainRate:
-    """How fast prompts have been finishing, from the times of the last `RATE_WINDOW` ends."""
+    """Rate of finishing prompts, from the times of the last `MAX_RATE_SAMPLES` ends."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ends_s: deque[float] = deque(maxlen=RATE_WINDOW)
+        self._ends_s: deque[float] = deque(maxlen=MAX_RATE_SAMPLES)
 
     def note(self) -> None:
         self._ends_s.append(self._clock.now())
@@ -85,16 +84,14 @@ class DrainRate:
 
 
 class Occupancy:
-    """What the requests in the server take up. Who serves beside others puts a class in its place that knows of
-    theirs too.
-    """
+    """Requests and prompts in the server. With several API processes a subclass counts those of all."""
 
     def __init__(self) -> None:
         self.requests = 0
         self.prompts = 0
 
     def take(self, requests: int, prompts: int) -> None:
-        """Negative numbers give it back."""
+        """Add to the counts; negative numbers release."""
         self.requests += requests
         self.prompts += prompts
 
@@ -106,8 +103,9 @@ class Occupancy:
 
 
 class Ticket:
-    """`with` it a request has a place in the server: one prompt's room, until `grow` says how many it brings. It may be
-    given back before, when the engine is done and only the answer is to be delivered.
+    """Context manager that counts one request in the server, with one prompt until `grow` sets their number.
+
+    `release` may come earlier, when the engine has finished and only the answer remains to be sent.
     """
 
     def __init__(self, lifecycle: "Lifecycle") -> None:
@@ -133,9 +131,9 @@ class Ticket:
 
 
 class Lifecycle:
-    """Admission and winding down. `max_prompts` bounds the prompts of all requests in the server, running or not.
+    """Admission and shutdown. `max_prompts` bounds the prompts of all requests in the server, running or not.
 
-    `share`: the part of the server's requests that come here, for estimates of how fast it serves.
+    `share`: this process's share of the server's requests, for estimates of its rate.
     """
 
     def __init__(self, max_prompts: int, clock: Clock, room: Occupancy | None = None, share: float = 1.0) -> None:
@@ -151,7 +149,7 @@ class Lifecycle:
         self._on_end: list[Callable[[ApiError], None]] = []
 
     def on_end(self, listener: Callable[[ApiError], None]) -> None:
-        """Have `listener` called when the server is to end, with what to say then: at once, whatever still runs."""
+        """Call `listener` with the error for new work as soon as the shutdown begins."""
         self._on_end.append(listener)
 
     def ready(self) -> None:
@@ -160,15 +158,15 @@ class Lifecycle:
 
     def begin_drain(self) -> None:
         self.phase = Phase.DRAINING
-        self._tell_end(_draining())
+        self._notify_end(_draining())
 
-    def _tell_end(self, cause: ApiError) -> None:
+    def _notify_end(self, cause: ApiError) -> None:
         listeners, self._on_end = self._on_end, []
         for listener in listeners:
             listener(cause)
 
     def refusal(self) -> ApiError | None:
-        """Why a new request would be turned away now, or None."""
+        """Return the error for a new request, None if it may enter."""
         if self.phase is Phase.LOADING:
             return unavailable("loading", "The model is still loading", LOADING_RETRY_S)
         if self.phase is Phase.DRAINING:
@@ -176,37 +174,37 @@ class Lifecycle:
         prompts = self.room.all_prompts()
         if prompts >= self._max_prompts:
             wait_s = self.retry_after_s(prompts - self._max_prompts + 1)
-            return unavailable("queue_full", f"{prompts} prompts are in the server, its limit", wait_s)
+            return unavailable("queue_full", f"The server is at its limit of prompts ({prompts})", wait_s)
         return None
 
     def retry_after_s(self, prompts: int) -> float:
-        """Estimated seconds until that many more prompts have finished."""
+        """Estimate the seconds until that many more prompts have finished."""
         return self._rate.seconds_for(math.ceil(prompts * self._share))
 
     def ticket(self) -> Ticket:
-        """Room for a request. `refusal()` has been asked before."""
+        """Return a ticket for a request that `refusal` let enter."""
         return Ticket(self)
 
     def take_room(self, requests: int, prompts: int) -> None:
-        """Negative numbers give it back."""
+        """Add to the counts; negative numbers release."""
         self.room.take(requests, prompts)
         if requests < 0:
             self._changed.set()
 
     @property
     def requests(self) -> int:
-        """Those that came here."""
+        """Requests in this process."""
         return self.room.requests
 
     def finished(self, prompts: int) -> None:
-        """Prompts that ran to their end, for the drain rate."""
-        for _ in range(min(prompts, RATE_WINDOW)):
+        """Note finished prompts, for the rate."""
+        for _ in range(min(prompts, MAX_RATE_SAMPLES)):
             self._rate.note()
 
     def begin(self, request: Interruptible) -> None:
-        """Make `request` known to `interrupt_all`, and once the engine is `done_with` it to `cut`, until its `end`.
+        """Register `request` for `interrupt_all`, and after `done_with` for `cut`, until its `end`.
 
-        Raises the cause if everything was stopped already.
+        Raises the cause after `stop`.
         """
         if self._stopped is not None:
             raise self._stopped
@@ -219,44 +217,44 @@ class Lifecycle:
         self._changed.set()
 
     def done_with(self, request: Interruptible) -> None:
-        """What is left of a live request is to deliver its answer."""
+        """Note that the engine has finished `request` and only its answer remains to be sent."""
         if request in self._live:
             del self._live[request]
             self._deliveries[request] = None
 
     def deliver(self, answer: Interruptible) -> None:
-        """Make the last part of an answer, which the engine is done with, known to `cut`, until its `end`."""
+        """Register the sending of a finished answer for `cut`, until its `end`."""
         self._deliveries[answer] = None
 
     @property
     def delivering(self) -> int:
-        """Answers that are complete, and that their clients have not all taken."""
+        """Complete answers that are still being sent."""
         return len(self._deliveries)
 
     def interrupt_all(self, cause: ApiError) -> int:
-        """Ends every running request with `cause`; returns how many there were."""
+        """End every running request with `cause`; return their number."""
         live = list(self._live)
         for request in live:
             request.interrupt(cause)
         return len(live)
 
     def stop(self, cause: ApiError) -> int:
-        """Like `interrupt_all`, and nothing can start any more."""
+        """Interrupt all requests and let none begin any more; return their number."""
         self._stopped = cause
-        self._tell_end(cause)
+        self._notify_end(cause)
         return self.interrupt_all(cause)
 
     def cut(self, cause: ApiError) -> None:
-        """End what is being delivered."""
+        """End the sending of finished answers."""
         for answer in list(self._deliveries):
             answer.interrupt(cause)
 
     async def idle(self) -> None:
-        """Returns when no request has a place in the server."""
+        """Wait until no request holds a ticket."""
         await self._until(lambda: not self.requests)
 
     async def delivered(self) -> None:
-        """Returns when all requests have ended and all answers are with the kernel or their clients."""
+        """Wait until all requests have ended and all answers are sent."""
         await self._until(lambda: not self.requests and not self._live and not self._deliveries)
 
     async def _until(self, condition: Callable[[], bool]) -> None:

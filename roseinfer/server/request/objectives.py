@@ -1,4 +1,4 @@
-"""What a request was promised, and by whom: its body, its headers, or the class that it belongs to."""
+"""Objectives and scheduling terms of a request: from its body, its headers or its class."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ TENANT = "x-llm-d-inference-fairness-id"
 TTL = "x-llm-d-inference-ttl"
 TIMEOUT = "x-timeout-s"
 DEADLINE = "x-deadline-ms"
-# For each objective llm-d's name and its deprecated alias: of several the first counts.
+# llm-d's name of each objective and its deprecated alias; the first one given counts.
 _TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 _TPOT_HEADERS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 _KNOWN = frozenset(name.encode() for name in (*_TTFT_HEADERS, *_TPOT_HEADERS, TENANT, TTL, TIMEOUT, DEADLINE))
@@ -24,17 +24,17 @@ MAX_TENANT_CHARS = 128
 MAX_PREDICTED_LEN = 2**31 - 1
 _TENANT = re.compile(rf"[\x21-\x7e]{{1,{MAX_TENANT_CHARS}}}")
 _NUMBER = re.compile(r"\d{1,20}(\.\d{0,20})?([eE][+-]?\d{1,3})?")
-# As Go writes durations, which is how llm-d sends them.
+# Durations in Go's format, as llm-d sends them.
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{0,12})?)(ns|us|µs|ms|s|m|h)")
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 Headers = Iterable[tuple[bytes, bytes]]
-# Where the client wrote a value, and the value.
-Said = tuple[str, float]
+# Field or header, and its value.
+GivenValue = tuple[str, float]
 
 
-class SloWishes(Protocol):
-    """The latency objectives in a body, in ms; None = not given. `class_` names a class of the server's."""
+class SloFieldValues(Protocol):
+    """Field `slo` of a body, in ms; None = not given. `class_`: name of a configured class."""
 
     @property
     def ttft_ms(self) -> float | None: ...
@@ -50,11 +50,11 @@ class SloWishes(Protocol):
     def why(self) -> bool | None: ...
 
 
-class Wishes(Protocol):
-    """As much of a body, in whatever format, as says what a request wants to be promised. None = not given."""
+class ObjectiveFields(Protocol):
+    """Fields of a body, in any format, that set objectives and scheduling terms. None = not given."""
 
     @property
-    def slo(self) -> SloWishes | None: ...
+    def slo(self) -> SloFieldValues | None: ...
     @property
     def ttft(self) -> float | None: ...
     @property
@@ -72,7 +72,7 @@ class Wishes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _NothingSaid:
+class _NoObjectives:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
@@ -80,9 +80,11 @@ class _NothingSaid:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """`slo` is None if the request belongs to no class and was promised nothing. `timeout_s`: from arrival to the end;
-    `ttl_s`: from arrival to the first token. `predicted_len`: output tokens, as the client guesses. `report`: whether
-    the client wants to know how its objectives were kept, `why`: and why.
+    """Objectives and scheduling terms of one request.
+
+    `slo`: None without class and objectives. `timeout_s`: from arrival to the end; `ttl_s`: from arrival to the first
+    token. `predicted_len`: the client's estimate of output tokens. `report`, `why`: add latencies and their
+    explanation to `usage`.
     """
 
     slo: Slo | None = None
@@ -95,13 +97,13 @@ class Objectives:
     why: bool = False
 
     def first_token_by_s(self, arrival_s: float) -> float | None:
-        """Return the time at which a request without a token ends; None = never. `arrival_s`: its arrival."""
+        """Return the time by which the first token must come; None = no limit."""
         if self.timeout_s is None and self.ttl_s is None:
             return None
         return arrival_s + min(seconds for seconds in (self.timeout_s, self.ttl_s) if seconds is not None)
 
     def meta(self, arrival_s: float, cache_salt: str) -> RequestMeta:
-        """What the engine is told, of a request that arrived at `arrival_s`, in seconds on the monotonic clock."""
+        """Return the engine's part for a request that arrived at `arrival_s` on the monotonic clock."""
         return RequestMeta(
             arrival_s=arrival_s,
             slo=self.slo,
@@ -115,15 +117,15 @@ class Objectives:
 
 
 def objectives(
-    request: Wishes, headers: Headers, classes: SloClasses, model: str, key: str | None, policy: PolicyTraits
+    request: ObjectiveFields, headers: Headers, classes: SloClasses, model: str, key: str | None, policy: PolicyTraits
 ) -> Objectives:
-    """`key`: digest of the request's API key; `policy`: what the scheduling policy makes of requests.
+    """Return a request's objectives. `key`: digest of its API key; `policy`: traits of the scheduling policy.
 
-    What the body says goes before the headers, and those before the class; a client that says two things of one
-    objective contradicts itself. Raises `ApiError` 400 that names the field or the header.
+    The body takes precedence over headers, and these over the class. Two different values for one objective are an
+    error. Raises `ApiError` 400 that names the field or the header.
     """
     given = _relevant(headers)
-    wishes = request.slo
+    slo_fields = request.slo
     name = _class_name(request, classes, model, key)
     chosen = classes.classes.get(name)
     # Naming another class must not lift what the class of the key or model forbids.
@@ -136,8 +138,8 @@ def objectives(
         timeout_s=_timeout_s(request, given, chosen),
         ttl_s=_ttl_s(given),
         predicted_len=request.pred_output_len,
-        report=bool(wishes is not None and (wishes.report or wishes.why)),
-        why=bool(wishes is not None and wishes.why),
+        report=bool(slo_fields is not None and (slo_fields.report or slo_fields.why)),
+        why=bool(slo_fields is not None and slo_fields.why),
     )
 
 
@@ -149,58 +151,58 @@ def _relevant(headers: Headers) -> dict[str, str]:
     return found
 
 
-def _class_name(request: Wishes, classes: SloClasses, model: str, key: str | None) -> str:
+def _class_name(request: ObjectiveFields, classes: SloClasses, model: str, key: str | None) -> str:
     named = None if request.slo is None else request.slo.class_
     if named is not None:
         if named != NO_CLASS and named not in classes.classes:
-            known = ", ".join(map(repr, list(classes.classes)[:16])) or "none at all"
-            raise bad_request(f"slo.class: the server has no class {named[:64]!r}, but {known}", "slo.class")
+            known = ", ".join(map(repr, list(classes.classes)[:16])) or "none"
+            raise bad_request(f"slo.class: unknown class {named[:64]!r} (known: {known})", "slo.class")
         return named
     tier = classes.service_tiers.get(request.service_tier or "")
     return tier or default_class(classes, model, key)
 
 
 def default_class(classes: SloClasses, model: str, key: str | None) -> str:
-    """The class of a request that names none: its key's, else its model's, else `none`. `key`: its digest."""
+    """Return the class of a request that names none: its key's, its model's or `none`. `key`: its digest."""
     return classes.keys.get(key or "") or classes.models.get(model) or NO_CLASS
 
 
 # --- latency objectives -----------------------------------------------------------------------------------------
-def _slo(request: Wishes, headers: Mapping[str, str], chosen: SloClass | None) -> Slo | None:
+def _slo(request: ObjectiveFields, headers: Mapping[str, str], chosen: SloClass | None) -> Slo | None:
     if request.slo is None and request.ttft is None and request.tpot is None and not headers:  # as in most requests
         return None if chosen is None else chosen.slo
-    body = request.slo or _NothingSaid()
+    body = request.slo or _NoObjectives()
     targets = {
-        "ttft_s": _said(("slo.ttft_ms", body.ttft_ms), ("ttft", request.ttft), headers, _TTFT_HEADERS),
-        "tpot_s": _said(("slo.tpot_ms", body.tpot_ms), ("tpot", request.tpot), headers, _TPOT_HEADERS),
-        "e2e_s": _said(("slo.e2e_ms", body.e2e_ms), ("", None), headers, ()),
+        "ttft_s": _objective_ms(("slo.ttft_ms", body.ttft_ms), ("ttft", request.ttft), headers, _TTFT_HEADERS),
+        "tpot_s": _objective_ms(("slo.tpot_ms", body.tpot_ms), ("tpot", request.tpot), headers, _TPOT_HEADERS),
+        "e2e_s": _objective_ms(("slo.e2e_ms", body.e2e_ms), ("", None), headers, ()),
     }
     own = {name: ms / 1000 for name, ms in targets.items() if ms is not None}
     if chosen is None:
         return Slo(**own, class_name=CUSTOM) if own else None
     if all(getattr(chosen.slo, name) == seconds for name, seconds in own.items()):
         return chosen.slo
-    # Otherwise what is said of a class would depend on what clients make of it.
+    # Metrics of a class must not depend on objectives that clients change.
     return replace(chosen.slo, **own, class_name=CUSTOM)
 
 
-def _said(
+def _objective_ms(
     first: tuple[str, float | None], second: tuple[str, float | None], headers: Mapping[str, str], names: Iterable[str]
 ) -> float | None:
-    """The one value, in ms, that the client gives an objective in whatever places."""
-    said = [(name, value) for name, value in (first, second) if value is not None]
+    """Return the value in ms that the client gives an objective, in body or headers."""
+    given_values = [(name, value) for name, value in (first, second) if value is not None]
     header = next((name for name in names if name in headers), None)
     if header is not None:
-        said.append((header, positive(header, headers[header])))
-    return _agreed(said)
+        given_values.append((header, positive(header, headers[header])))
+    return _single_value(given_values)
 
 
-def _agreed(said: list[Said]) -> float | None:
-    for name, value in said[1:]:
-        if value != said[0][1]:
-            message = f"{said[0][0]} is {said[0][1]:g} and {name} is {value:g}: give one of them"
+def _single_value(given_values: list[GivenValue]) -> float | None:
+    for name, value in given_values[1:]:
+        if value != given_values[0][1]:
+            message = f"{given_values[0][0]} ({given_values[0][1]:g}) and {name} ({value:g}) differ: give one of them"
             raise bad_request(message, name)
-    return said[0][1] if said else None
+    return given_values[0][1] if given_values else None
 
 
 def _positive(name: str, value: float) -> float:
@@ -210,26 +212,26 @@ def _positive(name: str, value: float) -> float:
 
 
 def positive(name: str, text: str) -> float:
-    """Raises `ApiError` 400 for a text that is no positive number."""
+    """Return a positive number. Raises `ApiError` 400."""
     if not _NUMBER.fullmatch(text):
         raise bad_request(f"{name} must be a positive number, got {text[:40]!r}", name)
     return _positive(name, float(text))
 
 
 # --- time limits ------------------------------------------------------------------------------------------------
-def _timeout_s(request: Wishes, headers: Mapping[str, str], chosen: SloClass | None) -> float | None:
+def _timeout_s(request: ObjectiveFields, headers: Mapping[str, str], chosen: SloClass | None) -> float | None:
     if request.timeout_s is not None and request.deadline_ms is not None:
-        raise bad_request("timeout_s and deadline_ms say the same: give one of them", "deadline_ms")
-    said: list[Said] = []
+        raise bad_request("timeout_s and deadline_ms mean the same: give one of them", "deadline_ms")
+    given_values: list[GivenValue] = []
     if request.timeout_s is not None:
-        said.append(("timeout_s", request.timeout_s))
+        given_values.append(("timeout_s", request.timeout_s))
     if request.deadline_ms is not None:
-        said.append(("deadline_ms", request.deadline_ms / 1000))
+        given_values.append(("deadline_ms", request.deadline_ms / 1000))
     if TIMEOUT in headers:
-        said.append((TIMEOUT, positive(TIMEOUT, headers[TIMEOUT])))
+        given_values.append((TIMEOUT, positive(TIMEOUT, headers[TIMEOUT])))
     if DEADLINE in headers:
-        said.append((DEADLINE, positive(DEADLINE, headers[DEADLINE]) / 1000))
-    agreed = _agreed(said)
+        given_values.append((DEADLINE, positive(DEADLINE, headers[DEADLINE]) / 1000))
+    agreed = _single_value(given_values)
     return agreed if agreed is not None or chosen is None else chosen.timeout_s
 
 
@@ -245,8 +247,8 @@ def _ttl_s(headers: Mapping[str, str]) -> float | None:
     return _positive(TTL, sum(float(number) * _UNITS_S[unit] for number, unit in parts))
 
 
-def _check_allowed(request: Wishes, headers: Mapping[str, str], name: str, held: SloClass) -> None:
-    """Raises `ApiError` 400 for what a class forbids its requests to say."""
+def _check_allowed(request: ObjectiveFields, headers: Mapping[str, str], name: str, held: SloClass) -> None:
+    """Raise `ApiError` 400 for fields and headers that a class forbids."""
     forbidden = {
         "pred_output_len": not held.allow_hints and request.pred_output_len is not None,
         "priority": not held.allow_priority and request.priority not in (None, held.priority),
@@ -268,7 +270,7 @@ def _tenant(headers: Mapping[str, str]) -> str:
 def _priority(asked: int | None, chosen: SloClass | None, policy: PolicyTraits) -> int:
     if not policy.priorities:
         if asked:
-            message = f"priority is not supported: the scheduling policy {policy.name} knows no priorities"
+            message = f"priority is not supported by the scheduling policy {policy.name}"
             raise bad_request(message, "priority", "unsupported_field")
         return 0
     return asked if asked is not None else chosen.priority if chosen is not None else 0

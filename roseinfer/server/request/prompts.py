@@ -1,4 +1,4 @@
-"""From text, messages or token ids to the token ids that the engine gets, off the event loop."""
+"""Prompts of requests: text, messages or token ids become token ids, off the event loop."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -14,11 +14,11 @@ from roseinfer.text.worker.messages import Decoded as DecodedText
 from roseinfer.text.worker.messages import DecodeIds, EncodeChat, EncodeTexts, Listed, ListTokens, TextIds
 from roseinfer.text.worker.perform import MAX_PLAUSIBLE_CHARS_PER_TOKEN, SPARE_TOKENS, check_length
 
-# They are fields of their own.
+# These have request fields of their own.
 _NO_TEMPLATE_KWARGS = frozenset({"tools", "add_special_tokens", "keep_last"})
-# What a token id counts, among the characters of a text.
+# Cost of a token id in characters of text.
 ID_CHARS = 4
-# What each entry of an object or a list counts, whatever it holds.
+# Cost of each entry of an object or a list, besides its content.
 NODE_CHARS = 8
 
 
@@ -29,8 +29,9 @@ class Encoded:
 
 
 class ChatPrompt(NamedTuple):
-    """A chat to be rendered. `kwargs`: variables of the template that the client names itself; they replace those of
-    `output`. `keep_last`: tokens of a longer prompt that are kept, None = all.
+    """Chat to render. `kwargs`: template variables set by the client, which override `output`.
+
+    `keep_last`: tokens to keep at the end of a longer prompt, None = all.
     """
 
     messages: list[dict[str, Any]]
@@ -43,12 +44,12 @@ class ChatPrompt(NamedTuple):
 
 
 class PromptEncoder:
-    """Makes prompts of what requests bring. `offload`: threads for other work on the way to a job."""
+    """Encoder of prompts. `offload`: threads for other work during preparation."""
 
     def __init__(
         self, tokenizer: Tokenizer, texts: Texts, offload: Offload, max_model_len: int, vocab_size: int
     ) -> None:
-        """Raises `ConfigError` if the chat template does not compile, unless `texts` have been started."""
+        """Raise `ConfigError` if the chat template does not compile, unless `texts` have been started."""
         self.tokenizer = tokenizer
         self.offload = offload
         self._texts = texts
@@ -57,13 +58,13 @@ class PromptEncoder:
         self._vocab_size = vocab_size
 
     def check_template(self) -> None:
-        """Raises `ApiError` 400 if messages cannot become a prompt."""
+        """Raise `ApiError` 400 without a chat template."""
         if self._facts.variables is None:
             raise _no_template()
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """What a request may set of the model's chat template."""
+        """Variables that the model's chat template reads."""
         return self._facts.variables or frozenset()
 
     async def completion(
@@ -73,7 +74,7 @@ class PromptEncoder:
         with_text: bool,
         keep_last: int | None = None,
     ) -> list[Encoded]:
-        """One entry per prompt, of a longer one its last `keep_last` tokens; `with_text` fills in their texts.
+        """Return one entry per prompt, cut to its last `keep_last` tokens. `with_text` fills in their texts.
 
         Raises `InvalidRequestError`, `TokenizerFailedError`, `ApiError` 400 or 503.
         """
@@ -100,17 +101,17 @@ class PromptEncoder:
         return _ids(done.ids[0])
 
     async def listed_text(self, text: str, add_special_tokens: bool, with_strings: bool) -> Listed:
-        """The tokens of a text. Raises as `completion`."""
+        """Return the tokens of a text. Raises as `completion`."""
         check_length(text, self._max_model_len, self._facts.max_token_bytes, "prompt")
         return await self._listed(EncodeTexts([text], add_special_tokens), len(text), with_strings)
 
     async def listed_chat(self, prompt: ChatPrompt, with_strings: bool) -> Listed:
-        """The tokens of a chat. Raises as `completion`."""
+        """Return the tokens of a chat. Raises as `completion`."""
         job, chars = self._chat_job(prompt)
         return await self._listed(job, chars, with_strings)
 
     async def text(self, ids: list[int]) -> str:
-        """The text of token ids. Raises as `completion`."""
+        """Return the text of token ids. Raises as `completion`."""
         if len(ids) > self._max_model_len:
             raise context_error(self._max_model_len, f"there are {len(ids)} tokens", "tokens")
         done = await self._texts.perform(DecodeIds(ids), ID_CHARS * len(ids))
@@ -132,7 +133,7 @@ class PromptEncoder:
         return done
 
     def _plausible(self, prompt: str | list[int], keep_last: int | None) -> str | list[int]:
-        """A prompt that may fit into the context; of one that is cut, as much as may be kept."""
+        """Return the prompt if it may fit the context; if truncated, the part that may be kept."""
         if keep_last is None:
             if isinstance(prompt, str):
                 check_length(prompt, self._max_model_len, self._facts.max_token_bytes, "prompt")
@@ -144,7 +145,7 @@ class PromptEncoder:
         return prompt[-keep_last:]
 
     def _chat_job(self, prompt: ChatPrompt) -> tuple[EncodeChat, int]:
-        """The job, and how many characters it has. Raises `ApiError` 400 and `RequestTooLongError`."""
+        """Return the job and its number of characters. Raises `ApiError` 400 and `RequestTooLongError`."""
         self.check_template()
         known = self.template_variables - _NO_TEMPLATE_KWARGS
         unknown = [name for name, value in prompt.kwargs.items() if value is not None and name not in known]
@@ -169,7 +170,7 @@ class PromptEncoder:
         return job, chars
 
     def _check_contents(self, messages: Iterable[dict[str, Any]]) -> None:
-        """Before the chat is rendered. Only what templates write in any case counts: not what a model has thought."""
+        """Check the length before rendering. Reasoning does not count: templates may leave it out."""
         texts = [text for message in messages for text in _texts(message["content"])]
         if sum(map(len, texts)) > MAX_PLAUSIBLE_CHARS_PER_TOKEN * self._max_model_len:
             check_length("".join(texts), self._max_model_len, self._facts.max_token_bytes, "messages")
@@ -198,7 +199,7 @@ def _texts(content: Any) -> list[str]:
 
 
 def _chars(message: dict[str, Any]) -> int:
-    """About how many there are in a message. A loop: how deep calls are nested is a stranger's choice."""
+    """Estimate the characters of a message. A loop, because clients choose the depth of nesting."""
     content = message.get("content")
     if isinstance(content, str) and len(message) == 2:
         return len(content)

@@ -1,7 +1,4 @@
-"""What takes the chunks of a job: a streamed answer, which writes them as the connection takes them, or a whole one.
-
-What they look like on the wire is the business of the answer's format: an `Encoder` or a `Body`.
-"""
+"""Receivers of a job's chunks: a streamed answer and a whole one. `Encoder` and `Body` define their format."""
 
 import asyncio
 from collections.abc import Sized
@@ -19,65 +16,65 @@ from roseinfer.server.text_work.offload import Offload
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # Proxies that buffer would hold tokens back.
+    # Tells proxies not to buffer tokens.
     (b"x-accel-buffering", b"no"),
 ]
 
 
 class Encoder(Protocol):
-    """Chunks of a job as the bytes of a stream. `add` each; what is then `due` is `taken` and `encode`d, in order.
+    """Encoder of chunks into the bytes of a stream: `add` each chunk, then `take` and `encode` what is `due`, in order.
 
-    `filler`: what may be written between any two events, once there was one, and means nothing.
+    `filler`: bytes without meaning that may be written between any two events.
     """
 
     filler: bytes
 
     @property
     def due(self) -> Sized:
-        """What has something to say; empty if nothing has. Asked once a token."""
+        """Choices with news. Read once per token."""
         ...
 
     def plain(self, prompt: int, chunk: SequenceChunk) -> bytes | None:
-        """What a chunk that brings nothing but text is at once, while nothing is due; None: `add` it."""
+        """Encode a chunk of text alone while nothing is due; None: use `add`."""
         ...
 
     def add(self, prompt: int, chunk: SequenceChunk) -> bool:
-        """Whether the chunk made something due."""
+        """Add a chunk; return True if it made something due."""
         ...
 
     def take(self) -> Any:
-        """What is due, which then is not any more. In the event loop's thread."""
+        """Return and clear what is due. Call in the event loop's thread."""
         ...
 
     def encode(self, taken: Any) -> bytes:
-        """In any thread."""
+        """Encode what `take` returned. Safe in any thread."""
         ...
 
     def idle(self) -> bytes:
-        """What tells the client of a stream, whether it has begun or not, that it is not forgotten."""
+        """Return a keep-alive for an idle stream, begun or not."""
         ...
 
     def tail(self, usage: Usage) -> bytes:
-        """The end of a stream in which every choice has finished."""
+        """Return the end of a stream in which every choice has finished."""
         ...
 
     def failure(self, error: ApiError) -> bytes:
-        """The last words of a stream that failed."""
+        """Return the last event of a stream that failed."""
         ...
 
 
 class Body(Protocol):
-    """Chunks of a job as an answer in one piece."""
+    """Builder of a non-streamed answer."""
 
     def add(self, prompt: int, chunk: SequenceChunk) -> None: ...
 
     def body(self, usage: Usage) -> dict[str, Any]:
-        """When every choice has finished. In any thread."""
+        """Return the answer after every choice has finished. Safe in any thread."""
         ...
 
 
 class WholeAnswer:
-    """A `Receiver` that gathers chunks in a `Body` until all are there."""
+    """Receiver that gathers chunks in a `Body`."""
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -92,16 +89,14 @@ class WholeAnswer:
         self._ended.set()
 
     async def complete(self) -> None:
-        """Raises the error that the generation ends with."""
+        """Wait for the end of the generation. Raises its error."""
         await self._ended.wait()
         if self._error is not None:
             raise self._error
 
 
 class EventStream:
-    """The head, held back until there is something to say, the body, and its end, proper or hard. `filler`: what may
-    stand between two writes.
-    """
+    """Event stream on a connection. The HTTP head is sent with the first event. `filler`: see `Encoder`."""
 
     def __init__(self, send: Send, wire: ClientConnection, filler: bytes) -> None:
         self._send = send
@@ -110,7 +105,7 @@ class EventStream:
         self.started = False
 
     async def write(self, data: bytes, last: bool = False) -> None:
-        """Waits while the client is slow to take what it was sent."""
+        """Write, and wait while the client reads slowly."""
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -119,32 +114,30 @@ class EventStream:
 
     @property
     def open(self) -> bool:
-        """Whether `write_now` may be called: the head is out, and the client keeps up."""
+        """True if `write_now` may be called: the head is sent and the client keeps up."""
         return self.started and not self._wire.write_paused
 
     def write_now(self, data: bytes) -> None:
         self._wire.write(data)
 
     async def close(self, data: bytes) -> None:
-        """The proper end."""
+        """Write the normal end."""
         await self.write(data, last=True)
 
     async def fail(self, data: bytes) -> None:
-        """Last words, if the client takes anything, and no end: the server cuts a response that its application left
-        unfinished.
-        """
+        """Write a last event without an end, unless the client reads slowly. The server then cuts the connection."""
         if not self._wire.write_paused:
             await self.write(data)
 
 
 class StreamAnswer:
-    """A `Receiver` whose chunks are written by whoever brings them, as long as `run`, the request's own task, has
-    nothing to do but to wait: a task that woke for each token would cost as much again as the token.
+    """Receiver that writes chunks directly from `put` while `run`, the request's task, only waits.
 
-    The task writes what begins and ends the stream, and what the client was too slow to take: then each choice gathers
-    its chunks until there is room. `keep_alive_s`: seconds between comments on an idle stream, 0 = none. `offload`:
-    where events are encoded if that is much work, None if it is not. `refusable`: until it has begun it may still be
-    refused, and a comment would have said 200.
+    Waking the task for each token would double the token's cost. The task writes the first and last events, and
+    gathered chunks after the client was slow.
+
+    `keep_alive_s`: seconds between comments on an idle stream, 0 = none. `offload`: threads for expensive encoding, or
+    None. `refusable`: a rejection is still possible before the first event, so no comment may send status 200.
     """
 
     def __init__(
@@ -179,7 +172,7 @@ class StreamAnswer:
                 self._news.set()
                 return
             event = encoder.encode(encoder.take())
-            if not event:  # of some formats not every token is an event
+            if not event:  # some formats have no event for some tokens
                 return
         self._events.write_now(event)
         self._idle = False
@@ -190,7 +183,7 @@ class StreamAnswer:
         self._news.set()
 
     async def run(self) -> bytes:
-        """Writes all but the last events, which are returned. Raises the error that the stream ends with."""
+        """Write all but the last events, and return these. Raises the error that ends the stream."""
         self._set_timer()
         try:
             while True:
@@ -238,9 +231,7 @@ class StreamAnswer:
 
 
 class AllBegun:
-    """A `Receiver` that passes nothing on until every prompt has its first chunk: until then, one of them may be
-    turned away, and the request with it.
-    """
+    """Receiver that holds chunks back until every prompt has begun: until then the whole request may be rejected."""
 
     def __init__(self, receiver: Receiver, prompts: int) -> None:
         self._receiver = receiver

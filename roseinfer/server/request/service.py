@@ -1,4 +1,4 @@
-"""What the routes share: configuration, admission, and, once it is there, the engine with what belongs to it."""
+"""State that routes share: configuration, admission, and the engine once it is up."""
 
 import asyncio
 import contextlib
@@ -32,12 +32,12 @@ from roseinfer.server.text_work.texts import Texts
 from roseinfer.text.tokenizer import Tokenizer
 
 STALLED_RETRY_S = 10.0
-# What a start takes beside what the engine counts of it: noticing the death, a process, imports.
+# Startup time outside the engine's own count: detection of the death, a new process, imports.
 START_MARGIN_S = 3.0
 
 
 class ObserverFactory(Protocol):
-    """Makes who is told of requests, once there is an engine."""
+    """Factory of observers, once the engine is up."""
 
     def attach(self, engine: Engine) -> Observer: ...
 
@@ -46,13 +46,13 @@ class ObserverFactory(Protocol):
     def grammars(self) -> GrammarObserver: ...
 
     def texts(self) -> Callable[[str, float], None]:
-        """Takes the lane of each piece of text work, and the seconds from when it came until it was done."""
+        """Return a function that receives the lane and the duration of each text job, waiting included."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The engine and what can exist only with it."""
+    """Engine and the objects that need it."""
 
     engine: Engine
     info: EngineInfo
@@ -70,10 +70,10 @@ class Backend:
 
 
 class Service:
-    """One per process that answers requests. Use from the event loop's thread only.
+    """Shared state of one API process. Use from the event loop's thread only.
 
-    Who serves beside others gives a `room` that they share, the `share` of the requests that it gets, and the
-    `slo_classes` that all have. Raises `ConfigError` for a wrong file.
+    With several API processes, `room` counts the requests of all, and `share` is this process's share of them.
+    Raises `ConfigError` for an invalid file of SLO classes.
     """
 
     def __init__(
@@ -99,33 +99,32 @@ class Service:
         self._observing = observing
         self.bodies = BodyReaders(self._on_refused_body)
         self.offload = Offload()  # for answers
-        self._planning_offload = Offload()
+        self._preparation_offload = Offload()
         self.texts: Texts | None = None
         self._backend: Backend | None = None
 
     async def load_texts(self, tokenizer: Tokenizer) -> None:
-        """Start what tokenises and renders chats, which tries the chat template where it can do no harm.
+        """Start the text processes, which also test the chat template in isolation.
 
-        Raises `ConfigError` if the template cannot be used.
+        Raises `ConfigError` if the template is unusable.
         """
         self.texts = Texts(tokenizer, self._on_refused_text, self._on_text)
         await self.texts.start()
 
     def attach(self, engine: Engine, tokenizer: Tokenizer) -> None:
-        """From now on requests are taken. Raises `ConfigError` if the chat template does not compile, if the length
-        predictor is none for the model, or if there is no such parser of tool calls.
+        """Start to accept requests. Without `load_texts` before, the chat template is trusted.
 
-        Without `load_texts` before, the chat template is trusted.
+        Raises `ConfigError` for an unusable chat template, length predictor or tool call parser.
         """
         info = engine.info
         self.texts = texts = self.texts or Texts(tokenizer, self._on_refused_text, self._on_text)
         self.lifecycle.on_end(texts.refuse)
         prompts = PromptEncoder(
-            tokenizer, texts, self._planning_offload, info.facts.max_model_len, info.facts.vocab_size
+            tokenizer, texts, self._preparation_offload, info.facts.max_model_len, info.facts.vocab_size
         )
         observer = self._observing.attach(engine)
         path = self.config.length_predictor
-        lengths = length_prediction(path, tokenizer, self._planning_offload, self._observing.lengths)
+        lengths = length_prediction(path, tokenizer, self._preparation_offload, self._observing.lengths)
         grammars = Grammars(tokenizer, info.facts.vocab_size, info.facts.eos_token_ids, self._observing.grammars())
         speech = Speech.of(tokenizer, self.config)
         self._backend = Backend(engine, info, prompts, observer, grammars, speech, self._observing.texts(), lengths)
@@ -133,13 +132,13 @@ class Service:
 
     @property
     def backend(self) -> Backend:
-        """Raises `ApiError` 503 while the engine is loading."""
+        """Engine and its objects. Raises `ApiError` 503 while it is loading."""
         if self._backend is None:
             raise self.lifecycle.refusal() or unavailable("loading", "The model is still loading", STALLED_RETRY_S)
         return self._backend
 
     def ill_health(self) -> ApiError | None:
-        """Why `/health` is not 200: loading, or the engine died or hangs."""
+        """Return the error of `/health`: loading, or a dead or hung engine."""
         if self._backend is None:
             return unavailable("loading", "The model is still loading", STALLED_RETRY_S)
         health = self._backend.engine.health()
@@ -147,27 +146,28 @@ class Service:
             return unavailable("engine_unhealthy", "The engine has failed", STALLED_RETRY_S, should_retry=False)
         if not health.alive:
             wait_s = _until_back_s(self._backend.info, health.heartbeat_age_s)
-            return unavailable("engine_unhealthy", "No engine is up, one is being started again", wait_s)
+            return unavailable("engine_unhealthy", "No engine is up; a restart is in progress", wait_s)
         if health.heartbeat_age_s > self.config.stall_timeout:
-            message = f"The engine has not moved for {health.heartbeat_age_s:.0f} s"
+            message = f"No heartbeat from the engine for {health.heartbeat_age_s:.0f} s"
             return unavailable("engine_unhealthy", message, STALLED_RETRY_S)
         return None
 
     @property
     def returning(self) -> bool:
-        """No engine is up, and one will be: those who see to that end the requests too, and say why."""
+        """True while no engine is up but one is being restarted. The supervisor then ends the requests."""
         if self._backend is None:
             return False
         health = self._backend.engine.health()
         return not health.alive and not health.final
 
     def refusal(self) -> ApiError | None:
-        """Why a new request would be turned away now, or None."""
+        """Return the error for a new request, None if it may enter."""
         return self.lifecycle.refusal() or self.ill_health()
 
     def unready(self) -> ApiError | None:
-        """Why `/ready` is not 200: as `refusal`, or every engine that runs is about to be restarted or gives no sign of
-        life. A request may wait for such a one where there is no other.
+        """Return the error of `/ready`: `refusal`, or no engine accepts requests because all drain or are unresponsive.
+
+        With a single engine, requests wait for an unresponsive one.
         """
         error = self.refusal()
         if error is not None or self._backend is None:
@@ -177,18 +177,18 @@ class Service:
         if any(report.state in taking for report in reports):
             return None
         wait_s = _until_back_s(self._backend.info, 0.0)
-        return unavailable("engine_unhealthy", "No engine takes requests just now", wait_s)
+        return unavailable("engine_unhealthy", "No engine accepts requests at the moment", wait_s)
 
     def engines(self) -> list[EngineReport]:
-        """How each does, if there are several, or may come to be."""
+        """Return the reports of all engines if there can be several, else none."""
         return self.reports() if self._backend is not None and self._backend.engine.several else []
 
     def reports(self) -> list[EngineReport]:
-        """How each does; none while the engine is loading."""
+        """Return the reports of all engines; none while loading."""
         return [] if self._backend is None else self._backend.engine.reports()
 
     def admit(self) -> Backend:
-        """Raises `ApiError` 503, counted if the queue is full."""
+        """Return the backend for a new request. Raises `ApiError` 503; a full queue is counted."""
         error = self.refusal()
         if error is not None:
             if error.code == "queue_full":
@@ -197,22 +197,22 @@ class Service:
         return self.backend
 
     async def read(self, scope: Scope, receive: Receive) -> tuple[Backend, dict[str, Any]]:
-        """The body of a request that may come in, as a JSON object. It takes no place while it arrives.
+        """Return the backend and the body of a new request. It holds no ticket while its body arrives.
 
-        Raises what `admit` raises, before a byte is read and when all is there, and what `BodyReaders` raise.
+        Raises what `admit` raises, before the first byte and after the last, and what `BodyReaders` raise.
         """
         backend = self.admit()
         wire: ClientConnection = scope["extensions"][EXTENSION]
-        arrived = wire.body_complete  # then nothing is waited for, and nothing can change meanwhile
+        arrived = wire.body_complete  # then reading does not wait, and nothing can change meanwhile
         body = await self.bodies.read_json(scope, receive, self.limits)
         return backend if arrived else self.admit(), body
 
     def prepare(self, scope: Scope) -> PreparationGuard:
-        """`with` it, everything that a request waits for before its run."""
+        """Return the context manager for the preparation of a request."""
         return PreparationGuard(self.lifecycle, scope["extensions"][EXTENSION], self.clock)
 
     def rejected_unread(self, request_id: str, path: str, arrival_s: float, error: ApiError) -> None:
-        """It brought what `read` raises. There is nobody to tell while the engine is loading."""
+        """Record a request for which `read` raised `error`. Without an engine there are no records."""
         if error.status == 503 and self._backend is not None:
             visit = UnreadRequest(request_id, path, self.served_names[0])
             self._backend.observer.rejected_unread(visit, self.clock.now() - arrival_s, error)
@@ -230,9 +230,9 @@ class Service:
             self._backend.observer.refused("text_queue")
 
     async def wind_down(self, last_words_s: float) -> int:
-        """End every request, and wait up to `last_words_s` seconds until they are told. Returns how many were running.
+        """End every request and wait up to `last_words_s` seconds for their last events. Return how many were running.
 
-        After that nothing is waited for any more: neither clients that do not take their answers, nor new requests.
+        Answers that are not sent by then are cut.
         """
         cause = unavailable("draining", "The server is shutting down", DRAINING_RETRY_S)
         ended = self.lifecycle.stop(cause)
@@ -244,7 +244,7 @@ class Service:
         return ended
 
     def resolve_model(self, name: str | None) -> str:
-        """Raises `ApiError` 404 for a model that is not served."""
+        """Return the served name of a model. Raises `ApiError` 404 for another model."""
         if name is None:
             return self.served_names[0]
         if name not in self.served_names:
@@ -252,12 +252,12 @@ class Service:
         return name
 
     def warm_up(self) -> None:
-        """Start what requests would wait for."""
+        """Start processes that the first requests would wait for."""
         self.backend.grammars.warm_up()
 
     def close(self) -> None:
         self.offload.close()
-        self._planning_offload.close()
+        self._preparation_offload.close()
         if self.texts is not None:
             self.texts.close()
         if self._backend is not None:
@@ -265,6 +265,6 @@ class Service:
 
 
 def _until_back_s(info: EngineInfo, gone_s: float) -> float:
-    """Seconds until an engine that has been gone for `gone_s` takes requests again, if it starts as fast as before."""
+    """Estimate when an engine that has been down for `gone_s` accepts requests, from its last startup time."""
     left_s = info.facts.startup_s.get("engine", 0.0) + START_MARGIN_S - gone_s
     return min(left_s, MAX_RETRY_S) if left_s > 0 else START_MARGIN_S

@@ -1,4 +1,4 @@
-"""Named classes of objectives, from the operator's file: what a request is promised that does not say it itself."""
+"""Named classes of objectives from the operator's file: defaults for requests."""
 
 import re
 import tomllib
@@ -13,7 +13,7 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.server.http.auth import digests
 
-# What requests without a class are called, so no class may be.
+# Reserved names: no class, and objectives set by the client.
 NO_CLASS, CUSTOM = "none", "custom"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
@@ -24,8 +24,9 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class SloClass:
-    """`slo` may be empty: best effort. `timeout_s`: from arrival to the end, None = no limit. `allow_...`: whether its
-    requests may bring a length hint, a priority other than the class's, and a tenant.
+    """One class. An empty `slo` is best effort. `timeout_s`: from arrival to the end, None = unlimited.
+
+    `allow_...`: requests may set a length hint, a priority other than the class's, and a tenant.
     """
 
     slo: Slo
@@ -38,9 +39,7 @@ class SloClass:
 
 @dataclass(frozen=True, slots=True)
 class SloClasses:
-    """`models`, `keys` and `service_tiers` name the class of requests for a model, with a key (by the SHA-256 of the
-    key in hexadecimal) and of a tier.
-    """
+    """All classes. `models`, `keys` (SHA-256 digests in hexadecimal) and `service_tiers` map to class names."""
 
     classes: dict[str, SloClass] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
@@ -48,17 +47,17 @@ class SloClasses:
     service_tiers: dict[str, str] = field(default_factory=dict)
 
     def check(self, served_names: Iterable[str], key_digests: Iterable[str]) -> None:
-        """Raises `ConfigError` for a model that is not served or a key that is not the server's."""
+        """Raise `ConfigError` for an unknown model or API key."""
         unknown = sorted(self.models.keys() - set(served_names))
         if unknown:
-            raise ConfigError(f"slo_classes: models.{unknown[0]}: no model is served under that name")
+            raise ConfigError(f"slo_classes: models.{unknown[0]}: unknown model")
         strangers = sorted(self.keys.keys() - set(key_digests))
         if strangers:
-            raise ConfigError(f"slo_classes: keys.{_shown(strangers[0])}: no api_key has this digest")
+            raise ConfigError(f"slo_classes: keys.{_shown(strangers[0])}: unknown API key digest")
 
 
 def configured_classes(config: ServerConfig, model_name: str) -> SloClasses:
-    """Those of the file that the option `slo_classes` names, if it does. Raises `ConfigError`, see the others here."""
+    """Return the classes of the file that the option `slo_classes` names, if any. Raises `ConfigError`."""
     if config.slo_classes is None:
         return SloClasses()
     classes = read_slo_classes(config.slo_classes)
@@ -67,18 +66,18 @@ def configured_classes(config: ServerConfig, model_name: str) -> SloClasses:
 
 
 def read_slo_classes(path: str) -> SloClasses:
-    """Raises `ConfigError` that names the file, or the key in it that is wrong."""
+    """Read a file. Raises `ConfigError` that names the file or the invalid key."""
     try:
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"slo_classes: {path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deeply
-        raise ConfigError(f"slo_classes: {path} is not TOML: {error}") from None
+        raise ConfigError(f"slo_classes: cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, or nested too deeply
+        raise ConfigError(f"slo_classes: {path} is invalid TOML: {error}") from None
     return parse_slo_classes(data)
 
 
 def parse_slo_classes(data: Mapping[str, Any]) -> SloClasses:
-    """Raises `ConfigError` that names the key."""
+    """Return the classes of a parsed file. Raises `ConfigError` that names the invalid key."""
     _check_keys("", data, ("classes", "models", "keys", "service_tiers"))
     classes = {name: _class(name, fields) for name, fields in _table(data, "classes").items()}
     if not classes:
@@ -96,7 +95,7 @@ def _class(name: str, fields: Any) -> SloClass:
     if not _NAME.fullmatch(name):
         raise _wrong(place, "a name is 1 to 64 letters, digits, '_', '-' and '.', with a letter or digit first")
     if name in (NO_CLASS, CUSTOM):
-        raise _wrong(place, "the name has a meaning of its own")
+        raise _wrong(place, "the name is reserved")
     if not isinstance(fields, dict):
         raise _wrong(place, "must be a table")
     _check_keys(f"{place}.", fields, (*_TARGETS, "priority", "timeout_s", *_ALLOWANCES))
@@ -129,7 +128,7 @@ def _names(data: Mapping[str, Any], section: str, classes: Mapping[str, SloClass
     for key, name in names.items():
         place = f"{section}.{_shown(key) if section == 'keys' else key[:100]}"
         if not isinstance(name, str) or name not in classes:
-            raise _wrong(place, f"names no class of the file: {str(name)[:40]!r}")
+            raise _wrong(place, f"unknown class: {str(name)[:40]!r}")
     return names
 
 
@@ -149,7 +148,7 @@ def _digest(key: str) -> str:
 
 
 def _shown(key: str) -> str:
-    """What may be said of an entry under `keys`: somebody may have written the key itself."""
+    """Return a safe name for an entry under `keys`, which may be the key itself by mistake."""
     digest = key.removeprefix("sha256:")
     return f"sha256:{digest[:8]}..." if re.fullmatch(r"[0-9a-fA-F]{64}", digest) else "(entry)"
 
@@ -157,7 +156,7 @@ def _shown(key: str) -> str:
 def _check_keys(prefix: str, table: Mapping[str, Any], known: Iterable[str]) -> None:
     for key in table:
         if key not in known:
-            raise _wrong(f"{prefix}{key}"[:100], f"is unknown; there are {', '.join(known)}")
+            raise _wrong(f"{prefix}{key}"[:100], f"is unknown; the keys are {', '.join(known)}")
 
 
 def _wrong(place: str, why: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""How the served model says what is not plain text: its tool calls and its thinking. Found once, with the engine."""
+"""Formats of tool calls and reasoning of the served model, detected once at startup."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """`calls`: its format of tool calls, `reasoner`: its marks of thinking; None: it has none that is known."""
+    """Output formats of a model. `calls`: tool calls; `reasoner`: reasoning marks; None: none known."""
 
     calls: ToolFormat | None = None
     reasoner: Reasoner | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, config: ServerConfig) -> "Speech":
-        """By the chat template, unless the options say otherwise. Raises `ConfigError` for a parser there is not."""
+        """Detect by the chat template, unless options override. Raises `ConfigError` for an unknown parser."""
         template = tokenizer.chat_template
         name = config.tool_call_parser or detect(template) or NONE
         if name != NONE and name not in format_names():

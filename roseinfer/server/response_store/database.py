@@ -12,10 +12,10 @@ import orjson
 
 from roseinfer.server.response_store.records import Key, StoreBounds, StoredResponse, Totals
 
-# "rose" in ASCII: SQLite keeps it in the head of the file.
-APPLICATION_ID = 0x726F7365
+# SQLite keeps it in the header of the file.
+APPLICATION_ID = int.from_bytes(b"rose", "big")
 FORMAT_VERSION = 1
-# What a row takes beside its texts, roughly.
+# Estimated size of a row besides its texts.
 ROW_BYTES = 256
 BUSY_TIMEOUT_S = 5.0
 # Of the `-wal` file between two transactions; a larger one has made it longer for its time only.

@@ -1,4 +1,4 @@
-"""POST /v1/messages/count_tokens: how many tokens a message's prompt would have."""
+"""POST /v1/messages/count_tokens: number of prompt tokens of a message."""
 
 from fastapi import FastAPI
 from starlette.requests import Request

@@ -1,4 +1,4 @@
-"""What gateways in front of several servers ask: how much is there to do, and what could be promised."""
+"""Routes for gateways: GET /v1/loads (load of the engines) and /v1/promise (attainable objectives)."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from roseinfer.server.request.service import Service
 _SECTIONS = ("core", "all")
 _OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms")
 _COUNTS = ("prompt_tokens", "output_tokens", "n")
-_PLACES = 4
+_DECIMALS_COUNT = 4
 
 
 def add(app: FastAPI, service: Service) -> None:
@@ -52,7 +52,7 @@ def add(app: FastAPI, service: Service) -> None:
         return JsonResponse(_answer(prompt, found))
 
     described = docs(EngineLoads, 400, 401, 503)
-    described["openapi_extra"] = {"parameters": [_parameter("dp_rank", "of this engine alone", "integer")]}
+    described["openapi_extra"] = {"parameters": [_parameter("dp_rank", "this engine only", "integer")]}
     app.add_api_route("/v1/loads", loads, tags=["status"], **described)
     described = docs(PromiseAnswer, 400, 401, 503)
     described["openapi_extra"] = {"parameters": _PROMISE_PARAMETERS}
@@ -60,11 +60,13 @@ def add(app: FastAPI, service: Service) -> None:
 
 
 def _asked(request: Request, known: tuple[str, ...]) -> Mapping[str, str]:
-    """Raises `ApiError` 400 for what is not known or said twice."""
+    """Return the query. Raises `ApiError` 400 for unknown or repeated parameters."""
     asked: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in known:
-            raise bad_request(f"{name[:40]!r} is none of {', '.join(known)}", name[:40], "unsupported_field")
+            raise bad_request(
+                f"unknown parameter {name[:40]!r} (known: {', '.join(known)})", name[:40], "unsupported_field"
+            )
         if name in asked:
             raise bad_request(f"{name} is given twice", name)
         asked[name] = value
@@ -91,7 +93,7 @@ def _chosen(reports: list[EngineReport], asked: Mapping[str, str]) -> list[Engin
 
 
 def _load(report: EngineReport, info: EngineInfo) -> dict[str, Any]:
-    """Of an engine that is gone nothing runs, whatever it had said last."""
+    """Return the load of an engine; nothing runs on a dead one."""
     stats = report.stats if report.state.is_up else SchedulerStats()
     total = stats.blocks_total or info.facts.num_blocks
     waiting = sum(report.promise.waiting_tokens) if report.promise is not None else None
@@ -104,10 +106,12 @@ def _load(report: EngineReport, info: EngineInfo) -> dict[str, Any]:
         "num_total_reqs": stats.running + stats.waiting,
         "num_used_tokens": stats.blocks_used * info.block_size,
         "max_total_num_tokens": total * info.block_size,
-        "token_usage": round(stats.blocks_used / total, _PLACES) if total else 0.0,
+        "token_usage": round(stats.blocks_used / total, _DECIMALS_COUNT) if total else 0.0,
         "gen_throughput": round(per_second, 1),
-        "cache_hit_rate": round(stats.prefix_hits / stats.prefix_queries, _PLACES) if stats.prefix_queries else 0.0,
-        "utilization": round(utilisation(stats, info), _PLACES),
+        "cache_hit_rate": round(stats.prefix_hits / stats.prefix_queries, _DECIMALS_COUNT)
+        if stats.prefix_queries
+        else 0.0,
+        "utilization": round(utilisation(stats, info), _DECIMALS_COUNT),
         "max_running_requests": info.max_num_seqs,
     }
 
@@ -138,15 +142,15 @@ def _answer(prompt_tokens: int, found: list[Forecast]) -> dict[str, Any]:
                 "engine": one.engine,
                 "kept": one.keeps,
                 "predicted_ttft_ms": _ms(one),
-                "utilisation": round(one.utilisation, _PLACES),
+                "utilisation": round(one.utilisation, _DECIMALS_COUNT),
             }
             for one in found
         ],
     }
 
 
-def _ms(prospect: Forecast) -> float:
-    return round(1000 * prospect.ttft_s, 3)
+def _ms(forecast: Forecast) -> float:
+    return round(1000 * forecast.ttft_s, 3)
 
 
 def _parameter(name: str, description: str, kind: str, *, required: bool = False) -> dict[str, Any]:
@@ -154,8 +158,8 @@ def _parameter(name: str, description: str, kind: str, *, required: bool = False
 
 
 _PROMISE_PARAMETERS = [
-    _parameter("prompt_tokens", "of the prompt, none of which is in the prefix cache", "integer", required=True),
-    _parameter("output_tokens", "expected; default: as many as others have lately", "integer"),
+    _parameter("prompt_tokens", "length of the prompt, none of it cached", "integer", required=True),
+    _parameter("output_tokens", "expected length of the output; default: mean of recent outputs", "integer"),
     _parameter("n", "outputs of the prompt", "integer"),
     _parameter("ttft_ms", "objective: time to first token", "number"),
     _parameter("tpot_ms", "objective: time per output token", "number"),

@@ -15,7 +15,7 @@ from roseinfer.server.request.service import Service
 
 def add(app: FastAPI, service: Service) -> None:
     def card(name: str) -> dict[str, Any]:
-        """With the fields of OpenAI's API and those of Anthropic's."""
+        """Return a model with the fields of both OpenAI's and Anthropic's APIs."""
         info = service.backend.info
         return {
             "id": name,
@@ -47,5 +47,5 @@ def add(app: FastAPI, service: Service) -> None:
         return JsonResponse(card(model_id))
 
     app.add_api_route("/v1/models", list_models, tags=["models"], **docs(ModelList, 401, 503))
-    # An id may hold slashes.
+    # Ids may contain slashes.
     app.add_api_route("/v1/models/{model_id:path}", retrieve_model, tags=["models"], **docs(ModelCard, 401, 404, 503))

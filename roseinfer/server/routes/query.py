@@ -1,4 +1,4 @@
-"""Values in the query of a request."""
+"""Query parameters of routes."""
 
 from roseinfer.server.http.errors import bad_request
 

@@ -1,6 +1,6 @@
-"""GET /v1/requests and /v1/requests/{id}: what became of the last requests, and how those do that run.
+"""GET /v1/requests and /v1/requests/{id}: running and recently ended requests.
 
-Each process of the server answers requests and remembers its own; whichever is asked asks the others too.
+Each API process keeps records of its own requests. The one that answers queries the others.
 """
 
 from typing import Any, NamedTuple
@@ -25,16 +25,16 @@ STATES = ("live", "ended")
 _TOPIC = "requests"
 
 
-class Wanted(NamedTuple):
-    """What processes ask each other for: the request with that `id`, else the newest `limit` in `state`, or of all."""
+class RecordQuery(NamedTuple):
+    """Query between processes: the request with `id`, else the newest `limit` requests in `state` (None = any)."""
 
     limit: int
     state: str | None = None
     id: str | None = None
 
 
-class Found(NamedTuple):
-    """`live`, `at_s`: what puts the requests of all processes in order."""
+class FoundRecord(NamedTuple):
+    """Record of one process. `live` and `at_s` are the sort key over all processes."""
 
     live: bool
     at_s: float
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 
 def add(app: FastAPI, service: Service, records: RequestRecords, peer_queries: PeerQueries) -> None:
-    def own(wanted: Wanted) -> list[Found]:
+    def own(wanted: RecordQuery) -> list[FoundRecord]:
         now_s, state = service.clock.now(), wanted.state
         if wanted.id is not None:
             one = records.find(wanted.id, now_s)
@@ -50,24 +50,24 @@ def add(app: FastAPI, service: Service, records: RequestRecords, peer_queries: P
         return list(map(_found, records.newest(wanted.limit, now_s, live=state != "ended", ended=state != "live")))
 
     def tell(body: bytes) -> bytes:
-        return msgspec.json.encode(own(msgspec.json.decode(body, type=Wanted)))
+        return msgspec.json.encode(own(msgspec.json.decode(body, type=RecordQuery)))
 
-    async def newest(wanted: Wanted) -> list[dict[str, Any]]:
-        """Raises `ApiError` 503 while the engine is loading."""
+    async def newest(wanted: RecordQuery) -> list[dict[str, Any]]:
+        """Return records of all processes. Raises `ApiError` 503 while the engine is loading."""
         _ = service.backend
         found = own(wanted)
         for answer in await peer_queries.ask(_TOPIC, msgspec.json.encode(wanted)):
-            found += msgspec.json.decode(answer, type=list[Found])
+            found += msgspec.json.decode(answer, type=list[FoundRecord])
         found.sort(key=lambda one: one[:2], reverse=True)
         return [one.record for one in found[: wanted.limit]]
 
     async def list_requests(request: Request) -> Response:
         asked = request.query_params
-        wanted = Wanted(limit_of(asked.get("limit"), DEFAULT_LIMIT, MAX_ENDED_RECORDS), _state(asked.get("state")))
+        wanted = RecordQuery(limit_of(asked.get("limit"), DEFAULT_LIMIT, MAX_ENDED_RECORDS), _state(asked.get("state")))
         return JsonResponse({"object": "list", "data": await newest(wanted)})
 
     async def retrieve_request(request_id: str) -> Response:
-        found = await newest(Wanted(1, id=request_id))
+        found = await newest(RecordQuery(1, id=request_id))
         if not found:
             raise _unknown(request_id)
         return JsonResponse(found[0])
@@ -76,26 +76,26 @@ def add(app: FastAPI, service: Service, records: RequestRecords, peer_queries: P
     described = docs(RequestList, 400, 401, 503)
     described["openapi_extra"] = {"parameters": _PARAMETERS}
     app.add_api_route("/v1/requests", list_requests, tags=["requests"], **described)
-    # An id that a client gave may hold slashes.
+    # Ids of clients may contain slashes.
     described = docs(RequestState, 401, 404, 503)
     app.add_api_route("/v1/requests/{request_id:path}", retrieve_request, tags=["requests"], **described)
 
 
-def _found(record: RequestRecord) -> Found:
-    return Found(record.live, record.created_s if record.live else ended_s(record), record_json(record))
+def _found(record: RequestRecord) -> FoundRecord:
+    return FoundRecord(record.live, record.created_s if record.live else ended_s(record), record_json(record))
 
 
 _PARAMETERS = [
     {
         "name": "limit",
         "in": "query",
-        "description": "how many at most, those that run before those that have ended, each the newest first",
+        "description": "maximum number; running requests first, then ended ones, newest first",
         "schema": {"type": "integer", "minimum": 1, "maximum": MAX_ENDED_RECORDS, "default": DEFAULT_LIMIT},
     },
     {
         "name": "state",
         "in": "query",
-        "description": "only those that run, or only those that have ended",
+        "description": "only running (live) or only ended requests",
         "schema": {"type": "string", "enum": list(STATES)},
     },
 ]
@@ -108,7 +108,5 @@ def _state(text: str | None) -> str | None:
 
 
 def _unknown(request_id: str) -> ApiError:
-    message = (
-        f"No request {request_id[:100]!r} is known: each process of the server remembers its last {MAX_ENDED_RECORDS}"
-    )
+    message = f"Unknown request {request_id[:100]!r}: each server process keeps its last {MAX_ENDED_RECORDS} requests"
     return ApiError(404, message, type="not_found_error", param="request_id", code="request_not_found")

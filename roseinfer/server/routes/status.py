@@ -54,7 +54,7 @@ def add(app: FastAPI, service: Service, observation: Observation) -> None:
 
 
 def _by_engine(service: Service, fields: Callable[[EngineReport], dict[str, Any]]) -> dict[str, Any]:
-    """Nothing if there is one only."""
+    """Return fields of each engine if there can be several."""
     engines = service.engines()
     return {"engines": [{"engine": report.engine, **fields(report)} for report in engines]} if engines else {}
 
@@ -65,7 +65,7 @@ def _state(report: EngineReport) -> dict[str, Any]:
 
 
 def _load(report: EngineReport) -> dict[str, Any]:
-    """Of an engine that is gone nothing runs, whatever it had said last."""
+    """Return the load of an engine; nothing runs on a dead one."""
     stats = report.stats if report.state.is_up else SchedulerStats()
     used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
     return {"running": stats.running, "waiting": stats.waiting, "kv_cache_usage": round(used, 4)}

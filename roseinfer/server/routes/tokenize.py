@@ -47,7 +47,7 @@ def add(app: FastAPI, service: Service) -> None:
             return _with_warnings({"prompt": await backend.prompts.text(wanted.tokens)}, warnings)
 
     async def tokenizer_info() -> Response:
-        # Written as it was read: orjson does not take the length of 10**30 that means "no limit" in many configs.
+        # By json: orjson rejects 10**30, which means "unlimited" in many configs.
         return JsonResponse(json.dumps(_description(service.backend.tokenizer)).encode())
 
     app.add_api_route("/tokenizer_info", tokenizer_info, tags=["tokens"], **docs(TokenizerInfo, 401, 503))
@@ -60,13 +60,13 @@ def add(app: FastAPI, service: Service) -> None:
 
 
 async def _listed(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[Listed, list[str]]:
-    """(tokens, names of ignored message fields)."""
+    """Return the tokens and the names of ignored message fields."""
     with_strings = bool(wanted.return_token_strs)
     if (wanted.prompt is None) == (wanted.messages is None):
-        raise bad_request("Give either prompt or messages", "prompt")
+        raise bad_request("give either prompt or messages", "prompt")
     if wanted.prompt is not None:
         if wanted.tools:
-            raise bad_request("tools go with messages", "tools")
+            raise bad_request("tools need messages", "tools")
         return await prompts.listed_text(wanted.prompt, wanted.add_special_tokens is not False, with_strings), []
     if wanted.tools:
         prompts.check_template()
@@ -78,7 +78,7 @@ async def _listed(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[List
 
 
 def _description(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What clients that tokenise themselves or score with chat templates want to know; not where the model lay."""
+    """Return the tokenizer's configuration without the path of the model."""
     config = {name: value for name, value in tokenizer.config.items() if name != "name_or_path"}
     named = {"tokenizer_class": config.get("tokenizer_class") or "PreTrainedTokenizerFast"}
     return {**config, **tokenizer.special_tokens, **named, "chat_template": tokenizer.chat_template}

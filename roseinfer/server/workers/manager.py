@@ -15,7 +15,7 @@ from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.integrations.systemd import SystemdNotifier
 from roseinfer.processes.shared_rows import SharedRows
-from roseinfer.server.console.looking import tell_of_machine
+from roseinfer.server.console.reader import answer_engine_queries
 from roseinfer.server.console.steps import MAX_STEPS
 from roseinfer.server.hosting import (
     Reload,
@@ -98,7 +98,7 @@ class ServerManager:
         self._peer_queries = PeerQueries()
         self._queries = QueryForwarder(self._peer_queries)
         self._steps = StepMetrics(self._registry, served.shown_name, MAX_STEPS if served.server.console else 0)
-        tell_of_machine(self._peer_queries, self._steps, self._supervisor)
+        answer_engine_queries(self._peer_queries, self._steps, self._supervisor)
         self._pool = WorkerPool(
             served.workers,
             WorkerLauncher(self._boot),

@@ -285,8 +285,8 @@ def test_error_text_is_bounded(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("path", "meant"),
     [
-        ("/chat/completions", "; /v1/chat/completions is there"),
-        ("/v1/v1/completions", "; /v1/completions is there"),
+        ("/chat/completions", "; did you mean /v1/chat/completions?"),
+        ("/v1/v1/completions", "; did you mean /v1/completions?"),
         ("/v1/embeddings", ""),
         ("/" + "x" * 9999, ""),
     ],
@@ -295,7 +295,7 @@ def test_a_path_that_is_not_there(server: LiveServer, path: str, meant: str) -> 
     answer = server.post(path, {"prompt": "x"})
     assert answer.status_code == 404
     error = answer.json()["error"]
-    assert error["message"] == f"There is no {path[:100]} here{meant}" and error["type"] == "not_found_error"
+    assert error["message"] == f"unknown path {path[:100]}{meant}" and error["type"] == "not_found_error"
 
 
 def test_an_unknown_objective_lists_the_known_ones(server: LiveServer) -> None:

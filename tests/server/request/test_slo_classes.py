@@ -105,9 +105,9 @@ def test_keys_are_written_as_digests_and_never_shown(key: str) -> None:
 
 
 def test_what_the_server_does_not_have(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"models\.tiny: no model is served under that name"):
+    with pytest.raises(ConfigError, match=r"models\.tiny: unknown model"):
         configured(tmp_path, GOOD, served_model_name=("rose",))
-    with pytest.raises(ConfigError, match=r"keys\.sha256:00000000.*: no api_key"):
+    with pytest.raises(ConfigError, match=r"keys\.sha256:00000000.*: unknown API key"):
         configured(tmp_path, GOOD.replace(DIGEST.upper(), "0" * 64))
 
 
@@ -115,7 +115,7 @@ def test_what_the_server_does_not_have(tmp_path: Path) -> None:
 def test_a_file_that_is_no_toml(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "classes.toml"
     file.write_bytes(data)
-    with pytest.raises(ConfigError, match="is not TOML"):
+    with pytest.raises(ConfigError, match="is invalid TOML"):
         configured_classes(ServerConfig(slo_classes=str(file)), "tiny")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read"):
         configured_classes(ServerConfig(slo_classes=str(tmp_path)), "tiny")

@@ -1,4 +1,4 @@
-"""What the engine makes of a message, as Anthropic's API writes it: content blocks, whole or as events."""
+"""Answers of /v1/messages: content blocks, whole or as events."""
 
 import json
 from typing import Any
@@ -14,19 +14,19 @@ from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.job import Job, Usage
 
 PING = sse("ping", b'{"type":"ping"}')
-# Of each kind: the event's delta, and its field that grows.
+# Kind of block -> type of the event's delta and its field.
 _DELTAS = {
     Kind.REASONING: b'{"type":"thinking_delta","thinking":%b}',
     Kind.TEXT: b'{"type":"text_delta","text":%b}',
     Kind.CALL: b'{"type":"input_json_delta","partial_json":%b}',
 }
 _DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b}\n\n'
-# There is nobody to whom one would have to prove that the thinking is the model's.
+# No client verifies signatures of reasoning.
 SIGNATURE = ""
 
 
 class MessageWriter:
-    """See `blocks.BlockWriter`."""
+    """Writer of messages, see `blocks.BlockWriter`."""
 
     filler = PING
 
@@ -83,7 +83,7 @@ class MessageWriter:
 
 
 def _stop_fields(ending: Ending) -> dict[str, str | None]:
-    """Our `timeout` is none of Anthropic's reasons, but none of those would be true of it."""
+    """Return the stop reason. `timeout` is ours: Anthropic has none that fits."""
     if ending.finish is FinishReason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if ending.finish is not FinishReason.STOP:
@@ -94,7 +94,7 @@ def _stop_fields(ending: Ending) -> dict[str, str | None]:
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
-    """What was found in the cache is not among the `input_tokens`, and nothing is charged for what it keeps."""
+    """Return the usage. `input_tokens` excludes cached ones; cache writes are always 0."""
     fields: dict[str, Any] = {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -121,16 +121,16 @@ def _whole(block: Block) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> Any:
-    """Arguments as an object, in the model's own words; of those that were cut, as much as there is."""
+    """Return arguments as an object, verbatim; if cut, as far as they go."""
     if isinstance(_parsed(arguments), dict):
         return orjson.Fragment(arguments)
     partial = _parsed(arguments, allow_partial=True)
-    # Not with orjson: numbers may have more digits than it takes.
+    # Not orjson, which limits the digits of numbers.
     return orjson.Fragment(json.dumps(partial)) if isinstance(partial, dict) else {}
 
 
 def _parsed(arguments: str, allow_partial: bool = False) -> Any:
-    """None if it is no JSON."""
+    """Return the parsed JSON, None if invalid."""
     try:
         return from_json(arguments, allow_inf_nan=False, allow_partial=allow_partial)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What all answers to clients of Anthropic's API have in common, errors above all."""
+"""Error format and headers of Anthropic's API."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import orjson
 
 from roseinfer.server.http.errors import ApiError, Dialect
 
-# Theirs, by status; where there is none of theirs, that of the nearest.
+# Error types of Anthropic by status; the nearest one where there is none.
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",

@@ -1,4 +1,4 @@
-"""Shapes of the answers of /v1/messages for the OpenAPI document."""
+"""Models of the answers of /v1/messages for the OpenAPI document."""
 
 from typing import Any, Literal
 
@@ -11,8 +11,8 @@ EXAMPLE = (
     'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 )
 DESCRIPTION = (
-    "The message; with stream: true, Anthropic's events, the last of them message_stop, and ping when nothing happens. "
-    "A failure on the way is an event error, after which the connection is cut"
+    "The message; with stream: true, Anthropic's events, the last of them message_stop, and ping as keep-alive. "
+    "A failure during the stream is an event error, after which the connection is closed"
 )
 
 
@@ -43,7 +43,7 @@ class OutputTokens(_Shape):
 
 
 class MessageSlo(_Shape):
-    """As the server saw them, in ms."""
+    """Latencies measured by the server, in ms."""
 
     ttft_ms: float | None
     tpot_ms: float | None
@@ -52,7 +52,7 @@ class MessageSlo(_Shape):
 
 
 class MessageUsage(_Shape):
-    """`input_tokens` are those that were not found in the cache."""
+    """Token counts. `input_tokens` excludes cached ones."""
 
     input_tokens: int
     cache_creation_input_tokens: Literal[0]
@@ -63,7 +63,7 @@ class MessageUsage(_Shape):
 
 
 class ContextManagement(_Shape):
-    """No edit of the messages is ever made."""
+    """Always empty: the server never edits messages."""
 
     applied_edits: list[Any]
 
@@ -82,7 +82,7 @@ class Message(_Shape):
 
 
 class MessageErrorDetails(_Shape):
-    """`error_code` is the stable name of the cause; `reason` and the following are those of `slo_unattainable`."""
+    """Details of an error. `error_code`: stable name. `reason` and the following belong to `slo_unattainable`."""
 
     error_code: str | None = None
     param: str | None = None

@@ -1,4 +1,4 @@
-"""POST /v1/messages: Anthropic's API as a translation to a chat."""
+"""POST /v1/messages: Anthropic's API, translated to a chat."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,13 +24,12 @@ _NO_EDITS: dict[str, Any] = {"context_management": {"applied_edits": []}}
 
 
 class MessagesFormat:
-    """Anthropic's Messages. See `request.inference.AnswerFormat`."""
+    """Format of Anthropic's Messages. See `request.inference.AnswerFormat`."""
 
     path = "/v1/messages"
     dialect = ANTHROPIC
 
     async def make_job(self, call: Call, body: dict[str, Any]) -> Job:
-        """Raises `ApiError` 400 or 404."""
         request = call.service.parser.parse(MessagesRequest, body)
         chat = MessagesTranslation(request)
         job = await translated_job(call, chat.chat, field_names(request), "message", "msg", chat.warnings)
@@ -45,7 +44,7 @@ class MessagesFormat:
 
 
 async def count_tokens(backend: Backend, request: CountTokensRequest) -> int:
-    """Tokens of the prompt that a message with these fields would have. Raises `ApiError` 400."""
+    """Return the number of prompt tokens of a message with these fields. Raises `ApiError` 400."""
     chat = MessagesTranslation(request).chat
     with field_names(request).errors():
         ids, _ = await chat_ids(backend, chat, output=output_of(backend, chat))

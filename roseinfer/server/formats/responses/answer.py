@@ -1,4 +1,4 @@
-"""What the engine makes of a response, as OpenAI's Responses API writes it: items, whole or as events."""
+"""Answers of /v1/responses: items, whole or as events."""
 
 import time
 from typing import Any
@@ -26,7 +26,7 @@ CANCELLED = "cancelled"
 
 
 class ResponseWriter:
-    """See `blocks.BlockWriter`. The events of a stream are numbered from 0."""
+    """Writer of responses, see `blocks.BlockWriter`. Events of a stream are numbered from 0."""
 
     filler = KEEP_ALIVE
 
@@ -65,7 +65,7 @@ class ResponseWriter:
         return self._event("response.failed", {"response": response})
 
     def queued(self) -> dict[str, Any]:
-        """The response before anything is done for it."""
+        """Return the response before its run."""
         return self._response("queued", [])
 
     def whole(self, blocks: list[Block], ending: Ending, usage: Usage) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Shapes of the answers of /v1/responses for the OpenAPI document."""
+"""Models of the answers of /v1/responses for the OpenAPI document."""
 
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ EXAMPLE = (
 )
 DESCRIPTION = (
     "The response; with stream: true, OpenAI's events, the last of them response.completed or response.incomplete. A "
-    "failure on the way is an event response.failed, after which the connection is cut"
+    "failure on the way is an event response.failed, after which the connection is closed"
 )
 Status = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -80,7 +80,7 @@ class OutputDetails(_Shape):
 
 
 class ResponseSlo(_Shape):
-    """As the server saw them, in ms."""
+    """Latencies measured by the server, in ms."""
 
     ttft_ms: float | None
     tpot_ms: float | None
@@ -118,7 +118,7 @@ class DeletedResponse(_Shape):
 
 
 class ItemList(_Shape):
-    """Items of the input, as they were sent, with ids."""
+    """Items of the input as sent, with ids."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

@@ -29,7 +29,7 @@ class ResponsesFormat:
         self._history = history or History()
 
     async def make_job(self, call: Call, body: dict[str, Any]) -> Job:
-        """Raises `ApiError` 400, 404 or 503."""
+        """Return the job of a body. Raises `ApiError` 400, 404 or 503."""
         history = self._history
         whole = await history.whole(
             call.service.parser.parse(ResponsesRequest, body), call.headers, call.limits.max_body_bytes
@@ -58,7 +58,7 @@ async def count_tokens(backend: Backend, request: ResponsesRequest) -> int:
 
 
 def _about(request: ResponsesRequest, job: Job) -> dict[str, Any]:
-    """What a response repeats of its request, with the values that were used where it gave none."""
+    """Return the request fields that a response repeats, with defaults where the request gave none."""
     format = None if request.text is None else request.text.format
     params = job.prompts[0].params
     return {

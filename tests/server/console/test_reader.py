@@ -9,10 +9,11 @@ import pytest
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
-from roseinfer.server.console import looking, news
-from roseinfer.server.console.looking import Look, tell, tell_of_machine
-from roseinfer.server.console.news import Machine, News, Since, Told
+from roseinfer.server.console import reader as reader_module
+from roseinfer.server.console import updates
+from roseinfer.server.console.reader import LIVE_INTERVAL_COUNT, ConsoleReader, answer_engine_queries, answer_queries
 from roseinfer.server.console.steps import NewSteps
+from roseinfer.server.console.updates import EngineUpdates, Position, RequestUpdate, Updates
 from roseinfer.server.observe.metric_registry import MetricRegistry
 from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.peer_queries import PeerQueries
@@ -35,21 +36,21 @@ class Together(PeerQueries):
         return [answer for answer in answers if answer is not None]
 
 
-def knowing(known: News) -> PeerQueries:
+def knowing(known: Updates) -> PeerQueries:
     peer_queries = PeerQueries()
-    tell(peer_queries, lambda since: known)
+    answer_queries(peer_queries, lambda since: known)
     return peer_queries
 
 
-def told(name: str, live: bool = False) -> Told:
-    return Told(live, orjson.dumps({"id": name}))
+def told(name: str, live: bool = False) -> RequestUpdate:
+    return RequestUpdate(live, orjson.dumps({"id": name}))
 
 
-def look(own: Any, peer_queries: PeerQueries) -> Look:
-    return Look(Any, own, peer_queries)  # type: ignore[arg-type]
+def look(own: Any, peer_queries: PeerQueries) -> ConsoleReader:
+    return ConsoleReader(Any, own, peer_queries)  # type: ignore[arg-type]
 
 
-def tick(reader: Look) -> dict[str, Any]:
+def tick(reader: ConsoleReader) -> dict[str, Any]:
     return orjson.loads(orjson.dumps(asyncio.run(reader.tick())))  # type: ignore[no-any-return]
 
 
@@ -64,8 +65,8 @@ class Supervisor:
 
 def test_engines_and_steps_come_from_their_owner_alone() -> None:
     steps, manager = StepMetrics(MetricRegistry(), "m", keep=10), PeerQueries()
-    tell_of_machine(manager, steps, Supervisor())
-    reader = look(lambda since: News(), Together(knowing(News()), manager))
+    answer_engine_queries(manager, steps, Supervisor())
+    reader = look(lambda since: Updates(), Together(knowing(Updates()), manager))
     steps.step(1, StepRecord(5, 0.01, budget_s=0.02))
     first = tick(reader)
     assert [engine["engine"] for engine in first["engines"]] == [0, 1]
@@ -76,13 +77,13 @@ def test_engines_and_steps_come_from_their_owner_alone() -> None:
 
 
 def test_an_owner_that_does_not_answer_has_said_something_before() -> None:
-    machine = Machine([{"engine": 0}], NewSteps(7, []))
-    peer_queries = Together(knowing(News(machine)))
-    seen: list[Since] = []
+    machine = EngineUpdates([{"engine": 0}], NewSteps(7, []))
+    peer_queries = Together(knowing(Updates(machine)))
+    seen: list[Position] = []
 
-    def own(since: Since) -> News:
+    def own(since: Position) -> Updates:
         seen.append(since)
-        return News()
+        return Updates()
 
     reader = look(own, peer_queries)
     assert tick(reader)["engines"] == [{"engine": 0}]
@@ -94,38 +95,42 @@ def test_an_owner_that_does_not_answer_has_said_something_before() -> None:
 
 
 def test_requests_of_all_processes_those_first_that_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "MAX_REQUESTS_TOLD", 4)
-    one = News(requests=[told("a"), told("b", live=True)], dropped=2)
-    two = News(requests=[told("c"), told("d"), told("e"), told("f")], dropped=1)
+    monkeypatch.setattr(reader_module, "MAX_REQUESTS_PER_EVENT", 4)
+    one = Updates(requests=[told("a"), told("b", live=True)], dropped=2)
+    two = Updates(requests=[told("c"), told("d"), told("e"), told("f")], dropped=1)
     said = tick(look(lambda since: one, Together(knowing(two))))
     assert [record["id"] for record in said["requests"]] == ["a", "c", "d", "e"]
     assert said["dropped"] == 2 + 1 + 1, "one that runs will be told of again"
 
 
 def test_those_that_run_are_told_of_now_and_then() -> None:
-    seen: list[Since] = []
+    seen: list[Position] = []
 
-    def own(since: Since) -> News:
+    def own(since: Position) -> Updates:
         seen.append(since)
-        return News()
+        return Updates()
 
     reader = look(own, Together())
-    for _ in range(2 * looking.LIVE_EVERY + 1):
+    for _ in range(2 * LIVE_INTERVAL_COUNT + 1):
         tick(reader)
-    assert [i for i, since in enumerate(seen) if since.live] == [0, looking.LIVE_EVERY, 2 * looking.LIVE_EVERY]
+    assert [i for i, since in enumerate(seen) if since.live] == [
+        0,
+        LIVE_INTERVAL_COUNT,
+        2 * LIVE_INTERVAL_COUNT,
+    ]
 
 
 def test_each_process_is_asked_on_from_what_it_said() -> None:
     asked: list[dict[int, int]] = []
 
-    def own(since: Since) -> News:
+    def own(since: Position) -> Updates:
         asked.append(since.ended)
-        return News(source=1, ended=5)
+        return Updates(source=1, ended=5)
 
-    other = Together(knowing(News(source=2, ended=7)))
+    other = Together(knowing(Updates(source=2, ended=7)))
     reader = look(own, other)
     tick(reader)
-    other.others = [knowing(News(source=3, ended=1))]
+    other.others = [knowing(Updates(source=3, ended=1))]
     tick(reader)
     tick(reader)
     assert asked == [{}, {1: 5, 2: 7}, {1: 5, 2: 7, 3: 1}], "who does not answer is not forgotten"
@@ -166,15 +171,15 @@ def record(number: int) -> RequestRecord:
 def test_requests_that_have_ended_are_told_of_once(
     before: dict[int, int], count: int, told: list[int], dropped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "MAX_REQUESTS_TOLD", 4)
-    new = news.request_news(Since(ended=before, live=False), 7, Ended(count), 0.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(updates, "MAX_REQUESTS_PER_EVENT", 4)
+    new = updates.request_updates(Position(ended=before, live=False), 7, Ended(count), 0.0)  # type: ignore[arg-type]
     assert [orjson.loads(each.record)["id"] for each in new.requests] == [f"r{number}" for number in told]
     assert (new.source, new.ended, new.dropped) == (7, count, dropped)
 
 
 def test_those_that_run_fill_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(news, "MAX_REQUESTS_TOLD", 4)
-    new = news.request_news(Since(ended={7: 5}), 7, Ended(6, live=9), 0.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(updates, "MAX_REQUESTS_PER_EVENT", 4)
+    new = updates.request_updates(Position(ended={7: 5}), 7, Ended(6, live=9), 0.0)  # type: ignore[arg-type]
     assert [each.live for each in new.requests] == [False, True, True, True] and not new.dropped
 
 
@@ -190,7 +195,7 @@ def test_routers_of_all_processes_together() -> None:
         routing.retried(0)
         routing.placed_again(0, "drain")
         routing.resumed(1, "death")
-        parts.append(News(routed=news.routed_news(tallies.numbers()), breakers=[1]))
+        parts.append(Updates(routed=updates.routed_numbers(tallies.numbers()), breakers=[1]))
     router = tick(look(lambda since: parts[0], Together(knowing(parts[1]))))["router"]
     assert router == {
         "placements": {"0": 1, "1": 3},
@@ -200,11 +205,11 @@ def test_routers_of_all_processes_together() -> None:
         "resumes": {"death": 2, "drain": 0, "quiet": 0},
         "breakers": [1],
     }
-    assert tick(look(lambda since: News(), Together()))["router"] is None
-    assert news.routed_news(MetricRegistry().numbers()) is None
+    assert tick(look(lambda since: Updates(), Together()))["router"] is None
+    assert updates.routed_numbers(MetricRegistry().numbers()) is None
 
 
 def test_nobody_is_asked_while_nobody_looks() -> None:
     peer_queries = Together()
-    Look(Service(ServerConfig(), "m", None), lambda since: News(), peer_queries)  # type: ignore[arg-type]
+    ConsoleReader(Service(ServerConfig(), "m", None), lambda since: Updates(), peer_queries)  # type: ignore[arg-type]
     assert peer_queries.asked == 0

@@ -1,0 +1,116 @@
+"""Source of one console's feed: changes in all processes of the server."""
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import msgspec
+import orjson
+
+from roseinfer.server.console.events import hello
+from roseinfer.server.console.steps import StepHistory
+from roseinfer.server.console.updates import (
+    MAX_REQUESTS_PER_EVENT,
+    EngineUpdates,
+    Position,
+    Updates,
+    engine_updates,
+    request_updates,
+    routed_numbers,
+    router_json,
+)
+from roseinfer.server.observe.metric_registry import total
+from roseinfer.server.observe.peer_queries import PeerQueries
+from roseinfer.server.observe.report import EngineOwner, Observation
+from roseinfer.server.request.service import Service
+
+TOPIC = "console"
+# Running requests are large: only every fourth tick has them.
+LIVE_INTERVAL_COUNT = 4
+
+_encode = msgspec.msgpack.Encoder().encode
+_position = msgspec.msgpack.Decoder(Position).decode
+_updates = msgspec.msgpack.Decoder(Updates).decode
+
+
+def answer_queries(peer_queries: PeerQueries, updates: Callable[[Position], Updates]) -> None:
+    """Answer queries of other processes with `updates`."""
+    peer_queries.on(TOPIC, lambda body: _encode(updates(_position(body))))
+
+
+def answer_engine_queries(peer_queries: PeerQueries, history: StepHistory, owner: EngineOwner) -> None:
+    """Answer queries in the process that owns the engines and serves no requests."""
+    answer_queries(peer_queries, lambda position: Updates(engine_updates(position, history, owner.reports())))
+
+
+class LocalUpdates:
+    """Updates of this API process, under a unique source id."""
+
+    def __init__(self, service: Service, observation: Observation) -> None:
+        self._service = service
+        self._observation = observation
+        self._source = random.getrandbits(63)
+
+    def __call__(self, position: Position) -> Updates:
+        snapshot, now_s = self._observation.snapshot(), self._service.clock.now()
+        updates = request_updates(position, self._source, self._observation.records, now_s)
+        updates.engines = (
+            engine_updates(position, self._observation.steps, snapshot.engines) if snapshot.engines else None
+        )
+        updates.routed, updates.breakers = routed_numbers(snapshot.numbers), snapshot.breakers
+        return updates
+
+
+class ConsoleReader:
+    """Source of one feed, see `feed.FeedSource`. Its only state is its position."""
+
+    def __init__(self, service: Service, local: LocalUpdates, peer_queries: PeerQueries) -> None:
+        self._service = service
+        self._local = local
+        self._peer_queries = peer_queries
+        self._at = Position()
+        self._count = 0
+        self._engines: list[dict[str, Any]] = []
+
+    def hello(self) -> dict[str, Any]:
+        return hello(self._service)
+
+    async def tick(self) -> dict[str, Any]:
+        position, at_s = self._at, time.time()
+        updates = [self._local(position)]
+        updates += map(_updates, await self._peer_queries.ask(TOPIC, _encode(position)))
+        engines = next((each.engines for each in updates if each.engines is not None), None)
+        self._note(updates, engines)
+        found, dropped = _requests(updates)
+        return {
+            "at": at_s,
+            "steps": [] if engines is None else engines.steps.steps,
+            "engines": self._engines,
+            "router": _router(updates),
+            "requests": found,
+            "dropped": dropped,
+        }
+
+    def _note(self, updates: Iterable[Updates], engines: EngineUpdates | None) -> None:
+        """Advance the position. Processes that did not answer keep theirs."""
+        self._count += 1
+        steps = self._at.steps
+        if engines is not None:
+            self._engines, steps = engines.engines, engines.steps.ever
+        ended = self._at.ended | {each.source: each.ended for each in updates}
+        self._at = Position(steps, ended, not self._count % LIVE_INTERVAL_COUNT)
+
+
+def _requests(updates: Iterable[Updates]) -> tuple[list[orjson.Fragment], int]:
+    """Return ended requests, then running ones, and the number of ended ones left out."""
+    found = sorted(chain.from_iterable(each.requests for each in updates), key=lambda each: each.live)
+    left_out = sum(not each.live for each in found[MAX_REQUESTS_PER_EVENT:])
+    shown = [orjson.Fragment(each.record) for each in found[:MAX_REQUESTS_PER_EVENT]]
+    return shown, left_out + sum(each.dropped for each in updates)
+
+
+def _router(updates: list[Updates]) -> dict[str, Any] | None:
+    routed = [each.routed for each in updates if each.routed is not None]
+    return router_json(total(routed), chain.from_iterable(each.breakers for each in updates)) if routed else None
