@@ -89,11 +89,11 @@ def test_keys_and_addresses_choose_the_tab(page: Any) -> None:
     page.get_by_role("tab", name="Playground").press("ArrowRight")
     expect(page.get_by_role("tab", name="Requests")).to_be_focused()
     page.goto(f"{page.url.partition('#')[0]}#requests/%")  # cut in the middle of a character
-    expect(page.get_by_role("complementary", name="Request in detail")).to_contain_text("knows no such request")
+    expect(page.get_by_role("complementary", name="Request details")).to_contain_text("Unknown request")
     page.keyboard.press("?")
-    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
     page.keyboard.press("Escape")
-    expect(page.get_by_role("dialog", name="Keys")).to_be_hidden()
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_hidden()
 
 
 def test_the_theme_is_the_systems_until_it_is_switched(open_page: OpenPage, server: RealServer) -> None:
@@ -117,7 +117,7 @@ def test_a_key_is_asked_for_and_kept_for_this_tab_only(open_page: OpenPage) -> N
         for wrong in ("wrong", "ключ"):  # the second is one that no browser sends
             page.get_by_role("button", name="Enter the key").click()
             page.get_by_role("dialog").get_by_role("textbox").fill(wrong)
-            page.get_by_role("button", name="Use it").click()
+            page.get_by_role("button", name="Save").click()
             expect(page.get_by_role("dialog")).to_be_hidden()
             expect(page.get_by_role("status")).to_have_text("needs a key")
         server.post("/v1/completions", {"prompt": "hi"}, headers={"Authorization": "Bearer secret"})
@@ -140,7 +140,7 @@ def test_a_server_that_goes_is_missed_and_found_again(browser: Any, open_page: O
     expect(page.get_by_role("status")).to_have_text("lost")
     page.get_by_role("textbox", name="Message").fill("Anybody there?")
     page.get_by_role("button", name="Send", exact=True).click()
-    expect(page.get_by_role("article", name="Model")).to_contain_text("The server does not answer")
+    expect(page.get_by_role("article", name="Model")).to_contain_text("No answer from the server")
 
 
 def test_a_server_that_comes_is_found_by_itself(open_page: OpenPage, browser: Any, server: RealServer) -> None:

@@ -43,12 +43,12 @@ def test_a_newcomer_sees_a_refusal_and_a_kept_promise_in_five_clicks(
     page.keyboard.type("Say something")
     page.get_by_role("button", name="Tight").click()
     page.get_by_role("button", name="Send", exact=True).click()
-    refused = page.get_by_role("alert").filter(has_text="Refused")
-    expect(refused).to_contain_text("first token within 1 ms cannot be kept")
+    refused = page.get_by_role("alert").filter(has_text="Rejected")
+    expect(refused).to_contain_text("first token within 1 ms is out of reach")
     expect(refused).to_contain_text("Even an idle server would be too slow")
     page.get_by_role("button", name="Relaxed").click()
     page.get_by_role("button", name="Try again").click()
-    expect(answer(page)).to_contain_text("✓kept")
+    expect(answer(page)).to_contain_text("✓in time")
     page.get_by_role("button", name="See why").click()
     expect(page.get_by_role("tab", name="Requests")).to_have_attribute("aria-selected", "true")
     assert clicks() == 5
@@ -59,12 +59,12 @@ def test_what_could_be_kept_is_one_click_away(page: Any) -> None:
     fields = {"reason": "ttft", "cause": "queue", "predicted_ttft_ms": 2000.0, "attainable_ms": 1234.5}
     refusal = {"error": {"message": "No", "code": "slo_unattainable", **fields}}
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=429, json=refusal), times=1)
-    page.get_by_label("Ready-made promises").get_by_role("button", name="Chat").click()
+    page.get_by_label("Presets").get_by_role("button", name="Chat").click()
     page.get_by_role("textbox", name="Message").fill("Say something")
     page.get_by_role("textbox", name="Message").press("Control+Enter")
-    refused = page.get_by_role("alert").filter(has_text="Refused")
+    refused = page.get_by_role("alert").filter(has_text="Rejected")
     expect(refused).to_contain_text("The prompts ahead of it take too long.")
-    expect(refused).to_contain_text("Could just be kept now1.23 s")
+    expect(refused).to_contain_text("Attainable now1.23 s")
     with page.expect_request("**/v1/chat/completions") as sent:
         refused.get_by_role("button", name="Ask for 2.5 s and send again").click()  # with room for noise
     assert sent.value.post_data_json["slo"] == {"ttft_ms": 2500, "tpot_ms": 50, "report": True}
@@ -79,10 +79,10 @@ def test_promised_against_seen(page: Any) -> None:
     with page.expect_request("**/v1/chat/completions") as sent:
         page.get_by_role("button", name="Send", exact=True).click()
     assert sent.value.post_data_json["slo"] == {"class": "quick", "report": True}
-    expect(answer(page)).to_contain_text("✓kept")
-    side = page.get_by_label("Promise and settings")
-    expect(side.get_by_text("✓ kept: 5 s promised")).to_be_visible()
-    expect(side.get_by_text("✓ kept: 400 ms promised")).to_be_visible()
+    expect(answer(page)).to_contain_text("✓in time")
+    side = page.get_by_label("Objectives and settings")
+    expect(side.get_by_text("✓ in time: objective 5 s")).to_be_visible()
+    expect(side.get_by_text("✓ in time: objective 400 ms")).to_be_visible()
     expect(side.locator(".figures dd").first).to_have_text("8")
     meter = side.get_by_role("meter").first
     assert 10 <= float(meter.get_attribute("aria-valuenow")) < 5000
@@ -94,9 +94,9 @@ def test_a_slider_sets_an_objective_and_a_box_lifts_it(page: Any) -> None:
     slider = page.get_by_role("slider", name="Whole answer within")
     slider.fill("0")
     expect(page.get_by_label("Whole answer within, ms")).to_have_value("10")
-    expect(page.get_by_title("What is promised")).to_have_text("all 10 ms")
+    expect(page.get_by_title("Objectives")).to_have_text("all 10 ms")
     page.get_by_role("checkbox", name="Whole answer within").uncheck()
-    expect(page.get_by_title("What is promised")).to_have_text("no promise")
+    expect(page.get_by_title("Objectives")).to_have_text("no objectives")
 
 
 def test_turns_are_told_again_and_regenerated(page: Any) -> None:

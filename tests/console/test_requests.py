@@ -16,14 +16,14 @@ OpenPage = Callable[..., Any]
 
 
 def ask(server: RealServer, name: str, **fields: Any) -> httpx.Response:
-    """A request with an id that can be told from those of other tests."""
+    """Send a request with a unique id."""
     headers = {"x-request-id": name}
     return server.http.post("/v1/completions", headers=headers, json={"prompt": "go", "max_tokens": 6, **fields})
 
 
 @pytest.fixture(scope="module")
 def asked(server: RealServer) -> Iterator[RealServer]:
-    """Three requests were sent: one that is kept, one that is refused and one that asks for nothing."""
+    """Server with three requests: one in time, one rejected and one without objectives."""
     assert ask(server, "first-plain").is_success
     assert ask(server, "first-refused", slo={"ttft_ms": 1}).status_code == 429
     assert ask(server, "first-kept", slo={"class": "quick"}).is_success
@@ -31,44 +31,46 @@ def asked(server: RealServer) -> Iterator[RealServer]:
 
 
 def row(page: Any, name: str) -> Any:
-    """After a filter that leaves one request."""
+    """Return the only row left after filtering by `name`."""
     page.get_by_role("searchbox", name="Filter").fill(name)
     rows = page.locator(".window").get_by_role("row")
     expect(rows).to_have_count(1)
     return rows.first
 
 
-def test_what_became_of_each_is_listed(open_page: OpenPage, asked: RealServer) -> None:
+def test_the_list_shows_outcomes(open_page: OpenPage, asked: RealServer) -> None:
     page = open_page(asked.url + "/#requests")
-    for name, outcome in (("first-plain", "served"), ("first-refused", "refused"), ("first-kept", "kept")):
+    for name, outcome in (("first-plain", "served"), ("first-refused", "rejected"), ("first-kept", "in time")):
         expect(row(page, name)).to_contain_text(outcome)
     expect(row(page, "first-kept")).to_contain_text("quick")
     expect(row(page, "first-kept")).to_contain_text("/ 5 s")
-    page.get_by_role("button", name="Refused").click()
-    expect(page.get_by_text("None of the requests here match.")).to_be_visible()
+    page.get_by_role("button", name="Rejected").click()
+    expect(page.get_by_text("No request matches the filter.")).to_be_visible()
     expect(row(page, "first-refused")).to_contain_text("out of reach")
-    quick = page.get_by_role("list", name="Promises by class").get_by_role("listitem").filter(has_text="quick")
+    quick = page.get_by_role("list", name="Objectives by class").get_by_role("listitem").filter(has_text="quick")
     expect(quick).to_contain_text("first 5 s · per token 400 ms")
 
 
 @pytest.mark.parametrize("size", [None, PHONE], ids=["desktop", "phone"])
-def test_a_refused_request_says_why(open_page: OpenPage, asked: RealServer, size: dict[str, int] | None) -> None:
+def test_a_rejected_request_shows_its_cause(
+    open_page: OpenPage, asked: RealServer, size: dict[str, int] | None
+) -> None:
     page = open_page(asked.url + "/#requests", **({"viewport": size} if size else {}))
     row(page, "first-refused").click()
-    detail = page.get_by_role("complementary", name="Request in detail")
+    detail = page.get_by_role("complementary", name="Request details")
     why = asked.http.get("/v1/requests/first-refused").json()["why"]
     expect(detail.locator(".sentence")).to_have_text(why["summary"])
-    expect(detail).to_contain_text("First token that could be kept")
-    detail.get_by_text("As JSON").click()
+    expect(detail).to_contain_text("First token attainable")
+    detail.get_by_text("JSON", exact=True).click()
     expect(detail.locator(".raw pre")).to_contain_text('"cause": "idle"')
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
     page.get_by_role("button", name="Close").click()
     expect(detail).to_have_count(0)
 
 
-def test_where_the_time_went(open_page: OpenPage, asked: RealServer) -> None:
+def test_the_timeline_of_a_request(open_page: OpenPage, asked: RealServer) -> None:
     page = open_page(asked.url + "/#requests/first-kept")  # an address that may be passed on
-    detail = page.get_by_role("complementary", name="Request in detail")
+    detail = page.get_by_role("complementary", name="Request details")
     phases = detail.locator(".phases li")
     expect(phases.filter(has_text="wrote its answer")).to_have_count(1)
     expect(phases.filter(has_text="computed its prompt")).to_have_count(1)
@@ -77,31 +79,31 @@ def test_where_the_time_went(open_page: OpenPage, asked: RealServer) -> None:
     expect(detail).to_contain_text("6 tokens, ended by length")
 
 
-def test_one_that_nobody_knows(open_page: OpenPage, asked: RealServer) -> None:
+def test_an_unknown_request(open_page: OpenPage, asked: RealServer) -> None:
     page = open_page(asked.url + "/#requests/never-was")
-    expect(page.get_by_text("The server knows no such request")).to_be_visible()
+    expect(page.get_by_text("Unknown request: ")).to_be_visible()
 
 
-def test_one_that_cannot_be_asked_for_is_not_said_to_be_unknown(open_page: OpenPage, asked: RealServer) -> None:
+def test_a_failed_lookup_is_not_reported_as_unknown(open_page: OpenPage, asked: RealServer) -> None:
     page = open_page(asked.url)
     page.route("**/v1/requests/*", lambda route: route.abort())
     page.evaluate("location.hash = '#requests/elsewhere'")
-    detail = page.get_by_role("complementary", name="Request in detail")
-    expect(detail).to_contain_text("It could not be looked up: The server does not answer.")
+    detail = page.get_by_role("complementary", name="Request details")
+    expect(detail).to_contain_text("Cannot load the request: No answer from the server.")
 
 
-def test_without_a_promise_none_is_broken(open_page: OpenPage, asked: RealServer) -> None:
+def test_requests_without_objectives_are_not_judged(open_page: OpenPage, asked: RealServer) -> None:
     record = {"object": "request", "created": 1.0, "class": "none", "state": "ended", "outcome": "rejected"}
     page = open_page("about:blank")
     page.route("**/console/events", lambda route: route.fulfill(content_type="text/event-stream", body="data: {}\n\n"))
     listed = {"object": "list", "data": [{**record, "id": "a"}, {**record, "id": "b", "outcome": "met"}]}
     page.route("**/v1/requests?*", lambda route: route.fulfill(json=listed))
     page.goto(asked.url + "/#requests")
-    tile = page.get_by_role("list", name="Promises by class").get_by_role("listitem")
-    expect(tile).to_have_text("no promise1servedbest effort, 1 refused")
+    tile = page.get_by_role("list", name="Objectives by class").get_by_role("listitem")
+    expect(tile).to_have_text("no objectives1servedbest effort, 1 rejected")
 
 
-def test_keys_walk_the_list(open_page: OpenPage, asked: RealServer) -> None:
+def test_keyboard_navigation_of_the_list(open_page: OpenPage, asked: RealServer) -> None:
     page = open_page(asked.url + "/#requests")
     expect(page.locator(".window").get_by_role("row").nth(2)).to_be_visible()
     page.keyboard.press("/")
@@ -111,7 +113,7 @@ def test_keys_walk_the_list(open_page: OpenPage, asked: RealServer) -> None:
     page.keyboard.press("Escape")
     for key in ("j", "j", "k", "Enter"):
         page.keyboard.press(key)
-    facts = page.get_by_role("complementary", name="Request in detail").locator(".facts")
+    facts = page.get_by_role("complementary", name="Request details").locator(".facts")
     expect(facts).to_contain_text("first-kept")
     page.keyboard.press("j")  # what is open moves along
     expect(facts).to_contain_text("first-refused")
@@ -127,7 +129,7 @@ def test_a_request_shows_while_it_runs_and_when_it_has_ended(open_page: OpenPage
     expect(row(page, "seen-live")).to_contain_text("left")
 
 
-def test_of_a_thousand_requests_those_in_sight_are_in_the_document(open_page: OpenPage, asked: RealServer) -> None:
+def test_only_visible_rows_are_in_the_document(open_page: OpenPage, asked: RealServer) -> None:
     (known,) = asked.http.get("/v1/requests?limit=1").json()["data"]
     many = [
         {**known, "id": f"cmpl-{n}", "request_id": f"many-{n}", "created": known["created"] - n} for n in range(2000)
@@ -142,7 +144,7 @@ def test_of_a_thousand_requests_those_in_sight_are_in_the_document(open_page: Op
     assert page.locator(".window").get_by_role("row").count() < 60
 
 
-def test_who_has_scrolled_down_reads_on(open_page: OpenPage, asked: RealServer) -> None:
+def test_new_rows_do_not_move_the_visible_ones(open_page: OpenPage, asked: RealServer) -> None:
     (known,) = asked.http.get("/v1/requests?limit=1").json()["data"]
     page = open_page(asked.url + "/#requests")
     add = "many => import('/console/data.js').then((data) => data.addRequests(many))"

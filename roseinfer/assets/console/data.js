@@ -1,4 +1,4 @@
-// What the server has said so far, bounded: the newest requests, steps of each engine, and samples of the machine.
+// Received data, bounded: the newest requests, steps of each engine, and samples of the machine.
 import { ApiError, getJson } from "./api.js";
 import { openFeed } from "./feed.js";
 import { createStore } from "./store.js";
@@ -9,7 +9,7 @@ const MAX_SAMPLES = 480; // Two minutes at four a second.
 
 export const connection = createStore({ state: "connecting", why: "" });
 export const hello = createStore({ version: "", models: [], policy: null, classes: {}, engines: 1 });
-// `version` counts changes; what it counts them of is changed in place.
+// `version` counts changes; the data itself is changed in place.
 export const machine = createStore({ version: 0, at: 0, engines: [], router: null, steps: new Map(), samples: [] });
 export const requests = createStore({ version: 0, byKey: new Map(), sorted: [], dropped: 0 });
 
@@ -23,7 +23,7 @@ export function addRequests(records, dropped = 0) {
     for (const record of records) {
       record.key = keyOf(record);
       const before = byKey.get(record.key);
-      // An answer that took long must not bring back what has ended meanwhile.
+      // A late answer must not revive a request that has ended.
       if (before?.state === "ended" && record.state === "live") continue;
       byKey.set(record.key, record);
     }
@@ -38,17 +38,17 @@ export async function loadRequests() {
   addRequests(listed.data);
 }
 
-// By the id of the answer or its x-request-id, of what is here.
+// Find a received request by its answer's id or x-request-id.
 export const heldRequest = (id) => requests.get().sorted.find((record) => record.request_id === id || record.id === id);
 
-// The same from the server: {record}, null if it knows none, or the {problem} with asking.
+// Ask the server: {record}, null if unknown, or a {problem}.
 export async function askForRequest(id) {
   try {
     const record = await getJson(`v1/requests/${encodeURIComponent(id)}`);
     addRequests([record]);
     return { record };
   } catch (error) {
-    if (!(error instanceof ApiError)) return { problem: "The server does not answer." };
+    if (!(error instanceof ApiError)) return { problem: "No answer from the server." };
     return error.status === 404 ? { record: null } : { problem: error.message };
   }
 }

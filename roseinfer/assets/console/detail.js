@@ -1,7 +1,7 @@
 // One request: the verdict in a sentence, where its time went, and all that is known of it.
 import { html, useEffect, useRef } from "./vendor/htm-preact-3.1.1.js";
 import { clock, count, ms } from "./format.js";
-import { ICONS, OBJECTIVES, outcomeOf, waitedFor, whyRefused } from "./words.js";
+import { ICONS, OBJECTIVES, outcomeOf, waitedFor, whyRejected } from "./words.js";
 
 const MAX_SEGMENTS = 120;
 const PHASES = { prefill: "computed its prompt", decode: "wrote its answer" };
@@ -12,14 +12,14 @@ export function Detail({ record, problem, id, onClose }) {
     // Beside the list the keys stay with it; where this covers the list, it has them.
     if (matchMedia("(max-width: 760px)").matches) heading.current.focus({ preventScroll: true });
   }, [id]);
-  return html`<aside class="detail" aria-label="Request in detail">
+  return html`<aside class="detail" aria-label="Request details">
     <header>
       <h2 tabindex="-1" ref=${heading}>Request</h2>
       <button type="button" class="close" aria-label="Close" aria-keyshortcuts="Escape" onClick=${onClose}>✕</button>
     </header>
-    ${problem && html`<p class="hint">It could not be looked up: ${problem}</p>`}
-    ${record === undefined && !problem && html`<p class="hint">Looking it up…</p>`}
-    ${record === null && html`<p class="hint">The server knows no such request: it keeps the newest 1,024, and none of those that were not understood.</p>`}
+    ${problem && html`<p class="hint">Cannot load the request: ${problem}</p>`}
+    ${record === undefined && !problem && html`<p class="hint">Loading…</p>`}
+    ${record === null && html`<p class="hint">Unknown request: the server keeps the newest 1,024 requests, without invalid ones.</p>`}
     ${record && html`<${Known} record=${record} />`}
   </aside>`;
 }
@@ -31,16 +31,16 @@ function Known({ record }) {
   return html`<div class="known">
     <p class="lead"><span class=${`badge ${kind}`}><i aria-hidden="true">${ICONS[kind]}</i>${label}</span> <span class="dim">${record.api}, ${clock(record.created)}</span></p>
     ${why.summary && html`<p class="sentence">${why.summary}</p>`}
-    ${refused && html`<div class="notice refused">${!why.summary && html`<p>${whyRefused(refused.cause)}</p>`}
+    ${refused && html`<div class="notice refused">${!why.summary && html`<p>${whyRejected(refused.cause)}</p>`}
       <dl class="pairs">
-        ${refused.predicted_ttft_ms != null && html`<div><dt>First token would have come after</dt><dd>${ms(refused.predicted_ttft_ms)}</dd></div>`}
-        ${refused.attainable_ms != null && html`<div><dt>${capital(OBJECTIVES[refused.objective])} that could be kept</dt><dd>${ms(refused.attainable_ms)}</dd></div>`}
+        ${refused.predicted_ttft_ms != null && html`<div><dt>Predicted first token</dt><dd>${ms(refused.predicted_ttft_ms)}</dd></div>`}
+        ${refused.attainable_ms != null && html`<div><dt>${capital(OBJECTIVES[refused.objective])} attainable</dt><dd>${ms(refused.attainable_ms)}</dd></div>`}
       </dl></div>`}
     <${Timeline} record=${record} />
     <${Promises} record=${record} />
     <${Waits} waited=${why.waited_ms} />
     <${Facts} record=${record} why=${why} />
-    <details class="raw"><summary>As JSON</summary><pre class="code" tabindex="0">${pretty(record)}</pre></details>
+    <details class="raw"><summary>JSON</summary><pre class="code" tabindex="0">${pretty(record)}</pre></details>
   </div>`;
 }
 
@@ -59,7 +59,7 @@ function Timeline({ record }) {
   const scale = Math.max(end, ...marks.map((mark) => mark.at)) * 1.02;
   const percentOf = (at) => `${(100 * at) / scale}%`;
   return html`<section class="timeline" aria-label="Timeline">
-    <h3>Where its time went</h3>
+    <h3>Timeline</h3>
     <div class="bar" aria-hidden="true">
       ${segments.map((one) => html`<span class=${`segment ${one.phase}`} style=${{ left: percentOf(one.from_ms), width: percentOf(one.to_ms - one.from_ms) }}></span>`)}
       ${record.seen?.ttft_ms != null && html`<span class="first" style=${{ left: percentOf(record.seen.ttft_ms) }}></span>`}
@@ -77,7 +77,7 @@ function Timeline({ record }) {
 
 function phaseOf({ phase, cause }) {
   if (phase !== "wait") return PHASES[phase] ?? phase;
-  return cause === "transit" ? "was on its way to the engine" : `waited for ${waitedFor(cause)}`;
+  return cause === "transit" ? "in transit to the engine" : `waited for ${waitedFor(cause)}`;
 }
 
 function Promises({ record }) {
@@ -89,13 +89,13 @@ function Promises({ record }) {
     seen: seen?.[`${name}_ms`],
   }));
   return html`<table class="promises">
-    <caption>Promised, predicted, seen</caption>
+    <caption>Objective, predicted, measured</caption>
     <thead><tr><th scope="col"></th><th scope="col">promised</th><th scope="col">predicted</th><th scope="col">seen</th></tr></thead>
     <tbody>${rows.map((row) => {
       const judged = row.promised != null && row.seen != null;
       const late = judged && row.seen > row.promised;
       return html`<tr><th scope="row">${capital(OBJECTIVES[row.name])}</th><td class="promised">${ms(row.promised)}</td><td>${ms(row.predicted)}</td>
-        <td class=${judged ? (late ? "late" : "kept") : ""}>${judged && html`<i aria-hidden="true">${late ? "! " : "✓ "}</i>`}${ms(row.seen)}${judged && html`<span class="hidden">${late ? ", late" : ", kept"}</span>`}</td></tr>`;
+        <td class=${judged ? (late ? "late" : "kept") : ""}>${judged && html`<i aria-hidden="true">${late ? "! " : "✓ "}</i>`}${ms(row.seen)}${judged && html`<span class="hidden">${late ? ", late" : ", in time"}</span>`}</td></tr>`;
     })}</tbody>
   </table>`;
 }
@@ -104,7 +104,7 @@ function Waits({ waited }) {
   const waits = Object.entries(waited ?? {}).filter(([, spent]) => spent > 0).sort((a, b) => b[1] - a[1]);
   if (!waits.length) return null;
   const most = waits[0][1];
-  return html`<section><h3>What it waited for</h3><ul class="waits">
+  return html`<section><h3>Waits</h3><ul class="waits">
     ${waits.map(([cause, spent]) => html`<li><span>${waitedFor(cause)}</span><span class="num">${ms(spent)}</span>
       <span class="track" aria-hidden="true"><span class="fill" style=${{ width: `${(100 * spent) / most}%` }}></span></span></li>`)}
   </ul></section>`;

@@ -1,11 +1,11 @@
-// The connection to /console/events: opened while somebody looks, and opened again when it is lost.
+// The connection to /console/events: open while the page is visible, and reopened when lost.
 import { ApiError, call, events } from "./api.js";
 import { settings } from "./settings.js";
 
-const PATIENCE_MS = 15_000; // Events come four times a second; after so long without one the connection is dead.
+const TIMEOUT_MS = 15_000; // Events come four times a second; after so long without one the connection is dead.
 const RETRY_MS = [500, 1000, 2000, 4000];
-const LOADING_MS = 500; // How often a server that is loading its model is asked whether it is ready.
-const HIDDEN_MS = 20_000; // How long a page that nobody sees goes on.
+const LOADING_MS = 500; // Interval of retries while the server loads its model.
+const HIDDEN_MS = 20_000; // A hidden page pauses after this time.
 
 // `on(state)` gets {state: "connecting" | "loading" | "live" | "lost" | "locked" | "off" | "paused", why};
 // `onEvent(name, data)` gets what the server says.
@@ -22,13 +22,13 @@ export function openFeed(on, onEvent) {
     const mine = (attempt = new AbortController());
     if (!failures && !waiting) on({ state: "connecting", why: "" });
     waiting = false;
-    let patience = setTimeout(() => mine.abort(), PATIENCE_MS);
+    let timer = setTimeout(() => mine.abort(), TIMEOUT_MS);
     let why = "The server ended the connection";
     try {
       const answer = await call("console/events", { signal: mine.signal });
       for await (const { event, data } of events(answer)) {
-        clearTimeout(patience);
-        patience = setTimeout(() => mine.abort(), PATIENCE_MS);
+        clearTimeout(timer);
+        timer = setTimeout(() => mine.abort(), TIMEOUT_MS);
         failures = 0;
         onEvent(event, JSON.parse(data));
         on({ state: "live", why: "" });
@@ -43,9 +43,9 @@ export function openFeed(on, onEvent) {
         retry = setTimeout(connect, LOADING_MS);
         return;
       }
-      why = error instanceof ApiError ? error.message : "The server does not answer";
+      why = error instanceof ApiError ? error.message : "No answer from the server";
     } finally {
-      clearTimeout(patience);
+      clearTimeout(timer);
     }
     if (attempt !== mine) return;
     const wait = RETRY_MS[Math.min(failures++, RETRY_MS.length - 1)];

@@ -1,4 +1,4 @@
-// The third tab: what the engines do just now, step by step.
+// The third tab: state and steps of the engines.
 import { html, useMemo, useState } from "./vendor/htm-preact-3.1.1.js";
 import { Chart } from "./chart.js";
 import { hello, machine } from "./data.js";
@@ -6,7 +6,7 @@ import { bytes, count, counted, decimal, known, ms, percent, rate } from "./form
 import { useStore } from "./store.js";
 
 const WINDOW_S = 30;
-const GAP_S = 0.25; // So long from one step to the next is a pause, not a line.
+const GAP_S = 0.25; // A longer time between steps is drawn as a gap.
 const SPARK = { width: 120, height: 28, most: 120, least: 24 };
 // Of a row of `steps`, see the events of the console.
 const [END, DURATION, BUDGET, ROWS, PROMPT] = [1, 2, 3, 4, 5];
@@ -29,7 +29,7 @@ export function Machine() {
       ${columns.durations[0].length === 0 && html`<p class="no-steps">No steps in the last ${WINDOW_S} s</p>`}
       <figure><figcaption>Duration of each step <span class="key ink">duration</span> <span class="key promised">budget</span> <span class="key late">over budget</span></figcaption>
         <${Chart} label="Duration of the steps of the last 30 seconds against their budget, in milliseconds" build=${durations} data=${columns.durations} height=${200} /></figure>
-      <figure><figcaption>What each step computes <span class="key ink">rows</span> <span class="key second">prompt tokens, right</span></figcaption>
+      <figure><figcaption>Rows of each step <span class="key ink">rows</span> <span class="key second">prompt tokens, right</span></figcaption>
         <${Chart} label="Rows and prompt tokens of the steps of the last 30 seconds" build=${loads} data=${columns.loads} height=${160} /></figure>
     </section>
     <${Engines} engines=${engines} />
@@ -126,7 +126,7 @@ function loads(theme) {
 function Tiles({ held, said }) {
   const { engines, samples } = held;
   const now = samples[samples.length - 1];
-  if (!now) return html`<p class="hint">Waiting for the first figures of the server.</p>`;
+  if (!now) return html`<p class="hint">Waiting for data.</p>`;
   const total = (name) => engines.reduce((sum, engine) => sum + (engine[name] ?? 0), 0);
   const queries = total("prefix_queries");
   // Over the last seconds: four samples a second are too few for a figure that can be read.
@@ -138,9 +138,9 @@ function Tiles({ held, said }) {
     { label: "Running", value: count(now.running), note: `${said.max_num_seqs ? `of ${count(said.max_num_seqs * engines.length)} seats, ` : ""}${count(now.waiting)} waiting`, line: "running" },
     { label: "Tokens/s", value: rate(smooth("tokensPerS")), note: `prompts ${rate(smooth("promptsPerS"))}/s`, line: "tokensPerS" },
     { label: "KV cache", value: percent(now.kv), note: `${count(total("kv_blocks_used"))} of ${count(total("kv_blocks"))} blocks`, line: "kv", full: 1 },
-    { label: "Promised", value: percent(now.utilisation), note: "of the machine", line: "utilisation", full: 1 },
+    { label: "Promised", value: percent(now.utilisation), note: "of the machine, by objectives", line: "utilisation", full: 1 },
     { label: "Prefix cache", value: percent(queries ? total("prefix_hits") / queries : null), note: `of ${count(queries)} prompt tokens` },
-    { label: "Preempted", value: count(total("preemptions")), note: "lost their blocks" },
+    { label: "Preempted", value: count(total("preemptions")), note: "sequences" },
   ];
   const host = total("host_blocks");
   if (host) {
@@ -176,9 +176,9 @@ const COLUMNS = [
   ["Waiting", (one) => count(one.waiting)],
   ["KV cache", (one) => percent(one.kv_blocks ? one.kv_blocks_used / one.kv_blocks : null)],
   ["Promised", (one) => percent(one.utilisation)],
-  ["Speed", (one) => (known(one.speed) ? `× ${decimal(one.speed)}` : decimal(null)), "Duration of steps over what the cost model expects: above 1 the machine is slower than it was"],
-  ["Margin", (one) => percent(one.margin), "Share by which token deadlines are brought forward"],
-  ["Demoted", (one) => count(one.demoted), "Requests served last because their objective is lost"],
+  ["Speed", (one) => (known(one.speed) ? `× ${decimal(one.speed)}` : decimal(null)), "Duration of steps divided by the cost model's prediction; above 1 = slower"],
+  ["Margin", (one) => percent(one.margin), "Safety margin on token deadlines"],
+  ["Demoted", (one) => count(one.demoted), "Requests served with spare capacity because their objective is already missed"],
   ["Restarts", (one) => count(one.restarts)],
   ["Heartbeat", (one) => (known(one.heartbeat_age_s) ? `${ms(one.heartbeat_age_s * 1000)} ago` : decimal(null))],
 ];
@@ -192,18 +192,18 @@ function Engines({ engines }) {
     </table></div></section>`;
 }
 
-// Counts since the start: where requests were placed and why, and what had to be done again.
+// Counts since the start: placements, their reasons, retries and resumes.
 function Router({ router }) {
   const listed = (counts, name = (key) => key.replaceAll("_", " ")) =>
     Object.entries(counts ?? {}).filter(([, n]) => n > 0).map(([key, n]) => `${name(key)}: ${count(n)}`).join(", ") || "none";
   const engine = (number) => `engine ${number}`;
   const rows = [
     ["Placed on", listed(router.placements, engine)],
-    ["Because of", listed(router.reasons)],
-    ["Tried again", count(router.retries)],
+    ["Reasons", listed(router.reasons)],
+    ["Retried", count(router.retries)],
     ["Placed again", listed(router.placed_again)],
-    ["Went on elsewhere", listed(router.resumes)],
-    ["Not used now", (router.breakers ?? []).map(engine).join(", ") || "none"],
+    ["Resumed elsewhere", listed(router.resumes)],
+    ["Breaker open", (router.breakers ?? []).map(engine).join(", ") || "none"],
   ];
   return html`<section class="card" aria-labelledby="router-title"><h2 id="router-title">Router</h2><dl class="facts columns">
     ${rows.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}

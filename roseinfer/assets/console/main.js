@@ -1,4 +1,4 @@
-// The page: its three tabs, the connection's state, the keys, and what the address says of them.
+// The page: three tabs, state of the connection, keyboard shortcuts, and the address.
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { connection, hello, watch } from "./data.js";
 import { Machine } from "./machine.js";
@@ -20,7 +20,7 @@ function readAddress() {
   return TABS.some((one) => one.name === tab) ? { tab, open: decoded(rest.join("/")) } : { tab: "playground", open: "" };
 }
 
-// Addresses are typed too, and cut in the middle of a character when they are passed on.
+// A pasted address may be cut within an encoded character.
 function decoded(text) {
   try {
     return decodeURIComponent(text);
@@ -81,7 +81,7 @@ function App() {
       <${Tabs} tab=${at.tab} />
       <${Server} link=${link} />
       <button type="button" class="icon" title="API key" aria-label="API key" onClick=${askKey}><${Icon} name="key" /></button>
-      <button type="button" class="icon help" title="Keys" aria-label="Keyboard shortcuts" onClick=${() => helpDialog.current.showModal()}>?</button>
+      <button type="button" class="icon help" title="Keyboard shortcuts" aria-label="Keyboard shortcuts" onClick=${() => helpDialog.current.showModal()}>?</button>
       <${Theme} />
     </header>
     <${Banner} link=${link} askKey=${askKey} />
@@ -121,11 +121,11 @@ function Server({ link }) {
 
 function Banner({ link, askKey }) {
   if (link.state === "locked") {
-    return html`<div class="banner" role="alert"><p>This server asks for an API key.</p><button type="button" class="primary" onClick=${askKey}>Enter the key</button></div>`;
+    return html`<div class="banner" role="alert"><p>This server needs an API key.</p><button type="button" class="primary" onClick=${askKey}>Enter the key</button></div>`;
   }
-  if (link.state === "loading") return html`<div class="banner loading" role="status"><p>The server is loading its model. This page goes on by itself.</p></div>`;
+  if (link.state === "loading") return html`<div class="banner loading" role="status"><p>The server is loading its model. This page continues automatically.</p></div>`;
   if (link.state !== "lost") return null;
-  return html`<div class="banner lost" role="alert"><p><strong>No connection.</strong> ${link.why || "Connecting again"}. What you see is from before; trying again by itself.</p>
+  return html`<div class="banner lost" role="alert"><p><strong>No connection.</strong> ${link.why || "Connecting again"}. The data is out of date; reconnecting automatically.</p>
     <button type="button" onClick=${reconnect}>Try now</button></div>`;
 }
 
@@ -152,25 +152,25 @@ function KeyDialog({ dialog }) {
   };
   return html`<dialog ref=${dialog} aria-labelledby="key-title"><form method="dialog" onSubmit=${save}>
     <h2 id="key-title">API key</h2>
-    <p class="hint">Sent to this server only, and forgotten when this tab is closed.</p>
+    <p class="hint">Sent to this server only, and deleted when this tab is closed.</p>
     <input type="password" name="key" autocomplete="off" aria-label="API key" value=${settings.get().key} />
-    <div class="actions"><button type="submit" class="primary">Use it</button><button type="button" onClick=${() => dialog.current.close()}>Cancel</button></div>
+    <div class="actions"><button type="submit" class="primary">Save</button><button type="button" onClick=${() => dialog.current.close()}>Cancel</button></div>
   </form></dialog>`;
 }
 
 const KEYS = [
   ["1 2 3", "the tabs"],
   ["Ctrl Enter", "send the message"],
-  ["/", "filter, or write"],
+  ["/", "filter or message"],
   ["j k", "down and up the list"],
   ["Enter", "open the request"],
-  ["Esc", "close it"],
-  ["?", "these keys"],
+  ["Esc", "close the request"],
+  ["?", "this list"],
 ];
 
 function HelpDialog({ dialog }) {
   return html`<dialog ref=${dialog} aria-labelledby="help-title"><form method="dialog">
-    <h2 id="help-title">Keys</h2>
+    <h2 id="help-title">Keyboard shortcuts</h2>
     <dl class="keys">${KEYS.map(([keys, what]) => html`<div><dt>${keys.split(" ").map((key) => html`<kbd>${key}</kbd> `)}</dt><dd>${what}</dd></div>`)}</dl>
     <div class="actions"><button type="submit" class="primary">Close</button></div>
   </form></dialog>`;

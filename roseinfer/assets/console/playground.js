@@ -1,4 +1,4 @@
-// The first tab: a conversation, or completions, with a promise and what became of it.
+// The first tab: a conversation, or completions, with objectives and their outcome.
 import { Component, html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { clear, conversation, exported, importFile } from "./conversation.js";
 import { hello } from "./data.js";
@@ -7,7 +7,7 @@ import { Objectives, Seen } from "./promise.js";
 import { isRunning, loosen, offer, sendAgain, sendDraft, stop } from "./send.js";
 import { useStore } from "./store.js";
 import { Text } from "./text.js";
-import { OBJECTIVES, whyRefused } from "./words.js";
+import { OBJECTIVES, whyRejected } from "./words.js";
 
 const EXAMPLES = {
   chat: ["Write a function that reverses a string", "What does this print: print(sum(range(5)))", "Sort a list of words by length"],
@@ -25,10 +25,10 @@ export function Playground({ openRequest, askKey }) {
       <${Thread} turns=${settings.turns} mode=${settings.mode} openRequest=${openRequest} askKey=${askKey} />
       <${Composer} settings=${settings} running=${running} />
     </section>
-    <aside class="side" aria-label="Promise and settings">
+    <aside class="side" aria-label="Objectives and settings">
       <${Objectives} settings=${settings} classes=${classes ?? {}} />
       <section class="card" aria-labelledby="seen-title">
-        <h2 id="seen-title">Promised against seen</h2>
+        <h2 id="seen-title">Objectives and measured latency</h2>
         <${Seen} turn=${shown} />
       </section>
       <${Sampling} settings=${settings} models=${models ?? []} />
@@ -50,7 +50,7 @@ function Thread({ turns, mode, openRequest, askKey }) {
     box.current.scrollTop = box.current.scrollHeight;
   }, [turns.length]);
   const onScroll = ({ currentTarget: at }) => (follows.current = at.scrollHeight - at.scrollTop - at.clientHeight < 40);
-  return html`<div class="thread" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-label="What was said">
+  return html`<div class="thread" ref=${box} onScroll=${onScroll} tabindex="0" role="log" aria-label="Messages">
     ${turns.length === 0 && html`<${Empty} mode=${mode} />`}
     ${turns.map((turn, i) => html`<${Turn} key=${turn.id} turn=${turn} last=${i === turns.length - 1} mode=${mode}
       openRequest=${openRequest} askKey=${askKey} />`)}
@@ -59,8 +59,8 @@ function Thread({ turns, mode, openRequest, askKey }) {
 
 function Empty({ mode }) {
   return html`<div class="empty">
-    <h1>${mode === "chat" ? "Talk to the model" : "Let the model go on"}</h1>
-    <p>Choose a promise, send something, and see whether it is kept. What cannot be kept is refused before the first token, with the reason.</p>
+    <h1>${mode === "chat" ? "Talk to the model" : "Complete a text"}</h1>
+    <p>Choose objectives and send something. A request whose objectives are out of reach is rejected before its first token, with the cause.</p>
     <div class="examples">
       ${EXAMPLES[mode].map((text) => html`<button type="button" class="example" onClick=${() => {
         conversation.set({ draft: text });
@@ -70,7 +70,7 @@ function Empty({ mode }) {
   </div>`;
 }
 
-// Drawn again only when its own turn has changed: the others cost nothing while one streams.
+// Redrawn only when its own turn has changed, so that only the streaming turn costs time.
 class Turn extends Component {
   shouldComponentUpdate(next) {
     return next.turn !== this.props.turn || next.last !== this.props.last || next.mode !== this.props.mode;
@@ -98,31 +98,31 @@ function Refused({ turn, last }) {
   const instead = offer(turn);
   const said = turn.promised[`${reason}_ms`];
   return html`<div class="notice refused" role="alert">
-    <h3><span aria-hidden="true">✕</span> Refused: ${OBJECTIVES[reason] ?? reason} ${reason === "tpot" ? "of" : "within"} ${ms(said)} cannot be kept</h3>
-    <p>${whyRefused(cause)}</p>
+    <h3><span aria-hidden="true">✕</span> Rejected: ${OBJECTIVES[reason] ?? reason} ${reason === "tpot" ? "of" : "within"} ${ms(said)} is out of reach</h3>
+    <p>${whyRejected(cause)}</p>
     <dl class="pairs">
-      <div><dt>Asked</dt><dd>${ms(said)}</dd></div>
-      ${predicted != null && html`<div><dt>First token would come after</dt><dd>${ms(predicted)}</dd></div>`}
-      ${attainable != null && html`<div><dt>Could just be kept now</dt><dd>${ms(attainable)}</dd></div>`}
+      <div><dt>Objective</dt><dd>${ms(said)}</dd></div>
+      ${predicted != null && html`<div><dt>Predicted first token</dt><dd>${ms(predicted)}</dd></div>`}
+      ${attainable != null && html`<div><dt>Attainable now</dt><dd>${ms(attainable)}</dd></div>`}
     </dl>
     ${last && html`<div class="actions">
       ${instead && html`<button type="button" class="primary" onClick=${() => loosen(turn, instead)}>Ask for ${ms(instead.ms)} and send again</button>`}
-      <button type="button" onClick=${sendAgain}>Try again as it is</button>
+      <button type="button" onClick=${sendAgain}>Try again unchanged</button>
     </div>`}
   </div>`;
 }
 
 function Failed({ turn, askKey }) {
   return html`<div class="notice failed" role="alert">
-    <h3><span aria-hidden="true">✕</span> ${turn.status ? `Error ${turn.status}` : turn.text ? "The answer broke off" : "No answer"}</h3>
+    <h3><span aria-hidden="true">✕</span> ${turn.status ? `Error ${turn.status}` : turn.text ? "The answer was interrupted" : "No answer"}</h3>
     <p>${turn.error}</p>
     ${turn.status === 401 && html`<div class="actions"><button type="button" class="primary" onClick=${askKey}>Enter the API key</button></div>`}
   </div>`;
 }
 
-const FINISH = { length: "ended at max tokens", timeout: "ended by its time limit", tool_calls: "ended with a call", abort: "ended by the server" };
+const FINISH = { length: "ended at max tokens", timeout: "timed out", tool_calls: "ended with a tool call", abort: "ended by the server" };
 
-// The server keeps no record of a request that it could not understand or did not let in.
+// The server keeps no record of invalid or unauthorised requests.
 const misunderstood = ({ status }) => status >= 400 && status < 500 && status !== 429;
 
 function Foot({ turn, last, openRequest }) {
@@ -142,13 +142,13 @@ function Foot({ turn, last, openRequest }) {
 function Times({ turn }) {
   const { ttft_ms: ttft, tpot_ms: tpot } = turn.told ?? turn.seen ?? {};
   if (ttft == null) return null;
-  return html`<span class="num">first ${ms(ttft)}${tpot > 0 && html`, then ${ms(tpot)} a token`}</span>`;
+  return html`<span class="num">first ${ms(ttft)}${tpot > 0 && html`, then ${ms(tpot)} per token`}</span>`;
 }
 
 function Verdict({ turn }) {
   if (!turn.told || turn.told.met === null) return null;
   return turn.told.met
-    ? html`<span class="badge kept"><i aria-hidden="true">✓</i>kept</span>`
+    ? html`<span class="badge kept"><i aria-hidden="true">✓</i>in time</span>`
     : html`<span class="badge late"><i aria-hidden="true">!</i>late</span>`;
 }
 
@@ -169,7 +169,7 @@ function Composer({ settings, running }) {
   const rows = Math.min(8, Math.max(2, settings.draft.split("\n").length));
   return html`<form class="composer" onSubmit=${submit}>
     <textarea id="draft" class=${chat ? "" : "mono"} rows=${rows} value=${settings.draft} autofocus
-      aria-label=${chat ? "Message" : "Prompt"} placeholder=${chat ? "Message" : "Text to go on with"}
+      aria-label=${chat ? "Message" : "Prompt"} placeholder=${chat ? "Message" : "Text to complete"}
       onInput=${(event) => conversation.set({ draft: event.target.value })} onKeyDown=${onKey}></textarea>
     <div class="composer-row">
       <div class="switch" role="group" aria-label="Kind of request">
@@ -183,13 +183,13 @@ function Composer({ settings, running }) {
   </form>`;
 }
 
-// What is promised to the next one, where it is sent: the sliders may be out of sight on a phone.
+// Objectives of the next request beside the button: on a phone the sliders may be out of sight.
 function Promised({ settings }) {
   const { ttft_ms: ttft, tpot_ms: tpot, e2e_ms: e2e } = settings;
   const said = [ttft !== null && `first ${ms(ttft)}`, tpot !== null && `per token ${ms(tpot)}`, e2e !== null && `all ${ms(e2e)}`].filter(Boolean);
-  const text = settings.class ? `class ${settings.class}` : said.join(" · ") || "no promise";
+  const text = settings.class ? `class ${settings.class}` : said.join(" · ") || "no objectives";
   const show = () => document.querySelector(".objectives").scrollIntoView({ block: "start" });
-  return html`<button type="button" class="link promised-line" title="What is promised" onClick=${show}>${text}</button>`;
+  return html`<button type="button" class="link promised-line" title="Objectives" onClick=${show}>${text}</button>`;
 }
 
 function Sampling({ settings, models }) {
@@ -209,7 +209,7 @@ function Sampling({ settings, models }) {
       <label>Max tokens<input type="number" min="1" step="1" value=${settings.maxTokens} onChange=${number("maxTokens", 1, 1e6)} /></label>
     </div>
     <${Files} empty=${settings.turns.length === 0} />
-    <p class="hint">Kept in this browser only.</p>
+    <p class="hint">Stored in this browser only.</p>
   </section>`;
 }
 
@@ -222,7 +222,7 @@ function Files({ empty }) {
     if (file) await importFile(file).then(() => setProblem(""), (error) => setProblem(error.message));
   };
   const begin = () => {
-    stop(); // Else nothing could be sent until an answer has ended that nobody sees.
+    stop(); // Otherwise a hidden answer would block sending.
     clear();
   };
   return html`<div class="actions">

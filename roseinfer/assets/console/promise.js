@@ -1,4 +1,4 @@
-// What is promised, as sliders, and what is seen of it, as meters.
+// Objectives as sliders, and measured latency as meters.
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
 import { Chart } from "./chart.js";
 import { conversation } from "./conversation.js";
@@ -14,9 +14,9 @@ const SLIDERS = [
 const STEPS = 300;
 const PRESETS = [
   { label: "None", hint: "best effort", ttft_ms: null, tpot_ms: null },
-  { label: "Relaxed", hint: "2 s, 200 ms a token", ttft_ms: 2000, tpot_ms: 200 },
-  { label: "Chat", hint: "500 ms, 50 ms a token", ttft_ms: 500, tpot_ms: 50 },
-  { label: "Tight", hint: "1 ms: see it refused", ttft_ms: 1, tpot_ms: null },
+  { label: "Relaxed", hint: "2 s, 200 ms per token", ttft_ms: 2000, tpot_ms: 200 },
+  { label: "Chat", hint: "500 ms, 50 ms per token", ttft_ms: 500, tpot_ms: 50 },
+  { label: "Tight", hint: "1 ms: see it rejected", ttft_ms: 1, tpot_ms: null },
 ];
 
 const toStep = (value, { low, high }) => Math.round((STEPS * Math.log(value / low)) / Math.log(high / low));
@@ -32,8 +32,8 @@ export function Objectives({ settings, classes }) {
     conversation.set({ class: "", ttft_ms, tpot_ms, e2e_ms, [name]: value });
   };
   return html`<fieldset class="objectives">
-    <legend>Promise</legend>
-    <div class="chips" role="group" aria-label="Ready-made promises">
+    <legend>Objectives</legend>
+    <div class="chips" role="group" aria-label="Presets">
       ${PRESETS.map(
         (preset) => html`<button type="button" class="chip" aria-pressed=${same(preset)} title=${preset.hint}
           onClick=${() => set(preset)}>${preset.label}</button>`,
@@ -82,7 +82,7 @@ function useClock(active) {
 export function Seen({ turn }) {
   const running = isRunning(turn);
   useClock(running);
-  if (!turn) return html`<p class="hint">Send something: what was promised and what is seen of it shows here while the answer comes.</p>`;
+  if (!turn) return html`<p class="hint">Send something to compare its objectives with measured latency.</p>`;
   if (turn.state === "refused") return html`<${Turned} turn=${turn} />`;
   const { promised, seen, told } = turn;
   const passed = running ? performance.now() - turn.began : seen.e2e_ms;
@@ -99,17 +99,17 @@ export function Seen({ turn }) {
       <div><dt>Total</dt><dd>${ms(passed)}</dd></div>
     </dl>
     <${Race} turn=${turn} />
-    <p class="hint">${told ? "First token and pace as the server measured them." : "As seen from this browser, network included."}</p>
+    <p class="hint">${told ? "First token and pace measured by the server." : "Measured in this browser, network included."}</p>
   </div>`;
 }
 
-// Of one that was refused: what was asked for, and what would have come.
+// A rejected request: its objectives and the forecast.
 function Turned({ turn }) {
   const { promised, refusal } = turn;
   return html`<div class="seen">
     <${Meter} label="First token, predicted" value=${refusal.predicted_ttft_ms} promise=${promised.ttft_ms} refused=${refusal.reason === "ttft"} />
     ${promised.tpot_ms !== null && html`<${Meter} label="Per token" value=${refusal.reason === "tpot" ? refusal.attainable_ms : null} promise=${promised.tpot_ms} refused=${refusal.reason === "tpot"} />`}
-    <p class="hint">Refused before its first token: nothing of it ran.</p>
+    <p class="hint">Rejected before its first token: nothing was computed.</p>
   </div>`;
 }
 
@@ -119,17 +119,17 @@ export function Meter({ label, value, promise, settled, refused }) {
   const state = refused ? "refused" : !has ? "plain" : late ? "late" : settled && known(value) ? "kept" : "open";
   const scale = has ? Math.max(promise * 1.35, value ?? 0) : value || 1;
   const words = {
-    plain: "no promise",
-    open: `promised ${ms(promise)}`,
-    refused: `✕ refused: asked for ${ms(promise)}`,
-    kept: `✓ kept: ${ms(promise)} promised`,
-    late: `! late: ${ms(promise)} promised`,
+    plain: "no objective",
+    open: `objective ${ms(promise)}`,
+    refused: `✕ rejected: objective ${ms(promise)}`,
+    kept: `✓ in time: objective ${ms(promise)}`,
+    late: `! late: objective ${ms(promise)}`,
   };
   return html`<div class=${`meter ${state}`}>
     <span class="meter-label">${label}</span>
     <strong>${known(value) ? ms(value) : "–"}</strong>
     <span class="meter-state">${words[state]}</span>
-    ${has && html`<span class="track" role="meter" aria-label=${`${label}: seen against promised`} aria-valuemin="0" aria-valuemax=${promise}
+    ${has && html`<span class="track" role="meter" aria-label=${`${label}: measured and objective`} aria-valuemin="0" aria-valuemax=${promise}
       aria-valuenow=${Math.min(value ?? 0, promise)} aria-valuetext=${`${ms(value)} of ${ms(promise)}`}>
       <span class="fill" style=${{ width: `${(100 * Math.min(value ?? 0, scale)) / scale}%` }}></span>
       <span class="mark" style=${{ left: `${(100 * promise) / scale}%` }}></span>
@@ -137,7 +137,7 @@ export function Meter({ label, value, promise, settled, refused }) {
   </div>`;
 }
 
-// Tokens over time, and the slowest course that keeps the promise.
+// Tokens over time, and the slowest course within the objectives.
 function Race({ turn }) {
   const { points, promised } = turn;
   if (points.length < 2) return null;
@@ -149,13 +149,13 @@ function Race({ turn }) {
     axes: [theme.axis({ values: (_, ticks) => ticks.map((at) => at === 0 ? "0" : ms(at * 1000)) }), theme.axis({ size: 34 })],
     series: [
       {},
-      { label: "promised", stroke: theme.promised, width: 2, dash: [5, 4], points: { show: false } },
-      { label: "seen", stroke: theme.ink, width: 2, points: { show: false } },
+      { label: "objective", stroke: theme.promised, width: 2, dash: [5, 4], points: { show: false } },
+      { label: "measured", stroke: theme.ink, width: 2, points: { show: false } },
     ],
   });
   return html`<figure class="race">
-    <figcaption>Tokens over time${promised.tpot_ms !== null && html` <span class="key promised">promised</span>`} <span class="key ink">seen</span></figcaption>
-    <${Chart} label="Tokens over time, seen and promised" build=${build} data=${[times, due, points.map(([, tokens]) => tokens)]} height=${120} />
+    <figcaption>Tokens over time${promised.tpot_ms !== null && html` <span class="key promised">objective</span>`} <span class="key ink">measured</span></figcaption>
+    <${Chart} label="Tokens over time, measured and objective" build=${build} data=${[times, due, points.map(([, tokens]) => tokens)]} height=${120} />
   </figure>`;
 }
 

@@ -1,4 +1,4 @@
-// The second tab: the newest requests, how their promises were kept, and one of them in detail.
+// The second tab: the newest requests, their outcomes, and one of them in detail.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { askForRequest, connection, heldRequest, hello, loadRequests, requests } from "./data.js";
 import { Detail } from "./detail.js";
@@ -9,9 +9,9 @@ import { ICONS, outcomeOf, shortly } from "./words.js";
 const KINDS = [
   { kind: "", label: "All" },
   { kind: "live", label: "Running" },
-  { kind: "kept", label: "Kept" },
+  { kind: "kept", label: "In time" },
   { kind: "late", label: "Late" },
-  { kind: "refused", label: "Refused" },
+  { kind: "refused", label: "Rejected" },
 ];
 const SPARE_ROWS = 6; // Drawn beyond the window's edges, so that scrolling shows no gaps.
 const narrow = matchMedia("(max-width: 760px)");
@@ -31,7 +31,7 @@ export function Requests({ open, onOpen }) {
     <section class="list" aria-label="Requests">
       <${Summary} records=${held.sorted} version=${held.version} />
       <div class="filters">
-        <div class="chips" role="group" aria-label="What became of them">
+        <div class="chips" role="group" aria-label="Outcome">
           ${KINDS.map((one) => html`<button type="button" class="chip" aria-pressed=${kind === one.kind}
             onClick=${() => setKind(one.kind)}>${one.kind && html`<i class=${one.kind} aria-hidden="true">${ICONS[one.kind]}</i>`}${one.label}</button>`)}
         </div>
@@ -39,7 +39,7 @@ export function Requests({ open, onOpen }) {
           value=${filter} onInput=${(event) => setFilter(event.target.value)} />
       </div>
       <${List} rows=${rows} all=${held.sorted.length} open=${open} onOpen=${onOpen} />
-      ${held.dropped > 0 && html`<p class="hint">${count(held.dropped)} changes came too fast to be shown: what is listed may be behind.</p>`}
+      ${held.dropped > 0 && html`<p class="hint">${count(held.dropped)} updates were skipped; the list may be out of date.</p>`}
       ${problem && html`<p class="hint">Older requests could not be read: ${problem}</p>`}
     </section>
     ${open && html`<${Opened} id=${open} version=${held.version} onClose=${() => onOpen("")} />`}
@@ -83,16 +83,16 @@ function Summary({ records, version }) {
   const classes = useMemo(() => tally(records), [version]);
   const promised = useStore(hello).classes ?? {};
   if (!classes.length) return null;
-  return html`<ul class="classes" aria-label="Promises by class, of the requests listed">
+  return html`<ul class="classes" aria-label="Objectives by class, of the requests listed">
     ${classes.map((one) => {
       const judged = one.name !== "none" && one.kept + one.late + one.refused;
       const { ttft_ms: ttft, tpot_ms: tpot } = promised[one.name] ?? {};
       const terms = [ttft && `first ${ms(ttft)}`, tpot && `per token ${ms(tpot)}`].filter(Boolean).join(" · ");
       return html`<li key=${one.name}>
-        <span class="class-name">${one.name === "none" ? "no promise" : one.name}</span>
-        <strong>${judged ? percent(one.kept / judged) : count(one.plain || one.live)}</strong><span class="class-kept">${judged ? "kept" : one.plain || !one.live ? "served" : "running"}</span>
+        <span class="class-name">${one.name === "none" ? "no objectives" : one.name}</span>
+        <strong>${judged ? percent(one.kept / judged) : count(one.plain || one.live)}</strong><span class="class-kept">${judged ? "in time" : one.plain || !one.live ? "served" : "running"}</span>
         <span class="stack" aria-hidden="true">${["kept", "late", "refused"].map((kind) => one[kind] > 0 && html`<span class=${kind} style=${{ flexGrow: one[kind] }}></span>`)}</span>
-        <span class="class-counts">${judged ? `${count(one.kept)} kept, ${count(one.late)} late, ${count(one.refused)} refused` : one.name === "none" ? `best effort${one.refused ? `, ${count(one.refused)} refused` : ""}` : ""}${terms && html`<br />${terms}`}</span>
+        <span class="class-counts">${judged ? `${count(one.kept)} in time, ${count(one.late)} late, ${count(one.refused)} rejected` : one.name === "none" ? `best effort${one.refused ? `, ${count(one.refused)} rejected` : ""}` : ""}${terms && html`<br />${terms}`}</span>
       </li>`;
     })}
   </ul>`;
@@ -109,8 +109,7 @@ function useNarrow() {
   return is;
 }
 
-// Of a thousand rows those in sight are in the document. The row that keys point at is held by its request, since
-// new ones push the others down.
+// Only visible rows are in the document. The selected row is stored by its request, since new rows move it down.
 function List({ rows, all, open, onOpen }) {
   const height = useNarrow() ? 58 : 38;
   const box = useRef(null);
@@ -151,7 +150,7 @@ function List({ rows, all, open, onOpen }) {
     <div class="row head" role="row" aria-rowindex="1">
       ${["Outcome", "Arrived", "Class", "Tokens", "First token", "Per token", "Total", "Why"].map((name) => html`<span role="columnheader">${name}</span>`)}
     </div>
-    ${rows.length === 0 && html`<p class="none">${all ? "None of the requests here match." : "No requests yet. Send one in the playground."}</p>`}
+    ${rows.length === 0 && html`<p class="none">${all ? "No request matches the filter." : "No requests yet. Send one in the playground."}</p>`}
     <div class="window" role="presentation" style=${{ height: `${rows.length * height}px` }}>
       ${rows.slice(from, to).map((record, i) => html`<${Row} key=${record.key} record=${record} index=${from + i} top=${(from + i) * height}
         at=${record.key === at} open=${open !== "" && (record.request_id === open || record.id === open)}
@@ -163,7 +162,7 @@ function List({ rows, all, open, onOpen }) {
   </div>`;
 }
 
-// Who has scrolled down reads on: rows that come in above move what is in sight by as much.
+// Keep the visible rows in place when new ones arrive above.
 function useSteady(box, rows, height) {
   const topmost = useRef({ key: "", index: 0 });
   useLayoutEffect(() => {

@@ -81,7 +81,7 @@ async function answer() {
 
 function failure(error, stopped) {
   if (stopped) return { state: "stopped" };
-  if (!(error instanceof ApiError)) return { state: "failed", error: error.shown ?? "The server does not answer, or the connection broke." };
+  if (!(error instanceof ApiError)) return { state: "failed", error: error.shown ?? "No answer from the server, or the connection broke." };
   const common = { requestId: error.requestId, error: error.message };
   if (error.fields.code === "slo_unattainable") return { ...common, state: "refused", refusal: error.fields };
   return { ...common, state: "failed", status: error.status };

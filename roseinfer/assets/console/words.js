@@ -1,51 +1,51 @@
-// The server's names for outcomes and causes, in plain words.
+// Plain words for the server's outcomes and causes.
 export const OBJECTIVES = { ttft: "first token", tpot: "time per token", e2e: "whole answer" };
 
-const REFUSED = {
+const REJECTED = {
   idle: "Even an idle server would be too slow for this.",
-  price: "More is asked of the server than it can do, and this request is more work than those it serves.",
-  pace: "More is asked of the server than it can do, and steps as short as this pace needs would cost too many others their place.",
+  price: "The server is overloaded, and this request is more work than those it serves.",
+  pace: "The server is overloaded, and steps as short as this pace needs would displace too many other requests.",
   queue: "The prompts ahead of it take too long.",
-  utilisation: "Those that run need the machine: with this one, they would not all have their tokens in time.",
-  blocks: "There is no room for it in the KV cache in time.",
-  seats: "All seats are taken, and none comes free in time.",
-  step: "The step that ran when it came takes too long.",
-  prompt_budget: "Its prompt does not fit into the steps that are left until then.",
+  utilisation: "With this request, running ones would miss their token deadlines.",
+  blocks: "The KV cache has no room for it in time.",
+  seats: "All seats are taken, and none becomes free in time.",
+  step: "The step that was running at its arrival takes too long.",
+  prompt_budget: "Its prompt does not fit into the remaining steps.",
   tenant: "Its tenant already has more than its share.",
-  engine: "It came from another engine, and too late.",
+  engine: "It came from another engine too late.",
   transit: "It reached the scheduler too late.",
 };
 
-export const whyRefused = (cause) => REFUSED[cause] ?? "The scheduler does not say what stood against it.";
+export const whyRejected = (cause) => REJECTED[cause] ?? "The scheduler does not report the cause.";
 
 const WAITED = {
   queue: "prompts ahead of it",
   utilisation: "a share of the machine",
-  price: "less work being asked for",
-  pace: "a slower pace around it",
+  price: "the end of the overload",
+  pace: "other requests' shorter steps",
   blocks: "room in the KV cache",
-  load: "its prefix to come from host memory",
+  load: "its prefix to load from host memory",
   seats: "a seat",
-  step: "the running step to end",
-  prompt_budget: "a place in a step's prompt budget",
+  step: "the end of the running step",
+  prompt_budget: "room in a step's prompt budget",
   tenant: "its tenant's share",
-  parent: "the first sample to compute the prompt",
+  parent: "the first choice to compute the prompt",
   grammar: "its grammar to compile",
-  engine: "another engine, which it left",
-  transit: "its way to the engine",
+  engine: "another engine that it left",
+  transit: "its transit to the engine",
   idle: "nothing",
 };
 
-export const waitedFor = (cause) => WAITED[cause] ?? (cause ? cause.replaceAll("_", " ") : "an unnamed reason");
+export const waitedFor = (cause) => WAITED[cause] ?? (cause ? cause.replaceAll("_", " ") : "an unknown cause");
 
 const VERDICTS = {
-  preempted: "lost its blocks",
-  sat_out: "sat out steps",
-  slow_steps: "steps were slow",
-  client: "the client read slowly or left",
+  preempted: "preempted",
+  sat_out: "steps without it",
+  slow_steps: "slow steps",
+  client: "client left",
 };
 
-// A cause or a verdict in two or three words, for a line of the list.
+// A cause or a verdict in two or three words, for a row of the list.
 const SHORT = {
   idle: "out of reach",
   price: "overload",
@@ -58,11 +58,11 @@ const SHORT = {
   step: "running step",
   prompt_budget: "prompt budget",
   tenant: "tenant's share",
-  parent: "its first sample",
+  parent: "first choice",
   grammar: "grammar",
   engine: "another engine",
-  transit: "on its way",
-  other: "not said",
+  transit: "transit",
+  other: "unknown",
   ...VERDICTS,
 };
 
@@ -70,14 +70,14 @@ export const shortly = (cause) => (cause ? (SHORT[cause] ?? cause.replaceAll("_"
 
 const hasObjectives = (record) => Object.values(record.objectives ?? {}).some((value) => value !== null);
 
-// What became of a request: `kind` chooses colour and icon, `label` says it.
+// Outcome of a request: `kind` selects colour and icon, `label` is its text.
 export function outcomeOf(record) {
   if (record.state === "live") {
     return record.seen?.ttft_ms == null ? { kind: "live", label: "waiting" } : { kind: "live", label: "running" };
   }
   switch (record.outcome) {
     case "met":
-      return hasObjectives(record) ? { kind: "kept", label: "kept" } : { kind: "plain", label: "served" };
+      return hasObjectives(record) ? { kind: "kept", label: "in time" } : { kind: "plain", label: "served" };
     case "missed_ttft":
       return { kind: "late", label: "late start" };
     case "missed_tpot":
@@ -85,11 +85,11 @@ export function outcomeOf(record) {
     case "missed_e2e":
       return { kind: "late", label: "late end" };
     case "rejected":
-      return { kind: "refused", label: "refused" };
+      return { kind: "refused", label: "rejected" };
     case "timeout":
       return { kind: "late", label: "timed out" };
     case "aborted":
-      return { kind: "plain", label: "left" };
+      return { kind: "plain", label: "client left" };
     case "failed":
       return { kind: "refused", label: "failed" };
     default:
