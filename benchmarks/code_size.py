@@ -32,7 +32,7 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "roseinfer"
 # Methods of named tuples, which are public in spite of their underscore.
-PUBLIC_IN_SPITE = frozenset({"_replace", "_asdict", "_fields"})
+PUBLIC_IN_SPITE = frozenset({"_replace", "_asdict", "_fields", "_request_id"})
 REQUEST_TIMEOUT_S = 180.0
 
 # File in the package -> "first line:qualified name" of functions in it.

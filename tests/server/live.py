@@ -86,11 +86,11 @@ class LiveServer:
     def __enter__(self) -> "LiveServer":
         self._thread.start()
         assert self._up.wait(PATIENCE_S)
-        self._http = self.client()
+        self.http = self.client()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._http.close()
+        self.http.close()
         self._server.should_exit = True
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
@@ -115,10 +115,10 @@ class LiveServer:
         return httpx.Client(base_url=self.url, timeout=PATIENCE_S, verify=False, **options)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        return self._http.post(path, json=body, **options)
+        return self.http.post(path, json=body, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return self._http.get(path, **options)
+        return self.http.get(path, **options)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)

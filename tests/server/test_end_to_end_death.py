@@ -1,4 +1,4 @@
-"""How the real server and its engine process end: by a signal, by each other's death, and never half."""
+"""End of the real server and its engine process: by signals, or by each other's death."""
 
 import os
 import signal
@@ -17,21 +17,14 @@ Kill = Callable[[RealServer], None]
 
 
 @pytest.fixture
-def own() -> Iterator[RealServer]:
-    """A server of the test's own, for it to end."""
-    with RealServer() as server:
-        yield server
-
-
-@pytest.fixture
-def quick(tmp_path: Path) -> Iterator[RealServer]:
-    """One whose engine has no model: its processes are the same, and it is up at once."""
+def own(tmp_path: Path) -> Iterator[RealServer]:
+    """Server that the test may end. Its engine has no model, but the same processes, and starts at once."""
     with RealServer(*priced(tmp_path)) as server:
         yield server
 
 
 def begun(client: openai.OpenAI) -> list[Any]:
-    """Streams of which something has arrived already, and that are far from their end."""
+    """Return streams that have begun and are far from their end."""
     messages: Any = [{"role": "user", "content": "def fibonacci("}]
     streams: list[Any] = [
         client.completions.create(**LONG, prompt="import os\n", n=2),
@@ -43,12 +36,12 @@ def begun(client: openai.OpenAI) -> list[Any]:
 
 
 def finish_reasons(streams: list[Any]) -> list[str]:
-    """Of all choices of streams read to their end; the openai client raises if one fails on the way."""
+    """Read streams to their end and return the finish reasons. The client raises if one fails."""
     reasons = [chunk.choices[0].finish_reason for stream in streams for chunk in stream]
     return [reason for reason in reasons if reason is not None]
 
 
-def test_when_the_engine_is_killed_every_request_fails_loudly_and_another_takes_its_place(own: RealServer) -> None:
+def test_a_killed_engine_fails_its_requests_and_is_replaced(own: RealServer) -> None:
     counters = ("vllm:generation_tokens_total", "roseinfer:engine_deaths_total", "roseinfer:engine_restarts_total")
     with own.client() as client:
         client.completions.create(model="tiny", prompt="x", max_tokens=20, extra_body={"ignore_eos": True})
@@ -69,7 +62,7 @@ def test_when_the_engine_is_killed_every_request_fails_loudly_and_another_takes_
         assert tokens >= 20 and deaths == 1 and own.metrics("roseinfer:engine_up") == [0]
         until(lambda: own.status("/ready") == (200, None))
         client.completions.create(model="tiny", prompt="x", max_tokens=5, extra_body={"ignore_eos": True})
-        assert own.metrics(*counters) == [tokens + 5, 1, 1], "what the dead one had counted stays"
+        assert own.metrics(*counters) == [tokens + 5, 1, 1], "counters survive the death"
     until(lambda: own.http.get("/load").json() == {"server_load": 0})
     own.process.send_signal(signal.SIGTERM)
     assert own.exit_code() == 0 and own.left_behind() == []
@@ -80,12 +73,12 @@ def terminate(server: RealServer) -> None:
 
 
 def interrupt_group(server: RealServer) -> None:
-    """What a terminal does on Ctrl-C."""
+    """Signal the group like a terminal on Ctrl-C."""
     os.killpg(server.process.pid, signal.SIGINT)
 
 
 def terminate_group(server: RealServer) -> None:
-    """What service managers do that stop all processes of a service."""
+    """Signal the group like a service manager."""
     os.killpg(server.process.pid, signal.SIGTERM)
 
 
@@ -94,8 +87,8 @@ def test_it_drains(own: RealServer) -> None:
 
 
 @pytest.mark.parametrize("end", [interrupt_group, terminate_group])
-def test_it_drains_when_all_its_processes_get_the_signal(quick: RealServer, end: Kill) -> None:
-    check_that_it_drains(quick, end)
+def test_it_drains_on_a_signal_to_the_group(own: RealServer, end: Kill) -> None:
+    check_that_it_drains(own, end)
 
 
 def check_that_it_drains(own: RealServer, end: Kill) -> None:
@@ -122,13 +115,13 @@ def test_an_idle_server_ends_at_once(own: RealServer) -> None:
     assert own.log() == "", "nothing to complain about"
 
 
-def test_the_engine_does_not_outlive_a_killed_server(quick: RealServer) -> None:
-    with quick.client() as client:
+def test_the_engine_does_not_outlive_a_killed_server(own: RealServer) -> None:
+    with own.client() as client:
         streams = begun(client)
-        quick.process.kill()
-        quick.process.wait(PATIENCE_S)
+        own.process.kill()
+        own.process.wait(PATIENCE_S)
         for stream in streams:
             with pytest.raises((openai.APIError, HTTP_ERROR)):
                 list(stream)
-    until(lambda: not alive(quick.engine))
-    assert quick.left_behind() == []
+    until(lambda: not alive(own.engine))
+    assert own.left_behind() == []

@@ -14,7 +14,7 @@ import pytest
 
 from roseinfer.server.hosting import (
     MAX_AUTO_WORKERS,
-    YOUNG_OBJECTS,
+    MAX_YOUNG_OBJECTS,
     Signals,
     new_event_loop,
     settle_garbage_collector,
@@ -35,7 +35,7 @@ def test_what_is_there_after_the_start_is_not_looked_through_again() -> None:
         there = [[] for _ in range(10_000)]
         settle_garbage_collector()
         assert gc.get_freeze_count() >= before + len(there) and gc.isenabled()
-        assert gc.get_threshold()[0] == YOUNG_OBJECTS
+        assert gc.get_threshold()[0] == MAX_YOUNG_OBJECTS
     finally:
         gc.set_threshold(*thresholds)
 

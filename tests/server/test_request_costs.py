@@ -57,7 +57,7 @@ def test_the_collector_rests_while_a_body_is_decoded(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(body.orjson, "loads", loads)
     with pytest.raises(ValueError):
-        body._parse_object(b"{}")
+        body.parse_object(b"{}")
     assert seen == [False] and gc.isenabled()
 
 

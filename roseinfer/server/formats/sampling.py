@@ -156,7 +156,8 @@ def _logit_bias(bias: dict[str, float], info: EngineInfo) -> tuple[tuple[int, fl
 
 
 def _checked_tokens(ids: list[int], name: str, info: EngineInfo) -> tuple[int, ...]:
-    if ids and max(ids) >= info.facts.vocab_size:
-        message = f"{name}: token id {max(ids)} is not within the vocabulary of {info.facts.vocab_size}"
+    wrong = [token for token in ids if not 0 <= token < info.facts.vocab_size]
+    if wrong:
+        message = f"{name}: token id {wrong[0]} is not within the vocabulary of {info.facts.vocab_size}"
         raise bad_request(message, name)
     return tuple(ids)

@@ -51,7 +51,8 @@ def _not_tiny(value: float) -> float:
 
 
 # `fail_fast`: a long list of wrong entries must not cost an error each.
-TokenId = Annotated[int, Field(ge=0)]
+# Token ids are checked against the vocabulary later, all at once.
+TokenId = Annotated[int, _documented(minimum=0)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, description="token ids within the vocabulary")]
 PromptIds = Annotated[TokenIds, Field(min_length=1)]
 Strings = Annotated[list[str], Field(fail_fast=True, max_length=MAX_ITEMS)]

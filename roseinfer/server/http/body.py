@@ -82,7 +82,7 @@ class BodyReaders:
         else:
             data = await self._read_slowly(receive, limits)
         check_counts(data, limits)
-        return _parse_object(data)
+        return parse_object(data)
 
     def stop(self, cause: ApiError) -> None:
         """End all arriving bodies and reject later ones."""
@@ -163,7 +163,7 @@ async def _read_body(receive: Receive, limit: int, count: Callable[[int], None])
             return b"".join(parts)
 
 
-def _parse_object(data: bytes) -> dict[str, Any]:
+def parse_object(data: bytes) -> dict[str, Any]:
     # A body of millions of small lists would trigger one full garbage collection after another.
     was_on = gc.isenabled()
     gc.disable()

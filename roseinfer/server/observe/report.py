@@ -198,7 +198,7 @@ class Observation:
         self.records = RequestRecords()
         self._log_starts = log_starts
         self._model_name = model_name
-        self._exposition = Exposition(self.registry, model_name)
+        self.exposition = Exposition(self.registry, model_name)
         self._gather = gather
         self._wrap = wrap
         self._gauges: Gauges | None = None
@@ -258,7 +258,7 @@ class Observation:
         if self._gather is not None:
             shown = await self._gather(shown)
         more = () if self._gauges is None else await self._gauges()
-        return self._exposition.text(shown, None if self._engine is None else self._engine.info, more)
+        return self.exposition.text(shown, None if self._engine is None else self._engine.info, more)
 
 
 # Outcomes that the log explains with a verdict: missed objectives.

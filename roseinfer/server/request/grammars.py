@@ -61,11 +61,11 @@ class Grammars:
         self._idle = [Prover(self._prover_boot) for _ in range(DEFAULT_PROVERS)]
         self._all = tuple(self._idle)
         self._threads = ThreadPoolExecutor(DEFAULT_PROVERS, thread_name_prefix="roseinfer-grammar")
-        self._turns = asyncio.Semaphore(DEFAULT_PROVERS)
+        self.idle_provers = asyncio.Semaphore(DEFAULT_PROVERS)
         self._waiting = 0
         self._pending: dict[bytes, asyncio.Task[ProofResult]] = {}
         self._known: OrderedDict[bytes, ProofResult] = OrderedDict()
-        self._known_bytes = 0
+        self.cached_bytes = 0
 
     def begin(self, constraint: Constraint, param: str, leading_space: bool = False) -> Proof:
         """Start `prove` in the background. The caller need not await the result."""
@@ -152,7 +152,7 @@ class Grammars:
             message = "The constraint was not compiled: its process was interrupted"
             raise unavailable("grammar_interrupted", message, RETRY_S) from None
         finally:
-            self._turns.release()
+            self.idle_provers.release()
         self._observer.compiled(time.perf_counter() - started_s)
         if said is None:
             answer: ProofResult = ProofRefused("it takes too long or too much memory to compile", too_complex("").code)
@@ -170,7 +170,7 @@ class Grammars:
             self._waiting += 1
             try:
                 async with asyncio.timeout(MAX_WAIT_S):
-                    await self._turns.acquire()
+                    await self.idle_provers.acquire()
                 return
             except TimeoutError:
                 pass
@@ -190,10 +190,10 @@ class Grammars:
     def _remember(self, key: bytes, answer: ProofResult) -> None:
         """Cache an answer. Rejections too: the CPU time limit would reject them again."""
         self._known[key] = answer
-        self._known_bytes += _size(answer)
-        while len(self._known) > MAX_ENTRIES or self._known_bytes > MAX_CACHED_BYTES:
+        self.cached_bytes += _size(answer)
+        while len(self._known) > MAX_ENTRIES or self.cached_bytes > MAX_CACHED_BYTES:
             _, old = self._known.popitem(last=False)
-            self._known_bytes -= _size(old)
+            self.cached_bytes -= _size(old)
 
     def _refusal(self, message: str, code: str | None, param: str) -> InvalidRequestError:
         self._observer.refused(code or "invalid")

@@ -81,8 +81,8 @@ class SqliteStore:
     ) -> None:
         self._bounds = bounds
         self._observer = observer
-        self._writing = _open(path, bounds, durable, now)
-        self._reading = _open(path, bounds, durable, now)
+        self.writer = _open(path, bounds, durable, now)
+        self.reader = _open(path, bounds, durable, now)
         try:
             self._mark = ProcessMark(path)
         except OSError as error:
@@ -155,7 +155,7 @@ class SqliteStore:
         return done
 
     async def totals(self) -> Totals:
-        return await self._read(self._reading.totals)
+        return await self._read(self.reader.totals)
 
     async def _read(self, work: Callable[[], Result]) -> Result:
         def guarded() -> Result:
@@ -175,16 +175,16 @@ class SqliteStore:
         self._writer.join(CLOSE_TIMEOUT_S)
         self._reader.shutdown()
         if not self._writer.is_alive():
-            self._writing.close()
-        self._reading.close()
+            self.writer.close()
+        self.reader.close()
         self._mark.close()
 
     # --- in the reading thread ----------------------------------------------------------------------------------
     def _find(self, key: Key) -> StoredResponse | None:
-        found = self._reading.get(key)
+        found = self.reader.get(key)
         if found is None or not self._abandoned(found):
             return found
-        found = self._reading.get(key)  # again: its process may have ended just after it had written the end
+        found = self.reader.get(key)  # again: its process may have ended just after it had written the end
         if found is None or not self._abandoned(found):
             return found
         failed = replace(found, response=found.response | {"status": "failed", "error": _ENDED}, process="")
@@ -241,7 +241,7 @@ class SqliteStore:
 
     def _write_rows(self, rows: list[ResponseRow]) -> None:
         try:
-            removed = self._writing.write(rows)
+            removed = self.writer.write(rows)
         except sqlite3.Error as error:
             if len(rows) < 2:
                 self._not_stored("failed", error)
@@ -262,7 +262,7 @@ class SqliteStore:
 
     def _delete(self, wanted: _Delete) -> None:
         try:
-            deleted = self._writing.delete(wanted.key)
+            deleted = self.writer.delete(wanted.key)
         except sqlite3.Error as error:
             wanted.done.set_exception(StoreFailedError(str(error)))
             return

@@ -95,7 +95,7 @@ def test_metrics_by_request_name_no_engine(two: LiveServer) -> None:
 
 
 def metric(observation: Observation, engine: FakeEngine, line: str) -> float:
-    text = observation._exposition.text(observation.snapshot(), engine.info).decode()
+    text = observation.exposition.text(observation.snapshot(), engine.info).decode()
     return next((float(found.rsplit(" ", 1)[1]) for found in text.splitlines() if found.startswith(line)), 0.0)
 
 
@@ -147,7 +147,7 @@ def test_breakers_are_shown_while_they_are_open() -> None:
 def test_engines_are_shown_once_up_even_by_a_process_without_connection() -> None:
     observation = Observation("m")
     never, been = report(0, EngineState.STARTING), report(1, EngineState.STARTING, info=INFO)
-    text = observation._exposition.text(Snapshot({}, [never, been]), None).decode()
+    text = observation.exposition.text(Snapshot({}, [never, been]), None).decode()
     assert 'roseinfer:engine_up{engine="1",model_name="m"} 0.0' in text and 'engine="0"' not in text
 
 

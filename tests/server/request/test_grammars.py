@@ -135,7 +135,7 @@ def test_the_cache_is_bounded_by_entries_and_bytes(monkeypatch: pytest.MonkeyPat
         await grammars.guide(Choice(["x" * 1900]), "x")
         await grammars.guide(Choice(["b"]), "x")
         assert (notes.compilations, notes.hits) == (6, 2)
-        assert 0 < grammars._known_bytes < 2000
+        assert 0 < grammars.cached_bytes < 2000
 
     run(work)
 
@@ -151,7 +151,7 @@ def test_what_took_too_long_is_forgotten_with_as_many_bytes_as_it_was_remembered
         for choice in ("a", "b", "c"):
             with pytest.raises(InvalidRequestError):
                 await grammars.guide(Choice([choice]), "x")
-            kept.add(grammars._known_bytes)
+            kept.add(grammars.cached_bytes)
         assert len(kept) == 1 and kept.pop() > 0
 
     run(work)
@@ -185,8 +185,8 @@ def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def work(grammars: Grammars, notes: Notes) -> None:
         await grammars.guide(Choice(["known"]), "x")
-        for _ in range(module.PROVERS):
-            await grammars._turns.acquire()
+        for _ in range(module.DEFAULT_PROVERS):
+            await grammars.idle_provers.acquire()
         asked = [asyncio.create_task(grammars.guide(Choice([name]), "x")) for name in "ab"]
         await asyncio.wait(asked)
         for task in asked:
@@ -194,7 +194,7 @@ def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             assert isinstance(error, ApiError)
             assert (error.status, error.code) == (503, "grammar_queue_full")
         await grammars.guide(Choice(["known"]), "x")
-        grammars._turns.release()
+        grammars.idle_provers.release()
         await grammars.guide(Choice(["a"]), "x")
 
     run(work)

@@ -347,7 +347,9 @@ class Connection:
         self._room.set()
 
 
-def streamed(connection: Connection, tokenizer: Tokenizer, **options: Any) -> StreamAnswer:
+def streamed(
+    connection: Connection, tokenizer: Tokenizer, keep_alive_s: float = 1000.0, **options: Any
+) -> StreamAnswer:
     prompt = Prompt(ids=[1], params=SamplingParams())
     fields: dict[str, Any] = {
         "api": "text_completion",
@@ -361,7 +363,7 @@ def streamed(connection: Connection, tokenizer: Tokenizer, **options: Any) -> St
     job = Job(stream=StreamChoices(), **fields, **options)
     encoder = CompletionFormat().events(job, tokenizer, lambda: Usage(1, 1, 0))
     wire: Any = connection
-    return StreamAnswer(encoder, EventStream(connection.send, wire, encoder.filler), 1000.0, None)
+    return StreamAnswer(encoder, EventStream(connection.send, wire, encoder.filler), keep_alive_s, None)
 
 
 def token(text: str, finish: FinishReason | None = None) -> SequenceChunk:
@@ -406,19 +408,22 @@ def test_tokens_are_written_as_they_come_and_gather_while_the_client_is_slow(tok
 
 @pytest.mark.parametrize("options", [{}, {"return_token_ids": True}])
 def test_no_comment_on_a_busy_stream(tokenizer: Tokenizer, options: dict[str, Any]) -> None:
+    """Events within an interval put the comment off to the end of the next one."""
+    interval_s = 0.05
+
     async def main() -> None:
-        connection = Connection()
-        answer = streamed(connection, tokenizer, **options)
+        connection, clock = Connection(), asyncio.get_running_loop().time
+        answer = streamed(connection, tokenizer, keep_alive_s=interval_s, **options)
+        started_s = clock()
         running = asyncio.create_task(answer.run())
         answer.put(0, token("a"))
         await settle()
         answer.put(0, token("b"))
-        answer._on_timer()
-        await settle()
-        assert texts(connection.sent) == ["a", "b"]
-        answer._on_timer()
-        await settle()
-        assert connection.sent[-1] == b": keep-alive\n\n"
+        async with asyncio.timeout(10):
+            while connection.sent[-1] != b": keep-alive\n\n":
+                await asyncio.sleep(0.005)
+        assert clock() - started_s > 1.9 * interval_s
+        assert texts(connection.sent[:2]) == ["a", "b"] and len(connection.sent) == 3
         running.cancel()
 
     asyncio.run(main())

@@ -61,17 +61,17 @@ def open_store(tmp_path: Path, counted: Counted) -> Iterator[Opener]:
 
 
 class Held:
-    """Keeps the writer from writing until it is released."""
+    """Gate that keeps the writer from writing until it is released."""
 
     def __init__(self, store: SqliteStore) -> None:
         self.released = threading.Event()
-        write = store._writing.write
+        write = store.writer.write
 
         def held(rows: Any) -> Any:
             assert self.released.wait(60)
             return write(rows)
 
-        store._writing.write = held  # type: ignore[method-assign]
+        store.writer.write = held  # type: ignore[method-assign]
 
 
 def get(store: SqliteStore, key: Key) -> StoredResponse | None:
@@ -161,14 +161,14 @@ def test_a_failing_file_is_logged_once_and_counted(
     open_store: Opener, counted: Counted, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = open_store()
-    written = store._writing.write
+    written = store.writer.write
 
     def full(rows: Any) -> Any:
         if any(row.key.id == "bad" for row in rows):
             raise sqlite3.OperationalError("database or disk is full")
         return written(rows)
 
-    store._writing.write = full  # type: ignore[method-assign]
+    store.writer.write = full  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING):
         for id in ("a", "bad", "b", "bad", "c"):
             store.put(record(id))
@@ -187,7 +187,7 @@ def test_a_damaged_file_fails_reads_by_name_and_no_write_raises(
     asyncio.run(store.delete(Key("", "none")))  # after it
     for name in ("db", "db-wal"):
         (tmp_path / name).write_bytes(b"\xff" * (tmp_path / name).stat().st_size)
-    store._reading.close()
+    store.reader.close()
     with pytest.raises(StoreFailedError):
         get(store, Key("", "a"))
     store.put(record("b"))

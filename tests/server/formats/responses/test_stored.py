@@ -58,7 +58,7 @@ def test_a_response_is_stored_unless_it_is_not_to_be(client: OpenAI, stream: boo
 
 def test_a_deleted_response_is_gone(client: OpenAI, server: LiveServer) -> None:
     id = client.responses.create(model="fake", input="hello").id
-    assert server._http.delete(f"{PATH}/{id}").json() == {"id": id, "object": "response", "deleted": True}
+    assert server.http.delete(f"{PATH}/{id}").json() == {"id": id, "object": "response", "deleted": True}
     for call in (client.responses.delete, client.responses.retrieve, client.responses.input_items.list):
         message = refused(404, "response_not_found", "response_id", call, response_id=id)
         assert id in message
@@ -304,7 +304,7 @@ def test_a_file_that_fails_costs_no_answer(serve: Serve, monkeypatch: pytest.Mon
         monkeypatch.setattr(Database, name, locked)
     for answer in (
         server.get(f"{PATH}/{id}"),
-        server._http.delete(f"{PATH}/{id}"),
+        server.http.delete(f"{PATH}/{id}"),
         server.post(PATH, {"input": "x", "previous_response_id": id}),
     ):
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "response_store_failed")
@@ -322,14 +322,14 @@ def test_metrics(server: LiveServer) -> None:
     id = server.post(PATH, {"input": "x"}).json()["id"]
     until(lambda: counts()[1] > before[1])  # written some time later
     assert server.metric("roseinfer:stored_response_bytes") > 500
-    server._http.delete(f"{PATH}/{id}")
+    server.http.delete(f"{PATH}/{id}")
     until(lambda: [now - then for now, then in zip(counts(), before, strict=True)] == [0, 1, 1])
     for method, path, handler in (
         ("GET", f"{PATH}/{id}", "/v1/responses/{response_id}"),
         ("GET", f"{PATH}/{id}/input_items", "/v1/responses/{response_id}/input_items"),
         ("POST", f"{PATH}/{id}/cancel", "/v1/responses/{response_id}/cancel"),
     ):
-        server._http.request(method, path)
+        server.http.request(method, path)
         assert server.metric("http_requests_total", handler=handler, method=method, status="4xx") >= 1, handler
 
 
