@@ -67,8 +67,8 @@ def test_a_temporary_folder_with_a_long_path(
         ("vocab_size", 10**12, "vocab_size = 1000000000000 is not supported"),
         ("num_hidden_layers", 10**9, "num_hidden_layers = 1000000000 is not supported"),
         ("num_hidden_layers", 10**6, "1000000 layers are not supported"),
-        ("hidden_size", 2**23, "weights, the checkpoint's files hold"),
-        ("intermediate_size", 2**23, "weights, the checkpoint's files hold"),
+        ("hidden_size", 2**23, "weights, but the checkpoint's files hold"),
+        ("intermediate_size", 2**23, "weights, but the checkpoint's files hold"),
         ("max_position_embeddings", 10**15, "max_position_embeddings = 1000000000000000 is not supported"),
         ("head_dim", 10**9, "head_dim = 1000000000 is not supported"),
     ],
@@ -86,7 +86,7 @@ def set_size(model: Path, field: str, value: int) -> None:
 
 def test_the_server_tells_of_an_absurd_size_as_its_engine_does(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     set_size(model, "hidden_size", 2**23)
-    assert "weights, the checkpoint's files hold" in told(capsys, str(model), "--api-workers", "1")
+    assert "weights, but the checkpoint's files hold" in told(capsys, str(model), "--api-workers", "1")
 
 
 def test_a_config_that_is_nested_without_end(capsys: pytest.CaptureFixture[str], model: Path) -> None:
@@ -101,7 +101,7 @@ def test_few_descriptors() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert done.stderr == "roseinfer: error: only 40 files may be open (ulimit -n), at least 128 are needed\n"
+    assert done.stderr == "roseinfer: error: the limit on open files is 40 (ulimit -n), at least 128 are needed\n"
 
 
 def test_the_limit_on_descriptors_is_raised_as_far_as_it_may(
@@ -113,9 +113,9 @@ def test_the_limit_on_descriptors_is_raised_as_far_as_it_may(
     hosting.claim_descriptors(ServerConfig())
     assert limit == [2000, 2000] and caplog.records == []
     hosting.claim_descriptors(ServerConfig(max_num_queued_reqs=1900))
-    assert "only 2000 files may be open (ulimit -n): too few for 1900 requests" in caplog.text
+    assert "the limit on open files is 2000 (ulimit -n), too low for 1900 requests" in caplog.text
     limit[:] = [100, 100]
-    with pytest.raises(ResourceError, match="only 100 files"):
+    with pytest.raises(ResourceError, match="open files is 100"):
         hosting.claim_descriptors(ServerConfig())
 
 
@@ -155,7 +155,7 @@ def test_connections_for_which_there_is_no_descriptor_are_told_of(
 
     asyncio.run(main())
     first, second = logged()
-    assert first == "no descriptor is left (ulimit -n): new connections are closed"
+    assert first == "out of file descriptors (ulimit -n): new connections are closed"
     assert second.startswith(first) and "times more since the last such line" in second
 
 

@@ -80,7 +80,7 @@ def test_without_an_engine_every_api_says_when_to_come_back(fleet: LiveServer, p
     become(fleet, DEAD, STARTING)
     answer = fleet.post(path, BODIES[path])
     assert answer.status_code == 503 and "x-should-retry" not in answer.headers
-    assert "started again" in answer.json()["error"]["message"]
+    assert "restart is in progress" in answer.json()["error"]["message"]
     assert int(answer.headers["retry-after"]) >= 1
 
 

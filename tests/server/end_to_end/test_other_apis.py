@@ -187,7 +187,7 @@ def test_wrong_tools_are_named_as_they_were_written(client: openai.OpenAI, claud
 def test_a_model_that_does_not_think_keeps_every_budget(claude: anthropic.Anthropic) -> None:
     body: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 9}
     message = claude.messages.create(**body, thinking={"type": "enabled", "budget_tokens": 8})
-    assert message.to_dict()["warnings"] == ["thinking.budget_tokens: the model does not think"]
+    assert message.to_dict()["warnings"] == ["thinking.budget_tokens: the model has no reasoning"]
 
 
 def test_schemas_that_cannot_be_enforced_are_refused_by_their_field(

@@ -299,7 +299,7 @@ def test_the_engine_says_why(client: openai.OpenAI, real: RealServer) -> None:
     slo: Any = {"extra_body": {"ignore_eos": True, "slo": {"ttft_ms": 30_000, "why": True}}}
     usage: Any = (answer := client.completions.create(model="tiny", prompt="def f(x):\n", max_tokens=12, **slo)).usage
     why = usage.slo["why"]
-    assert usage.slo["met"] is True and why["summary"].startswith("Kept: ")
+    assert usage.slo["met"] is True and why["summary"].startswith("In time: ")
     assert (why["steps"], why["chunks"], why["sat_out"]) == (12, 1, 0)
     record = real.fresh(f"/v1/requests/{answer.id}").json()
     assert record["why"] == why and record["outcome"] == "met"
