@@ -8,11 +8,11 @@ from roseinfer.core.slo import Cause
 from roseinfer.server.formats.request_document import RequestWhy
 
 
-class Answer(BaseModel):
+class AnswerModel(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class ErrorFields(Answer):
+class ErrorFields(AnswerModel):
     message: str
     type: str
     param: str | None
@@ -23,21 +23,21 @@ class ErrorFields(Answer):
     attainable_ms: float | None = None
 
 
-class ErrorBody(Answer):
+class ErrorBody(AnswerModel):
     error: ErrorFields
 
 
-class CachedTokens(Answer):
+class CachedTokens(AnswerModel):
     cached_tokens: int
 
 
-class ReasoningTokens(Answer):
+class ReasoningTokens(AnswerModel):
     """Reasoning tokens, for models with reasoning and requests with tools."""
 
     reasoning_tokens: int
 
 
-class SloUsage(Answer):
+class SloUsage(AnswerModel):
     """Latencies measured by the server, in ms; the worst of all choices."""
 
     ttft_ms: float | None
@@ -46,7 +46,7 @@ class SloUsage(Answer):
     why: RequestWhy | None = None
 
 
-class UsageFields(Answer):
+class UsageFields(AnswerModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -55,14 +55,14 @@ class UsageFields(Answer):
     slo: SloUsage | None = None
 
 
-class CompletionLogprobsFields(Answer):
+class CompletionLogprobsFields(AnswerModel):
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
 
 
-class PromptLogprob(Answer):
+class PromptLogprob(AnswerModel):
     logprob: float
     rank: int
     decoded_token: str
@@ -71,7 +71,7 @@ class PromptLogprob(Answer):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-class CompletionChoice(Answer):
+class CompletionChoice(AnswerModel):
     index: int
     text: str
     logprobs: CompletionLogprobsFields | None
@@ -82,7 +82,7 @@ class CompletionChoice(Answer):
     prompt_token_ids: list[int] | None = None
 
 
-class Completion(Answer):
+class Completion(AnswerModel):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -92,7 +92,7 @@ class Completion(Answer):
     warnings: list[str] | None = None
 
 
-class TopLogprob(Answer):
+class TopLogprob(AnswerModel):
     token: str
     logprob: float
     bytes: list[int]
@@ -102,24 +102,24 @@ class ChatLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Answer):
+class ChatLogprobs(AnswerModel):
     content: list[ChatLogprob]
 
 
-class CalledFunction(Answer):
+class CalledFunction(AnswerModel):
     """Called function. `arguments`: JSON written by the model; cut if the answer ended with `length`."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Answer):
+class ToolCall(AnswerModel):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class AssistantMessage(Answer):
+class AssistantMessage(AnswerModel):
     """Message of the assistant. `content` is null without text. Reasoning has two names."""
 
     role: Literal["assistant"]
@@ -129,7 +129,7 @@ class AssistantMessage(Answer):
     tool_calls: list[ToolCall] | None = None
 
 
-class ChatChoice(Answer):
+class ChatChoice(AnswerModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
@@ -138,7 +138,7 @@ class ChatChoice(Answer):
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(Answer):
+class ChatCompletion(AnswerModel):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -150,7 +150,7 @@ class ChatCompletion(Answer):
     warnings: list[str] | None = None
 
 
-class ModelCard(Answer):
+class ModelCard(AnswerModel):
     id: str
     object: Literal["model"]
     type: Literal["model"]
@@ -169,7 +169,7 @@ class ModelCard(Answer):
     kv_cache: str
 
 
-class ModelList(Answer):
+class ModelList(AnswerModel):
     object: Literal["list"]
     data: list[ModelCard]
     first_id: str
@@ -177,7 +177,7 @@ class ModelList(Answer):
     has_more: Literal[False]
 
 
-class Tokenized(Answer):
+class Tokenized(AnswerModel):
     count: int
     max_model_len: int
     tokens: list[int]
@@ -185,7 +185,7 @@ class Tokenized(Answer):
     warnings: list[str] | None = None
 
 
-class Detokenized(Answer):
+class Detokenized(AnswerModel):
     prompt: str
     warnings: list[str] | None = None
 
@@ -199,7 +199,7 @@ class TokenizerInfo(BaseModel):
     chat_template: str | None
 
 
-class EngineHealth(Answer):
+class EngineHealth(AnswerModel):
     """Health of one of several engines."""
 
     engine: int
@@ -208,18 +208,18 @@ class EngineHealth(Answer):
     restarts: int
 
 
-class Health(Answer):
+class Health(AnswerModel):
     """Status of the server. `engines`: only with several."""
 
     status: str
     engines: list[EngineHealth] | None = None
 
 
-class Version(Answer):
+class Version(AnswerModel):
     version: str
 
 
-class EngineLoad(Answer):
+class EngineLoad(AnswerModel):
     """Load of one of several engines: running and waiting sequences, and the used share of KV blocks."""
 
     engine: int
@@ -228,14 +228,14 @@ class EngineLoad(Answer):
     kv_cache_usage: float
 
 
-class Load(Answer):
+class Load(AnswerModel):
     """Load of the server. `engines`: only with several."""
 
     server_load: int
     engines: list[EngineLoad] | None = None
 
 
-class EngineLoadReport(Answer):
+class EngineLoadReport(AnswerModel):
     """Load of one engine, with SGLang's field names.
 
     `num_waiting_uncached_tokens`: of waiting prompts, null = unknown. `num_used_tokens`: capacity of used KV blocks.
@@ -257,14 +257,14 @@ class EngineLoadReport(Answer):
     max_running_requests: int
 
 
-class EngineLoads(Answer):
+class EngineLoads(AnswerModel):
     timestamp: str
     version: str
     dp_rank_count: int
     loads: list[EngineLoadReport]
 
 
-class EnginePromise(Answer):
+class EnginePromise(AnswerModel):
     """Forecast of one engine. `kept`: the objectives can be met; null without objectives."""
 
     engine: int
@@ -273,7 +273,7 @@ class EnginePromise(Answer):
     utilisation: float
 
 
-class PromiseAnswer(Answer):
+class PromiseAnswer(AnswerModel):
     """Forecast of the best engine and of all, best first; null and empty without a cost model."""
 
     prompt_tokens: int

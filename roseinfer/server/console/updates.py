@@ -12,7 +12,7 @@ from roseinfer.server.console.events import engines_json
 from roseinfer.server.console.steps import NewSteps, StepHistory, steps_since
 from roseinfer.server.observe.metric_registry import Numbers
 from roseinfer.server.observe.record_json import record_json
-from roseinfer.server.observe.records import RequestRecord, RequestRecords
+from roseinfer.server.observe.records import RequestEntry, RequestRecords
 from roseinfer.server.observe.routing import PLACED_AGAIN, PLACEMENTS, RESUMES, RETRIES
 
 # A console that missed more gets the newest ones only.
@@ -74,7 +74,7 @@ def request_updates(position: Position, source: int, records: RequestRecords, no
     return Updates(None, [_request_update(record) for record in found], source, ever, dropped)
 
 
-def _request_update(record: RequestRecord) -> RequestUpdate:
+def _request_update(record: RequestEntry) -> RequestUpdate:
     return RequestUpdate(record.live, orjson.dumps(record_json(record)))
 
 

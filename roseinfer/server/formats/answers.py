@@ -25,7 +25,7 @@ MIN_LOGPROB = -9999.0
 
 
 @dataclass(slots=True)
-class Piece:
+class ChoicePart:
     """New part of a choice. `first`: it is the first part.
 
     `events`: merged parser events, None for plain text. `text`: the content only. `called`: the choice has a complete
@@ -53,7 +53,7 @@ class Piece:
         return [Text(self.text)] if self.text else []
 
 
-class Choice:
+class ChoiceBuffer:
     """Buffer of the chunks of choice `index` of a job until `take`. `echo_text`: the prompt's text to echo."""
 
     def __init__(self, job: Job, index: int) -> None:
@@ -87,17 +87,17 @@ class Choice:
         if chunk.finish_reason is not None:
             self._finish, self._stop_reason = chunk.finish_reason, chunk.stop_reason
 
-    def take(self) -> Piece:
+    def take(self) -> ChoicePart:
         first, self.opened = not self.opened, True
         text = "".join(self._text)
-        piece = Piece(text, self._token_ids, self._entries, first, self._finish, self._stop_reason)
+        piece = ChoicePart(text, self._token_ids, self._entries, first, self._finish, self._stop_reason)
         self._text, self._token_ids, self._entries = [], [], []
         if self._events is not None:
             self._take_events(piece, self._events)
             self._events = []
         return piece
 
-    def _take_events(self, piece: Piece, events: list[Event]) -> None:
+    def _take_events(self, piece: ChoicePart, events: list[Event]) -> None:
         self._called = self._called or any(type(event) is CallEnd and event.complete for event in events)
         piece.events = joined(events) if len(events) > 1 else events
         piece.called = self._called
@@ -108,9 +108,9 @@ class Choices:
 
     def __init__(self, job: Job) -> None:
         self._n = job.n
-        self.all = [Choice(job, index) for index in range(job.num_choices)]
+        self.all = [ChoiceBuffer(job, index) for index in range(job.num_choices)]
 
-    def add(self, prompt: int, chunk: SequenceChunk) -> Choice:
+    def add(self, prompt: int, chunk: SequenceChunk) -> ChoiceBuffer:
         choice = self.all[prompt * self._n + chunk.index]
         if chunk.prompt_logprobs is not None:
             # Fewer than the prompt's tokens after a timeout during the prompt.
@@ -137,7 +137,7 @@ class TokenNames:
         return list(self.tokenizer.token_bytes(token))
 
 
-def about_prompt(job: Job, names: TokenNames, choice: Choice) -> dict[str, Any]:
+def about_prompt(job: Job, names: TokenNames, choice: ChoiceBuffer) -> dict[str, Any]:
     """Return the requested log probabilities and token ids of the choice's prompt."""
     about: dict[str, Any] = {}
     if job.prompt_logprobs is not None:
@@ -185,15 +185,15 @@ class Writer(Protocol):
     # Bytes before (with a place for the choice's index) and after the text in an event with text only.
     plain: tuple[bytes, bytes]
 
-    def opening(self, choice: Choice) -> tuple[bytes, bytes] | None:
+    def opening(self, choice: ChoiceBuffer) -> tuple[bytes, bytes] | None:
         """Return an event before the choice's first one: (choice, further fields), or None."""
         ...
 
-    def delta(self, choice: Choice, piece: Piece) -> bytes: ...
+    def delta(self, choice: ChoiceBuffer, piece: ChoicePart) -> bytes: ...
 
-    def finish(self, choice: Choice, piece: Piece) -> bytes: ...
+    def finish(self, choice: ChoiceBuffer, piece: ChoicePart) -> bytes: ...
 
-    def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]: ...
+    def whole(self, choice: ChoiceBuffer, piece: ChoicePart) -> dict[str, Any]: ...
 
     def about(self, choices: Choices) -> dict[str, Any]:
         """Return fields of a whole answer besides its choices."""
@@ -215,7 +215,7 @@ class EventEncoder:
         self._writer = writer
         self._usage = usage
         self._choices = Choices(job)
-        self.due: dict[Choice, None] = {}  # choices with news
+        self.due: dict[ChoiceBuffer, None] = {}  # choices with news
         self._head = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,"choices":[' % (
             dumps(job.id),
             dumps(writer.chunk_object),
@@ -251,14 +251,14 @@ class EventEncoder:
         self.due[choice] = None
         return True
 
-    def take(self) -> list[tuple[Choice, Piece]]:
+    def take(self) -> list[tuple[ChoiceBuffer, ChoicePart]]:
         due, self.due = self.due, {}
         return [(choice, choice.take()) for choice in due]
 
-    def encode(self, taken: list[tuple[Choice, Piece]]) -> bytes:
+    def encode(self, taken: list[tuple[ChoiceBuffer, ChoicePart]]) -> bytes:
         return b"".join([self._encode(choice, piece) for choice, piece in taken])
 
-    def _encode(self, choice: Choice, piece: Piece) -> bytes:
+    def _encode(self, choice: ChoiceBuffer, piece: ChoicePart) -> bytes:
         events = b""
         opening = self._writer.opening(choice) if piece.first else None
         if opening is not None:
@@ -280,7 +280,7 @@ class EventEncoder:
     def failure(self, error: ApiError) -> bytes:
         return b"data: " + error.body() + b"\n\n"
 
-    def _has_news(self, piece: Piece) -> bool:
+    def _has_news(self, piece: ChoicePart) -> bool:
         """True if a finished choice has content left: its last token may have no text."""
         if piece.text or piece.events or piece.entries or (piece.token_ids and self._job.return_token_ids):
             return True

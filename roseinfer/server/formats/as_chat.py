@@ -14,7 +14,7 @@ from roseinfer.server.formats.schemas import ChatRequest, ModelField, OneAnswerR
 from roseinfer.server.formats.unsupported import HasEffect, Unsupported
 from roseinfer.server.http.errors import ApiError, as_api_error, bad_request
 from roseinfer.server.http.request_models import parse, unknown_fields
-from roseinfer.server.request.inference import Call
+from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.job import Job
 
 # --- fields -----------------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def chat_request(request: ModelField, translated: dict[str, Any], names: FieldNa
 
 
 async def translated_job(
-    call: Call, chat: ChatRequest, names: FieldNames, api: str, id_prefix: str, ignored: list[str]
+    call: RequestContext, chat: ChatRequest, names: FieldNames, api: str, id_prefix: str, ignored: list[str]
 ) -> Job:
     """Return the job of a translated chat. `api`: kind of answer, for logs; `ignored`: further ignored fields.
 

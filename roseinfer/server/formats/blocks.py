@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.api import SequenceChunk
-from roseinfer.server.formats.answers import Choice, Choices, Piece
+from roseinfer.server.formats.answers import ChoiceBuffer, ChoicePart, Choices
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reasoning
@@ -171,7 +171,7 @@ class _Answer:
         self.blocks = Blocks()
         self.ending: Ending | None = None
 
-    def add(self, piece: Piece) -> Iterator[Change]:
+    def add(self, piece: ChoicePart) -> Iterator[Change]:
         for event in piece.as_events():
             yield from self.blocks.add(event)
         if piece.finish is not None:
@@ -185,7 +185,7 @@ class BlockEncoder:
     def __init__(self, job: Job, writer: BlockWriter, usage: Callable[[], Usage]) -> None:
         assert job.stream is not None and job.num_choices == 1
         self.filler = writer.filler
-        self.due: list[Choice] = []
+        self.due: list[ChoiceBuffer] = []
         self._interval = job.stream.interval
         self._writer = writer
         self._usage = usage
@@ -203,11 +203,11 @@ class BlockEncoder:
         self.due = [choice]
         return True
 
-    def take(self) -> list[Piece]:
+    def take(self) -> list[ChoicePart]:
         due, self.due = self.due, []
         return [choice.take() for choice in due]
 
-    def encode(self, taken: list[Piece]) -> bytes:
+    def encode(self, taken: list[ChoicePart]) -> bytes:
         head = self._head()
         changes = [self._writer.change(change) for piece in taken for change in self._answer.add(piece)]
         return head + b"".join(changes)

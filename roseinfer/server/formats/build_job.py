@@ -16,7 +16,7 @@ from roseinfer.server.formats.schemas import GenerationRequest, StreamOptions
 from roseinfer.server.formats.unsupported import ANY_TIER, check_extras
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import unknown_fields
-from roseinfer.server.request.inference import Call
+from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.job import Job, StreamChoices
 from roseinfer.server.request.objectives import Objectives, objectives
 from roseinfer.server.request.prompts import Encoded
@@ -51,7 +51,11 @@ class OutputSettings:
 
 
 def read_settings(
-    call: Call, request: GenerationRequest, max_tokens: int | None, logprobs: RequestedLogprobs, num_prompts: int = 1
+    call: RequestContext,
+    request: GenerationRequest,
+    max_tokens: int | None,
+    logprobs: RequestedLogprobs,
+    num_prompts: int = 1,
 ) -> RequestSettings:
     """Check all fields but those of prompt and output, and set the deadline. `max_tokens`: see `sampling_params`.
 
@@ -74,7 +78,7 @@ def read_settings(
     return RequestSettings(model, n, stream, promised, params, keep_last, logprobs, warnings)
 
 
-async def spell_bad_words(call: Call, params: SamplingParams) -> SamplingParams:
+async def spell_bad_words(call: RequestContext, params: SamplingParams) -> SamplingParams:
     """Turn `bad_words` into token ids, in a thread. Raises `InvalidRequestError`, `ApiError` 400."""
     if not params.bad_words:
         return params
@@ -82,7 +86,7 @@ async def spell_bad_words(call: Call, params: SamplingParams) -> SamplingParams:
 
 
 def build_job(
-    call: Call,
+    call: RequestContext,
     request: GenerationRequest,
     settings: RequestSettings,
     params: SamplingParams,

@@ -8,10 +8,10 @@ from orjson import dumps
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.server.formats import chat_events, tool_messages
 from roseinfer.server.formats.answers import (
-    Choice,
+    ChoiceBuffer,
+    ChoicePart,
     Choices,
     EventEncoder,
-    Piece,
     TokenNames,
     WholeBody,
     about_prompt,
@@ -23,7 +23,7 @@ from roseinfer.server.formats.chat_output import OUTPUT_FIELDS, ChatOutput
 from roseinfer.server.formats.sampling import chat_logprobs
 from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, TokenizeRequest
 from roseinfer.server.http.errors import OPENAI, bad_request
-from roseinfer.server.request.inference import Call
+from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.prompts import ChatPrompt, Encoded
 from roseinfer.server.request.service import Backend
@@ -42,7 +42,7 @@ class ChatFormat:
     path = "/v1/chat/completions"
     dialect = OPENAI
 
-    async def make_job(self, call: Call, body: dict[str, Any]) -> Job:
+    async def make_job(self, call: RequestContext, body: dict[str, Any]) -> Job:
         return await chat_job(call, call.service.parser.parse(ChatRequest, body))
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> EventEncoder:
@@ -52,7 +52,7 @@ class ChatFormat:
         return WholeBody(job, ChatWriter(job, tokenizer))
 
 
-async def chat_job(call: Call, request: ChatRequest) -> Job:
+async def chat_job(call: RequestContext, request: ChatRequest) -> Job:
     """Return the job of a chat. Other APIs translate their requests to chats.
 
     Raises `ApiError` 400 or 404, `InvalidRequestError`.
@@ -120,11 +120,11 @@ class ChatWriter:
         self._job = job
         self._names = TokenNames(tokenizer, job.tokens_as_ids)
 
-    def opening(self, choice: Choice) -> tuple[bytes, bytes]:
+    def opening(self, choice: ChoiceBuffer) -> tuple[bytes, bytes]:
         role = b'{"index":%d,"delta":{"role":"assistant","content":""},"finish_reason":null}' % choice.index
         return role, b',"prompt_token_ids":' + dumps(choice.prompt.ids) if self._job.return_token_ids else b""
 
-    def delta(self, choice: Choice, piece: Piece) -> bytes:
+    def delta(self, choice: ChoiceBuffer, piece: ChoicePart) -> bytes:
         more = b""
         if self._job.logprobs is not None:
             more = b',"logprobs":' + dumps(self._logprobs(piece))
@@ -133,12 +133,12 @@ class ChatWriter:
         delta = b'{"content":%b}' % dumps(piece.text) if piece.events is None else chat_events.delta(piece.events)
         return b'{"index":%d,"delta":%b,"finish_reason":null%b}' % (choice.index, delta, more)
 
-    def finish(self, choice: Choice, piece: Piece) -> bytes:
+    def finish(self, choice: ChoiceBuffer, piece: ChoicePart) -> bytes:
         assert piece.finish is not None
         reason, stop = _finish_reason(piece).encode(), dumps(piece.stop_reason)
         return b'{"index":%d,"delta":{},"finish_reason":"%b","stop_reason":%b}' % (choice.index, reason, stop)
 
-    def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+    def whole(self, choice: ChoiceBuffer, piece: ChoicePart) -> dict[str, Any]:
         plain = {"role": "assistant", "content": piece.text}
         message = plain if piece.events is None else chat_events.message(piece.events)
         said: dict[str, Any] = {"index": choice.index, "message": message, "logprobs": self._logprobs(piece)}
@@ -148,11 +148,11 @@ class ChatWriter:
     def about(self, choices: Choices) -> dict[str, Any]:
         return about_prompt(self._job, self._names, choices.all[0])
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+    def _logprobs(self, piece: ChoicePart) -> dict[str, Any] | None:
         return None if self._job.logprobs is None else logprobs_json(self._names, self._job.logprobs, piece.entries)
 
 
-def _finish_reason(piece: Piece) -> str:
+def _finish_reason(piece: ChoicePart) -> str:
     assert piece.finish is not None
     return "tool_calls" if piece.ended_by_call else piece.finish.value
 

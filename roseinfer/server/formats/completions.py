@@ -7,11 +7,11 @@ from orjson import dumps
 
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.server.formats.answers import (
-    Choice,
+    ChoiceBuffer,
+    ChoicePart,
     Choices,
     Entries,
     EventEncoder,
-    Piece,
     TokenNames,
     WholeBody,
     about_prompt,
@@ -23,7 +23,7 @@ from roseinfer.server.formats.constraints import OutputConstraint, is_constraine
 from roseinfer.server.formats.sampling import completion_logprobs, completion_max_tokens
 from roseinfer.server.formats.schemas import CompletionRequest
 from roseinfer.server.http.errors import OPENAI
-from roseinfer.server.request.inference import Call
+from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.text.detokenize import IncrementalDetokenizer
 from roseinfer.text.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ class CompletionFormat:
     path = "/v1/completions"
     dialect = OPENAI
 
-    async def make_job(self, call: Call, body: dict[str, Any]) -> Job:
+    async def make_job(self, call: RequestContext, body: dict[str, Any]) -> Job:
         request = call.service.parser.parse(CompletionRequest, body)
         call.offer_request_id(request.request_id)
         prompts = split_prompts(request.prompt)
@@ -73,12 +73,12 @@ class CompletionWriter:
         self._job = job
         self._tokenizer = tokenizer
         self._names = TokenNames(tokenizer, job.tokens_as_ids)
-        self._rendered: dict[Choice, CompletionLogprobs] = {}
+        self._rendered: dict[ChoiceBuffer, CompletionLogprobs] = {}
 
-    def opening(self, choice: Choice) -> None:
+    def opening(self, choice: ChoiceBuffer) -> None:
         """Return None: clients take the first event for the first token."""
 
-    def delta(self, choice: Choice, piece: Piece) -> bytes:
+    def delta(self, choice: ChoiceBuffer, piece: ChoicePart) -> bytes:
         echo = self._job.echo and piece.first
         logprobs = b"null" if self._job.logprobs is None else dumps(self._logprobs(choice, piece, echo))
         text = dumps(choice.echo_text + piece.text if echo else piece.text)
@@ -90,12 +90,12 @@ class CompletionWriter:
         event = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null%b}'
         return event % (choice.index, text, logprobs, ids)
 
-    def finish(self, choice: Choice, piece: Piece) -> bytes:
+    def finish(self, choice: ChoiceBuffer, piece: ChoicePart) -> bytes:
         assert piece.finish is not None
         event = b'{"index":%d,"text":"","logprobs":null,"finish_reason":"%b","stop_reason":%b}'
         return event % (choice.index, piece.finish.value.encode(), dumps(piece.stop_reason))
 
-    def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+    def whole(self, choice: ChoiceBuffer, piece: ChoicePart) -> dict[str, Any]:
         text = choice.echo_text + piece.text if self._job.echo else piece.text
         said: dict[str, Any] = {"index": choice.index, "text": text}
         said["logprobs"] = self._logprobs(choice, piece, self._job.echo)
@@ -107,7 +107,7 @@ class CompletionWriter:
         """Return nothing: each choice describes its own prompt."""
         return {}
 
-    def _logprobs(self, choice: Choice, piece: Piece, with_prompt: bool) -> dict[str, Any] | None:
+    def _logprobs(self, choice: ChoiceBuffer, piece: ChoicePart, with_prompt: bool) -> dict[str, Any] | None:
         """Return log probabilities of a piece, after the prompt's if `with_prompt`. Call once per piece, in order."""
         top = self._job.logprobs
         if top is None:
@@ -119,7 +119,7 @@ class CompletionWriter:
         own = self._rendered[choice].render(piece.token_ids, piece.entries)
         return joined(self._echoed(choice, top), own) if with_prompt else own
 
-    def _echoed(self, choice: Choice, top: int) -> dict[str, list[Any]]:
+    def _echoed(self, choice: ChoiceBuffer, top: int) -> dict[str, list[Any]]:
         entries: Entries = choice.prompt_entries or [None] * len(choice.prompt.ids)
         renderer = CompletionLogprobs(self._names, top, IncrementalDetokenizer(self._tokenizer))
         return renderer.render(choice.prompt.ids, entries)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from roseinfer.core.slo import Cause
-from roseinfer.server.observe.records import RequestRecord
+from roseinfer.server.observe.records import RequestEntry
 
 # Names of delays that have no `Cause`.
 PREEMPTED, SAT_OUT = "preempted", "sat_out"
@@ -33,7 +33,7 @@ class DelayBreakdown(NamedTuple):
         return {**self.waits, PREEMPTED: self.preempted, SAT_OUT: self.idle * (self.prefill + self.decode)}
 
 
-def waits_before_seat(record: RequestRecord) -> tuple[float, list[tuple[Cause | None, float]]]:
+def waits_before_seat(record: RequestEntry) -> tuple[float, list[tuple[Cause | None, float]]]:
     """Return seconds from arrival to the first seat (or to now), and the waits until then; cause None = unknown.
 
     Waits are in their known order: another engine, transit, the running step, other causes with the longest first,
@@ -59,7 +59,7 @@ _BRIEF_S = 0.001  # from the plan that seats a request to its step
 _EARLY = {Cause.ENGINE: 0, Cause.TRANSIT: 1, Cause.STEP: 2}
 
 
-def _seat_s(record: RequestRecord, named_s: float | None) -> float:
+def _seat_s(record: RequestEntry, named_s: float | None) -> float:
     """Return seconds from arrival to the first seat. `named_s`: sum of the known waits.
 
     A running request's engine reports its waits, but not when they ended.
@@ -71,7 +71,7 @@ def _seat_s(record: RequestRecord, named_s: float | None) -> float:
     return until_s if sample.first_s is None or named_s is None else min(named_s, until_s)
 
 
-def _known(record: RequestRecord) -> tuple[tuple[Cause, float], ...] | None:
+def _known(record: RequestEntry) -> tuple[tuple[Cause, float], ...] | None:
     """Return the waits since arrival; None if unknown. After a resume the engine knows its own part only."""
     why, route = record.worst.why, record.route
     if why is None or (
@@ -81,7 +81,7 @@ def _known(record: RequestRecord) -> tuple[tuple[Cause, float], ...] | None:
     return why.waited
 
 
-def _cut(record: RequestRecord, named: dict[Cause, float], until_s: float) -> list[tuple[Cause | None, float]]:
+def _cut(record: RequestEntry, named: dict[Cause, float], until_s: float) -> list[tuple[Cause | None, float]]:
     """Return the waits in their order, cut at `until_s`."""
     again = record.worst.preemptions > 0
     ranks = {cause: _EARLY.get(cause, 4 if cause is Cause.BLOCKS and again else 3) for cause in named}
@@ -94,7 +94,7 @@ def _cut(record: RequestRecord, named: dict[Cause, float], until_s: float) -> li
     return kept
 
 
-def delay_breakdown(record: RequestRecord) -> DelayBreakdown:
+def delay_breakdown(record: RequestEntry) -> DelayBreakdown:
     sample = record.worst
     seat_s, seat_waits = waits_before_seat(record)
     waits: dict[str, float] = {}

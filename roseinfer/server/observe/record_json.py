@@ -5,12 +5,12 @@ from typing import Any
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.slo import Cause, Forecast, Rejection, Slo
 from roseinfer.server.observe.delays import waits_before_seat
-from roseinfer.server.observe.records import RequestRecord
+from roseinfer.server.observe.records import RequestEntry
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.slo_classes import NO_CLASS
 
 
-def record_json(record: RequestRecord) -> dict[str, Any]:
+def record_json(record: RequestEntry) -> dict[str, Any]:
     """Return the request object. Times in ms from arrival; null = unknown, or not yet."""
     slo, route = record.slo or Slo(), record.route
     return {
@@ -46,7 +46,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
     }
 
 
-def why_json(record: RequestRecord) -> dict[str, Any]:
+def why_json(record: RequestEntry) -> dict[str, Any]:
     sample, found = record.worst, verdict(record)
     why = sample.why
     return {
@@ -62,7 +62,7 @@ def why_json(record: RequestRecord) -> dict[str, Any]:
     }
 
 
-def timeline(record: RequestRecord) -> list[dict[str, Any]]:
+def timeline(record: RequestEntry) -> list[dict[str, Any]]:
     """Return the phases of the worst sample in order, without gaps."""
     sample = record.worst
     seat_s, waits = waits_before_seat(record)
@@ -84,14 +84,14 @@ def _phase(phase: str, cause: Cause | None, from_s: float, to_s: float) -> dict[
     return {"phase": phase, "cause": cause, "from_ms": ms(from_s), "to_ms": ms(to_s)}
 
 
-def _predicted(record: RequestRecord) -> dict[str, float | None]:
+def _predicted(record: RequestEntry) -> dict[str, float | None]:
     """Return the policy's forecast from its first look at the request, or from its rejection."""
     forecast = Forecast() if record.worst.why is None else record.worst.why.forecast
     ttft_s = forecast.ttft_s if record.rejection is None else record.rejection.predicted_ttft_s
     return {"ttft_ms": ms(ttft_s), "tpot_ms": ms(forecast.tpot_s)}
 
 
-def _seen(record: RequestRecord) -> dict[str, float | None]:
+def _seen(record: RequestEntry) -> dict[str, float | None]:
     """Return measured latencies; `e2e_ms` only for completed requests."""
     seen = record.seen
     if seen is None:

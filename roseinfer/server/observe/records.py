@@ -63,7 +63,7 @@ class RouteInfo(NamedTuple):
     resumes: int
 
 
-class RequestRecord(NamedTuple):
+class RequestEntry(NamedTuple):
     """State of one request when it ended, or now if it is `live`.
 
     `number`: counts ended requests of this process from 1; 0 while live.
@@ -116,14 +116,14 @@ class RequestRecords:
     def __init__(self, size: int = MAX_ENDED_RECORDS, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
         self._live: dict[int, _Live] = {}
-        self._ended: deque[RequestRecord] = deque(maxlen=size)
-        self._turned_away: deque[RequestRecord] = deque(maxlen=MAX_REJECTED_RECORDS)
+        self._ended: deque[RequestEntry] = deque(maxlen=size)
+        self._turned_away: deque[RequestEntry] = deque(maxlen=MAX_REJECTED_RECORDS)
         self._count = 0
 
     def started(self, job: Job, progress: JobProgress, state: Mapping[str, Any], now_s: float) -> None:
         self._live[id(progress)] = _Live(self._wall() - (now_s - job.arrival_s), job, progress, state)
 
-    def ended(self, job: Job, progress: JobProgress, now_s: float, end: RequestEnd) -> RequestRecord:
+    def ended(self, job: Job, progress: JobProgress, now_s: float, end: RequestEnd) -> RequestEntry:
         live = self._live.pop(id(progress))
         begun = live.state["status"]
         if begun and begun != end.status:  # the client has already received this status
@@ -136,7 +136,7 @@ class RequestRecords:
     def rejected_unread(self, visit: UnreadRequest, age_s: float, error: ApiError) -> None:
         """Record a request that was rejected before its body was read. `age_s`: seconds since its arrival."""
         self._count += 1
-        record = RequestRecord(
+        record = RequestEntry(
             number=self._count,
             live=False,
             id=visit.request_id,
@@ -162,41 +162,41 @@ class RequestRecords:
         )
         self._turned_away.append(record)
 
-    def newest(self, limit: int, now_s: float, *, live: bool = True, ended: bool = True) -> list[RequestRecord]:
+    def newest(self, limit: int, now_s: float, *, live: bool = True, ended: bool = True) -> list[RequestEntry]:
         """Return at most `limit` records: running requests first, then ended ones, newest first."""
         return list(islice(self._all(now_s, live, ended), limit))
 
-    def find(self, id: str, now_s: float) -> RequestRecord | None:
+    def find(self, id: str, now_s: float) -> RequestEntry | None:
         """Return the newest record whose answer or request has this id."""
         for live in reversed(self._live.values()):
             if id in (live.job.id, live.job.request_id):
                 return self._of_live(live, now_s)
         return next((each for each in self._all(now_s, False, True) if id in (each.id, each.request_id)), None)
 
-    def of(self, job: Job, progress: JobProgress, now_s: float, outcome: Outcome) -> RequestRecord:
+    def of(self, job: Job, progress: JobProgress, now_s: float, outcome: Outcome) -> RequestEntry:
         """Return the record of a request whose samples have ended and whose answer is still being sent."""
         return _record(0, job.created, job, progress, now_s, RequestEnd(outcome))
 
-    def _all(self, now_s: float, live: bool, ended: bool) -> Iterator[RequestRecord]:
+    def _all(self, now_s: float, live: bool, ended: bool) -> Iterator[RequestEntry]:
         if live:
             for each in reversed(self._live.values()):
                 yield self._of_live(each, now_s)
         if ended:
             yield from merge(reversed(self._ended), reversed(self._turned_away), key=_NUMBER, reverse=True)
 
-    def _of_live(self, live: _Live, now_s: float) -> RequestRecord:
+    def _of_live(self, live: _Live, now_s: float) -> RequestEntry:
         end = RequestEnd(status=live.state["status"])
         return _record(0, live.created_s, live.job, live.progress, now_s, end)
 
 
-def ended_s(record: RequestRecord) -> float:
+def ended_s(record: RequestEntry) -> float:
     """Unix time of a request's end."""
     return record.created_s + record.age_s
 
 
 def _record(
     number: int, created_s: float, job: Job, progress: JobProgress, now_s: float, end: RequestEnd
-) -> RequestRecord:
+) -> RequestEntry:
     arrival_s = job.arrival_s
     if job.num_choices == 1:
         run = progress.runs[0]
@@ -210,7 +210,7 @@ def _record(
         prompt, cached, output = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
         seen = worst_latencies(progress.runs)
     cause, route = end.cause, run.route
-    return RequestRecord(
+    return RequestEntry(
         number=number,
         live=not number,
         id=job.id,

@@ -24,7 +24,7 @@ from roseinfer.server.observe.metrics import (
     TextMetrics,
 )
 from roseinfer.server.observe.record_json import why_json
-from roseinfer.server.observe.records import RequestRecord, RequestRecords
+from roseinfer.server.observe.records import RequestEntry, RequestRecords
 from roseinfer.server.observe.routing import RoutingMetrics
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
@@ -289,7 +289,7 @@ class LogLine:
         )
 
 
-def _fields(record: RequestRecord, job: Job, progress: JobProgress, reason: str) -> dict[str, Any]:
+def _fields(record: RequestEntry, job: Job, progress: JobProgress, reason: str) -> dict[str, Any]:
     """Return the fields of an ended request's log line. `reason`: finish reason of unfinished samples."""
     sample = record.worst
     finish, first_s, seat_s = record.finish, sample.first_s, sample.scheduled_s

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 
 from roseinfer.core.slo import Rejection
-from roseinfer.server.observe.verdict import Verdict
+from roseinfer.server.observe.verdict import Explanation
 from roseinfer.server.request.job import (
     OBJECTIVES,
     Job,
@@ -76,7 +76,7 @@ def of_result(job: Job, progress: JobProgress, came: Outcome | None, refusal: Re
     return _known(result) | _waits(samples) | ({} if refusal is None else _of_refusal(refusal))
 
 
-def of_verdict(verdict: Verdict) -> Attributes:
+def of_verdict(verdict: Explanation) -> Attributes:
     return _known({"roseinfer.why.verdict": verdict.name, "roseinfer.why.summary": verdict.summary})
 
 

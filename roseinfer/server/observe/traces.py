@@ -25,7 +25,7 @@ from roseinfer.core.clock import Clock
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import RequestTimes
 from roseinfer.server.http.errors import ApiError, as_api_error
-from roseinfer.server.observe.records import RequestRecord, RequestRecords
+from roseinfer.server.observe.records import RequestEntry, RequestRecords
 from roseinfer.server.observe.span_attributes import Value, of_choice, of_job, of_result, of_verdict
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
@@ -54,7 +54,7 @@ class Note:
     def __init__(self) -> None:
         self.job: Job | None = None
         self.progress: JobProgress
-        self.record: RequestRecord
+        self.record: RequestEntry
         self.now_s = 0.0
         self.cause: str | None = None
 

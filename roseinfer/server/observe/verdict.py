@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from roseinfer.core.slo import Cause, Rejection, Slo, Why
 from roseinfer.server.observe.delays import PREEMPTED, SAT_OUT, delay_breakdown, waits_before_seat
-from roseinfer.server.observe.records import RequestRecord
+from roseinfer.server.observe.records import RequestEntry
 from roseinfer.server.request.job import OBJECTIVES, Latencies, Outcome
 
 # Verdicts that are neither a `Cause` nor a delay of `delays`.
@@ -34,7 +34,7 @@ _MISSED = {Outcome.MISSED_TTFT: "ttft", Outcome.MISSED_TPOT: "tpot", Outcome.MIS
 _GONE = frozenset({"EngineDeadError", "EngineLostError", "EngineUnavailableError"})
 
 
-class Verdict(NamedTuple):
+class Explanation(NamedTuple):
     """Explanation of one request. `summary`: a sentence in English.
 
     `name`: a `Cause`, "preempted", "sat_out" (steps ran without it), "slow_steps" (it ran all the time), "client" (the
@@ -47,17 +47,17 @@ class Verdict(NamedTuple):
 
 # Requests rejected before they were read, by error code.
 _REJECTED_UNREAD = {
-    "too_many_inflight": Verdict(
+    "too_many_inflight": Explanation(
         Cause.QUEUE, "Rejected: the engine was at its limit of requests (--max-inflight-requests)."
     ),
-    "queue_full": Verdict(Cause.QUEUE, "Rejected: the server was at its limit of prompts (--max-num-queued-reqs)."),
-    "too_many_bodies": Verdict(Cause.QUEUE, "Rejected: too many request bodies were being read (--max-body-readers)."),
-    "draining": Verdict(None, "Rejected: the server was shutting down."),
-    "engine_unhealthy": Verdict(Cause.ENGINE, "Rejected: no engine accepted requests."),
+    "queue_full": Explanation(Cause.QUEUE, "Rejected: the server was at its limit of prompts (--max-num-queued-reqs)."),
+    "too_many_bodies": Explanation(Cause.QUEUE, "Rejected: too many bodies were being read (--max-body-readers)."),
+    "draining": Explanation(None, "Rejected: the server was shutting down."),
+    "engine_unhealthy": Explanation(Cause.ENGINE, "Rejected: no engine accepted requests."),
 }
 
 
-def verdict(record: RequestRecord) -> Verdict:
+def verdict(record: RequestEntry) -> Explanation:
     """Explain what became of a request."""
     if record.live and record.outcome is None:
         return _of_live(record)
@@ -67,24 +67,24 @@ def verdict(record: RequestRecord) -> Verdict:
     if objective is not None and record.slo is not None and record.seen is not None:
         return _of_late(record, objective, record.slo, record.seen)
     if record.outcome is Outcome.MET:
-        return Verdict(None, _kept(record))
+        return Explanation(None, _kept(record))
     if record.outcome is Outcome.TIMEOUT:
         return _of_timeout(record)
     if record.reason == "shutdown":
-        return Verdict(None, f"The server shut down {_ms(record.age_s)} after its arrival.")
+        return Explanation(None, f"The server shut down {_ms(record.age_s)} after its arrival.")
     if record.outcome is Outcome.ABORTED:
-        return Verdict(CLIENT, f"The client disconnected after {_ms(record.age_s)}.")
+        return Explanation(CLIENT, f"The client disconnected after {_ms(record.age_s)}.")
     return _of_failure(record)
 
 
-def _of_live(record: RequestRecord) -> Verdict:
+def _of_live(record: RequestEntry) -> Explanation:
     sample = record.worst
     if sample.first_s is None:
-        return Verdict(None, f"Waiting for its first token since {_ms(record.age_s)}.")
-    return Verdict(None, f"Running: the first token came after {_ms(sample.first_s)}; {sample.tokens} tokens so far.")
+        return Explanation(None, f"Waiting for its first token since {_ms(record.age_s)}.")
+    return Explanation(None, f"Running: first token after {_ms(sample.first_s)}; {sample.tokens} tokens so far.")
 
 
-def _of_rejection(record: RequestRecord, rejection: Rejection) -> Verdict:
+def _of_rejection(record: RequestEntry, rejection: Rejection) -> Explanation:
     target = _objective(record.slo, rejection.reason)
     text = f"Rejected: {_ms(target)} for the {_NAMES.get(rejection.reason, rejection.reason)} was out of reach"
     text += f" because of {_BECAUSE_OF[rejection.cause]}"
@@ -93,10 +93,10 @@ def _of_rejection(record: RequestRecord, rejection: Rejection) -> Verdict:
         text += f"; it was expected after {_ms(rejection.predicted_ttft_s)}"
     if rejection.attainable_s is not None:
         text += f". {_ms(rejection.attainable_s)} was attainable"
-    return Verdict(rejection.cause, text + ".")
+    return Explanation(rejection.cause, text + ".")
 
 
-def _of_late(record: RequestRecord, objective: str, slo: Slo, seen: Latencies) -> Verdict:
+def _of_late(record: RequestEntry, objective: str, slo: Slo, seen: Latencies) -> Explanation:
     delays = delay_breakdown(record)
     at = OBJECTIVES.index(objective)
     late_s = seen[at] - (_objective(slo, objective) or 0.0)
@@ -112,7 +112,7 @@ def _of_late(record: RequestRecord, objective: str, slo: Slo, seen: Latencies) -
     if name == SLOW_STEPS and objective != "ttft" and record.route is not None and record.route.resumes:
         name = Cause.ENGINE
     text = f"Late: {_seen(objective, seen[at])}; the objective was {_ms(_objective(slo, objective))}"
-    return Verdict(name, f"{text}. {_because(record, name, found.get(name, ran_s), objective)}")
+    return Explanation(name, f"{text}. {_because(record, name, found.get(name, ran_s), objective)}")
 
 
 def _blamed(found: dict[str, float], late_s: float, ran_s: float) -> str:
@@ -124,7 +124,7 @@ def _blamed(found: dict[str, float], late_s: float, ran_s: float) -> str:
     return SLOW_STEPS
 
 
-def _because(record: RequestRecord, name: str, seconds: float, objective: str) -> str:
+def _because(record: RequestEntry, name: str, seconds: float, objective: str) -> str:
     sample, why = record.worst, record.worst.why
     if name == PREEMPTED:
         return f"It was preempted {_times(sample.preemptions)} and had no seat for {_ms(seconds)}."
@@ -153,7 +153,7 @@ def _ran(why: Why | None) -> str:
     return f"It ran in {which} {why.steps} steps"
 
 
-def _kept(record: RequestRecord) -> str:
+def _kept(record: RequestEntry) -> str:
     sample = record.worst
     if record.seen is None or sample.first_s is None:
         return "It finished."
@@ -171,7 +171,7 @@ def _kept(record: RequestRecord) -> str:
     return text + "."
 
 
-def _of_timeout(record: RequestRecord) -> Verdict:
+def _of_timeout(record: RequestEntry) -> Explanation:
     delays = delay_breakdown(record)
     found = delays.before_first() if record.worst.first_s is None else delays.all()
     ran_s = (delays.prefill + delays.decode) * (1 - delays.idle)
@@ -180,18 +180,18 @@ def _of_timeout(record: RequestRecord) -> Verdict:
     name = max(found, key=lambda each: found[each], default=SLOW_STEPS)
     if found.get(name, 0.0) <= ran_s or name == Cause.OTHER:
         name = Cause.OTHER if record.worst.why is None else SLOW_STEPS
-        return Verdict(name, text + ".")
-    return Verdict(str(name), f"{text}. {_because(record, name, found[name], 'e2e')}")
+        return Explanation(name, text + ".")
+    return Explanation(str(name), f"{text}. {_because(record, name, found[name], 'e2e')}")
 
 
-def _of_failure(record: RequestRecord) -> Verdict:
+def _of_failure(record: RequestEntry) -> Explanation:
     if record.outcome is Outcome.REJECTED:
-        return _REJECTED_UNREAD.get(record.reason, Verdict(None, "Rejected: the server could not take it."))
+        return _REJECTED_UNREAD.get(record.reason, Explanation(None, "Rejected: the server could not take it."))
     if record.outcome is None:
-        return Verdict(None, "Invalid: the request was not accepted.")
+        return Explanation(None, "Invalid: the request was not accepted.")
     if record.reason.partition(":")[0] in _GONE:
-        return Verdict(Cause.ENGINE, f"It failed after {_ms(record.age_s)}: its engine is gone.")
-    return Verdict(None, f"It failed after {_ms(record.age_s)} and {record.output_tokens} tokens.")
+        return Explanation(Cause.ENGINE, f"It failed after {_ms(record.age_s)}: its engine is gone.")
+    return Explanation(None, f"It failed after {_ms(record.age_s)} and {record.output_tokens} tokens.")
 
 
 # --- words --------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RequestContext:
     """Context of one request. `request_id`: from X-Request-Id, else from the body, else random."""
 
     service: Service
@@ -74,7 +74,7 @@ class AnswerFormat(Protocol):
     # Error format of all answers at or below `path`.
     dialect: Dialect
 
-    async def make_job(self, call: Call, body: dict[str, Any]) -> Job:
+    async def make_job(self, call: RequestContext, body: dict[str, Any]) -> Job:
         """Return the job of a body. Raises `ApiError` 4xx or `InvalidRequestError`."""
         ...
 
@@ -93,8 +93,8 @@ class JobRun(Protocol):
         ...
 
 
-# Makes the run of a job: `EngineRun` by default.
-MakeRun = Callable[[Call, AnswerFormat, Job, ClientConnection, Ticket], JobRun]
+# Makes the run of a job: `StandardRun` by default.
+MakeRun = Callable[[RequestContext, AnswerFormat, Job, ClientConnection, Ticket], JobRun]
 
 
 class Inference:
@@ -105,7 +105,7 @@ class Inference:
 
     def __init__(self, service: Service, answer_format: AnswerFormat, make_run: MakeRun | None = None) -> None:
         self._service = service
-        self._make_run = make_run or EngineRun
+        self._make_run = make_run or StandardRun
         self._format = answer_format
         self.path = answer_format.path
         self.dialect = answer_format.dialect
@@ -122,7 +122,7 @@ class Inference:
             try:
                 preparation = service.prepare(scope)
                 with preparation:
-                    call = Call(service, backend, scope["state"], arrival_s, scope["headers"], preparation)
+                    call = RequestContext(service, backend, scope["state"], arrival_s, scope["headers"], preparation)
                     job = await self._format.make_job(call, body)
                     ticket.grow(len(job.prompts))
                     if backend.lengths is not None:
@@ -135,11 +135,11 @@ class Inference:
             await self._make_run(call, self._format, job, connection, ticket).answer(scope, receive, send)
 
 
-class EngineRun:
+class StandardRun:
     """Run of one job on the engine, and its answer."""
 
     def __init__(
-        self, call: Call, answer_format: AnswerFormat, job: Job, connection: ClientConnection, ticket: Ticket
+        self, call: RequestContext, answer_format: AnswerFormat, job: Job, connection: ClientConnection, ticket: Ticket
     ) -> None:
         self._service = service = call.service
         self._backend = backend = call.backend

@@ -16,7 +16,7 @@ from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.record_json import record_json
-from roseinfer.server.observe.records import MAX_ENDED_RECORDS, RequestRecord, RequestRecords, ended_s
+from roseinfer.server.observe.records import MAX_ENDED_RECORDS, RequestEntry, RequestRecords, ended_s
 from roseinfer.server.request.service import Service
 from roseinfer.server.routes.query import limit_of
 
@@ -81,7 +81,7 @@ def add(app: FastAPI, service: Service, records: RequestRecords, peer_queries: P
     app.add_api_route("/v1/requests/{request_id:path}", retrieve_request, tags=["requests"], **described)
 
 
-def _found(record: RequestRecord) -> FoundRecord:
+def _found(record: RequestEntry) -> FoundRecord:
     return FoundRecord(record.live, record.created_s if record.live else ended_s(record), record_json(record))
 
 

@@ -17,7 +17,7 @@ from roseinfer.server.console.updates import EngineUpdates, Position, RequestUpd
 from roseinfer.server.observe.metric_registry import MetricRegistry
 from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.peer_queries import PeerQueries
-from roseinfer.server.observe.records import RequestRecord, SampleSummary
+from roseinfer.server.observe.records import RequestEntry, SampleSummary
 from roseinfer.server.observe.routing import RoutingMetrics
 from roseinfer.server.request.service import Service
 
@@ -143,14 +143,14 @@ class Ended:
         self.numbers = list(range(count, max(0, count - kept), -1))
         self.live = live
 
-    def newest(self, limit: int, now_s: float, *, live: bool = True, ended: bool = True) -> list[RequestRecord]:
+    def newest(self, limit: int, now_s: float, *, live: bool = True, ended: bool = True) -> list[RequestEntry]:
         assert live != ended
         shown = self.numbers if ended else [0] * self.live
         return [record(number) for number in shown[:limit]]
 
 
-def record(number: int) -> RequestRecord:
-    return RequestRecord(
+def record(number: int) -> RequestEntry:
+    return RequestEntry(
         number=number, live=not number, id=f"r{number}", request_id="", api="chat", model="m", stream=True,
         created_s=1.0, age_s=1.0, slo=None, outcome=None, finish="stop", reason="", status=200, prompt_tokens=1,
         cached_tokens=0, output_tokens=1, choices=1, seen=None, worst=SampleSummary(), route=None, rejection=None,

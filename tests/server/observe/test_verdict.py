@@ -9,7 +9,7 @@ import pytest
 from roseinfer.core.slo import Cause, Forecast, Rejection, Slo, Why
 from roseinfer.server.formats.request_document import RequestState
 from roseinfer.server.observe.record_json import record_json, timeline
-from roseinfer.server.observe.records import RequestRecord, RouteInfo, SampleSummary
+from roseinfer.server.observe.records import RequestEntry, RouteInfo, SampleSummary
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.job import Latencies, Outcome
 
@@ -23,7 +23,7 @@ def sample_of(
     return SampleSummary(seat_s, first_s, last_s, tpot_s, tokens, **{"finish": "stop"} | more)
 
 
-def record(sample: SampleSummary, outcome: Outcome | None, slo: Slo | None = SLO, **more: Any) -> RequestRecord:
+def record(sample: SampleSummary, outcome: Outcome | None, slo: Slo | None = SLO, **more: Any) -> RequestEntry:
     seen = None
     if sample.first_s is not None and sample.last_s is not None:
         seen = Latencies(sample.first_s, sample.tpot_s, sample.last_s)
@@ -51,7 +51,7 @@ def record(sample: SampleSummary, outcome: Outcome | None, slo: Slo | None = SLO
         "route": None,
         "rejection": None,
     }
-    return RequestRecord(**fields | more)
+    return RequestEntry(**fields | more)
 
 
 def waited(*waits: tuple[Cause, float], steps: int = 20, sat_out: int = 0, **more: Any) -> Why:
@@ -229,11 +229,11 @@ def test_a_wait_that_would_not_have_made_the_difference_is_not_blamed() -> None:
         (
             record(sample_of(None, 0.2, 0.5, 4, finish=""), None, live=True, number=0),
             None,
-            "after 200 ms; 4 tokens so far",
+            "first token after 200 ms; 4 tokens so far",
         ),
     ],
 )
-def test_every_other_end_has_a_summary(made: RequestRecord, name: str | None, words: str) -> None:
+def test_every_other_end_has_a_summary(made: RequestEntry, name: str | None, words: str) -> None:
     found = verdict(made)
     assert found.name == name and words in found.summary, found
     assert found.summary.endswith(".")
@@ -308,7 +308,7 @@ def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
         ),
     ],
 )
-def test_the_timeline_has_no_gaps(made: RequestRecord, phases: list[tuple[str, float]]) -> None:
+def test_the_timeline_has_no_gaps(made: RequestEntry, phases: list[tuple[str, float]]) -> None:
     found = timeline(made)
     assert [(each["cause"] or each["phase"], round(each["to_ms"] - each["from_ms"])) for each in found] == phases
     assert found[0]["from_ms"] == 0 and all(a["to_ms"] == pytest.approx(b["from_ms"]) for a, b in pairwise(found))

@@ -17,7 +17,7 @@ from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.server import answer_shapes
 from roseinfer.server.formats.messages import document as messages_document
 from roseinfer.server.http.errors import SloUnattainable
-from roseinfer.server.request.inference import EngineRun
+from roseinfer.server.request.inference import StandardRun
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO, Step, Wait, rejected, timed_out
 from tests.server.live import PATIENCE_S, LiveServer, events, http_post, read_all
@@ -359,7 +359,7 @@ def test_time_to_live_is_not_that_of_an_answer_that_has_begun(
     """Gateways mean the wait by it. It is over when the test says so: a busy machine may take long to begin."""
     engine = server.engine
     begun, over = threading.Event(), list[Callable[[], None]]()
-    monkeypatch.setattr(EngineRun, "_first_token_timer", lambda run: over.append(run._on_late))
+    monkeypatch.setattr(StandardRun, "_first_token_timer", lambda run: over.append(run._on_late))
     engine.script = lambda request: [
         engine.default_script(request)[0], begun.set, Wait(), *engine.default_script(request)[1:]
     ]  # fmt: skip

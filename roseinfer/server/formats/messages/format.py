@@ -15,7 +15,7 @@ from roseinfer.server.formats.messages.request import (
     MessagesTranslation,
     field_names,
 )
-from roseinfer.server.request.inference import Call
+from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.service import Backend
 from roseinfer.text.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ class MessagesFormat:
     path = "/v1/messages"
     dialect = ANTHROPIC
 
-    async def make_job(self, call: Call, body: dict[str, Any]) -> Job:
+    async def make_job(self, call: RequestContext, body: dict[str, Any]) -> Job:
         request = call.service.parser.parse(MessagesRequest, body)
         chat = MessagesTranslation(request)
         job = await translated_job(call, chat.chat, field_names(request), "message", "msg", chat.warnings)

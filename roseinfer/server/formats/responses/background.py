@@ -12,7 +12,7 @@ from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.connection import ClientConnection
 from roseinfer.server.http.errors import ApiError, as_api_error
 from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST
-from roseinfer.server.request.inference import AnswerFormat, Call, EngineRun, JobRun
+from roseinfer.server.request.inference import AnswerFormat, JobRun, RequestContext, StandardRun
 from roseinfer.server.request.job import Job, StreamChoices
 from roseinfer.server.request.lifecycle import Ticket
 from roseinfer.server.response_store.shared import RunningResponse
@@ -30,17 +30,17 @@ class BackgroundRuns:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(
-        self, call: Call, answer_format: AnswerFormat, job: Job, connection: ClientConnection, place: Ticket
+        self, call: RequestContext, answer_format: AnswerFormat, job: Job, connection: ClientConnection, place: Ticket
     ) -> JobRun:
         if not job.about.get("background"):
-            return EngineRun(call, answer_format, job, connection, place)
+            return StandardRun(call, answer_format, job, connection, place)
         return _BackgroundAnswer(call, answer_format, job, connection, place, self._tasks)
 
 
 class _BackgroundAnswer:
     def __init__(
         self,
-        call: Call,
+        call: RequestContext,
         answer_format: AnswerFormat,
         job: Job,
         connection: ClientConnection,
@@ -80,7 +80,7 @@ class _BackgroundAnswer:
         with self._call.service.lifecycle.ticket() as place:
             self._place.release()  # the connection would hold it for as long as its client reads
             place.grow(len(job.prompts))
-            run = EngineRun(self._call, self._format, job, connection, place)
+            run = StandardRun(self._call, self._format, job, connection, place)
             running.on_cancel(lambda: run.interrupt(_cancelled()))
             try:
                 await run.answer(scope, receive, send)

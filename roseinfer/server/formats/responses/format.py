@@ -11,7 +11,7 @@ from roseinfer.server.formats.responses.answer import ResponseWriter
 from roseinfer.server.formats.responses.history import History
 from roseinfer.server.formats.responses.request import FIELD_NAMES, ResponsesRequest, ResponsesTranslation
 from roseinfer.server.http.errors import OPENAI
-from roseinfer.server.request.inference import Call
+from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.service import Backend
 from roseinfer.text.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ class ResponsesFormat:
     def __init__(self, history: History | None = None) -> None:
         self._history = history or History()
 
-    async def make_job(self, call: Call, body: dict[str, Any]) -> Job:
+    async def make_job(self, call: RequestContext, body: dict[str, Any]) -> Job:
         """Return the job of a body. Raises `ApiError` 400, 404 or 503."""
         history = self._history
         whole = await history.whole(
