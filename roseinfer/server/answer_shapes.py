@@ -199,7 +199,7 @@ class TokenizerInfo(BaseModel):
     chat_template: str | None
 
 
-class EngineHealth(AnswerModel):
+class EngineHealthModel(AnswerModel):
     """Health of one of several engines."""
 
     engine: int
@@ -212,7 +212,7 @@ class Health(AnswerModel):
     """Status of the server. `engines`: only with several."""
 
     status: str
-    engines: list[EngineHealth] | None = None
+    engines: list[EngineHealthModel] | None = None
 
 
 class Version(AnswerModel):
