@@ -1,4 +1,4 @@
-"""Who tells a process which engines there are: a list that never changes, or somebody who says so now and then."""
+"""Directories: they list the engines that exist, either fixed or changing."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -6,11 +6,11 @@ from typing import NamedTuple, Protocol
 
 
 class EngineEntry(NamedTuple):
-    """An engine that is there. `address`: where, as whoever makes the way to it understands it.
+    """Entry of an engine. `address`: in the form that the connector understands.
 
-    `incarnation`: which engine it is of those that have had the address, one after the other; a process that its
-    keeper starts again is the same. `number`: what it is to be called; None: anything. Processes that follow the same
-    directory agree on an engine only by that. `retiring`: it is to get no more requests, and may end what it has.
+    `incarnation`: tells engines apart that have had the same address; a restarted process keeps it. `number`: wanted
+    number of the engine, None = any; only numbers are common to processes that use the same directory. `retiring`: it
+    gets no more requests and may finish those it has.
     """
 
     address: str
@@ -24,19 +24,19 @@ class EngineEntry(NamedTuple):
 
 
 class Directory(Protocol):
-    """Belongs to one event loop."""
+    """List of engines. Belongs to one event loop."""
 
     def entries(self) -> Sequence[EngineEntry]:
-        """All engines that are there now."""
+        """Return the present engines."""
         ...
 
     async def changed(self) -> None:
-        """Returns when `entries` may say something else than when it was called last."""
+        """Return once `entries` may have changed since its last call."""
         ...
 
 
 class FixedDirectory:
-    """These and no others, numbered as they are listed."""
+    """Directory that never changes. Engines are numbered in its order."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._entries = [EngineEntry(address, number=number) for number, address in enumerate(addresses)]
@@ -49,10 +49,10 @@ class FixedDirectory:
 
 
 class DynamicDirectory:
-    """`tell` is called with all that are there, as often as one likes.
+    """Directory that `tell` updates with all present engines.
 
-    Nobody is sent away by being left out: who tells may have just begun to find out. Such an engine is used as long as
-    it can be reached, and forgotten when it cannot. Who wants it to go says that it is `retiring`.
+    A missing entry retires nothing, because the caller may not know all engines yet. Such an engine is used while it
+    can be reached. To retire an engine, set `retiring`.
     """
 
     def __init__(self, entries: Iterable[EngineEntry] = ()) -> None:

@@ -1,4 +1,4 @@
-"""A routed engine whose engines are those that a directory names, as they come and go."""
+"""Synchronisation of a routed engine with a directory."""
 
 import logging
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# How long requests that have begun may stay in an engine that retires, in seconds, as with `--drain-timeout`.
+# How long begun requests may stay on a retiring engine, as with `--drain-timeout`.
 DEFAULT_DRAIN_S = 30.0
 
-# The way to an engine that is to have this number. Raises `RoseinferError` if there can be none.
+# Makes the connector of an engine with a number. Raises `RoseinferError` for an unusable entry.
 MakeConnector = Callable[[EngineEntry, int], Connector]
 
 
 class EngineSet(Protocol):
-    """As much of a `RoutedEngine` as follows a directory."""
+    """Methods of `RoutedEngine` that a directory drives."""
 
     def add(self, make_connector: Callable[[int], Connector], number: int | None = None) -> int: ...
 
@@ -46,23 +46,23 @@ class DirectorySync:
         self, directory: Directory, make_connector: MakeConnector, engines: EngineSet, drain_s: float = DEFAULT_DRAIN_S
     ) -> None:
         self._directory = directory
-        self._way_of = make_connector
+        self._make_connector = make_connector
         self._engines = engines
         self._drain_s = drain_s
-        self._numbers: dict[tuple[str, str], int | None] = {}  # None: there is no way to it
+        self._numbers: dict[tuple[str, str], int | None] = {}  # None: unusable
         self._retiring: set[int] = set()
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Sync at every change until cancelled."""
         while True:
             try:
                 self.sync()
             except Exception:
-                log.exception("the directory of engines could not be followed")
+                log.exception("cannot apply the directory of engines")
             await self._directory.changed()
 
     def sync(self) -> None:
-        """Add, retire and forget what the directory says now."""
+        """Add, retire and forget engines as the directory says."""
         entries = {entry.key: entry for entry in self._directory.entries()}
         known = self._numbers
         for key in [key for key, number in known.items() if self._is_over(number, key in entries)]:
@@ -77,17 +77,17 @@ class DirectorySync:
                 self._retire(known.get(key))
 
     def _is_over(self, number: int | None, listed: bool) -> bool:
-        """Whether it is gone: if it is named again it comes anew."""
+        """True if an engine is gone; a later entry of the same key adds it again."""
         return not listed if number is None else not self._engines.has(number)
 
     def _added(self, entry: EngineEntry) -> int | None:
         try:
-            number = self._engines.add(partial(self._way_of, entry), entry.number)
+            number = self._engines.add(partial(self._make_connector, entry), entry.number)
         except RoseinferError as error:
-            log.error("there is no way to the engine at %s: %s", entry.address, error)
+            log.error("cannot use the engine at %s: %s", entry.address, error)
             return None
-        except Exception:  # a fault of ours on the way to one keeps no other from being followed
-            log.exception("there is no way to the engine at %s", entry.address)
+        except Exception:  # a bug must not keep the other engines from being added
+            log.exception("cannot use the engine at %s", entry.address)
             return None
         log.info("engine %d is at %s", number, entry.address)
         return number
@@ -111,11 +111,10 @@ async def start_from_directory(
     clock: Clock | None = None,
     drain_s: float = DEFAULT_DRAIN_S,
 ) -> RoutedEngine:
-    """A `RoutedEngine` of the engines that a directory names, once one of them is up, however long that takes.
+    """Return a `RoutedEngine` of the engines in a directory, once one of them is up. There is no timeout.
 
-    `prefix` must be no other client's of these engines, on any host. `drain_s`: how long requests that have begun
-    may stay in an engine that retires before they go on elsewhere. The rest as in `RoutedEngine.start`, which also says
-    what is raised.
+    `prefix`: unique among the clients of these engines, on all hosts. `drain_s`: how long begun requests may stay on a
+    retiring engine. For other arguments and errors, see `RoutedEngine.start`.
     """
     requests = LiveRequests(tokenizer, clock or MonotonicClock(), inflight or InflightLimit(), prefix)
     engine = RoutedEngine((), requests, dynamic=True, router=router, processes=processes, record=record)

@@ -1,4 +1,4 @@
-"""Which of several engines a request goes to, and where it goes on if that one refuses it, drains, hangs or dies."""
+"""Placement of requests on engines, and what happens when an engine rejects them, drains, hangs or dies."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -20,15 +20,15 @@ from roseinfer.router.placer import Placer
 
 log = logging.getLogger(__name__)
 
-# A request that comes so soon after another one is placed by what was seen for that: promises change once a step.
+# Promises are read at most this often: they change once per step.
 MIN_REFRESH_S = 0.001
-# How many engines may be lost under a request that may be to blame for it, and under one that is not.
+# Number of engines that a request may lose if it may have crashed them, and if it did not.
 MAX_BLAMED_LOSSES_COUNT = 1
 MAX_LOSSES_COUNT = 3
 
 
 class NullRoutingObserver:
-    """A `RoutingObserver` that looks away."""
+    """`RoutingObserver` that ignores everything."""
 
     def placed(self, engine: int, reason: str) -> None: ...
 
@@ -74,7 +74,7 @@ class RequestDispatcher(Protocol):
 
 
 class SingleDispatcher:
-    """Sends all requests to the only endpoint. They end with their engine, as there is no other to continue them."""
+    """Dispatcher for a single endpoint. Requests end with their engine, since no other can continue them."""
 
     def __init__(self, endpoints: Endpoints, requests: LiveRequests) -> None:
         self._endpoints = endpoints
@@ -114,10 +114,9 @@ class SingleDispatcher:
 
 
 class Dispatcher:
-    """`keyed`: whether the router looks at the keys of prompts, in blocks of `block_size` tokens.
+    """Dispatcher for several engines. `keyed`: the router uses keys of the prompts' blocks of `block_size` tokens.
 
-    Whatever happens to a request happens between two calls: none is ever on its way, so it can be cancelled at any
-    time, and an engine that is lost has it or has it not.
+    Every change happens within one call, so a request is always on exactly one engine. It can be cancelled at any time.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class Dispatcher:
 
     # --- new requests -------------------------------------------------------------------------------------------
     def place(self, live: LiveRequest) -> Endpoint | None:
-        """Where a new request is to be sent; None: no engine takes requests."""
+        """Return where to send a new request; None: no engine accepts requests."""
         if self._keyed:
             live.keys = prompt_block_keys(live.request, self._block_size)
         now_s = self._clock.now()
@@ -163,32 +162,32 @@ class Dispatcher:
         return resumed_ask(ask, max(len(text.ids) for text in live.texts if not text.ended), live.left)
 
     def started(self, live: LiveRequest, cached_tokens: int) -> None:
-        """See `FailoverHandler`."""
+        """Implement `FailoverHandler`."""
         if isinstance(live.routing, RoutingState):
             placement = live.routing.placement
             self._placer.on_first_token(placement, cached_tokens)
             self._placer.report(placement.engine, AttemptOutcome.ANSWERED, self._clock.now())
 
     def cancelled(self, live: LiveRequest) -> None:
-        """See `FailoverHandler`."""
+        """Implement `FailoverHandler`."""
         if not live.has_output:
             self._placer.on_unprefilled(_routing(live).placement)
 
     def observe(self, observer: RoutingObserver) -> None:
-        """Tell it, from now on, what becomes of requests; first who is there."""
+        """Report placements to `observer` from now on, and the present engines at once."""
         self._observer = observer
         for endpoint in self._endpoints:
             observer.engine_added(endpoint.number)
 
     # --- engines that come and go -------------------------------------------------------------------------------
     def add(self, number: int) -> None:
-        """There is one more, which has yet to be reached."""
+        """Add an engine that is not connected yet."""
         self._placer.add(number)
         self._placer.set_available(number, False)
         self._observer.engine_added(number)
 
     def remove(self, number: int) -> None:
-        """It is gone for good, and no request was in it."""
+        """Remove an engine that holds no request."""
         self._placer.remove(number)
         self._quiet.discard(number)
         self._open_breakers.discard(number)
@@ -196,13 +195,13 @@ class Dispatcher:
 
     # --- what engines say ---------------------------------------------------------------------------------------
     def on_connected(self, endpoint: Endpoint, another: bool) -> None:
-        """An engine can be reached, `another` process than before or the same."""
+        """Handle a new connection. `another`: to another process than before."""
         if another:
             self._placer.reset(endpoint.number)
         self.refresh()
 
     def refresh(self) -> None:
-        """Tell the router what the engines have said since it was told last."""
+        """Pass the newest promises to the router."""
         self._refreshed_s = self._clock.now()
         for endpoint in self._endpoints:
             promise = endpoint.refresh()
@@ -211,7 +210,7 @@ class Dispatcher:
             self._placer.set_available(endpoint.number, endpoint.accepts_requests)
 
     def tick(self) -> None:
-        """Now and then: requests leave engines that drain or hang."""
+        """Move requests off engines that drain or hang. Called periodically."""
         self.refresh()
         for endpoint in self._endpoints:
             if endpoint.engine is not None and endpoint.quiet:
@@ -222,7 +221,7 @@ class Dispatcher:
         self._report_breakers()
 
     def _report_faults(self) -> None:
-        """That an engine hangs is one fault, however long it does."""
+        """Report one fault per hang, however long it lasts."""
         quiet = {endpoint.number for endpoint in self._endpoints if endpoint.engine is not None and endpoint.quiet}
         for number in quiet - self._quiet:
             self._placer.report(number, AttemptOutcome.FAULT, self._clock.now())
@@ -236,57 +235,58 @@ class Dispatcher:
 
     # --- requests that leave an engine --------------------------------------------------------------------------
     def _evacuate(self, endpoint: Endpoint, cause: str, stays: Callable[[LiveRequest], bool]) -> None:
-        """Move the requests of an engine elsewhere, as long as there is one that takes them."""
+        """Move the requests of an engine to others while any accepts them."""
         engine = endpoint.engine
         assert engine is not None
         for live in _in_send_order(
             [live for live in self._requests.all() if live.engine is engine and not stays(live)]
         ):
-            if live.engine is not engine:  # it was cancelled when another one was moved
+            if live.engine is not engine:  # cancelled when another one was moved
                 continue
             now_s = self._clock.now()
             placement = self._placer.place(self._ask(live, now_s), now_s, (endpoint.number,))
             if placement is None:
                 return
-            if cause == "quiet":  # what stays is what may hang the next one as well
+            if cause == "quiet":  # a request that moves again and again may cause the hangs
                 _routing(live).record_loss(blamed=not endpoint.host_lost)
             engine.withdraw(live)
             self._move(live, placement, cause)
 
     def lost(self, endpoint: Endpoint, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
-        """See `FailoverHandler`; `endpoint` knows it already."""
-        drained = endpoint.draining  # as it was: its owner may have said meanwhile that it is gone
+        """Move the requests of a lost engine, or end them. `endpoint` has noted the loss already."""
+        drained = endpoint.draining  # before `refresh`, which may already report it as dead
         self.refresh()
         drained = (drained or endpoint.draining) and not suspects
         if not drained:
             self._placer.report(endpoint.number, AttemptOutcome.FAULT, self._clock.now())
         for live in _in_send_order(requests):
-            if live not in self._requests:  # it was cancelled when another one failed
+            if live not in self._requests:  # cancelled when another one failed
                 continue
             try:
                 blamed = live.wire_id in suspects if suspects else not endpoint.host_lost
                 self._recover(live, reason, "drain" if drained else "death", blamed=blamed, alone=len(suspects) == 1)
-            except Exception:  # ours: it must not take the others along
-                log.exception("request %s could not go on elsewhere", live.request_id)
+            except Exception:  # a bug here must not end the other requests
+                log.exception("cannot move request %s to another engine", live.request_id)
                 if live in self._requests:
                     live.fail(EngineDeadError(reason))
 
     def _recover(self, live: LiveRequest, reason: str, cause: str, *, blamed: bool, alone: bool) -> None:
-        """An engine was lost under a request: it goes on elsewhere, unless it may be what ends engines. `blamed`: it
-        may be to blame for this one, `alone`: nobody else.
+        """Move a request of a lost engine, unless it seems to crash engines. `blamed`: it may have crashed this one;
+        `alone`: it is the only suspect.
         """
         if cause == "death":
             if blamed and alone:
                 live.fail(EngineLostError(f"the engine failed when it computed this request: {reason}"))
                 return
             if _lost_too_many(live, blamed=blamed):
-                live.fail(EngineLostError(f"one engine after the other was lost under this request: {reason}"))
+                losses = _routing(live).losses + 1
+                live.fail(EngineLostError(f"request failed after losing {losses} engines: {reason}"))
                 return
             _routing(live).record_loss(blamed=blamed)
         now_s = self._clock.now()
         ask = self._ask(live, now_s)
         placement = self._placer.place(ask, now_s)
-        if placement is None and live.has_output:  # of others it can be said that they may be sent again
+        if placement is None and live.has_output:  # the client may retry requests without output
             placement = self._any_usable(ask)
         if placement is None:
             live.fail(lost_request_error(live, self._endpoints, reason, on_purpose=cause == "drain"))
@@ -294,9 +294,7 @@ class Dispatcher:
             self._move(live, placement, cause)
 
     def _any_usable(self, ask: RoutingRequest) -> Placement | None:
-        """Where a request goes on if no engine takes any: one that drains, has failed often or gives no sign of life is
-        better than none. The router has not placed it there: it has no number.
-        """
+        """Return a placement, unknown to the router, on a draining, failing or quiet engine: better than none."""
         there = [endpoint for endpoint in self._endpoints if endpoint.usable]
         if not there:
             return None
@@ -304,14 +302,14 @@ class Dispatcher:
         return Placement(0, number, "only", EngineForecast(number), ask)
 
     def _move(self, live: LiveRequest, placement: Placement, cause: str) -> None:
-        """Send a request that is in no engine on to one, or end it: nobody else would."""
+        """Send a request that is on no engine to one, or end it."""
         try:
             self._resend(live, placement, cause)
         except InvalidRequestError as error:
             live.fail(error)
         except Exception:  # ours
-            log.exception("request %s could not go on elsewhere", live.request_id)
-            live.fail(EngineDeadError(f"the request could not go on elsewhere ({cause})"))
+            log.exception("cannot move request %s to another engine", live.request_id)
+            live.fail(EngineDeadError(f"cannot move the request to another engine ({cause})"))
 
     def _resend(self, live: LiveRequest, placement: Placement, cause: str) -> None:
         routing = _routing(live)
@@ -326,12 +324,12 @@ class Dispatcher:
                 self._observer.placed_again(left.engine, cause)
         routing.move_to(placement, begun=live.has_output, refused=cause == "refused")
         engine = self._endpoints[placement.engine].engine
-        assert engine is not None, "the router knows who is there"
+        assert engine is not None, "the router places requests on connected engines only"
         engine.adopt(live)
 
     # --- refusals -----------------------------------------------------------------------------------------------
     def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
-        """See `FailoverHandler`. Retry once, before the first token, on an engine that can still meet the SLO."""
+        """Retry a rejected request once, before its first token, on an engine that can still meet its objectives."""
         routing = _routing(live)
         if live.has_output:
             return rejection
@@ -353,12 +351,13 @@ class Dispatcher:
     def _combined_rejection(
         self, live: LiveRequest, ask: RoutingRequest, rejection: Rejection, now_s: float
     ) -> Rejection:
-        """An engine's refusal as that of all of them: hopeless only if none could keep the objective when idle, and
-        what could have been kept by the better of those that were asked.
+        """Return the rejection on behalf of all engines.
+
+        It is hopeless only if no idle engine could meet the objective. `attainable_s` is the best of the engines asked.
         """
         meta = live.request.prompt.meta
         best_s = self._placer.best_ttft_s(ask, now_s)
-        if best_s > 0:  # 0: nobody says
+        if best_s > 0:  # 0 = unknown
             age_s = 0.0 if meta.arrival_s is None else now_s - meta.arrival_s
             rejection = rejection._replace(predicted_ttft_s=min(rejection.predicted_ttft_s, age_s + best_s))
         if rejection.hopeless and self._placer.attainable_when_idle(self._ask(live, meta.arrival_s or 0.0)):
@@ -376,15 +375,15 @@ def _routing(live: LiveRequest) -> RoutingState:
 
 
 def _in_send_order(requests: Sequence[LiveRequest]) -> list[LiveRequest]:
-    """As the next engine is to get requests, the oldest of which comes first: it puts each that has begun before all
-    that wait there, and the others behind them.
+    """Return the order in which the next engine gets requests. It puts each begun request before all waiting ones, so
+    the begun ones are sent last first.
     """
     waiting, begun = [[live for live in requests if live.has_output is which] for which in (False, True)]
     return [*waiting, *reversed(begun)]
 
 
 def _lost_too_many(live: LiveRequest, *, blamed: bool) -> bool:
-    """Whether the next engine shall not have it, now that one more is lost: `blamed`: it may be to blame."""
+    """True if a request has lost so many engines that no other gets it. `blamed`: it may have crashed this one."""
     routing = _routing(live)
     return routing.losses >= MAX_LOSSES_COUNT or (blamed and routing.blamed >= MAX_BLAMED_LOSSES_COUNT)
 

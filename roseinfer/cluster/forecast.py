@@ -1,4 +1,4 @@
-"""What engines could promise to a request now, by their newest promises: for who asks before sending one."""
+"""Forecasts for a request that is not sent yet, from the newest promises of the engines."""
 
 from collections.abc import Iterable
 from math import inf
@@ -13,9 +13,8 @@ NO_SLO = Slo()
 
 
 class Forecast(NamedTuple):
-    """Of one engine, as a router sees it. `ttft_s`: expected, of a prompt of which nothing is in the prefix cache;
-    `utilisation`: of the engine with the request, 1 = full; `keeps`: whether the objectives would be kept, None where
-    there are none.
+    """Forecast of one engine. `ttft_s`: expected without cached prefix. `utilisation`: of the engine with the request,
+    1 = full. `keeps`: True if the objectives would be met; None without any.
     """
 
     engine: int
@@ -33,10 +32,10 @@ def forecasts(
     output_tokens: int = 0,
     samples: int = 1,
 ) -> list[Forecast]:
-    """Of the engines that take requests and whose scheduling policy knows what steps cost, the best one first: those
-    that would keep the objectives before others, and then by time to first token.
+    """Return forecasts of the engines that accept requests and whose policy fits a cost model, best first: engines that
+    would meet the objectives, then by time to first token.
 
-    `output_tokens`: expected; 0 = as many as others have. `samples`: outputs of the prompt.
+    `output_tokens`: expected length; 0 = mean of other requests. `samples`: outputs of the prompt.
     """
     ask = RoutingRequest(prompt_tokens, output_tokens=output_tokens, samples=samples)
     if not slo.empty:

@@ -1,7 +1,7 @@
-"""One or several engines as one: a request goes to the engine that can best keep its objectives, and on if that dies.
+"""One or several engines as one: each request goes to the engine that can best meet its objectives.
 
-All of it that its reader has seen is in this process. So it survives an engine: without an output it starts again
-elsewhere, with the same seed and age; otherwise another engine computes its tokens again and goes on behind them.
+All output that a reader has seen is in this process, so a request survives its engine. Without output it starts again
+on another one, with the same seed and age. With output, the other engine recomputes its tokens and continues.
 """
 
 import asyncio
@@ -40,18 +40,17 @@ from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# How often it is looked whether an engine drains or is quiet, and how long a start waits for those that are not first.
+# Period of checks for draining and quiet engines, and how long a start waits for further engines after the first.
 TICK_S = 0.1
 OTHERS_START_TIMEOUT_S = 0.5
-# About how long a request takes until an engine has read it, in seconds.
+# Seconds until an engine has read a request, about.
 SEND_DELAY_S = 0.0005
 
 
 class RoutedEngine:
-    """See `engine.api.Engine`. Made by `RoutedEngine.start`, or `start_from_directory` where engines come and go;
-    all methods belong to the event loop it was started in.
+    """Implementation of `engine.api.Engine` over one or several engines, and the `FailoverHandler` of their clients.
 
-    The `FailoverHandler` of its engines. With a single fixed engine every request goes there.
+    Made by `RoutedEngine.start`, or by `start_from_directory` if engines may be added later. Belongs to one event loop.
     """
 
     def __init__(
@@ -66,8 +65,10 @@ class RoutedEngine:
         seed: int | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        """`connectors`: of the initial engines. `dynamic`: engines that others configured may be added later,
-        so their compatibility is checked. `on_close`: called last when it is closed.
+        """Add the initial engines of `connectors`.
+
+        `dynamic`: engines with other configurations may be added later, so compatibility is checked. `on_close`: called
+        at the end of `close`.
         """
         self.info: EngineInfo
         self.several = dynamic or len(connectors) > 1
@@ -106,12 +107,12 @@ class RoutedEngine:
         record: Path | None = None,
         clock: Clock | None = None,
     ) -> "RoutedEngine":
-        """Connect to engines that somebody else owns. Returns once one is up, however long that takes; it is for the
-        owner to say that none will be. Raises `ResourceError` if the rows cannot be read, and `ConfigError` if
-        `record`, where the router's decisions go, cannot be written.
+        """Connect to engines of another owner, and return once one is up.
 
-        `inflight` limits the requests in all of them together; `prefix` tells our requests from those of other
-        processes, of which there are `processes` with this one.
+        There is no timeout: the owner reports failures. Raise `ResourceError` if the shared memory cannot be read, and
+        `ConfigError` if `record`, the file of the router's decisions, cannot be written.
+
+        `inflight`: limit over all engines. `prefix`: of our request ids, unique among the `processes` clients.
         """
         requests = LiveRequests(tokenizer, clock or MonotonicClock(), inflight or InflightLimit(), prefix)
         rows = EngineRows.open(rows_path)
@@ -121,7 +122,7 @@ class RoutedEngine:
         return engine
 
     async def open(self) -> None:
-        """Returns once an engine is up; the others are waited for a moment only. If that fails, all is closed."""
+        """Return once an engine is up, after a short wait for the others. Close everything on failure."""
         try:
             await self._open()
         except BaseException:
@@ -142,7 +143,7 @@ class RoutedEngine:
                 up.cancel()
 
     def run_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have it run beside until `close`. What ends it is logged."""
+        """Run a task until `close`. Log the error that ends it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
@@ -156,14 +157,13 @@ class RoutedEngine:
             self._first_up.set_exception(error)
             return
         known = isinstance(error, RoseinferError)
-        log.error("engines are not looked after any more: %s", error, exc_info=None if known else error)
+        log.error("a background task of the engines failed: %s", error, exc_info=None if known else error)
 
     # --- engines come and go ------------------------------------------------------------------------------------
     def add(self, make_connector: Callable[[int], Connector], number: int | None = None) -> int:
-        """There is one more. Returns its number: the given one if no engine has ever had it, else the next that none
-        has; `make_connector` makes the connector to the engine of that number, and may raise.
+        """Add an engine and return its number: the given one if it was never used, else the next unused one.
 
-        Raises `EngineClosedError`.
+        `make_connector`: makes the connector for that number, and may raise. Raise `EngineClosedError` after `close`.
         """
         if self._closed:
             raise EngineClosedError("the engine is closed")
@@ -183,20 +183,19 @@ class RoutedEngine:
         return AsyncEngine(transport, self._requests, self)
 
     def retire(self, number: int, patience_s: float) -> None:
-        """It gets no more requests: those that wait there go elsewhere at once, those that run may end there for
-        `patience_s` seconds and then go on elsewhere, if anybody takes them. Then it is forgotten.
+        """Retire an engine: move waiting requests to others at once, and running ones after `patience_s` seconds.
 
-        Does nothing if it is gone already.
+        It is removed when it is empty. Unknown numbers are ignored.
         """
         if self.has(number):
             self._endpoints[number].retire(patience_s)
 
     def set_listed(self, number: int, listed: bool) -> None:
-        """Whether it is still named to us. One that is not is forgotten as soon as it cannot be reached."""
+        """Set whether the directory lists an engine. An unlisted one is removed once it cannot be reached."""
         self._endpoints[number].listed = listed
 
     def has(self, number: int) -> bool:
-        """Whether there is an engine of this number, and it has not been forgotten."""
+        """True if there is an engine of this number."""
         return number in self._endpoints
 
     def _incompatibility(self, info: EngineInfo) -> str | None:
@@ -219,7 +218,7 @@ class RoutedEngine:
         return any(live.engine is engine for live in self._requests.all())
 
     def _forget(self, endpoint: Endpoint) -> None:
-        log.info("engine %d is gone for good", endpoint.number)
+        log.info("engine %d was removed", endpoint.number)
         self._endpoints.drop(endpoint)
         self._dispatcher.remove(endpoint.number)
         self.run_background(_stop_connecting(self._connect_tasks.pop(endpoint.number, None), endpoint))
@@ -270,16 +269,16 @@ class RoutedEngine:
         return dispatcher
 
     async def _watch(self) -> None:
-        """Runs until cancelled."""
+        """Run `tick` periodically until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             try:
                 self.tick()
             except Exception:
-                log.exception("the engines could not be looked at")
+                log.exception("cannot check the engines")
 
     def tick(self) -> None:
-        """What is done every `TICK_S` seconds."""
+        """Move requests off draining and quiet engines, and remove retired ones. Called every `TICK_S` seconds."""
         self._dispatcher.tick()
         self._remove_lost()
 
@@ -290,7 +289,7 @@ class RoutedEngine:
             return
         endpoint.set_lost(reason)
         level = logging.INFO if endpoint.draining else logging.WARNING
-        log.log(level, "engine %d is gone with %d requests: %s", endpoint.number, len(requests), reason)
+        log.log(level, "lost engine %d with %d requests: %s", endpoint.number, len(requests), reason)
         self._dispatcher.lost(endpoint, requests, reason, suspects)
 
     def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
@@ -305,16 +304,16 @@ class RoutedEngine:
     # --- reports ------------------------------------------------------------------------------------------------
     @property
     def num_live(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._requests)
 
     def health(self) -> EngineHealth:
-        """That of the liveliest engine. Where others may come, it is never final that none is there."""
+        """Return the health of the healthiest engine. It is never final if engines may be added."""
         health = self._endpoints.health()
         return replace(health, final=False) if self._dynamic else health
 
     def stats(self) -> SchedulerStats:
-        """The sum over all engines, those that are gone too."""
+        """Return the sum over all engines, removed ones included."""
         return self._endpoints.stats()
 
     def reports(self) -> list[EngineReport]:
@@ -323,7 +322,7 @@ class RoutedEngine:
         return self._endpoints.reports()
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
-        """The engines are somebody else's, who is told of steps."""
+        """Do nothing: only the owner of the engines receives step records."""
 
     def on_routing(self, observer: RoutingObserver) -> None:
         self._observer = observer
@@ -351,7 +350,7 @@ class RoutedEngine:
 
 
 async def _stop_connecting(keeper: "asyncio.Task[None] | None", endpoint: Endpoint) -> None:
-    """Let go of an engine."""
+    """Stop the connection task of an engine, and close its connection."""
     try:
         if keeper is not None:
             keeper.cancel()

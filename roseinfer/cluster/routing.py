@@ -1,4 +1,4 @@
-"""What is known of a request that may go to one of several engines: where it is, and what a router is asked for it."""
+"""Routing state of a request, and the questions that a router answers for it."""
 
 from array import array
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ _WORD_BYTES = 8
 
 @dataclass(slots=True)
 class RoutingState:
-    """Of one live request. `losses`: engines that were lost under it; `blamed`: those of them that it may be to blame
-    for. `route`: what others are told of it. `refusal`: of the engine that turned it away.
+    """Routing state of one live request. `losses`: engines it has lost; `blamed`: those that it may have crashed.
+    `route`: its public path. `refusal`: rejection of the first engine.
     """
 
     placement: Placement
@@ -26,16 +26,16 @@ class RoutingState:
 
     @classmethod
     def new(cls, placement: Placement) -> "RoutingState":
-        """Of one that has not been anywhere yet."""
+        """Return the state of a new request."""
         return cls(placement, Route(placement.engine, placement.reason))
 
     def record_loss(self, *, blamed: bool) -> None:
-        """An engine is lost under it."""
+        """Count a lost engine."""
         self.losses += 1
         self.blamed += blamed
 
     def move_to(self, placement: Placement, *, begun: bool, refused: bool) -> None:
-        """It leaves the engine that it was in. `begun`: with tokens; `refused`: as that one turned it away."""
+        """Record a move. `begun`: with output; `refused`: the last engine rejected it."""
         route = self.route
         if begun:
             route.resumes += 1
@@ -48,8 +48,8 @@ class RoutingState:
 
 
 def prompt_block_keys(request: GenerateRequest, block_size: int) -> bytes:
-    """The keys of the prompt's full KV blocks, as an engine computes them; empty if it cannot be, which whoever sends
-    the request will say.
+    """Return the keys of the prompt's full KV blocks as an engine computes them; empty for an invalid prompt, which is
+    reported when it is sent.
     """
     try:
         return b"".join(block_keys(request.prompt.ids, block_size, request.prompt.meta.cache_salt))
@@ -58,7 +58,7 @@ def prompt_block_keys(request: GenerateRequest, block_size: int) -> bytes:
 
 
 def new_ask(request: GenerateRequest, keys: bytes, block_size: int, now_s: float) -> RoutingRequest:
-    """For one that no engine has put anything out of. `now_s`: on the clock of its arrival."""
+    """Return the question for a request without output. `now_s`: on the clock of its arrival."""
     meta = request.prompt.meta
     ttft_s = tpot_s = end_s = inf
     if meta.slo is not None:
@@ -75,8 +75,9 @@ def _or_inf(objective_s: float | None) -> float:
 
 
 def resumed_ask(ask: RoutingRequest, said: int, samples: int) -> RoutingRequest:
-    """For one of which `said` tokens are out already, and so many samples have not ended: these tokens are to be
-    computed as well, and the next one is due now if anything was promised.
+    """Return the question for a request with `said` output tokens and open samples.
+
+    The new engine computes these tokens again. The next one is due now if there are objectives.
     """
     return ask._replace(
         prompt_tokens=ask.prompt_tokens + said,

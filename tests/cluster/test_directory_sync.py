@@ -121,7 +121,7 @@ def test_an_address_that_leads_nowhere_is_said_once(caplog: pytest.LogCaptureFix
     follower.sync()
     assert engines.news() == [("add", 0, None)]
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
-        "there is no way to the engine at nowhere: no such address"
+        "cannot use the engine at nowhere: no such address"
     ]
 
 
@@ -133,7 +133,7 @@ def test_a_fault_on_the_way_to_one_engine_keeps_no_other_from_being_followed(
     follower.sync()
     assert engines.news() == [("add", 0, None)]
     errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
-    assert errors == ["there is no way to the engine at faulty"]
+    assert errors == ["cannot use the engine at faulty"]
 
 
 def test_it_follows_by_itself() -> None:

@@ -156,7 +156,7 @@ def test_each_of_several_engines_has_its_factor(cost: str) -> None:
 
 
 def test_log_probabilities_are_refused(cost: str) -> None:
-    with LLM(device="priced", cost=cost) as llm, pytest.raises(InvalidRequestError, match="logprobs cannot be had"):
+    with LLM(device="priced", cost=cost) as llm, pytest.raises(InvalidRequestError, match="logprobs: not supported"):
         llm.generate("x", SamplingParams(logprobs=1))
 
 
