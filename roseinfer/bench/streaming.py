@@ -18,7 +18,7 @@ from roseinfer.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
-class RequestRecord:
+class StreamedRequest:
     """Client-side record of one request. Times are seconds of `time.perf_counter`, `times` of the monotonic clock.
 
     `add_s`: time inside `Engine.generate`. `reads`: (time, tokens) of each chunk.
@@ -68,7 +68,7 @@ class RequestRecord:
 class RunRecord:
     """Record of one run. `submit_wall_s`: until the last request was added; `wall_s`: until the last token was read."""
 
-    requests: list[RequestRecord]
+    requests: list[StreamedRequest]
     submit_wall_s: float
     wall_s: float
 
@@ -103,7 +103,7 @@ class StreamingRun:
         self._on_end = on_end
         self._pool: Executor | None = None
         self._readers: list[asyncio.Task[None]] = []
-        self._records = [RequestRecord() for _ in range(load.config.num_requests)]
+        self._records = [StreamedRequest() for _ in range(load.config.num_requests)]
         self._prompts: list[list[int]] | None = None
         self._ended = asyncio.Event()
         self._last_added_s = 0.0
@@ -201,7 +201,7 @@ class StreamingRun:
         self._records[i].tokenize_s = time.perf_counter() - began
         return ids
 
-    async def _read(self, record: RequestRecord, stream: RequestStream) -> None:
+    async def _read(self, record: StreamedRequest, stream: RequestStream) -> None:
         """Record the first chunk as it comes, later ones once they have `stream_interval` tokens."""
         unread = 0
         async for chunk in stream:
@@ -214,7 +214,7 @@ class StreamingRun:
             if last:
                 self._record_end(record, chunk)
 
-    def _record_end(self, record: RequestRecord, chunk: SequenceChunk) -> None:
+    def _record_end(self, record: StreamedRequest, chunk: SequenceChunk) -> None:
         record.times = chunk.times
         self._ended.set()
         self._on_end()

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from roseinfer.bench.report import percentile
-from roseinfer.bench.streaming import RequestRecord, RunRecord
+from roseinfer.bench.streaming import RunRecord, StreamedRequest
 from roseinfer.engine.api import EngineInfo
 
 PERCENTILES = (50, 95, 99)
@@ -32,7 +32,7 @@ def samples(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
     return values
 
 
-def _seconds(record: RequestRecord) -> dict[str, list[float | None]]:
+def _seconds(record: StreamedRequest) -> dict[str, list[float | None]]:
     return {
         "add_request_ms": [record.add_s],
         "tokenize_ms": [record.tokenize_s],

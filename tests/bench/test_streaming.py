@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from roseinfer.bench.config import StreamingConfig
-from roseinfer.bench.streaming import RequestRecord, RunRecord, StreamingLoad, StreamingRun
+from roseinfer.bench.streaming import RunRecord, StreamedRequest, StreamingLoad, StreamingRun
 from roseinfer.bench.streaming_report import ratios, samples, summarise
 from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -168,8 +168,8 @@ def test_a_refused_request_ends_the_run():
 # The report.
 
 
-def record(*reads: tuple[float, int]) -> RequestRecord:
-    return RequestRecord(1.0, 0.002, 0.001, 5, list(reads), TIMES)
+def record(*reads: tuple[float, int]) -> StreamedRequest:
+    return StreamedRequest(1.0, 0.002, 0.001, 5, list(reads), TIMES)
 
 
 def test_report():
