@@ -19,7 +19,7 @@ ENGINE_TYPE = {"llm-d.ai/engine-type": "vllm"}
 KEYS, MODELS = f"{NAME}-keys", f"{NAME}-models"
 IMPORT_PATH = "roseinfer.integrations.ray:app"
 RAY_VERSION = "2.60.0"
-USER = 10001  # of the images of deploy/docker
+USER_ID = 10001  # of the images of deploy/docker
 PACKAGES = "/opt/roseinfer/lib/python3.11/site-packages"  # of these
 # Beside --shutdown-timeout: last words, the engines' end, and some seconds to spare.
 MARGIN_S = 15
@@ -51,7 +51,7 @@ OF_CLUSTER = ("bind", "address", "allow_no_authentication")
 
 
 def check_printable(kind: str, given: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for options that manifests of this kind cannot say."""
+    """Raise `ConfigError` for options that manifests of this kind cannot express."""
     for name in IN_THE_OPEN:
         if name in given:
             raise ConfigError(f"{name}: manifests hold no keys; put them into the Secret {KEYS}")
@@ -77,7 +77,7 @@ def manifests(kind: str, plan: Plan, flags: Sequence[str], arguments: Mapping[st
 
 # --- Kubernetes -----------------------------------------------------------------------------------------------------
 def _deployment(plan: Plan, flags: Sequence[str]) -> dict[str, Any]:
-    """As many pods as engines, one engine in each."""
+    """Return a Deployment with as many pods as engines, one engine in each."""
     container = _container(plan) | {
         "args": list(flags),
         "ports": [{"name": "http", "containerPort": plan.server.port}],
@@ -117,7 +117,7 @@ def _claim(plan: Plan) -> dict[str, Any]:
 
 
 def _container(plan: Plan, gpus: int | None = None, memory_gib: int = MEMORY_GIB) -> dict[str, Any]:
-    """What every container of ours has. `gpus`: default: the engine's."""
+    """Return the common part of all containers. `gpus`: None = those of an engine."""
     gpus = plan.gpus if gpus is None else gpus
     memory = f"{memory_gib + math.ceil(plan.engine.cache.kv_offloading_size)}Gi"
     limits = {"memory": memory} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
@@ -140,7 +140,7 @@ def _container(plan: Plan, gpus: int | None = None, memory_gib: int = MEMORY_GIB
 
 
 def _cpus(plan: Plan) -> int:
-    """Of a pod with an engine, which finds room for API processes beside it."""
+    """Return the cores of a pod with an engine and its share of the API processes."""
     beside = plan.api_cpus * math.ceil(plan.deploy.api_replicas / plan.deploy.least)
     return max(CPUS, math.ceil(plan.engine_cpus + beside))
 
@@ -151,9 +151,9 @@ def _pod(plan: Plan, container: Mapping[str, Any]) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [dict(container)],
@@ -231,7 +231,7 @@ def _ray_service(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def serve_config(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What Ray Serve's REST interface takes: `roseinfer deploy` with these options."""
+    """Return a config for Ray Serve's REST interface: `roseinfer deploy` with these options."""
     application = {"name": NAME, "route_prefix": "/", "import_path": IMPORT_PATH, "args": dict(arguments)}
     return {
         "proxy_location": "EveryNode",

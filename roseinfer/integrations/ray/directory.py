@@ -24,7 +24,7 @@ LOOK_S = 1.0
 
 
 class DirectoryActor:
-    """Its methods are called over Ray, one at a time in one event loop."""
+    """Actor whose methods are called over Ray, in one event loop."""
 
     def __init__(self, ca_certificate: bytes, ca_key: bytes) -> None:
         """PEM texts of the CA. Ray keeps them, so that a restarted actor is the same CA."""
@@ -56,7 +56,7 @@ class DirectoryActor:
         return given
 
     async def known(self, number: int) -> None:
-        """Of an API process: see `Register`."""
+        """Reserve the number of an engine that an API process knows, see `Register`."""
         self._register.known(number)
 
     async def gone(self, name: str) -> None:
@@ -65,12 +65,12 @@ class DirectoryActor:
         self._say_changes(before)
 
     async def engines(self, seen: int, patience_s: float) -> tuple[int, list[Engine]]:
-        """The engines, and the version of that; waits up to `patience_s` for another version than `seen`."""
+        """Return the engines and their version. Wait up to `patience_s` for another version than `seen`."""
         until_s = time.monotonic() + patience_s
         while True:
             before = self._register.version
             for engine in self._register.expire():
-                log.warning("%r has told nothing for long: it is taken for gone", engine)
+                log.warning("%r has not registered for a long time, and is removed", engine)
             self._say_changes(before)
             left_s = until_s - time.monotonic()
             if self._register.version != seen or left_s <= 0:
@@ -80,11 +80,11 @@ class DirectoryActor:
                     await self._changed.wait()
 
     async def report(self, process: str, counted: tuple[float, float, float]) -> None:
-        """Of an API process: see `Attainment`."""
+        """Take the counters of an API process, see `Attainment`."""
         self._attainment.report(process, Fared(*counted))
 
     async def fared(self) -> Fared:
-        """How all requests fared since this actor began."""
+        """Return how all requests fared since this actor began."""
         return self._attainment.total
 
     def _say_changes(self, before: int) -> None:
@@ -94,14 +94,14 @@ class DirectoryActor:
 
 
 def find_directory() -> Any:
-    """The handle of the actor. Raises `ValueError` if there is none."""
+    """Return the handle of the actor. Raise `ValueError` if there is none."""
     import ray
 
     return ray.get_actor(DIRECTORY, namespace=NAMESPACE)
 
 
 async def directory() -> Any:
-    """The same for an event loop, which must not wait for Ray: that may be away."""
+    """Do the same in a thread, because Ray may not answer."""
     return await asyncio.to_thread(find_directory)
 
 

@@ -1,4 +1,4 @@
-"""What is to be deployed, as the command says it and as the processes of Ray are told."""
+"""Plan of a deployment, from the command's options, for all processes of Ray."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ K8S, INFERENCE_POOL, RAY_SERVICE = PRINTED = ("k8s", "inferencepool", "rayservic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployConfig:
-    """How many engines and API processes there are to be on Ray, and where they listen."""
+    """Number of engines and API processes on Ray, and their addresses."""
 
     engines: int = option(1, "engines, each with all of the model")
     min_engines: int | None = option(None, "least engines, if their number is to follow the load; default: --engines")
@@ -84,17 +84,17 @@ class Plan:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def set_variables(self) -> None:
-        """In this process, and those that it starts."""
+        """Set the variables in this process, for the processes that it starts too."""
         os.environ.update(self.variables)
 
     @property
     def gpus(self) -> int:
-        """Of one engine."""
+        """Return the number of GPUs of one engine."""
         return 0 if self.engine.model.device in (PRICED, "cpu") else self.engine.model.tensor_parallel_size
 
     @property
     def engine_cpus(self) -> float:
-        """What an engine keeps busy: one that only takes time, next to nothing; beside each GPU, a core."""
+        """Return the cores that an engine needs: one for each GPU, next to none for a priced engine."""
         if self.engine.model.device == PRICED:
             return 0.1
         processes = self.engine.model.tensor_parallel_size

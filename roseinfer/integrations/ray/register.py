@@ -1,4 +1,4 @@
-"""What the directory of a deployment knows: which engines there are, and how their requests fared lately."""
+"""Contents of the directory of a deployment: its engines, and how their requests fared."""
 
 from typing import NamedTuple
 
@@ -39,8 +39,10 @@ class Register:
         return sorted(engine for engine, _ in self._entries.values())
 
     def tell(self, address: str, name: str, number: int | None, retiring: bool) -> int | None:
-        """Of an engine, by itself. Returns its number: the one that it has, else the next that nobody has had; None:
-        ask again later, numbers that others have may yet be told. Who was at the address before is gone.
+        """Register an engine. Return its number: the one that it has, or the next that no engine has had.
+
+        Return None if it must ask again later, because engines may yet report numbers. The previous engine at the
+        address is removed.
         """
         now_s = self._clock.now()
         known = self._entries.get(name)
@@ -60,16 +62,16 @@ class Register:
         return number
 
     def known(self, number: int) -> None:
-        """Somebody has heard of an engine of that number: no other one shall get it, be that engine silent or gone."""
+        """Reserve a number that a process has seen, even if its engine is silent or gone."""
         self._next = max(self._next, number + 1)
 
     def gone(self, name: str) -> None:
-        """It has ended."""
+        """Remove an engine that has ended."""
         if self._entries.pop(name, None) is not None:
             self.version += 1
 
     def expire(self) -> list[Engine]:
-        """Forget those that have told nothing for `EXPIRE_S`, and say which."""
+        """Remove the engines that have not registered for `EXPIRE_S`, and return them."""
         before_s = self._clock.now() - EXPIRE_S
         silent = [engine for engine, told_s in self._entries.values() if told_s < before_s]
         for engine in silent:
@@ -88,7 +90,7 @@ class Fared(NamedTuple):
 
 
 class Attainment:
-    """How requests fared, from what each API process has counted since it began."""
+    """Sum of the counters of all API processes since each began."""
 
     def __init__(self) -> None:
         self._counted: dict[str, Fared] = {}

@@ -1,4 +1,4 @@
-"""How many engines Ray Serve keeps: `router.fleet_size` over what engines report of themselves.
+"""Scaling policy for Ray Serve: `router.fleet_size` over what engines report.
 
 Serve calls the policy in its controller, ten times a second, with what it has collected from the engines.
 """
@@ -27,7 +27,7 @@ class Point(NamedTuple):
 
 
 class Context(Protocol):
-    """As much as is used of Ray's `AutoscalingContext`. `raw_metrics`: by name and engine, points in time order."""
+    """Part of Ray's `AutoscalingContext`. `raw_metrics`: by name and engine, points in time order."""
 
     current_num_replicas: int
     target_num_replicas: int
@@ -58,7 +58,7 @@ class FleetSize:
         self._patience_s = patience_s
 
     def __call__(self, context: Context) -> tuple[int, dict[str, Any]]:
-        """The number of engines there should be, and the state for the next call."""
+        """Return the number of engines there should be, and the state for the next call."""
         least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         rule = FleetSizeRule(least, most, window_s=WINDOW_S, patience_s=self._patience_s)
         state = State(**{name: value for name, value in context.policy_state.items() if name in State.__slots__})
@@ -67,7 +67,7 @@ class FleetSize:
 
 
 def wanted(rule: FleetSizeRule, context: Context, state: State) -> tuple[int, State]:
-    """How many engines there should be. Nothing changes while nothing has been heard since there were as many."""
+    """Return how many engines there should be. Change nothing until the present number of engines has reported."""
     now_s = context.current_time or 0.0
     running = min(context.current_num_replicas, context.target_num_replicas)
     grown_s = now_s if running > state.running else state.grown_s
@@ -87,8 +87,8 @@ def wanted(rule: FleetSizeRule, context: Context, state: State) -> tuple[int, St
 
 
 def _since(engines: Mapping[Any, Iterable[Point]], since_s: float, now_s: float) -> Iterator[list[float]]:
-    """What each engine has reported since then. A clock that is further off than `SKEW_S` is one that goes wrong: the
-    newest report of its engine is then taken to be of now.
+    """Yield what each engine has reported since then. If its clock is off by more than `SKEW_S`, its newest report
+    counts as one of now.
     """
     for series in engines.values():
         points = list(series)
@@ -98,5 +98,5 @@ def _since(engines: Mapping[Any, Iterable[Point]], since_s: float, now_s: float)
 
 
 def _growth(reports: Iterable[list[float]]) -> float:
-    """Of a number that all of them report, by the one who has seen most of it. It begins anew with the directory."""
+    """Return the growth of a counter that all engines report, by the one that saw most of it."""
     return max((values[-1] - values[0] for values in reports if values), default=0.0)

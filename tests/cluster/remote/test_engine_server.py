@@ -81,7 +81,7 @@ def test_an_engine_that_is_killed_is_restarted_and_found(tmp_path: Path) -> None
 
 
 def test_clients_wait_while_the_server_looks_for_devices(tmp_path: Path, monkeypatch) -> None:
-    """That may take seconds: a process lists the GPUs."""
+    """Looking may take seconds: a process lists the GPUs."""
     looking, found = threading.Event(), threading.Event()
 
     def specs(*given: Any) -> list[EngineSpec]:

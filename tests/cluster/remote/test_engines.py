@@ -1,4 +1,4 @@
-"""What a client knows of engines on other hosts, whose servers answer, fall silent, go and come back by script."""
+"""Clients of engines on other hosts, whose servers answer, fall silent, go and come back by script."""
 
 import asyncio
 import contextlib

@@ -137,7 +137,7 @@ async def begun(streams: list[Stream]) -> None:
 
 
 def test_requests_continue_elsewhere_when_the_network_is_cut(run: Callable[[Work], None]) -> None:
-    """When the network is back, late answers are dropped, and the engine is used again."""
+    """Late answers are dropped when the network is back, and the engine is used again."""
 
     async def work(hosts: Hosts) -> None:
         streams = hosts.start(8, 100)
@@ -175,7 +175,7 @@ def test_a_connection_is_given_up_after_a_long_silence(run: Callable[[Work], Non
 
 
 def test_streams_survive_the_loss_of_a_host(run: Callable[[Work], None]) -> None:
-    """Its engine and its connections end, and nothing listens there for a while."""
+    """The engine and its connections end, and nothing listens there for a while."""
 
     async def work(hosts: Hosts) -> None:
         streams = hosts.start(8, 200)

@@ -122,7 +122,7 @@ def test_asking_several_times_restarts_it_once(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_an_engine_that_another_server_has_just_restarted_is_restarted_again(tmp_path: Path) -> None:
-    """Its server waits until it has settled, and restarts it once more."""
+    """The server waits until it has settled, and restarts it once more."""
 
     async def work() -> None:
         async with engine_server(priced_config(tmp_path)) as (kept, address), following(address) as engines:
@@ -135,7 +135,7 @@ def test_an_engine_that_another_server_has_just_restarted_is_restarted_again(tmp
 
 
 def test_an_engine_that_is_about_to_stop_is_not_restarted(tmp_path: Path) -> None:
-    """Its requests may finish."""
+    """Requests may finish."""
 
     async def work() -> None:
         async with engine_server(priced_config(tmp_path)) as (kept, address):
@@ -201,7 +201,7 @@ def test_no_further_engine_is_restarted_when_one_does_not_come_back(
 
 
 def test_the_last_engine_that_takes_requests_is_not_restarted() -> None:
-    """It waits for another one."""
+    """Wait for another one first."""
     asked = []
 
     async def work() -> None:

@@ -195,7 +195,7 @@ def test_changed_files_are_used_and_invalid_ones_leave_the_previous(
 
 
 def test_a_bundle_of_two_cas_accepts_hosts_of_both(tmp_path: Path) -> None:
-    """So a deployment changes its CA without an interruption."""
+    """Let a deployment change its CA without an interruption."""
     old, new = (TlsFolder(write_certificate(tmp_path / name, name)) for name in ("old", "new"))
     both = authority("old").certificate + authority("new").certificate
     for folder in (old, new):
