@@ -2,13 +2,13 @@
 
 from roseinfer.core.plan import Row, StepResult
 from roseinfer.core.runner import ExpertChoice
-from roseinfer.sched.cost.offline_fit import Sample
+from roseinfer.sched.cost.offline_fit import CostSample
 from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.offload import rows_seconds
 from roseinfer.sim.replay import Rows, Turn, read_recording
 
 
-def recorded_samples(path: str) -> tuple[list[Sample], ExpertChoice | None]:
+def recorded_samples(path: str) -> tuple[list[CostSample], ExpertChoice | None]:
     """Return the samples and the experts of the model. Raise `ConfigError` if the file is not a recorded run.
 
     With two steps in flight a turn collects the step of an earlier one; steps end in the order of their plans.
@@ -18,7 +18,7 @@ def recorded_samples(path: str) -> tuple[list[Sample], ExpertChoice | None]:
     ends = [turn for turn in recording.turns if turn.duration_s is not None]
     # The last plans of a run that was cut off have no ends.
     steps = [(rows, _rows_seconds(end)) for rows, end in zip(plans, ends, strict=False) if rows]
-    samples = [Sample(work_of(_as_rows(rows)), seconds) for rows, seconds in steps if seconds]
+    samples = [CostSample(work_of(_as_rows(rows)), seconds) for rows, seconds in steps if seconds]
     return samples, recording.setup.experts
 
 

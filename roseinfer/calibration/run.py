@@ -10,7 +10,7 @@ from roseinfer.core.config.engine import EngineConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.llm import LLM
 from roseinfer.sched.cost.file import experts_as_json
-from roseinfer.sched.cost.offline_fit import Fit, Sample, fit_cost
+from roseinfer.sched.cost.offline_fit import CostSample, Fit, fit_cost
 
 FACTS = ("model", "device", "dtype", "max_model_len", "num_blocks", "num_host_blocks", "block_size", "max_num_seqs")
 # Field of CostParams -> its unit as shown, how many of them a second has, what it is paid for.
@@ -71,7 +71,7 @@ def calibrate(config: CalibrateConfig, engine: EngineConfig) -> Calibration:
     return Calibration(fit_cost(samples, facts.experts), machine, copies)
 
 
-def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[Sample], EngineInfo]:
+def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[CostSample], EngineInfo]:
     """Run the sweep with the policy `fifo`, which starts every request that fits."""
     scheduler = replace(engine.scheduler, scheduling_policy="fifo")
     options = {**asdict(engine.model), **asdict(engine.cache), **asdict(scheduler), **asdict(engine.profile)}

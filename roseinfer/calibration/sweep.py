@@ -19,7 +19,7 @@ from roseinfer.core.request import Prompt, sequence_id
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import Core
 from roseinfer.engine.messages import Add
-from roseinfer.sched.cost.offline_fit import Sample
+from roseinfer.sched.cost.offline_fit import CostSample
 from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.policy import Decision, Event, Policy, StepDone, View
 
@@ -47,14 +47,14 @@ class SampleRecorder:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.on = False
-        self.samples: list[Sample] = []
+        self.samples: list[CostSample] = []
 
     def begin(self, view: View) -> Decision:
         return self._policy.begin(view)
 
     def observe(self, event: Event) -> None:
         if self.on and isinstance(event, StepDone):
-            self.samples.append(Sample(work_of(event.plan.rows), event.duration_s))
+            self.samples.append(CostSample(work_of(event.plan.rows), event.duration_s))
         self._policy.observe(event)
 
 
@@ -70,7 +70,7 @@ class CalibrationSweep:
     _rng: random.Random = field(init=False)
     _prefixes: list[list[int]] = field(init=False)
 
-    def run(self) -> list[Sample]:
+    def run(self) -> list[CostSample]:
         """Measure all cells that fit, after one that only warms up. Raise `CalibrationError` if none fits."""
         self._rng = random.Random(self.seed)
         longest = self._prompt(max(self.grid.prefixes, default=0))

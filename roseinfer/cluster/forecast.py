@@ -12,7 +12,7 @@ from roseinfer.router.view import EngineView
 NO_SLO = Slo()
 
 
-class Forecast(NamedTuple):
+class RequestForecast(NamedTuple):
     """Forecast of one engine. `ttft_s`: expected without cached prefix. `utilisation`: of the engine with the request,
     1 = full. `keeps`: True if the objectives would be met; None without any.
     """
@@ -31,7 +31,7 @@ def forecasts(
     *,
     output_tokens: int = 0,
     samples: int = 1,
-) -> list[Forecast]:
+) -> list[RequestForecast]:
     """Return forecasts of the engines that accept requests and whose policy fits a cost model, best first: engines that
     would meet the objectives, then by time to first token.
 
@@ -45,7 +45,7 @@ def forecasts(
     return sorted(found, key=lambda one: (one.keeps is False, one.ttft_s, one.engine))
 
 
-def _prospect(report: EngineReport, ask: RoutingRequest, now_s: float) -> Forecast | None:
+def _prospect(report: EngineReport, ask: RoutingRequest, now_s: float) -> RequestForecast | None:
     promise = report.promise
     if promise is None or promise.draining or report.state is not EngineState.READY:
         return None
@@ -55,4 +55,4 @@ def _prospect(report: EngineReport, ask: RoutingRequest, now_s: float) -> Foreca
         return None
     outlook = view.forecast(ask, now_s, cached_tokens=0)
     keeps = outlook.meets_objectives if ask.has_objectives else None
-    return Forecast(report.engine, outlook.ttft_s, outlook.utilisation, keeps)
+    return RequestForecast(report.engine, outlook.ttft_s, outlook.utilisation, keeps)

@@ -82,7 +82,7 @@ class CompletionChoice(AnswerModel):
     prompt_token_ids: list[int] | None = None
 
 
-class Completion(AnswerModel):
+class TextCompletion(AnswerModel):
     id: str
     object: Literal["text_completion"]
     created: int

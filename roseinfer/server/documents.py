@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from roseinfer.server.answer_shapes import ChatCompletion, Completion, ErrorBody
+from roseinfer.server.answer_shapes import ChatCompletion, ErrorBody, TextCompletion
 from roseinfer.server.formats.messages import document as message_shapes
 from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest
 from roseinfer.server.formats.responses import document as response_shapes
@@ -56,7 +56,7 @@ class _InferenceDocs:
 
 
 _INFERENCE = {
-    "/v1/completions": _InferenceDocs(CompletionRequest, Completion),
+    "/v1/completions": _InferenceDocs(CompletionRequest, TextCompletion),
     "/v1/chat/completions": _InferenceDocs(ChatRequest, ChatCompletion),
     "/v1/responses": _InferenceDocs(
         ResponsesRequest, response_shapes.ResponseObject, response_shapes.DESCRIPTION, response_shapes.EXAMPLE

@@ -12,7 +12,7 @@ from roseinfer.core.request import sequence_id
 from roseinfer.priced.machine import Machine
 from roseinfer.router.fleet_size import FleetState, engine_load, fleet_size, too_many_rejections
 from roseinfer.sched.estimates import Estimates
-from roseinfer.sim.fleet import EngineReplica, FleetRequest, SimulatedFleet
+from roseinfer.sim.fleet import FleetRequest, SimulatedFleet, SimulatedReplica
 from roseinfer.sim.fleet_plan import AutoscalePlan, FleetPlan, FleetRun
 from roseinfer.sim.report import adherence
 from roseinfer.sim.workload import Arrival
@@ -81,7 +81,7 @@ class AutoscaledFleet(SimulatedFleet):
         self.at(TICK_S, self._look)
         return super().run()
 
-    def _start(self, slot: EngineReplica) -> None:
+    def _start(self, slot: SimulatedReplica) -> None:
         super()._start(slot)
         self._scaler.grown()
 
@@ -99,7 +99,7 @@ class AutoscaledFleet(SimulatedFleet):
             if rejection is None or not rejection.hopeless:
                 self._scaler.rejected(self.now_s)
 
-    def _deliver(self, slot: EngineReplica) -> None:
+    def _deliver(self, slot: SimulatedReplica) -> None:
         super()._deliver(slot)
         if slot.draining:
             self._retire(slot)
@@ -151,7 +151,7 @@ class AutoscaledFleet(SimulatedFleet):
         kept = adherence(run.simulation.lifetimes)
         return kept is None or kept >= self.plan.scaling.target
 
-    def _drain(self, slot: EngineReplica) -> None:
+    def _drain(self, slot: SimulatedReplica) -> None:
         assert slot.engine is not None
         slot.draining = True
         self._publish(slot)
@@ -165,7 +165,7 @@ class AutoscaledFleet(SimulatedFleet):
         self._note_size()
         self._retire(slot)
 
-    def _retire(self, slot: EngineReplica) -> None:
+    def _retire(self, slot: SimulatedReplica) -> None:
         """Remove a draining engine once it has no requests."""
         if self.calls_of(slot):
             return

@@ -48,7 +48,7 @@ class FleetRequest:
 
 
 @dataclass(slots=True)
-class EngineReplica:
+class SimulatedReplica:
     """One engine of the fleet across its lives; `engine` is None while it is down.
 
     `pending`: outputs of the running step. `promise`: its latest promise.
@@ -88,7 +88,7 @@ class SimulatedFleet:
         self.plan = plan
         self.now_s = 0.0
         self.calls: dict[str, FleetRequest] = {}  # live ones, by name
-        self.slots = [EngineReplica(number) for number in range(plan.most)]
+        self.slots = [SimulatedReplica(number) for number in range(plan.most)]
         self.placer = Placer(plan.router, range(plan.most), blocks=machine.num_kv_blocks, seed=seed)
         self._arrivals = arrivals
         self._lives = lifetimes(arrivals)
@@ -122,7 +122,7 @@ class SimulatedFleet:
     def at(self, at_s: float, event: Callable[[], None]) -> None:
         heappush(self._events, (at_s, next(self._order), event))
 
-    def calls_of(self, slot: EngineReplica) -> list[FleetRequest]:
+    def calls_of(self, slot: SimulatedReplica) -> list[FleetRequest]:
         """Return the requests that the engine has."""
         return [call for call in self.calls.values() if call.engine == slot.number]
 
@@ -149,7 +149,7 @@ class SimulatedFleet:
             self._step(slot)
         return True
 
-    def _step(self, slot: EngineReplica) -> None:
+    def _step(self, slot: SimulatedReplica) -> None:
         """Run one turn of an engine. Decisions of its plan are delivered now, outputs of the step when it ends.
 
         The promise is published before the step's end, so that the router does not know the future.
@@ -163,7 +163,7 @@ class SimulatedFleet:
         slot.pending = engine.settle()
         self._elapsed_s = max(self._elapsed_s, engine.clock.now())
 
-    def _deliver(self, slot: EngineReplica) -> None:
+    def _deliver(self, slot: SimulatedReplica) -> None:
         outputs, slot.pending = slot.pending, []
         for output in outputs:
             self._note(slot, output)
@@ -171,13 +171,13 @@ class SimulatedFleet:
         if not slot.engine.busy:
             self._publish(slot)
 
-    def _publish(self, slot: EngineReplica) -> None:
+    def _publish(self, slot: SimulatedReplica) -> None:
         assert slot.engine is not None
         promise = slot.engine.core.promise(self.now_s)
         slot.promise = promise._replace(draining=True) if slot.draining else promise
         self.placer.update(slot.number, slot.promise)
 
-    def _note(self, slot: EngineReplica, output: RequestOutput) -> None:
+    def _note(self, slot: SimulatedReplica, output: RequestOutput) -> None:
         name, token_ids, _, _, started, end = output
         call = self.calls.get(name.rpartition(":")[0])
         if call is None:
@@ -281,7 +281,7 @@ class SimulatedFleet:
         return True
 
     # --- engines ------------------------------------------------------------------------------------------------
-    def _start(self, slot: EngineReplica) -> None:
+    def _start(self, slot: SimulatedReplica) -> None:
         """Start an engine."""
         seed = self._seed + 1_000_003 * slot.number + 7919 * slot.lives
         slot.lives += 1
@@ -295,7 +295,7 @@ class SimulatedFleet:
         self.placer.set_available(slot.number, True)
         self._publish(slot)
 
-    def _kill(self, slot: EngineReplica) -> None:
+    def _kill(self, slot: SimulatedReplica) -> None:
         """Kill an engine: outputs of its step are lost, its requests are placed again, and it restarts later."""
         if slot.engine is None:
             return
@@ -310,7 +310,7 @@ class SimulatedFleet:
         for call in lost:
             self._rescue(call)
 
-    def _stop(self, slot: EngineReplica) -> None:
+    def _stop(self, slot: SimulatedReplica) -> None:
         assert slot.engine is not None
         add_up(slot.engine, slot.totals)
         slot.engine, slot.pending, slot.draining = None, [], False
@@ -365,5 +365,5 @@ def add_up(engine: SimulatedEngine, totals: EngineTotals) -> None:
     totals.prefix_hits += stats.prefix_hits
 
 
-def _next(slot: EngineReplica) -> tuple[float, int]:
+def _next(slot: SimulatedReplica) -> tuple[float, int]:
     return slot.next

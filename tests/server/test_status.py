@@ -189,8 +189,8 @@ def test_openapi_is_truthful(server: LiveServer) -> None:
 def test_answers_have_the_documented_shapes(server: LiveServer) -> None:
     chat = {"messages": [{"role": "user", "content": "x"}]}
     for path, body, shape in (
-        ("/v1/completions", {"prompt": "x"}, answer_shapes.Completion),
-        ("/v1/completions", {"prompt": "x", "logprobs": 2, "echo": True, "foo": 1}, answer_shapes.Completion),
+        ("/v1/completions", {"prompt": "x"}, answer_shapes.TextCompletion),
+        ("/v1/completions", {"prompt": "x", "logprobs": 2, "echo": True, "foo": 1}, answer_shapes.TextCompletion),
         ("/v1/chat/completions", chat, answer_shapes.ChatCompletion),
         ("/v1/chat/completions", chat | {"logprobs": True, "top_logprobs": 2, "n": 2}, answer_shapes.ChatCompletion),
         ("/tokenize", {"prompt": "x", "return_token_strs": True}, answer_shapes.Tokenized),

@@ -22,13 +22,13 @@ COLOURS = {"ok": "\x1b[32m", "warning": "\x1b[33m", "problem": "\x1b[31m"}
 def run(args: Namespace) -> int:
     config = OPTIONS.build(DoctorConfig, OPTIONS.read(args))
 
-    from roseinfer.cli.doctor.checks import State, judge
+    from roseinfer.cli.doctor.checks import CheckState, judge
     from roseinfer.cli.doctor.probes import collect_facts
 
     with stage("looking at PyTorch and the devices"):
         facts = collect_facts(config)
     checks = judge(facts)
-    works = all(check.state is not State.PROBLEM for check in checks)
+    works = all(check.state is not CheckState.PROBLEM for check in checks)
     if config.json:
         print(json.dumps({"works": works, "checks": [check.as_json() for check in checks]}, indent=2))
     else:

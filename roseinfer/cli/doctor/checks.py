@@ -20,7 +20,7 @@ _WEIGHTS_SHARE = 0.8
 MIN_VALID_DAYS = 14
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     OK = "ok"
     WARNING = "warning"  # serving works, but with limits
     PROBLEM = "problem"  # serving does not work
@@ -31,7 +31,7 @@ class Check:
     """One check: `found` is the state, `advice` what to do about it."""
 
     name: str
-    state: State
+    state: CheckState
     found: str
     advice: str | None = None
 
@@ -40,15 +40,15 @@ class Check:
 
 
 def ok(name: str, found: str) -> Check:
-    return Check(name, State.OK, found)
+    return Check(name, CheckState.OK, found)
 
 
 def warning(name: str, found: str, advice: str) -> Check:
-    return Check(name, State.WARNING, found, advice)
+    return Check(name, CheckState.WARNING, found, advice)
 
 
 def problem(name: str, found: str, advice: str) -> Check:
-    return Check(name, State.PROBLEM, found, advice)
+    return Check(name, CheckState.PROBLEM, found, advice)
 
 
 def judge(facts: Facts) -> list[Check]:

@@ -27,7 +27,7 @@ from roseinfer.core.slo import Cause
 from roseinfer.engine.live import InflightLimit
 from roseinfer.integrations.ray.directory import directory, fetch_certificate
 from roseinfer.integrations.ray.plan import Plan
-from roseinfer.integrations.ray.register import TELL_S, Engine, Fared
+from roseinfer.integrations.ray.register import TELL_S, Fared, RegisteredEngine
 from roseinfer.processes.private_folder import private_folder, remove_folder
 from roseinfer.server.app import build_app, server_parts
 from roseinfer.server.hosting import LAST_WORDS_S, configure_logging, settle_garbage_collector, with_texts
@@ -187,5 +187,5 @@ def fared_of(numbers: Numbers) -> Fared:
     return Fared(sum(outcomes.values()), refused, outcomes.get("met", 0.0))
 
 
-def _entry(engine: Engine) -> EngineEntry:
+def _entry(engine: RegisteredEngine) -> EngineEntry:
     return EngineEntry(engine.address, engine.name, engine.number, engine.retiring)

@@ -16,7 +16,7 @@ from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.errors import ResourceError
 from roseinfer.integrations.certificates import MAX_CA_DAYS, CertificateAuthority, write_private
 from roseinfer.integrations.ray.plan import DIRECTORY, NAMESPACE
-from roseinfer.integrations.ray.register import Attainment, Engine, Fared, Register
+from roseinfer.integrations.ray.register import Attainment, Fared, Register, RegisteredEngine
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class DirectoryActor:
         self._register.gone(name)
         self._say_changes(before)
 
-    async def engines(self, seen: int, patience_s: float) -> tuple[int, list[Engine]]:
+    async def engines(self, seen: int, patience_s: float) -> tuple[int, list[RegisteredEngine]]:
         """Return the engines and their version. Wait up to `patience_s` for another version than `seen`."""
         until_s = time.monotonic() + patience_s
         while True:

@@ -10,7 +10,7 @@ TELL_S, EXPIRE_S = 2.0, 15.0
 SETTLE_S = 3 * TELL_S
 
 
-class Engine(NamedTuple):
+class RegisteredEngine(NamedTuple):
     """`number`: the same for all clients. `address`: host and port. `name`: in its certificate, and of no other engine.
     So clients never take the next engine at an address for the previous one. `retiring`: it gets no more requests.
     """
@@ -30,12 +30,12 @@ class Register:
 
     def __init__(self, clock: Clock, first_version: int = 0, anew: bool = False) -> None:
         self._clock = clock
-        self._entries: dict[str, tuple[Engine, float]] = {}
+        self._entries: dict[str, tuple[RegisteredEngine, float]] = {}
         self._next = 0
         self._numbers_from_s = clock.now() + (SETTLE_S if anew else 0.0)
         self.version = first_version
 
-    def engines(self) -> list[Engine]:
+    def engines(self) -> list[RegisteredEngine]:
         return sorted(engine for engine, _ in self._entries.values())
 
     def tell(self, address: str, name: str, number: int | None, retiring: bool) -> int | None:
@@ -55,7 +55,7 @@ class Register:
         self.known(number)
         for other in [other for other in self.engines() if other.address == address and other.name != name]:
             self.gone(other.name)
-        engine = Engine(number, address, name, retiring)
+        engine = RegisteredEngine(number, address, name, retiring)
         self._entries[name] = engine, now_s
         if known is None or known[0] != engine:
             self.version += 1
@@ -70,7 +70,7 @@ class Register:
         if self._entries.pop(name, None) is not None:
             self.version += 1
 
-    def expire(self) -> list[Engine]:
+    def expire(self) -> list[RegisteredEngine]:
         """Remove the engines that have not registered for `EXPIRE_S`, and return them."""
         before_s = self._clock.now() - EXPIRE_S
         silent = [engine for engine, told_s in self._entries.values() if told_s < before_s]

@@ -41,7 +41,7 @@ class Context(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ScalingState:
     """Between two calls. `running`: engines at the last one; `grown_s`: when they were last fewer; `calm_s`: since when
     fewer would do.
     """
@@ -61,12 +61,14 @@ class FleetSize:
         """Return the number of engines there should be, and the state for the next call."""
         least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         rule = FleetSizeRule(least, most, window_s=WINDOW_S, patience_s=self._patience_s)
-        state = State(**{name: value for name, value in context.policy_state.items() if name in State.__slots__})
+        state = ScalingState(
+            **{name: value for name, value in context.policy_state.items() if name in ScalingState.__slots__}
+        )
         size, state = wanted(rule, context, state)
-        return size, {name: getattr(state, name) for name in State.__slots__}
+        return size, {name: getattr(state, name) for name in ScalingState.__slots__}
 
 
-def wanted(rule: FleetSizeRule, context: Context, state: State) -> tuple[int, State]:
+def wanted(rule: FleetSizeRule, context: Context, state: ScalingState) -> tuple[int, ScalingState]:
     """Return how many engines there should be. Change nothing until the present number of engines has reported."""
     now_s = context.current_time or 0.0
     running = min(context.current_num_replicas, context.target_num_replicas)
@@ -75,7 +77,7 @@ def wanted(rule: FleetSizeRule, context: Context, state: State) -> tuple[int, St
     since_s = max(now_s - rule.window_s, grown_s)
     used = [value for values in _since(metrics.get(USED, {}), since_s, now_s) for value in values]
     if not running or not used:
-        return context.target_num_replicas, State(running, grown_s, None)
+        return context.target_num_replicas, ScalingState(running, grown_s, None)
     promised, refused = (_growth(_since(metrics.get(name, {}), since_s, now_s)) for name in (PROMISED, REFUSED))
     seen = FleetState(
         now_s, running, context.target_num_replicas - running, fmean(used), too_many_rejections(rule, promised, refused)
@@ -83,7 +85,7 @@ def wanted(rule: FleetSizeRule, context: Context, state: State) -> tuple[int, St
     size, calm_s = fleet_size(rule, seen, state.calm_s)
     if size < context.target_num_replicas:
         calm_s = None  # one at a time
-    return size, State(running, grown_s, calm_s)
+    return size, ScalingState(running, grown_s, calm_s)
 
 
 def _since(engines: Mapping[Any, Iterable[Point]], since_s: float, now_s: float) -> Iterator[list[float]]:

@@ -22,7 +22,7 @@ _MIN_OUTLIER_DEVIATIONS, _MIN_OUTLIER_SHARE = 3.0, 0.10  # both must be exceeded
 _MIN_PIVOT = 1e-8  # of columns scaled to 1; below it, a column is a combination of the others
 
 
-class Sample(NamedTuple):
+class CostSample(NamedTuple):
     """A measured step."""
 
     work: Work
@@ -46,7 +46,7 @@ class Fit:
     worst_of_all: float
 
 
-def fit_cost(samples: Iterable[Sample], experts: ExpertChoice | None = None) -> Fit:
+def fit_cost(samples: Iterable[CostSample], experts: ExpertChoice | None = None) -> Fit:
     """Fit by iteratively reweighted (Huber) least squares, then once more without outliers.
 
     `experts`: experts of the model that ran the steps. Steps with work that has no constant are left out. Raise
@@ -76,7 +76,7 @@ def fit_cost(samples: Iterable[Sample], experts: ExpertChoice | None = None) -> 
     return _judged(shape.with_values(constants), used, kept)
 
 
-def _judged(params: CostParams, used: Sequence[Sample], kept: Sequence[int]) -> Fit:
+def _judged(params: CostParams, used: Sequence[CostSample], kept: Sequence[int]) -> Fit:
     relative = [params.seconds(sample.work) / sample.seconds - 1 for sample in used]
     measured = [used[i].seconds for i in kept]
     mean = fmean(measured)

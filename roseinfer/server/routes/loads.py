@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from roseinfer.cluster.forecast import Forecast, forecasts
+from roseinfer.cluster.forecast import RequestForecast, forecasts
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineInfo, EngineReport
@@ -130,7 +130,7 @@ def _seconds(asked: Mapping[str, str], name: str) -> float | None:
     return positive(name, asked[name]) / 1000 if name in asked else None
 
 
-def _answer(prompt_tokens: int, found: list[Forecast]) -> dict[str, Any]:
+def _answer(prompt_tokens: int, found: list[RequestForecast]) -> dict[str, Any]:
     best = found[0] if found else None
     return {
         "prompt_tokens": prompt_tokens,
@@ -149,7 +149,7 @@ def _answer(prompt_tokens: int, found: list[Forecast]) -> dict[str, Any]:
     }
 
 
-def _ms(forecast: Forecast) -> float:
+def _ms(forecast: RequestForecast) -> float:
     return round(1000 * forecast.ttft_s, 3)
 
 

@@ -49,12 +49,12 @@ class WorkerFailed(msgspec.Struct, tag="failed"):
     error: ErrorReport
 
 
-class Drain(msgspec.Struct, tag="drain"):
+class DrainWorker(msgspec.Struct, tag="drain"):
     """Take no more requests."""
 
 
 class Idle(msgspec.Struct, tag="idle"):
-    """No request is left, after a `Drain`."""
+    """No request is left, after a `DrainWorker`."""
 
 
 class Stop(msgspec.Struct, tag="stop"):
@@ -119,4 +119,4 @@ class QueryAnswer(msgspec.Struct, tag="answer"):
 
 
 FromWorker = Serving | Up | WorkerFailed | Idle | MetricsRequest | CollectedMetrics | PeerQuery | QueryAnswer
-FromManager = Drain | Stop | MetricsReply | CollectMetrics | PeerAnswers | ForwardedQuery
+FromManager = DrainWorker | Stop | MetricsReply | CollectMetrics | PeerAnswers | ForwardedQuery

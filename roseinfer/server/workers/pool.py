@@ -16,7 +16,16 @@ from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.processes.supervise import BackgroundTasks, RestartLimits, Restarts
 from roseinfer.server.workers.counters import Count
 from roseinfer.server.workers.launch import WorkerProcess
-from roseinfer.server.workers.messages import Drain, FromManager, FromWorker, Idle, Serving, Stop, Up, WorkerFailed
+from roseinfer.server.workers.messages import (
+    DrainWorker,
+    FromManager,
+    FromWorker,
+    Idle,
+    Serving,
+    Stop,
+    Up,
+    WorkerFailed,
+)
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +129,7 @@ class WorkerPool:
     def drain(self) -> None:
         """Have all workers take no more requests, including those that are still being started."""
         self._draining = True
-        self.send(Drain())
+        self.send(DrainWorker())
 
     async def idle(self) -> None:
         """Wait until no draining worker has a request left."""
@@ -161,7 +170,7 @@ class WorkerPool:
         self._tasks.spawn(self._watch(worker))
         # Messages that all workers got while this one was being launched.
         if self._draining:
-            worker.send(Drain())
+            worker.send(DrainWorker())
         if self._stopping.is_set():
             worker.send(Stop())
 

@@ -36,7 +36,7 @@ from roseinfer.server.workers.heartbeat import LoopHeartbeat
 from roseinfer.server.workers.messages import (
     CollectedMetrics,
     CollectMetrics,
-    Drain,
+    DrainWorker,
     ForwardedQuery,
     FromManager,
     FromWorker,
@@ -173,7 +173,7 @@ class Worker:
 
     # --- from the manager ---------------------------------------------------------------------------------------
     def _on_message(self, message: FromManager) -> None:
-        if isinstance(message, Drain):
+        if isinstance(message, DrainWorker):
             self._service.lifecycle.begin_drain()
             self._spawn(self._report_idle())
         elif isinstance(message, Stop):

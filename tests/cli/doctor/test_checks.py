@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from roseinfer.cli.doctor.checks import GB, State, judge
+from roseinfer.cli.doctor.checks import GB, CheckState, judge
 from roseinfer.cli.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, RayCluster, Torch
 
 H200 = Gpu("NVIDIA H200", (9, 0), 140 * GB, 139 * GB)
@@ -27,60 +27,64 @@ GOOD = Facts(
 )
 
 
-def worst(facts: Facts) -> list[tuple[str, State]]:
+def worst(facts: Facts) -> list[tuple[str, CheckState]]:
     """Return the checks that are not ok."""
-    return [(check.name, check.state) for check in judge(facts) if check.state is not State.OK]
+    return [(check.name, check.state) for check in judge(facts) if check.state is not CheckState.OK]
 
 
 @pytest.mark.parametrize("torch", [CPU, CUDA])
 def test_a_good_machine(torch: Torch) -> None:
     hosts = Hosts("secret", bind="a:1", peers=(Peer("b:1", "ready"),), ray=RayCluster("c:1", "2.60.1"))
     checks = judge(replace(GOOD, torch=torch, gpu_files=bool(torch.gpus), model=MODEL, hosts=hosts))
-    assert {check.state for check in checks} == {State.OK}
+    assert {check.state for check in checks} == {CheckState.OK}
     assert all(check.advice is None for check in checks)
 
 
 @pytest.mark.parametrize(
     ("changes", "name", "state"),
     [
-        ({"python": (3, 10, 9)}, "Python", State.PROBLEM),
-        ({"packages": (Package("orjson", "orjson>=3", None),)}, "packages", State.PROBLEM),
-        ({"packages": (Package("numpy", "numpy<3", "4.0", "is not <3"),)}, "packages", State.WARNING),
-        ({"torch": Torch(error="it hangs")}, "PyTorch", State.PROBLEM),
-        ({"gpu_files": True}, "device", State.WARNING),
-        ({"torch": replace(CUDA, gpus=(), gpu_error="too old"), "gpu_files": True}, "device", State.WARNING),
-        ({"torch": replace(CUDA, triton=None)}, "kernels", State.WARNING),
-        ({"torch": replace(CUDA, kernel_error="no gcc")}, "kernels", State.PROBLEM),
-        ({"cores": 1}, "cores", State.WARNING),
-        ({"cpu_quota": 4.0}, "cores", State.WARNING),
-        ({"memory_bytes": GB // 2}, "memory", State.PROBLEM),
-        ({"memory_bytes": 2 * GB}, "memory", State.WARNING),
-        ({"files": (64, 64)}, "open files", State.PROBLEM),
-        ({"files": (256, 512)}, "open files", State.WARNING),
-        ({"temporary_error": "read only"}, "temporary files", State.PROBLEM),
-        ({"port_error": "in use"}, "port", State.PROBLEM),
-        ({"extras": {"cuda": (Package("triton", "triton<4", "4.0", "is not <4"),)}}, "extras", State.WARNING),
-        ({"model": replace(MODEL, error="no such folder")}, "model m", State.PROBLEM),
-        ({"model": replace(MODEL, needs="not here")}, "model m", State.WARNING),
-        ({"model": replace(MODEL, weight_bytes=65 * GB)}, "model m", State.PROBLEM),
-        ({"model": replace(MODEL, weight_bytes=60 * GB)}, "model m", State.WARNING),
-        ({"model": replace(MODEL, widened=(17 * GB, "Q4_K"))}, "model m", State.PROBLEM),
-        ({"hosts": Hosts("tls", tls_error="others may read it")}, "certificate", State.PROBLEM),
-        ({"hosts": Hosts("tls", tls_days=3.0)}, "certificate", State.WARNING),
-        ({"hosts": Hosts(bind="a:1", bind_error="in use")}, "bind", State.PROBLEM),
-        ({"hosts": Hosts("secret", peers=(Peer("a:1"), Peer("b:1", error="no answer")))}, "engine b:1", State.PROBLEM),
+        ({"python": (3, 10, 9)}, "Python", CheckState.PROBLEM),
+        ({"packages": (Package("orjson", "orjson>=3", None),)}, "packages", CheckState.PROBLEM),
+        ({"packages": (Package("numpy", "numpy<3", "4.0", "is not <3"),)}, "packages", CheckState.WARNING),
+        ({"torch": Torch(error="it hangs")}, "PyTorch", CheckState.PROBLEM),
+        ({"gpu_files": True}, "device", CheckState.WARNING),
+        ({"torch": replace(CUDA, gpus=(), gpu_error="too old"), "gpu_files": True}, "device", CheckState.WARNING),
+        ({"torch": replace(CUDA, triton=None)}, "kernels", CheckState.WARNING),
+        ({"torch": replace(CUDA, kernel_error="no gcc")}, "kernels", CheckState.PROBLEM),
+        ({"cores": 1}, "cores", CheckState.WARNING),
+        ({"cpu_quota": 4.0}, "cores", CheckState.WARNING),
+        ({"memory_bytes": GB // 2}, "memory", CheckState.PROBLEM),
+        ({"memory_bytes": 2 * GB}, "memory", CheckState.WARNING),
+        ({"files": (64, 64)}, "open files", CheckState.PROBLEM),
+        ({"files": (256, 512)}, "open files", CheckState.WARNING),
+        ({"temporary_error": "read only"}, "temporary files", CheckState.PROBLEM),
+        ({"port_error": "in use"}, "port", CheckState.PROBLEM),
+        ({"extras": {"cuda": (Package("triton", "triton<4", "4.0", "is not <4"),)}}, "extras", CheckState.WARNING),
+        ({"model": replace(MODEL, error="no such folder")}, "model m", CheckState.PROBLEM),
+        ({"model": replace(MODEL, needs="not here")}, "model m", CheckState.WARNING),
+        ({"model": replace(MODEL, weight_bytes=65 * GB)}, "model m", CheckState.PROBLEM),
+        ({"model": replace(MODEL, weight_bytes=60 * GB)}, "model m", CheckState.WARNING),
+        ({"model": replace(MODEL, widened=(17 * GB, "Q4_K"))}, "model m", CheckState.PROBLEM),
+        ({"hosts": Hosts("tls", tls_error="others may read it")}, "certificate", CheckState.PROBLEM),
+        ({"hosts": Hosts("tls", tls_days=3.0)}, "certificate", CheckState.WARNING),
+        ({"hosts": Hosts(bind="a:1", bind_error="in use")}, "bind", CheckState.PROBLEM),
+        (
+            {"hosts": Hosts("secret", peers=(Peer("a:1"), Peer("b:1", error="no answer")))},
+            "engine b:1",
+            CheckState.PROBLEM,
+        ),
         (
             {"hosts": Hosts("secret", peers=(Peer("a:1", "ready", "its dtype", misfit=True),))},
             "engine a:1",
-            State.PROBLEM,
+            CheckState.PROBLEM,
         ),
-        ({"hosts": Hosts("secret", peers=(Peer("a:1", "starting", up=False),))}, "engine a:1", State.WARNING),
-        ({"hosts": Hosts(ray=RayCluster("auto", error="not installed"))}, "Ray", State.PROBLEM),
-        ({"hosts": Hosts(ray=RayCluster("auto", "2.60.1", token_error="no token"))}, "Ray", State.WARNING),
-        ({"model": FP8, "torch": replace(CUDA, gpus=(OLD,), gpu_error=None)}, "model m", State.PROBLEM),
+        ({"hosts": Hosts("secret", peers=(Peer("a:1", "starting", up=False),))}, "engine a:1", CheckState.WARNING),
+        ({"hosts": Hosts(ray=RayCluster("auto", error="not installed"))}, "Ray", CheckState.PROBLEM),
+        ({"hosts": Hosts(ray=RayCluster("auto", "2.60.1", token_error="no token"))}, "Ray", CheckState.WARNING),
+        ({"model": FP8, "torch": replace(CUDA, gpus=(OLD,), gpu_error=None)}, "model m", CheckState.PROBLEM),
     ],
 )
-def test_what_is_wrong_is_named_and_nothing_else(changes: dict[str, object], name: str, state: State) -> None:
+def test_what_is_wrong_is_named_and_nothing_else(changes: dict[str, object], name: str, state: CheckState) -> None:
     facts = replace(GOOD, **changes)  # type: ignore[arg-type]
     assert worst(facts) == [(name, state)]
     (check,) = (check for check in judge(facts) if check.name == name and check.state is state)
@@ -111,4 +115,4 @@ def test_limits_that_are_none() -> None:
 @pytest.mark.parametrize("torch", [CPU, CUDA])
 def test_how_weights_are_quantised_is_said(torch: Torch) -> None:
     check = judge(replace(GOOD, torch=torch, gpu_files=bool(torch.gpus), model=FP8))[-1]
-    assert check.state is State.OK and "2.00 GiB of weights in fp8 by block," in check.found
+    assert check.state is CheckState.OK and "2.00 GiB of weights in fp8 by block," in check.found

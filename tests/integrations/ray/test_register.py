@@ -1,7 +1,7 @@
 """The directory's knowledge of engines and of how requests fared."""
 
 from roseinfer.core.clock import ManualClock
-from roseinfer.integrations.ray.register import EXPIRE_S, SETTLE_S, Attainment, Engine, Fared, Register
+from roseinfer.integrations.ray.register import EXPIRE_S, SETTLE_S, Attainment, Fared, Register, RegisteredEngine
 
 
 def test_engines_get_numbers_that_nobody_has_had() -> None:
@@ -11,7 +11,7 @@ def test_engines_get_numbers_that_nobody_has_had() -> None:
     assert register.tell("a:2", "y", None, False) == 1, "asked again, before the answer came"
     register.gone("y")
     assert register.tell("a:2", "z", None, False) == 2
-    assert register.engines() == [Engine(0, "a:1", "x"), Engine(2, "a:2", "z")]
+    assert register.engines() == [RegisteredEngine(0, "a:1", "x"), RegisteredEngine(2, "a:2", "z")]
 
 
 def test_the_version_changes_with_the_engines_and_only_then() -> None:
@@ -23,7 +23,7 @@ def test_the_version_changes_with_the_engines_and_only_then() -> None:
     register.gone("nobody")
     assert register.version == seen
     register.tell("a:1", "x", 0, True)
-    assert register.version > seen and register.engines() == [Engine(0, "a:1", "x", retiring=True)]
+    assert register.version > seen and register.engines() == [RegisteredEngine(0, "a:1", "x", retiring=True)]
 
 
 def test_a_register_made_anew_gives_no_number_that_an_engine_may_still_have() -> None:
@@ -52,8 +52,8 @@ def test_an_engine_that_tells_nothing_is_forgotten() -> None:
     register.tell("a:2", "y", None, False)
     assert register.expire() == []
     clock.advance(2)
-    assert register.expire() == [Engine(0, "a:1", "x")]
-    assert register.engines() == [Engine(1, "a:2", "y")]
+    assert register.expire() == [RegisteredEngine(0, "a:1", "x")]
+    assert register.engines() == [RegisteredEngine(1, "a:2", "y")]
 
 
 def test_attainment_is_what_all_processes_have_counted_since() -> None:
@@ -70,4 +70,4 @@ def test_the_next_engine_at_an_address_takes_the_place_of_the_one_before() -> No
     register = Register(ManualClock())
     register.tell("a:1", "x", None, False)
     register.tell("a:1", "y", None, False)
-    assert register.engines() == [Engine(1, "a:1", "y")]
+    assert register.engines() == [RegisteredEngine(1, "a:1", "y")]

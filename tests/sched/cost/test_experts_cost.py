@@ -10,7 +10,7 @@ import pytest
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.runner import ExpertChoice
 from roseinfer.sched.cost.file import cost_as_json, read_cost
-from roseinfer.sched.cost.offline_fit import Sample, fit_cost
+from roseinfer.sched.cost.offline_fit import CostSample, fit_cost
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, Work, pairs
 from roseinfer.sched.estimates import Estimates
@@ -30,9 +30,9 @@ def draw(rng: random.Random) -> Work:
     return Work(tokens, pairs(start, tokens), rows, rows * rng.randrange(100, 2000), start)
 
 
-def samples(count: int = 400, noise: float = 0.02) -> list[Sample]:
+def samples(count: int = 400, noise: float = 0.02) -> list[CostSample]:
     rng = random.Random(3)
-    return [Sample(w, MOE.seconds(w) * (1 + rng.gauss(0, noise))) for w in (draw(rng) for _ in range(count))]
+    return [CostSample(w, MOE.seconds(w) * (1 + rng.gauss(0, noise))) for w in (draw(rng) for _ in range(count))]
 
 
 # --- how many are read ----------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_calibration_finds_what_an_expert_costs_where_a_line_in_the_rows_does_no
 def test_prompts_of_which_experts_are_all_the_cost_can_be_planned_with() -> None:
     """Policies divide by what a prompt token takes, and by files that say nothing for it, too."""
     true = replace(MOE, token_s=0.0, pair_s=0.0, chunk_context_s=0.0)
-    fitted = fit_cost([Sample(s.work, true.seconds(s.work)) for s in samples(60)], EXPERTS).params
+    fitted = fit_cost([CostSample(s.work, true.seconds(s.work)) for s in samples(60)], EXPERTS).params
     params = CostModel(replace(fitted, token_s=0.0, pair_s=0.0)).params
     assert params.prefill_tokens(0, 10e-3, 4) > 2048
     assert params.seconds(Work(2048, 0.0, 8)) == pytest.approx(true.seconds(Work(2048, 0.0, 8)), rel=0.01)

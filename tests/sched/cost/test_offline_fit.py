@@ -9,7 +9,7 @@ import pytest
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.cost.file import cost_as_json, read_cost
-from roseinfer.sched.cost.offline_fit import MIN_SAMPLES, Sample, fit_cost
+from roseinfer.sched.cost.offline_fit import MIN_SAMPLES, CostSample, fit_cost
 from roseinfer.sched.cost.params import CostParams, Work, pairs
 from roseinfer.sched.estimates import FAST, Estimates
 from roseinfer.sched.policies.slack.policy import SlackPolicy
@@ -18,14 +18,14 @@ from roseinfer.sched.registry import make_policy, options_of, scheduler_config
 TRUE = CostParams(step_s=17.5e-3, token_s=85e-6, pair_s=2e-9, row_s=70e-6, context_s=0.16e-6, chunk_context_s=0.3e-6)
 
 
-def draw(count: int, params: CostParams = TRUE, *, noise: float = 0.0, seed: int = 0) -> list[Sample]:
+def draw(count: int, params: CostParams = TRUE, *, noise: float = 0.0, seed: int = 0) -> list[CostSample]:
     rng = random.Random(seed)
     samples = []
     for _ in range(count):
         tokens, rows = rng.choice([0, rng.randrange(16, 2048)]), rng.randrange(200)
         start = rng.randrange(4000) if tokens else 0
         work = Work(tokens, pairs(start, tokens), rows, rows * rng.randrange(50, 2000), start)
-        samples.append(Sample(work, params.seconds(work) * (1 + rng.gauss(0, noise))))
+        samples.append(CostSample(work, params.seconds(work) * (1 + rng.gauss(0, noise))))
     return samples
 
 
@@ -51,7 +51,7 @@ def test_noise_costs_little() -> None:
 def test_outliers_do_not_move_it(factor: float) -> None:
     samples = draw(400, noise=0.02)
     for i in range(0, 400, 20):
-        samples[i] = Sample(samples[i].work, factor * samples[i].seconds)
+        samples[i] = CostSample(samples[i].work, factor * samples[i].seconds)
     fit = fit_cost(samples)
     assert error(fit.params) < 0.02
     assert fit.outliers == 20 and fit.mape < 0.03 and abs(fit.worst) < 0.1
@@ -61,14 +61,16 @@ def test_outliers_do_not_move_it(factor: float) -> None:
 def test_constants_are_never_negative() -> None:
     """Steps that become shorter with more rows: the best that is not absurd is no cost per row."""
     rng = random.Random(0)
-    samples = [Sample(Work(0, 0.0, rows, 0), 0.02 - 1e-4 * rows) for rows in (rng.randrange(1, 64) for _ in range(50))]
+    samples = [
+        CostSample(Work(0, 0.0, rows, 0), 0.02 - 1e-4 * rows) for rows in (rng.randrange(1, 64) for _ in range(50))
+    ]
     found = fit_cost(samples).params
     assert min(found.values()) >= 0 and found.row_s == 0 and 0.0137 <= found.step_s <= 0.02
 
 
 def test_what_no_step_shows_costs_nothing() -> None:
     """No prompts, and one context for all rows: K is a multiple of Nd, so one of the two explains both."""
-    samples = [Sample(Work(0, 0.0, rows, 100 * rows), 0.01 + 2e-4 * rows) for rows in range(1, 41)]
+    samples = [CostSample(Work(0, 0.0, rows, 100 * rows), 0.01 + 2e-4 * rows) for rows in range(1, 41)]
     fit = fit_cost(samples)
     assert fit.params.token_s == fit.params.pair_s == 0
     assert fit.mape < 1e-6
@@ -76,7 +78,7 @@ def test_what_no_step_shows_costs_nothing() -> None:
 
 
 def test_steps_with_drafts_are_left_out() -> None:
-    drafted = [Sample(sample.work._replace(draft_tokens=50), 3 * sample.seconds) for sample in draw(100, seed=4)]
+    drafted = [CostSample(sample.work._replace(draft_tokens=50), 3 * sample.seconds) for sample in draw(100, seed=4)]
     fit = fit_cost([*draw(200), *drafted])
     assert fit.params == fit_cost(draw(200)).params and fit.samples == 200
 

@@ -13,7 +13,7 @@ from roseinfer.core.runner import ExpertChoice
 from roseinfer.priced.machine import Machine
 from roseinfer.router.base import RoutingRequest
 from roseinfer.router.view import EngineView
-from roseinfer.sched.cost.offline_fit import Sample, fit_cost
+from roseinfer.sched.cost.offline_fit import CostSample, fit_cost
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, Work, pairs
 from roseinfer.sched.estimates import Estimates
@@ -194,7 +194,7 @@ def test_promises_are_kept_that_a_line_in_the_rows_breaks() -> None:
     """At paces that few rows fit, calibrated for it and learning all the time, with and without the experts."""
     rng, rows = random.Random(0), [2**i for i in range(8)]
     works = [Work(rng.choice([0, 0, 64, 512]), 0.0, n, 500 * n) for n in rows for _ in range(6)]
-    line = fit_cost([Sample(work, FP8.seconds(work)) for work in works]).params
+    line = fit_cost([CostSample(work, FP8.seconds(work)) for work in works]).params
     mix = RequestMix(lengths=LAW, classes=slo_classes((0.13, 4), (0.8, 4), (0.27, 20)))
     good, missed = attained(FP8, mix, 3.5)
     good_by_line, missed_by_line = attained(line, mix, 3.5)

@@ -7,7 +7,7 @@ from openai import OpenAI
 from roseinfer.core.errors import EngineDeadError, RequestFailedError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.api import SequenceChunk
-from roseinfer.server.answer_shapes import Completion
+from roseinfer.server.answer_shapes import TextCompletion
 from tests.server.fake_engine import Wait
 from tests.server.live import LiveServer
 
@@ -152,7 +152,7 @@ def test_extensions(server: LiveServer) -> None:
         "return_tokens_as_token_ids": True,
     }
     answer = server.post("/v1/completions", body).json()
-    Completion.model_validate(answer)
+    TextCompletion.model_validate(answer)
     [choice] = answer["choices"]
     ids = server.tokenizer.encode("hello world")
     assert choice["prompt_token_ids"] == ids

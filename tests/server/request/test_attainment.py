@@ -43,7 +43,7 @@ def ask(server: LiveServer, slo: dict[str, Any], **fields: Any) -> dict[str, Any
     body = {"prompt": "x", "max_tokens": 5, "slo": slo | REPORT} | fields
     answer = server.post("/v1/completions", body)
     assert answer.status_code == 200
-    answer_shapes.Completion.model_validate_json(answer.content)
+    answer_shapes.TextCompletion.model_validate_json(answer.content)
     return answer.json()["usage"]["slo"]
 
 

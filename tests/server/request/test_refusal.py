@@ -310,7 +310,7 @@ def test_of_several_prompts_those_that_have_begun_are_answered(server: LiveServe
     engine.script = script
     server.call(engine.release)
     answer = post(server, prompt=["a", "b"], max_tokens=6, slo=None, timeout_s=5)
-    answer_shapes.Completion.model_validate_json(answer.content)
+    answer_shapes.TextCompletion.model_validate_json(answer.content)
     assert [c["text"] for c in answer.json()["choices"]] == ["hello world", ""]
     assert {c["finish_reason"] for c in answer.json()["choices"]} == {"timeout"}
     assert answer.json()["usage"]["completion_tokens"] == 2

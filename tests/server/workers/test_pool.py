@@ -22,7 +22,15 @@ from roseinfer.server.workers import launch as launch_module
 from roseinfer.server.workers import pool as module
 from roseinfer.server.workers.counters import WORKER_ROWS, Count
 from roseinfer.server.workers.launch import WorkerLauncher, WorkerProcess
-from roseinfer.server.workers.messages import Drain, FromManager, FromWorker, Serving, Stop, WorkerBoot, WorkerFailed
+from roseinfer.server.workers.messages import (
+    DrainWorker,
+    FromManager,
+    FromWorker,
+    Serving,
+    Stop,
+    WorkerBoot,
+    WorkerFailed,
+)
 from roseinfer.server.workers.pool import WorkerPool, WorkersDiedError
 
 TIMEOUT_S = 30.0
@@ -318,7 +326,7 @@ async def stop(scene: Scene) -> None:
     await scene.pool.stop()
 
 
-@pytest.mark.parametrize(("send", "message"), [(drain, Drain), (stop, Stop)])
+@pytest.mark.parametrize(("send", "message"), [(drain, DrainWorker), (stop, Stop)])
 def test_a_worker_gets_messages_that_were_sent_while_it_was_launched(
     play: Play, send: Callable[[Scene], Coroutine[Any, Any, None]], message: type[FromManager]
 ) -> None:
