@@ -65,7 +65,7 @@ class Endpoint:
         self._connector = way
         self._connection = connection
         self._newest_connection: AsyncEngine | None = None  # the newest connection, whatever became of it
-        self._reader = way.reader
+        self.reader = way.reader
         self._clock = clock
         self._incompatibility = incompatibility
         self.listed = True
@@ -159,7 +159,7 @@ class Endpoint:
         self._connector.close()
 
     def _set_connected(self, engine: AsyncEngine, on_up: Callable[["Endpoint", bool], None]) -> None:
-        process = self._reader.status(self.number).number
+        process = self.reader.status(self.number).number
         another = process != self._process
         if another:
             self._past_stats = carry_counters(self._past_stats, self._process_stats)
@@ -186,12 +186,12 @@ class Endpoint:
     def refresh(self) -> Promise | None:
         """Sets `draining` and `quiet`. Returns a promise that was not there the last time."""
         promise: Promise | None = None
-        written = self._reader.write_count(self.number)
+        written = self.reader.write_count(self.number)
         if written != self._seen_writes:
             self._seen_writes = written
-            promise = self._reader.promise(self.number)
+            promise = self.reader.promise(self.number)
             self._says_draining = promise is not None and promise.draining
-        self._status = self._reader.status(self.number)
+        self._status = self.reader.status(self.number)
         self.draining = self.retiring or self._says_draining or self._status.state is EngineState.DRAINING
         self.quiet = self._status.state is EngineState.QUIET
         return promise
@@ -215,7 +215,7 @@ class Endpoint:
             self.stats(),
             restarts=max(0, self._status.number - 1),
             info=self.info,
-            promise=self._reader.promise(self.number) if self.engine is not None else None,
+            promise=self.reader.promise(self.number) if self.engine is not None else None,
         )
 
     def _state(self) -> EngineState:

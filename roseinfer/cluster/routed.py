@@ -75,7 +75,7 @@ class RoutedEngine:
         self._dynamic = dynamic
         self._requests = requests
         self._clock = requests.clock
-        self._endpoints = Endpoints(self._clock)
+        self.endpoints = Endpoints(self._clock)
         self._router = router
         self._processes = processes
         self._record = record
@@ -83,7 +83,7 @@ class RoutedEngine:
         self._observer: RoutingObserver = NullRoutingObserver()
         self._seed = seed
         # With several engines, a `Dispatcher` replaces it once one is up.
-        self._dispatcher: RequestDispatcher = SingleDispatcher(self._endpoints, requests)
+        self._dispatcher: RequestDispatcher = SingleDispatcher(self.endpoints, requests)
         self._has_info = False
         self._connect_tasks: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,7 +91,7 @@ class RoutedEngine:
         self._on_close = on_close
         self._closed = False
         for connector in connectors:
-            self._add_endpoint(self._endpoints.number(), connector)
+            self._add_endpoint(self.endpoints.number(), connector)
 
     @classmethod
     async def start(
@@ -131,11 +131,11 @@ class RoutedEngine:
 
     async def _open(self) -> None:
         self._first_up = asyncio.get_running_loop().create_future()
-        for endpoint in self._endpoints:
+        for endpoint in self.endpoints:
             self._connect(endpoint)
         self.run_background(self._watch())
         await self._first_up
-        ups = [asyncio.create_task(_wait(endpoint.up)) for endpoint in self._endpoints]
+        ups = [asyncio.create_task(_wait(endpoint.up)) for endpoint in self.endpoints]
         try:
             await asyncio.wait(ups, timeout=OTHERS_START_TIMEOUT_S)
         finally:
@@ -167,7 +167,7 @@ class RoutedEngine:
         """
         if self._closed:
             raise EngineClosedError("the engine is closed")
-        number = self._endpoints.number(number)
+        number = self.endpoints.number(number)
         endpoint = self._add_endpoint(number, make_connector(number))
         self._dispatcher.add(number)
         if self._first_up is not None:
@@ -176,7 +176,7 @@ class RoutedEngine:
 
     def _add_endpoint(self, number: int, connector: Connector) -> Endpoint:
         endpoint = Endpoint(number, connector, self._connection, self._clock, self._incompatibility)
-        self._endpoints.add(endpoint)
+        self.endpoints.add(endpoint)
         return endpoint
 
     def _connection(self, transport: Transport) -> AsyncEngine:
@@ -188,25 +188,25 @@ class RoutedEngine:
         It is removed when it is empty. Unknown numbers are ignored.
         """
         if self.has(number):
-            self._endpoints[number].retire(patience_s)
+            self.endpoints[number].retire(patience_s)
 
     def set_listed(self, number: int, listed: bool) -> None:
         """Set whether the directory lists an engine. An unlisted one is removed once it cannot be reached."""
-        self._endpoints[number].listed = listed
+        self.endpoints[number].listed = listed
 
     def has(self, number: int) -> bool:
         """True if there is an engine of this number."""
-        return number in self._endpoints
+        return number in self.endpoints
 
     def _incompatibility(self, info: EngineInfo) -> str | None:
         return incompatibility(self.info, info) if self._dynamic and self._has_info else None
 
     def _connect(self, endpoint: Endpoint) -> None:
-        task = self._connect_tasks[endpoint.number] = asyncio.create_task(endpoint.maintain_connection(self._on_up))
+        task = self._connect_tasks[endpoint.number] = asyncio.create_task(endpoint.maintain_connection(self.on_up))
         task.add_done_callback(self._on_done)
 
     def _remove_lost(self) -> None:
-        for endpoint in list(self._endpoints):
+        for endpoint in list(self.endpoints):
             if endpoint.engine is None:
                 over = endpoint.retiring or not endpoint.listed
             else:
@@ -219,7 +219,7 @@ class RoutedEngine:
 
     def _forget(self, endpoint: Endpoint) -> None:
         log.info("engine %d was removed", endpoint.number)
-        self._endpoints.drop(endpoint)
+        self.endpoints.drop(endpoint)
         self._dispatcher.remove(endpoint.number)
         self.run_background(_stop_connecting(self._connect_tasks.pop(endpoint.number, None), endpoint))
 
@@ -234,14 +234,14 @@ class RoutedEngine:
         live = self._requests.make(request, sink, self.info)
         endpoint = self._dispatcher.place(live)
         if endpoint is None:
-            raise unavailable_error(self._endpoints)
+            raise unavailable_error(self.endpoints)
         assert endpoint.engine is not None
         endpoint.engine.adopt(live)
         self._requests.add(live)
         return live
 
     # --- engines ------------------------------------------------------------------------------------------------
-    def _on_up(self, endpoint: Endpoint, another: bool) -> None:
+    def on_up(self, endpoint: Endpoint, another: bool) -> None:
         assert endpoint.info is not None
         if not self.several or not self._has_info:
             self.info = endpoint.info
@@ -256,7 +256,7 @@ class RoutedEngine:
         make = Placer if self._record is None else partial(RecordingPlacer, self._record)
         placer = make(
             self._router,
-            [endpoint.number for endpoint in self._endpoints],
+            [endpoint.number for endpoint in self.endpoints],
             share=self._processes,
             blocks=info.facts.num_blocks,
             delay_s=SEND_DELAY_S,
@@ -264,7 +264,7 @@ class RoutedEngine:
         )
         self.placer = placer
         keyed = self._router in PREFIX_AWARE and info.prefix_caching
-        dispatcher = Dispatcher(self._endpoints, placer, self._requests, keyed=keyed, block_size=info.block_size)
+        dispatcher = Dispatcher(self.endpoints, placer, self._requests, keyed=keyed, block_size=info.block_size)
         dispatcher.observe(self._observer)
         return dispatcher
 
@@ -284,7 +284,7 @@ class RoutedEngine:
 
     # --- FailoverHandler ----------------------------------------------------------------------------------------
     def lost(self, engine: AsyncEngine, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
-        endpoint = next((endpoint for endpoint in self._endpoints if endpoint.engine is engine), None)
+        endpoint = next((endpoint for endpoint in self.endpoints if endpoint.engine is engine), None)
         if endpoint is None:  # it was not up yet
             return
         endpoint.set_lost(reason)
@@ -309,17 +309,17 @@ class RoutedEngine:
 
     def health(self) -> EngineHealth:
         """Return the health of the healthiest engine. It is never final if engines may be added."""
-        health = self._endpoints.health()
+        health = self.endpoints.health()
         return replace(health, final=False) if self._dynamic else health
 
     def stats(self) -> SchedulerStats:
         """Return the sum over all engines, removed ones included."""
-        return self._endpoints.stats()
+        return self.endpoints.stats()
 
     def reports(self) -> list[EngineReport]:
         if not self._closed:
             self._dispatcher.refresh()  # each promise is new once, and the router must not miss it
-        return self._endpoints.reports()
+        return self.endpoints.reports()
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         """Do nothing: only the owner of the engines receives step records."""
@@ -341,7 +341,7 @@ class RoutedEngine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for endpoint in self._endpoints:
+        for endpoint in self.endpoints:
             await endpoint.close()
         if isinstance(self.placer, RecordingPlacer):
             self.placer.close()

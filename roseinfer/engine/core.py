@@ -122,8 +122,8 @@ class EngineCore:
         if guides is not None and not runner.capabilities.masks:
             raise ValueError("guides need a runner that samples under masks")
         self.scheduler = scheduler
-        self._runner = runner
-        self._clock = clock
+        self.runner = runner
+        self.clock = clock
         self.depth = depth
         self.eos_ids = frozenset(eos_ids)
         self.vocab_size = vocab_size
@@ -132,7 +132,7 @@ class EngineCore:
         self._seeds = Seeds(seed)
         self._in_flight: deque[_InFlight] = deque()
         self._ended: list[RequestOutput] = []
-        self._guided = GuidedSequences(guides, vocab_size)
+        self.guided = GuidedSequences(guides, vocab_size)
         self._compiling: list[CompilingRequest] = []
         self._fresh: list[Add] = []  # added since the last plan
         self._invalid: list[InvalidAdd] = []
@@ -161,11 +161,11 @@ class EngineCore:
         for name, ids in params.named_token_ids():
             self._check_vocabulary(name, tuple(ids))
         requests = self._make_requests(new)
-        pending = self._guided.prepare(guide) if guide and guide.constrains else None
+        pending = self.guided.prepare(guide) if guide and guide.constrains else None
         if pending is None or pending.ready:
             self._queue(requests, pending)
         else:
-            self._hold(CompilingRequest(new, requests, pending, self._clock.now()))
+            self._hold(CompilingRequest(new, requests, pending, self.clock.now()))
 
     def _queue(self, requests: list[Request], pending: PendingGuide | None) -> None:
         """Add sequences to the scheduler, all or none."""
@@ -175,16 +175,16 @@ class EngineCore:
                 self.scheduler.add(request)
                 queued.append(request)
             if pending is not None:
-                self._guided.open([request.request_id for request in requests], pending)
+                self.guided.open([request.request_id for request in requests], pending)
                 self._replay(requests)
         except InvalidRequestError:
             for request in queued:
-                self.scheduler.abort(request.request_id, self._clock.now())
+                self.scheduler.abort(request.request_id, self.clock.now())
             raise
 
     def _replay(self, requests: list[Request]) -> None:
         """Advance the guides of resumed sequences over their earlier output."""
-        self._ended += self._end(self._guided.replay((r.request_id, r.tokens[r.prompt_len :]) for r in requests))
+        self._ended += self._end(self.guided.replay((r.request_id, r.tokens[r.prompt_len :]) for r in requests))
 
     def _hold(self, held: CompilingRequest) -> None:
         """Hold a request until its grammars are compiled."""
@@ -196,7 +196,7 @@ class EngineCore:
 
     def _check_logprobs(self, params: SamplingParams) -> None:
         wanted = next((name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None), None)
-        if wanted is not None and not self._runner.capabilities.logprobs:
+        if wanted is not None and not self.runner.capabilities.logprobs:
             raise InvalidRequestError(f"{wanted}: not supported by a priced engine, which has no model", wanted)
 
     def _check_vocabulary(self, name: str, ids: Sequence[int]) -> None:
@@ -205,7 +205,7 @@ class EngineCore:
 
     def _make_requests(self, new: Add) -> list[Request]:
         """Return the sequences of the samples that have not ended."""
-        now_s = self._clock.now()
+        now_s = self.clock.now()
         arrival_s, deadline_s = arrival_and_deadline(new, now_s)
         waited = {Cause.TRANSIT: new.age_s or 0.0}
         if new.moved or new.outputs is not None:
@@ -257,7 +257,7 @@ class EngineCore:
 
     def abort(self, sequence_ids: list[str]) -> None:
         """End requests; the next `step` reports them. Unknown ids are ignored, because aborts race with ends."""
-        now = self._clock.now()
+        now = self.clock.now()
         for request_id in sequence_ids:
             ended = self.scheduler.abort(request_id, now)
             if ended is None and self._compiling:
@@ -290,13 +290,13 @@ class EngineCore:
         weights twice as often.
         """
         outputs, self._ended = self._ended, []
-        self._guided.mask_s = 0.0
+        self.guided.mask_s = 0.0
         if self._compiling:
             outputs += self._release_compiled()
         if self._in_flight and self._in_flight[-1].plan.num_drafts:
             outputs += self._commit_oldest()
         with self._span("plan"):
-            plan = self.scheduler.plan(self._clock.now())
+            plan = self.scheduler.plan(self.clock.now())
         self._fresh.clear()
         outputs += self._with_guide_ends(self.scheduler.take_ended())
         self._planned = plan is not None
@@ -306,11 +306,11 @@ class EngineCore:
         return outputs
 
     def _submit(self, plan: StepPlan) -> None:
-        assert not plan.num_drafts or self._runner.capabilities.drafts, "the runner verifies no drafts"
+        assert not plan.num_drafts or self.runner.capabilities.drafts, "the runner verifies no drafts"
         self._in_flight.append(_InFlight(plan, None, False))  # before the call, so that `suspects` covers a failure
-        handle = self._runner.submit(plan)
+        handle = self.runner.submit(plan)
         if not plan.guided:
-            self._runner.sample(handle, None)
+            self.runner.sample(handle, None)
         self._in_flight[-1] = _InFlight(plan, handle, not plan.guided)
 
     def settle(self) -> list[RequestOutput]:
@@ -325,7 +325,7 @@ class EngineCore:
         if self._in_flight and not (self._planned and len(self._in_flight) < self.depth):
             outputs += self._commit_oldest()
         if self._is_idle_turn and self._compiling:
-            self._guided.wait(IDLE_TURN_WAIT_S)
+            self.guided.wait(IDLE_TURN_WAIT_S)
             self._is_idle_turn = False
         if self._step_end is not None:
             self._step_end.flush()
@@ -336,9 +336,9 @@ class EngineCore:
         newest = self._in_flight.pop()
         try:
             outputs = self._see_last_tokens(newest.plan)
-            masks, ends = self._guided.masks(newest.plan, self._runner.mask_space)
+            masks, ends = self.guided.masks(newest.plan, self.runner.mask_space)
             outputs += self._end(ends)
-            self._runner.sample(newest.handle, masks)
+            self.runner.sample(newest.handle, masks)
         finally:
             self._in_flight.append(newest._replace(sampled=True))
         return outputs
@@ -346,22 +346,22 @@ class EngineCore:
     def _commit_oldest(self) -> list[RequestOutput]:
         """Wait for the oldest step in flight and commit it."""
         oldest = self._in_flight[0]
-        result = self._runner.collect(oldest.handle)
+        result = self.runner.collect(oldest.handle)
         self._in_flight.popleft()
         with self._span("commit"):
-            outputs = self.scheduler.commit(oldest.plan, result, self._clock.now())
+            outputs = self.scheduler.commit(oldest.plan, result, self.clock.now())
         return self._with_guide_ends(outputs)
 
     # --- guides -------------------------------------------------------------------------------------------------
     def _release_compiled(self) -> list[RequestOutput]:
         """Queue requests whose grammars are compiled, and end late ones of the others."""
-        for held in held_requests.take_ready(self._compiling, self._clock.now()):
+        for held in held_requests.take_ready(self._compiling, self.clock.now()):
             self._fresh.append(held.new)
             try:
                 self._queue(held.requests, held.pending)
             except InvalidRequestError as error:
                 self._invalid.append((held.new, error))
-        return held_requests.expire(self._compiling, self._clock.now())
+        return held_requests.expire(self._compiling, self.clock.now())
 
     def take_invalid(self) -> list[InvalidAdd]:
         """Return requests that turned out to be invalid since the last call. They have no other output."""
@@ -372,24 +372,24 @@ class EngineCore:
         """Commit the steps in flight that sample for the guided rows of `plan`, which is launched but not sampled."""
         outputs: list[RequestOutput] = []
         if self._in_flight:
-            while any(self._guided.depends_on(plan, _guided_names(step.plan)) for step in self._in_flight):
+            while any(self.guided.depends_on(plan, _guided_names(step.plan)) for step in self._in_flight):
                 outputs += self._commit_oldest()
         return outputs
 
     def _with_guide_ends(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         """Return the outputs, and the ends that guides decide after them."""
-        if not self._guided.live:
+        if not self.guided.live:
             return outputs
-        return outputs + self._end(self._guided.advance(outputs))
+        return outputs + self._end(self.guided.advance(outputs))
 
     def _end(self, ends: list[GuideEnd]) -> list[RequestOutput]:
         """End sequences as their guides decide."""
-        now = self._clock.now() if ends else 0.0
+        now = self.clock.now() if ends else 0.0
         outputs = []
         for end in ends:
             reason = FinishReason.STOP if end.error is None else FinishReason.ERROR
             outputs.append(self.scheduler.finish(end.sequence_id, reason, now, end.error))
-        self._guided.close(end.sequence_id for end in ends)
+        self.guided.close(end.sequence_id for end in ends)
         return [output for output in outputs if output is not None]
 
     # --- looking in ---------------------------------------------------------------------------------------------
@@ -411,16 +411,16 @@ class EngineCore:
 
     def stats(self) -> SchedulerStats:
         stats = self.scheduler.stats()
-        if self._guided.used:
-            stats = stats._replace(guides=self._guided.stats()._replace(waiting=len(self._compiling)))
+        if self.guided.used:
+            stats = stats._replace(guides=self.guided.stats()._replace(waiting=len(self._compiling)))
         return stats
 
     def close(self) -> None:
-        if self._guided.guides is not None:
-            self._guided.guides.close()
+        if self.guided.guides is not None:
+            self.guided.guides.close()
         if self._step_end is not None:
             self._step_end.close()
-        self._runner.close()
+        self.runner.close()
 
 
 def _guided_names(plan: StepPlan) -> set[str]:

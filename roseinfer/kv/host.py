@@ -29,8 +29,8 @@ class HostCache:
     ) -> None:
         self.num_blocks = num_blocks
         self._kv_pool, self._kv_index = pool, index
-        self._index = PrefixIndex(num_blocks, block_size, digest, listener)
-        self._pool = BlockPool(num_blocks, self._index.remove)
+        self.index = PrefixIndex(num_blocks, block_size, digest, listener)
+        self._pool = BlockPool(num_blocks, self.index.remove)
         # Source and future entry of running copies by target block. The entry is None if it must not be matched.
         self._storing: dict[int, tuple[int, IndexEntry | None]] = {}
         self._loading: dict[int, tuple[int, IndexEntry | None]] = {}
@@ -47,13 +47,13 @@ class HostCache:
     @property
     def num_used(self) -> int:
         """Return the number of host blocks that hold an entry or are being written."""
-        return len(self._index) + len(self._storing)
+        return len(self.index) + len(self._storing)
 
     def look_up(self, chain: Chain, tokens: Sequence[int], first: int, before: Lookup | None) -> Lookup:
         """Return which blocks of a sequence are in host memory, from block `first` on. `before`:
         the previous result.
         """
-        return self._index.look_up(chain, tokens, before, first)
+        return self.index.look_up(chain, tokens, before, first)
 
     def is_loading(self, host_blocks: Sequence[int]) -> bool:
         """True if the content of any of these host blocks is already being loaded."""
@@ -61,7 +61,7 @@ class HostCache:
         return bool(keys) and any(self._entry(host).key in keys for host in host_blocks)
 
     def _entry(self, host: int) -> IndexEntry:
-        entry = self._index.full_entry(host)
+        entry = self.index.full_entry(host)
         assert entry is not None, f"host block {host} holds nothing"
         return entry
 
@@ -69,7 +69,7 @@ class HostCache:
     def should_store(self, block: int) -> bool:
         """True if a KV block holds a full entry that is neither in host memory nor being stored."""
         entry = self._kv_index.full_entry(block)
-        return entry is not None and entry.key not in self._storing_keys and self._index.block_of(entry.key) is None
+        return entry is not None and entry.key not in self._storing_keys and self.index.block_of(entry.key) is None
 
     def full_entry(self, block: int) -> IndexEntry | None:
         """Return a KV block's full entry, as an object whose identity is unique to this content."""
@@ -79,10 +79,10 @@ class HostCache:
         """Mark the content of these KV blocks (head of a chain first) as recently used in host memory."""
         for block in reversed(blocks):
             entry = self._kv_index.full_entry(block)
-            host = None if entry is None else self._index.block_of(entry.key)
+            host = None if entry is None else self.index.block_of(entry.key)
             if host is not None:
                 self._pool.share(host)
-                self._pool.release((host,), self._index.holds)
+                self._pool.release((host,), self.index.holds)
 
     def begin_store(self, block: int) -> HostCopy | None:
         """Begin to store a KV block. Return None if that is not needed or copies use every host block."""
@@ -129,8 +129,8 @@ class HostCache:
             self._kv_pool.release((block,), _no if rescued else self._kv_index.holds)
             if entry is not None:
                 self._storing_keys.discard(entry.key)
-                self._index.insert(host, IndexEntry(*entry))
-            self._pool.release((host,), self._index.holds)
+                self.index.insert(host, IndexEntry(*entry))
+            self._pool.release((host,), self.index.holds)
 
     # --- from the host ------------------------------------------------------------------------------------------
     def begin_loads(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> list[HostCopy]:
@@ -163,7 +163,7 @@ class HostCache:
             _, entry = self._loading.pop(block)
             if entry is not None:
                 self._loading_keys.discard(entry.key)
-            self._pool.release((host,), self._index.holds)
+            self._pool.release((host,), self.index.holds)
             yield block, entry
 
     # --- what must not be matched ---------------------------------------------------------------------------------
@@ -171,9 +171,9 @@ class HostCache:
         """Prevent entries with these keys from being matched, whether stored or being copied in either direction."""
         bad = set(keys)
         for key in bad:
-            host = self._index.block_of(key)
+            host = self.index.block_of(key)
             if host is not None:
-                self._index.remove(host)
+                self.index.remove(host)
         for under_way, known in ((self._storing, self._storing_keys), (self._loading, self._loading_keys)):
             if not known.isdisjoint(bad):
                 known -= bad
@@ -192,7 +192,7 @@ class HostCache:
         owners = [0] * self.num_blocks
         for host in self._storing:
             owners[host] += 1
-            assert not self._index.holds(host), "a host block is matched before it is stored"
+            assert not self.index.holds(host), "a host block is matched before it is stored"
         for host, _ in self._loading.values():
             owners[host] += 1
         assert owners == self._pool.refs, "reference counts of host blocks and copies under way disagree"
@@ -206,7 +206,7 @@ class HostCache:
         for under_way, known in ((self._storing, self._storing_keys), (self._loading, self._loading_keys)):
             keys = {entry.key for _, entry in under_way.values() if entry is not None}
             assert keys == known, "keys of copies under way"
-        yield from self._index.audit(piece)
+        yield from self.index.audit(piece)
 
 
 def _no(block: int) -> bool:

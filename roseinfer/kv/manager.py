@@ -76,19 +76,19 @@ class KvManager:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.prefix_caching = prefix_caching
-        self._index = PrefixIndex(num_blocks, block_size, digest, None if events is None else events.of(GPU))
-        self._pool = BlockPool(num_blocks, self._index.remove, spare_from)
+        self.index = PrefixIndex(num_blocks, block_size, digest, None if events is None else events.of(GPU))
+        self.pool = BlockPool(num_blocks, self.index.remove, spare_from)
         self._sequences: dict[str, SequenceKv] = {}
         self._pinned: list[int] = []
         self.host: HostCache | None = None
         if num_host_blocks and prefix_caching:
             listener = None if events is None else events.of(CPU)
-            self.host = HostCache(num_host_blocks, block_size, self._pool, self._index, digest, listener)
+            self.host = HostCache(num_host_blocks, block_size, self.pool, self.index, digest, listener)
 
     # --- size ---------------------------------------------------------------------------------------------------
     @property
     def num_free(self) -> int:
-        return self._pool.num_free
+        return self.pool.num_free
 
     @property
     def max_tokens(self) -> int:
@@ -112,7 +112,7 @@ class KvManager:
     def open(self, sequence_id: str, cache_salt: str = "", keys: Sequence[bytes] = ()) -> None:
         """Add a sequence without blocks. `keys`: `block_keys` of its tokens, if they were computed before."""
         assert sequence_id not in self._sequences, f"sequence {sequence_id!r} is open already"
-        chain = self._index.chain(cache_salt)
+        chain = self.index.chain(cache_salt)
         chain.keys += keys
         self._sequences[sequence_id] = SequenceKv(chain)
 
@@ -135,7 +135,7 @@ class KvManager:
         if not self.prefix_caching:
             return NO_HIT
         seq = self._sequences[sequence_id]
-        seq.lookup = self._index.look_up(seq.chain, tokens, seq.lookup)
+        seq.lookup = self.index.look_up(seq.chain, tokens, seq.lookup)
         return seq.lookup.hit
 
     def attach(self, sequence_id: str, hit: PrefixHit) -> None:
@@ -143,7 +143,7 @@ class KvManager:
         seq = self._sequences[sequence_id]
         assert not seq.blocks, "only an empty sequence can attach a hit"
         for block in hit.blocks:
-            self._pool.share(block)
+            self.pool.share(block)
         seq.blocks = list(hit.blocks)
         seq.tail_borrowed = hit.partial
         seq.tail_tokens = hit.tokens % self.block_size if hit.partial else 0
@@ -168,7 +168,7 @@ class KvManager:
         """
         seq = self._sequences[sequence_id]
         assert self.host is not None and not seq.tail_borrowed, "only full blocks are loaded"
-        blocks = self._pool.take(len(host_blocks))
+        blocks = self.pool.take(len(host_blocks))
         seq.blocks.extend(blocks)
         return self.host.begin_loads(host_blocks, blocks)
 
@@ -192,11 +192,11 @@ class KvManager:
         seq = self._sequences[sequence_id]
         must_copy = self._must_copy(seq, upto)
         count = max(0, self.blocks_for(upto) - len(seq.blocks))
-        if count + must_copy > self._pool.num_free:
-            if not (must_copy and count <= self._pool.num_free and self._take_over(seq)):
+        if count + must_copy > self.pool.num_free:
+            if not (must_copy and count <= self.pool.num_free and self._take_over(seq)):
                 return None
             must_copy = False
-        return self._extend(seq, self._pool.take(count + must_copy), must_copy)
+        return self._extend(seq, self.pool.take(count + must_copy), must_copy)
 
     def grow_many(self, wants: Sequence[tuple[str, int]]) -> list[Growth] | None:
         """Run `grow` for a whole batch of (sequence, upto), all or nothing, with one access to the pool."""
@@ -207,9 +207,9 @@ class KvManager:
             for seq, copy, (_, upto) in zip(sequences, copies, wants, strict=True)
         ]
         total = sum(counts)
-        if total > self._pool.num_free:
+        if total > self.pool.num_free:
             return None
-        blocks, used, grown = self._pool.take(total), 0, []
+        blocks, used, grown = self.pool.take(total), 0, []
         for seq, copy, count in zip(sequences, copies, counts, strict=True):
             grown.append(self._extend(seq, blocks[used : used + count], copy))
             used += count
@@ -245,17 +245,17 @@ class KvManager:
             seq.partial_registered = True
             self._register_prompt_tail(seq, tokens, prompt_len)
         for index in range(seq.registered, full):
-            self._index.insert(seq.blocks[index], seq.chain.entry(tokens, index))
+            self.index.insert(seq.blocks[index], seq.chain.entry(tokens, index))
         seq.registered = max(seq.registered, full)
 
     def invalidate(self, sequence_id: str) -> None:
         """Prevent matches of the sequence's blocks, because it failed."""
         blocks = self._sequences[sequence_id].blocks
         if self.host is not None:
-            held = map(self._index.full_entry, blocks)
+            held = map(self.index.full_entry, blocks)
             self.host.invalidate(entry.key for entry in held if entry is not None)
         for block in blocks:
-            self._index.remove(block)
+            self.index.remove(block)
 
     def release(self, sequence_id: str) -> None:
         """Release all blocks of a preempted sequence, which stays open and will start over."""
@@ -282,9 +282,9 @@ class KvManager:
         The block's content after our tokens is then no longer matchable.
         """
         block = seq.blocks[-1]
-        if self._pool.refs[block] != 1:
+        if self.pool.refs[block] != 1:
             return False
-        self._index.remove_beyond(block, seq.tail_tokens)
+        self.index.remove_beyond(block, seq.tail_tokens)
         seq.tail_borrowed, seq.tail_tokens = False, 0
         return True
 
@@ -303,10 +303,10 @@ class KvManager:
         index = prompt_len // self.block_size
         if prompt_len % self.block_size == 0:
             return
-        self._index.insert(seq.blocks[index], seq.chain.entry(tokens[:prompt_len], index))
+        self.index.insert(seq.blocks[index], seq.chain.entry(tokens[:prompt_len], index))
 
     def _release(self, blocks: Iterable[int]) -> None:
-        self._pool.release(blocks, self._index.holds)
+        self.pool.release(blocks, self.index.holds)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless free + owned = total and every reference has exactly one owner."""
@@ -334,14 +334,14 @@ class KvManager:
                 yield
         for block in (*self._pinned, *(self.host.referenced_blocks() if self.host is not None else ())):
             owners[block] += 1
-        assert owners == self._pool.refs, "reference counts and owners disagree"
+        assert owners == self.pool.refs, "reference counts and owners disagree"
         free = 0
-        for block in self._pool.walk_free():
+        for block in self.pool.walk_free():
             assert owners[block] == 0, "an owned block is in the free list"
             free += 1
             if free % AUDIT_PIECE_BLOCKS == 0:
                 yield
-        assert free == self._pool.num_free == owners.count(0), "free + owned != total"
-        yield from self._index.audit(AUDIT_PIECE_BLOCKS)
+        assert free == self.pool.num_free == owners.count(0), "free + owned != total"
+        yield from self.index.audit(AUDIT_PIECE_BLOCKS)
         if self.host is not None:
             yield from self.host.audit(AUDIT_PIECE_BLOCKS)

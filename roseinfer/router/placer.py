@@ -37,7 +37,7 @@ class Placer:
     ) -> None:
         self._policy = make_routing_policy(routing, Random(seed))
         self._blocks, self._share, self._delay_s = min(blocks, MAX_BLOCKS), share, delay_s
-        self._views: dict[int, EngineView] = {}
+        self.views: dict[int, EngineView] = {}
         self._number = 0
         for engine in engines:
             self.add(engine)
@@ -45,44 +45,44 @@ class Placer:
     # --- engines ------------------------------------------------------------------------------------------------
     def add(self, engine: int) -> None:
         """Add an engine. Its number must never have been used before."""
-        self._views[engine] = EngineView(engine, self._blocks, self._share, self._delay_s)
+        self.views[engine] = EngineView(engine, self._blocks, self._share, self._delay_s)
 
     def remove(self, engine: int) -> None:
         """Remove an engine for good. Later calls about its requests have no effect."""
-        del self._views[engine]
+        del self.views[engine]
 
     def update(self, engine: int, promise: Promise) -> None:
         """Store an engine's newest promise. Takes a few microseconds: skip promises that have been seen."""
-        self._views[engine].update(promise)
+        self.views[engine].update(promise)
 
     def set_available(self, engine: int, available: bool) -> None:
         """Set whether an engine is reachable. Initially every engine is."""
-        self._views[engine].set_available(available)
+        self.views[engine].set_available(available)
 
     def reset(self, engine: int) -> None:
         """Forget the promise, cache and failures of an engine that was restarted."""
-        self._views[engine].reset()
+        self.views[engine].reset()
 
     def report(self, engine: int, outcome: AttemptOutcome, now_s: float) -> None:
         """Report the outcome of a request to the engine's breaker."""
-        view = self._views.get(engine)
+        view = self.views.get(engine)
         if view is not None:
             view.breaker.report(outcome, now_s)
 
     def is_breaker_open(self, engine: int) -> bool:
-        return not self._views[engine].breaker.closed
+        return not self.views[engine].breaker.closed
 
     # --- placement ----------------------------------------------------------------------------------------------
     def place(self, request: RoutingRequest, now_s: float, excluded: Container[int] = ()) -> Placement | None:
         """Choose an engine and count the request as sent. Return None if no engine accepts requests."""
-        candidates = self._candidates(now_s, excluded)
+        candidates = self.candidates(now_s, excluded)
         if not candidates:
             return None
         if len(candidates) == 1:
             view, reason = candidates[0], "only"
         else:
             chosen, reason = self._policy.choose(request, candidates, now_s)
-            view = self._views[chosen.engine]
+            view = self.views[chosen.engine]
         return self._send(view, request, now_s, reason)
 
     def place_retry(self, request: RoutingRequest, now_s: float, excluded: Container[int] = ()) -> Placement | None:
@@ -92,7 +92,7 @@ class Placer:
         """
         best: EngineView | None = None
         least = inf
-        for view in self._candidates(now_s, excluded):
+        for view in self.candidates(now_s, excluded):
             forecast = self._forecast(view, request, now_s)
             cost = forecast.pace_cost + forecast.utilisation
             if view.priced and forecast.meets_objectives and cost < least:
@@ -101,13 +101,13 @@ class Placer:
 
     def on_first_token(self, placement: Placement, cached_tokens: int) -> None:
         """Record the first token of a request; `cached_tokens` of its prompt were in the engine's prefix cache."""
-        view = self._views.get(placement.engine)
+        view = self.views.get(placement.engine)
         if view is not None:
             view.on_first_token(placement.request, placement.forecast.cached_tokens, cached_tokens)
 
     def on_unprefilled(self, placement: Placement) -> None:
         """Record that a request ended before its prompt was computed, so no cache has it."""
-        view = self._views.get(placement.engine)
+        view = self.views.get(placement.engine)
         if view is not None:
             view.on_unprefilled(placement.request, placement.forecast.cached_tokens)
 
@@ -117,21 +117,21 @@ class Placer:
 
         0 if no engine publishes costs, inf if no engine accepts requests.
         """
-        views = [view for view in self._views.values() if view.accepts_requests]
+        views = [view for view in self.views.values() if view.accepts_requests]
         return min([self._forecast(view, request, now_s).ttft_s for view in views], default=inf)
 
     def attainable_when_idle(self, request: RoutingRequest) -> bool:
         """Return True if some engine publishes costs and would meet the objectives if it were idle."""
-        views = self._views.values()
+        views = self.views.values()
         return any(view.attainable_when_idle(request) for view in views if view.accepts_requests and view.priced)
 
     def forecast(self, engine: int, request: RoutingRequest, now_s: float) -> EngineForecast:
-        return self._forecast(self._views[engine], request, now_s)
+        return self._forecast(self.views[engine], request, now_s)
 
-    def _candidates(self, now_s: float, excluded: Container[int]) -> list[EngineView]:
+    def candidates(self, now_s: float, excluded: Container[int]) -> list[EngineView]:
         return [
             view
-            for view in self._views.values()
+            for view in self.views.values()
             if view.accepts_requests and view.engine not in excluded and view.breaker.admits(now_s)
         ]
 

@@ -115,7 +115,7 @@ class RecordingPlacer(Placer):
         self, call: str, placement: Placement | None, request: RoutingRequest, now_s: float, excluded: Container[int]
     ) -> Placement | None:
         decision = None if placement is None else [placement.engine, placement.reason]
-        excluded_engines = [engine for engine in self._views if engine in excluded]
+        excluded_engines = [engine for engine in self.views if engine in excluded]
         self._write(
             {call: decision, "at_s": now_s, "ask": request._replace(keys=list(request.keys)), "but": excluded_engines}
         )

@@ -48,11 +48,11 @@ def launched() -> list[str]:
 
 OURS = {
     "choice of experts": {
-        "_count_kernel",
-        "_logits_kernel",
-        "_order_kernel",
-        "_place_kernel",
-        "_route_kernel",
+        "count_kernel",
+        "logits_kernel",
+        "order_kernel",
+        "place_kernel",
+        "route_kernel",
         "route_choice_kernel",
         "route_products_kernel",
     },

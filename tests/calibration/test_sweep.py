@@ -112,7 +112,7 @@ def test_a_recorded_run_gives_its_steps(overlap: bool, tmp_path) -> None:
     core, _, clock = engine(overlap=overlap)
     file = tmp_path / "run.jsonl"
     recording = RecordingCore(
-        Recorder(file), core.scheduler, core._runner, clock, depth=2 if overlap else 1, vocab_size=1000
+        Recorder(file), core.scheduler, core.runner, clock, depth=2 if overlap else 1, vocab_size=1000
     )
     for number in range(40):
         params = SamplingParams(max_tokens=5 + 11 * number % 60, ignore_eos=True)

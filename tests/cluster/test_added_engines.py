@@ -113,8 +113,8 @@ async def test_a_number_is_given_once(fleet: Fleet) -> None:
     assert not fleet.routed.has(0)
     fleet.routed.retire(0, 0.0)  # it is gone already
     assert fleet.add() == 2
-    assert fleet.routed.add(lambda number: fleet._way(1), 7) == 7
-    assert fleet.routed.add(lambda number: fleet._way(1), 0) == 8, "0 is another's, for ever"
+    assert fleet.routed.add(lambda number: fleet.connector(1), 7) == 7
+    assert fleet.routed.add(lambda number: fleet.connector(1), 0) == 8, "0 is another's, for ever"
 
 
 @dynamic()

@@ -563,7 +563,7 @@ async def test_an_engine_that_dies_as_soon_as_it_is_up_is_not_there(fleet: Fleet
     fleet.replace(0)
     fleet.models[0].dies_at_once = True
     await fleet.reach(0)
-    assert not fleet.routed._endpoints[0].accepts_requests
+    assert not fleet.routed.endpoints[0].accepts_requests
     fleet.clock.advance(1.0)
     assert {fleet.where(fleet.submit()) for _ in range(3)} == {1}
 
@@ -638,7 +638,7 @@ async def test_what_a_restart_on_purpose_cuts_short_may_come_again(fleet: Fleet)
 
 @fleet_test(engines=1)
 async def test_an_engine_that_is_about_to_be_restarted_is_back_after_all_of_its_start(fleet: Fleet) -> None:
-    fleet.routed._endpoints[0].info = changed(fleet.routed.info, startup_s={"engine": 40.0})
+    fleet.routed.endpoints[0].info = changed(fleet.routed.info, startup_s={"engine": 40.0})
     fleet.clock.advance(1000.0)
     fleet.stand(0, EngineState.DRAINING)
     fleet.routed.tick()
@@ -718,11 +718,11 @@ def test_it_connects_by_itself_and_again_after_a_loss() -> None:
     async def work(fleet: Fleet) -> None:
         fleet.models[0].dead = True
         await fleet.routed.open()
-        assert [endpoint.accepts_requests for endpoint in fleet.routed._endpoints] == [False, True]
+        assert [endpoint.accepts_requests for endpoint in fleet.routed.endpoints] == [False, True]
         fleet.replace(0)
         fleet.die(1)
         async with asyncio.timeout(20):
-            while not fleet.routed._endpoints[0].accepts_requests:
+            while not fleet.routed.endpoints[0].accepts_requests:
                 await asyncio.sleep(0.01)
         asked = fleet.submit()
         assert fleet.where(asked) == 0

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,6 +31,7 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guides import GuideFactory
 from roseinfer.engine.live import prepare
 from roseinfer.engine.thread_transport import ThreadTransport
+from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.engine_info import engine_info
 from tests.helpers.engines import EOS, make_core
 from tests.helpers.fake_runner import FakeRunner
@@ -68,14 +70,18 @@ def info() -> EngineInfo:
 
 @asynccontextmanager
 async def engine(
-    runner: FakeRunner, depth: int = 1, max_inflight: int | None = None, guides: GuideFactory | None = None
+    runner: FakeRunner,
+    depth: int = 1,
+    max_inflight: int | None = None,
+    guides: GuideFactory | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> AsyncIterator[tuple[AsyncEngine, Callable[[], int]]]:
     """An engine, and a function that counts the requests alive in its scheduler."""
     core = make_core(
         num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, vocab_size=VOCAB, depth=depth, guides=guides
     )
     transport = ThreadTransport(lambda: (core, info()))
-    client = await AsyncEngine.start(transport, byte_tokenizer(), max_inflight_requests=max_inflight)
+    client = await AsyncEngine.start(transport, tokenizer or byte_tokenizer(), max_inflight_requests=max_inflight)
     try:
         yield client, lambda: core.scheduler.num_live
     finally:
@@ -167,32 +173,32 @@ def test_a_stop_string_ends_the_stream_and_frees_the_engine() -> None:
 class PoorTokenizer:
     """Cannot turn a planted token into text, as a broken tokenizer.json may not."""
 
-    def __init__(self, planted: int) -> None:
-        self._good, self._planted = byte_tokenizer(), planted
+    def __init__(self) -> None:
+        self._good, self.planted = byte_tokenizer(), -1
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._good, name)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        if self._planted in ids:
+        if self.planted in ids:
             raise LookupError("planted detokeniser error")
         return self._good.decode(ids, skip_special_tokens)
 
     def token_bytes(self, id: int) -> bytes:
-        if id == self._planted:
+        if id == self.planted:
             raise LookupError("planted detokeniser error")
         return self._good.token_bytes(id)
 
 
 def test_output_that_cannot_become_text_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
+        tokenizer: Any = PoorTokenizer()
+        async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB), tokenizer=tokenizer) as (client, live):
             tokens = {
                 name: ids_of(await read(client.generate(request(name, [i, *PROMPT], max_tokens=30))))
                 for i, name in enumerate("abc", start=1)
             }
-            planted = next(token for token in tokens["b"] if token not in tokens["a"] + tokens["c"])
-            client._requests._tokenizer = PoorTokenizer(planted)  # type: ignore[assignment]
+            tokenizer.planted = next(token for token in tokens["b"] if token not in tokens["a"] + tokens["c"])
             streams = [
                 client.generate(request(name, [i, *PROMPT], n=1 + 2 * (name == "b"), max_tokens=30))
                 for i, name in enumerate("abc", start=1)
@@ -403,8 +409,8 @@ def test_closing_ends_open_streams_and_refuses_new_ones() -> None:
 def test_an_idle_engine_still_beats() -> None:
     async def main() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, _):
-            first = client._heartbeat_s
-            await until(lambda: client._heartbeat_s > first)
+            first = client.stats()
+            await until(lambda: client.stats() is not first)  # each heartbeat brings its own
             assert client.health().alive
 
     asyncio.run(main())
@@ -486,6 +492,6 @@ def test_a_start_that_is_given_up_leaves_no_thread() -> None:
         with pytest.raises(asyncio.CancelledError):
             await starting
         assert "roseinfer-engine" not in [thread.name for thread in threading.enumerate()]
-        assert core._runner.closed
+        assert core.runner.closed
 
     asyncio.run(main())

@@ -72,7 +72,7 @@ def test_an_exact_repeat_computes_one_token_and_writes_nothing_shared(prompt_len
     add(core, "a", prompt, seed=4, ignore_eos=True)
     first = run_dry(core)["a:0"]
     add(core, "b", prompt, seed=4, ignore_eos=True)
-    runner = core._runner
+    runner = core.runner
     steps = len(runner.submitted)
     second = run_dry(core)["b:0"]
     row = runner.submitted[steps].rows[0]

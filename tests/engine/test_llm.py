@@ -356,7 +356,7 @@ def test_an_interrupt_in_the_middle_of_a_step_is_told_to_later_calls(monkeypatch
         def interrupted(handle: object) -> object:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(engine.core._runner, "collect", interrupted)
+        monkeypatch.setattr(engine.core.runner, "collect", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.generate(["a", "b"], GREEDY)
         monkeypatch.undo()

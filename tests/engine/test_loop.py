@@ -48,7 +48,7 @@ class Script:
     """
 
     def __init__(self, core: EngineCore, clock: ManualClock, *batches: list[Received], turn_s: float = 0.001) -> None:
-        self._core = core
+        self.core = core
         self._turn_s = turn_s
         self._clock = clock
         self._batches = list(batches)
@@ -60,7 +60,7 @@ class Script:
         self._clock.advance(max(timeout_s, self._turn_s))
         if self._batches:
             return self._batches.pop(0)
-        return [] if self._core.busy else [(OWNER, Shutdown())]
+        return [] if self.core.busy else [(OWNER, Shutdown())]
 
     def send(self, client: int, message: EngineMessage) -> None:
         self.sent.append((self.turn, client, message))
@@ -255,7 +255,7 @@ class TimedRunner(FakeRunner):
 
 
 def core_closed(script: Script) -> bool:
-    runner = script._core._runner
+    runner = script.core.runner
     assert isinstance(runner, FakeRunner)
     return runner.closed
 

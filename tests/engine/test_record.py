@@ -36,7 +36,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 def recording(core: EngineCore, file: Path) -> RecordingCore:
     """A core that records, with what another one has."""
-    return RecordingCore(Recorder(file), core.scheduler, core._runner, core._clock, eos_ids=(3,), vocab_size=50)
+    return RecordingCore(Recorder(file), core.scheduler, core.runner, core.clock, eos_ids=(3,), vocab_size=50)
 
 
 def run_all(core: EngineCore) -> None:
@@ -90,7 +90,7 @@ def test_what_the_file_has_no_room_for_is_refused(tmp_path: Path) -> None:
         guides = {name: given for name, given in options.items() if name == "guides"}
         recorder = Recorder(tmp_path / f"{number}.jsonl")
         with pytest.raises(ConfigError, match="drafts or guides cannot be recorded"):
-            RecordingCore(recorder, core.scheduler, core._runner, core._clock, vocab_size=50, **guides)
+            RecordingCore(recorder, core.scheduler, core.runner, core.clock, vocab_size=50, **guides)
 
 
 def test_an_engine_that_records_constrains_nothing_and_says_so(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_it_waits_for_nobody_who_is_new_and_is_not_turned_away(policy: str) -> N
 def test_its_token_deadlines_go_on() -> None:
     """One that is late for its next token goes before one that has just begun."""
     core = engine(scheduling_policy="slack")
-    core._clock.advance(100.0)
+    core.clock.advance(100.0)
     slo = RequestMeta(slo=Slo(ttft_s=1.0, tpot_s=0.5))
     core.add(asked("plain", meta=slo, age_s=3.0, outputs=[PriorOutput([4, 5, 6], 0.5)]))
     state = core.scheduler.policy.state
@@ -219,7 +219,7 @@ def test_a_recorded_resume_replays(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     inner = make_core()
     core = RecordingCore(
-        Recorder(file), inner.scheduler, inner._runner, inner._clock, depth=1, eos_ids=(3,), vocab_size=50
+        Recorder(file), inner.scheduler, inner.runner, inner.clock, depth=1, eos_ids=(3,), vocab_size=50
     )
     core.add(asked("plain", n=3, age_s=2.0, outputs=[PriorOutput([4, 5, 6], 0.5), None, PriorOutput([], 0.0)]))
     while core.busy:

@@ -9,6 +9,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guides import GuideFactory
 from roseinfer.engine.messages import Add
+from roseinfer.kv.blocks import Digest, sha256
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
@@ -36,11 +37,14 @@ def make_core(
     guides: GuideFactory | None = None,
     num_host_blocks: int = 0,
     offloading: OffloadCosts | None = None,
+    digest: Digest = sha256,
     **scheduler: object,
 ) -> EngineCore:
     """Make a core. With blocks in host memory, all stored blocks are loaded, unless `offloading` sets their costs."""
     config = scheduler_config(**{"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler})
-    kv = KvManager(num_blocks, block_size, prefix_caching=prefix_caching, num_host_blocks=num_host_blocks)
+    kv = KvManager(
+        num_blocks, block_size, prefix_caching=prefix_caching, num_host_blocks=num_host_blocks, digest=digest
+    )
     context = max_model_len or num_blocks * block_size
     limits = StepLimits.of(config, context)
     runner = runner or FakeRunner(num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks)
@@ -58,7 +62,7 @@ def make_core(
 
 def submitted(core: EngineCore) -> list[StepPlan]:
     """The plans that the fake runner of a core has been given, the oldest first."""
-    runner = core._runner
+    runner = core.runner
     assert isinstance(runner, FakeRunner)
     return runner.submitted
 
@@ -125,6 +129,7 @@ def assert_empty(core: EngineCore) -> None:
     scheduler = core.scheduler
     scheduler.check_integrity()
     assert scheduler.num_live == 0
-    assert not core._guided.live, "a guide without a sequence"
-    assert not core._compiling, "a request that nobody knows of"
+    assert not core.guided.live, "a guide without a sequence"
+    guides = core.stats().guides
+    assert guides is None or guides.waiting == 0, "a request waits for its grammar"
     assert scheduler.kv.num_free == scheduler.kv.num_blocks

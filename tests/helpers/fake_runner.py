@@ -156,7 +156,7 @@ class FakeRunner:
         assert plan.step == handle
         prints = self._computed.pop(handle)
         allowed = self._allowed(plan, masks)
-        rows = [self._sample_row(row, prints[i], allowed.get(i)) for i, row in enumerate(plan.rows)]
+        rows = [self.sample_row(row, prints[i], allowed.get(i)) for i, row in enumerate(plan.rows)]
         self._results[handle] = StepResult(handle, rows)
 
     def _allowed(self, plan: StepPlan, masks: TokenMasks | None) -> dict[int, list[int]]:
@@ -173,7 +173,7 @@ class FakeRunner:
         bits = [[t for t in range(self.vocab_size) if line[t // 32] >> t % 32 & 1] for line in lines]
         return dict(zip(masks.rows, bits, strict=True))
 
-    def _sample_row(self, row: Row, prints: list[int], allowed: list[int] | None) -> RowResult:
+    def sample_row(self, row: Row, prints: list[int], allowed: list[int] | None) -> RowResult:
         seat = self.seats[row.seat]
         params, prompt_len = seat.admission.params, seat.admission.prompt_len
         scored = None

@@ -132,7 +132,7 @@ class Fleet:
         self.requests = LiveRequests(byte_tokenizer(), self.clock, self.inflight, "w")
         self.observed = Observed()
         self.host_lost: set[int] = set()
-        ways = [self._way(number) for number in range(engines)]
+        ways = [self.connector(number) for number in range(engines)]
         self.routed = RoutedEngine(
             ways, self.requests, dynamic=dynamic, router=router, record=record, seed=FROM_THE_FIRST
         )
@@ -141,17 +141,17 @@ class Fleet:
         for number in range(engines):
             self.stand(number, EngineState.READY, 1)
 
-    def _way(self, number: int) -> Connector:
+    def connector(self, number: int) -> Connector:
         return Connector(lambda: self.models[number], Cables(self.board, self.host_lost))
 
     @property
     def engines(self) -> list[int]:
         """Engines that were not removed."""
-        return [endpoint.number for endpoint in self.routed._endpoints]
+        return [endpoint.number for endpoint in self.routed.endpoints]
 
     def add(self, info: EngineInfo = INFO) -> int:
         """One more engine, which has yet to be reached."""
-        number = self.routed.add(self._way)
+        number = self.routed.add(self.connector)
         assert number == len(self.models)
         self.models.append(ModelEngine(info=info, clock=self.clock))
         self.stand(number, EngineState.READY, 1)
@@ -168,7 +168,7 @@ class Fleet:
 
     async def reach(self, *numbers: int) -> None:
         for number in numbers or self.engines:
-            await self.routed._endpoints[number].reach(self.routed._on_up)
+            await self.routed.endpoints[number].reach(self.routed.on_up)
 
     def die(self, number: int) -> None:
         self.stand(number, EngineState.DEAD)
@@ -230,7 +230,7 @@ class Fleet:
     def where(self, asked: "Asked") -> int | None:
         """The engine that a request is in."""
         found = [
-            endpoint.number for endpoint in self.routed._endpoints if endpoint.engine is asked.live.engine is not None
+            endpoint.number for endpoint in self.routed.endpoints if endpoint.engine is asked.live.engine is not None
         ]
         return found[0] if found else None
 
@@ -252,7 +252,7 @@ class Fleet:
 
     def check_empty(self) -> None:
         assert self.routed.num_live == self.inflight.own == 0
-        for endpoint in self.routed._endpoints:
+        for endpoint in self.routed.endpoints:
             assert endpoint.engine is None or not endpoint.engine._sequences
 
 

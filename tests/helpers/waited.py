@@ -35,7 +35,7 @@ class Watched:
 
 
 def watch(core: EngineCore) -> Watched:
-    watched = Watched(core.scheduler.policy, core._clock)
+    watched = Watched(core.scheduler.policy, core.clock)
     core.scheduler.policy = watched
     return watched
 

@@ -92,7 +92,7 @@ def read_order(padded, chunks) -> None:
     """Compile the sorting of pairs, for slightly fewer experts than a power of two."""
     constants = {"E": padded - 3, "E_PAD": padded, "TILE": 16, "BLOCK": 64, "PLACES": 32, "CHUNKS": chunks}
     pointers = dict.fromkeys(INTEGERS, "*i32") | {"counts_ptr": "*i16"}
-    for kernel in (pair_order._order_kernel, pair_order._count_kernel, pair_order._place_kernel):
+    for kernel in (pair_order.order_kernel, pair_order.count_kernel, pair_order.place_kernel):
         read(kernel, constants | {"OVERLAP": True}, pointers)
 
 
@@ -173,7 +173,7 @@ def read_experts(scales, hidden, top_k) -> None:
         pointers["w_ptr"] = "*fp8e4nv"
     elif constants["NORMED"] == "codes":
         pointers["normed_ptr"] = "*fp8e4nv"
-    routers = (route._logits_kernel, route._route_kernel, route_products_kernel, route_choice_kernel)
+    routers = (route.logits_kernel, route.route_kernel, route_products_kernel, route_choice_kernel)
     for kernel in (gate_up_kernel, down_kernel) if scales != "none" else routers:
         read(kernel, constants, pointers)
     if scales == "none":

@@ -34,9 +34,3 @@ def test_nothing_is_told_of_prompts_with_a_salt():
     assert kv.host.num_used == 2
     compute(kv, "b", [7] * 8)
     assert all(isinstance(event, BlockStored) and event.tokens == (7, 7) for event in events.take())
-
-
-def test_without_a_listener_the_indexes_tell_nobody():
-    kv = KvManager(4, 2, num_host_blocks=2)
-    assert kv.host is not None
-    assert kv._index._listener is None and kv.host._index._listener is None

@@ -32,7 +32,7 @@ def overwrite(kv: KvManager) -> None:
     kv.open("others")
     assert kv.grow("others", kv.num_free * SIZE) is not None
     kv.close("others")
-    assert len(kv._index) == 0
+    assert len(kv.index) == 0
 
 
 def found(kv: KvManager, name: str, tokens: list[int]) -> tuple[int, int]:
@@ -68,10 +68,10 @@ def test_what_is_stored_is_matched_once_it_is_there() -> None:
     assert host.num_used == 2 and not any(map(host.should_store, kv.table("a"))), "it is on its way"
     kv.close("a")
     assert kv.num_free == 6, "nobody writes what is being stored"
-    assert list(host.look_up(kv._index.chain(""), tokens, 0, None).hit.blocks) == []
+    assert list(host.look_up(kv.index.chain(""), tokens, 0, None).hit.blocks) == []
     host.finish_stores(copies)
     assert kv.num_free == 8
-    assert len(host.look_up(kv._index.chain(""), tokens, 0, None).hit.blocks) == 2
+    assert len(host.look_up(kv.index.chain(""), tokens, 0, None).hit.blocks) == 2
 
 
 def test_the_least_recently_used_makes_room_and_the_tail_of_a_chain_first() -> None:
@@ -161,7 +161,7 @@ def test_a_remembered_look_up_does_not_survive_a_block_that_left_and_came_back()
     for block in (head, tail, ({0, 1, 2} - {head, tail}).pop()):  # what is freed last is taken first
         kv.close(holders[block])
     kv.open("b")
-    again = kv.load("b", host.look_up(kv._index.chain(""), tokens, 0, None).hit.blocks)
+    again = kv.load("b", host.look_up(kv.index.chain(""), tokens, 0, None).hit.blocks)
     host.finish_loads(again)
     assert [copy.block for copy in again] == [3 - head - tail, tail]
     assert kv.match("w", tokens).blocks == kv.table("b")
@@ -176,7 +176,7 @@ def test_what_others_would_be_given_next_is_kept_and_given_to_them_as_soon() -> 
     kv.close("second")
     copies = host.store_next_evicted(6, 3)
     assert [copy.block for copy in copies] == [of_first[1], of_first[0], of_second[1]], "the oldest, tails first"
-    assert kv.num_free == 3 and not kv._index.full_entry(of_first[2])
+    assert kv.num_free == 3 and not kv.index.full_entry(of_first[2])
     kv.open("a")
     assert kv.match("a", first).tokens == 10, "meanwhile it is matched"
     host.finish_stores(copies)

@@ -39,9 +39,11 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
 
 def test_uncached_of_many_that_wait_is_a_comparison_each(counts: Counts) -> None:
     """Steps register blocks of others and reuse others' blocks all the while."""
-    core = make_core(num_blocks=1200, block_size=BLOCK, max_num_seqs=2, max_num_batched_tokens=10_000, vocab_size=200)
+    core = make_core(
+        num_blocks=1200, block_size=BLOCK, max_num_seqs=2, max_num_batched_tokens=10_000, vocab_size=200,
+        digest=counts.digest,
+    )  # fmt: skip
     scheduler = core.scheduler
-    scheduler.kv._index._digest = counts.digest
     shared = [i % 50 for i in range(SHARED)]
     add(core, "first", shared, max_tokens=2, ignore_eos=True)
     while core.busy:
@@ -111,8 +113,9 @@ def test_a_hit_is_forgotten_when_a_block_within_it_is() -> None:
 
 
 def test_samples_do_not_hash_their_prompt_again(counts: Counts) -> None:
-    core = make_core(num_blocks=200, block_size=BLOCK, max_num_seqs=32, max_num_batched_tokens=4096)
-    core.scheduler.kv._index._digest = counts.digest
+    core = make_core(
+        num_blocks=200, block_size=BLOCK, max_num_seqs=32, max_num_batched_tokens=4096, digest=counts.digest
+    )
     add(core, "a", [i % 50 for i in range(1024)], max_tokens=20, n=16, ignore_eos=True)
     done = {}
     while core.busy:

@@ -53,7 +53,7 @@ def test_two_sharers_of_a_cached_tail_each_get_their_own_block() -> None:
     kv.open("d")
     hit = kv.match("d", TOKENS)
     assert hit.blocks[-1] == tail, "the old block ends unowned and still matchable"
-    assert kv._pool.refs[tail] == 0
+    assert kv.pool.refs[tail] == 0
 
 
 def test_the_writer_appends_in_place_while_others_borrow() -> None:

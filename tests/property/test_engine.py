@@ -68,7 +68,7 @@ def run(
                 if job.abort_after is not None:
                     aborts.setdefault(step + job.abort_after, []).append(f"{i}:0")
         core.abort(aborts.pop(step, []))
-        core._clock.advance(step % 3 + 0.25)
+        core.clock.advance(step % 3 + 0.25)
         gather(core.step(), collected)
         core.scheduler.check_integrity()
     run_dry(core, collected)

@@ -67,7 +67,7 @@ def small_core(rng: random.Random) -> EngineCore:
         max_num_batched_tokens=rng.choice([16, 64]),
         scheduling_policy="slack",
     )
-    runner.clock = core._clock
+    runner.clock = core.clock
     return core
 
 
@@ -77,7 +77,7 @@ def serve(core: EngineCore, kinds: list[str], rng: random.Random) -> dict[str, C
     names, next_s = (str(number) for number in count()), 0.0
     left = 30
     for _ in range(MOST_STEPS):
-        now_s = core._clock.now()
+        now_s = core.clock.now()
         while left and next_s <= now_s:
             core.add(request(next(names), rng.choice(kinds), rng, now_s))
             left, next_s = left - 1, next_s + rng.choice([0.0, 0.02, 0.2])
@@ -85,8 +85,8 @@ def serve(core: EngineCore, kinds: list[str], rng: random.Random) -> dict[str, C
             return done
         gather(core.step(), done)
         core.scheduler.check_integrity()
-        if core._clock.now() == now_s:
-            core._clock.advance(0.002)
+        if core.clock.now() == now_s:
+            core.clock.advance(0.002)
     raise AssertionError("the engine makes no progress")
 
 

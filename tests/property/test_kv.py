@@ -34,7 +34,7 @@ class Driver:
 
     def look_up(self, name: str, tokens: list[int]) -> None:
         """What is remembered of earlier look-ups gives what a walk of the index would."""
-        walked = self.kv._index.match(self.kv._index.chain(""), tokens)
+        walked = self.kv.index.match(self.kv.index.chain(""), tokens)
         assert self.kv.match(name, tokens) == walked
         if self.rng.random() < 0.05:
             tokens.append(self.rng.randrange(2))

@@ -22,8 +22,9 @@ def apply(held: Held, events: KvEvents) -> None:
             del held[event.key, event.medium]
 
 
-def holds(index: PrefixIndex, medium: str) -> Held:
-    return {(entry.key, medium): entry for entry in index._full if entry is not None}
+def holds(index: PrefixIndex, blocks: int, medium: str) -> Held:
+    entries = (index.full_entry(block) for block in range(blocks))
+    return {(entry.key, medium): entry for entry in entries if entry is not None}
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -35,4 +36,4 @@ def test_events_tell_what_the_indexes_hold(seed: int, num_blocks: int, num_host:
     for _ in range(60):
         driver.act()
         apply(held, events)
-        assert held == holds(driver.kv._index, GPU) | holds(driver.host._index, CPU)
+        assert held == holds(driver.kv.index, num_blocks, GPU) | holds(driver.host.index, num_host, CPU)

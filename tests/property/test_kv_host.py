@@ -55,7 +55,7 @@ class Driver:
     def look_up(self, name: str, tokens: list[int]) -> tuple[PrefixHit, tuple[int, ...]]:
         """What is remembered of an earlier look-up is what a walk finds, and holds what it should."""
         hit = self.kv.match(name, tokens)
-        assert hit == self.kv._index.match(self.kv._index.chain(""), tokens)
+        assert hit == self.kv.index.match(self.kv.index.chain(""), tokens)
         full = hit.blocks[: hit.tokens // self.size]
         self.check(self.device_holds, full, tokens, 0)
         host_blocks = self.kv.match_host(name, tokens, hit)
@@ -88,9 +88,9 @@ class Driver:
         return growth is not None
 
     def walk(self, tokens: list[int], first: int) -> list[int]:
-        chain, found = self.kv._index.chain(""), []
+        chain, found = self.kv.index.chain(""), []
         for index in range(first, len(tokens) // self.size):
-            host = self.host._index.block_of(chain.entry(tokens, index).key)
+            host = self.host.index.block_of(chain.entry(tokens, index).key)
             if host is None:
                 break
             found.append(host)
@@ -195,7 +195,7 @@ class Driver:
         if name is not None and self.rng.random() < 0.3:
             for block in self.kv.table(name):
                 held = self.device_holds[block]
-                if self.kv._index.full_entry(block) is not None and held is not None:
+                if self.kv.index.full_entry(block) is not None and held is not None:
                     self.bad.add(held)
             self.kv.invalidate(name)
             self.end(name)

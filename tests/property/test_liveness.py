@@ -66,7 +66,7 @@ def run(load: Load, **options: object) -> tuple[EngineCore, dict[str, Collected]
     runner = TimedRunner(load.blocks, load.block_size)
     core = make_core(vocab_size=12, runner=runner, num_blocks=load.blocks, block_size=load.block_size, **options)
     assert runner.limits is not None, "the runner checks every plan"
-    runner.clock = core._clock
+    runner.clock = core.clock
     done: dict[str, Collected] = {}
     for add in load.jobs:
         core.add(add)
@@ -74,12 +74,12 @@ def run(load: Load, **options: object) -> tuple[EngineCore, dict[str, Collected]
         if step == LATE_AT_STEP:
             for add in load.bystanders:
                 core.add(add)
-        before = core._clock.now()
+        before = core.clock.now()
         gather(core.step(), done)
         if step % 8 == 0:
             core.scheduler.check_integrity()
-        if core._clock.now() == before:
-            core._clock.advance(0.002)  # as the engine's loop waits
+        if core.clock.now() == before:
+            core.clock.advance(0.002)  # as the engine's loop waits
         if step > LATE_AT_STEP and not core.busy:
             break
     assert not core.busy, "the engine makes no progress"

@@ -67,7 +67,7 @@ class Story:
             one.check_part()
             if id(one) in kept:
                 assert one.reader.ids() == kept[id(one)], "nothing comes behind an end"
-        assert list(self._placer()._views) == fleet.engines == sorted(fleet.observed.here)
+        assert list(self._placer().views) == fleet.engines == sorted(fleet.observed.here)
 
     # --- changes ------------------------------------------------------------------------------------------------
     async def _submit(self, number: int, detail: int) -> None:
@@ -166,7 +166,7 @@ class Story:
 
     # --- losses -------------------------------------------------------------------------------------------------
     def _candidates(self, *but: int) -> list[EngineView]:
-        return self._placer()._candidates(self.fleet.clock.now(), but)
+        return self._placer().candidates(self.fleet.clock.now(), but)
 
     def _placer(self) -> Placer:
         assert self.fleet.routed.placer is not None
@@ -182,8 +182,8 @@ class Story:
         wire = {one.live.wire_id: one for one in here}
         others = self._candidates(number)
         host_lost = number in fleet.host_lost
-        shelter = [endpoint for endpoint in fleet.routed._endpoints if endpoint.number != number and endpoint.usable]
-        drained = fleet.routed._endpoints[number].draining and not suspects
+        shelter = [endpoint for endpoint in fleet.routed.endpoints if endpoint.number != number and endpoint.usable]
+        drained = fleet.routed.endpoints[number].draining and not suspects
         lose()
         for wire_id, one in wire.items():
             name = one.request.request_id
@@ -213,7 +213,7 @@ class Story:
         for one in self.asked:
             self._check_end(one)
         self.fleet.routed.tick()
-        for endpoint in self.fleet.routed._endpoints:
+        for endpoint in self.fleet.routed.endpoints:
             assert not endpoint.retiring and (endpoint.listed or endpoint.engine is not None), (
                 "who has nothing left to do is gone"
             )

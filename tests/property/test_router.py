@@ -133,7 +133,7 @@ class Books(RuleBasedStateMachine):
         if not hasattr(self, "placer"):
             return
         for engine, known in enumerate(self.known):
-            view, fresh = self.placer._views[engine], EngineView(engine, BLOCKS, self.share, 0.0)
+            view, fresh = self.placer.views[engine], EngineView(engine, BLOCKS, self.share, 0.0)
             if known.promise is not None:
                 fresh.update(known.promise)
             for at_s, ask, cached in known.sent:
@@ -149,7 +149,7 @@ class Books(RuleBasedStateMachine):
     def memory_is_bounded(self) -> None:
         """By the engine's blocks, and the last prompt."""
         if hasattr(self, "placer"):
-            assert all(len(view.prefixes) <= 1.25 * BLOCKS + 25 for view in self.placer._views.values())
+            assert all(len(view.prefixes) <= 1.25 * BLOCKS + 25 for view in self.placer.views.values())
 
 
 TestBooks = Books.TestCase

@@ -75,7 +75,7 @@ def make_jobs(rng: random.Random, count: int) -> list[Job]:
 def run(jobs: list[Job], num_blocks: int, block_size: int, **options: object) -> dict[str, Collected]:
     runner = TimedRunner(num_blocks, block_size)
     core = make_core(vocab_size=VOCAB, runner=runner, num_blocks=num_blocks, block_size=block_size, **options)
-    runner.clock = core._clock
+    runner.clock = core.clock
     watched = watch(core)
     collected: dict[str, Collected] = {}
     aborts: dict[int, list[str]] = {}
@@ -85,11 +85,11 @@ def run(jobs: list[Job], num_blocks: int, block_size: int, **options: object) ->
             if job.abort_after is not None:
                 aborts.setdefault(step + job.abort_after, []).append(f"{job.add.request_id}:0")
         core.abort(aborts.pop(step, []))
-        before = core._clock.now()
+        before = core.clock.now()
         gather(core.step(), collected)
         core.scheduler.check_integrity()
-        if core._clock.now() == before:
-            core._clock.advance(0.002)
+        if core.clock.now() == before:
+            core.clock.advance(0.002)
         if step > 40 and not core.busy:
             break
     assert not core.busy, "the engine makes no progress"

@@ -193,7 +193,7 @@ def test_nobody_sits_a_step_out_while_drafts_are_verified() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_request_whose_drafts_are_verified_is_not_planned(depth: int) -> None:
     core = make_core(drafter=Script([1, 2], [3]))
-    scheduler, runner = core.scheduler, core._runner
+    scheduler, runner = core.scheduler, core.runner
     add(core, "a", PROMPT, ignore_eos=True)
     core.step()
     plan = scheduler.plan(0.0)

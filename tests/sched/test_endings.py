@@ -24,7 +24,7 @@ def test_an_expired_request_ends_as_a_timeout_wherever_it_is() -> None:
         done: dict[str, Collected] = {}
         for _ in range(3):
             gather(core.step(), done)
-        core._clock.advance(1.0)
+        core.clock.advance(1.0)
         run_dry(core, done)
         assert [done[f"{name}:0"].reason for name in ("runs", "waits", "stays")] == [
             FinishReason.TIMEOUT,
@@ -40,7 +40,7 @@ def test_a_deadline_in_the_past_of_a_finished_request_harms_nobody() -> None:
     add(core, "a", deadline_s=1.0)
     run_dry(core)
     add(core, "a")
-    core._clock.advance(2.0)
+    core.clock.advance(2.0)
     assert run_dry(core)["a:0"].reason is FinishReason.LENGTH
 
 
@@ -48,7 +48,7 @@ def test_a_refused_request_takes_its_other_samples_along() -> None:
     core = make_core(scheduling_policy="slack")
     add(core, "late", n=3, slo=Slo(ttft_s=0.1), arrival_s=1e-9)
     add(core, "fine", slo=Slo(ttft_s=100.0), arrival_s=1e-9)
-    core._clock.advance(0.2)
+    core.clock.advance(0.2)
     done = run_dry(core)
     for i in range(3):
         end = done[f"late:{i}"].end

@@ -93,11 +93,11 @@ def test_inconsistencies_are_logged_and_counted(
     run_dry(core)
     checks.busy()
     if broken == "a lost block":
-        core.scheduler.kv._pool.take(1)
+        core.scheduler.kv.pool.take(1)
     elif broken == "a lost seat":
         core.scheduler.roster.free_seats.pop()
     else:
-        core.scheduler.kv._index._blocks.popitem()
+        core.scheduler.kv.index._blocks.popitem()
     clock.advance(IDLE_S)
     with caplog.at_level(logging.ERROR):
         checks.idle()
@@ -113,7 +113,7 @@ class Patient(Script):
     idle_turns = 60
 
     def receive(self, timeout_s: float):
-        if self._core.busy or self._batches:
+        if self.core.busy or self._batches:
             return super().receive(timeout_s)
         self.idle_turns -= 1
         self.waited = [*getattr(self, "waited", []), timeout_s]

@@ -105,7 +105,7 @@ def test_waiting_for_a_load_is_named() -> None:
     add(core, "c", PROMPT, max_tokens=2, ignore_eos=True)
     done: dict[str, Collected] = {}
     for _ in range(20):
-        core._clock.advance(1.0)
+        core.clock.advance(1.0)
         gather(core.step(), done)
     end = done["c:0"].end
     assert end is not None and end.why is not None

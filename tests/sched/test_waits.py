@@ -22,7 +22,7 @@ STEP_S = 1.0
 def turn(core: EngineCore, done: dict[str, Collected]) -> None:
     """One step, which takes a second."""
     gather(core.launch(), done)
-    core._clock.advance(STEP_S)
+    core.clock.advance(STEP_S)
     gather(core.settle(), done)
 
 
@@ -49,9 +49,9 @@ def test_one_that_comes_within_a_step_waits_for_its_end_and_then_runs() -> None:
     core, done = make_core(), {}
     fill(core, "a", 4, 3)
     gather(core.launch(), done)
-    core._clock.advance(0.25)
+    core.clock.advance(0.25)
     fill(core, "b", 4, 2)
-    core._clock.advance(0.75)
+    core.clock.advance(0.75)
     gather(core.settle(), done)
     whys = run(core)
     assert whys["a"] == Why((), chunks=1, steps=3)
@@ -62,11 +62,11 @@ def test_one_that_comes_while_nothing_runs_is_on_its_way_until_it_starts() -> No
     core = make_core()
     fill(core, "a", 4, 1)
     run(core)
-    core._clock.advance(1.0)
-    sent_s = core._clock.now()
-    core._clock.advance(0.25)
+    core.clock.advance(1.0)
+    sent_s = core.clock.now()
+    core.clock.advance(0.25)
     core.add(Add("b", Prompt([1, 2], SamplingParams(max_tokens=1)), age_s=0.5, sent_s=sent_s))
-    core._clock.advance(0.25)
+    core.clock.advance(0.25)
     assert run(core)["b"].waited == ((Cause.TRANSIT, 1.0),)
 
 
@@ -74,7 +74,7 @@ def test_what_a_message_waited_to_be_read_was_for_the_step_that_ran() -> None:
     core, done = make_core(), {}
     fill(core, "a", 4, 3)
     turn(core, done)
-    late = core._clock.now() - 0.5
+    late = core.clock.now() - 0.5
     core.add(Add("b", Prompt([1, 2], SamplingParams(max_tokens=1)), age_s=0.25, sent_s=late))
     core.add(Add("c", Prompt([1, 2], SamplingParams(max_tokens=1), RequestMeta(arrival_s=late))))
     whys = run(core)
@@ -91,7 +91,7 @@ def test_it_is_said_with_the_first_token_and_with_the_end() -> None:
         for output in core.launch() + core.settle():
             whys += [output.started.why] if output.started else []
             whys += [output.end.why] if output.end else []
-        core._clock.advance(STEP_S)
+        core.clock.advance(STEP_S)
     waited = ((Cause.SEATS, 3.0),)
     assert whys == [
         Why((), chunks=1, steps=1),
@@ -170,7 +170,7 @@ def test_who_ends_before_its_start_says_so_too() -> None:
     core.add(Add("late", Prompt([1, 2], SamplingParams(max_tokens=2), RequestMeta(deadline_s=2.5))))
     fill(core, "gone", 2, 2)
     turn(core, done)
-    core._clock.advance(0.5)
+    core.clock.advance(0.5)
     core.abort(["gone:0"])
     while core.busy:
         turn(core, done)

@@ -50,7 +50,7 @@ class GrammarCache:
         self._pool = ThreadPoolExecutor(compilers, "roseinfer-grammar")
         self._wideners = ThreadPoolExecutor(1, "roseinfer-lanes")
         self._lanes = lanes
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._most_grammars = most_grammars
         self._grammars: OrderedDict[bytes, _Kept] = OrderedDict()
         self._news = threading.Event()
@@ -67,7 +67,7 @@ class GrammarCache:
         """
         key = hashlib.sha256(text.encode()).digest()
         known = self._grammars.get(key)
-        if known is not None and known.usable(MAX_GROWN_SHARE * self._most_bytes):
+        if known is not None and known.usable(MAX_GROWN_SHARE * self.most_bytes):
             self._grammars.move_to_end(key)
             self.cached += 1
             if self.cached % HITS_BEFORE_TRIM == 0:
@@ -89,7 +89,7 @@ class GrammarCache:
         key = hashlib.sha256(grammar.text.encode()).digest()
         known = self._grammars.get(key)
         more = (self._lanes - 1) * known.taken_bytes if known else 0
-        if not 0 < more <= WIDEST_SHARE * self._most_bytes:
+        if not 0 < more <= WIDEST_SHARE * self.most_bytes:
             grammar.widen([])
             return
         assert known is not None
@@ -118,7 +118,7 @@ class GrammarCache:
     def _trim(self) -> None:
         """Forget the oldest grammars while there is no room."""
         total = self.taken_bytes
-        while len(self._grammars) > 1 and (total > self._most_bytes or len(self._grammars) > self._most_grammars):
+        while len(self._grammars) > 1 and (total > self.most_bytes or len(self._grammars) > self._most_grammars):
             _, oldest = self._grammars.popitem(last=False)
             total -= oldest.taken_bytes
 
@@ -163,21 +163,21 @@ class GrammarGuideFactory:
 
     def __init__(self, tokens: Callable[[], GrammarTokens], vocab_size: int, *, threads: int | None = None) -> None:
         self._threads = MaskThreads(threads)
-        self._shelf = GrammarCache(tokens, lanes=max(1, self._threads.threads))
-        self._vocabulary = Vocabulary(vocab_size, self._shelf.tokens)
+        self.cache = GrammarCache(tokens, lanes=max(1, self._threads.threads))
+        self._vocabulary = Vocabulary(vocab_size, self.cache.tokens)
         self.refused = 0
 
     def prepare(self, spec: GuideSpec) -> "PendingGrammarGuide":
         size = self._vocabulary.size
         if any(not 0 <= token < size for token in token_ids_of(spec)):
             raise InvalidRequestError(f"a token id is outside the vocabulary of {size}", "guide")
-        return PendingGrammarGuide(spec, [self._shelf.grammar(text, spec.memory) for text in grammars_of(spec)], self)
+        return PendingGrammarGuide(spec, [self.cache.grammar(text, spec.memory) for text in grammars_of(spec)], self)
 
     def guide(self, spec: GuideSpec, grammars: Sequence[Grammar]) -> Guide:
         for grammar in grammars:
             grammar.users += 1
             if grammar.users == 2:  # from now on masks may be in each other's way
-                self._shelf.widen(grammar)
+                self.cache.widen(grammar)
         return make_guide(spec, grammars, self._vocabulary)
 
     def fill(
@@ -186,15 +186,15 @@ class GrammarGuideFactory:
         return self._threads.fill(cast(Sequence[Matcher], sources), words, until_s, threads=threads)
 
     def wait(self, timeout_s: float) -> None:
-        self._shelf.wait(timeout_s)
+        self.cache.wait(timeout_s)
 
     def stats(self) -> GuideStats:
-        shelf = self._shelf
+        shelf = self.cache
         return GuideStats(shelf.compiled, shelf.cached, self.refused, grammars=len(shelf))
 
     def close(self) -> None:
         """Compile nothing more. GuideFactory that were made go on."""
-        self._shelf.close()
+        self.cache.close()
 
 
 class PendingGrammarGuide:

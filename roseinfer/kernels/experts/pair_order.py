@@ -67,7 +67,7 @@ def _choose_config(pairs: int, experts: int) -> OrderConfig:
 
 
 @triton.jit(do_not_specialize=["count", "places"])
-def _order_kernel(
+def order_kernel(
     ids_ptr,
     pairs_ptr,
     tiles_ptr,
@@ -105,7 +105,7 @@ def _order_kernel(
 
 
 @triton.jit(do_not_specialize=["count", "chunk"])
-def _count_kernel(
+def count_kernel(
     ids_ptr,
     counts_ptr,
     count,
@@ -136,7 +136,7 @@ def _sum_of_first(sum_a, a, other_a, sum_b, b, other_b):
 
 
 @triton.jit(do_not_specialize=["count", "chunk", "places"])
-def _place_kernel(
+def place_kernel(
     ids_ptr,
     counts_ptr,
     pairs_ptr,
@@ -207,7 +207,7 @@ def order_pairs(ids: torch.Tensor, experts: int, tile: int, config: OrderConfig 
         _order_chunks(ids, order, experts, config)
         return order
     assert pairs <= config.block <= 1 << 14
-    _order_kernel[(experts,)](
+    order_kernel[(experts,)](
         ids,
         order.pairs,
         order.tiles,
@@ -229,7 +229,7 @@ def _order_chunks(ids: torch.Tensor, order: Order, experts: int, config: OrderCo
     counts = torch.empty(
         (chunks, padded), dtype=torch.int16 if config.chunk < 1 << 15 else torch.int32, device=ids.device
     )
-    _count_kernel[(chunks,)](
+    count_kernel[(chunks,)](
         ids,
         counts,
         pairs,
@@ -240,7 +240,7 @@ def _order_chunks(ids: torch.Tensor, order: Order, experts: int, config: OrderCo
         num_warps=4,
         **early_start.options(ids.device),
     )
-    _place_kernel[(chunks,)](
+    place_kernel[(chunks,)](
         ids,
         counts,
         order.pairs,

@@ -79,7 +79,7 @@ def route_reference(x: torch.Tensor, norm: SkinnyNorm, router: torch.Tensor, top
 
 
 @triton.jit(do_not_specialize=["tokens", "scale_stride"])
-def _route_kernel(
+def route_kernel(
     x_ptr,
     norm_ptr,
     terms_ptr,
@@ -160,7 +160,7 @@ def _route_kernel(
 
 
 @triton.jit
-def _logits_kernel(
+def logits_kernel(
     x_ptr,
     norm_ptr,
     router_ptr,
@@ -271,7 +271,7 @@ def route(
         return Routed(ids, weights)
     rows = min(4 if tokens > 128 else 2, most_rows)
     factors = torch.empty(tokens, dtype=torch.float32, device=x.device)
-    _route_kernel[(cdiv(tokens, config.tokens) * (products + config.tokens // rows),)](
+    route_kernel[(cdiv(tokens, config.tokens) * (products + config.tokens // rows),)](
         x, norm.weight, terms.values, terms.scale, sums, factors, arrived, *out,
         tokens, x.stride(0), scale_stride, norm.eps,
         ROWS=rows,
@@ -293,7 +293,7 @@ def router_logits(x: torch.Tensor, norm: SkinnyNorm, router: torch.Tensor) -> tu
     logits = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
     rstd = torch.empty(tokens, dtype=torch.float32, device=x.device)
     block_e = 2 if tokens <= 2 else 4
-    _logits_kernel[(tokens, cdiv(experts, block_e))](
+    logits_kernel[(tokens, cdiv(experts, block_e))](
         x,
         norm.weight,
         router,

@@ -54,7 +54,7 @@ def test_clients_on_other_hosts_are_served_and_see_the_status(tmp_path: Path) ->
         ):
             both = await asyncio.gather(answer(one, ask("a")), answer(other, ask("a")))
             assert both[0] == both[1] and len(both[0]) == 12
-            board = one._endpoints[0]._reader
+            board = one.endpoints[0].reader
             assert isinstance(board, RemoteEngines)
             await until(lambda: board.status(0).state is EngineState.READY)
             assert board.status(0).number == 1

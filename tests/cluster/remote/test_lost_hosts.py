@@ -60,14 +60,14 @@ class Hosts:
         return streams
 
     def number_in(self, number: int) -> int:
-        client = self.engine._endpoints[number].engine
+        client = self.engine.endpoints[number].engine
         return sum(live.engine is client for live in self.engine._requests.all())
 
     async def until_up(self) -> None:
         """Wait until both engines take requests and have sent a promise, which the router needs."""
 
         def up(number: int) -> bool:
-            known = self.engine._endpoints[number]._reader.promise(number) is not None
+            known = self.engine.endpoints[number].reader.promise(number) is not None
             return known and self.state(number) is EngineState.READY
 
         await until(lambda: up(0) and up(1))
@@ -146,7 +146,7 @@ def test_requests_continue_elsewhere_when_the_network_is_cut(run: Callable[[Work
         hosts.wires[0].cut()
         await until(lambda: hosts.state(0) is not EngineState.READY)
         await until(lambda: hosts.number_in(0) == 0)
-        assert hosts.engine._endpoints[0].host_lost and not hosts.engine._endpoints[1].host_lost
+        assert hosts.engine.endpoints[0].host_lost and not hosts.engine.endpoints[1].host_lost
         hosts.wires[0].mend()
         await ended(streams)
         await check_whole(hosts, streams)
@@ -165,7 +165,7 @@ def test_a_connection_is_given_up_after_a_long_silence(run: Callable[[Work], Non
         connections = hosts.wires[0].connections
         hosts.wires[0].cut(there=False)
         await ended(streams)
-        await until(lambda: hosts.engine._endpoints[0].engine is None)
+        await until(lambda: hosts.engine.endpoints[0].engine is None)
         hosts.wires[0].mend()
         await hosts.until_up()
         assert hosts.wires[0].connections > connections
@@ -211,7 +211,7 @@ def test_a_clock_an_hour_ahead_changes_nothing(run: Callable[[Work], None]) -> N
     """Objectives, deadlines, predictions and reported times use the client's clock."""
 
     async def work(hosts: Hosts) -> None:
-        promises = [endpoint._reader for endpoint in hosts.engine._endpoints]
+        promises = [endpoint.reader for endpoint in hosts.engine.endpoints]
         await until(lambda: all(reader.promise(number) is not None for number, reader in enumerate(promises)))
         now_s = asyncio.get_running_loop().time()
         for number, reader in enumerate(promises):

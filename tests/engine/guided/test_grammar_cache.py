@@ -144,7 +144,7 @@ def test_a_grammar_that_several_outputs_follow_gets_lanes():
     spec, other = GuideSpec(grammar=LETTERS), GuideSpec(grammar='start: "x"')
     pendings = [guides.prepare(one) for one in (spec, spec, other)]
     until(lambda: all(pending.ready for pending in pendings))
-    followed, alone = (done(guides._shelf.grammar(one.grammar)).result() for one in (spec, other))
+    followed, alone = (done(guides.cache.grammar(one.grammar)).result() for one in (spec, other))
     pendings[0].make()
     pendings[2].make()
     assert not followed.wide
@@ -152,17 +152,17 @@ def test_a_grammar_that_several_outputs_follow_gets_lanes():
     until(lambda: followed.wide)
     assert (followed.lanes, alone.lanes, alone.wide) == (3, 1, False)
     pendings[1].make()
-    assert followed.lanes == 3 and len(guides._shelf) == 2
+    assert followed.lanes == 3 and guides.stats().grammars == 2
     guides.close()
 
 
 @pytest.mark.parametrize("why", ["no threads", "no room"])
 def test_where_lanes_do_not_pay_there_is_one(why: str):
     guides = GrammarGuideFactory(lambda: TOKENS, VOCAB, threads=1 if why == "no threads" else 3)
-    guides._shelf._most_bytes = 100_000 if why == "no room" else 2**26
+    guides.cache.most_bytes = 100_000 if why == "no room" else 2**26
     pending = guides.prepare(GuideSpec(grammar=LETTERS))
     until(lambda: pending.ready)
-    grammar = done(guides._shelf.grammar(LETTERS)).result()
+    grammar = done(guides.cache.grammar(LETTERS)).result()
     for _ in range(3):
         pending.make()
     assert (grammar.wide, grammar.lanes) == (True, 1)
@@ -190,7 +190,7 @@ def slow_core(error: Exception | None = None, **options) -> tuple[EngineCore, Sl
 
 def until_released(core: EngineCore, collected: dict[str, Collected]) -> None:
     for _ in range(10_000):
-        if not core._compiling:
+        if core.stats().guides.waiting == 0:
             return
         gather(core.step(), collected)
     raise AssertionError("it still waits")
@@ -237,7 +237,7 @@ def test_who_waits_can_be_aborted_and_can_be_too_late():
     core.abort(["a:1"])
     gather(core.step(), collected)
     assert {name: one.reason for name, one in collected.items()} == {"a:1": FinishReason.ABORT}
-    core._clock.advance(6.0)
+    core.clock.advance(6.0)
     gather(core.step(), collected)
     assert [collected[f"late:{i}"].reason for i in (0, 1)] == [FinishReason.TIMEOUT] * 2
     core.abort(["a:0", "late:0", "never"])
@@ -253,7 +253,7 @@ def test_what_cannot_run_is_refused_before_it_waits():
     add(core, "b", PROMPT, guide=LETTERS)
     with pytest.raises(InvalidRequestError, match="in use"):
         add(core, "b", PROMPT, guide=LETTERS)
-    assert len(core._compiling) == 1
+    assert core.stats().guides.waiting == 1
     core.abort(["b:0"])
     tokens.come.set()
 
@@ -268,7 +268,7 @@ def test_what_cannot_run_is_refused_before_it_waits():
 )
 def test_a_grammar_that_cannot_be_used_ends_its_request_as_wrong(spec, error, code):
     core, tokens = slow_core(error)
-    clock = core._clock
+    clock = core.clock
     new = Add("a", Prompt(PROMPT, SamplingParams(max_tokens=4), guide=spec), 2)
     other = Add("other", Prompt(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True)))
     script = Script(core, clock, [(1, new), (2, other)])
@@ -278,15 +278,15 @@ def test_a_grammar_that_cannot_be_used_ends_its_request_as_wrong(spec, error, co
     ((client, rejected),) = answers
     assert (client, rejected.request_id, rejected.code) == (1, "a", code)
     assert script.tokens(2) == {"other:0": 4} and script.tokens(1) == {}
-    assert core.stats().guides.refused == 1 and not core._compiling and not core._guided.live
+    assert core.stats().guides.refused == 1 and core.stats().guides.waiting == 0 and not core.guided.live
 
 
 def test_who_left_is_told_nothing():
     core, tokens = slow_core()
     new = Add("a", Prompt(PROMPT, SamplingParams(), guide=GuideSpec(grammar=LETTERS)))
-    script = Script(core, core._clock, [(1, new)], [(1, Abort(["a:0"]))])
-    EngineLoop(core, script, script, core._clock).run()
-    assert not core._compiling and not [m for _, _, m in script.sent if isinstance(m, Invalid)]
+    script = Script(core, core.clock, [(1, new)], [(1, Abort(["a:0"]))])
+    EngineLoop(core, script, script, core.clock).run()
+    assert core.stats().guides.waiting == 0 and not [m for _, _, m in script.sent if isinstance(m, Invalid)]
     tokens.come.set()
 
 

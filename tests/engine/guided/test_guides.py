@@ -50,8 +50,8 @@ def test_a_guide_says_how_the_output_goes_on_and_where_it_ends(depth: int) -> No
     assert len(tokens) == 6 and obeys(tokens, "3,6") and len(set(tokens)) > 1
     assert (done["a:0"].reason, done["a:0"].end.stop_token) == (FinishReason.STOP, None)
     assert done["free:0"].tokens == run_dry(free)["free:0"].tokens
-    assert core._runner.masked == 6
-    (guide,) = core._guided.guides.made
+    assert core.runner.masked == 6
+    (guide,) = core.guided.guides.made
     assert guide.said == tokens
 
 
@@ -93,7 +93,7 @@ def test_a_dormant_guide_masks_nothing_and_still_follows(depth: int) -> None:
     core = guided_core(depth=depth)
     add(core, "a", PROMPT, guide="4,7,3", seed=1, ignore_eos=True)
     tokens = run_dry(core)["a:0"].tokens
-    assert core._runner.masked == 4 and obeys(tokens, "4,7,3")
+    assert core.runner.masked == 4 and obeys(tokens, "4,7,3")
     plain = make_core()
     add(plain, "a", PROMPT, seed=1, ignore_eos=True, max_tokens=3)
     assert tokens[:3] == run_dry(plain)["a:0"].tokens
@@ -109,7 +109,7 @@ def test_what_a_guide_raises_ends_its_sequence_alone(depth: int, late: int) -> N
     assert done["bad:0"].reason is FinishReason.ERROR
     assert "constraint failed" in done["bad:0"].end.error
     assert done["bad:0"].tokens == done["good:0"].tokens[:2] and len(done["good:0"].tokens) == 6
-    assert not core._guided.live
+    assert not core.guided.live
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -123,7 +123,7 @@ def test_an_abort_between_two_steps_ends_the_guide(depth: int) -> None:
     core.abort(["a:0", "b:0"])
     run_dry(core, collected)
     assert {done.reason for done in collected.values()} == {FinishReason.ABORT}
-    assert not core._guided.live
+    assert not core.guided.live
     assert_empty(core)
 
 
@@ -138,7 +138,7 @@ def test_an_end_of_the_sequence_is_not_fed_to_the_guide() -> None:
     done = run_dry(core)["a:0"]
     assert done.tokens == tokens[: tokens.index(stop) + 1]
     assert (done.reason, done.end.stop_token) == (FinishReason.STOP, stop)
-    (guide,) = core._guided.guides.made
+    (guide,) = core.guided.guides.made
     assert guide.said == done.tokens[:-1]
 
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_enforced_is_refused_and_leaves_nothing(guide: str, words
         add(core, "a", PROMPT, n=2, guide=guide)
     assert raised.value.param == "guide"
     run_dry(core)
-    assert not core._guided.live
+    assert not core.guided.live
     add(core, "a", PROMPT, guide="3,6")
     assert len(run_dry(core)["a:0"].tokens) == 6
 
@@ -221,9 +221,9 @@ def lettered(runner: FakeRunner, guides: GrammarGuideFactory, depth: int = 1) ->
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_token_that_a_grammar_forbids_ends_its_output_alone(depth: int) -> None:
     class Disobedient(FakeRunner):
-        def _sample_row(self, row, prints, allowed):
+        def sample_row(self, row, prints, allowed):
             said = len(self.seats[row.seat].tokens) - len(PROMPT)
-            return super()._sample_row(row, prints, [ord("7")] if (row.request_id, said) == ("b:0", 3) else allowed)
+            return super().sample_row(row, prints, [ord("7")] if (row.request_id, said) == ("b:0", 3) else allowed)
 
     done = lettered(Disobedient(64, 4, VOCAB), grammar_guides(), depth)
     assert done["b:0"].reason is FinishReason.ERROR and len(done["b:0"].tokens) == 4
@@ -290,15 +290,15 @@ class CostlyRun:
             def submit(self, plan):
                 run.clock.run(step_s)
                 run.guides.step_s = 0.0
-                live = core._guided.live
-                run.guides.names = {id(guide._matcher): name for name, guide in live.items()}
+                live = core.guided.live
+                run.guides.names = {id(guide.mask()): name for name, guide in live.items()}
                 return super().submit(plan)
 
         core = make_core(
             runner=Noting(512, 4, VOCAB), num_blocks=512, guides=self.guides, depth=depth, vocab_size=VOCAB,
             max_num_seqs=256, max_num_batched_tokens=2048,
         )  # fmt: skip
-        core._guided = GuidedSequences(self.guides, VOCAB, self.clock)
+        core.guided = GuidedSequences(self.guides, VOCAB, self.clock)
         for name, n in requests:
             spec = GuideSpec(grammar=f"start: /[a-z]{{{tokens}}}/")
             core.add(Add(name, Prompt(PROMPT, SamplingParams(max_tokens=tokens + 1), guide=spec), n, seed=ord(name)))
@@ -367,11 +367,11 @@ def test_tokens_that_take_long_to_be_taken_are_charged_too(monkeypatch) -> None:
             return super().advance(token_ids)
 
     core = guided_core(depth=2)
-    core._guided = GuidedSequences(core._guided.guides, 50, clock)
+    core.guided = GuidedSequences(core.guided.guides, 50, clock)
     add(core, "b", PROMPT, guide="3,40", seed=2, ignore_eos=True, max_tokens=50)
     add(core, "a", PROMPT, guide="3,40", seed=1, ignore_eos=True, max_tokens=50)
     core.step()
-    core._guided.live["b:0"].__class__ = Slow
+    core.guided.live["b:0"].__class__ = Slow
     done = run_dry(core)
     assert done["b:0"].reason is FinishReason.ERROR and done["b:0"].end.error.startswith(CONSTRAINT_TOO_SLOW)
     assert len(done["b:0"].tokens) < 20 and done["a:0"].reason is FinishReason.STOP
@@ -455,7 +455,7 @@ def test_a_line_of_another_length_ends_its_output_alone(monkeypatch) -> None:
     add(core, "a", PROMPT, guide="3,6", seed=1)
     add(core, "b", PROMPT, guide="3,6", seed=1)
     core.step()
-    wrong = core._guided.live["b:0"]
+    wrong = core.guided.live["b:0"]
     monkeypatch.setattr(wrong, "mask", lambda: memoryview(array("I", [1] * 7)))
     done = run_dry(core)
     assert done["b:0"].reason is FinishReason.ERROR and done["a:0"].reason is FinishReason.STOP

@@ -91,8 +91,8 @@ def test_preemption_beside_objectives(seed: int) -> None:
         if turn < 200 and rng.random() < 0.3:
             params = SamplingParams(max_tokens=rng.randrange(1, 40), ignore_eos=True)
             prompt, n, slo = [5] * rng.randrange(1, 20), rng.choice([1, 1, 3]), rng.choice(choices)
-            core.add(Add(f"{turn}", Prompt(prompt, params, RequestMeta(arrival_s=1.0 + core._clock.now(), slo=slo)), n))
-        core._clock.advance(rng.choice([0.001, 0.01]))
+            core.add(Add(f"{turn}", Prompt(prompt, params, RequestMeta(arrival_s=1.0 + core.clock.now(), slo=slo)), n))
+        core.clock.advance(rng.choice([0.001, 0.01]))
         core.step()
         core.scheduler.check_integrity()
     run_dry(core)

@@ -125,7 +125,7 @@ def submit(core: EngineCore, name: str, prompt: int, *, length: int, slo: Slo | 
     core.add(
         Add(
             name,
-            Prompt([1] * prompt, params, RequestMeta(slo=slo, arrival_s=core._clock.now(), predicted_len=length)),
+            Prompt([1] * prompt, params, RequestMeta(slo=slo, arrival_s=core.clock.now(), predicted_len=length)),
             1,
         )
     )
