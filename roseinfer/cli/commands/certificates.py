@@ -21,9 +21,11 @@ CA_FOLDER = "ca"
 class CertificatesConfig:
     """Hosts, folder and validity of certificates."""
 
-    dir: str | None = option(None, "folder for the certificates; a CA that exists in it is used again", metavar="DIR")
+    dir: str | None = option(None, "folder for the certificates; an existing CA in it is used again", metavar="DIR")
     hosts: str | None = option(
-        None, "hosts of engines and of servers, engines by their name or address in --engines: a,b", metavar="HOST,..."
+        None,
+        "hosts of engines and servers: a,b. Name engines by the host name or address that --engines gives",
+        metavar="HOST,...",
     )
     days: float = option(365.0, "days until the certificates of hosts expire")
 
@@ -57,7 +59,7 @@ def run(args: Namespace) -> int:
         for host in config.host_list:
             certificate = authority.issue([host], config.days)
             certificate.write(folder / host)
-            print(f"{folder / host}: for {host} until {certificate.expires:%Y-%m-%d}; its --tls-dir")
+            print(f"{folder / host}: --tls-dir of {host}, valid until {certificate.expires:%Y-%m-%d}")
     except OSError as error:
         raise ConfigError(f"dir: cannot write to {folder}: {error.strerror}") from error
     print(f"{folder / CA_FOLDER / 'ca.key'} signs further certificates; keep it on this machine")

@@ -13,22 +13,22 @@ from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.replicas import DEFAULT_ROUTER, ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.integrations.ray.plan import EVERYWHERE, RAY_SERVICE, DeployConfig, Plan
+from roseinfer.integrations.ray.plan import ALL_ADDRESSES, RAY_SERVICE, DeployConfig, Plan
 from roseinfer.router.registry import ROUTERS
 
 if TYPE_CHECKING:
-    from roseinfer.integrations.ray.cluster import Standing
+    from roseinfer.integrations.ray.cluster import DeploymentStatus
 
 NAME = "deploy"
 HELP = "serve a model with engines on a Ray cluster"
-# Of `serve`: of these the deployment has options of its own, or places of its own.
-NOT_OURS = frozenset({"replicas", "devices", "engines", "tls_dir"})
-ENGINES = Group(ReplicasConfig, "routing", skip=NOT_OURS, choices={"router": ROUTERS})
-# Its API processes have no file that all of them could store responses in.
-NO_STORE = {"response_store", "response_store_max_count", "response_store_max_bytes", "response_store_max_days"}
-SERVER = Group(ServerConfig, "server", skip=frozenset({"host", "api_workers", "worker_timeout"} | NO_STORE))
-# Variables that the deployment needs and Ray must not show, beside those of OpenTelemetry, which may hold keys.
-HIDDEN = frozenset({"HF_TOKEN"})
+# Options of `serve` that the deployment replaces by its own options or sets itself.
+REPLACED_OPTIONS = frozenset({"replicas", "devices", "engines", "tls_dir"})
+ENGINES = Group(ReplicasConfig, "routing", skip=REPLACED_OPTIONS, choices={"router": ROUTERS})
+# The API processes of a deployment share no file in which they could store responses.
+STORE_OPTIONS = {"response_store", "response_store_max_count", "response_store_max_bytes", "response_store_max_days"}
+SERVER = Group(ServerConfig, "server", skip=frozenset({"host", "api_workers", "worker_timeout"} | STORE_OPTIONS))
+# Variables for the deployment that Ray must not show. Those of OpenTelemetry may contain keys and are hidden too.
+HIDDEN_VARIABLES = frozenset({"HF_TOKEN"})
 DEPLOYMENT = Group(DeployConfig, "deployment")
 OPTIONS = OptionSet(*ENGINE, DEPLOYMENT, ENGINES, SERVER)
 
@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
 
 
 def build_application(arguments: dict[str, Any]) -> Any:
-    """See `roseinfer.integrations.ray.app`. The environment of the cluster has enabled HAProxy."""
+    """See `roseinfer.integrations.ray.app`. The environment of the cluster must enable HAProxy."""
     from roseinfer.integrations.ray.application import application
     from roseinfer.integrations.ray.directory import start_directory
 
@@ -69,43 +69,43 @@ def build_application(arguments: dict[str, Any]) -> Any:
 
 
 def _manifests(kind: str, given: Mapping[str, Any]) -> str:
-    """What `--print` writes. Raises `ConfigError` for what manifests cannot say."""
+    """Return the manifests for `--print`. Raise `ConfigError` for options that they cannot express."""
     from roseinfer.integrations.manifests import check_printable, manifests
 
     check_printable(kind, given)
-    ours = {option.name for option in DEPLOYMENT.options()}
-    told = dict(given)
+    own = {option.name for option in DEPLOYMENT.options()}
+    options = dict(given)
     if kind == RAY_SERVICE:
         device = given.get("device", "auto")
-        told |= {"bind": "0.0.0.0", "device": "cuda" if device == "auto" else device}
-    plan = _plan(OPTIONS.build(DeployConfig, told), told, {})
-    flags = [flag for name in given if name not in ours for flag in OPTIONS.options[name].as_flags(given[name])]
-    kept = {name: value for name, value in told.items() if name not in ("print", "image")}
+        options |= {"bind": "0.0.0.0", "device": "cuda" if device == "auto" else device}
+    plan = _plan(OPTIONS.build(DeployConfig, options), options, {})
+    flags = [flag for name in given if name not in own for flag in OPTIONS.options[name].as_flags(given[name])]
+    kept = {name: value for name, value in options.items() if name not in ("print", "image")}
     return manifests(kind, plan, flags, {name: OPTIONS.options[name].as_in_file(kept[name]) for name in kept})
 
 
 def _checked(plan: Plan) -> Plan:
-    """The same with what this machine's environment and files say. Raises `ConfigError` for what they say wrong."""
+    """Return the plan with variables of this machine. Raise `ConfigError` if these, or files it names, are invalid."""
     server = with_traces(plan.server, os.environ)
     if server.length_predictor is not None:
         check_predictor(server.length_predictor, plan.engine)
     if server.slo_classes is not None:
         check_classes(server, plan.engine)
-    hidden = {name: value for name, value in os.environ.items() if name in HIDDEN or name.startswith("OTEL_")}
+    hidden = {name: value for name, value in os.environ.items() if name in HIDDEN_VARIABLES or name.startswith("OTEL_")}
     return replace(plan, server=server, variables=hidden)
 
 
 def _plan(config: DeployConfig, given: Mapping[str, Any], environment: Mapping[str, str]) -> Plan:
-    """Raises `ConfigError` for what there is on one machine only."""
+    """Return the plan of these options. Raise `ConfigError` for options that work on a single machine only."""
     replicas = ReplicasConfig(**{name: given[name] for name in ("engine_timeout", "drain_timeout") if name in given})
     engine, server = engine_config(OPTIONS, given), with_keys(OPTIONS.build(ServerConfig, given), environment)
     for name, value in (("record", engine.profile.record), ("profile", engine.profile.profile)):
         if value is not None:
             raise ConfigError(f"{name}: engines on Ray write no files; use `roseinfer serve`")
     if len(engine.priced.slow_list) > 1:
-        raise ConfigError("slow: engines on Ray are all alike; use `roseinfer serve`")
+        raise ConfigError("slow: engines on Ray all have the same options; use `roseinfer serve`")
     if not server.port:
-        raise ConfigError("port: all processes of a deployment must know it, so it cannot be 0")
+        raise ConfigError("port cannot be 0: all processes of a deployment must know it")
     if config.print in (None, RAY_SERVICE) and server.port in config.port_range:
         raise ConfigError(f"port: {server.port} is one of engine_ports, {config.engine_ports}")
     return Plan(
@@ -113,16 +113,16 @@ def _plan(config: DeployConfig, given: Mapping[str, Any], environment: Mapping[s
     )
 
 
-def _show(standing: "Standing") -> None:
-    print(f"{standing.state}: {standing.line}")
-    for number, address in standing.engines:
+def _show(status: "DeploymentStatus") -> None:
+    print(f"{status.state}: {status.line}")
+    for number, address in status.engines:
         print(f"engine {number} at {address}")
-    for message in standing.messages:
+    for message in status.messages:
         print(message)
 
 
 def _greeting(plan: Plan) -> str:
-    host = "127.0.0.1" if plan.deploy.bind in EVERYWHERE else plan.deploy.bind
+    host = "127.0.0.1" if plan.deploy.bind in ALL_ADDRESSES else plan.deploy.bind
     url = f"http://[{host}]:{plan.server.port}" if ":" in host else f"http://{host}:{plan.server.port}"
-    where = f"{url} and on port {plan.server.port} of every node" if plan.deploy.bind in EVERYWHERE else url
-    return f"{plan.engine.model.model} is served on {where}; `roseinfer deploy --status` says how it does"
+    where = f"{url} and on port {plan.server.port} of every node" if plan.deploy.bind in ALL_ADDRESSES else url
+    return f"{plan.engine.model.model} is served on {where}; `roseinfer deploy --status` shows its status"

@@ -30,7 +30,7 @@ def run(args: Namespace) -> int:
 
 
 def _run(engine: EngineConfig, config: KeeperConfig) -> None:
-    """Check the options, then download, then start."""
+    """Check the options, download the model, and start the engine."""
     import asyncio
     import logging
 
@@ -57,7 +57,7 @@ def _run(engine: EngineConfig, config: KeeperConfig) -> None:
 
 
 async def _serve(server: "EngineServer", config: KeeperConfig, model: str) -> None:
-    """Serve until SIGINT or SIGTERM, and let requests finish until a second one. SIGHUP restarts the engine."""
+    """Serve until SIGINT or SIGTERM; requests may then finish until a second signal. SIGHUP restarts the engine."""
     import asyncio
 
     from roseinfer.integrations.systemd import SystemdNotifier
@@ -75,9 +75,9 @@ async def _serve(server: "EngineServer", config: KeeperConfig, model: str) -> No
             await asyncio.wait({starting})
             return
         starting.result()
-        words = f"{model} waits for servers on {address}"
-        print(words, flush=True)
-        manager.ready(words)
+        line = f"{model} waits for servers on {address}"
+        print(line, flush=True)
+        manager.ready(line)
         await first_of(signals.first.wait(), end_of(server.failure))
         manager.stopping()
         if server.failure.done():

@@ -20,7 +20,7 @@ from roseinfer.cluster.remote.messages import StatusMessage, StatusUpdate
 from roseinfer.cluster.remote.tls import TlsFolder
 from roseinfer.core.errors import RoseinferError
 from roseinfer.engine.api import EngineInfo
-from roseinfer.integrations.ray.cluster import RAY, knock, require_ray
+from roseinfer.integrations.ray.cluster import RAY_SERIES, check_reachable, require_ray
 from roseinfer.processes.frames import FrameError
 
 STATUS_TIMEOUT_S = 5.0  # timeout of an engine's first message
@@ -110,10 +110,10 @@ def check_ray(address: str) -> RayCluster:
     except RoseinferError as error:
         return RayCluster(address, error=str(error))
     version = metadata.version("ray")
-    if not version.startswith(f"{RAY}."):
-        return RayCluster(address, version, error=f"Ray {version} is installed, but {RAY} is required")
+    if not version.startswith(f"{RAY_SERIES}."):
+        return RayCluster(address, version, error=f"Ray {version} is installed, but {RAY_SERIES} is required")
     try:
-        knock(address)
+        check_reachable(address)
     except RoseinferError as error:
         return RayCluster(address, version, error=str(error))
     return RayCluster(address, version, token_error=_token_error())

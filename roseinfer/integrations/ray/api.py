@@ -1,8 +1,7 @@
 """One API process of a deployment: the whole server in a replica of Ray Serve, with connections to all engines.
 
-HAProxy sends it requests on a port that Serve gives it. The connections are roseinfer's own class, as in `serve`, with
-its limits; a request that comes another way, through Serve's Python proxy, is one that found no API process: it is told
-to come again.
+HAProxy sends it requests on a port that Serve chooses. The server accepts them with the connection class of `serve` and
+its limits. Serve's Python proxy sends requests here only if no API process was up; they are answered with 503.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from roseinfer.core.slo import Cause
 from roseinfer.engine.live import InflightLimit
 from roseinfer.integrations.ray.directory import directory, fetch_certificate
 from roseinfer.integrations.ray.plan import Plan
-from roseinfer.integrations.ray.register import TELL_S, Fared, RegisteredEngine
+from roseinfer.integrations.ray.register import REGISTER_INTERVAL_S, RegisteredEngine, RequestCounts
 from roseinfer.processes.private_folder import private_folder, remove_folder
 from roseinfer.server.app import build_app, server_parts
 from roseinfer.server.hosting import LAST_WORDS_S, configure_logging, settle_garbage_collector, with_texts
@@ -39,15 +38,15 @@ from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# The directory may hold a question this long until there is a change, and take this long for other answers. After a
-# failure, it is asked again after the pause.
-CHANGE_TIMEOUT_S, ASK_TIMEOUT_S, PAUSE_S = 10.0, 5.0, 0.5
-RETRY_S = 5.0  # what clients are told to wait when no API process is up
-REQUESTS, REJECTIONS = "roseinfer:slo_requests", "roseinfer:slo_rejections"
+# The directory answers after a change, at the latest after CHANGE_TIMEOUT_S; other answers take at most ASK_TIMEOUT_S.
+CHANGE_TIMEOUT_S, ASK_TIMEOUT_S = 10.0, 5.0
+RETRY_PAUSE_S = 0.5  # before the directory is asked again after a failure
+RETRY_AFTER_S = 5.0  # in responses while no API process is up
+REQUESTS_METRIC, REJECTIONS_METRIC = "roseinfer:slo_requests", "roseinfer:slo_rejections"
 
 
 class ApiReplica:
-    """A replica of Ray Serve, wrapped by `serve.ingress`. It answers from the start, 503 until an engine is up."""
+    """Replica of Ray Serve, wrapped by `serve.ingress`. It answers with 503 until an engine is up."""
 
     async def __init__(self, plan: Plan, engines: Any = None) -> None:  # type: ignore[misc]  # Serve awaits it
         plan.set_variables()
@@ -55,26 +54,27 @@ class ApiReplica:
         self._plan = plan
         self._process = uuid4().hex[:12]
         self._parts = server_parts(plan.server, plan.engine.model.model)
-        # Serve makes uvicorn's server itself, and uvicorn looks its connections' class up here when that starts.
+        # Serve creates uvicorn's server, and uvicorn then looks up its connection class here.
         uvicorn.protocols.http.auto.AutoHTTPProtocol = limited_protocol(self._parts.service.limits)
         self._engine_directory = DynamicDirectory()
         self._engine: RoutedEngine | None = None
         self._remote: RemoteEngines
         self._folder = private_folder()
-        self._tasks = [asyncio.create_task(work) for work in (self._follow(), self._attach(), self._report())]
+        works = (follow_directory(self._engine_directory), self._attach(), self._report())
+        self._tasks = [asyncio.create_task(work) for work in works]
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return FromHaproxy(build_app(self._parts).front)
+        return HaproxyOnly(build_app(self._parts).front)
 
     async def check_health(self) -> None:
-        """Raise what has ended one of the tasks."""
+        """Raise the error that has ended a task, if there is one."""
         for task in self._tasks:
             if task.done() and not task.cancelled():
                 task.result()
 
-    # --- the engines --------------------------------------------------------------------------------------------
+    # --- engines ------------------------------------------------------------------------------------------------
     async def _attach(self) -> None:
-        """Serve requests once an engine is up."""
+        """Connect to the engines, and serve requests once one is up."""
         plan, replicas = self._plan, self._plan.replicas
         chat_template = None if plan.server.chat_template is None else Path(plan.server.chat_template)
         folder = await asyncio.to_thread(tokenizer_folder, plan.engine.model)
@@ -83,7 +83,7 @@ class ApiReplica:
         self._remote = RemoteEngines(tls, quiet_s=replicas.engine_timeout, lost_s=plan.server.stall_timeout)
         starting = start_from_directory(
             self._engine_directory,
-            self._way,
+            self._connector,
             tokenizer,
             router=plan.router,
             inflight=InflightLimit(plan.engine.scheduler.max_inflight_requests),
@@ -96,52 +96,31 @@ class ApiReplica:
         self._parts.service.warm_up()
         settle_garbage_collector()
 
-    def _way(self, entry: EngineEntry, number: int) -> Connector:
+    def _connector(self, entry: EngineEntry, number: int) -> Connector:
         return self._remote.connector(number, HostPort.parse(entry.address, "directory"), entry.incarnation)
 
     async def _certificate(self) -> TlsFolder:
-        """Wait for the directory, however long it takes."""
+        """Fetch a certificate; retry until the directory answers."""
         while True:
             try:
                 async with asyncio.timeout(ASK_TIMEOUT_S):
                     return await fetch_certificate(f"api-{self._process}", self._folder)
             except Exception as error:
-                log.warning("the directory cannot issue a certificate: %s; asking again", error)
-                await asyncio.sleep(PAUSE_S)
-
-    async def _follow(self) -> None:
-        """Pass the engines of the directory on to the server, until cancelled.
-
-        Tell a directory that was restarted which engine numbers are taken.
-        """
-        seen = highest = -1
-        while True:
-            try:
-                async with asyncio.timeout(CHANGE_TIMEOUT_S + ASK_TIMEOUT_S):
-                    told = await directory()
-                    if seen < 0 <= highest:
-                        with contextlib.suppress(AttributeError):  # an earlier version's, which runs on over updates
-                            await told.known.remote(highest)
-                    seen, engines = await told.engines.remote(seen, CHANGE_TIMEOUT_S)
-                highest = max([highest, *(engine.number for engine in engines)])
-                self._engine_directory.tell(_entry(engine) for engine in engines)
-            except Exception as error:
-                log.warning("the directory of engines cannot be asked, those that are known serve on: %s", error)
-                seen = -1
-                await asyncio.sleep(PAUSE_S)
+                log.warning("cannot fetch a certificate from the directory: %s; retrying in %g s", error, RETRY_PAUSE_S)
+                await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _report(self) -> None:
-        """Report to the directory how requests fared, until cancelled."""
+        """Report counts of requests to the directory, until cancelled."""
         while True:
-            await asyncio.sleep(TELL_S)
-            with contextlib.suppress(Exception):  # said by `_follow`
+            await asyncio.sleep(REGISTER_INTERVAL_S)
+            with contextlib.suppress(Exception):  # logged by `follow_directory`
                 async with asyncio.timeout(ASK_TIMEOUT_S):
-                    fared = fared_of(self._parts.observation.registry.numbers())
-                    await (await directory()).report.remote(self._process, tuple(fared))
+                    counts = request_counts(self._parts.observation.registry.numbers())
+                    await (await directory()).report.remote(self._process, tuple(counts))
 
-    # --- the end ------------------------------------------------------------------------------------------------
+    # --- shutdown -----------------------------------------------------------------------------------------------
     async def __del__(self) -> None:
-        """Stop. Serve has waited for the requests; those that are left end with an error."""
+        """Stop. Serve has waited for requests; the remaining ones end with an error."""
         for task in self._tasks:
             task.cancel()
         await self._parts.service.wind_down(LAST_WORDS_S)
@@ -151,8 +130,29 @@ class ApiReplica:
         remove_folder(self._folder)
 
 
-class FromHaproxy:
-    """Pass on requests over connections of `limited_protocol`, and answer others with 503."""
+async def follow_directory(engines: DynamicDirectory) -> None:
+    """Copy the engines of the deployment's directory into `engines`, until cancelled.
+
+    After a failure, the directory may be a restarted one. Report to it which engine numbers are taken.
+    """
+    seen = highest = -1
+    while True:
+        try:
+            async with asyncio.timeout(CHANGE_TIMEOUT_S + ASK_TIMEOUT_S):
+                actor = await directory()
+                if seen < 0 <= highest:
+                    await actor.reserve.remote(highest)
+                seen, registered = await actor.engines.remote(seen, CHANGE_TIMEOUT_S)
+            highest = max([highest, *(engine.number for engine in registered)])
+            engines.tell(_entry(engine) for engine in registered)
+        except Exception as error:
+            log.warning("cannot ask the directory for engines, continuing with the known ones: %s", error)
+            seen = -1
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+
+class HaproxyOnly:
+    """Pass on requests of `limited_protocol`, which come from HAProxy; answer all others with 503."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -161,14 +161,14 @@ class FromHaproxy:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif EXTENSION in scope.get("extensions", {}):
-            await self._app(scope, receive, _without_id(send))
+            await self._app(scope, receive, _without_request_id(send))
         else:
-            error = unavailable("loading", "No API process was up for this request", RETRY_S)
+            error = unavailable("loading", "No API process is up. Retry the request", RETRY_AFTER_S)
             await ErrorResponse(error)(scope, receive, send)
 
 
-def _without_id(send: Send) -> Send:
-    """Serve gives each request an id, as which it comes to the server, and adds it to the answer once more."""
+def _without_request_id(send: Send) -> Send:
+    """Drop the header `x-request-id` of responses: Serve passes its id to the server and also adds it itself."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -178,13 +178,14 @@ def _without_id(send: Send) -> Send:
     return sending
 
 
-def fared_of(numbers: Numbers) -> Fared:
-    """Return how requests fared, from the counters of a process."""
-    outcomes = {values[-1]: 0.0 for values in numbers.get(REQUESTS, {})}
-    for values, (count,) in numbers.get(REQUESTS, {}).items():
+def request_counts(numbers: Numbers) -> RequestCounts:
+    """Return the counts of requests from the metrics of a process."""
+    outcomes = {values[-1]: 0.0 for values in numbers.get(REQUESTS_METRIC, {})}
+    for values, (count,) in numbers.get(REQUESTS_METRIC, {}).items():
         outcomes[values[-1]] += count
-    refused = sum(count for (*_, cause, _), (count,) in numbers.get(REJECTIONS, {}).items() if cause != Cause.IDLE)
-    return Fared(sum(outcomes.values()), refused, outcomes.get("met", 0.0))
+    rejections = numbers.get(REJECTIONS_METRIC, {}).items()
+    rejected = sum(count for (*_, cause, _), (count,) in rejections if cause != Cause.IDLE)
+    return RequestCounts(sum(outcomes.values()), rejected, outcomes.get("met", 0.0))
 
 
 def _entry(engine: RegisteredEngine) -> EngineEntry:

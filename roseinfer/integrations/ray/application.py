@@ -1,4 +1,4 @@
-"""The application that Ray Serve runs: API processes and engines."""
+"""Application for Ray Serve: API processes and engines."""
 
 import os
 from pathlib import Path
@@ -6,43 +6,44 @@ from typing import Any
 
 from roseinfer.integrations.ray.api import ApiReplica
 from roseinfer.integrations.ray.engine import EngineReplica
-from roseinfer.integrations.ray.plan import EVERYWHERE, Plan
+from roseinfer.integrations.ray.plan import ALL_ADDRESSES, Plan
 from roseinfer.integrations.ray.scaling import POLICY, WINDOW_S
 
 API, ENGINE = "Api", "Engine"
-# How long HAProxy may take to hear that an API process goes, and what its end takes beside its streams.
-DEREGISTER_S, LAST_S = 5.0, 15.0
-# More than any server admits: the server has a limit of its own, and says 503 in its clients' language.
-NO_LIMIT = 10**6
+# HAProxy may take DEREGISTER_S to stop using an API process. Shutdown may take CLOSE_S after the last request.
+DEREGISTER_S, CLOSE_S = 5.0, 15.0
+# More than any server admits. The server itself limits requests, with the errors of each API.
+MAX_ONGOING_COUNT = 10**6
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
-# Of the environment of the command, what its deployment gets too, beside Serve's own variables. Ray shows it to
-# everybody: secrets are in `Plan.variables`.
-PASSED = ("PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")
+# Variables of the command that its deployment gets too, with those of Serve. Ray shows them to all users, so secrets
+# are in `Plan.variables` instead.
+PASSED_VARIABLES = ("PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")
 LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 
 
 def environment(plan: Plan) -> dict[str, str]:
     """Return the environment of all processes of the deployment."""
-    ours = {name: value for name, value in os.environ.items() if name in PASSED or name.startswith("RAY_SERVE_")}
-    return ours | serve_variables(plan.deploy.bind, str(Path(__file__).with_name("haproxy")), _haproxy())
+    passed = {
+        name: value for name, value in os.environ.items() if name in PASSED_VARIABLES or name.startswith("RAY_SERVE_")
+    }
+    return passed | serve_variables(plan.deploy.bind, str(Path(__file__).with_name("haproxy")), _haproxy())
 
 
 def serve_variables(bind: str, wrapper: str, haproxy: str) -> dict[str, str]:
     """Return the variables that make Serve use HAProxy.
 
-    `wrapper`: the path of the script `haproxy` beside this file, where it is to run;
-    `haproxy`: that of what it starts.
+    `wrapper`: path of our script `haproxy` on the nodes. `haproxy`: path of the program that it starts.
     """
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # the server runs in the loop that reads its connections
-        "RAY_SERVE_FREEZE_GC_ON_STARTUP": "0",  # the server sees to that itself
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # the server runs in the event loop that reads its connections
+        "RAY_SERVE_FREEZE_GC_ON_STARTUP": "0",  # the server does that itself
         "RAY_SERVE_LOG_TO_STDERR": "1",
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
         "RAY_SERVE_HAPROXY_BINARY_PATH": wrapper,
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{DEREGISTER_S:g}",
         "ROSEINFER_HAPROXY": haproxy,
-        "ROSEINFER_HAPROXY_STATS_HOST": "127.0.0.1" if bind in EVERYWHERE else bind,
+        "ROSEINFER_HAPROXY_STATS_HOST": "127.0.0.1" if bind in ALL_ADDRESSES else bind,
     }
 
 
@@ -53,28 +54,28 @@ def _haproxy() -> str:
 
 
 def application(plan: Plan) -> Any:
-    """Return what `serve.run` takes: API processes as the ingress, and engines that Serve sends no requests."""
+    """Return the application: API processes as the ingress, and engines to which Serve sends no requests."""
     from ray import serve
 
     engine: dict[str, Any] = {
         "name": ENGINE,
-        "max_ongoing_requests": NO_LIMIT,
+        "max_ongoing_requests": MAX_ONGOING_COUNT,
         "ray_actor_options": {"num_cpus": plan.engine_cpus, "num_gpus": plan.gpus},
-        "graceful_shutdown_timeout_s": plan.replicas.drain_timeout + LAST_S,
+        "graceful_shutdown_timeout_s": plan.replicas.drain_timeout + CLOSE_S,
         "health_check_period_s": HEALTH_PERIOD_S,
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
         "logging_config": LOGGING,
     }
-    if plan.deploy.least == plan.deploy.most:
+    if plan.deploy.lower_bound == plan.deploy.upper_bound:
         engine["num_replicas"] = plan.deploy.engines
     else:
-        engine["autoscaling_config"] = _scaling(plan)
+        engine["autoscaling_config"] = _autoscaling(plan)
     api = {
         "name": API,
         "num_replicas": plan.deploy.api_replicas,
-        "max_ongoing_requests": NO_LIMIT,
+        "max_ongoing_requests": MAX_ONGOING_COUNT,
         "ray_actor_options": {"num_cpus": plan.api_cpus},
-        "graceful_shutdown_timeout_s": plan.server.shutdown_timeout + DEREGISTER_S + LAST_S,
+        "graceful_shutdown_timeout_s": plan.server.shutdown_timeout + DEREGISTER_S + CLOSE_S,
         "health_check_period_s": HEALTH_PERIOD_S,
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
         "logging_config": LOGGING,
@@ -83,15 +84,15 @@ def application(plan: Plan) -> Any:
     return serve.deployment(**api)(serve.ingress()(ApiReplica)).bind(plan, engines)
 
 
-def _scaling(plan: Plan) -> Any:
-    """Return the scaling settings. Serve adds no delays to those of the policy."""
+def _autoscaling(plan: Plan) -> Any:
+    """Return the settings of the autoscaler. Only the policy delays changes."""
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
     policy = AutoscalingPolicy(policy_function=POLICY, policy_kwargs={"patience_s": plan.deploy.scale_down_after})
     return AutoscalingConfig(
-        min_replicas=plan.deploy.least,
+        min_replicas=plan.deploy.lower_bound,
         initial_replicas=plan.deploy.engines,
-        max_replicas=plan.deploy.most,
+        max_replicas=plan.deploy.upper_bound,
         look_back_period_s=WINDOW_S,
         upscale_delay_s=0,
         downscale_delay_s=0,

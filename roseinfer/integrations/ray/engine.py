@@ -1,4 +1,4 @@
-"""One engine of a deployment: an actor of Ray that supervises an engine process and serves it on its own port."""
+"""One engine of a deployment: a Ray actor that supervises an engine process and serves it on its own port."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,9 @@ from roseinfer.config.hub import model_folder
 from roseinfer.core import logs
 from roseinfer.core.errors import EngineDeadError, ResourceError
 from roseinfer.integrations.ray.directory import directory, fetch_certificate
-from roseinfer.integrations.ray.plan import EVERYWHERE, Plan
-from roseinfer.integrations.ray.register import TELL_S, Fared
-from roseinfer.integrations.ray.scaling import PROMISED, REFUSED, USED
+from roseinfer.integrations.ray.plan import ALL_ADDRESSES, Plan
+from roseinfer.integrations.ray.register import REGISTER_INTERVAL_S, RequestCounts
+from roseinfer.integrations.ray.scaling import LOAD, REJECTED, WITH_OBJECTIVES
 from roseinfer.processes.private_folder import private_folder, remove_folder
 from roseinfer.router.fleet_size import engine_load
 
@@ -25,12 +25,12 @@ ASK_TIMEOUT_S = 5.0  # for an answer of the directory
 
 
 class EngineReplica:
-    """A replica of Ray Serve. It restarts its engine's process when that dies. If it gives up, `check_health`
-    fails, and Serve starts another replica.
+    """Replica of Ray Serve. It restarts its engine's process when that dies. If it gives up, `check_health` fails, and
+    Serve starts another replica.
     """
 
     async def __init__(self, plan: Plan) -> None:  # type: ignore[misc]  # Serve awaits it
-        """Raise what keeps the engine from starting."""
+        """Start the engine. Raise the error if it does not start."""
         plan.set_variables()
         logs.configure(as_json=plan.server.log_format == "json")
         self._plan = plan
@@ -43,7 +43,7 @@ class EngineReplica:
         self._tasks: list[asyncio.Task[None]] = []
         self._server, self._address = await self._launch()
         await self._server.connect()
-        self._tasks.append(asyncio.create_task(self._tell()))
+        self._tasks.append(asyncio.create_task(self._register_repeatedly()))
 
     async def _launch(self) -> tuple[EngineServer, HostPort]:
         plan = self._plan
@@ -55,41 +55,41 @@ class EngineReplica:
             stall_s = plan.server.stall_timeout
             return EngineServer(plan.engine, bind, tls, replicas=plan.replicas, stall_s=stall_s)
 
-        return await launched(server_at, _host(plan.deploy.bind), plan.deploy.port_range)
+        return await launch_on_free_port(server_at, _host(plan.deploy.bind), plan.deploy.port_range)
 
     async def check_health(self) -> None:
-        """Raise `EngineDeadError` when the engine is not restarted any more."""
+        """Raise `EngineDeadError` if the engine will not be restarted."""
         if self._server is not None and self._server.failure.done():
             raise EngineDeadError(str(self._server.failure.exception()))
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """See `roseinfer.integrations.ray.scaling`. Figures of requests are left out while there is no directory."""
+        """Return the metrics for `scaling`, without those of requests while the directory does not answer."""
         promise = None if self._server is None else self._server.promise()
-        stats = {USED: 0.0 if promise is None else engine_load(promise)}
-        with contextlib.suppress(Exception):  # it is being restarted
+        stats = {LOAD: 0.0 if promise is None else engine_load(promise)}
+        with contextlib.suppress(Exception):  # Ray restarts the directory
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                fared = Fared(*await (await directory()).fared.remote())
-                stats |= {PROMISED: float(fared.promised), REFUSED: float(fared.refused)}
+                totals = RequestCounts(*await (await directory()).request_totals.remote())
+                stats |= {WITH_OBJECTIVES: float(totals.with_objectives), REJECTED: float(totals.rejected)}
         return stats
 
-    # --- the directory ------------------------------------------------------------------------------------------
-    async def _tell(self) -> None:
-        """Register again and again, until cancelled."""
+    # --- directory ----------------------------------------------------------------------------------------------
+    async def _register_repeatedly(self) -> None:
+        """Register every `REGISTER_INTERVAL_S` seconds, until cancelled."""
         while True:
-            await self._tell_once()
-            await asyncio.sleep(TELL_S)
+            await self._register_once()
+            await asyncio.sleep(REGISTER_INTERVAL_S)
 
-    async def _tell_once(self) -> None:
+    async def _register_once(self) -> None:
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                told = str(self._address), self._name, self._number, self._retiring
-                self._number = await (await directory()).tell.remote(*told)
+                entry = str(self._address), self._name, self._number, self._retiring
+                self._number = await (await directory()).register.remote(*entry)
         except Exception as error:
-            log.warning("this engine cannot register in the directory, and continues to serve: %s", error)
+            log.warning("cannot register in the directory, continuing to serve: %s", error)
 
-    # --- the end ------------------------------------------------------------------------------------------------
+    # --- shutdown -----------------------------------------------------------------------------------------------
     async def __del__(self) -> None:
-        """Serve wants fewer engines, or another version: requests may finish here for `drain_timeout` seconds."""
+        """Stop. Requests may finish for `drain_timeout` seconds; the rest continues on other engines."""
         self._retiring = True
         for task in self._tasks:
             task.cancel()
@@ -97,21 +97,21 @@ class EngineReplica:
         if server is None:
             remove_folder(self._folder)
             return
-        await self._tell_once()
+        await self._register_once()
         await server.drain(self._plan.replicas.drain_timeout)
         await server.close()
         remove_folder(self._folder)
         with contextlib.suppress(Exception):
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                await (await directory()).gone.remote(self._name)
+                await (await directory()).remove.remote(self._name)
 
 
-async def launched(
+async def launch_on_free_port(
     server_at: Callable[[HostPort], EngineServer], host: str, ports: range
 ) -> tuple[EngineServer, HostPort]:
-    """Start a server on the first free port, while others may look for one too. Return it with its address.
+    """Launch a server on the first free port; other engines may take ports meanwhile. Return it and its address.
 
-    Raise `ResourceError` if all are taken, and what `EngineServer.launch` raises.
+    Raise `ResourceError` if all ports are taken, and the errors of `EngineServer.launch`.
     """
     for port in ports:
         server = server_at(HostPort(host, port))
@@ -119,12 +119,12 @@ async def launched(
             return server, await server.launch()
         except AddressTakenError:
             continue
-    raise ResourceError(f"no port of {ports[0]}-{ports[-1]} is free on {host}; give more with --engine-ports")
+    raise ResourceError(f"no port of {ports[0]}-{ports[-1]} is free on {host}; give another range with --engine-ports")
 
 
 def _host(bind: str) -> str:
-    """Return where the engine listens: at the given address or, in a cluster, at that of its node."""
-    if bind not in EVERYWHERE:
+    """Return the address on which the engine listens: `bind` or, if that is all addresses, the address of its node."""
+    if bind not in ALL_ADDRESSES:
         return bind
     import ray
 

@@ -31,12 +31,12 @@ def cost(tmp_path: Path) -> Path:
             ["--engines", "2", "--min-engines", "3"],
             "--engines: 2 is not between --min-engines (3) and --max-engines (2)",
         ),
-        (["--engine-ports", "90-80"], "--engine-ports must be two ports, as 7100-7199, got '90-80'"),
-        (["--engine-ports", "many"], "--engine-ports must be two ports"),
+        (["--engine-ports", "90-80"], "--engine-ports must be a range of ports like 7100-7199, got '90-80'"),
+        (["--engine-ports", "many"], "--engine-ports must be a range of ports"),
         (["--engines", "0"], "--engines must be positive"),
         (["--record", "steps.jsonl"], "--record: engines on Ray write no files"),
-        (["--slow", "1,2"], "--slow: engines on Ray are all alike"),
-        (["--port", "0"], "--port: all processes of a deployment must know it"),
+        (["--slow", "1,2"], "--slow: engines on Ray all have the same options"),
+        (["--port", "0"], "--port cannot be 0: all processes of a deployment must know it"),
         (["--otlp-endpoint", "nowhere"], "--otlp-endpoint: 'nowhere/v1/traces' is not a URL"),
         (["--slo-classes", "/nowhere/classes.toml"], "--slo-classes"),
         (["--length-predictor", "/nowhere/predictor"], "/nowhere/predictor"),
@@ -67,8 +67,8 @@ def test_a_missing_extra_is_told_in_one_line(
 
 def test_a_full_disk_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.check_disk(str(tmp_path))
-    monkeypatch.setattr(cluster, "LEAST_DISK_SHARE", 1.1)
-    with pytest.raises(ResourceError, match=r"the disk of .* has only [\d.]+ GiB left: Ray does not work on it"):
+    monkeypatch.setattr(cluster, "MIN_FREE_DISK_SHARE", 1.1)
+    with pytest.raises(ResourceError, match=r"the disk of .* has only [\d.]+ GiB left, too little for Ray"):
         cluster.check_disk(str(tmp_path))
 
 
@@ -77,7 +77,7 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     ("address", "says"),
     [
         ("127.0.0.1:9", "no Ray cluster at 127.0.0.1:9 (Connection refused); start one with"),
-        ("nowhere", "--address: must be HOST:PORT, got 'nowhere'"),
+        ("nowhere", "--address must be HOST:PORT, got 'nowhere'"),
     ],
 )
 def test_a_cluster_that_is_not_there_is_told_in_one_line(

@@ -1,4 +1,4 @@
-"""What an API process of a deployment tells a directory that was started again."""
+"""API processes report taken engine numbers to a restarted directory."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,11 +10,11 @@ import pytest
 from roseinfer.cluster.directory import DynamicDirectory
 from roseinfer.core.clock import ManualClock
 from roseinfer.integrations.ray import api
-from roseinfer.integrations.ray.register import SETTLE_S, Register
+from roseinfer.integrations.ray.register import SETTLE_S, EngineRegistry
 
 
 def method(call: Callable[..., Any]) -> SimpleNamespace:
-    """As an actor of Ray has it."""
+    """Return a method in the form of a Ray actor."""
 
     async def remote(*given: Any) -> Any:
         return call(*given)
@@ -22,39 +22,37 @@ def method(call: Callable[..., Any]) -> SimpleNamespace:
     return SimpleNamespace(remote=remote)
 
 
-class Directory:
-    """An actor that can be asked so many times, and then is away."""
+class FailingDirectory:
+    """Directory actor that answers this many calls and then fails."""
 
-    def __init__(self, register: Register, answers: int, *, old: bool = False) -> None:
-        self.register, self.answers = register, answers
+    def __init__(self, registry: EngineRegistry, answers: int) -> None:
+        self.registry, self.answers = registry, answers
         self.engines = method(self._engines)
-        if not old:
-            self.known = method(register.known)
+        self.reserve = method(registry.reserve)
 
-    def _engines(self, seen: int, patience_s: float) -> tuple[int, list[Any]]:
+    def _engines(self, seen: int, timeout_s: float) -> tuple[int, list[Any]]:
         self.answers -= 1
         if self.answers < 0:
-            raise ConnectionError("it has died")
-        return self.register.version, self.register.engines()
+            raise ConnectionError("the actor has died")
+        return self.registry.version, self.registry.engines()
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_a_directory_that_was_started_again_hears_which_numbers_are_taken(old: bool, monkeypatch) -> None:
-    """Though the engine that has one is away just then. One of an earlier version cannot be told, and is followed."""
-    monkeypatch.setattr(api, "PAUSE_S", 0.0)
+def test_a_restarted_directory_learns_which_numbers_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their engines need not have registered again."""
+    monkeypatch.setattr(api, "RETRY_PAUSE_S", 0.0)
     clock = ManualClock()
-    before, after = Register(clock), Register(clock, first_version=100, anew=True)
+    before, after = EngineRegistry(clock), EngineRegistry(clock, first_version=100, restarted=True)
     for number in range(3):
-        before.tell(f"a:{number}", str(number), None, False)
-    directories = [Directory(before, 1), Directory(after, 2, old=old)]
-    told = DynamicDirectory()
+        before.register(f"a:{number}", str(number), None, False)
+    directories = [FailingDirectory(before, 1), FailingDirectory(after, 2)]
+    engines = DynamicDirectory()
 
-    async def directory() -> Directory:
+    async def directory() -> FailingDirectory:
         return directories[0] if directories[0].answers >= 0 else directories[1]
 
     async def main() -> None:
         monkeypatch.setattr(api, "directory", directory)
-        following = asyncio.create_task(api.ApiReplica._follow(SimpleNamespace(_told=told)))
+        following = asyncio.create_task(api.follow_directory(engines))
         async with asyncio.timeout(10):
             while directories[1].answers == 2:
                 await asyncio.sleep(0)
@@ -62,4 +60,4 @@ def test_a_directory_that_was_started_again_hears_which_numbers_are_taken(old: b
 
     asyncio.run(main())
     clock.advance(SETTLE_S)
-    assert after.tell("a:9", "new", None, False) == (0 if old else 3)
+    assert after.register("a:9", "new", None, False) == 3

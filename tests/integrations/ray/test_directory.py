@@ -1,4 +1,4 @@
-"""Smoke test of a deployment without Ray: its directory issues certificates, with which its processes connect."""
+"""Directory of a deployment, without Ray: its processes connect with the certificates that it issues."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ from roseinfer.integrations.ray.directory import DirectoryActor, fetch_certifica
 
 
 class FakeRay(SimpleNamespace):
-    """The calls of Ray that the directory makes: one named actor, in this process."""
+    """Stand-in for the `ray` module with one named actor, in this process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,16 +36,21 @@ class FakeRay(SimpleNamespace):
     def remote(self, cls: type) -> Any:
         def start(*arguments: Any) -> Any:
             self.arguments, made = arguments, cls(*arguments)
-            self.actor = SimpleNamespace(certificate=SimpleNamespace(remote=made.certificate))
+            self.actor = _actor(made)
             return self.actor
 
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=start))
 
     def restart(self) -> None:
-        """Make the actor anew with the same arguments, as Ray does."""
+        """Make the actor again with the same arguments, as Ray does."""
         self.reconstructed = True
         made = DirectoryActor(*self.arguments)
-        self.actor = SimpleNamespace(certificate=SimpleNamespace(remote=made.certificate))
+        self.actor = _actor(made)
+
+
+def _actor(made: DirectoryActor) -> SimpleNamespace:
+    names = ("certificate", "reserve")
+    return SimpleNamespace(**{name: SimpleNamespace(remote=getattr(made, name)) for name in names})
 
 
 @pytest.fixture
@@ -61,7 +66,7 @@ def fetched(name: str, folder: Path) -> TlsFolder:
 
 
 def connect(engine: TlsFolder, api: TlsFolder, name: str) -> list[Any]:
-    """Return what the engine and the API process make of a connection to the engine of this name."""
+    """Return both ends, or their errors, of a connection from an API process to the engine of this name."""
 
     async def both() -> list[Any]:
         one, other = socket.socketpair()

@@ -1,4 +1,4 @@
-"""Where an engine of a deployment listens, with others on its machine."""
+"""Ports of engines of a deployment that share a machine."""
 
 import asyncio
 import socket
@@ -8,13 +8,13 @@ import pytest
 from roseinfer.cluster.remote import tcp
 from roseinfer.cluster.remote.address import HostPort
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.integrations.ray.engine import launched
+from roseinfer.integrations.ray.engine import launch_on_free_port
 
 HOST = "127.0.0.1"
 
 
-class Listens:
-    """The part of an `EngineServer` that listens. Others may start between its creation and its launch."""
+class ListeningServer:
+    """Stand-in for `EngineServer` that only listens. Others may start between its creation and its launch."""
 
     def __init__(self, bind: HostPort) -> None:
         self.bind = bind
@@ -26,7 +26,7 @@ class Listens:
 
 
 def free_ports(count: int) -> range:
-    """So many in a row."""
+    """Return consecutive free ports."""
     for low in range(20000, 30000, count):
         listeners = []
         try:
@@ -44,17 +44,17 @@ def free_ports(count: int) -> range:
 def test_engines_that_start_together_take_one_port_each() -> None:
     ports = free_ports(3)
 
-    async def start(count: int) -> list[tuple[Listens, HostPort]]:
-        return list(await asyncio.gather(*(launched(Listens, HOST, ports) for _ in range(count))))  # type: ignore[arg-type]
+    async def start(count: int) -> list[tuple[ListeningServer, HostPort]]:
+        return list(await asyncio.gather(*(launch_on_free_port(ListeningServer, HOST, ports) for _ in range(count))))  # type: ignore[arg-type]
 
     started = asyncio.run(start(3))
     assert sorted(address.port for _, address in started) == list(ports)
     with pytest.raises(ResourceError, match=f"no port of {ports[0]}-{ports[-1]} is free on {HOST}.*--engine-ports"):
         asyncio.run(start(1))
-    for keeper, _ in started:
-        keeper.listener.close()
+    for server, _ in started:
+        server.listener.close()
 
 
-def test_another_reason_not_to_listen_is_told_at_once() -> None:
+def test_another_error_of_listening_is_raised_at_once() -> None:
     with pytest.raises(ConfigError, match="assign"):
-        asyncio.run(launched(Listens, "192.0.2.1", range(20000, 20002)))  # type: ignore[arg-type]
+        asyncio.run(launch_on_free_port(ListeningServer, "192.0.2.1", range(20000, 20002)))  # type: ignore[arg-type]

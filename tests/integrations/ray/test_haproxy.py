@@ -1,4 +1,4 @@
-"""What the deployment changes in HAProxy's configuration before that starts."""
+"""The script that changes HAProxy's configuration before it starts HAProxy."""
 
 import os
 import subprocess
@@ -23,13 +23,13 @@ listen stats
 """
 
 
-def test_only_what_was_asked_for_is_bound_to_all_addresses(tmp_path: Path) -> None:
+def test_only_the_port_for_requests_is_bound_to_all_addresses(tmp_path: Path) -> None:
     config = tmp_path / "haproxy.cfg"
     config.write_text(CONFIG)
     environment = {"ROSEINFER_HAPROXY": "/bin/echo", "ROSEINFER_HAPROXY_STATS_HOST": "127.0.0.1"}
     command = [str(SCRIPT), "-db", "-f", str(config), "-dR", "-sf", "17"]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == command[1:], "HAProxy gets the words that the script was given"
+    assert done.stdout.split() == command[1:], "HAProxy gets the arguments of the script"
     expected = CONFIG.replace(" :9101", " 127.0.0.1:9101").replace("*:8404", "127.0.0.1:8404").replace("666", "600")
     assert config.read_text() == expected
 

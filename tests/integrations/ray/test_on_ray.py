@@ -1,4 +1,4 @@
-"""A deployment on a Ray cluster of this machine. Needs the ray extra."""
+"""Deployment on a Ray cluster of this machine. Needs the extra `ray`."""
 
 import importlib.util
 import os
