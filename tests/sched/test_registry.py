@@ -197,7 +197,7 @@ def test_contenders_can_all_be_made() -> None:
 
 # --- documents ----------------------------------------------------------------------------------------------------
 def rows(head: str) -> list[list[str]]:
-    """The cells of the table in docs/scheduling.md whose first line begins with `head`."""
+    """Return the cells of the table in docs/scheduling.md whose first line begins with `head`."""
     lines = DOCS.read_text(encoding="utf-8").splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(head)) + 2
     table = []
@@ -227,8 +227,8 @@ def test_the_documented_options_are_those_there_are() -> None:
 def test_the_documented_policies_are_those_there_are() -> None:
     documented = {cells[0].strip("`"): cells[3] for cells in rows("| policy | order |")}
     assert documented.keys() == policies().keys()
-    for name, turned_away in documented.items():
-        assert (turned_away == "nobody") is not entry_of(name).traits.sheds, name
+    for name, rejects in documented.items():
+        assert (rejects == "none") is not entry_of(name).traits.sheds, name
 
 
 def test_no_option_of_our_policies_lacks_a_flag() -> None:
@@ -257,7 +257,7 @@ from roseinfer.sched.registry import register
 
 @dataclass(frozen=True, kw_only=True)
 class LifoOptions(PrefillOptions):
-    lifo_depth: int = option(8, "the youngest requests that are looked at")
+    lifo_depth: int = option(8, "the youngest requests to consider")
 
     def __post_init__(self) -> None:
         super().__post_init__()
