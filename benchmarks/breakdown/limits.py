@@ -38,18 +38,18 @@ def _copy_rate(device: torch.device) -> float:
     size = COPY_BYTES[device.type]
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / _seconds(lambda: target.copy_(source), device)
+    return 2 * size / median_seconds(lambda: target.copy_(source), device)
 
 
 def _product_rate(device: torch.device) -> float:
     """Multiply random numbers, since a GPU multiplies zeros faster."""
     size = MATRIX_SIZE[device.type]
     left, right = (torch.randn(size, size, device=device).to(MATRIX_DTYPE[device.type]) for _ in range(2))
-    return 2 * size**3 / _seconds(lambda: left @ right, device)
+    return 2 * size**3 / median_seconds(lambda: left @ right, device)
 
 
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return the median of single runs."""
+def median_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Return the median time of single runs."""
     for _ in range(WARM_UP_RUNS[device.type]):
         work()
     timed = device_seconds if device.type == "cuda" else _timed

@@ -41,10 +41,10 @@ def policy_digest(name: str, *, with_shared: bool) -> str:
     """
     home = Path(getfile(entry_of(name).make))
     own = sorted(home.parent.glob("*.py")) if home.parent.name != "policies" else [home]
-    return _digest_of_files(tuple(map(str, [*own, *(_scheduling() if with_shared else [])])))
+    return digest_of_files(tuple(map(str, [*own, *(scheduling_files() if with_shared else [])])))
 
 
-def _scheduling() -> list[Path]:
+def scheduling_files() -> list[Path]:
     root = Path(sched.__path__[0])
     own = root / "policies"
     return sorted(file for file in root.rglob("*.py") if own not in file.parents or own / "common" in file.parents)
@@ -54,14 +54,14 @@ def digest_of(files: Iterable[str | Path] = (), text: Iterable[str] = ()) -> str
     """Return a digest of the contents of files and of texts, in order."""
     found = sha256()
     for file in files:
-        found.update(_digest_of_files((str(file),)).encode())
+        found.update(digest_of_files((str(file),)).encode())
     for part in text:
         found.update(part.encode() + b"\n")
     return found.hexdigest()
 
 
 @cache
-def _digest_of_files(files: tuple[str, ...]) -> str:
+def digest_of_files(files: tuple[str, ...]) -> str:
     """Return the files' digest at the first call, which is what runs."""
     found = sha256()
     for file in files:

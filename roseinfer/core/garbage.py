@@ -28,14 +28,14 @@ class IdleGarbageCollector:
         """Notify after each step; collects if the last collection is long ago."""
         self._worked = True
         if self._clock.now() - self._last_s >= MAX_COLLECTION_INTERVAL_S:
-            self._collect()
+            self.collect()
 
     def idle(self) -> None:
         """Collect if steps ran since the last collection. Call it when there is nothing else to do."""
         if self._worked:
-            self._collect()
+            self.collect()
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         gc.collect()
         self._worked = False
         self._last_s = self._clock.now()

@@ -3,16 +3,18 @@
 import os
 from pathlib import Path
 
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
 
-def available_memory_bytes() -> int:
+
+def available_memory_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
     """Return the bytes that new allocations can take, within the container's limit if there is one."""
-    limits = [_meminfo_available(), _cgroup_room(Path("/sys/fs/cgroup"))]
+    limits = [_meminfo_available(meminfo), _cgroup_room(cgroup)]
     known = [limit for limit in limits if limit is not None]
     return min(known) if known else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _meminfo_available() -> int | None:
-    path = Path("/proc/meminfo")
+def _meminfo_available(path: Path) -> int | None:
     if not path.is_file():
         return None
     for line in path.read_text().splitlines():

@@ -90,12 +90,12 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
     copier = None
     if shape.num_host_blocks:
         with stage("taking host memory for K and V"):
-            copier = _copier(store, HostStore(shape.num_host_blocks, store))
+            copier = make_copier(store, HostStore(shape.num_host_blocks, store))
     runner = ModelRunner(model, forward, store, seats, shape.limits, copier)
     return Assembly(runner, forward, seats, isinstance(attention, GraphableAttention), graphs, copier)
 
 
-def _copier(store: KVStore, host: HostStore) -> Copier:
+def make_copier(store: KVStore, host: HostStore) -> Copier:
     if not store.parts[0].is_cuda:
         return CpuCopier(store, host)
     from roseinfer.runner.cuda_host_copies import CudaCopier

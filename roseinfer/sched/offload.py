@@ -75,7 +75,7 @@ class KvOffload:
     ) -> None:
         self.load_s, self.store_s = offloading.load_s, offloading.store_s
         self._kv, self._host = kv, host
-        self._cost, self._learns = offloading.cost, offloading.learns
+        self.cost, self._learns = offloading.cost, offloading.learns
         self._loading_changed = loading_changed
         self._queue: deque[PrefixLoad] = deque()  # loads with copies that are in no plan
         self._queued = 0  # count of these copies
@@ -100,7 +100,7 @@ class KvOffload:
         if not host_blocks:
             return ()
         size = self._kv.block_size
-        computed_s = self._cost.params.prefill_s(len(hit.blocks) * size, len(host_blocks) * size, inf)
+        computed_s = self.cost.params.prefill_s(len(hit.blocks) * size, len(host_blocks) * size, inf)
         if self.wait_s(len(host_blocks), 0, 0) >= computed_s:
             return ()
         return host_blocks if self.wait_s(0, in_flight, running) < computed_s * (1 + _ROW_DELAY_SHARE * running) else ()
@@ -212,7 +212,7 @@ class KvOffload:
 
     def _worth_loading(self, tokens: int) -> bool:
         """True if a prefix of `tokens` tokens is loaded faster than it is computed."""
-        return self.load_s * (tokens // self._kv.block_size) < self._cost.params.prefill_s(0, tokens, inf)
+        return self.load_s * (tokens // self._kv.block_size) < self.cost.params.prefill_s(0, tokens, inf)
 
     def _store(self, block: int) -> None:
         copy = self._host.begin_store(block)
@@ -247,7 +247,7 @@ class KvOffload:
         if not (at_risk or self._queue or self._new_stores or self._reused):
             return
         rows = builder.rows
-        seconds = self._cost.seconds(work_of(rows)) if rows else IDLE_COPIES_S
+        seconds = self.cost.seconds(work_of(rows)) if rows else IDLE_COPIES_S
         builder.loads = self._next_loads(builder.step, max(1, self._copies_within(seconds, self.load_s)))
         room = self._copies_within(seconds, self.store_s)
         while self._reused and len(self._new_stores) < room:
@@ -284,7 +284,7 @@ class KvOffload:
             rows_s = rows_seconds(result, result.duration_s)
             self._step_s = rows_s or result.duration_s
             if self._learns and rows_s:
-                self._cost.observe(work_of(plan.rows), rows_s)
+                self.cost.observe(work_of(plan.rows), rows_s)
         if plan.stores:
             self._host.finish_stores(plan.stores)
             self._stored += len(plan.stores)

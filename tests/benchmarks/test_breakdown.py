@@ -66,10 +66,10 @@ def test_kernels_that_overlap_share_the_time():
 def test_limits(monkeypatch):
     measured = measure_limits(torch.device("cpu"))
     assert measured.bytes_s > 1e6 and measured.flops_s > 1e6
-    monkeypatch.setattr(limits, "_seconds", lambda work, device: work() is None or 2.0)
+    monkeypatch.setattr(limits, "median_seconds", lambda work, device: work() is None or 2.0)
     assert measure_limits(torch.device("cpu")) == Limits(2**26, 2**30)
-    monkeypatch.setattr(limits, "_copy_rate", None)
-    assert measure_limits(torch.device("cpu"), bytes_s=7.0).bytes_s == 7.0
+    monkeypatch.setattr(limits, "median_seconds", None)
+    assert measure_limits(torch.device("cpu"), 7.0, 8.0) == Limits(7.0, 8.0), "given rates are not measured"
 
 
 def test_command(capsys, tmp_path):

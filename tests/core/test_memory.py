@@ -1,25 +1,33 @@
 """Memory limits, also within a container."""
 
-from roseinfer.core import memory
+from pathlib import Path
+
+from roseinfer.core.memory import available_memory_bytes
+
+KIB = 1024
 
 
-def test_available_memory_is_the_tighter_of_machine_and_container(monkeypatch):
-    assert 0 < memory.available_memory_bytes() < 2**50
-    monkeypatch.setattr(memory, "_meminfo_available", lambda: 1000)
-    for room, expected in ((None, 1000), (400, 400), (5000, 1000)):
-        monkeypatch.setattr(memory, "_cgroup_room", lambda folder, room=room: room)
-        assert memory.available_memory_bytes() == expected
+def test_this_machine_has_memory() -> None:
+    assert 0 < available_memory_bytes() < 2**50
 
 
-def test_cgroup_room(tmp_path):
-    assert memory._cgroup_room(tmp_path) is None
+def test_available_memory_is_the_tighter_of_machine_and_container(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 900 kB\nMemAvailable: 10 kB\n")
+
+    def available() -> int:
+        return available_memory_bytes(meminfo, tmp_path)
+
+    assert available() == 10 * KIB
     (tmp_path / "memory.current").write_text("300\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory._cgroup_room(tmp_path) is None
+    assert available() == 10 * KIB
+    (tmp_path / "memory.max").write_text(f"{20 * KIB}\n")
+    assert available() == 10 * KIB
     (tmp_path / "memory.max").write_text("1000\n")
-    assert memory._cgroup_room(tmp_path) == 700
-    # Files that were read are dropped when somebody needs the memory.
+    assert available() == 700
+    # The kernel drops files that were read when memory is needed.
     (tmp_path / "memory.stat").write_text("anon 100\nfile 190\ninactive_file 120\nactive_file 50\nshmem 20\n")
-    assert memory._cgroup_room(tmp_path) == 870
+    assert available() == 870
     (tmp_path / "memory.stat").write_text("inactive_file 900\n")
-    assert memory._cgroup_room(tmp_path) == 1000
+    assert available() == 1000

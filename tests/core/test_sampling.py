@@ -63,12 +63,12 @@ def test_what_is_no_integer_in_range_is_refused(name: str, value: object) -> Non
     assert caught.value.param == name
 
 
-def unchecked(**changes: object) -> SamplingParams:
-    """Parameters as they stand before anything looked at them."""
-    params = object.__new__(SamplingParams)
-    for field in dataclasses.fields(SamplingParams):
-        object.__setattr__(params, field.name, changes.get(field.name, field.default))
-    return params
+def accepted(name: str, value: object, **others: object) -> tuple[object] | None:
+    """Return what a field then holds, or None if its value is rejected."""
+    try:
+        return (getattr(SamplingParams(**{name: value, **others}), name),)
+    except (InvalidRequestError, TypeError, ValueError):
+        return None
 
 
 ODD = (None, True, False, -1, 0, 1, 7, 17, 2**63, -(2**63) - 1, 10**400, 0.0, -0.01, 0.5, 1.0, 1.01, 2.0, 2.01, -2.01)
@@ -76,13 +76,9 @@ ODD += (101.0, math.inf, math.nan, "", "x", (), [], [1], (-1,), ("",), ((1,),), 
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(SamplingParams)])
-def test_what_passes_at_a_glance_passes_the_checks(name: str) -> None:
-    passed = 0
-    for value in ODD:
-        params = unchecked(**{name: value})
-        if params._plain():
-            params._check()
-            assert getattr(params, name) is value
-            passed += 1
-    assert 0 < passed <= len(ODD)
-    assert unchecked()._plain()
+def test_a_value_is_valid_whatever_the_other_fields_are(name: str) -> None:
+    """Parameters that are plain otherwise are only looked at quickly."""
+    other = {"repetition_penalty": 1.5} if name == "presence_penalty" else {"presence_penalty": 0.5}
+    found = [accepted(name, value) for value in ODD]
+    assert repr(found) == repr([accepted(name, value, **other) for value in ODD])
+    assert any(found)

@@ -477,8 +477,8 @@ def own_collector() -> object:
 class Counted(IdleGarbageCollector):
     collections = 0
 
-    def _collect(self) -> None:
-        super()._collect()
+    def collect(self) -> None:
+        super().collect()
         self.collections += 1
 
 

@@ -126,9 +126,11 @@ def test_a_run_that_was_cut_off_can_be_read(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_recording_and_not_the_engine(caplog: pytest.LogCaptureFixture) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no full disk to write to")
-    core = recording(make_core(), Path("/dev/full"))
+    recorder = Recorder(Path("/dev/full"))
+    inner = make_core()
+    core = RecordingCore(recorder, inner.scheduler, inner.runner, inner.clock, eos_ids=(3,), vocab_size=50)
     core.add(Add("a", Prompt([5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True))))
-    core._recorder.flush(1e9)
+    recorder.flush(1e9)
     run_all(core)
     assert "recording ends here" in caplog.text
 

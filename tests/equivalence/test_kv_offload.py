@@ -29,7 +29,7 @@ def talk(**options: object) -> tuple[list[list[list[int]]], tuple[int, int, int]
     rng, said = random.Random(3), []
     with LLM("tiny", threads=1, block_size=8, scheduling_policy="fifo", **options) as llm:
         if llm.core.scheduler.offload is not None:  # this model is so small that nothing would be loaded
-            llm.core.scheduler.offload._cost = CostModel(CostParams(token_s=1.0), fit=False)
+            llm.core.scheduler.offload.cost = CostModel(CostParams(token_s=1.0), fit=False)
         history = turns(rng, [[rng.randrange(5, 200) for _ in range(40)] for _ in range(CONVERSATIONS)])
         for turn in range(TURNS):
             params = [
@@ -73,7 +73,7 @@ def test_an_engine_is_closed_behind_its_copies(monkeypatch) -> None:
     options = {"num_kv_blocks": 40, "kv_offloading_size": 1 / 64, "overlap": True, "block_size": 8}
     llm = LLM("tiny", threads=1, scheduling_policy="fifo", **options)
     offload = llm.core.scheduler.offload
-    offload._cost = CostModel(CostParams(token_s=1.0), fit=False)
+    offload.cost = CostModel(CostParams(token_s=1.0), fit=False)
     for number in range(2):
         llm.core.add(Add(f"{number}", Prompt([7] * 64, SamplingParams(max_tokens=8, ignore_eos=True))))
         while not any(copies.told.values()) and llm.core.busy:

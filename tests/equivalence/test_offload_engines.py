@@ -124,7 +124,7 @@ class Engine:
         if offload is None:
             return
         # These models are so small that nothing would be loaded.
-        offload._cost = CostModel(CostParams(token_s=1.0), fit=False)
+        offload.cost = CostModel(CostParams(token_s=1.0), fit=False)
         begin = offload.begin
 
         def seen(request: Request, hosts: Sequence[int]) -> None:
@@ -199,14 +199,14 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path: Path = save_model("qwen3", SHAPE, tmp_path_factory.mktemp(request.param))
     options = {**WAYS, **STEPS, **FORMATS[request.param]}
     device, found = "cuda" if CUDA else "cpu", list[Watched]()
-    make = assembly._copier
+    make = assembly.make_copier
     with pytest.MonkeyPatch.context() as patch:
 
         def watching(store: KVStore, host: HostStore) -> Copier:
             found.append(Watched(make(store, host), store, host))
             return found[-1]
 
-        patch.setattr(assembly, "_copier", watching)
+        patch.setattr(assembly, "make_copier", watching)
         offloading = {"num_kv_blocks": FEW, "kv_offloading_size": HOST_GIB}
         small = Engine(start(path, device, "bfloat16", **options, **offloading), found[0])
     found[0].loads.clear()

@@ -76,7 +76,7 @@ class LateCopies:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Have engines on a CPU copy like this."""
-        monkeypatch.setattr(assembly, "_copier", self.copier)
+        monkeypatch.setattr(assembly, "make_copier", self.copier)
 
     def copier(self, store: KVStore, host: HostStore) -> CudaCopier:
         return CudaCopier(store, host)

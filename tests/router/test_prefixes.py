@@ -78,7 +78,7 @@ def test_a_chain_is_cached_from_its_start(used: list[tuple[int, int, int]]) -> N
         index.use(chain(name, blocks, common=min(blocks, common)))
         for other, length, shared in used:
             keys = chain(other, length, common=min(length, shared))
-            there = [any(key in generation for generation in index._generations) for key in keys]
+            there = [index.cached_blocks([key]) == 1 for key in keys]
             assert there == sorted(there, reverse=True)
             assert index.cached_blocks(keys) == sum(there)
     assert index.used_blocks <= 120 + 30

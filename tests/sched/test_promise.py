@@ -44,15 +44,15 @@ class Engine:
             eos_ids=(END,),
             vocab_size=1000,
         )
-        self._number = 0
+        self.number = 0
 
     def add(self, prompt: int, samples: int = 1, **objectives: float) -> None:
-        self._number += 1
-        name = str(self._number)
+        self.number += 1
+        name = str(self.number)
         for sample in range(samples):
             self.outputs.expect(f"{name}:{sample}", prompt, 100)
         meta = RequestMeta(slo=Slo(**objectives) if objectives else None, predicted_len=100)
-        ids = [1000 - self._number] * prompt if prompt > 100 else [self._number] * prompt
+        ids = [1000 - self.number] * prompt if prompt > 100 else [self.number] * prompt
         self.core.add(Add(name, Prompt(tuple(ids), SamplingParams(max_tokens=1000), meta), samples))
 
     def steps(self, count: int) -> None:
@@ -129,7 +129,7 @@ def test_cached_prompt_tokens_are_not_waiting() -> None:
     engine.add(50)
     engine.steps(110)
     assert not engine.core.busy
-    engine._number -= 1
+    engine.number -= 1
     engine.add(50, ttft_s=3.0)
     found = engine.promise()
     assert 0 < sum(found.waiting_tokens) <= 2

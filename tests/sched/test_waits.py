@@ -213,7 +213,9 @@ def test_its_grammar() -> None:
     fill(core, "free", 2, 3)
     guided = Add("guided", Prompt([1, 2], SamplingParams(max_tokens=2), guide=GuideSpec(grammar="3,9")), age_s=0.5)
     core.add(guided)
-    core.add(Add("gone", Prompt([1, 2], SamplingParams(max_tokens=2), guide=guided.guide), age_s=3.0, moved=True))
+    core.add(
+        Add("gone", Prompt([1, 2], SamplingParams(max_tokens=2), guide=guided.prompt.guide), age_s=3.0, moved=True)
+    )
     turn(core, done)
     core.abort(["gone:0"])
     turn(core, done)

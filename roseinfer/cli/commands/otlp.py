@@ -67,5 +67,5 @@ def _installed() -> bool:
             find_spec("opentelemetry.sdk") is not None
             and find_spec("opentelemetry.exporter.otlp.proto.http") is not None
         )
-    except ModuleNotFoundError:  # cells of the row above
+    except ModuleNotFoundError:  # a parent package is missing
         return False

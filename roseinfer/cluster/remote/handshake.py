@@ -25,8 +25,8 @@ from roseinfer.core.errors import EngineDeadError
 PROTOCOL_VERSION = 3
 _MAGIC = b"roseinfe"
 _PREAMBLE = struct.Struct("<8sB")
-_CLIENT = struct.Struct("<8sH8sB")
-_SERVER = struct.Struct("<8sH8sBQ")
+CLIENT_HELLO = struct.Struct("<8sH8sB")
+SERVER_HELLO = struct.Struct("<8sH8sBQ")
 
 
 class Purpose(IntEnum):
@@ -91,11 +91,11 @@ async def accept(connection: socket.socket, contexts: TlsContexts, purpose: Purp
     Raise `HandshakeError` if a side rejects the other, `OSError` if the client is gone.
     """
     session = await _secured(connection, TlsSession(contexts))
-    magic, version, known, repeated = _CLIENT.unpack(await _read(session, connection, _CLIENT.size))
+    magic, version, known, repeated = CLIENT_HELLO.unpack(await _read(session, connection, CLIENT_HELLO.size))
     matches = (version, known) == (PROTOCOL_VERSION, schema())
     verdict = HandshakeResult.ACCEPTED if matches else HandshakeResult.WRONG_VERSION
     with contextlib.nullcontext() if matches else contextlib.suppress(OSError):
-        await session.write(connection, _SERVER.pack(_MAGIC, PROTOCOL_VERSION, schema(), verdict, number))
+        await session.write(connection, SERVER_HELLO.pack(_MAGIC, PROTOCOL_VERSION, schema(), verdict, number))
     if magic != _MAGIC or (matches and repeated != purpose):
         raise HandshakeError("it speaks another protocol")
     if not matches:
@@ -115,8 +115,8 @@ async def introduce(
     """
     await asyncio.get_running_loop().sock_sendall(connection, _PREAMBLE.pack(_MAGIC, purpose))
     session = await _secured(connection, TlsSession(contexts, server_name))
-    await session.write(connection, _CLIENT.pack(_MAGIC, PROTOCOL_VERSION, schema(), purpose))
-    magic, version, known, verdict, number = _SERVER.unpack(await _read(session, connection, _SERVER.size))
+    await session.write(connection, CLIENT_HELLO.pack(_MAGIC, PROTOCOL_VERSION, schema(), purpose))
+    magic, version, known, verdict, number = SERVER_HELLO.unpack(await _read(session, connection, SERVER_HELLO.size))
     if magic != _MAGIC:
         raise HandshakeError("what answers there is not an engine of roseinfer")
     if verdict != HandshakeResult.ACCEPTED or (version, known) != (PROTOCOL_VERSION, schema()):

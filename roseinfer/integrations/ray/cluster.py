@@ -152,7 +152,7 @@ def _check_serve(plan: Plan) -> None:
         check_listening(plan, str(client.http_config.host), int(client.http_config.port))
 
 
-def _check_authentication() -> None:
+def check_authentication() -> None:
     """Raise `ResourceError` if the cluster requires no token. Then leave nothing running."""
     import ray
 
@@ -179,7 +179,7 @@ def deploy(plan: Plan, report: Callable[[str], None]) -> None:
     _silence_serve()
     _check_serve(plan)
     if not plan.deploy.allow_no_authentication:
-        _check_authentication()
+        check_authentication()
     start_directory()
     serve.start(http_options={"host": plan.deploy.bind, "port": plan.server.port}, proxy_location=_proxies(plan))
     target = serve.RunTarget(application(plan), name=APPLICATION, route_prefix="/")

@@ -48,7 +48,7 @@ class QoServePolicy:
     def __init__(self, config: SchedulerConfig, options: QoServeOptions, known: Estimates) -> None:
         self._cost = known.cost
         self._lengths = known.lengths
-        self._ledger = RequestStages()
+        self.ledger = RequestStages()
         self._paced: dict[str, float] = {}  # request -> outputs after which its pace is set again
         self._batch = TpotBatch(lambda tpot_s: MARGIN_SHARE)
         self._first_token_in_flight: list[Track] = []  # decoding, but their first token is still in flight
@@ -57,7 +57,7 @@ class QoServePolicy:
         self._late = 0  # number of prompts that can no longer be in time
 
     def stats(self) -> PolicyStats:
-        ledger = self._ledger
+        ledger = self.ledger
         return PolicyStats(
             speed=self._cost.rho,
             margin=MARGIN_SHARE,
@@ -67,7 +67,7 @@ class QoServePolicy:
         )
 
     def observe(self, event: Event) -> None:
-        track = self._ledger.observe(event)
+        track = self.ledger.observe(event)
         if track is not None:
             self._paced.pop(track.request.request_id, None)
             if track in self._batch:  # it has ended or was preempted
@@ -83,7 +83,7 @@ class QoServePolicy:
     def begin(self, view: View) -> Decision:
         self._promote()
         self._pace(view.now_s)
-        decoding = list(self._ledger.decoding.values())
+        decoding = list(self.ledger.decoding.values())
         tokens, spare_s = self._room(view, decoding)
         params, beside = self._cost.params, len(decoding)
         chunks, starts, free_blocks = {}, [], view.free_blocks
@@ -97,7 +97,7 @@ class QoServePolicy:
             if chunk <= 0:
                 break
             request = track.request
-            if request.request_id in self._ledger.waiting:
+            if request.request_id in self.ledger.waiting:
                 blocks = -(-len(track.tokens) // view.block_size)
                 if seats <= 0 or blocks > free_blocks:
                     lacking = lacking or (Cause.SEATS if seats <= 0 else Cause.BLOCKS)
@@ -109,7 +109,7 @@ class QoServePolicy:
             tokens -= chunk
             spare_s -= params.prefill_s(start, chunk, beside)
             beside += chunk
-        filling = [track.request for track in self._ledger.filling.values()]
+        filling = [track.request for track in self.ledger.filling.values()]
         rows = [*(track.request for track in decoding), *filling]
         decision = ExplainedDecision(rows, chunks, starts)
         decision.explain((), lacking or (Cause.BUDGET if tokens <= 0 else Cause.UTILISATION))
@@ -117,8 +117,8 @@ class QoServePolicy:
 
     def _promote(self) -> None:
         """Let token deadlines count from the real first token."""
-        decoding = self._ledger.decoding
-        for track in [*self._first_token_in_flight, *self._ledger.promote()]:
+        decoding = self.ledger.decoding
+        for track in [*self._first_token_in_flight, *self.ledger.promote()]:
             request = track.request
             if not request.first_token_s or request.request_id not in decoding:
                 continue
@@ -134,7 +134,7 @@ class QoServePolicy:
         A request that needs a token in nearly every step of an idle machine delays no others: prompts would stop.
         """
         for name, until in self._paced.items():
-            track = self._ledger.decoding[name]
+            track = self.ledger.decoding[name]
             if track.outputs < until:
                 continue
             left = max(1.0, self._lengths.left(track.request, max(1, track.outputs)))
@@ -164,9 +164,9 @@ class QoServePolicy:
     def _order(self, view: View) -> list[tuple[Track, int]]:
         """Return the prompts that run or could start, the most urgent first, each with its tokens left."""
         params = self._cost.params
-        found = [(track, track.request.remaining) for track in self._ledger.filling.values()]
+        found = [(track, track.request.remaining) for track in self.ledger.filling.values()]
         for lead in view.waiting():
-            found += [(self._ledger.waiting[each.request_id], view.uncached(each)) for each in view.members(lead)]
+            found += [(self.ledger.waiting[each.request_id], view.uncached(each)) for each in view.members(lead)]
         token_s, pair_s, before_s = params.token_s, params.pair_s, params.chunk_context_s
         # `CostParams.prefill_s`, inlined: the last `left` of n tokens attend to (2 n - left + 1) / 2 each on average.
         # A model with experts reads all of them in a step full of prompts.

@@ -108,18 +108,18 @@ class ScorpioPolicy:
         self._seats = config.max_running
         self._cost = known.cost
         self._lengths = known.lengths
-        self._ledger = RequestStages()
+        self.ledger = RequestStages()
         self._admitted = 0
         self._batch = VirtualBatch()
         self._named = CauseUpdates()
 
     def stats(self) -> PolicyStats:
-        live, cost = self._ledger.decoding or self._ledger.filling, self._cost
+        live, cost = self.ledger.decoding or self.ledger.filling, self._cost
         rows = self._batch.shares if live else 0.0
         return PolicyStats(None, cost.rho, None, None, rows, None, cost.predicted_s)
 
     def observe(self, event: Event) -> None:
-        track = self._ledger.observe(event)
+        track = self.ledger.observe(event)
         if track is not None and isinstance(event, Queued) and not track.request.has_run:
             self._bound_whole(track)
         elif isinstance(event, StepDone):
@@ -128,11 +128,11 @@ class ScorpioPolicy:
             self._lengths.finished(track.request, event.num_outputs)
 
     def begin(self, view: View) -> Decision:
-        for track in self._ledger.promote():
+        for track in self.ledger.promote():
             track.credit = (self._admitted * STAGGER_SHARE) % 1.0 if self._stagger else 0.0
             self._admitted += 1
         self._batch = batch = VirtualBatch()
-        for track in [*self._ledger.decoding.values(), *self._ledger.filling.values()]:
+        for track in [*self.ledger.decoding.values(), *self.ledger.filling.values()]:
             if track.tpot_s < inf:
                 batch.add(track.tpot_s, len(track.tokens))
         rejections, queue = self._guard_ttft(view)
@@ -141,7 +141,7 @@ class ScorpioPolicy:
             track.waits_for = stops
         if rejections and len(admitted) == len(queue):
             rejections = [self._with_attainable(refusal, view, admitted, batch) for refusal in rejections]
-        filling = list(self._ledger.filling.values())
+        filling = list(self.ledger.filling.values())
         if self._mixed or not (filling or admitted):
             decoding = self._decoding(batch)
         else:
@@ -164,7 +164,7 @@ class ScorpioPolicy:
     def _guard_ttft(self, view: View) -> tuple[list[RejectedRequest], list[Track]]:
         """Least deadline first; a lower bound of the wait, since running decodes are ignored."""
         rejections, kept, ahead_s = [], [], 0.0
-        ready = [self._ledger.waiting[each.request_id] for lead in view.waiting() for each in view.members(lead)]
+        ready = [self.ledger.waiting[each.request_id] for lead in view.waiting() for each in view.members(lead)]
         for track in sorted(ready, key=lambda track: track.due_s):
             own_s = self._prefill_s(track, view.uncached(track.request))
             first_s = max(ahead_s, view.load_s(track.request)) + own_s
@@ -186,7 +186,7 @@ class ScorpioPolicy:
         The rejection stays as it is if the queue or the request could not start, since the wait is unknown then.
         """
         request, rejection = rejected
-        track = self._ledger.waiting[request.request_id]
+        track = self.ledger.waiting[request.request_id]
         held = [len(each.tokens) for each in admitted] + [len(track.tokens)]
         seats = min(view.free_seats, self._seats - len(view.running))
         if len(held) > seats or sum(-(-tokens // view.block_size) for tokens in held) > view.free_blocks:
@@ -194,7 +194,7 @@ class ScorpioPolicy:
         alone = batch.size == 0 and not view.running
         if track.tpot_s < inf and not alone and not self._admissible(track, batch):
             return rejected
-        started = [(each, each.request.remaining) for each in self._ledger.filling.values()]
+        started = [(each, each.request.remaining) for each in self.ledger.filling.values()]
         ahead = [*started, *((each, view.uncached(each.request)) for each in admitted)]
         wait_s = max(view.load_s(request), sum(self._prefill_s(each, tokens) for each, tokens in ahead))
         wait_s += self._prefill_s(track, view.uncached(request)) + 2 * ALLOWANCE_S
@@ -242,7 +242,7 @@ class ScorpioPolicy:
         return self._eps * (linear_s + p.experts_s(rows))
 
     def _decoding(self, batch: VirtualBatch) -> list[Request]:
-        tracks = list(self._ledger.decoding.values())
+        tracks = list(self.ledger.decoding.values())
         bound = [track for track in tracks if track.tpot_s < inf]
         smallest = min((track.tpot_s for track in bound), default=inf)
         chosen = earn(bound, min(smallest, batch.smallest))
@@ -258,7 +258,7 @@ class ScorpioPolicy:
         left = max(1, budget - decoding)
         chunks, starts = {}, []
         for track in [*filling, *admitted]:
-            running = track.request.request_id in self._ledger.filling
+            running = track.request.request_id in self.ledger.filling
             if left > 0 or running:
                 wanted = track.request.remaining if running else view.uncached(track.request)
                 chunks[track.request.request_id] = min(wanted, left)

@@ -121,9 +121,9 @@ class Traces:
     def __init__(self, exporter: SpanExporter) -> None:
         """Sampling, limits and the resource follow the environment's OTEL_* as any SDK's do."""
         self._exporter = exporter
-        self._provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("roseinfer", __version__)
+        self.provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        self.provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self.provider.get_tracer("roseinfer", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
     @classmethod
@@ -147,7 +147,7 @@ class Traces:
 
     def close(self) -> None:
         """Sends what is left, for at most `FLUSH_S`; to be called in a thread."""
-        sending = threading.Thread(target=self._provider.shutdown, name="roseinfer-traces", daemon=True)
+        sending = threading.Thread(target=self.provider.shutdown, name="roseinfer-traces", daemon=True)
         sending.start()
         sending.join(FLUSH_S)
         if sending.is_alive():

@@ -94,10 +94,10 @@ def test_results_are_kept_until_what_they_depend_on_changes(tmp_path: Path, monk
 
 def test_a_judged_policy_is_known_by_all_that_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "shared.py"
-    monkeypatch.setattr(cache, "_scheduling", lambda: [file])
+    monkeypatch.setattr(cache, "scheduling_files", lambda: [file])
 
     def digests() -> tuple[str, str]:
-        cache._digest_of_files.cache_clear()
+        cache.digest_of_files.cache_clear()
         return tuple(cache.policy_digest("slack", with_shared=shared) for shared in (False, True))
 
     file.write_text("a = 1")

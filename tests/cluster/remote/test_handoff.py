@@ -301,8 +301,8 @@ def test_the_engine_gets_connections_when_their_handshake_is_complete() -> None:
             while not (taken := peers.take()):
                 await asyncio.sleep(0.005)
             [(connection, frames)] = taken
-            answer = await session.read_exactly(one, handshake._SERVER.size)
-            assert handshake._SERVER.unpack(answer)[-1] == 7 and not refused
+            answer = await session.read_exactly(one, handshake.SERVER_HELLO.size)
+            assert handshake.SERVER_HELLO.unpack(answer)[-1] == 7 and not refused
             one.setblocking(True)
             one.sendall(TlsFrames(session).wrap(b"a message"))
             connection.setblocking(True)
@@ -314,7 +314,9 @@ def test_the_engine_gets_connections_when_their_handshake_is_complete() -> None:
 
 
 def hello() -> bytes:
-    return handshake._CLIENT.pack(b"roseinfe", handshake.PROTOCOL_VERSION, schema.schema(), handshake.Purpose.ENGINE)
+    return handshake.CLIENT_HELLO.pack(
+        b"roseinfe", handshake.PROTOCOL_VERSION, schema.schema(), handshake.Purpose.ENGINE
+    )
 
 
 def test_the_server_hears_why_the_engine_rejected_a_connection() -> None:

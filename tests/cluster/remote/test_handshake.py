@@ -135,21 +135,21 @@ async def _hello(end: socket.socket, hello: bytes, sent: bytes) -> bytes:
     session = TlsSession(own_tls().contexts(), "127.0.0.1")
     await session.handshake(end)
     await session.write(end, hello)
-    return await session.read_exactly(end, module._SERVER.size)
+    return await session.read_exactly(end, module.SERVER_HELLO.size)
 
 
 def test_another_version_is_rejected_by_either_side() -> None:
-    newer = module._CLIENT.pack(b"roseinfe", module.PROTOCOL_VERSION + 1, schema.schema(), Purpose.ENGINE)
+    newer = module.CLIENT_HELLO.pack(b"roseinfe", module.PROTOCOL_VERSION + 1, schema.schema(), Purpose.ENGINE)
     here, there = meet(server(), partial(_hello, hello=newer, sent=preamble()))
     assert isinstance(here, HandshakeError) and here.refusal is Refusal.VERSION
-    assert module._SERVER.unpack(there)[3] == module.HandshakeResult.WRONG_VERSION
+    assert module.SERVER_HELLO.unpack(there)[3] == module.HandshakeResult.WRONG_VERSION
 
     async def older_server(end: socket.socket) -> None:
         assert await read_purpose(end) is Purpose.ENGINE
         session = TlsSession(own_tls().contexts())
         await session.handshake(end)
-        await session.read_exactly(end, module._CLIENT.size)
-        await session.write(end, module._SERVER.pack(b"roseinfe", module.PROTOCOL_VERSION, b"12345678", 0, 1))
+        await session.read_exactly(end, module.CLIENT_HELLO.size)
+        await session.write(end, module.SERVER_HELLO.pack(b"roseinfe", module.PROTOCOL_VERSION, b"12345678", 0, 1))
 
     _, there = meet(older_server, client())
     assert isinstance(there, HandshakeError) and there.refusal is Refusal.VERSION
@@ -158,7 +158,7 @@ def test_another_version_is_rejected_by_either_side() -> None:
 
 def test_a_purpose_that_was_changed_on_the_way_is_rejected() -> None:
     """The first one is plain text: a restart must not be made of a request for the status."""
-    hello = module._CLIENT.pack(b"roseinfe", module.PROTOCOL_VERSION, schema.schema(), Purpose.STATUS)
+    hello = module.CLIENT_HELLO.pack(b"roseinfe", module.PROTOCOL_VERSION, schema.schema(), Purpose.STATUS)
     here, _ = meet(server(), partial(_hello, hello=hello, sent=preamble(Purpose.RESTART)))
     assert isinstance(here, HandshakeError) and here.refusal is Refusal.PROTOCOL
 

@@ -84,8 +84,9 @@ def test_the_table_is_bounded() -> None:
     lengths = EcdfLengths()
     for i in range(MAX_LENGTHS + 500):
         lengths.finished(request(), i)
-    assert len(lengths._table) == MAX_LENGTHS
-    assert lengths._table == sorted(lengths._table)
+    shares = [lengths.share_above(n) for n in range(-1, MAX_LENGTHS + 500)]
+    assert shares[0] == 1.0 and shares == sorted(shares, reverse=True)
+    assert shares[-1] == 1 / (MAX_LENGTHS + 1)
 
 
 def test_the_kinds_differ_in_what_they_make_of_a_prediction() -> None:

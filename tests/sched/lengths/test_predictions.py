@@ -1,5 +1,6 @@
 """Predictions are corrected by the record of their source."""
 
+import gc
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -35,6 +36,12 @@ def lengths_of(count: int, seed: int = 0) -> list[int]:
 def hint(predicted: int, tenant: str = "", *, hinted: bool = True, max_tokens: int = 4000, **more: bool) -> Request:
     meta = RequestMeta(predicted_len=predicted, hinted=hinted, tenant=tenant)
     return Request(f"{tenant} {predicted}", [1], SamplingParams(max_tokens=max_tokens, **more), meta)
+
+
+def alive(kind: type) -> int:
+    """Return the number of objects of a class that anything refers to."""
+    gc.collect()
+    return sum(type(one) is kind for one in gc.get_objects())
 
 
 def taught(pairs: Sequence[tuple[int, int]], tenant: str = "", known: CalibratedLengths | None = None):
@@ -100,26 +107,28 @@ def test_a_new_name_is_believed_as_far_as_other_new_ones_deserved() -> None:
 
 
 def test_memory_is_bounded_and_new_names_do_not_push_out_who_is_known() -> None:
+    before = alive(SourceRecord)
     known = taught([(n, n) for n in lengths_of(MIN_KNOWN_PAIRS)], "old")
     for i in range(3 * MAX_TENANTS):
         taught([(10, 1000)], f"new {i}", known)
-    records = known._records
-    assert len(records._tenants) == MAX_TENANTS and "old" in records._tenants and known.known(hint(10, "old"))
-    taught([(n, n) for n in lengths_of(MAX_RECORD_PAIRS + 50)], "old", known)
-    record = records.of(True, "old")
-    assert len(record) == len(record._newest) == MAX_RECORD_PAIRS
-    for i in range(300):
-        known.total(hint(300 + i, "old"))
-    assert len(known._live) <= 400, "of those that are live"
+    assert alive(SourceRecord) - before == MAX_TENANTS + 2, "and those of the server and of newcomers"
+    assert known.known(hint(10, "old"))
+
+
+def test_a_record_is_bounded() -> None:
+    record, pairs = SourceRecord(), lengths_of(MAX_RECORD_PAIRS + 50)
+    for n in pairs:
+        record.add(n, n)
+    assert len(record) == MAX_RECORD_PAIRS
 
 
 def test_requests_that_ended_otherwise_are_forgotten() -> None:
-    known = CalibratedLengths(EcdfLengths())
+    known, before = CalibratedLengths(EcdfLengths()), alive(Request)
     for i in range(1000):
         request = hint(100 + i)
         known.total(request)
         request.status = Status.FINISHED
-    assert len(known._live) < 200
+    assert alive(Request) - before < 200
 
 
 def test_what_its_limit_cut_off_is_no_end() -> None:

@@ -34,7 +34,7 @@ def test_the_worked_example_over_six_iterations() -> None:
     credits, batches = [], []
     for _ in range(6):
         batches.append(state.decode(state.begin()))
-        tracks = [state.policy._ledger.decoding[name] for name in ("R2", "R3")]
+        tracks = [state.policy.ledger.decoding[name] for name in ("R2", "R3")]
         credits.append([track.credit + (track.request.request_id in batches[-1]) for track in tracks])
     assert batches == [
         ["R1"],
@@ -52,7 +52,7 @@ def test_credits_return_to_zero_and_turns_follow_the_shares() -> None:
     state = running(2.0, 4.0, 6.0)
     turns = [name for _ in range(12) for name in state.decode(state.begin())]
     assert [turns.count(name) for name in ("R1", "R2", "R3")] == [12, 6, 4]
-    assert all(abs(track.credit) < 1e-9 for track in state.policy._ledger.decoding.values())
+    assert all(abs(track.credit) < 1e-9 for track in state.policy.ledger.decoding.values())
 
 
 def test_when_the_tightest_leaves_the_others_speed_up() -> None:

@@ -105,7 +105,7 @@ def test_scorpio_looks_at_the_tighter_of_two_objectives() -> None:
     queue.wait("a", 20, predicted=10, ttft_s=2.0, e2e_s=1.0)
     queue.wait("b", 20, predicted=10, ttft_s=0.5, e2e_s=2.0)
     queue.begin()
-    tracks = queue.policy._ledger.waiting
+    tracks = queue.policy.ledger.waiting
     assert (tracks["a"].due_s, tracks["b"].due_s) == (pytest.approx(1.0 - 9 * 0.010), 0.5)
 
 

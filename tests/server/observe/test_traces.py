@@ -33,18 +33,18 @@ class Traced:
 
     def __init__(self, server: LiveServer, exporter: InMemorySpanExporter) -> None:
         self.server = server
-        self._exporter = exporter
+        self.exporter = exporter
 
     def spans(self, requests: int = 1) -> list[ReadableSpan]:
         """Return and clear the spans of `requests` requests."""
-        provider = self.server.traces._provider
+        provider = self.server.traces.provider
         self.server.until(lambda: provider.force_flush() and self._roots() >= requests)
-        found = list(self._exporter.get_finished_spans())
-        self._exporter.clear()
+        found = list(self.exporter.get_finished_spans())
+        self.exporter.clear()
         return sorted(found, key=lambda span: (span.context.trace_id, span.name not in PHASES, span.start_time))
 
     def _roots(self) -> int:
-        return sum(span.name not in PHASES for span in self._exporter.get_finished_spans())
+        return sum(span.name not in PHASES for span in self.exporter.get_finished_spans())
 
     def trace(self) -> tuple[ReadableSpan, dict[str, ReadableSpan]]:
         """The only request since the last look: its own span, and its phases by name."""
@@ -72,7 +72,7 @@ def module_traced(tokenizer: Tokenizer) -> Iterator[Traced]:
 @pytest.fixture
 def traced(module_traced: Traced) -> Traced:
     module_traced.server.call(module_traced.server.engine.reset)
-    module_traced.server.call(module_traced._exporter.clear)
+    module_traced.server.call(module_traced.exporter.clear)
     return module_traced
 
 

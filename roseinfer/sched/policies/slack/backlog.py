@@ -23,7 +23,7 @@ class Backlog:
         self.affordable: list[Entry] = []
         self.parked: list[Entry] = []
         self.rest: list[Entry] = []
-        self._latest: list[Entry] = []
+        self.latest: list[Entry] = []
         self._order = count()
         self._tidy_at = self._tidy_latest_at = _MIN_CLEANUP_COUNT
 
@@ -49,16 +49,16 @@ class Backlog:
 
     def watch(self, track: Track, latest_s: float) -> None:
         """Let `overdue` report the request if it still waits at `latest_s`."""
-        heappush(self._latest, (latest_s, next(self._order), track))
-        if len(self._latest) >= self._tidy_latest_at:  # most requests start long before, and some have days
-            self._latest = [entry for entry in self._latest if entry[2].request.status is Status.WAITING]
-            heapify(self._latest)
-            self._tidy_latest_at = max(_MIN_CLEANUP_COUNT, 2 * len(self._latest))
+        heappush(self.latest, (latest_s, next(self._order), track))
+        if len(self.latest) >= self._tidy_latest_at:  # most requests start long before, and some have days
+            self.latest = [entry for entry in self.latest if entry[2].request.status is Status.WAITING]
+            heapify(self.latest)
+            self._tidy_latest_at = max(_MIN_CLEANUP_COUNT, 2 * len(self.latest))
 
     def overdue(self, now_s: float) -> list[Track]:
         found = []
-        while self._latest and self._latest[0][0] < now_s:
-            track = heappop(self._latest)[2]
+        while self.latest and self.latest[0][0] < now_s:
+            track = heappop(self.latest)[2]
             if track.request.status is Status.WAITING:
                 found.append(track)
         return found

@@ -26,7 +26,7 @@ def add(core: EngineCore, name: str, slo: Slo | None = None, n: int = 1, **optio
 
 def kept(core: EngineCore) -> int:
     backlog = core.scheduler.policy.state.backlog
-    return sum(map(len, (backlog.affordable, backlog.parked, backlog.rest, backlog._latest)))
+    return sum(map(len, (backlog.affordable, backlog.parked, backlog.rest, backlog.latest)))
 
 
 # --- requests that are gone -------------------------------------------------------------------------------------
