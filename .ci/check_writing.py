@@ -39,7 +39,7 @@ CONSTANT = re.compile(
 # Numeric constants whose name says what they are without a unit.
 CONSTANT_EXCEPTIONS = frozenset(
     {"CLIENT_CLOSED_REQUEST", "KIB", "MIB", "GIB", "KB", "MB", "GB", "INT32", "INF", "EPS", "PI", "LOG2_E"}
-    | {"SCALE_BLOCK", "USER_ID", "IN_BULK", "NOT_FINITE", "NOTHING_LEFT"}
+    | {"SCALE_BLOCK", "IN_BULK", "NOT_FINITE", "NOTHING_LEFT", "USER_ID", "OWNER", "NO_TOKEN"}
 )
 # Constants of kernels and folders of tests follow the names of what they describe.
 CONSTANTS_IN = ("roseinfer/",)

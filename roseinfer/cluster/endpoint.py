@@ -1,4 +1,4 @@
-"""The place of one of a server's engines: the way to it, from one of its processes to the next."""
+"""Client-side record of one engine: its connection, across restarts of its process."""
 
 import asyncio
 import logging
@@ -17,12 +17,12 @@ from roseinfer.engine.transport import Transport
 
 log = logging.getLogger(__name__)
 
-# How long to wait after an attempt to reach it that failed: at first, and at most.
+# Delay after a failed connection attempt: at first, and at most.
 MIN_RETRY_S = 0.02
 MAX_RETRY_S = 0.5
-# The same when another sort of engine was found there: who put it there has to put another in its place.
+# Delay after an incompatible engine was found: an operator must replace it.
 INCOMPATIBLE_RETRY_S = 10.0
-# What is said to come back in no time may still take this long, in seconds.
+# Lower bound on an expected wait.
 MIN_WAIT_S = 1.0
 
 
@@ -30,8 +30,8 @@ def _nothing() -> None: ...
 
 
 class Connector(NamedTuple):
-    """The way to one engine. `connect` makes a new connection each time: the one before is closed by then. `reader`
-    tells what it promises. `close`: once it is not needed any more.
+    """Access to one engine. `connect` makes a new transport; the previous one must be closed. `reader`: source of the
+    engine's promises and status. `close`: releases the access.
     """
 
     connect: Callable[[], Transport]
@@ -40,20 +40,21 @@ class Connector(NamedTuple):
 
 
 class Endpoint:
-    """`keep` connects, and again whenever the engine is lost. What is known of it beside comes from the way's reader.
-    `connection` makes an engine's client of a transport.
-    `incompatibility` says of an engine that is reached what keeps it from taking our requests, or None.
+    """One engine of a client. `maintain_connection` connects, and reconnects whenever the connection is lost.
 
-    `engine`: while there is a connection to a process that is up. `draining`, `quiet`: as of the last `look`.
-    `listed`: whether it is still named to us; one that is not is of use only while it can be reached.
-    `retire_deadline_s`: it retires, and what it has may stay there until then; None: it does not.
+    `make_client` makes a client of a transport. `incompatibility` returns why an engine cannot serve our requests, or
+    None.
+
+    `engine`: client of a running process, or None without a connection. `draining`, `quiet`: as of the last `refresh`.
+    `listed`: the directory lists the engine; otherwise it is used only as long as it can be reached.
+    `retire_deadline_s`: time until which requests may stay on an engine that retires; None if it does not retire.
     """
 
     def __init__(
         self,
         number: int,
-        way: Connector,
-        connection: Callable[[Transport], AsyncEngine],
+        connector: Connector,
+        make_client: Callable[[Transport], AsyncEngine],
         clock: Clock,
         incompatibility: Callable[[EngineInfo], str | None] = lambda info: None,
     ) -> None:
@@ -62,38 +63,42 @@ class Endpoint:
         self.info: EngineInfo | None = None
         self.draining = self.quiet = False
         self.up = asyncio.Event()
-        self._connector = way
-        self._connection = connection
-        self._newest_connection: AsyncEngine | None = None  # the newest connection, whatever became of it
-        self.reader = way.reader
+        self._connector = connector
+        self._make_client = make_client
+        self._newest_connection: AsyncEngine | None = None  # also after it failed
+        self.reader = connector.reader
         self._clock = clock
         self._incompatibility = incompatibility
         self.listed = True
         self.retire_deadline_s: float | None = None
         self._lost = asyncio.Event()
-        self._seen_writes = -1  # how often its row had been written
+        self._seen_writes = -1  # write count of its row at the last `refresh`
         self._status = EngineStatus()
-        self._says_draining = False  # it has said that it takes no more
-        self._process = -1  # which one it is that was reached
+        self._reports_draining = False  # it has reported that it accepts no more requests
+        self._process = -1  # number of the connected process
         self._lost_since_s = clock.now()
         self._process_stats = SchedulerStats()
-        self._past_stats = SchedulerStats()  # counts of the processes that have ended
+        self._past_stats = SchedulerStats()  # counts of earlier processes
         self._death: str | None = None
         self._incompatible: str | None = None
 
     @property
     def accepts_requests(self) -> bool:
-        """Whether it may be given requests."""
+        """True if requests may be sent to it."""
         return self.usable and not self.draining and not self.quiet
 
     @property
     def host_lost(self) -> bool:
-        """Whether the way to it is lost with all that is known of it, as of the last `look`: no request does that."""
+        """True if neither the engine nor its supervisor can be reached, as of the last `refresh`. A request is not the
+        cause.
+        """
         return self._status.host_lost
 
     @property
     def usable(self) -> bool:
-        """Whether it could be given requests, if it must be. Its owner may know before us that it has ended."""
+        """True if it could serve a request if no other can. Its supervisor may report its end before the connection
+        does.
+        """
         return self.engine is not None and self._status.state is not EngineState.DEAD
 
     @property
@@ -102,19 +107,19 @@ class Endpoint:
 
     @property
     def must_empty(self) -> bool:
-        """Whether it retires, and what it has is to go elsewhere."""
+        """True if it retires and its remaining requests must move."""
         return self._clock.now() >= (inf if self.retire_deadline_s is None else self.retire_deadline_s)
 
-    def retire(self, patience_s: float) -> None:
-        """It is to get no more requests; those it has may stay for so many seconds. There is no way back."""
+    def retire(self, timeout_s: float) -> None:
+        """Send it no more requests, for good. Those it has may stay for `timeout_s` seconds."""
         if self.retire_deadline_s is None:
-            self.retire_deadline_s = self._clock.now() + patience_s
+            self.retire_deadline_s = self._clock.now() + timeout_s
         self.draining = True
 
     # --- the connection -----------------------------------------------------------------------------------------
     async def maintain_connection(self, on_up: Callable[["Endpoint", bool], None]) -> None:
-        """Runs until cancelled. `on_up` is told of each connection, and whether it leads to another process than the
-        one before.
+        """Connect and reconnect until cancelled. Call `on_up` for each connection, with True if the process is a new
+        one.
         """
         wait_s = MIN_RETRY_S
         while True:
@@ -125,19 +130,19 @@ class Endpoint:
             wait_s = min(2 * wait_s, MAX_RETRY_S)
 
     async def reach(self, on_up: Callable[["Endpoint", bool], None]) -> bool:
-        """One attempt to connect; waits for an engine that is starting. The connection before is closed."""
+        """Close the previous connection and try to connect. Wait for an engine that is starting."""
         if self._newest_connection is not None:
             await self._newest_connection.close()
-        engine = self._newest_connection = self._connection(self._connector.connect())
+        engine = self._newest_connection = self._make_client(self._connector.connect())
         try:
             await engine.connect()
         except RoseinferError as error:
-            log.debug("engine %d is not there: %s", self.number, error)
+            log.debug("cannot reach engine %d: %s", self.number, error)
             return False
         except Exception:
-            log.exception("engine %d cannot be reached", self.number)
+            log.exception("cannot reach engine %d", self.number)
             return False
-        if not engine.health().alive:  # it has died since it said that it is ready
+        if not engine.health().alive:  # it has ended since it reported that it is ready
             return False
         if not await self._is_compatible(engine):
             return False
@@ -145,13 +150,13 @@ class Endpoint:
         return True
 
     async def _is_compatible(self, engine: AsyncEngine) -> bool:
-        unfit = self._incompatibility(engine.info)
-        if unfit is not None:
-            if unfit != self._incompatible:  # said once
-                log.error("engine %d is not used: %s", self.number, unfit)
+        reason = self._incompatibility(engine.info)
+        if reason is not None:
+            if reason != self._incompatible:  # logged once
+                log.error("cannot use engine %d: %s", self.number, reason)
             await engine.close()
-        self._incompatible = self._death = unfit
-        return unfit is None
+        self._incompatible = self._death = reason
+        return reason is None
 
     async def close(self) -> None:
         if self._newest_connection is not None:
@@ -164,9 +169,7 @@ class Endpoint:
         if another:
             self._past_stats = carry_counters(self._past_stats, self._process_stats)
             self._process_stats = SchedulerStats()
-            self._seen_writes = (
-                -1
-            )  # what it has published before we reached it is new to whoever forgets the one before
+            self._seen_writes = -1  # promises written before the connection are new for the new process
         self._process = process
         self._lost.clear()
         self.engine, self.info, self._death = engine, engine.info, None
@@ -174,7 +177,7 @@ class Endpoint:
         on_up(self, another)
 
     def set_lost(self, reason: str) -> None:
-        """The connection has ended."""
+        """Record that the connection has ended."""
         assert self.engine is not None
         self._process_stats = self.engine.stats()._replace(running=0, waiting=0, blocks_used=0)
         self.engine, self._death = None, reason
@@ -182,17 +185,17 @@ class Endpoint:
         self.up.clear()
         self._lost.set()
 
-    # --- what it says unasked ------------------------------------------------------------------------------------
+    # --- promises and status -------------------------------------------------------------------------------------
     def refresh(self) -> Promise | None:
-        """Sets `draining` and `quiet`. Returns a promise that was not there the last time."""
+        """Update `draining` and `quiet`. Return the engine's promise if it is new."""
         promise: Promise | None = None
         written = self.reader.write_count(self.number)
         if written != self._seen_writes:
             self._seen_writes = written
             promise = self.reader.promise(self.number)
-            self._says_draining = promise is not None and promise.draining
+            self._reports_draining = promise is not None and promise.draining
         self._status = self.reader.status(self.number)
-        self.draining = self.retiring or self._says_draining or self._status.state is EngineState.DRAINING
+        self.draining = self.retiring or self._reports_draining or self._status.state is EngineState.DRAINING
         self.quiet = self._status.state is EngineState.QUIET
         return promise
 
@@ -203,11 +206,11 @@ class Endpoint:
         return EngineHealth(False, self._clock.now() - self._lost_since_s, self._death, self._status.final)
 
     def stats(self) -> SchedulerStats:
-        """Counts go on over restarts."""
+        """Return counts that continue over restarts."""
         return carry_counters(self._past_stats, self._process_stats if self.engine is None else self.engine.stats())
 
     def report(self) -> EngineReport:
-        """As of the last `look`."""
+        """Return its state as of the last `refresh`."""
         return EngineReport(
             self.number,
             self._state(),
@@ -226,7 +229,9 @@ class Endpoint:
         return EngineState.STARTING if self._status.state is EngineState.STARTING else EngineState.DEAD
 
     def expected_wait_s(self) -> float:
-        """Seconds until it is expected to be there, if it is on its way. One that is about to go has all before it."""
+        """Return the seconds until a starting engine is expected to be up. For a connected one: the whole time of a
+        start.
+        """
         start_s = 0.0 if self.info is None else self.info.facts.startup_s.get("engine", 0.0)
         gone_s = 0.0 if self.engine is not None else self._clock.now() - self._lost_since_s
         return max(MIN_WAIT_S, start_s - gone_s)

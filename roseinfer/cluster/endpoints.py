@@ -1,4 +1,4 @@
-"""The places of all engines that a process sends requests to, which come and go, and what is true of all of them."""
+"""Endpoints of all engines that a process sends requests to, and their sums."""
 
 from collections.abc import Iterator
 
@@ -11,14 +11,14 @@ from roseinfer.engine.live import LiveRequest
 
 
 class Endpoints:
-    """In the order in which they came. A number is given once: what is heard or counted of an engine that is gone can
-    never be taken for another's.
+    """Endpoints in the order in which they were added. Each number is used once, so late messages and counts of a
+    removed engine cannot be mistaken for another's.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._endpoints: dict[int, Endpoint] = {}
         self._used: set[int] = set()
-        self._past_stats = SchedulerStats()  # what those have counted that are gone
+        self._past_stats = SchedulerStats()  # counts of removed engines
         self._clock = clock
         self._empty_since_s = clock.now()
 
@@ -35,7 +35,7 @@ class Endpoints:
         return len(self._endpoints)
 
     def number(self, wanted: int | None = None) -> int:
-        """One for an engine that comes: the wanted one unless that has been given before, else the next."""
+        """Return a number for a new engine: `wanted` unless it was used before, otherwise the next free one."""
         if wanted is None or wanted in self._used:
             wanted = max(self._used, default=-1) + 1
         self._used.add(wanted)
@@ -45,26 +45,26 @@ class Endpoints:
         self._endpoints[endpoint.number] = endpoint
 
     def drop(self, endpoint: Endpoint) -> None:
-        """It is gone for good. What it has counted stays counted."""
+        """Remove an endpoint for good. Its counts stay in the sums."""
         del self._endpoints[endpoint.number]
         self._past_stats = carry_counters(
             self._past_stats, endpoint.stats()._replace(running=0, waiting=0, blocks_used=0, blocks_total=0)
         )
         self._empty_since_s = self._clock.now()
 
-    # --- of all of them -----------------------------------------------------------------------------------------
+    # --- sums -----------------------------------------------------------------------------------------------------
     def health(self) -> EngineHealth:
-        """That of the liveliest engine."""
-        nobody = EngineHealth(False, self._clock.now() - self._empty_since_s, "there is no engine")
-        return min([endpoint.health() for endpoint in self], key=_weakness, default=nobody)
+        """Return the health of the healthiest engine."""
+        none = EngineHealth(False, self._clock.now() - self._empty_since_s, "no engine is known")
+        return min([endpoint.health() for endpoint in self], key=_weakness, default=none)
 
     def stats(self) -> SchedulerStats:
-        """The sum over all engines, those that are gone too."""
+        """Return the sum over all engines, including removed ones."""
         now = sum_stats([endpoint.stats() for endpoint in self]) if self._endpoints else SchedulerStats()
         return now if self._past_stats == _NOTHING else carry_counters(self._past_stats, now)
 
     def reports(self) -> list[EngineReport]:
-        """As of the last `look` of each."""
+        """Return the state of each as of its last `refresh`."""
         return [endpoint.report() for endpoint in self]
 
 
@@ -81,7 +81,7 @@ _SHARED_FACTS = ("model_type", "vocab_size", "eos_token_ids", "dtype", "weights"
 
 
 def incompatibility(ours: EngineInfo, info: EngineInfo) -> str | None:
-    """Return why an engine cannot continue requests of the others, of which `ours` is the first; None if it can.
+    """Return why an engine cannot continue requests of the others, or None. `ours`: the first of the others.
 
     The folder of the same model may differ between hosts, so only the last part of its name counts.
     """
@@ -90,9 +90,10 @@ def incompatibility(ours: EngineInfo, info: EngineInfo) -> str | None:
     pairs += [(name, getattr(ours, name), getattr(info, name)) for name in _SHARED]
     for name, wanted, found in pairs:
         if wanted != found:
-            return f"its {name} is {found}, that of the others {wanted}"
-    if info.facts.max_model_len < ours.facts.max_model_len:
-        return f"its max_model_len is {info.facts.max_model_len}, that of the others {ours.facts.max_model_len}"
+            return f"its {name} is {found}, but the other engines have {wanted}"
+    found_len, wanted_len = info.facts.max_model_len, ours.facts.max_model_len
+    if found_len < wanted_len:
+        return f"its max_model_len {found_len} is below that of the other engines ({wanted_len})"
     return None
 
 
@@ -101,15 +102,15 @@ def _last_part(model: str) -> str:
 
 
 def unavailable_error(endpoints: Endpoints) -> EngineUnavailableError:
-    """None of them takes requests."""
+    """Return the error for a request when no engine accepts requests."""
     wait_s = min([endpoint.expected_wait_s() for endpoint in endpoints], default=MIN_WAIT_S)
-    return EngineUnavailableError("no engine takes requests just now", wait_s)
+    return EngineUnavailableError("no engine accepts requests at the moment", wait_s)
 
 
 def lost_request_error(
     live: LiveRequest, endpoints: Endpoints, reason: str, *, on_purpose: bool = False
 ) -> RoseinferError:
-    """What ends a request whose engine was lost for this reason, with no other to go to. `on_purpose`: the engine was
-    to be restarted.
+    """Return the error that ends a request after its engine was lost and no other can take it. `on_purpose`: the engine
+    was lost by a planned restart.
     """
     return EngineDeadError(reason) if live.has_output and not on_purpose else unavailable_error(endpoints)

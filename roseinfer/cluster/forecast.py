@@ -14,13 +14,13 @@ NO_SLO = Slo()
 
 class RequestForecast(NamedTuple):
     """Forecast of one engine. `ttft_s`: expected without cached prefix. `utilisation`: of the engine with the request,
-    1 = full. `keeps`: True if the objectives would be met; None without any.
+    1 = full. `meets_objectives`: True if the objectives would be met; None without any.
     """
 
     engine: int
     ttft_s: float
     utilisation: float
-    keeps: bool | None
+    meets_objectives: bool | None
 
 
 def forecasts(
@@ -37,15 +37,15 @@ def forecasts(
 
     `output_tokens`: expected length; 0 = mean of other requests. `samples`: outputs of the prompt.
     """
-    ask = RoutingRequest(prompt_tokens, output_tokens=output_tokens, samples=samples)
+    request = RoutingRequest(prompt_tokens, output_tokens=output_tokens, samples=samples)
     if not slo.empty:
         left = [inf if seconds is None else seconds for seconds in (slo.ttft_s, slo.tpot_s, slo.e2e_s)]
-        ask = ask._replace(ttft_left_s=left[0], tpot_s=left[1], end_left_s=left[2])
-    found = [prospect for report in reports if (prospect := _prospect(report, ask, now_s)) is not None]
-    return sorted(found, key=lambda one: (one.keeps is False, one.ttft_s, one.engine))
+        request = request._replace(ttft_left_s=left[0], tpot_s=left[1], end_left_s=left[2])
+    found = [forecast for report in reports if (forecast := _forecast(report, request, now_s)) is not None]
+    return sorted(found, key=lambda one: (one.meets_objectives is False, one.ttft_s, one.engine))
 
 
-def _prospect(report: EngineReport, ask: RoutingRequest, now_s: float) -> RequestForecast | None:
+def _forecast(report: EngineReport, request: RoutingRequest, now_s: float) -> RequestForecast | None:
     promise = report.promise
     if promise is None or promise.draining or report.state is not EngineState.READY:
         return None
@@ -53,6 +53,6 @@ def _prospect(report: EngineReport, ask: RoutingRequest, now_s: float) -> Reques
     view.update(promise)
     if not view.priced:
         return None
-    outlook = view.forecast(ask, now_s, cached_tokens=0)
-    keeps = outlook.meets_objectives if ask.has_objectives else None
-    return RequestForecast(report.engine, outlook.ttft_s, outlook.utilisation, keeps)
+    outlook = view.forecast(request, now_s, cached_tokens=0)
+    meets_objectives = outlook.meets_objectives if request.has_objectives else None
+    return RequestForecast(report.engine, outlook.ttft_s, outlook.utilisation, meets_objectives)

@@ -157,7 +157,7 @@ class RoutedEngine:
             self._first_up.set_exception(error)
             return
         known = isinstance(error, RoseinferError)
-        log.error("a background task of the engines failed: %s", error, exc_info=None if known else error)
+        log.error("a background task of the engine client failed: %s", error, exc_info=None if known else error)
 
     # --- engines come and go ------------------------------------------------------------------------------------
     def add(self, make_connector: Callable[[int], Connector], number: int | None = None) -> int:
@@ -182,13 +182,13 @@ class RoutedEngine:
     def _connection(self, transport: Transport) -> AsyncEngine:
         return AsyncEngine(transport, self._requests, self)
 
-    def retire(self, number: int, patience_s: float) -> None:
-        """Retire an engine: move waiting requests to others at once, and running ones after `patience_s` seconds.
+    def retire(self, number: int, timeout_s: float) -> None:
+        """Retire an engine: move waiting requests to others at once, and running ones after `timeout_s` seconds.
 
         It is removed when it is empty. Unknown numbers are ignored.
         """
         if self.has(number):
-            self.endpoints[number].retire(patience_s)
+            self.endpoints[number].retire(timeout_s)
 
     def set_listed(self, number: int, listed: bool) -> None:
         """Set whether the directory lists an engine. An unlisted one is removed once it cannot be reached."""

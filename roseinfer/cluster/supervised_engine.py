@@ -14,7 +14,7 @@ from roseinfer.core.errors import EngineDeadError, ResourceError, RoseinferError
 from roseinfer.core.outputs import SchedulerStats, carry_counters
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState, StepRecord
 from roseinfer.engine.client import EngineMonitor
-from roseinfer.engine.messages import Drain, EngineMessage
+from roseinfer.engine.messages import DrainEngine, EngineMessage
 from roseinfer.engine.process_transport import EngineProcess, StepCosts
 from roseinfer.processes.heartbeat import CHECK_INTERVAL_S, HeartbeatAge, HeartbeatMonitor
 from roseinfer.processes.supervise import POLL_S, RestartLimits, RestartLoop, Restarts, finish, until
@@ -290,7 +290,7 @@ class SupervisedEngine:
         if run is None or not self.serving:
             return False
         self._set_phase(EngineState.DRAINING)
-        run.process.send(Drain())
+        run.process.send(DrainEngine())
         await self._until(lambda: run.ended.is_set() or self._drained(), timeout_s)
         return True
 

@@ -208,7 +208,7 @@ class EngineSupervisor:
             self._fail(EngineDeadError(f"{dead} died too often; last error: {engine.report().health.error}"))
 
     def _on_task_failure(self, error: BaseException) -> None:
-        log.error("the supervisor of the engines has failed", exc_info=error)
+        log.error("the engine supervisor failed", exc_info=error)
         self._fail(error)
         for engine in self._engines:
             engine.fail_first(error)

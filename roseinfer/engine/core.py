@@ -15,7 +15,7 @@ from roseinfer.core.request import Request, sequence_id
 from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import SamplingParams, Seeds, wrap_int64
 from roseinfer.core.slo import Cause
-from roseinfer.engine.guided import compiling as held_requests
+from roseinfer.engine.guided import compiling
 from roseinfer.engine.guided.compiling import CompilingRequest
 from roseinfer.engine.guided.guides import GuidedSequences, GuideEnd, GuideFactory, PendingGuide
 from roseinfer.engine.messages import Add, PriorOutput
@@ -190,7 +190,7 @@ class EngineCore:
         """Hold a request until its grammars are compiled."""
         for request in held.requests:
             self.scheduler.check_fits(request)
-            if held_requests.holds(self._compiling, request.request_id):
+            if compiling.contains(self._compiling, request.request_id):
                 raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
         self._compiling.append(held)
 
@@ -261,7 +261,7 @@ class EngineCore:
         for request_id in sequence_ids:
             ended = self.scheduler.abort(request_id, now)
             if ended is None and self._compiling:
-                ended = held_requests.abort(self._compiling, request_id, now)
+                ended = compiling.abort(self._compiling, request_id, now)
             if ended is not None:
                 self._ended += self._with_guide_ends([ended])
 
@@ -355,13 +355,13 @@ class EngineCore:
     # --- guides -------------------------------------------------------------------------------------------------
     def _release_compiled(self) -> list[RequestOutput]:
         """Queue requests whose grammars are compiled, and end late ones of the others."""
-        for held in held_requests.take_ready(self._compiling, self.clock.now()):
+        for held in compiling.take_ready(self._compiling, self.clock.now()):
             self._fresh.append(held.new)
             try:
                 self._queue(held.requests, held.pending)
             except InvalidRequestError as error:
                 self._invalid.append((held.new, error))
-        return held_requests.expire(self._compiling, self.clock.now())
+        return compiling.expire(self._compiling, self.clock.now())
 
     def take_invalid(self) -> list[InvalidAdd]:
         """Return requests that turned out to be invalid since the last call. They have no other output."""

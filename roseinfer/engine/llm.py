@@ -50,7 +50,7 @@ Part = TypeVar("Part", ModelConfig, CacheConfig, ProfileConfig, PricedConfig, Kv
 
 @dataclass(slots=True)
 class Sample:
-    """One generated sequence. `error` is set when `finish_reason` is "error", `rejection` when it is "rejected". `why`:
+    """One generated sequence. `error` is set if `finish_reason` is "error", `rejection` if it is "rejected". `why`:
     what it waited for and how it ran.
     """
 
@@ -66,7 +66,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Completion:
-    """What came of one prompt. `samples` holds n of them; `cached_tokens` of the prompt were found in the cache."""
+    """Result for one prompt, with n `samples`. `cached_tokens`: tokens of the prompt that were found in the cache."""
 
     prompt_ids: list[int]
     samples: list[Sample]
@@ -79,11 +79,13 @@ class Completion:
 
 
 class LLM:
-    """An engine in this process, and in no fork of it. Not thread safe; one call at a time.
+    """Engine in this process. Not usable in a fork of it. Not thread safe; one call at a time.
 
     Options are the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig`, `ProfileConfig`, `PricedConfig` and
-    `KvEventsConfig`, and those of the scheduling policy. `observer` is told of every step. Raises `ConfigError` for an
-    unknown or contradictory option, `ModelNotFoundError` and `UnsupportedModelError` for a model that cannot be had.
+    `KvEventsConfig`, and the options of the scheduling policy. `observer` is called for every step.
+
+    Raise `ConfigError` for an unknown or contradictory option, and `ModelNotFoundError` or `UnsupportedModelError` for
+    a model that cannot be loaded.
     """
 
     def __init__(self, model: str = "tiny", *, observer: StepObserver | None = None, **options: Any) -> None:
@@ -95,9 +97,9 @@ class LLM:
         self.core, self.info = build_engine(config, model_folder(config.model), observer)
         self._max_inflight = config.scheduler.max_inflight_requests
         self._numbers = itertools.count()
-        self._clock: Clock = MonotonicClock()  # on the scale of the engine's
+        self._clock: Clock = MonotonicClock()  # same time scale as the engine's clock
         self._closed = False
-        self._broken = False  # a step ended in the middle: what it held is held for good
+        self._broken = False  # a step was interrupted: its resources are never released
 
     def generate(
         self,
@@ -108,12 +110,12 @@ class LLM:
         slo: Slo | None = None,
         guide: GuideSpec | Sequence[GuideSpec | None] | None = None,
     ) -> list[Completion]:
-        """Complete one prompt or many, batched; results in the order of the prompts.
+        """Complete one prompt or many in a batch. Return results in the order of the prompts.
 
-        A prompt is text or token ids. `params` is one for all, or one for each. `slo`: what each is promised from now
-        on; the scheduling policy may turn away those for which it is out of reach. `guide`: what constrains the
-        outputs, one for all or one for each prompt. Raises `InvalidRequestError` if a request is wrong: before any of
-        them has run, but for a grammar that does not compile.
+        A prompt is text or token ids. `params` and `guide` (constraint of the output) are one for all prompts, or one
+        for each. `slo`: objectives of each request, counted from now; the scheduling policy may reject a request that
+        cannot meet them. Raise `InvalidRequestError` for an invalid request, before any of them runs; a grammar that
+        does not compile raises it later.
         """
         inputs = _as_batch(prompts)
         all_params = self._params_of_each(params, len(inputs))
@@ -139,7 +141,7 @@ class LLM:
         return self.generate([template.encode(messages, keep_last=self._kept(params))], params, n=n)[0]
 
     def stream(self, prompt: PromptInput, params: SamplingParams | None = None) -> Iterator[SequenceChunk]:
-        """Chunks of one completion as they come. Leaving the loop early aborts the request."""
+        """Yield the chunks of one completion. Leaving the loop early aborts the request."""
         job = self._job(prompt, params or SamplingParams())
         batch = self._add([job])
         try:
@@ -153,9 +155,9 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[list[tuple[int, SequenceChunk]]]:
-        """After every step of the engine: (number of the prompt, its chunk) for what the step brought.
+        """Yield after every step of the engine a list of (number of the prompt, its chunk).
 
-        Arguments as of `generate`. Leaving the loop early aborts the requests.
+        Arguments are those of `generate`. Leaving the loop early aborts the requests.
         """
         inputs = _as_batch(prompts)
         all_params = self._params_of_each(params, len(inputs))
@@ -182,15 +184,15 @@ class LLM:
     ) -> None:
         self.close()
 
-    # --- inside -------------------------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------------------------
     @property
     def _ours(self) -> bool:
-        """False in a fork of the process that made it, which has none of its threads, devices and other processes."""
+        """False in a fork of the creating process, which lacks the engine's threads, devices and child processes."""
         return os.getpid() == self._owner
 
     def _check_owner(self) -> None:
         if not self._ours:
-            raise EngineDeadError("this LLM was made by the process that this one is a fork of: make one here")
+            raise EngineDeadError("this LLM belongs to the parent process; create one after the fork")
 
     def _job(
         self,
@@ -200,7 +202,9 @@ class LLM:
         slo: Slo | None = None,
         guide: GuideSpec | None = None,
     ) -> "_Job":
-        """Raises `InvalidRequestError` for what is wrong with the prompt or with what needs the tokenizer."""
+        """Tokenize the prompt. Raise `InvalidRequestError` for an invalid prompt, or for parameters that need the
+        tokenizer.
+        """
         if isinstance(prompt, str):
             prompt_ids = self.tokenizer.encode(prompt, keep_last=self._kept(params))
         else:
@@ -221,16 +225,16 @@ class LLM:
         return list(params)
 
     def _add(self, jobs: list["_Job"]) -> "_Batch":
-        """Queue all jobs or, if one is refused, none."""
+        """Queue all jobs, or none if one is invalid."""
         self._check_owner()
         if self._closed:
             raise EngineClosedError("the engine is closed")
         if self._broken:
             raise EngineDeadError(
-                "an earlier call ended in the middle of a step, so this LLM is of no use: make a new one"
+                "an earlier call was interrupted during a step, so this LLM is unusable; create a new one"
             )
         if self.core.busy:
-            raise InvalidRequestError("another call of this LLM is not finished: exhaust or close its stream first")
+            raise InvalidRequestError("another call of this LLM is not finished; exhaust or close its stream first")
         if self._max_inflight is not None and len(jobs) > self._max_inflight:
             raise TooManyInflightError(f"{len(jobs)} prompts at once exceed max_inflight_requests {self._max_inflight}")
         batch = _Batch(self.core)
@@ -239,7 +243,7 @@ class LLM:
                 request_id = f"llm-{next(self._numbers)}"
                 self.core.add(Add(request_id, job.prompt, job.n))
                 batch.add(request_id, job)
-        except BaseException:  # an interrupt too: forgotten requests would block every later call
+        except BaseException:  # also an interrupt: requests left in the engine would block every later call
             self._abort(batch)
             raise
         return batch
@@ -259,7 +263,7 @@ class LLM:
         self._drain()
 
     def _turn(self) -> list[RequestOutput]:
-        """One step of the engine; waits a little if it holds back what it has, rather than ask again at once."""
+        """Run one step of the engine. Wait a little after an idle turn, to avoid a busy loop."""
         self._check_owner()
         if self._closed:
             raise EngineClosedError("the engine is closed")
@@ -279,7 +283,7 @@ class LLM:
         self._drain()
 
     def _drain(self) -> None:
-        """Let the engine report what nobody waits for: ends of aborted requests, steps still in flight."""
+        """Step until the engine is empty: aborted requests end, and steps in flight complete. Drop the output."""
         while self.core.busy and not self._broken and not self._closed:
             self._turn()
             self.core.take_invalid()
@@ -375,7 +379,7 @@ def _guide_of_each(guide: GuideSpec | Sequence[GuideSpec | None] | None, count: 
 
 
 def _as_ids(prompt: Sequence[int]) -> list[int]:
-    """Raises `InvalidRequestError` for token ids that are no integers."""
+    """Convert to a list of integers. Raise `InvalidRequestError` for other values."""
     try:
         return list(map(operator.index, prompt))
     except TypeError as error:
@@ -383,7 +387,7 @@ def _as_ids(prompt: Sequence[int]) -> list[int]:
 
 
 def make_engine_config(**options: Any) -> EngineConfig:
-    """Sort options into the configs that define them. Raises `ConfigError` for one that none defines."""
+    """Sort options into the configs that define them. Raise `ConfigError` for an unknown option."""
     config = EngineConfig(
         model=_take(ModelConfig, options),
         cache=_take(CacheConfig, options),
@@ -398,14 +402,14 @@ def make_engine_config(**options: Any) -> EngineConfig:
 
 
 def _take(kind: type[Part], options: dict[str, Any]) -> Part:
-    """Build a config from the options that are its fields, and remove them. Other fields are set by who starts several
-    engines.
+    """Build a config from the options that are its fields, and remove them. Fields without metadata are not options:
+    code that starts several engines sets them.
     """
     names = [f.name for f in fields(kind) if f.metadata]
     return kind(**{name: options.pop(name) for name in names if name in options})
 
 
 def _take_scheduler(options: dict[str, Any]) -> SchedulerConfig:
-    """The same for the scheduler, with the options of its policy."""
+    """Build the scheduler's config, including the options of its policy, and remove these options."""
     names = {f.name for f in fields(SchedulerConfig)} | option_names()
     return scheduler_config(**{name: options.pop(name) for name in names if name in options})

@@ -1,4 +1,4 @@
-"""The engine's loop: drain the inbox, step, send what came of it."""
+"""Loop of the engine: read messages, run a step, send its output."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ from roseinfer.engine.messages import (
     Add,
     ClientMessage,
     Disconnected,
-    Drain,
+    DrainEngine,
     EngineMessage,
     Failed,
     Heartbeat,
@@ -27,41 +27,43 @@ from roseinfer.engine.messages import (
     Outputs,
     Received,
     Shutdown,
-    Undrain,
+    UndrainEngine,
 )
 from roseinfer.sched.idle_audit import IdleAudit
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
-# From one promise to the next at least so many seconds for each request that waits: a policy may look at each of them,
-# which takes some .2 us. Routers reckon with what they have sent since the last one.
-PROMISE_S = 1e-5
+# Minimum time between promises, per waiting request. A policy may look at each waiting request (0.2 us each). Routers
+# add what they have sent since the last promise.
+PROMISE_INTERVAL_PER_WAITING_S = 1e-5
 
 
 class Inbox(Protocol):
     def receive(self, timeout_s: float) -> list[Received]:
-        """All messages that have arrived, with who sent them; waits up to `timeout_s` for the first."""
+        """Return all messages that have arrived, with their clients. Wait up to `timeout_s` for the first."""
         ...
 
 
 class Outbox(Protocol):
-    """Neither call waits for a client."""
+    """Messages to clients. Neither call waits for a client."""
 
     def send(self, client: int, message: EngineMessage) -> None: ...
 
-    def broadcast(self, message: EngineMessage, but: int | None = None) -> None:
-        """To every client that there is, or to all `but` one."""
+    def broadcast(self, message: EngineMessage, exclude: int | None = None) -> None:
+        """Send to all connected clients except `exclude`."""
         ...
 
 
 class EngineLoop:
-    """Runs until the owner says `Shutdown` or leaves. An idle loop sleeps on its inbox and wakes for heartbeats only.
+    """Loop that runs until the owner sends `Shutdown` or disconnects. An idle loop sleeps on its inbox between
+    heartbeats.
 
-    A step's outputs go out at once, a message for each client that has some; who is turned away hears of it before the
-    step is waited for. `garbage`: collects when the loop has nothing to do (None: the interpreter is not ours to look
-    after). `audit`: goes through the books of an idle engine. `publish`: is told the engine's promise of every step
-    while that runs (with a long queue now and then), when the engine has become idle, and with every heartbeat.
+    Each client with output gets one message per step, at once. Rejections are sent before the loop waits for the step.
+
+    `garbage`: collects garbage while the loop is idle; None if other code of this process needs the interpreter.
+    `audit`: checks the state of an idle engine. `publish`: called with the engine's promise during every step (less
+    often with a long queue), when the engine becomes idle, and with every heartbeat.
     """
 
     def __init__(
@@ -83,24 +85,26 @@ class EngineLoop:
         self._publish = publish
         self._draining = False
         self._next_promise_s = 0.0
-        self._owners: dict[str, int] = {}  # live sequence -> who asked for it
-        self._askers: set[int] = set()  # clients that have ever asked for anything
+        self._owners: dict[str, int] = {}  # live sequence -> its client
+        self._seen_clients: set[int] = set()  # clients that have sent a request
         self._steps: list[StepRecord] = []
         self._last = core.stats()
-        self._last_beat_s = 0.0
+        self._last_heartbeat_s = 0.0
         self._stopping = False
 
     def run(self) -> bool:
-        """False if an unexpected error ended the loop; it is logged and reported to all clients as `Failed`."""
+        """Return False if an unexpected error ended the loop. The error is logged and sent to all clients as
+        `Failed`.
+        """
         try:
             while not self._stopping:
                 self._turn()
-        except Exception as error:  # also the accelerator's: out of memory, a failed kernel
+        except Exception as error:  # also errors of the accelerator, such as out of memory
             log.exception("the engine loop failed")
             try:
                 self._outbox.broadcast(Failed(f"{type(error).__name__}: {error}"[:500], self._core.suspects()))
             finally:
-                with contextlib.suppress(Exception):  # an accelerator that failed fails who waits for it to end, too
+                with contextlib.suppress(Exception):  # waiting for a failed accelerator fails too
                     self._core.close()
             return False
         except BaseException:
@@ -110,17 +114,17 @@ class EngineLoop:
         return True
 
     def _turn(self) -> None:
-        for client, message in self._inbox.receive(self._patience_s()):
+        for client, message in self._inbox.receive(self._receive_timeout_s()):
             self._handle(client, message)
         if self._stopping:
             return
-        # What is placed from now on is not among what we have just read, and so not in this step's promise.
+        # Requests that routers place after this time have not been read, so this step's promise does not include them.
         now_s = self._clock.now()
         if self._core.busy:
             self._step(now_s)
         else:
             self._idle()
-        self._beat(now_s)
+        self._send_heartbeat(now_s)
 
     def _idle(self) -> None:
         if self._garbage is not None:
@@ -129,10 +133,10 @@ class EngineLoop:
             self._audit.idle()
 
     def _step(self, now_s: float) -> None:
-        """One turn of the core, which begins at `now_s`."""
+        """Run one turn of the core, which begins at `now_s`."""
         outputs = self._core.launch()
         for new, error in self._core.take_invalid():
-            self._refuse(new, error)
+            self._report_invalid(new, error)
         if outputs:
             self._send(outputs, self._core.stats())
         if now_s >= self._next_promise_s:
@@ -154,14 +158,14 @@ class EngineLoop:
     def _promise(self, now_s: float) -> None:
         if self._publish is not None:
             promise = self._core.promise(now_s)
-            self._next_promise_s = now_s + PROMISE_S * promise.waiting
+            self._next_promise_s = now_s + PROMISE_INTERVAL_PER_WAITING_S * promise.waiting
             self._publish(promise._replace(draining=True) if self._draining else promise)
 
     def _send(self, outputs: list[RequestOutput], stats: SchedulerStats) -> None:
         now_s = self._clock.now()
         ended = [output.request_id for output in outputs if output.end is not None]
-        if ended and OWNER not in self._askers:
-            # Before anybody hears of the end: whoever then looks at what the owner has counted finds all of it.
+        if ended and OWNER not in self._seen_clients:
+            # First the step records, then the end: a reader that sees the end finds complete counts.
             self._outbox.send(OWNER, Heartbeat(stats, now_s, self._take_steps(OWNER)))
         for client, own in self._by_client(outputs).items():
             self._outbox.send(client, Outputs(own, stats, now_s, self._take_steps(client)))
@@ -169,13 +173,13 @@ class EngineLoop:
             self._owners.pop(sequence, None)
 
     def _by_client(self, outputs: list[RequestOutput]) -> dict[int, list[RequestOutput]]:
-        if len(self._askers) == 1:
-            return dict.fromkeys(self._askers, outputs)
+        if len(self._seen_clients) == 1:
+            return dict.fromkeys(self._seen_clients, outputs)
         owners = self._owners
         parts: dict[int, list[RequestOutput]] = {}
         for output in outputs:
             owner = owners.get(output.request_id)
-            if owner is not None:  # None: its client has left
+            if owner is not None:  # None: the client has disconnected
                 parts.setdefault(owner, []).append(output)
         return parts
 
@@ -185,23 +189,23 @@ class EngineLoop:
         steps, self._steps = self._steps, []
         return steps
 
-    def _beat(self, read_s: float) -> None:
-        """`read_s`: when messages were read."""
+    def _send_heartbeat(self, read_s: float) -> None:
+        """Send a heartbeat if it is due. `read_s`: time when messages were read."""
         now_s = self._clock.now()
-        if now_s - self._last_beat_s < HEARTBEAT_S:
+        if now_s - self._last_heartbeat_s < HEARTBEAT_S:
             return
-        self._last_beat_s = now_s
+        self._last_heartbeat_s = now_s
         stats = self._core.stats()
         self._outbox.send(OWNER, Heartbeat(stats, now_s, self._take_steps(OWNER)))
-        self._outbox.broadcast(Heartbeat(stats, now_s), but=OWNER)
+        self._outbox.broadcast(Heartbeat(stats, now_s), exclude=OWNER)
         if not self._core.busy:
             self._promise(read_s)
 
-    def _patience_s(self) -> float:
+    def _receive_timeout_s(self) -> float:
         if not self._core.busy:
             if self._audit is not None and self._audit.under_way:
                 return 0.0
-            return max(0.0, self._last_beat_s + HEARTBEAT_S - self._clock.now())
+            return max(0.0, self._last_heartbeat_s + HEARTBEAT_S - self._clock.now())
         return IDLE_TURN_WAIT_S if self._core.idle_turn else 0.0
 
     def _handle(self, client: int, message: ClientMessage | Invalid | Disconnected) -> None:
@@ -212,20 +216,20 @@ class EngineLoop:
         elif isinstance(message, Invalid):
             self._outbox.send(client, message)
         elif isinstance(message, Disconnected):
-            self._leave(client)
+            self._disconnect(client)
         elif client == OWNER:
-            self._obey(message)
+            self._handle_owner(message)
 
-    def _obey(self, message: ClientMessage) -> None:
-        """What its owner alone may tell the engine."""
+    def _handle_owner(self, message: ClientMessage) -> None:
+        """Handle a message that only the owner may send."""
         if isinstance(message, Shutdown):
             self._stopping = True
-        elif isinstance(message, Drain | Undrain):
-            self._draining = isinstance(message, Drain)
+        elif isinstance(message, DrainEngine | UndrainEngine):
+            self._draining = isinstance(message, DrainEngine)
             self._promise(self._clock.now())
 
     def _add(self, client: int, message: Add) -> None:
-        self._askers.add(client)
+        self._seen_clients.add(client)
         try:
             self._core.add(message)
         except InvalidRequestError as error:
@@ -235,15 +239,15 @@ class EngineLoop:
             if message.outputs is None or message.outputs[index] is not None:
                 self._owners[sequence_id(message.request_id, index)] = client
 
-    def _refuse(self, new: Add, error: InvalidRequestError) -> None:
-        """A request that the engine had taken is wrong all the same."""
+    def _report_invalid(self, new: Add, error: InvalidRequestError) -> None:
+        """Report a request as invalid that had been accepted: its grammar does not compile."""
         owners = [self._owners.pop(sequence_id(new.request_id, index), None) for index in range(new.n)]
         client = next((owner for owner in owners if owner is not None), None)
-        if client is not None:  # None: it has left
+        if client is not None:  # None: the client has disconnected
             self._outbox.send(client, Invalid(new.request_id, error.message, error.param, error.code))
 
-    def _leave(self, client: int) -> None:
-        """Nobody reads what the client asked for any more. An engine without its owner has no purpose."""
+    def _disconnect(self, client: int) -> None:
+        """Abort the client's requests. Stop if the client is the owner."""
         left = [sequence for sequence, owner in self._owners.items() if owner == client]
         for sequence in left:
             del self._owners[sequence]
@@ -252,8 +256,9 @@ class EngineLoop:
 
 
 def _record(before: SchedulerStats, now: SchedulerStats, ended_s: float) -> StepRecord:
-    """Of the step that was completed in a turn: `before` it, and `now` behind it."""
-    # A policy tells the budget of its newest plan. With two steps in flight that of this one is the turn before's.
+    """Return the record of the step that completed between `before` and `now`."""
+    # The policy's stats describe its newest plan. With two steps in flight the completed step was planned a turn
+    # earlier.
     planned = before if before.step == now.steps_done else now
     return StepRecord(
         now.step_tokens,

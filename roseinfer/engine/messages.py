@@ -52,11 +52,11 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True, gc=False):
     """Message of the owner: stop. Other clients may not send it."""
 
 
-class Drain(msgspec.Struct, tag="drain", array_like=True, gc=False):
+class DrainEngine(msgspec.Struct, tag="drain", array_like=True, gc=False):
     """Message of the owner: report in promises that no more requests are accepted. Late ones are still served."""
 
 
-class Undrain(msgspec.Struct, tag="undrain", array_like=True, gc=False):
+class UndrainEngine(msgspec.Struct, tag="undrain", array_like=True, gc=False):
     """Message of the owner: accept requests again."""
 
 
@@ -123,7 +123,7 @@ class Disconnected:
 # The client that started the engine and may shut it down; others are numbered from 1 as they connect.
 OWNER = 0
 
-ClientMessage = Add | Abort | Drain | Undrain | Shutdown
+ClientMessage = Add | Abort | DrainEngine | UndrainEngine | Shutdown
 EngineMessage = Ready | StartFailed | Outputs | Invalid | Heartbeat | Failed | PromiseUpdate
 # (client, message). An unreadable request is received as the answer to it.
 Received = tuple[int, ClientMessage | Invalid | Disconnected]

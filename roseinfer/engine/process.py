@@ -1,4 +1,4 @@
-"""The engine process: builds an engine core of scheduler and runner, and serves it."""
+"""Engine process: build an engine core from scheduler and runner, and serve it."""
 
 import logging
 import select
@@ -49,10 +49,10 @@ from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger("roseinfer.engine")
 
-# For an engine whose owner has gone to end by itself.
+# Time for an engine to end by itself after its owner has ended.
 EXIT_TIMEOUT_S = 5.0
 LAST_MESSAGES_TIMEOUT_S = 1.0
-# The descriptors of a killed owner are closed one after the other.
+# The kernel closes the descriptors of a killed owner one after the other, within this time.
 OWNER_CLOSES_S = 1.0
 
 
@@ -66,8 +66,8 @@ def build_engine(
 ) -> tuple[Core, EngineInfo]:
     """Load the model in `folder` and build an engine core with it.
 
-    `learnt`: cost of steps that another engine has learnt on such a device. `rank_host`: of an engine that has a
-    process to itself. Raises typed errors for what the user can fix.
+    `learnt`: step costs that another engine on such a device has learnt. `rank_host`: given if the engine has a process
+    to itself. Raise typed errors for what the user can fix.
     """
     if config.kv_events.endpoint is None:
         return _build(config, folder, observer, learnt, None, rank_host)
@@ -178,7 +178,7 @@ def _build_runner(
         if config.model.tensor_parallel_size > 1:
             others = OtherRanks(config.model.tensor_parallel_size, rank_host)
             undo.callback(others.close)
-            others.start()  # they import PyTorch while we do
+            others.start()  # they import PyTorch at the same time as this process
         from roseinfer.runner.build import build_runner
         from roseinfer.runner.device_defaults import fit_to_device
 
@@ -240,16 +240,16 @@ def _tracer(config: EngineConfig, device: str) -> StepObserver | None:
 
 
 def main(peers_from: Callable[[PeerBoot], PeerSource] | None = None) -> int:
-    """Serve an engine until told to stop, or until its owner has gone. Standard input: an `EngineBoot`.
+    """Serve an engine until it is shut down, or until its owner has ended. Standard input: an `EngineBoot`.
 
-    `peers_from`: makes the source of connections from other hosts, if the engine takes any.
+    `peers_from`: creates the source of connections from other hosts, for an engine that accepts them.
     """
     ignore_terminal_signals()
     boot = read_boot(EngineBoot)
     boot.log.apply(engine=boot.index if boot.config.engines > 1 else None)
     folder = Path(boot.folder)
     enable_stack_dumps(stacks_path(folder, boot.index))
-    # The owner would remove its folder. The loop notices its end, too, but not in the middle of a step that hangs.
+    # A dead owner cannot remove its folder. The loop notices its end too, but not during a step that hangs.
     exit_with_parent(EXIT_TIMEOUT_S, partial(shutil.rmtree, folder, ignore_errors=True))
     clients = ClientSockets(socket.socket(fileno=boot.listener))
     try:
@@ -291,7 +291,7 @@ def _serve(boot: EngineBoot, clients: ClientSockets, peers_from: Callable[[PeerB
 def _publisher(
     boot: EngineBoot, rows: SharedRows[Promise] | None, clients: ClientSockets
 ) -> Callable[[Promise], None] | None:
-    """Return what publishes the engine's promises: to the shared rows, and to clients on other hosts."""
+    """Return the function that publishes the engine's promises: to shared memory and to clients on other hosts."""
     if rows is None:
         return None
     write: Callable[[Promise], None] = partial(rows.write, boot.index)
@@ -306,7 +306,7 @@ def _publisher(
 
 
 def _cost_params(costs: StepCosts | None) -> CostParams | None:
-    """Return what another engine has learnt; the other parameters are fitted again."""
+    """Return the costs that another engine has learnt; other parameters are fitted again."""
     if costs is None:
         return None
     return CostParams(
@@ -319,7 +319,7 @@ def _cost_params(costs: StepCosts | None) -> CostParams | None:
 
 
 def _owner_has_gone(stdin: int) -> bool:
-    """True if the owner cannot remove its folder any more, which other engines may use, too."""
+    """True if the owner has ended and so cannot remove its folder, which other engines may use too."""
     ends = select.poll()
     ends.register(stdin, select.POLLIN)
     return bool(ends.poll(OWNER_CLOSES_S * 1000))

@@ -193,7 +193,7 @@ class ProcessTransport:
         reason = f"the engine process {describe_exit(code, by_us=self._killed)}"
         if self._owns_folder:  # otherwise a supervisor logs it, with what follows
             log.error(reason)
-        link.die(reason)
+        link.fail(reason)
 
     def send(self, message: ClientMessage) -> None:
         assert self._link is not None, "start comes first"

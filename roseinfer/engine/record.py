@@ -1,18 +1,22 @@
-"""A run written down as it happens, so that it can be replayed without its machine. One JSON object a line:
+"""Recording of a run, from which it can be replayed without its machine. One JSON object per line:
 
     {"setup": {...}}                                                  first: the scheduler's options, cache and context
     {"request": id, "step": n, "arrival_s", "prompt_ids", "params": {...}, "n", "slo", "tenant", ...}     before turn n
-        with "outputs": [[[token ids], ttft_s], null, ...] for one that goes on behind what another engine has said
+        with "outputs": [[[token ids], ttft_s], null, ...] for a request that continues from another engine
     {"abort": [ids], "step": n, "at_s"}                                                                   before turn n
     {"step": n, "plan_s", "commit_s", "duration_s", "rows": [[id, start, count], ...], "sampled": [...]}        a turn
-    {"end": id, "tokens": k, "reason": r, "ttft_s", "latency_s"}                                what came of a sequence
+    {"end": id, "tokens": k, "reason": r, "ttft_s", "latency_s"}                                   the end of a sequence
 
-Steps count the turns of the engine. `plan_s` and `commit_s` are what the scheduler was told of the time (monotonic
-seconds). `rows` were planned in this turn; `duration_s` and `sampled` are of the step that ended in it, with one token
-per row of its plan, NO_TOKEN where none was drawn; `failed` maps those of its rows that failed to their errors. `loads`
-and `stores` are the plan's, as [KV block, host block], and `loads_s` and `stores_s` what those of the step that ended
-took, with `copies_first` if its rows came behind them; they are there if there are any. Prompts and outputs are in
-it: the file is as private as they are.
+Steps are numbered by the turns of the engine.
+
+- `plan_s`, `commit_s`: times that the scheduler read from its clock (monotonic seconds).
+- `rows`: rows planned in this turn.
+- `duration_s`, `sampled`: of the step that ended in this turn, with one token per row; NO_TOKEN if none was sampled.
+- `failed`: errors of the failed rows of that step.
+- `loads`, `stores`: copies of the plan as [KV block, host block]. `loads_s`, `stores_s`: their durations in the step
+  that ended; `copies_first`: its rows ran after the copies. These fields are left out if there are no copies.
+
+The file contains prompts and outputs, so it is as private as they are.
 """
 
 import contextlib
@@ -40,22 +44,24 @@ from roseinfer.sched.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 NO_TOKEN = -1
-# What a process that is killed under load can lose.
+# Upper bound on what a process that is killed under load loses.
 FLUSH_EVERY_S = 1.0
 BUFFER_BYTES = 2**20
-# Request, start and count of a row; one is made per row and step.
-_WHAT = itemgetter(0, 2, 3)
+# Request, start and count of a row. Called once per row and step.
+_ROW_FIELDS = itemgetter(0, 2, 3)
 _META = tuple(field.name for field in fields(RequestMeta))
 
 
 class Recorder:
-    """The file. It is emptied first, and nobody else may read it. Raises `ConfigError` if it cannot be written."""
+    """File of a recording, readable by this user only. An existing file is emptied. Raise `ConfigError` if it cannot be
+    written.
+    """
 
     def __init__(self, path: str | Path) -> None:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         except OSError as error:
-            raise ConfigError(f"record: {path} cannot be written: {error.strerror}") from error
+            raise ConfigError(f"record: cannot write {path}: {error.strerror}") from error
         self._file = os.fdopen(descriptor, "wb", buffering=BUFFER_BYTES)
         _flush_before_forks(self._file)
         self._encode = msgspec.json.Encoder().encode
@@ -67,38 +73,38 @@ class Recorder:
         try:
             self._file.write(self._encode(line) + b"\n")
         except OSError as error:
-            self._give_up(error)
+            self._stop_recording(error)
 
     def flush(self, now_s: float) -> None:
-        """Out of this process."""
+        """Write buffered lines to the file."""
         if self._file.closed:
             return
         self.flushed_s = now_s
         try:
             self._file.flush()
         except OSError as error:
-            self._give_up(error)
+            self._stop_recording(error)
 
     def close(self) -> None:
         try:
             self._file.close()
         except OSError as error:
-            log.error("the end of the recording is lost: %s", error)
+            log.error("cannot write the end of the recording: %s", error)
 
-    def _give_up(self, error: OSError) -> None:
-        """A full disk must not stop the engine."""
-        log.error("recording ends here: %s", error)
+    def _stop_recording(self, error: OSError) -> None:
+        """Close the file after an error: a full disk must not stop the engine."""
+        log.error("cannot write the recording, so it ends here: %s", error)
         self.close()
 
 
 def _flush_before_forks(file: IO[bytes]) -> None:
-    """Or a fork would write what has not been written yet once more, when it ends."""
+    """Flush before each fork. Otherwise the fork would write the buffered lines again when it ends."""
     known = weakref.ref(file)
 
     def flush() -> None:
         file = known()
         if file is not None and not file.closed:
-            with contextlib.suppress(OSError):  # it is told by whoever writes
+            with contextlib.suppress(OSError):  # `Recorder` reports the error with the next write
                 file.flush()
 
     if hasattr(os, "register_at_fork"):
@@ -106,7 +112,7 @@ def _flush_before_forks(file: IO[bytes]) -> None:
 
 
 class RecordingRunner(PassThrough):
-    """Keeps what was planned, and what came of a step, until `take`."""
+    """Runner that remembers the last plan and the last result until `take`."""
 
     def __init__(self, inner: Runner) -> None:
         super().__init__(inner)
@@ -122,31 +128,31 @@ class RecordingRunner(PassThrough):
         return self._result
 
     def take(self) -> tuple[StepPlan | None, StepResult | None]:
-        """The last plan and the last result, each once."""
+        """Return the last plan and the last result, and forget them."""
         taken = self._planned, self._result
         self._planned = self._result = None
         return taken
 
 
 class RecordingClock:
-    """Remembers what it said."""
+    """Clock that remembers the times it returned."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.said_s: list[float] = []
+        self.times_s: list[float] = []
 
     def now(self) -> float:
-        self.said_s.append(self._clock.now())
-        return self.said_s[-1]
+        self.times_s.append(self._clock.now())
+        return self.times_s[-1]
 
 
 class RecordingCore:
-    """An engine core whose run is written down; the other arguments are those of `EngineCore`, which it owns.
+    """Engine core whose run is recorded. Other arguments are those of `EngineCore`.
 
-    `experts`: the model's, which its policy knows from its start.
+    `experts`: expert choice of the model, which its policy knows from the start.
 
-    Requests that are refused are not recorded. Raises `ConfigError` for an engine with drafts or guides: the file has
-    one token a row, and nothing of what either said.
+    Rejected requests are not recorded. Raise `ConfigError` for an engine with drafts or guides: the file has one token
+    per row, and no drafts or masks.
     """
 
     def __init__(
@@ -160,12 +166,12 @@ class RecordingCore:
         **options: Any,
     ) -> None:
         if scheduler.drafter is not None or options.get("guides") is not None:
-            raise ConfigError("record: a run with drafts or guides cannot be recorded")
+            raise ConfigError("record: cannot record a run with drafts or guides")
         self.scheduler = scheduler
         self._recorder = recorder
-        self._seen = RecordingRunner(runner)
-        self._read = RecordingClock(clock)
-        self._core = core = EngineCore(scheduler, self._seen, self._read, **options)
+        self._runner = RecordingRunner(runner)
+        self._clock = RecordingClock(clock)
+        self._core = core = EngineCore(scheduler, self._runner, self._clock, **options)
         self._turn = 0
         self._tokens: dict[str, int] = {}
         setup = {
@@ -186,7 +192,7 @@ class RecordingCore:
         recorder.write({"setup": setup})
 
     def add(self, new: Add) -> None:
-        arrival_s, deadline_s = arrival_and_deadline(new, self._read.now())
+        arrival_s, deadline_s = arrival_and_deadline(new, self._clock.now())
         prompt = new.prompt
         meta = replace(prompt.meta, arrival_s=arrival_s, deadline_s=deadline_s)
         new.prompt, new.age_s, new.left_s = replace(prompt, meta=meta), None, None
@@ -198,7 +204,7 @@ class RecordingCore:
 
     def abort(self, sequence_ids: list[str]) -> None:
         self._core.abort(sequence_ids)
-        self._recorder.write({"abort": sequence_ids, "step": self._turn, "at_s": self._read.said_s[-1]})
+        self._recorder.write({"abort": sequence_ids, "step": self._turn, "at_s": self._clock.times_s[-1]})
 
     @property
     def busy(self) -> bool:
@@ -212,22 +218,22 @@ class RecordingCore:
         return self.launch() + self.settle()
 
     def launch(self) -> list[RequestOutput]:
-        self._read.said_s.clear()
+        self._clock.times_s.clear()
         outputs = self._core.launch()
-        self._note(outputs)
+        self._count_tokens(outputs)
         return outputs
 
     def settle(self) -> list[RequestOutput]:
         outputs = self._core.settle()
-        said_s = self._read.said_s
-        self._recorder.write(self._line(*self._seen.take()))
+        times_s = self._clock.times_s
+        self._recorder.write(self._line(*self._runner.take()))
         self._turn += 1
-        self._note(outputs)
-        if not self.busy or said_s[-1] - self._recorder.flushed_s >= FLUSH_EVERY_S:
-            self._recorder.flush(said_s[-1])
+        self._count_tokens(outputs)
+        if not self.busy or times_s[-1] - self._recorder.flushed_s >= FLUSH_EVERY_S:
+            self._recorder.flush(times_s[-1])
         return outputs
 
-    def _note(self, outputs: list[RequestOutput]) -> None:
+    def _count_tokens(self, outputs: list[RequestOutput]) -> None:
         tokens = self._tokens
         for name, token_ids, _, _, _, end in outputs:
             tokens[name] = tokens.get(name, 0) + len(token_ids)
@@ -253,13 +259,13 @@ class RecordingCore:
             self._recorder.close()
 
     def _line(self, planned: StepPlan | None, result: StepResult | None) -> dict[str, Any]:
-        said_s = self._read.said_s
+        times_s = self._clock.times_s
         line: dict[str, Any] = {
             "step": self._turn,
-            "plan_s": said_s[0],
-            "commit_s": said_s[-1],
+            "plan_s": times_s[0],
+            "commit_s": times_s[-1],
             "duration_s": result.duration_s if result else None,
-            "rows": list(map(_WHAT, planned.rows)) if planned else [],
+            "rows": list(map(_ROW_FIELDS, planned.rows)) if planned else [],
         }
         if planned and planned.loads:
             line["loads"] = planned.loads

@@ -1,4 +1,4 @@
-"""The engine's side of its socket: any number of clients, read and written without ever waiting for one of them."""
+"""Server side of the engine's socket: many clients, read and written without waiting for any of them."""
 
 import contextlib
 import logging
@@ -25,10 +25,10 @@ from roseinfer.processes.frames import HEADER_BYTES, FrameError, Frames, PlainFr
 log = logging.getLogger("roseinfer.engine")
 
 READ_BYTES = 2**18
-# What a client that does not read may cost the engine before it counts as gone.
+# A client with more unread bytes is disconnected.
 MAX_UNSENT_BYTES = 2**28
-# Promises to other hosts come no closer than so many seconds, unless the step takes longer.
-PROMISE_EVERY_S = 0.002
+# Minimum time between promises to other hosts, unless a step takes longer.
+MIN_PROMISE_INTERVAL_S = 0.002
 _BROKEN = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
@@ -45,7 +45,7 @@ class PeerSource(Protocol):
 
 
 class _Client:
-    """`remote_frames`: of a client on another host; None: it is on this one."""
+    """Connection of one client. `remote_frames`: framing of a client on another host; None for one on this host."""
 
     def __init__(self, number: int, connection: socket.socket, remote_frames: Frames | None = None) -> None:
         self.number = number
@@ -56,11 +56,12 @@ class _Client:
 
 
 class ClientSockets:
-    """An inbox and an outbox. Clients are numbered as they connect; the first, `messages.OWNER`, owns the engine.
+    """Inbox and outbox of the engine. Clients are numbered as they connect; the first, `messages.OWNER`, owns the
+    engine.
 
-    Sending is done by whoever calls `send`, in the engine's own thread: encoding the outputs of 256 requests takes
-    10 us and a write 3 us, less than a second thread would cost in waiting for the interpreter lock. What a socket
-    does not take at once is kept and written while the loop turns.
+    `send` writes in the engine's own thread: encoding the outputs of 256 requests takes 10 us and a write 3 us. A
+    second thread would cost more in waits for the interpreter lock. Bytes that a socket does not take at once are
+    written later, by `receive`.
     """
 
     def __init__(self, listener: socket.socket) -> None:
@@ -75,7 +76,7 @@ class ClientSockets:
         self._greeting: EngineMessage | None = None
         self._promise: Promise | None = None
         self._next_promise_s = 0.0
-        self._gone: list[int] = []
+        self._disconnected: list[int] = []
         self._encoder = msgspec.msgpack.Encoder()
         self._decode = msgspec.msgpack.Decoder(ClientMessage).decode
         self._buffer = bytearray()
@@ -87,7 +88,7 @@ class ClientSockets:
 
     @property
     def owned(self) -> bool:
-        """Whether the owner is connected, or has yet to be."""
+        """True while the owner is connected, and before it connects."""
         return OWNER in self._by_number or not self._next_number
 
     def receive(self, timeout_s: float) -> list[Received]:
@@ -101,44 +102,46 @@ class ClientSockets:
                 self._flush(client)
             if event & (select.POLLIN | _BROKEN):
                 self._read(client, received)
-        if self._gone:
-            received += [(number, Disconnected()) for number in self._gone]
-            self._gone.clear()
+        if self._disconnected:
+            received += [(number, Disconnected()) for number in self._disconnected]
+            self._disconnected.clear()
         return received
 
     def send(self, client: int, message: EngineMessage) -> None:
-        """What goes to a client that has left is dropped."""
+        """Send a message. Drop it if the client has disconnected."""
         found = self._by_number.get(client)
         if found is not None:
             self._write(found, self._encode(message))
 
-    def broadcast(self, message: EngineMessage, but: int | None = None) -> None:
+    def broadcast(self, message: EngineMessage, exclude: int | None = None) -> None:
         data = self._encode(message)
         for client in list(self._by_number.values()):
-            if client.number != but:
+            if client.number != exclude:
                 self._write(client, data)
 
     def publish(self, promise: Promise) -> None:
-        """Tell clients on other hosts, as often as they need it; who comes later is told the newest at once."""
+        """Send the promise to clients on other hosts, at most once per interval. A client that connects later gets the
+        newest one.
+        """
         self._promise = promise
         peers = [client for client in self._by_number.values() if client.remote]
         now_s = time.monotonic()
-        if not peers or (now_s < self._next_promise_s and 0 < promise.step_s < PROMISE_EVERY_S):
+        if not peers or (now_s < self._next_promise_s and 0 < promise.step_s < MIN_PROMISE_INTERVAL_S):
             return
-        self._next_promise_s = now_s + PROMISE_EVERY_S
-        data = self._encode(_as_of(promise, now_s))
+        self._next_promise_s = now_s + MIN_PROMISE_INTERVAL_S
+        data = self._encode(_with_age(promise, now_s))
         for peer in peers:
             self._write(peer, data)
 
     def greet(self, message: EngineMessage) -> None:
-        """Tell every client, also those that are still to come."""
+        """Send a message to every client, also to those that connect later."""
         self._accept()
         self.broadcast(message)
         self._greeting = message
 
-    def close(self, patience_s: float) -> None:
-        """Say what is left to say, as far as the clients take it within `patience_s` seconds."""
-        deadline_s = time.monotonic() + patience_s
+    def close(self, timeout_s: float) -> None:
+        """Write what is left for at most `timeout_s` seconds, then close all sockets."""
+        deadline_s = time.monotonic() + timeout_s
         for client in self._by_number.values():
             client.socket.settimeout(max(0.001, deadline_s - time.monotonic()))
             with contextlib.suppress(OSError):
@@ -157,7 +160,7 @@ class ClientSockets:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
                 self._admit(connection)
-        # After these: the first client of the listener owns the engine.
+        # Clients on other hosts come last: the first client of the listener owns the engine.
         if self._peers is not None and self._next_number:
             for connection, frames in self._peers.take():
                 self._admit(connection, frames)
@@ -170,7 +173,7 @@ class ClientSockets:
         if self._greeting is not None:
             self._write(client, self._encode(self._greeting))
         if client.remote and self._promise is not None:
-            self._write(client, self._encode(_as_of(self._promise, time.monotonic())))
+            self._write(client, self._encode(_with_age(self._promise, time.monotonic())))
 
     def _drop(self, client: _Client) -> None:
         if self._by_number.pop(client.number, None) is None:
@@ -178,7 +181,7 @@ class ClientSockets:
         self._poll.unregister(client.socket)
         del self._clients[client.socket.fileno()]
         client.socket.close()
-        self._gone.append(client.number)
+        self._disconnected.append(client.number)
 
     # --- reading ------------------------------------------------------------------------------------------------
     def _read(self, client: _Client, received: list[Received]) -> None:
@@ -191,9 +194,9 @@ class ClientSockets:
                 data = b""
             try:
                 received += [(client.number, self._message(client, frame)) for frame in client.frames.feed(data)]
-            # A RecursionError is one of the decoder, at lists in lists in lists.
+            # Deeply nested lists raise a RecursionError in the decoder.
             except (FrameError, msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
-                log.warning("a client of the engine is let go, as it says what nobody understands: %s", error)
+                log.warning("disconnecting a client that sent an invalid message: %s", error)
                 data = b""
             if not data:
                 self._drop(client)
@@ -207,25 +210,25 @@ class ClientSockets:
             kind, name, *_ = msgspec.msgpack.decode(data)
             if kind != "add" or not isinstance(name, str):
                 raise
-            return Invalid(name, f"the request cannot be read: {error}", None, None)
+            return Invalid(name, f"invalid request: {error}", None, None)
         if client.remote and isinstance(message, Add):
-            message.sent_s = None  # on another host's clock
+            message.sent_s = None  # the other host has another clock
         return message
 
     # --- writing ------------------------------------------------------------------------------------------------
     def _encode(self, message: EngineMessage) -> bytearray:
-        """A frame, valid until the next call."""
+        """Return the message as a frame, valid until the next call."""
         self._encoder.encode_into(message, self._buffer, HEADER_BYTES)
         self._buffer[:HEADER_BYTES] = (len(self._buffer) - HEADER_BYTES).to_bytes(HEADER_BYTES, "little")
         return self._buffer
 
     def _write(self, client: _Client, data: bytes | bytearray) -> None:
-        """`data`: as `_encode` made it."""
+        """Write a frame of `_encode`, as far as the socket takes it."""
         if client.remote:
             try:
                 data = client.frames.wrap(bytes(data[HEADER_BYTES:]))
             except OverflowError as error:
-                log.error("a client on another host is let go, as it could not be told: %s", error)
+                log.error("disconnecting a client on another host; cannot send a message: %s", error)
                 self._drop(client)
                 return
         sent = 0 if client.unsent else self._try_send(client, data)
@@ -247,8 +250,8 @@ class ClientSockets:
         except BlockingIOError:
             return 0
         except OSError:
-            return len(data)  # it is gone, as the next reading finds out
+            return len(data)  # the connection is lost, which the next read reports
 
 
-def _as_of(promise: Promise, now_s: float) -> PromiseUpdate:
+def _with_age(promise: Promise, now_s: float) -> PromiseUpdate:
     return PromiseUpdate(promise, max(0.0, now_s - promise.at_s))

@@ -1,4 +1,4 @@
-"""An engine in a thread of this process."""
+"""Transport to an engine in a thread of this process."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from roseinfer.engine.transport import OnDeath, OnMessage, settle
 
 
 class ThreadTransport:
-    """The engine in a thread of this process. `build` is called in that thread."""
+    """Transport to an engine in a thread of this process. `build` is called in that thread."""
 
     def __init__(self, build: Callable[[], tuple[Core, EngineInfo]]) -> None:
         self._build = build
@@ -45,7 +45,7 @@ class ThreadTransport:
         EngineLoop(core, self, self._outbox, MonotonicClock()).run()
 
     def receive(self, timeout_s: float) -> list[Received]:
-        """The engine's side."""
+        """Return messages for the engine. Called by its thread."""
         received: list[Received] = []
         with contextlib.suppress(queue.Empty):
             received.append((OWNER, self._inbox.get(timeout_s > 0, timeout_s)))
@@ -63,7 +63,7 @@ class ThreadTransport:
 
 
 class _LoopOutbox:
-    """Hands an engine's messages to the event loop of its only client."""
+    """Outbox that passes an engine's messages to the event loop of its only client."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -74,9 +74,9 @@ class _LoopOutbox:
 
     def send(self, client: int, message: EngineMessage) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, so no client is left
             self._loop.call_soon_threadsafe(self._on_message, message)
 
-    def broadcast(self, message: EngineMessage, but: int | None = None) -> None:
-        if but != OWNER:
+    def broadcast(self, message: EngineMessage, exclude: int | None = None) -> None:
+        if exclude != OWNER:
             self.send(OWNER, message)

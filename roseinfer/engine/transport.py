@@ -1,4 +1,4 @@
-"""How a client reaches its engine, and the connection to one that is another process's."""
+"""Transports between a client and its engine, and the connection to an engine in another process."""
 
 import asyncio
 import math
@@ -20,32 +20,33 @@ OnDeath = Callable[[str], None]
 
 
 class Transport(Protocol):
-    """Carries messages to an engine and back. `start` comes first, `close` last."""
+    """Carrier of messages to an engine and back. `start` is called first, `close` last."""
 
     async def start(self, on_message: OnMessage, on_death: OnDeath) -> EngineInfo:
-        """Bring the engine up. Both callbacks are called in this event loop; `on_death` at most once.
+        """Start the engine or connect to it. Both callbacks run in this event loop, `on_death` at most once.
 
-        Raises the typed error that kept the engine from starting.
+        Raise the typed error that kept the engine from starting.
         """
         ...
 
     def send(self, message: ClientMessage) -> None:
-        """Never waits. What goes to an engine that has just died is lost; `on_death` is about to say so."""
+        """Send without waiting. A message to an engine that has just died is lost; `on_death` follows."""
         ...
 
     async def close(self) -> None:
-        """Let go of the engine; who owns it stops it and waits until nothing of it is left."""
+        """Disconnect. The owner of an engine stops it and waits until its processes have ended."""
         ...
 
 
 class EngineConnection(asyncio.Protocol):
-    """The connection to an engine: `ready` is its first word, `lost` its end. `up`: that word was a good one.
+    """Connection to an engine in another process. `ready`: its description or start error. `lost`: set when the
+    connection ends. `up`: True if the engine has started.
 
-    `frames`: how messages are cut. `most_unsent`: bytes that may wait to be sent before the engine counts as gone.
+    `frames`: framing of messages. `max_unsent_bytes`: bytes that may wait to be sent before the connection is aborted.
     """
 
     def __init__(
-        self, on_message: OnMessage, on_death: OnDeath, frames: Frames | None = None, most_unsent: float = math.inf
+        self, on_message: OnMessage, on_death: OnDeath, frames: Frames | None = None, max_unsent_bytes: float = math.inf
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[EngineInfo] = loop.create_future()
@@ -54,7 +55,7 @@ class EngineConnection(asyncio.Protocol):
         self._on_message = on_message
         self._on_death = on_death
         self._frames = frames or PlainFrames()
-        self._most_unsent = most_unsent
+        self._max_unsent_bytes = max_unsent_bytes
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(EngineMessage).decode
         self._transport: asyncio.Transport | None = None
@@ -70,7 +71,7 @@ class EngineConnection(asyncio.Protocol):
         try:
             messages = list(map(self._decode, self._frames.feed(data)))
         except (FrameError, msgspec.MsgspecError) as error:
-            self.die(f"the engine says what nobody understands: {error}")
+            self.fail(f"the engine sent an invalid message: {error}")
             self.close()
             return
         for message in messages:
@@ -85,7 +86,7 @@ class EngineConnection(asyncio.Protocol):
         else:
             self._on_message(message)
 
-    def die(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         self._settle(EngineDeadError(reason))
         self._on_death(reason)
 
@@ -97,8 +98,8 @@ class EngineConnection(asyncio.Protocol):
         if self._transport is None:
             return
         self._transport.write(self._frames.wrap(data))
-        if self._transport.get_write_buffer_size() > self._most_unsent:
-            self._transport.abort()  # which is noticed later: who sends is in the middle of something
+        if self._transport.get_write_buffer_size() > self._max_unsent_bytes:
+            self._transport.abort()  # which is reported later: the caller is in the middle of other work
 
     def close(self) -> None:
         if self._transport is not None:
@@ -106,27 +107,27 @@ class EngineConnection(asyncio.Protocol):
 
 
 class ConnectionTransport:
-    """An engine that another process owns; who inherits it says how to reach that."""
+    """Transport to an engine that another process owns. Subclasses define `open`."""
 
     def __init__(self) -> None:
         self._link: EngineConnection | None = None
         self._watch: asyncio.Task[None] | None = None
 
     async def open(self, on_message: OnMessage, on_death: OnDeath) -> EngineConnection:
-        """Raises `OSError` if nothing is there."""
+        """Connect. Raise `OSError` if the engine cannot be reached."""
         raise NotImplementedError
 
     async def start(self, on_message: OnMessage, on_death: OnDeath) -> EngineInfo:
         try:
             self._link = await self.open(on_message, on_death)
         except OSError as error:
-            raise EngineDeadError(f"there is no engine: {error}") from error
+            raise EngineDeadError(f"cannot reach the engine: {error}") from error
         self._watch = asyncio.create_task(self._await_end(self._link))
         return await self._link.ready
 
     async def _await_end(self, link: EngineConnection) -> None:
         await link.lost.wait()
-        link.die("the connection to the engine was lost")
+        link.fail("the connection to the engine was lost")
 
     def send(self, message: ClientMessage) -> None:
         assert self._link is not None, "start comes first"
@@ -141,7 +142,7 @@ class ConnectionTransport:
 
 
 class UnixSocketTransport(ConnectionTransport):
-    """An engine of this machine. `address`: the path of its socket."""
+    """Transport to an engine on this machine. `address`: path of its socket."""
 
     def __init__(self, address: Path) -> None:
         super().__init__()
@@ -152,7 +153,7 @@ class UnixSocketTransport(ConnectionTransport):
 
 
 async def connect(address: Path, on_message: OnMessage, on_death: OnDeath) -> EngineConnection:
-    """The connection to an engine of this machine, whose socket is at `address`. Raises `OSError` if none is there."""
+    """Connect to the socket of an engine on this machine. Raise `OSError` if it cannot be reached."""
     loop = asyncio.get_running_loop()
     _, link = await loop.create_unix_connection(lambda: EngineConnection(on_message, on_death), os.fspath(address))
     return link
@@ -166,7 +167,7 @@ def _start_error(message: StartFailed) -> Exception:
 
 
 def settle(ready: "asyncio.Future[EngineInfo]", outcome: EngineInfo | Exception) -> None:
-    """Answer who waits for the start, if anybody still does."""
+    """Set the result of a start, unless it is set or cancelled."""
     if ready.done():
         return
     if isinstance(outcome, Exception):

@@ -87,7 +87,7 @@ async def test_who_has_nowhere_to_go_may_end_where_it_is(fleet: Fleet) -> None:
     fleet.routed.tick()
     assert not fleet.routed.has(0) and fleet.routed.reports() == []
     health = fleet.routed.health()
-    assert not health.alive and not health.final and health.error == "there is no engine"
+    assert not health.alive and not health.final and health.error == "no engine is known"
     with pytest.raises(EngineUnavailableError):
         fleet.submit()
     await fleet.reach(fleet.add())
@@ -143,10 +143,10 @@ async def test_counters_do_not_go_back_when_an_engine_goes(fleet: Fleet) -> None
 @dynamic(1)
 async def test_an_engine_of_another_sort_is_not_used(fleet: Fleet) -> None:
     for info, why in (
-        (changed(INFO, model="/other/model"), "its model is model, that of the others fake"),
-        (changed(INFO, weights="fp8"), "its weights is fp8, that of the others float32"),
-        (changed(INFO, block_size=8), "its block_size is 8, that of the others 4"),
-        (changed(INFO, max_model_len=128), "its max_model_len is 128, that of the others 256"),
+        (changed(INFO, model="/other/model"), "its model is model, but the other engines have fake"),
+        (changed(INFO, weights="fp8"), "its weights is fp8, but the other engines have float32"),
+        (changed(INFO, block_size=8), "its block_size is 8, but the other engines have 4"),
+        (changed(INFO, max_model_len=128), "its max_model_len 128 is below that of the other engines (256)"),
     ):
         number = fleet.add(info)
         await fleet.reach(number)
@@ -179,7 +179,7 @@ async def test_the_first_one_may_be_late(fleet: Fleet) -> None:
     assert fleet.routed.several
     opening = asyncio.create_task(fleet.routed.open())
     await asyncio.sleep(0.01)
-    assert not opening.done() and fleet.routed.health() == EngineHealth(False, 0.0, "there is no engine")
+    assert not opening.done() and fleet.routed.health() == EngineHealth(False, 0.0, "no engine is known")
     fleet.add()
     async with asyncio.timeout(10):
         await opening

@@ -30,7 +30,7 @@ from roseinfer.core.errors import ConfigError, EngineDeadError, ResourceError
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineInfo, EngineState, StepRecord
-from roseinfer.engine.messages import ClientMessage, Drain, Failed, Heartbeat
+from roseinfer.engine.messages import ClientMessage, DrainEngine, Failed, Heartbeat
 from roseinfer.engine.process_transport import EngineLaunch, StepCosts
 from roseinfer.engine.transport import OnDeath, OnMessage
 from roseinfer.processes.heartbeat import ProcessStats
@@ -599,7 +599,7 @@ def test_a_rolling_restart_replaces_engines_in_turn_when_their_requests_have_end
         scene.now(0).step(running=2)
         rolling = asyncio.create_task(scene.supervisor.rolling_restart())
         joined = asyncio.create_task(scene.supervisor.rolling_restart())
-        await scene.until(lambda: scene.now(0).sent == [Drain()])
+        await scene.until(lambda: scene.now(0).sent == [DrainEngine()])
         assert scene.states == [EngineState.DRAINING, EngineState.READY]
         assert scene.status() == EngineStatus(EngineState.DRAINING, 1)
         for running, waiting in ((2, 0), (0, 1)):
@@ -615,7 +615,7 @@ def test_a_rolling_restart_replaces_engines_in_turn_when_their_requests_have_end
         scene.now(0).held.set()
         await scene.ready(2)
         scene.now(0).step(steps=SETTLED_STEPS)
-        await scene.until(lambda: scene.now(1).sent == [Drain()])
+        await scene.until(lambda: scene.now(1).sent == [DrainEngine()])
         scene.now(1).step(draining=True)
         async with asyncio.timeout(30):
             await rolling
@@ -632,7 +632,7 @@ def test_running_requests_are_not_cut_until_another_engine_could_take_them_over(
         await scene.start()
         scene.now(0).step(running=2)
         rolling = asyncio.create_task(scene.supervisor.rolling_restart())
-        await scene.until(lambda: scene.now(0).sent == [Drain()])
+        await scene.until(lambda: scene.now(0).sent == [DrainEngine()])
         scene.up = False
         scene.now(1).die()
         scene.now(0).step(running=2, draining=True)
@@ -644,7 +644,7 @@ def test_running_requests_are_not_cut_until_another_engine_could_take_them_over(
         await scene.ready(2, engine=1)
         await scene.ready(2)
         scene.now(0).step(steps=SETTLED_STEPS)
-        await scene.until(lambda: scene.now(1).sent == [Drain()])
+        await scene.until(lambda: scene.now(1).sent == [DrainEngine()])
         scene.up = False
         scene.now(0).die()
         scene.now(1).step(draining=True)
@@ -687,10 +687,10 @@ def test_deaths_while_draining_or_after_the_restart_do_not_end_a_rolling_restart
     async def act(scene: Scene) -> None:
         await scene.start()
         rolling = asyncio.create_task(scene.supervisor.rolling_restart())
-        await scene.until(lambda: scene.now(0).sent == [Drain()])
+        await scene.until(lambda: scene.now(0).sent == [DrainEngine()])
         scene.now(0).die()
         (await scene.ready(2)).die()
-        await scene.until(lambda: scene.now(1).sent == [Drain()])
+        await scene.until(lambda: scene.now(1).sent == [DrainEngine()])
         scene.now(1).step(draining=True)
         async with asyncio.timeout(30):
             await rolling
@@ -740,7 +740,7 @@ def test_no_rolling_restart_before_all_engines_are_up_nor_after_closing() -> Non
             process.held.set()
         await scene.supervisor.connect()
         rolling = asyncio.create_task(scene.supervisor.rolling_restart())
-        await scene.until(lambda: scene.now(0).sent == [Drain()])
+        await scene.until(lambda: scene.now(0).sent == [DrainEngine()])
         async with asyncio.timeout(30):
             await scene.supervisor.close()
             await rolling

@@ -76,7 +76,7 @@ def test_a_fork_is_told_and_its_parent_goes_on(ranks: int, tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     came = json.loads(done.stdout)
-    error = "EngineDeadError: this LLM was made by the process that this one is a fork of: make one here"
+    error = "EngineDeadError: this LLM belongs to the parent process; create one after the fork"
     assert came.pop("said") == [error] * 4 + ["", "", error]
     assert came.pop("hits") > 0, "or K and V in host memory played no part"
     assert came == {"status": 0, "same": True, "rest": 24}

@@ -360,5 +360,5 @@ def test_an_interrupt_in_the_middle_of_a_step_is_told_to_later_calls(monkeypatch
         with pytest.raises(KeyboardInterrupt):
             engine.generate(["a", "b"], GREEDY)
         monkeypatch.undo()
-        with pytest.raises(EngineDeadError, match="make a new one"):
+        with pytest.raises(EngineDeadError, match="create a new one"):
             engine.generate("c", GREEDY)

@@ -16,14 +16,14 @@ from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import IDLE_TURN_WAIT_S, EngineCore
-from roseinfer.engine.loop import HEARTBEAT_S, PROMISE_S, EngineLoop
+from roseinfer.engine.loop import HEARTBEAT_S, PROMISE_INTERVAL_PER_WAITING_S, EngineLoop
 from roseinfer.engine.messages import (
     OWNER,
     Abort,
     Add,
     ClientMessage,
     Disconnected,
-    Drain,
+    DrainEngine,
     EngineMessage,
     Failed,
     Heartbeat,
@@ -32,7 +32,7 @@ from roseinfer.engine.messages import (
     PriorOutput,
     Received,
     Shutdown,
-    Undrain,
+    UndrainEngine,
 )
 from tests.helpers.engines import make_core
 from tests.helpers.fake_runner import FakeRunner
@@ -65,9 +65,9 @@ class Script:
     def send(self, client: int, message: EngineMessage) -> None:
         self.sent.append((self.turn, client, message))
 
-    def broadcast(self, message: EngineMessage, but: int | None = None) -> None:
+    def broadcast(self, message: EngineMessage, exclude: int | None = None) -> None:
         for client in (0, 1, 2):
-            if client != but:
+            if client != exclude:
                 self.send(client, message)
 
     def outputs(self, client: int) -> list[Outputs]:
@@ -267,7 +267,7 @@ def test_only_the_owner_may_shut_it_down() -> None:
 
 
 def test_refusals_and_aborts_reach_who_asked() -> None:
-    unreadable = Invalid("x", "the request cannot be read", None, None)
+    unreadable = Invalid("x", "invalid request", None, None)
     same_id, abort = add("a"), Abort(["b:0"])
     script = play([(1, add("a")), (2, same_id), (2, add("b", 50)), (2, unreadable)], [], [], [(2, abort)])
     rejected = [(client, m.request_id) for _, client, m in script.sent if isinstance(m, Invalid)]
@@ -413,8 +413,14 @@ def test_an_idle_engine_promises_with_its_heartbeats_and_drains_when_its_owner_s
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     clock, promises = ManualClock(), list[Promise]()
     idle: list[list[Received]] = [[] for _ in range(4)]
-    asked: list[list[Received]] = [[(1, Drain()), (1, Undrain())], [(OWNER, Drain())], [(1, add("a", 2))], [], []]
-    script = Script(core, clock, *idle, *asked, [(OWNER, Undrain())])
+    asked: list[list[Received]] = [
+        [(1, DrainEngine()), (1, UndrainEngine())],
+        [(OWNER, DrainEngine())],
+        [(1, add("a", 2))],
+        [],
+        [],
+    ]
+    script = Script(core, clock, *idle, *asked, [(OWNER, UndrainEngine())])
     EngineLoop(core, script, script, clock, publish=promises.append).run()
     assert [promise.at_s for promise in promises[:2]] == [HEARTBEAT_S, 2 * HEARTBEAT_S]
     said = [(promise.draining, promise.running) for promise in promises]
@@ -459,10 +465,10 @@ def test_with_a_long_queue_promises_are_made_now_and_then() -> None:
     EngineLoop(core, script, script, clock, publish=promises.append).run()
     steps = promises[-1].steps
     assert (promises[-1].running, promises[-1].waiting) == (0, 0)
-    few = [promise for promise in promises if promise.waiting < 0.001 / PROMISE_S]
+    few = [promise for promise in promises if promise.waiting < 0.001 / PROMISE_INTERVAL_PER_WAITING_S]
     assert [promise.steps for promise in few[:3]] == [1, 2, 3], "every step's"
     for before, now in pairwise(promises):
-        assert now.at_s - before.at_s >= PROMISE_S * before.waiting or not now.running
+        assert now.at_s - before.at_s >= PROMISE_INTERVAL_PER_WAITING_S * before.waiting or not now.running
     assert len(promises) < steps / 2
 
 

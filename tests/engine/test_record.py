@@ -89,7 +89,7 @@ def test_what_the_file_has_no_room_for_is_refused(tmp_path: Path) -> None:
         core = make_core(**options)
         guides = {name: given for name, given in options.items() if name == "guides"}
         recorder = Recorder(tmp_path / f"{number}.jsonl")
-        with pytest.raises(ConfigError, match="drafts or guides cannot be recorded"):
+        with pytest.raises(ConfigError, match="cannot record a run with drafts or guides"):
             RecordingCore(recorder, core.scheduler, core.runner, core.clock, vocab_size=50, **guides)
 
 
@@ -132,14 +132,14 @@ def test_a_full_disk_ends_the_recording_and_not_the_engine(caplog: pytest.LogCap
     core.add(Add("a", Prompt([5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True))))
     recorder.flush(1e9)
     run_all(core)
-    assert "recording ends here" in caplog.text
+    assert "cannot write the recording" in caplog.text
 
 
 def test_a_path_that_cannot_be_written_is_refused_at_the_start(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for path in (tmp_path / "no" / "run.jsonl", tmp_path):
-        with pytest.raises(ConfigError, match="cannot be written"):
+        with pytest.raises(ConfigError, match="cannot write"):
             LLM("tiny", record=str(path))
     assert cli.main(["serve", "tiny", "--port", "0", "--record", str(tmp_path / "no" / "run.jsonl")]) == 2
     assert "--record" in capfd.readouterr().err

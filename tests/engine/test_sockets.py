@@ -101,7 +101,7 @@ def test_messages_come_with_their_sender_and_answers_find_it(place: Place) -> No
     assert [who for who, m in received if isinstance(m, Shutdown)] == [1]
     place.clients.send(1, beat(1))
     place.clients.send(0, beat(2))
-    place.clients.broadcast(beat(3), but=0)
+    place.clients.broadcast(beat(3), exclude=0)
     place.clients.broadcast(beat(4))
     assert [first.read().stats.step for _ in range(2)] == [2, 4]
     assert [second.read().stats.step for _ in range(3)] == [1, 3, 4]

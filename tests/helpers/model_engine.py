@@ -66,7 +66,7 @@ class ModelEngine:
 
     async def start(self, on_message: Callable[[EngineMessage], None], on_death: Callable[[str], None]) -> EngineInfo:
         if self.dead:
-            raise EngineDeadError("there is no engine")
+            raise EngineDeadError("cannot reach the engine")
         self._on_message, self._on_death = on_message, on_death
         if self.dies_at_once:
             self.die()

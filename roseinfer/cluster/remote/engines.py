@@ -170,7 +170,7 @@ class _RemoteEngine:
         self.silent_checks += 1
         if self.silent_checks != lost_checks:
             return
-        reason = f"nothing was heard of the engine at {self._address} for {self.silent_checks * CHECK_INTERVAL_S:g} s"
+        reason = f"no heartbeat from the engine at {self._address} for {self.silent_checks * CHECK_INTERVAL_S:g} s"
         if self._transport is not None:
             self._transport.cut(reason)
         self._subscription.cut(reason)

@@ -81,7 +81,7 @@ async def read_purpose(connection: socket.socket) -> Purpose:
         data += more
     magic, purpose = _PREAMBLE.unpack(data)
     if magic != _MAGIC or purpose not in set(Purpose):
-        raise HandshakeError("it speaks another protocol")
+        raise HandshakeError("it uses another protocol")
     return Purpose(purpose)
 
 
@@ -97,7 +97,7 @@ async def accept(connection: socket.socket, contexts: TlsContexts, purpose: Purp
     with contextlib.nullcontext() if matches else contextlib.suppress(OSError):
         await session.write(connection, SERVER_HELLO.pack(_MAGIC, PROTOCOL_VERSION, schema(), verdict, number))
     if magic != _MAGIC or (matches and repeated != purpose):
-        raise HandshakeError("it speaks another protocol")
+        raise HandshakeError("it uses another protocol")
     if not matches:
         raise HandshakeError(
             f"it has {_shown(version, known)}, this is {_shown(PROTOCOL_VERSION, schema())}", Refusal.VERSION
@@ -118,7 +118,7 @@ async def introduce(
     await session.write(connection, CLIENT_HELLO.pack(_MAGIC, PROTOCOL_VERSION, schema(), purpose))
     magic, version, known, verdict, number = SERVER_HELLO.unpack(await _read(session, connection, SERVER_HELLO.size))
     if magic != _MAGIC:
-        raise HandshakeError("what answers there is not an engine of roseinfer")
+        raise HandshakeError("the server at this address is not a roseinfer engine")
     if verdict != HandshakeResult.ACCEPTED or (version, known) != (PROTOCOL_VERSION, schema()):
         message = f"the engine has {_shown(version, known)}, this is {_shown(PROTOCOL_VERSION, schema())}"
         raise HandshakeError(f"{message}: install the same version of roseinfer on both", Refusal.VERSION)

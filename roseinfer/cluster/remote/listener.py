@@ -142,7 +142,7 @@ class Listener:
             try:
                 connection, address = await loop.sock_accept(listener)
             except OSError as error:
-                self._log.warn(("", "accept"), f"no connection can be accepted: {tcp.reason(error)}")
+                self._log.warn(("", "accept"), f"cannot accept connections: {tcp.reason(error)}")
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             self._handshakes.begin(connection, str(address[0]), self._greet(connection))
@@ -157,7 +157,7 @@ class Listener:
             peer = await accept(connection, self._tls.contexts(), purpose, self._number())
             taken = self._admit(connection, peer)
         if not taken:
-            raise HandshakeError("the engine takes no connections at the moment", Refusal.BUSY)
+            raise HandshakeError("the engine accepts no connections at the moment", Refusal.BUSY)
 
     def refuse(self, host: str, error: HandshakeError) -> None:
         """Count and log a connection that was rejected here or by the engine's process."""

@@ -37,7 +37,7 @@ async def rolling_restart(
         elif not await ask(address):
             continue
         if not await _is_back(engines, number, before.number, lost_s, partial(ask, address)):
-            log.error("the engine at %s does not come back: the rolling restart ends here", address)
+            log.error("the engine at %s did not come up again; the rolling restart ends here", address)
             return
         await _settled(engines, number, settle_s)
     log.info("rolling restart: done")

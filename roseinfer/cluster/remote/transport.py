@@ -81,5 +81,5 @@ class TlsTransport(ConnectionTransport):
     def cut(self, reason: str) -> None:
         """End the connection to an engine that was silent for too long: its requests end, or continue elsewhere."""
         if self._link is not None:
-            self._link.die(reason)
+            self._link.fail(reason)
             self._link.close()

@@ -1,4 +1,4 @@
-"""Requests whose guides are not ready: neither scheduler nor policy has heard of them, while their time runs."""
+"""Requests whose grammars are being compiled. Scheduler and policy do not know them yet, but their deadlines apply."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from roseinfer.sched.waits import why_unqueued
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompilingRequest:
-    """A request and those of its sequences that have not ended. `since_s`: when it came."""
+    """Request with its sequences that have not ended. `since_s`: when it arrived."""
 
     new: Add
     requests: list[Request]
@@ -20,45 +20,45 @@ class CompilingRequest:
     since_s: float
 
     def note_wait(self, request: Request, now_s: float) -> None:
-        """It is held no longer."""
+        """Record the wait for the grammar."""
         request.waited = {**request.waited, Cause.GRAMMAR: max(0.0, now_s - self.since_s)}
 
 
-def take_ready(held: list[CompilingRequest], now_s: float) -> list[CompilingRequest]:
-    """Remove those that wait for nothing any more."""
-    ready = [one for one in held if one.pending.ready]
+def take_ready(compiling: list[CompilingRequest], now_s: float) -> list[CompilingRequest]:
+    """Remove and return the requests whose guides are ready."""
+    ready = [one for one in compiling if one.pending.ready]
     for one in ready:
-        held.remove(one)
+        compiling.remove(one)
         for request in one.requests:
             one.note_wait(request, now_s)
     return ready
 
 
-def holds(held: list[CompilingRequest], sequence_id: str) -> bool:
-    return any(request.request_id == sequence_id for one in held for request in one.requests)
+def contains(compiling: list[CompilingRequest], sequence_id: str) -> bool:
+    return any(request.request_id == sequence_id for one in compiling for request in one.requests)
 
 
-def abort(held: list[CompilingRequest], sequence_id: str, now_s: float) -> RequestOutput | None:
-    """End a sequence. None: it is not here."""
-    for one in held:
+def abort(compiling: list[CompilingRequest], sequence_id: str, now_s: float) -> RequestOutput | None:
+    """End a sequence. Return None if it is not one of these."""
+    for one in compiling:
         for request in one.requests:
             if request.request_id == sequence_id:
-                return _end(held, one, request, FinishReason.ABORT, now_s)
+                return _end(compiling, one, request, FinishReason.ABORT, now_s)
     return None
 
 
-def expire(held: list[CompilingRequest], now_s: float) -> list[RequestOutput]:
-    """End the sequences that have passed their deadline."""
-    late = [(one, r) for one in held for r in one.requests if r.deadline_s is not None and r.deadline_s <= now_s]
-    return [_end(held, one, request, FinishReason.TIMEOUT, now_s) for one, request in late]
+def expire(compiling: list[CompilingRequest], now_s: float) -> list[RequestOutput]:
+    """End the sequences whose deadline has passed."""
+    late = [(one, r) for one in compiling for r in one.requests if r.deadline_s is not None and r.deadline_s <= now_s]
+    return [_end(compiling, one, request, FinishReason.TIMEOUT, now_s) for one, request in late]
 
 
 def _end(
-    held: list[CompilingRequest], one: CompilingRequest, request: Request, reason: FinishReason, now_s: float
+    compiling: list[CompilingRequest], one: CompilingRequest, request: Request, reason: FinishReason, now_s: float
 ) -> RequestOutput:
     one.requests.remove(request)
     if not one.requests:
-        held.remove(one)
+        compiling.remove(one)
     one.note_wait(request, now_s)
     times = RequestTimes(request.arrival_s, 0.0, 0.0, now_s)
     return RequestOutput(request.request_id, end=End(reason, times, why=why_unqueued(request, now_s)))

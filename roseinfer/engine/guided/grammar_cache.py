@@ -1,4 +1,4 @@
-"""Compiled grammars of an engine: compiled on threads of their own, shared by requests, kept while there is room."""
+"""Cache of compiled grammars of an engine, shared by its requests. Grammars are compiled in threads of their own."""
 
 import hashlib
 import logging
@@ -21,39 +21,39 @@ from roseinfer.grammar.memory import GrammarMemory, estimate_memory
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 64 << 20
-MOST_GRAMMARS = 1024
-COMPILERS = 2
-HITS_BEFORE_TRIM = 16  # grammars also grow while no others come
-WIDEST_SHARE = 0.25  # of the room, for the lanes of one grammar
-MAX_GROWN_SHARE = 0.25  # of the room, for what one grammar has grown by: then it is compiled anew
-# How long a request waits for its grammars. The library bounds what one costs; this is for a machine that stands still.
-PATIENCE_S = 10.0
+MAX_CACHE_BYTES = 64 << 20
+MAX_GRAMMARS = 1024
+DEFAULT_COMPILERS = 2
+MAX_HITS_BEFORE_TRIM = 16  # grammars also grow without new ones
+MAX_LANES_SHARE = 0.25  # of the cache, for the lanes of one grammar
+MAX_GROWN_SHARE = 0.25  # of the cache, for the growth of one grammar: above it, the grammar is compiled again
+# Timeout of a request's compilations. The library limits their cost, so it applies only to a stalled machine.
+COMPILE_TIMEOUT_S = 10.0
 
 
 class GrammarCache:
-    """Grammar texts to compiled grammars; those not used for longest go first.
+    """Compiled grammars by text. The least recently used are dropped first.
 
-    `tokens`: called on a thread, once, by whoever needs it first; what it raises, compiling raises. `lanes`: those of a
-    grammar that several outputs follow.
+    `tokens`: called once, in a thread; its errors are raised by every compilation. `lanes`: copies of a grammar for
+    parallel masks, once several outputs use it.
     """
 
     def __init__(
         self,
         tokens: Callable[[], GrammarTokens],
         *,
-        most_bytes: int = MOST_BYTES,
-        most_grammars: int = MOST_GRAMMARS,
-        compilers: int = COMPILERS,
+        max_bytes: int = MAX_CACHE_BYTES,
+        max_grammars: int = MAX_GRAMMARS,
+        compilers: int = DEFAULT_COMPILERS,
         lanes: int = 1,
     ) -> None:
         self._pool = ThreadPoolExecutor(compilers, "roseinfer-grammar")
-        self._wideners = ThreadPoolExecutor(1, "roseinfer-lanes")
+        self._lane_pool = ThreadPoolExecutor(1, "roseinfer-lanes")
         self._lanes = lanes
-        self.most_bytes = most_bytes
-        self._most_grammars = most_grammars
-        self._grammars: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._news = threading.Event()
+        self.max_bytes = max_bytes
+        self._max_grammars = max_grammars
+        self._grammars: OrderedDict[bytes, _CacheEntry] = OrderedDict()
+        self._any_compiled = threading.Event()
         self.tokens: Future[GrammarTokens] = self._pool.submit(tokens)
         self.compiled = self.cached = 0
 
@@ -61,23 +61,23 @@ class GrammarCache:
         return len(self._grammars)
 
     def grammar(self, text: str, memory: tuple[int, int] | None = None) -> Future[Grammar]:
-        """The compiled grammar, at once or some time later. It fails with `InvalidRequestError`, and is forgotten.
+        """Return the compiled grammar as a future. A future that fails with `InvalidRequestError` is not cached.
 
-        `memory`: what it takes, if that was measured.
+        `memory`: size of the grammar, if it has been measured.
         """
         key = hashlib.sha256(text.encode()).digest()
-        known = self._grammars.get(key)
-        if known is not None and known.usable(MAX_GROWN_SHARE * self.most_bytes):
+        entry = self._grammars.get(key)
+        if entry is not None and entry.usable(MAX_GROWN_SHARE * self.max_bytes):
             self._grammars.move_to_end(key)
             self.cached += 1
-            if self.cached % HITS_BEFORE_TRIM == 0:
+            if self.cached % MAX_HITS_BEFORE_TRIM == 0:
                 self._trim()
-            return known.future
-        if known is not None:
+            return entry.future
+        if entry is not None:
             del self._grammars[key]
         future = self._pool.submit(self._compile, text)
-        future.add_done_callback(lambda _: self._news.set())
-        self._keep(key, _Kept(future, estimate_memory(text) if memory is None else GrammarMemory(*memory)))
+        future.add_done_callback(lambda _: self._any_compiled.set())
+        self._store(key, _CacheEntry(future, estimate_memory(text) if memory is None else GrammarMemory(*memory)))
         self.compiled += 1
         return future
 
@@ -85,56 +85,56 @@ class GrammarCache:
         return compile_grammar(text, self.tokens.result())
 
     def widen(self, grammar: Grammar) -> None:
-        """Begin to give a grammar its lanes, unless they are too large to be kept. To be called once for each."""
+        """Start compiling the lanes of a grammar, unless they are too large for the cache. Called once per grammar."""
         key = hashlib.sha256(grammar.text.encode()).digest()
-        known = self._grammars.get(key)
-        more = (self._lanes - 1) * known.taken_bytes if known else 0
-        if not 0 < more <= WIDEST_SHARE * self.most_bytes:
+        entry = self._grammars.get(key)
+        more = (self._lanes - 1) * entry.taken_bytes if entry else 0
+        if not 0 < more <= MAX_LANES_SHARE * self.max_bytes:
             grammar.widen([])
             return
-        assert known is not None
-        known.lanes = self._lanes
-        self._wideners.submit(self._add_lanes, grammar)
-        self._keep(key, known)
+        assert entry is not None
+        entry.lanes = self._lanes
+        self._lane_pool.submit(self._add_lanes, grammar)
+        self._store(key, entry)
 
     def _add_lanes(self, grammar: Grammar) -> None:
         try:
             grammar.widen([self._compile(grammar.text) for _ in range(self._lanes - 1)])
         except Exception:
-            log.exception("a grammar that had been compiled could not be compiled again")
+            log.exception("cannot compile more lanes of a grammar")
             grammar.widen([])
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes that all grammars take now."""
-        return sum(kept.taken_bytes for kept in self._grammars.values())
+        """Return the present size of all grammars in bytes."""
+        return sum(entry.taken_bytes for entry in self._grammars.values())
 
-    def _keep(self, key: bytes, kept: "_Kept") -> None:
-        """Make `kept` the newest."""
-        self._grammars[key] = kept
+    def _store(self, key: bytes, entry: "_CacheEntry") -> None:
+        """Add `entry` as the most recently used."""
+        self._grammars[key] = entry
         self._grammars.move_to_end(key)
         self._trim()
 
     def _trim(self) -> None:
-        """Forget the oldest grammars while there is no room."""
+        """Drop the least recently used grammars until the rest fits."""
         total = self.taken_bytes
-        while len(self._grammars) > 1 and (total > self.most_bytes or len(self._grammars) > self._most_grammars):
+        while len(self._grammars) > 1 and (total > self.max_bytes or len(self._grammars) > self._max_grammars):
             _, oldest = self._grammars.popitem(last=False)
             total -= oldest.taken_bytes
 
     def wait(self, timeout_s: float) -> None:
-        """Until a grammar has been compiled since the last call, or so long."""
-        self._news.wait(timeout_s)
-        self._news.clear()
+        """Wait up to `timeout_s` until a grammar has been compiled since the last call."""
+        self._any_compiled.wait(timeout_s)
+        self._any_compiled.clear()
 
     def close(self) -> None:
-        for pool in (self._pool, self._wideners):
+        for pool in (self._pool, self._lane_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(slots=True)
-class _Kept:
-    """A grammar on the shelf. `memory` is that of each of its lanes."""
+class _CacheEntry:
+    """Cached grammar. `memory`: of each of its lanes."""
 
     future: Future[Grammar]
     memory: GrammarMemory
@@ -159,7 +159,7 @@ class _Kept:
 
 
 class GrammarGuideFactory:
-    """`GuideFactory` by grammars. See `GuideFactory` for what the methods do."""
+    """`GuideFactory` that compiles grammars."""
 
     def __init__(self, tokens: Callable[[], GrammarTokens], vocab_size: int, *, threads: int | None = None) -> None:
         self._threads = MaskThreads(threads)
@@ -176,7 +176,7 @@ class GrammarGuideFactory:
     def guide(self, spec: GuideSpec, grammars: Sequence[Grammar]) -> Guide:
         for grammar in grammars:
             grammar.users += 1
-            if grammar.users == 2:  # from now on masks may be in each other's way
+            if grammar.users == 2:  # from now on, two masks of it may be computed at once
                 self.cache.widen(grammar)
         return make_guide(spec, grammars, self._vocabulary)
 
@@ -189,31 +189,31 @@ class GrammarGuideFactory:
         self.cache.wait(timeout_s)
 
     def stats(self) -> GuideStats:
-        shelf = self.cache
-        return GuideStats(shelf.compiled, shelf.cached, self.refused, grammars=len(shelf))
+        cache = self.cache
+        return GuideStats(cache.compiled, cache.cached, self.refused, grammars=len(cache))
 
     def close(self) -> None:
-        """Compile nothing more. GuideFactory that were made go on."""
+        """Stop compiling. Existing guides stay usable."""
         self.cache.close()
 
 
 class PendingGrammarGuide:
-    """The grammars of one request, perhaps still being compiled. See `PendingGuide`."""
+    """Grammars of one request, perhaps still being compiled. See `PendingGuide`."""
 
     def __init__(self, spec: GuideSpec, grammars: Sequence[Future[Grammar]], guides: GrammarGuideFactory) -> None:
         self._spec = spec
         self._grammars = grammars
         self._guides = guides
-        self._until_s = monotonic() + PATIENCE_S
+        self._deadline_s = monotonic() + COMPILE_TIMEOUT_S
 
     @property
     def ready(self) -> bool:
-        return all(grammar.done() for grammar in self._grammars) or monotonic() > self._until_s
+        return all(grammar.done() for grammar in self._grammars) or monotonic() > self._deadline_s
 
     def make(self) -> Guide:
         try:
             if not all(grammar.done() for grammar in self._grammars):
-                message = f"the grammar could not be compiled in {PATIENCE_S:.0f} s"
+                message = f"the grammar did not compile within {COMPILE_TIMEOUT_S:.0f} s"
                 raise InvalidRequestError(message, "guide", "grammar_too_complex")
             return self._guides.guide(self._spec, [grammar.result() for grammar in self._grammars])
         except InvalidRequestError:

@@ -1,8 +1,8 @@
-"""GuideFactory: what decides, token by token, how an output may go on, and how the engine core drives it.
+"""Guides, which decide token by token how an output may continue, and their use by the engine core.
 
-A guide belongs to one sequence. It is told the tokens that were committed, each once and in order, and says which may
-come next. Preemption does not touch it: it follows what was said, not what is computed. It ends with its sequence.
-Whatever a guide raises ends its sequence with an error, and nothing else.
+A guide belongs to one sequence and ends with it. It receives each committed token once, in order, and returns the mask
+of the next one. Preemption does not affect it: it follows the output, not the computation. An error of a guide ends its
+sequence with an error, and nothing else.
 """
 
 import logging
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Masks of a step that stay within this time, and that of their rows, are not timed one by one.
+# Masks of a step are timed one by one only after a step took longer than this and the allowance of its rows.
 _UNTIMED_S = 2e-3
-# Steps in which masks are timed request by request, after some took longer.
+# Steps in which masks are timed request by request after a slow step.
 _TIMED_STEPS = 64
-# A request's masks are computed for at most so long before its budget is looked at.
+# Longest computation of one request's masks between two checks of its budget.
 _SLICE_S = 5e-3
 _TOO_SLOW = f"{CONSTRAINT_TOO_SLOW}use a smaller or simpler schema or grammar, or a smaller n"
 
 
 class MaskSource(Protocol):
-    """Computes the mask that a grammar allows; see `grammar.library.Matcher`. `halted`: it is complete, or failed.
+    """Grammar state that computes a mask; see `grammar.library.Matcher`. `halted`: it is complete or has failed.
     `accepting`: the output may end here.
     """
 
@@ -62,73 +62,75 @@ class Guide(Protocol):
     def edits_mask(self) -> bool: ...
 
     def advance(self, token_ids: Sequence[int]) -> bool:
-        """Take the tokens said since the last call. True: the output is complete, the sequence ends behind them."""
+        """Take the tokens since the last call. Return True if the output is complete: the sequence ends after them."""
         ...
 
     def mask(self) -> "MaskSource | memoryview | None":
-        """What says which tokens may come next: a grammar, or a line of `TokenMasks`; None: every token may."""
+        """Return the grammar or the row of `TokenMasks` that limits the next token; None if every token is allowed."""
         ...
 
     def finish_mask(self, words: memoryview) -> bool:
-        """The mask of the grammar that `mask` named is in `words`, to be changed if need be.
+        """Change the mask that the grammar wrote to `words`, if necessary. Return True if the output is complete.
 
-        Called if the guide `edits` masks, or the grammar has halted. True: the output is complete.
+        Called if `edits_mask`, or if the grammar has halted.
         """
         ...
 
 
 class PendingGuide(Protocol):
-    """What the guides of one request's sequences are made from. `ready`: all that takes time is done."""
+    """Guides of one request's sequences, before they are made. `ready`: compilation is done."""
 
     @property
     def ready(self) -> bool: ...
 
     def make(self) -> Guide:
-        """A guide at the start of an output. Raises `InvalidRequestError` for what cannot be enforced after all."""
+        """Return a guide at the start of an output. Raise `InvalidRequestError` for a constraint that does not
+        compile.
+        """
         ...
 
 
 class GuideFactory(Protocol):
-    """Makes guides from what a request says of its output."""
+    """Maker of guides from the constraints of requests."""
 
     def prepare(self, spec: GuideSpec) -> PendingGuide:
-        """Begin what takes time. Raises `InvalidRequestError` for a `spec` that cannot be enforced."""
+        """Start compiling. Raise `InvalidRequestError` for a `spec` that cannot be enforced."""
         ...
 
     def fill(
         self, sources: Sequence[MaskSource], words: memoryview, until_s: float = math.inf, *, threads: bool = True
     ) -> int:
-        """Write the masks of the first sources to their lines of `words`. Return how many, at least 1.
+        """Write the masks of the first sources to their rows of `words`. Return how many, at least 1.
 
-        Few masks are begun after `until_s`, on the clock of `perf_counter`. `threads` False: on this thread alone.
+        After `until_s`, on the clock of `perf_counter`, few masks are started. `threads` False: use only this thread.
         """
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Until a pending has become ready since the last call, or so long."""
+        """Wait up to `timeout_s` until another pending guide is ready since the last call."""
         ...
 
     def stats(self) -> GuideStats:
-        """Of its own work only."""
+        """Return counts of compilation only."""
         ...
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start no more compilations."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GuideEnd:
-    """A guide ends its sequence: the output is complete, or something failed and `error` says what."""
+    """End of a sequence by its guide: the output is complete, or `error` says what failed."""
 
     sequence_id: str
     error: str | None = None
 
 
 class GuidedSequences:
-    """The guides of the sequences of one engine core. `live`: sequence -> its guide. `used`: somebody wanted one.
+    """Guides of the sequences of one engine core. `live`: guides by sequence. `used`: a request had a constraint.
 
-    `mask_s`: seconds that the last `masks` took. `clock` measures what constraints take.
+    `mask_s`: duration of the last call of `masks`. `clock`: measures the time of constraints.
     """
 
     def __init__(self, guides: GuideFactory | None, vocab_size: int, clock: HostClock | None = None) -> None:
@@ -145,7 +147,7 @@ class GuidedSequences:
         self.mask_s = 0.0
 
     def prepare(self, spec: GuideSpec) -> PendingGuide:
-        """What a request's guides will be made from. Raises `InvalidRequestError`."""
+        """Start making a request's guides. Raise `InvalidRequestError`."""
         if self.guides is None:
             raise InvalidRequestError("this engine cannot constrain outputs", "guide")
         self.used, guides = True, self.guides
@@ -157,17 +159,17 @@ class GuidedSequences:
         self.live.update(zip(sequence_ids, made, strict=True))
 
     def close(self, sequence_ids: Iterable[str]) -> None:
-        """Forget the guides of sequences, if they have any."""
+        """Remove the guides of sequences, if any."""
         for name in sequence_ids:
             self.live.pop(name, None)
 
     def wait(self, timeout_s: float) -> None:
-        """Until another pending is ready, or so long."""
+        """Wait up to `timeout_s` until another pending guide is ready."""
         if self.guides is not None:
             self.guides.wait(timeout_s)
 
     def depends_on(self, plan: StepPlan, sampled: Collection[str]) -> bool:
-        """Whether masks of `plan` depend on what one of the sequences `sampled` says."""
+        """True if masks of `plan` depend on the next output of one of the sequences `sampled`."""
         for row in plan.guided:
             name = plan.rows[row].request_id
             if name in sampled:
@@ -177,7 +179,7 @@ class GuidedSequences:
         return False
 
     def advance(self, outputs: Iterable[RequestOutput]) -> list[GuideEnd]:
-        """Tell the guides what their sequences said. A sequence that has ended needs no guide any more."""
+        """Pass new tokens to the guides. Remove the guides of sequences that have ended."""
         ends = []
         live = self.live
         too_slow: set[str] = set()
@@ -203,11 +205,13 @@ class GuidedSequences:
         self._advanced_s += last_s - began_s
         return ends + self._end_slow(too_slow)
 
-    def replay(self, said: Iterable[tuple[str, Sequence[int]]]) -> list[GuideEnd]:
-        """Tell new guides what their sequences said in another engine. A sequence whose guide ends it has no more."""
+    def replay(self, outputs: Iterable[tuple[str, Sequence[int]]]) -> list[GuideEnd]:
+        """Pass earlier output to new guides, of sequences that continue from another engine. A guide that ends its
+        sequence gets no more tokens.
+        """
         ends = []
         too_slow: set[str] = set()
-        for name, token_ids in said:
+        for name, token_ids in outputs:
             guide = self.live.get(name)
             if guide is None or request_id_of(name) in too_slow:
                 continue
@@ -219,17 +223,18 @@ class GuidedSequences:
         return ends + self._end_slow(too_slow)
 
     def _replay(self, name: str, guide: Guide, token_ids: Sequence[int], too_slow: set[str]) -> bool:
-        """Whether the output is complete. A guide also learns from its masks, so it is shown those that tell it more
-        than the tokens do: where its grammar may end, or did.
+        """Return True if the output is complete.
+
+        Guides also learn from masks, so compute those that show more than the tokens: where the grammar may end.
         """
         assert self.guides is not None
         timer = Timer(self._clock)
         for token in token_ids:
             mask = guide.mask() if guide.edits_mask else None
             if mask is not None and not isinstance(mask, memoryview) and (mask.accepting or not mask.allows((token,))):
-                line = memoryview(bytearray(4 * self._words)).cast("I")
-                self.guides.fill([mask], line)
-                if guide.finish_mask(line):
+                mask_row = memoryview(bytearray(4 * self._words)).cast("I")
+                self.guides.fill([mask], mask_row)
+                if guide.finish_mask(mask_row):
                     return True
             if guide.advance((token,)):
                 return True
@@ -241,24 +246,24 @@ class GuidedSequences:
         return False
 
     def masks(self, plan: StepPlan, space: Callable[[int], memoryview]) -> tuple[TokenMasks, list[GuideEnd]]:
-        """Masks of the plan's guided rows whose sequences live and whose guides are not dormant; and who ends.
+        """Return the masks of the plan's guided rows, except dormant guides, and the sequences that end.
 
-        `space`: as `Runner.mask_space`. A row that ends here may get any mask: its token will be dropped.
+        `space`: see `Runner.mask_space`. The mask of a row that ends here does not matter: its token is dropped.
         """
         began_s = self._clock.wall_s()
         self._budget.begin_step(began_s - self._masks_ended_s - self._advanced_s)
         self._advanced_s = 0.0
         ends: list[GuideEnd] = []
-        rows: list[int] = []  # those whose masks a grammar computes; with its source, name and guide
+        rows: list[int] = []  # rows with masks by a grammar, and for each its source, and its name and guide
         sources: list[MaskSource] = []
-        asking: list[tuple[str, Guide]] = []
+        named_guides: list[tuple[str, Guide]] = []
         fixed: dict[int, memoryview] = {}
         live, plan_rows = self.live, plan.rows
         for row in plan.guided:
             name = plan_rows[row].request_id
             guide = live.get(name)
             if guide is None:
-                continue  # ended while the step was launched: its token will be dropped
+                continue  # ended while the step was launched: its token is dropped
             self._rows += 1
             try:
                 mask = guide.mask()
@@ -272,30 +277,32 @@ class GuidedSequences:
             else:
                 rows.append(row)
                 sources.append(mask)
-                asking.append((name, guide))
+                named_guides.append((name, guide))
         words = space(len(rows) + len(fixed)) if rows or fixed else memoryview(b"")
         if sources:
-            ends += self._fill(sources, asking, words[: len(rows) * self._words])
-        for at, (row, line) in enumerate(fixed.items(), start=len(rows)):
+            ends += self._fill(sources, named_guides, words[: len(rows) * self._words])
+        for at, (row, mask_row) in enumerate(fixed.items(), start=len(rows)):
             try:
-                words[at * self._words : (at + 1) * self._words] = line
-            except ValueError as error:  # not a line
+                words[at * self._words : (at + 1) * self._words] = mask_row
+            except ValueError as error:  # not the size of a mask
                 ends.append(_failed(plan_rows[row].request_id, error))
         self._masks_ended_s = self._clock.wall_s()
         self.mask_s = self._masks_ended_s - began_s
         return TokenMasks((*rows, *fixed), words), ends
 
-    def _fill(self, sources: list[MaskSource], asking: list[tuple[str, Guide]], words: memoryview) -> list[GuideEnd]:
-        """Have the grammars write their masks. Return the sequences that end."""
+    def _fill(
+        self, sources: list[MaskSource], named_guides: list[tuple[str, Guide]], words: memoryview
+    ) -> list[GuideEnd]:
+        """Let the grammars write their masks. Return the sequences that end."""
         try:
-            too_slow = self._compute(sources, asking, words)
-        except Exception as error:  # it is unknown whose fault it is: all of them end, and the engine runs on
-            log.exception("masks could not be computed")
+            too_slow = self._compute(sources, named_guides, words)
+        except Exception as error:  # the cause is unknown, so all of them end and the engine continues
+            log.exception("cannot compute masks")
             _allow_all(words)
-            return [_failed(name, error) for name, _ in asking]
+            return [_failed(name, error) for name, _ in named_guides]
         ends = self._end_slow(too_slow)
         for at, source in enumerate(sources):
-            name, guide = asking[at]
+            name, guide = named_guides[at]
             if not source.halted and not guide.edits_mask:
                 continue
             if too_slow and request_id_of(name) in too_slow:
@@ -309,37 +316,37 @@ class GuidedSequences:
                 ends.append(_failed(name, error))
         return ends
 
-    def _compute(self, sources: list[MaskSource], asking: list[tuple[str, Guide]], words: memoryview) -> set[str]:
-        """Write all masks but those of requests that take too long. Return the ids of these."""
+    def _compute(self, sources: list[MaskSource], named_guides: list[tuple[str, Guide]], words: memoryview) -> set[str]:
+        """Write all masks, except those of requests that take too long. Return the ids of these."""
         assert self.guides is not None
         if self._timed_steps:
             self._timed_steps -= 1
-            return self._compute_timed(sources, asking, words, 0)
+            return self._compute_timed(sources, named_guides, words, 0)
         until_s = self._clock.wall_s() + _UNTIMED_S + len(sources) * FREE_ROW_S
         done = self.guides.fill(sources, words, until_s)
         if self._clock.wall_s() <= until_s:
             return set()
         self._timed_steps = _TIMED_STEPS
-        return self._compute_timed(sources, asking, words, done)
+        return self._compute_timed(sources, named_guides, words, done)
 
     def _compute_timed(
-        self, sources: list[MaskSource], asking: list[tuple[str, Guide]], words: memoryview, at: int
+        self, sources: list[MaskSource], named_guides: list[tuple[str, Guide]], words: memoryview, at: int
     ) -> set[str]:
-        """`_compute` from source `at` on, one request after the other, each charged with what its masks took."""
+        """Do `_compute` from source `at` on, one request at a time, and charge each for its masks."""
         assert self.guides is not None
         too_slow: set[str] = set()
-        owners = [request_id_of(name) for name, _ in asking]
+        owners = [request_id_of(name) for name, _ in named_guides]
         timer = Timer(self._clock)
         while at < len(sources):
             owner, stop = owners[at], at + 1
             while stop < len(sources) and owners[stop] == owner:
                 stop += 1
-            lines = words[at * self._words : stop * self._words]
+            mask_rows = words[at * self._words : stop * self._words]
             if owner in too_slow:
-                _allow_all(lines)  # these sequences end: what they sample now is dropped
+                _allow_all(mask_rows)  # these sequences end: their tokens are dropped
                 at = stop
                 continue
-            done = self.guides.fill(sources[at:stop], lines, self._clock.wall_s() + _SLICE_S, threads=False)
+            done = self.guides.fill(sources[at:stop], mask_rows, self._clock.wall_s() + _SLICE_S, threads=False)
             too_slow.update(self._budget.charge(owner, timer.lap_s(), done))
             at += done
         return too_slow
@@ -351,11 +358,11 @@ class GuidedSequences:
         names = [name for name in self.live if request_id_of(name) in request_ids]
         ended = sorted({request_id_of(name) for name in names})
         self._too_slow += len(ended)
-        log.warning("requests %s ended: their constraints take too much time", ", ".join(ended))
+        log.warning("ending requests %s: their constraints take too much time", ", ".join(ended))
         return [GuideEnd(name, _TOO_SLOW) for name in names]
 
     def stats(self) -> GuideStats:
-        """Once it is `used`."""
+        """Return counts. Call only if `used`."""
         assert self.guides is not None
         return self.guides.stats()._replace(
             rows=self._rows, dormant_rows=self._dormant, too_slow=self._too_slow, mask_s=self.mask_s
@@ -363,13 +370,13 @@ class GuidedSequences:
 
 
 def _typed(make: Callable[[], T]) -> T:
-    """What `make` returns; whatever it raises is the request's error."""
+    """Call `make` and convert unexpected errors to `InvalidRequestError`."""
     try:
         return make()
     except InvalidRequestError:
         raise
     except Exception as error:
-        log.exception("a guide could not be made")
+        log.exception("cannot make a guide")
         raise InvalidRequestError(f"the constraint cannot be used: {error}", "guide") from error
 
 

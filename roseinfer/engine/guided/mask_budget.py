@@ -1,39 +1,39 @@
 """Budget of engine time for constraints: per request, and for all requests.
 
-Plain arithmetic on durations that the caller measures. Each request has a debt: its constraint's time adds to it, and
-each step forgives a part. So a constraint may be slow now and then, but not for long. A second debt, of all requests
-together, bounds what many requests take that each stay within their own.
+Each request has a debt: the time of its constraint adds to it, and each step forgives a part. So a constraint may be
+slow now and then, but not for long. The total debt bounds many requests that each stay within their own limit. This
+module computes only; callers measure durations.
 """
 
 from time import perf_counter, thread_time
 
-# Time that each row of a step may take for free. Masks of ordinary schemas take 6 to 60 us, 128 us at the 99th
-# percentile (docs/structured-outputs.md): what adds up to little for each row says nothing about a single request.
+# Free time per row and step. Masks of ordinary schemas take 6 to 60 us, 128 us at the 99th percentile
+# (docs/structured-outputs.md). Small times add up over many rows but do not indicate a slow request.
 FREE_ROW_S = 50e-6
-# Debt forgiven per step: a share of the step's time without constraints, but at least these seconds.
+# Debt forgiven per step: a share of the step's time without constraints, but at least this many seconds.
 MIN_REQUEST_S = 2e-3
 REQUEST_SHARE = 0.5
 MIN_STEP_S = 4e-3
 STEP_SHARE = 0.8
-# The largest debts.
+# Limits of the debts.
 MAX_REQUEST_DEBT_S = 0.15
 MAX_STEP_DEBT_S = 0.2
-# A request's recent time, by which the costliest is chosen, loses this share with each step.
-_FADING_SHARE = 0.1
-_NOTHING_S = 1e-6
+# A request's recent time decays by this share per step. The costliest request is chosen by it.
+_DECAY_SHARE = 0.1
+_MIN_RECENT_S = 1e-6
 # Shorter calls are measured by the wall clock alone, which is cheaper to read.
 SHORT_CALL_S = 0.5e-3
 
 
 class HostClock:
-    """The clocks of this thread. Overridden by tests."""
+    """Clocks of this thread. Tests override them."""
 
     wall_s = staticmethod(perf_counter)
     cpu_s = staticmethod(thread_time)
 
 
 class Timer:
-    """Measures calls on one thread, one after the other. Time in which the thread did not run does not count."""
+    """Timer of consecutive calls on one thread. Time in which the thread did not run does not count."""
 
     def __init__(self, clock: HostClock) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class Timer:
         self._cpu_s = clock.cpu_s()
 
     def lap_s(self) -> float:
-        """Return the time since the last call of this, or since the start."""
+        """Return the time since the last call, or since the start."""
         now_s = self._clock.wall_s()
         took_s = now_s - self._wall_s
         self._wall_s = now_s
@@ -54,7 +54,7 @@ class Timer:
 
 
 class MaskBudget:
-    """Debts of requests and of the engine. Requests without recent debt take no memory and no time."""
+    """Debts of requests and their total. Requests without recent debt take no memory and no time."""
 
     def __init__(self) -> None:
         self._debt_s: dict[str, float] = {}
@@ -72,12 +72,12 @@ class MaskBudget:
         self._total_s = max(0.0, self._total_s - max(MIN_STEP_S, STEP_SHARE * other_s))
         for request_id, recent_s in list(self._recent_s.items()):
             self._debt_s[request_id] = max(0.0, self._debt_s[request_id] - part_s)
-            self._recent_s[request_id] = recent_s * (1 - _FADING_SHARE)
-            if not self._debt_s[request_id] and self._recent_s[request_id] < _NOTHING_S:
+            self._recent_s[request_id] = recent_s * (1 - _DECAY_SHARE)
+            if not self._debt_s[request_id] and self._recent_s[request_id] < _MIN_RECENT_S:
                 self.forget(request_id)
 
     def charge(self, request_id: str, seconds: float, rows: int = 1) -> list[str]:
-        """Add the time that a request's constraint took for `rows` rows. Return the requests that have to end."""
+        """Add the time of a request's constraint for `rows` rows. Return the requests that must end."""
         seconds -= rows * FREE_ROW_S
         if seconds <= 0.0:
             return []
@@ -86,7 +86,7 @@ class MaskBudget:
         self._total_s += seconds
         self._step_s += seconds
         ended = []
-        # Late in a step that has taken too much already, nothing costly is computed any more.
+        # In a step that is over its limit, another costly mask ends its request.
         is_late = self._step_s > MAX_STEP_DEBT_S and seconds > MIN_REQUEST_S
         if is_late or self._debt_s[request_id] > MAX_REQUEST_DEBT_S:
             ended.append(request_id)
@@ -98,12 +98,12 @@ class MaskBudget:
         return ended
 
     def forget(self, request_id: str) -> None:
-        """Drop what is known of a request. The debt of all stays."""
+        """Forget a request. The total debt stays."""
         self._debt_s.pop(request_id, None)
         self._recent_s.pop(request_id, None)
 
     def _end(self, request_id: str) -> None:
-        """Take a request's share out of the debt of all: those that remain need not pay it."""
+        """End a request and take its share out of the total debt, so that other requests need not pay it."""
         share = self._recent_s[request_id] / sum(self._recent_s.values())
         self._total_s *= 1 - share
         self.forget(request_id)

@@ -134,13 +134,13 @@ def _answer(prompt_tokens: int, found: list[RequestForecast]) -> dict[str, Any]:
     best = found[0] if found else None
     return {
         "prompt_tokens": prompt_tokens,
-        "kept": None if best is None else best.keeps,
+        "kept": None if best is None else best.meets_objectives,
         "engine": None if best is None else best.engine,
         "predicted_ttft_ms": None if best is None else _ms(best),
         "engines": [
             {
                 "engine": one.engine,
-                "kept": one.keeps,
+                "kept": one.meets_objectives,
                 "predicted_ttft_ms": _ms(one),
                 "utilisation": round(one.utilisation, _DECIMALS_COUNT),
             }

@@ -42,7 +42,7 @@ def test_engines_are_asked_how_they_do(tmp_path: Path) -> None:
             good, unfit, away, still = found.peers
             assert (good.address, good.error, good.up) == (named[0], None, True)
             assert good.found.startswith("ready, ") and "tiny (none) on priced" in good.found
-            assert unfit.misfit and unfit.error == "its block_size is 32, that of the others 16"
+            assert unfit.misfit and unfit.error == "its block_size is 32, but the other engines have 16"
             assert away.error == "Connection refused"
             assert still.error is not None and "no handshake within" in still.error
             wrong = DoctorConfig(engines=named[0], tls_dir=str(foreign_tls().path))

@@ -208,7 +208,7 @@ def test_a_silent_engine_is_quiet_and_then_its_connection_is_given_up() -> None:
         await scene.state(EngineState.READY)  # a message came, though not from its server
         for _ in range(24):
             scene.engines.check_silence()
-        assert scene.deaths == [f"nothing was heard of the engine at {scene.server.address} for 6 s"]
+        assert scene.deaths == [f"no heartbeat from the engine at {scene.server.address} for 6 s"]
         assert (await scene.server.connection(Purpose.STATUS)).purpose is Purpose.STATUS, "and a new connection is made"
 
     play(act)
@@ -263,7 +263,7 @@ def test_a_message_that_makes_no_sense_ends_the_connection() -> None:
         _, connection = await scene.connected()
         connection.send(["nonsense"])
         await scene.until(lambda: bool(scene.deaths))
-        assert "nobody understands" in scene.deaths[0]
+        assert "the engine sent an invalid message" in scene.deaths[0]
 
     play(act)
 
@@ -325,7 +325,7 @@ def test_an_engine_that_is_not_there_is_logged_once(caplog: pytest.LogCaptureFix
             address = scene.server.address._replace(port=closed.getsockname()[1])
         scene.engines.add(5, address)
         await asyncio.sleep(0.1)
-        with pytest.raises(EngineDeadError, match="there is no engine"):
+        with pytest.raises(EngineDeadError, match="cannot reach the engine"):
             await scene.engines.transport(5).start(scene.said.append, scene.deaths.append)
         assert f"cannot reach the engine at {address}: Connection refused" in caplog.messages
 

@@ -23,7 +23,7 @@ from roseinfer.engine.messages import (
     Abort,
     Add,
     Disconnected,
-    Drain,
+    DrainEngine,
     EngineMessage,
     Heartbeat,
     Invalid,
@@ -231,8 +231,8 @@ def test_a_sealed_frame_that_is_no_message_ends_that_peer_alone(engine: Engine, 
     bad.socket.sendall(bad.frames.wrap(body))
     assert [message for _, message in engine.receive(1)] == [Disconnected()]
     assert bad.cut
-    good.send(Drain())
-    assert [message for _, message in engine.receive(1)] == [Drain()]
+    good.send(DrainEngine())
+    assert [message for _, message in engine.receive(1)] == [DrainEngine()]
 
 
 def test_a_request_that_cannot_be_read_is_refused_and_the_peer_stays(engine: Engine) -> None:
@@ -253,7 +253,7 @@ def test_a_huge_frame_is_not_waited_for(engine: Engine) -> None:
 
 def test_a_message_that_is_too_long_for_a_peer_ends_that_peer_alone(engine: Engine) -> None:
     good, other = engine.peer(), engine.peer()
-    good.send(Drain())
+    good.send(DrainEngine())
     [(number, _)] = engine.receive(1)
     engine.clients.send(number + 1, Invalid("r", "x" * MAX_FRAME_BYTES, None, None))
     assert engine.receive(1) == [(number + 1, Disconnected())] and other.cut

@@ -185,7 +185,7 @@ def test_an_engine_that_takes_no_connections_says_so(caplog: pytest.LogCaptureFi
 
     play(act)
     assert caplog.messages == [
-        "a connection from 127.0.0.1 was rejected: the engine takes no connections at the moment"
+        "a connection from 127.0.0.1 was rejected: the engine accepts no connections at the moment"
     ]
 
 

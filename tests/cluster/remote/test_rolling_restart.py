@@ -195,7 +195,7 @@ def test_no_further_engine_is_restarted_when_one_does_not_come_back(
 
         await restart(addresses, engines, ask, lost_s=0.2)
         assert asked == addresses[:1]
-        assert logged(caplog, f"the engine at {addresses[0]} does not come back: the rolling restart ends here")
+        assert logged(caplog, f"the engine at {addresses[0]} did not come up again; the rolling restart ends here")
 
     run(work())
 

@@ -13,7 +13,7 @@ from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided import grammar_cache as shelf_module
-from roseinfer.engine.guided.grammar_cache import HITS_BEFORE_TRIM, GrammarCache, GrammarGuideFactory
+from roseinfer.engine.guided.grammar_cache import MAX_HITS_BEFORE_TRIM, GrammarCache, GrammarGuideFactory
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Abort, Add, Invalid
 from roseinfer.grammar.library import GrammarError, GrammarTokens, MatcherError, UnsupportedTokenizerError
@@ -41,7 +41,7 @@ def test_a_grammar_is_compiled_once():
 
 
 def test_what_was_not_used_for_longest_goes_first():
-    shelf = GrammarCache(lambda: TOKENS, most_grammars=2)
+    shelf = GrammarCache(lambda: TOKENS, max_grammars=2)
     one, two = shelf.grammar('start: "1"'), shelf.grammar('start: "2"')
     assert shelf.grammar('start: "1"') is one
     shelf.grammar('start: "3"')
@@ -51,7 +51,7 @@ def test_what_was_not_used_for_longest_goes_first():
 
 
 def test_the_shelf_is_bounded_in_bytes_but_keeps_the_newest():
-    shelf = GrammarCache(lambda: TOKENS, most_bytes=300_000)
+    shelf = GrammarCache(lambda: TOKENS, max_bytes=300_000)
     grammars = [shelf.grammar(f'start: "{i}"') for i in range(8)]
     assert len(shelf) == 3
     large = shelf.grammar('start: "' + "x" * 10_000 + '"')
@@ -62,7 +62,7 @@ def test_the_shelf_is_bounded_in_bytes_but_keeps_the_newest():
 
 def test_what_outputs_have_added_to_a_grammar_counts():
     """What was measured after 24 masks comes again with each 24 up to 200, and then with their square root."""
-    shelf = GrammarCache(lambda: TOKENS, most_bytes=1_000_000)
+    shelf = GrammarCache(lambda: TOKENS, max_bytes=1_000_000)
     first, second = (done(shelf.grammar(f"start: /[a-z]{{{i}}}/", (10_000, 50_000))).result() for i in (4, 5))
     assert shelf.taken_bytes == 20_000
     first.masks = 24
@@ -77,14 +77,14 @@ def test_what_outputs_have_added_to_a_grammar_counts():
     shelf.grammar("start: /x/", (850_000, 0))
     assert len(shelf) == 3
     second.masks = 24
-    for _ in range(HITS_BEFORE_TRIM):
+    for _ in range(MAX_HITS_BEFORE_TRIM):
         shelf.grammar("start: /x/")
     assert len(shelf) == 2 and shelf.taken_bytes <= 1_000_000
     shelf.close()
 
 
 def test_a_grammar_that_has_grown_large_is_compiled_anew_for_outputs_to_come():
-    shelf = GrammarCache(lambda: TOKENS, most_bytes=1_000_000)
+    shelf = GrammarCache(lambda: TOKENS, max_bytes=1_000_000)
     grown = shelf.grammar(LETTERS, (10_000, 60_000))
     done(grown).result().masks = 24 * 4
     assert shelf.grammar(LETTERS, (10_000, 60_000)) is grown
@@ -159,7 +159,7 @@ def test_a_grammar_that_several_outputs_follow_gets_lanes():
 @pytest.mark.parametrize("why", ["no threads", "no room"])
 def test_where_lanes_do_not_pay_there_is_one(why: str):
     guides = GrammarGuideFactory(lambda: TOKENS, VOCAB, threads=1 if why == "no threads" else 3)
-    guides.cache.most_bytes = 100_000 if why == "no room" else 2**26
+    guides.cache.max_bytes = 100_000 if why == "no room" else 2**26
     pending = guides.prepare(GuideSpec(grammar=LETTERS))
     until(lambda: pending.ready)
     grammar = done(guides.cache.grammar(LETTERS)).result()

@@ -164,7 +164,7 @@ def test_a_stranger_is_rejected_counted_and_logged_once(hosts: Hosts) -> None:
                 while stranger.recv(4096):
                     pass
     until(lambda: refused() >= before + 5)
-    assert engine.log().count("a connection from 127.0.0.1 was rejected: it speaks another protocol") == 1
+    assert engine.log().count("a connection from 127.0.0.1 was rejected: it uses another protocol") == 1
 
 
 def test_the_private_key_is_nowhere(hosts: Hosts) -> None:
