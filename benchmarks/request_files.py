@@ -87,6 +87,7 @@ class HostedServer:
         engine = await start_engine(config, tokenizer, in_process=True)
         self._server = Server(uvicorn_config(self._parts))
         serving = asyncio.create_task(self._server.serve([self._listener]))
+        await self._parts.service.load_texts(tokenizer)  # as `serve` does
         self._parts.service.attach(engine, tokenizer)
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.01)

@@ -82,7 +82,7 @@ class _Feed(Response):
             return
         except ApiError:
             if not events.started or events.open:
-                await events.close(b"")
+                await events.write(b"", last=True)
             else:  # the shutdown does not wait for a client that has stopped reading
                 wire.abort()
         finally:

@@ -224,13 +224,10 @@ class EventEncoder:
         )
         self._once = b',"warnings":' + dumps(job.warnings) if job.warnings else b""
         before, self._after = writer.plain
-        self._before = [self._head + before % index for index in range(job.num_choices)] if self._only_text() else []
-
-    def _only_text(self) -> bool:
-        """True if all of an event but its text is constant, as in most streams."""
-        job, options = self._job, self._options
-        varies = job.logprobs is not None or job.return_token_ids or options.continuous_usage
-        return not varies and options.interval == 1
+        varies = job.logprobs is not None or job.return_token_ids or job.stream.continuous_usage
+        # In most streams all of an event but its text is constant.
+        only_text = not varies and job.stream.interval == 1
+        self._before = [self._head + before % index for index in range(job.num_choices)] if only_text else []
 
     def plain(self, prompt: int, chunk: SequenceChunk) -> bytes | None:
         """Encode a chunk of text alone, for a choice that has begun and has nothing waiting; None: use `add`."""

@@ -72,7 +72,9 @@ def read_settings(
     if request.service_tier not in ANY_TIER and request.service_tier not in classes.service_tiers:
         warnings.append("service_tier")
     promised = objectives(request, call.headers, classes, model, call.key, info.policy)
-    call.set_preparation_deadline(promised.first_token_by_s(call.arrival_s))
+    first_token_by_s = promised.first_token_by_s(call.arrival_s)
+    if first_token_by_s is not None:
+        call.preparation.end_by(first_token_by_s)
     stream = _stream_choices(request, promised.report, warnings)
     params, keep_last = sampling_params(request, max_tokens, logprobs, info, limits)
     return RequestSettings(model, n, stream, promised, params, keep_last, logprobs, warnings)

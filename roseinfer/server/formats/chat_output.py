@@ -133,7 +133,7 @@ class ChatOutput:
         if document is not None:
             await self._backend.grammars.prove(document, asked.param)  # an error then names its field
         assert document is None or isinstance(document, JsonSchema)
-        made, ignored = await self._backend.prompts.offload.run(tool_constraint, calls, use, document, thinks)
+        made, ignored = await self._backend.offload.run(tool_constraint, calls, use, document, thinks)
         self.warnings += ignored
         return made, "tools"
 
@@ -158,7 +158,7 @@ class ChatOutput:
         reasoner = self._reasoner
         if reasoner is None:
             return None
-        self._inside = await self._backend.prompts.offload.run(reasoner.inside, prompt_ids)
+        self._inside = await self._backend.offload.run(reasoner.inside, prompt_ids)
         words: list[int] = []
         if self._budget is not None:
             words = self._backend.tokenizer.encode(LAST_WORDS + reasoner.end.text, add_special_tokens=False)

@@ -21,8 +21,8 @@ from roseinfer.server.http.errors import (
     body_too_slow,
     not_json,
     too_many_bodies,
+    too_many_values,
 )
-from roseinfer.server.http.json_counts import check_counts
 from roseinfer.server.http.limits import Limits
 
 # Time and size of the rest of a body that is read and discarded when the answer is sent before it has arrived.
@@ -78,7 +78,7 @@ class BodyReaders:
             raise body_too_large(limits.max_body_bytes)
         connection: ClientConnection = scope["extensions"][EXTENSION]
         if connection.body_complete:  # the usual case
-            data = await _read_body(receive, limits.max_body_bytes, _unbounded)
+            data = await _read_body(receive, limits.max_body_bytes)
         else:
             data = await self._read_slowly(receive, limits)
         check_counts(data, limits)
@@ -135,10 +135,6 @@ class BodyReaders:
             self.bytes -= reader.bytes
 
 
-def _unbounded(size: int) -> None:
-    """Count nothing: the body is in memory already."""
-
-
 def _check_content_type(value: bytes) -> None:
     """Raise `ApiError` 415 if it is not JSON. Browsers send JSON to another origin only after a CORS preflight."""
     kind = value.partition(b";")[0].strip().lower()
@@ -146,8 +142,8 @@ def _check_content_type(value: bytes) -> None:
         raise not_json(value.decode("latin-1"))
 
 
-async def _read_body(receive: Receive, limit: int, count: Callable[[int], None]) -> bytes:
-    """Return the body. `count` is called with the size of each part, and may raise."""
+async def _read_body(receive: Receive, limit: int, count: Callable[[int], None] | None = None) -> bytes:
+    """Return the body. `count`, if given, is called with the size of each part, and may raise."""
     parts, size = [], 0
     while True:
         message = await receive()
@@ -157,10 +153,45 @@ async def _read_body(receive: Receive, limit: int, count: Callable[[int], None])
         size += len(part)
         if size > limit:
             raise body_too_large(limit)
-        count(len(part))
+        if count is not None:
+            count(len(part))
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
+
+
+# --- limits on the JSON: before parsing, because parsing and validation block the event loop -----------------------
+def check_counts(data: bytes, limits: Limits) -> None:
+    """Raise `ApiError` 413 for too many objects, lists, strings or values.
+
+    Delimiters are counted first, which takes a millisecond for 1 MiB; they are an upper bound. Only if they exceed a
+    limit, those within strings are excluded.
+    """
+    # Each object, list or string takes at least two bytes.
+    if len(data) <= 2 * min(limits.max_json_objects, limits.max_json_lists, limits.max_json_strings):
+        return
+    if _exceeded(data, data.count(b'"') // 2, limits) is None:
+        return
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # the remaining quotes delimit strings
+    strings = plain.count(b'"') // 2
+    if strings <= limits.max_json_strings:  # otherwise splitting would make too many pieces
+        plain = b"".join(plain.split(b'"')[::2])
+    rejection = _exceeded(plain, strings, limits)
+    if rejection is not None:
+        raise rejection
+
+
+def _exceeded(data: bytes, strings: int, limits: Limits) -> ApiError | None:
+    """Return the error for the first exceeded limit. `data`: JSON, ideally without the contents of strings."""
+    if strings > limits.max_json_strings:
+        return too_many_values(limits.max_json_strings, "strings and names of fields")
+    if data.count(b"{") > limits.max_json_objects:
+        return too_many_values(limits.max_json_objects, "objects")
+    if data.count(b"[") > limits.max_json_lists:
+        return too_many_values(limits.max_json_lists, "lists")
+    if data.count(b",") > limits.max_json_values:
+        return too_many_values(limits.max_json_values, "values")
+    return None
 
 
 def parse_object(data: bytes) -> dict[str, Any]:

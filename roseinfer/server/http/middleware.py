@@ -21,11 +21,6 @@ MAX_ID_CHARS = 128
 _VALID = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARS}}}")
 
 
-def new_request_id() -> str:
-    """Return a unique id. It is not a secret."""
-    return f"{random.getrandbits(128):032x}"
-
-
 def check_request_id(value: str, param: str) -> str:
     if not _VALID.fullmatch(value):
         raise bad_request(f"{param} must be 1 to {MAX_ID_CHARS} visible ASCII characters", param)
@@ -70,7 +65,7 @@ class EdgeMiddleware:
             return
         started_s = time.monotonic()
         state = scope.setdefault("state", {})
-        state["request_id"] = new_request_id()
+        state["request_id"] = f"{random.getrandbits(128):032x}"  # unique, not a secret
         state["status"] = 0
         state["dialect"] = dialect = self._dialect(scope["path"])
 

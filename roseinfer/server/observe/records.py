@@ -220,7 +220,7 @@ def _record(
         stream=job.stream is not None,
         created_s=created_s,
         age_s=now_s - arrival_s,
-        slo=job.slo,
+        slo=job.meta.slo,
         outcome=end.outcome,
         finish=worst.finish or end.finish,
         reason=end.reason,
@@ -258,7 +258,7 @@ def _worst_sample(job: Job, progress: JobProgress) -> tuple[PromptRun, SampleRec
         run = progress.runs[0]
         return run, run.samples[0]
     pairs = ((run, sample) for run in progress.runs for sample in run.samples)
-    return max(pairs, key=lambda pair: _badness(job.slo, *pair))
+    return max(pairs, key=lambda pair: _badness(job.meta.slo, *pair))
 
 
 def _badness(slo: Slo | None, run: PromptRun, sample: SampleRecord) -> tuple[bool, float, float]:

@@ -2,13 +2,13 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from prometheus_client.core import Metric
 
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import Engine, EngineReport, StepRecord
 from roseinfer.server.http.errors import SloUnattainable
 from roseinfer.server.observe.exposition import Exposition, Snapshot
@@ -71,22 +71,20 @@ class SloMetrics:
         if end.outcome is not None:
             self._requests.labels(*self._values, name, end.outcome).inc(len(job.prompts))
         if isinstance(end.cause, SloUnattainable):
-            self._rejected(end.cause.rejection, name, len(job.prompts))
+            rejection = end.cause.rejection
+            self._rejections.labels(*self._values, rejection.reason, rejection.cause, name).inc(len(job.prompts))
         return end.outcome
 
     def _finished(self, job: Job, run: PromptRun, name: str) -> Outcome:
-        came = outcome(job.slo, run)
+        came = outcome(job.meta.slo, run)
         self._requests.labels(*self._values, name, came).inc()
-        if job.slo is None or came is Outcome.TIMEOUT:
+        if job.meta.slo is None or came is Outcome.TIMEOUT:
             return came
         seen = worst_latencies([run])
         if seen is not None:
-            for objective, slack in slack_s(job.slo, seen).items():
+            for objective, slack in slack_s(job.meta.slo, seen).items():
                 self._slack.labels(*self._values, name, objective).observe(slack)
         return came
-
-    def _rejected(self, rejection: Rejection, name: str, prompts: int) -> None:
-        self._rejections.labels(*self._values, rejection.reason, rejection.cause, name).inc(prompts)
 
 
 def _worst(outcomes: Iterable[Outcome]) -> Outcome:
@@ -168,7 +166,8 @@ class RequestReports:
 
     def why(self, job: Job, progress: JobProgress, now_s: float) -> dict[str, Any]:
         """Return `usage.slo.why` of a request whose samples have ended."""
-        return why_json(self._records.of(job, progress, now_s, _worst(outcome(job.slo, run) for run in progress.runs)))
+        worst = _worst(outcome(job.meta.slo, run) for run in progress.runs)
+        return why_json(self._records.of(job, progress, now_s, worst))
 
 
 class EngineOwner(Protocol):
@@ -226,7 +225,7 @@ class Observation:
         steps = self.steps
         steps.expect([report.engine for report in engine.reports()])
         if self._owner is None:
-            engine.on_step(lambda record: steps.step(0, record))
+            engine.on_step(partial(steps.step, 0))
         if engine.several:
             self._routing = RoutingMetrics(self.registry, self._model_name, steps.forget)
             engine.on_routing(self._routing)

@@ -41,8 +41,8 @@ def of_job(job: Job) -> Attributes:
         "roseinfer.api": job.api,
         "roseinfer.slo.class": slo_class_name(job),
     }
-    if job.slo is not None:
-        promised = (job.slo.ttft_s, job.slo.tpot_s, job.slo.e2e_s)
+    if job.meta.slo is not None:
+        promised = (job.meta.slo.ttft_s, job.meta.slo.tpot_s, job.meta.slo.e2e_s)
         asked |= {f"roseinfer.slo.{name}_ms": _ms(limit) for name, limit in zip(OBJECTIVES, promised, strict=True)}
     return _known(asked)
 

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import RequestFailedError, RoseinferError
 from roseinfer.core.outputs import COMPLETE, FinishReason
-from roseinfer.core.request import Prompt
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk, Submission
 from roseinfer.server.http.errors import ApiError, SloUnattainable, deadline_exceeded
 from roseinfer.server.request.job import Job, JobProgress, PromptRun, SampleRecord, UnreadRequest
@@ -73,7 +72,10 @@ class Generation:
     def __init__(self, job: Job, engine: Engine, ids: Iterator[int], observer: Observer, clock: Clock) -> None:
         self.job = job
         # For all prompts: those never submitted because the client left count as ended too.
-        runs = [_run_of(job, prompt) for prompt in job.prompts]
+        runs = [
+            PromptRun(len(prompt.ids), prompt.params.max_tokens, job.arrival_s, [SampleRecord() for _ in range(job.n)])
+            for prompt in job.prompts
+        ]
         self.progress = JobProgress(runs, job.parser is not None)
         self._engine = engine
         self._ids = ids
@@ -134,11 +136,10 @@ class Generation:
             sample.why = chunk.why
         if chunk.events is not None:
             sample.note_events(chunk)
-        if chunk.finish_reason is not None:
-            sample.note_end(chunk)
         if new_tokens > 0:
             self._note_tokens(run, sample, new_tokens)
         if chunk.finish_reason is not None:
+            sample.finish_reason, sample.times, sample.preemptions = chunk.finish_reason, chunk.times, chunk.preemptions
             self._check_end(sample, chunk)
 
     def _check_end(self, sample: SampleRecord, chunk: SequenceChunk) -> None:
@@ -163,11 +164,6 @@ class Generation:
         else:
             sample.first_s = now_s
         sample.last_s = now_s
-
-
-def _run_of(job: Job, prompt: Prompt) -> PromptRun:
-    samples = [SampleRecord() for _ in range(job.n)]
-    return PromptRun(len(prompt.ids), prompt.params.max_tokens, job.arrival_s, samples)
 
 
 class _PromptSink:

@@ -1,6 +1,5 @@
 """One inference request from its body to its answer."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -13,14 +12,13 @@ from roseinfer.core.errors import TooManyInflightError
 from roseinfer.server.http.auth import key_digest
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.connection import EXTENSION, ClientConnection
-from roseinfer.server.http.errors import ApiError, Dialect, as_api_error, deadline_exceeded, too_many_inflight
+from roseinfer.server.http.errors import ApiError, Dialect, as_api_error, too_many_inflight
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.middleware import check_request_id
 from roseinfer.server.request.generation import Generation, Receiver
 from roseinfer.server.request.job import Job, Usage, slo_usage
-from roseinfer.server.request.lifecycle import Guard, Ticket
+from roseinfer.server.request.lifecycle import Guard, RequestGuard, Ticket
 from roseinfer.server.request.objectives import Headers
-from roseinfer.server.request.preparation import PreparationGuard
 from roseinfer.server.request.receivers import AllBegun, Body, Encoder, EventStream, StreamAnswer, WholeAnswer
 from roseinfer.server.request.service import Backend, Service
 from roseinfer.text.tokenizer import Tokenizer
@@ -32,14 +30,17 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Context of one request. `request_id`: from X-Request-Id, else from the body, else random."""
+    """Context of one request. `request_id`: from X-Request-Id, else from the body, else random.
+
+    `preparation`: guard of everything before the run on the engine.
+    """
 
     service: Service
     backend: Backend
     state: dict[str, Any]
     arrival_s: float
-    headers: Headers = ()
-    preparation: PreparationGuard | None = None
+    headers: Headers
+    preparation: RequestGuard
 
     @property
     def limits(self) -> Limits:
@@ -53,11 +54,6 @@ class RequestContext:
     @property
     def request_id(self) -> str:
         return self.state["request_id"]
-
-    def set_preparation_deadline(self, by_s: float | None) -> None:
-        """Set the deadline for the preparation; None = no deadline. Raises `ApiError` 504 if it has passed."""
-        if by_s is not None and self.preparation is not None:
-            self.preparation.end_by(by_s)
 
     def offer_request_id(self, value: str | None) -> None:
         """Use the id from the body unless a header gave one. Raises `ApiError` 400 if it is invalid."""
@@ -118,7 +114,7 @@ class Inference:
         except ApiError as error:
             service.rejected_unread(scope["state"]["request_id"], self.path, arrival_s, error)
             raise
-        with service.lifecycle.ticket() as ticket:
+        with Ticket(service.lifecycle) as ticket:
             try:
                 preparation = service.prepare(scope)
                 with preparation:
@@ -148,9 +144,7 @@ class StandardRun:
         self._job = job
         self._connection = connection
         self._ticket = ticket
-        self._guard = Guard()
-        self._refusable = job.has_objectives and backend.info.policy.sheds
-        self._limited = job.meta.deadline_s is not None or job.first_token_by_s is not None
+        self._guard = RequestGuard(service.lifecycle, connection, service.clock)
         self._generation = Generation(job, backend.engine, backend.engine_ids, backend.observer, service.clock)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,17 +181,18 @@ class StandardRun:
         return await self._service.offload.run(answer.body, usage)
 
     async def _answer_stream(self, send: Send) -> None:
-        encoder = self._format.events(self._job, self._backend.tokenizer, self._generation.progress.usage)
+        job, service = self._job, self._service
+        encoder = self._format.events(job, self._backend.tokenizer, self._generation.progress.usage)
         events = EventStream(send, self._connection, encoder.filler)
-        heavy = self._job.echo and self._job.logprobs is not None
-        interval_s = self._service.config.sse_keep_alive_interval
-        offload = self._service.offload if heavy else None
-        answer = StreamAnswer(encoder, events, interval_s, offload, self._refusable or self._limited)
-        together = self._refusable and len(self._job.prompts) > 1
-        receiver = AllBegun(answer, len(self._job.prompts)) if together else answer
+        interval_s = service.config.sse_keep_alive_interval
+        offload = service.offload if job.echo and job.logprobs is not None else None
+        sheds = job.has_objectives and self._backend.info.policy.sheds
+        refusable = sheds or job.meta.deadline_s is not None or job.first_token_by_s is not None
+        answer = StreamAnswer(encoder, events, interval_s, offload, refusable, self._on_engine_done)
+        receiver = AllBegun(answer, len(job.prompts)) if sheds and len(job.prompts) > 1 else answer
         try:
-            last = await self._run(_EndNotifier(receiver, self._on_engine_done), answer.run)
-            await self._deliver(events.close(last + encoder.tail(self._usage())))
+            last = await self._run(receiver, answer.run)
+            await self._deliver(events.write(last + encoder.tail(self._usage()), last=True))
         except ClientDisconnect:
             return
         except Exception as error:
@@ -238,53 +233,19 @@ class StandardRun:
         cause: BaseException | None = None
         clock, observer = self._service.clock, self._backend.observer
         observer.started(self._job, self._generation.progress, self._state, clock.now())
-        self._connection.on_disconnect(self._on_disconnect)
-        lifecycle = self._service.lifecycle
         try:
-            lifecycle.begin(self._guard)
             with self._guard:
-                timer = self._first_token_timer()
-                try:
-                    self._start(receiver)
-                    result = await work()
-                finally:
-                    if timer is not None:
-                        timer.cancel()
-            lifecycle.finished(len(self._job.prompts))
+                if self._job.first_token_by_s is not None:
+                    self._guard.end_by(self._job.first_token_by_s, lambda: self._generation.progress.begun)
+                self._start(receiver)
+                result = await work()
+            self._service.lifecycle.finished(len(self._job.prompts))
             return result
         except BaseException as error:
             cause = error
             raise
         finally:
-            lifecycle.end(self._guard)
-            self._connection.on_disconnect(None)
             self._generation.cancel()
             observer.ended(self._job, self._generation.progress, clock.now(), cause)
             if self._backend.lengths is not None:
                 self._backend.lengths.ended(self._job, self._generation.progress)
-
-    def _first_token_timer(self) -> asyncio.TimerHandle | None:
-        by_s = self._job.first_token_by_s
-        if by_s is None:
-            return None
-        return asyncio.get_running_loop().call_later(max(0.0, by_s - self._service.clock.now()), self._on_late)
-
-    def _on_late(self) -> None:
-        if not self._generation.progress.begun:
-            self._guard.interrupt(deadline_exceeded())
-
-    def _on_disconnect(self) -> None:
-        self._guard.interrupt(ClientDisconnect())
-
-
-class _EndNotifier:
-    """Receiver that passes everything on and calls `on_end` first at the end."""
-
-    def __init__(self, receiver: Receiver, on_end: Callable[[], None]) -> None:
-        self.put = receiver.put
-        self._end = receiver.end
-        self._on_end = on_end
-
-    def end(self, error: Exception | None) -> None:
-        self._on_end()
-        self._end(error)

@@ -70,11 +70,7 @@ class Job:
 
     @property
     def has_objectives(self) -> bool:
-        return self.slo is not None and not self.slo.empty
-
-    @property
-    def slo(self) -> Slo | None:
-        return self.meta.slo
+        return self.meta.slo is not None and not self.meta.slo.empty
 
     @property
     def num_choices(self) -> int:
@@ -111,12 +107,6 @@ class SampleRecord:
     def note_events(self, chunk: SequenceChunk) -> None:
         self.reasoning_tokens, self.parse_failures = chunk.reasoning_tokens, chunk.parse_failures
         self.calls += sum(type(event) is CallEnd and event.complete for event in chunk.events or ())
-
-    def note_end(self, chunk: SequenceChunk) -> None:
-        """Note the last chunk."""
-        self.finish_reason = chunk.finish_reason
-        self.times = chunk.times
-        self.preemptions = chunk.preemptions
 
 
 @dataclass(slots=True)
@@ -284,7 +274,7 @@ def request_end(cause: BaseException | None) -> RequestEnd:
 
 
 def slo_class_name(job: Job) -> str:
-    return NO_CLASS if job.slo is None else job.slo.class_name
+    return NO_CLASS if job.meta.slo is None else job.meta.slo.class_name
 
 
 def slo_usage(job: Job, runs: Sequence[PromptRun]) -> dict[str, Any]:
@@ -293,5 +283,5 @@ def slo_usage(job: Job, runs: Sequence[PromptRun]) -> dict[str, Any]:
     return {
         "ttft_ms": None if seen is None else round(seen.ttft_s * 1000, 3),
         "tpot_ms": None if seen is None else round(seen.tpot_s * 1000, 3),
-        "met": all(outcome(job.slo, run) is Outcome.MET for run in runs) if job.has_objectives else None,
+        "met": all(outcome(job.meta.slo, run) is Outcome.MET for run in runs) if job.has_objectives else None,
     }

@@ -9,8 +9,11 @@ from enum import Enum
 from types import TracebackType
 from typing import Protocol
 
+from starlette.requests import ClientDisconnect
+
 from roseinfer.core.clock import Clock
-from roseinfer.server.http.errors import ApiError, unavailable
+from roseinfer.server.http.connection import ClientConnection
+from roseinfer.server.http.errors import ApiError, deadline_exceeded, unavailable
 
 
 class Guard:
@@ -105,6 +108,8 @@ class Occupancy:
 class Ticket:
     """Context manager that counts one request in the server, with one prompt until `grow` sets their number.
 
+    Enter only if `Lifecycle.refusal` returns None.
+
     `release` may come earlier, when the engine has finished and only the answer remains to be sent.
     """
 
@@ -180,10 +185,6 @@ class Lifecycle:
     def retry_after_s(self, prompts: int) -> float:
         """Estimate the seconds until that many more prompts have finished."""
         return self._rate.seconds_for(math.ceil(prompts * self._share))
-
-    def ticket(self) -> Ticket:
-        """Return a ticket for a request that `refusal` let enter."""
-        return Ticket(self)
 
     def take_room(self, requests: int, prompts: int) -> None:
         """Add to the counts; negative numbers release."""
@@ -261,6 +262,58 @@ class Lifecycle:
         while not condition():
             self._changed.clear()
             await self._changed.wait()
+
+
+class RequestGuard(Guard):
+    """Guard of one request. A disconnect of the client, its deadline and a shutdown interrupt it.
+
+    Raises the cause: `ClientDisconnect`, or `ApiError` 504 or 503.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, connection: ClientConnection, clock: Clock) -> None:
+        super().__init__()
+        self._lifecycle = lifecycle
+        self._connection = connection
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        self._lifecycle.begin(self)
+        self._connection.on_disconnect(self._on_disconnect)
+        try:
+            super().__enter__()
+        except Exception:
+            self._leave()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave()
+        super().__exit__(kind, error, traceback)
+
+    def _leave(self) -> None:
+        self._lifecycle.end(self)
+        self._connection.on_disconnect(None)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def end_by(self, by_s: float, unless: Callable[[], bool] | None = None) -> None:
+        """Set the deadline on the given clock, which counts unless `unless` returns True then.
+
+        Raises `ApiError` 504 if it has passed.
+        """
+        left_s = by_s - self._clock.now()
+        if left_s <= 0:
+            raise deadline_exceeded()
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._on_late, unless)
+
+    def _on_late(self, unless: Callable[[], bool] | None) -> None:
+        if unless is None or not unless():
+            self.interrupt(deadline_exceeded())
+
+    def _on_disconnect(self) -> None:
+        self.interrupt(ClientDisconnect())
 
 
 def _draining() -> ApiError:

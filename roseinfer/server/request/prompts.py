@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 
 from roseinfer.core.request import context_error
 from roseinfer.server.http.errors import ApiError, bad_request
-from roseinfer.server.text_work.offload import Offload
 from roseinfer.server.text_work.texts import Texts
-from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.worker.messages import Decoded as DecodedText
 from roseinfer.text.worker.messages import DecodeIds, EncodeChat, EncodeTexts, Listed, ListTokens, TextIds
 from roseinfer.text.worker.perform import MAX_PLAUSIBLE_CHARS_PER_TOKEN, SPARE_TOKENS, check_length
@@ -44,14 +42,10 @@ class ChatPrompt(NamedTuple):
 
 
 class PromptEncoder:
-    """Encoder of prompts. `offload`: threads for other work during preparation."""
+    """Encoder of prompts."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, texts: Texts, offload: Offload, max_model_len: int, vocab_size: int
-    ) -> None:
+    def __init__(self, texts: Texts, max_model_len: int, vocab_size: int) -> None:
         """Raise `ConfigError` if the chat template does not compile, unless `texts` have been started."""
-        self.tokenizer = tokenizer
-        self.offload = offload
         self._texts = texts
         self._facts = texts.facts
         self._max_model_len = max_model_len

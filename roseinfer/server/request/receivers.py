@@ -1,7 +1,7 @@
 """Receivers of a job's chunks: a streamed answer and a whole one. `Encoder` and `Body` define their format."""
 
 import asyncio
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from typing import Any, Protocol
 
 from starlette.types import Send
@@ -103,9 +103,11 @@ class EventStream:
         self._wire = wire
         self._filler = filler
         self.started = False
+        # Writes an event at once if `open`. Called once per token, so no method in between.
+        self.write_now = wire.write
 
     async def write(self, data: bytes, last: bool = False) -> None:
-        """Write, and wait while the client reads slowly."""
+        """Write, and wait while the client reads slowly. `last`: end the answer."""
         if not self.started:
             self.started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -116,13 +118,6 @@ class EventStream:
     def open(self) -> bool:
         """True if `write_now` may be called: the head is sent and the client keeps up."""
         return self.started and not self._wire.write_paused
-
-    def write_now(self, data: bytes) -> None:
-        self._wire.write(data)
-
-    async def close(self, data: bytes) -> None:
-        """Write the normal end."""
-        await self.write(data, last=True)
 
     async def fail(self, data: bytes) -> None:
         """Write a last event without an end, unless the client reads slowly. The server then cuts the connection."""
@@ -138,6 +133,7 @@ class StreamAnswer:
 
     `keep_alive_s`: seconds between comments on an idle stream, 0 = none. `offload`: threads for expensive encoding, or
     None. `refusable`: a rejection is still possible before the first event, so no comment may send status 200.
+    `on_end`: called at the end of the generation.
     """
 
     def __init__(
@@ -147,12 +143,14 @@ class StreamAnswer:
         keep_alive_s: float,
         offload: Offload | None,
         refusable: bool = False,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self._encoder = encoder
         self._events = events
         self._keep_alive_s = keep_alive_s
         self._offload = offload
         self._refusable = refusable
+        self._on_end = on_end
         self._news = asyncio.Event()
         self._waiting = False
         self._idle = True
@@ -178,6 +176,8 @@ class StreamAnswer:
         self._idle = False
 
     def end(self, error: Exception | None) -> None:
+        if self._on_end is not None:
+            self._on_end()
         self._ended = True
         self._error = error
         self._news.set()
@@ -187,7 +187,10 @@ class StreamAnswer:
         self._set_timer()
         try:
             while True:
-                await self._next_news()
+                self._waiting = self._offload is None
+                await self._news.wait()
+                self._waiting = False
+                self._news.clear()
                 if self._error is not None:
                     raise self._error
                 data = await self._take_due()
@@ -202,12 +205,6 @@ class StreamAnswer:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-
-    async def _next_news(self) -> None:
-        self._waiting = self._offload is None
-        await self._news.wait()
-        self._waiting = False
-        self._news.clear()
 
     async def _take_due(self) -> bytes:
         if not self._encoder.due:

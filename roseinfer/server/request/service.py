@@ -22,8 +22,7 @@ from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.grammars import GrammarObserver, Grammars
 from roseinfer.server.request.job import UnreadRequest
 from roseinfer.server.request.length_prediction import LengthObserver, LengthPrediction, length_prediction
-from roseinfer.server.request.lifecycle import DRAINING_RETRY_S, Lifecycle, Occupancy
-from roseinfer.server.request.preparation import PreparationGuard
+from roseinfer.server.request.lifecycle import DRAINING_RETRY_S, Lifecycle, Occupancy, RequestGuard
 from roseinfer.server.request.prompts import PromptEncoder
 from roseinfer.server.request.slo_classes import SloClasses, configured_classes
 from roseinfer.server.request.speech import Speech
@@ -52,21 +51,19 @@ class ObserverFactory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Engine and the objects that need it."""
+    """Engine and the objects that need it. `offload`: threads for work during preparation."""
 
     engine: Engine
     info: EngineInfo
+    tokenizer: Tokenizer
     prompts: PromptEncoder
+    offload: Offload
     observer: Observer
     grammars: Grammars
     speech: Speech
     on_text: Callable[[str, float], None]
     lengths: LengthPrediction | None = None
     engine_ids: "itertools.count[int]" = field(default_factory=itertools.count)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.prompts.tokenizer
 
 
 class Service:
@@ -119,15 +116,22 @@ class Service:
         info = engine.info
         self.texts = texts = self.texts or Texts(tokenizer, self._on_refused_text, self._on_text)
         self.lifecycle.on_end(texts.refuse)
-        prompts = PromptEncoder(
-            tokenizer, texts, self._preparation_offload, info.facts.max_model_len, info.facts.vocab_size
-        )
         observer = self._observing.attach(engine)
         path = self.config.length_predictor
         lengths = length_prediction(path, tokenizer, self._preparation_offload, self._observing.lengths)
         grammars = Grammars(tokenizer, info.facts.vocab_size, info.facts.eos_token_ids, self._observing.grammars())
-        speech = Speech.of(tokenizer, self.config)
-        self._backend = Backend(engine, info, prompts, observer, grammars, speech, self._observing.texts(), lengths)
+        self._backend = Backend(
+            engine=engine,
+            info=info,
+            tokenizer=tokenizer,
+            prompts=PromptEncoder(texts, info.facts.max_model_len, info.facts.vocab_size),
+            offload=self._preparation_offload,
+            observer=observer,
+            grammars=grammars,
+            speech=Speech.of(tokenizer, self.config),
+            on_text=self._observing.texts(),
+            lengths=lengths,
+        )
         self.lifecycle.ready()
 
     @property
@@ -207,9 +211,9 @@ class Service:
         body = await self.bodies.read_json(scope, receive, self.limits)
         return backend if arrived else self.admit(), body
 
-    def prepare(self, scope: Scope) -> PreparationGuard:
+    def prepare(self, scope: Scope) -> RequestGuard:
         """Return the context manager for the preparation of a request."""
-        return PreparationGuard(self.lifecycle, scope["extensions"][EXTENSION], self.clock)
+        return RequestGuard(self.lifecycle, scope["extensions"][EXTENSION], self.clock)
 
     def rejected_unread(self, request_id: str, path: str, arrival_s: float, error: ApiError) -> None:
         """Record a request for which `read` raised `error`. Without an engine there are no records."""

@@ -22,6 +22,7 @@ from roseinfer.server.formats.responses.request import InputTokensRequest
 from roseinfer.server.formats.responses.stored_items import input_items
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import ApiError, bad_request
+from roseinfer.server.request.lifecycle import Ticket
 from roseinfer.server.request.service import Service
 from roseinfer.server.response_store.records import Key, StoredResponse, StoreFailedError
 from roseinfer.server.response_store.shared import SharedResponses
@@ -49,7 +50,7 @@ def add(app: FastAPI, service: Service, history: History) -> None:
 
     async def count_input_tokens(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
-        with service.lifecycle.ticket(), service.prepare(request.scope):
+        with Ticket(service.lifecycle), service.prepare(request.scope):
             wanted = service.parser.parse(InputTokensRequest, body)
             service.resolve_model(wanted.model)
             whole = await history.whole(wanted, request.headers.raw, service.limits.max_body_bytes)

@@ -17,6 +17,7 @@ from roseinfer.server.formats.unsupported import check_extras
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import unknown_fields
+from roseinfer.server.request.lifecycle import Ticket
 from roseinfer.server.request.prompts import PromptEncoder
 from roseinfer.server.request.service import Service
 from roseinfer.text.tokenizer import Tokenizer
@@ -26,7 +27,7 @@ from roseinfer.text.worker.messages import Listed
 def add(app: FastAPI, service: Service) -> None:
     async def tokenize(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
-        with service.lifecycle.ticket(), service.prepare(request.scope):
+        with Ticket(service.lifecycle), service.prepare(request.scope):
             wanted = service.parser.parse(TokenizeRequest, body)
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)
@@ -38,7 +39,7 @@ def add(app: FastAPI, service: Service) -> None:
 
     async def detokenize(request: Request) -> Response:
         backend, body = await service.read(request.scope, request.receive)
-        with service.lifecycle.ticket(), service.prepare(request.scope):
+        with Ticket(service.lifecycle), service.prepare(request.scope):
             wanted = service.parser.parse(DetokenizeRequest, body)
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)

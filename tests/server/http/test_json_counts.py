@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from roseinfer.core.config.server import ServerConfig
+from roseinfer.server.http.body import check_counts
 from roseinfer.server.http.errors import ApiError
-from roseinfer.server.http.json_counts import check_counts
 from roseinfer.server.http.limits import Limits
 from tests.server.live import LiveServer
 

@@ -6,7 +6,7 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.server.http.errors import ApiError, unavailable
-from roseinfer.server.request.lifecycle import MAX_RETRY_S, DrainRate, Guard, Lifecycle
+from roseinfer.server.request.lifecycle import MAX_RETRY_S, DrainRate, Guard, Lifecycle, Ticket
 
 
 def test_drain_rate() -> None:
@@ -41,14 +41,14 @@ def test_phases() -> None:
 def test_room_is_counted_in_prompts() -> None:
     lifecycle = Lifecycle(4, ManualClock())
     lifecycle.ready()
-    with lifecycle.ticket() as ticket:
+    with Ticket(lifecycle) as ticket:
         ticket.grow(3)
         assert code(lifecycle) is None
-        with lifecycle.ticket():
+        with Ticket(lifecycle):
             assert (lifecycle.requests, lifecycle.room.prompts) == (2, 4)
             assert code(lifecycle) == "queue_full"
         assert code(lifecycle) is None
-    with pytest.raises(ZeroDivisionError), lifecycle.ticket():
+    with pytest.raises(ZeroDivisionError), Ticket(lifecycle):
         raise ZeroDivisionError
     assert (lifecycle.requests, lifecycle.room.prompts) == (0, 0)
 

@@ -8,7 +8,7 @@ import pytest
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import TooManyInflightError
 from roseinfer.processes.shared_rows import SharedRows
-from roseinfer.server.request.lifecycle import Lifecycle
+from roseinfer.server.request.lifecycle import Lifecycle, Ticket
 from roseinfer.server.workers.counters import WORKER_ROWS, SharedInflight, SharedOccupancy
 
 WORKERS = 3
@@ -25,7 +25,7 @@ def test_the_queue_is_full_for_all_workers_at_once(counters: SharedRows[Any]) ->
     ]
     for lifecycle in lifecycles:
         lifecycle.ready()
-    with lifecycles[0].ticket() as ticket, lifecycles[1].ticket():
+    with Ticket(lifecycles[0]) as ticket, Ticket(lifecycles[1]):
         assert all(lifecycle.refusal() is None for lifecycle in lifecycles)
         ticket.grow(2)
         codes = [refused.code for lifecycle in lifecycles if (refused := lifecycle.refusal()) is not None]

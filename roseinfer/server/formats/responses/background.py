@@ -77,7 +77,7 @@ class _BackgroundAnswer:
         streamed = self._job.stream is not None
         job = replace(self._job, store_answer=running.keep, stream=self._job.stream or _UNREAD)
         connection = _Unwatched(self._connection if streamed else None)
-        with self._call.service.lifecycle.ticket() as place:
+        with Ticket(self._call.service.lifecycle) as place:
             self._place.release()  # the connection would hold it for as long as its client reads
             place.grow(len(job.prompts))
             run = StandardRun(self._call, self._format, job, connection, place)
