@@ -83,19 +83,16 @@ class EngineMonitor:
 
     def _handle(self, message: EngineMessage) -> None:
         if isinstance(message, Outputs | Heartbeat):
-            self._note_alive(message)
+            self._stats = message.stats
+            self._heartbeat_s = self._clock.now()
+            for step in message.steps:
+                for listener in self._step_listeners:
+                    listener(step)
         elif isinstance(message, Failed):
             self._failed(message)
 
     def _failed(self, message: Failed) -> None:
         self._on_death(f"the engine failed: {message.message}")
-
-    def _note_alive(self, message: Outputs | Heartbeat) -> None:
-        self._stats = message.stats
-        self._heartbeat_s = self._clock.now()
-        for step in message.steps:
-            for listener in self._step_listeners:
-                listener(step)
 
     def _on_death(self, reason: str) -> None:
         if self._death is None and not self._closed:

@@ -195,9 +195,9 @@ class EngineCore:
         self._compiling.append(held)
 
     def _check_logprobs(self, params: SamplingParams) -> None:
-        wanted = next((name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) is not None), None)
-        if wanted is not None and not self.runner.capabilities.logprobs:
-            raise InvalidRequestError(f"{wanted}: not supported by a priced engine, which has no model", wanted)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(params, name) is not None and not self.runner.capabilities.logprobs:
+                raise InvalidRequestError(f"{name}: not supported by a priced engine, which has no model", name)
 
     def _check_vocabulary(self, name: str, ids: Sequence[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):

@@ -141,14 +141,10 @@ class LiveRequests:
             request = replace(request, prompt=replace(prompt, meta=meta))
         live = LiveRequest(self, request, [self._text(request, i) for i in range(request.n)], sink)
         if prompt.params.seed is None:
-            live.seed = self._draw(info.seed, request.n)
+            # Drawn in the client, so that another engine that continues the request draws the same tokens.
+            self._seeds = self._seeds or Seeds(info.seed, self._prefix)
+            live.seed = self._seeds.draw(request.n)
         return live
-
-    def _draw(self, seed: int, samples: int) -> int:
-        """Draw a seed in the client, so that another engine that continues the request draws the same tokens."""
-        if self._seeds is None:
-            self._seeds = Seeds(seed, self._prefix)
-        return self._seeds.draw(samples)
 
     def _check(self, request: GenerateRequest, info: EngineInfo) -> None:
         self._inflight.check()

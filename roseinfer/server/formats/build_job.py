@@ -71,10 +71,10 @@ def read_settings(
     classes = call.service.slo_classes
     if request.service_tier not in ANY_TIER and request.service_tier not in classes.service_tiers:
         warnings.append("service_tier")
-    promised = objectives(request, call.headers, classes, model, call.key, info.policy)
-    first_token_by_s = promised.first_token_by_s(call.arrival_s)
-    if first_token_by_s is not None:
-        call.preparation.end_by(first_token_by_s)
+    promised = objectives(request, call.headers, call.arrival_s, classes, model, call.key, info.policy)
+    deadlines_s = [by_s for by_s in (promised.meta.deadline_s, promised.first_token_by_s) if by_s is not None]
+    if deadlines_s:
+        call.preparation.end_by(min(deadlines_s))
     stream = _stream_choices(request, promised.report, warnings)
     params, keep_last = sampling_params(request, max_tokens, logprobs, info, limits)
     return RequestSettings(model, n, stream, promised, params, keep_last, logprobs, warnings)
@@ -106,13 +106,12 @@ def build_job(
     """
     promised, limits = settings.objectives, call.service.limits
     context = call.backend.info.facts.max_model_len
-    meta = promised.meta(call.arrival_s, request.cache_salt or "")
     prompts = []
     total = 0
     for entry in encoded:
         fitted = fit(params, len(entry.ids), context, param)
         total += settings.n * (len(entry.ids) + fitted.max_tokens)
-        prompts.append(Prompt(entry.ids, fitted, meta, output.guide))
+        prompts.append(Prompt(entry.ids, fitted, promised.meta, output.guide))
     if total > limits.max_total_tokens:
         message = f"n x (prompt + max_tokens) over all prompts is {total} tokens"
         raise bad_request(f"{message}, at most {limits.max_total_tokens} are allowed", "n")
@@ -124,7 +123,7 @@ def build_job(
         model=settings.model,
         created=int(time.time()),
         arrival_s=call.arrival_s,
-        meta=meta,
+        meta=promised.meta,
         prompts=tuple(prompts),
         n=settings.n,
         parser=output.parser,
@@ -136,7 +135,7 @@ def build_job(
         return_token_ids=bool(request.return_token_ids),
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
         warnings=tuple(warnings[: limits.max_warnings]),
-        first_token_by_s=None if promised.ttl_s is None else call.arrival_s + promised.ttl_s,
+        first_token_by_s=promised.first_token_by_s,
         report_slo=promised.report,
         report_why=promised.why,
         tool_parser=output.tool_parser,

@@ -5,9 +5,10 @@ format is used.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Generic, TypeVar
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -71,50 +72,29 @@ class Family(msgspec.Struct, frozen=True):
         return histograms
 
 
-class Counters:
-    """Counters of one metric by labels. `labels` creates a series, `drop` removes it."""
+Series = TypeVar("Series", Counter, Histogram)
 
-    def __init__(self, width: int, series: dict[Labels, list[float]]) -> None:
+
+class LabelledSeries(Generic[Series]):
+    """Series of one metric by labels. `labels` creates a series with `make`, `drop` removes it."""
+
+    def __init__(self, make: Callable[[list[float]], Series], width: int, numbers: dict[Labels, list[float]]) -> None:
+        self._make: Callable[[list[float]], Series] = make
         self._width = width
-        self._numbers = series
-        self._series: dict[Labels, Counter] = {}
+        self._numbers = numbers
+        self._series: dict[Labels, Series] = {}
 
-    def labels(self, *values: str) -> Counter:
+    def labels(self, *values: str) -> Series:
         found = self._series.get(values)
         if found is None:
-            found = self._series[values] = Counter(self._numbers.setdefault(values, [0.0] * self._width))
+            found = self._series[values] = self._make(self._numbers.setdefault(values, [0.0] * self._width))
         return found
 
     def drop(self, *first: str) -> None:
         """Remove all series whose labels begin with `first`."""
-        _drop(self._numbers, self._series, first)
-
-
-def _drop(numbers: dict[Labels, list[float]], series: dict[Labels, Any], first: Labels) -> None:
-    for values in [values for values in numbers if values[: len(first)] == first]:
-        del numbers[values]
-        series.pop(values, None)
-
-
-class Histograms:
-    """Histograms of one metric by labels. `labels` creates a series, `drop` removes it."""
-
-    def __init__(self, bounds: Sequence[float], width: int, series: dict[Labels, list[float]]) -> None:
-        self._bounds = bounds
-        self._width = width
-        self._numbers = series
-        self._series: dict[Labels, Histogram] = {}
-
-    def labels(self, *values: str) -> Histogram:
-        found = self._series.get(values)
-        if found is None:
-            numbers = self._numbers.setdefault(values, [0.0] * self._width)
-            found = self._series[values] = Histogram(self._bounds, numbers)
-        return found
-
-    def drop(self, *first: str) -> None:
-        """Remove all series whose labels begin with `first`."""
-        _drop(self._numbers, self._series, first)
+        for values in [values for values in self._numbers if values[: len(first)] == first]:
+            del self._numbers[values]
+            self._series.pop(values, None)
 
 
 class MetricRegistry:
@@ -124,13 +104,13 @@ class MetricRegistry:
         self._families: list[Family] = []
         self._numbers: Numbers = {}
 
-    def counters(self, name: str, help: str, labels: Labels) -> Counters:
+    def counters(self, name: str, help: str, labels: Labels) -> LabelledSeries[Counter]:
         family = Family(name, help, labels)
-        return Counters(family.width, self._declare(family))
+        return LabelledSeries(Counter, family.width, self._declare(family))
 
-    def histograms(self, name: str, help: str, bounds: Sequence[float], labels: Labels) -> Histograms:
+    def histograms(self, name: str, help: str, bounds: Sequence[float], labels: Labels) -> LabelledSeries[Histogram]:
         family = Family(name, help, labels, tuple(bounds))
-        return Histograms(bounds, family.width, self._declare(family))
+        return LabelledSeries(partial(Histogram, bounds), family.width, self._declare(family))
 
     def _declare(self, family: Family) -> dict[Labels, list[float]]:
         assert family.name not in self._numbers, f"{family.name} is declared twice"

@@ -199,11 +199,8 @@ def worst_latencies(runs: Sequence[PromptRun]) -> Latencies | None:
     samples = [(run, sample) for run in runs for sample in run.samples]
     if not samples or any(not sample.first_s for _, sample in samples):
         return None
-    return Latencies(
-        max(sample.first_s - run.arrival_s for run, sample in samples),
-        max(tpot_s(sample) for _, sample in samples),
-        max(sample.last_s - run.arrival_s for run, sample in samples),
-    )
+    seen = [(each.first_s - run.arrival_s, tpot_s(each), each.last_s - run.arrival_s) for run, each in samples]
+    return Latencies(*map(max, zip(*seen, strict=True)))
 
 
 def tpot_s(sample: SampleRecord) -> float:
@@ -220,10 +217,11 @@ def slack_s(slo: Slo, seen: Latencies) -> dict[str, float]:
 
 def outcome(slo: Slo | None, run: PromptRun) -> Outcome:
     """Return the outcome of a prompt whose samples all ended."""
-    if any(sample.finish_reason is FinishReason.TIMEOUT for sample in run.samples):
+    reasons = {sample.finish_reason for sample in run.samples}
+    if FinishReason.TIMEOUT in reasons:
         return Outcome.TIMEOUT
     seen = worst_latencies([run])
-    if seen is None or any(sample.finish_reason not in COMPLETE for sample in run.samples):
+    if seen is None or not reasons.issubset(COMPLETE):
         return Outcome.FAILED
     late = slo.missed(*seen) if slo else []
     return Outcome(f"missed_{late[0]}") if late else Outcome.MET

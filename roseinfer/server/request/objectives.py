@@ -69,6 +69,8 @@ class ObjectiveFields(Protocol):
     def service_tier(self) -> str | None: ...
     @property
     def priority(self) -> int | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,47 +84,30 @@ class _NoObjectives:
 class Objectives:
     """Objectives and scheduling terms of one request.
 
-    `slo`: None without class and objectives. `timeout_s`: from arrival to the end; `ttl_s`: from arrival to the first
-    token. `predicted_len`: the client's estimate of output tokens. `report`, `why`: add latencies and their
-    explanation to `usage`.
+    `meta`: what the engine gets. `first_token_by_s`: deadline of the first token, None = that of the whole request.
+    `report`, `why`: add latencies and their explanation to `usage`.
     """
 
-    slo: Slo | None = None
-    tenant: str = ""
-    priority: int = 0
-    timeout_s: float | None = None
-    ttl_s: float | None = None
-    predicted_len: int | None = None
-    report: bool = False
-    why: bool = False
-
-    def first_token_by_s(self, arrival_s: float) -> float | None:
-        """Return the time by which the first token must come; None = no limit."""
-        if self.timeout_s is None and self.ttl_s is None:
-            return None
-        return arrival_s + min(seconds for seconds in (self.timeout_s, self.ttl_s) if seconds is not None)
-
-    def meta(self, arrival_s: float, cache_salt: str) -> RequestMeta:
-        """Return the engine's part for a request that arrived at `arrival_s` on the monotonic clock."""
-        return RequestMeta(
-            arrival_s=arrival_s,
-            slo=self.slo,
-            deadline_s=None if self.timeout_s is None else arrival_s + self.timeout_s,
-            tenant=self.tenant,
-            priority=self.priority,
-            predicted_len=self.predicted_len,
-            hinted=self.predicted_len is not None,
-            cache_salt=cache_salt,
-        )
+    meta: RequestMeta
+    first_token_by_s: float | None
+    report: bool
+    why: bool
 
 
 def objectives(
-    request: ObjectiveFields, headers: Headers, classes: SloClasses, model: str, key: str | None, policy: PolicyTraits
+    request: ObjectiveFields,
+    headers: Headers,
+    arrival_s: float,
+    classes: SloClasses,
+    model: str,
+    key: str | None,
+    policy: PolicyTraits,
 ) -> Objectives:
-    """Return a request's objectives. `key`: digest of its API key; `policy`: traits of the scheduling policy.
+    """Return the objectives of a request that arrived at `arrival_s` on the monotonic clock.
 
-    The body takes precedence over headers, and these over the class. Two different values for one objective are an
-    error. Raises `ApiError` 400 that names the field or the header.
+    `key`: digest of its API key; `policy`: traits of the scheduling policy. The body takes precedence over headers, and
+    these over the class. Two different values for one objective are an error. Raises `ApiError` 400 that names the
+    field or the header.
     """
     given = _relevant(headers)
     slo_fields = request.slo
@@ -131,13 +116,20 @@ def objectives(
     # Naming another class must not lift what the class of the key or model forbids.
     for holder in {name, default_class(classes, model, key)} & classes.classes.keys():
         _check_allowed(request, given, holder, classes.classes[holder])
-    return Objectives(
+    timeout_s, ttl_s = _timeout_s(request, given, chosen), _ttl_s(given)
+    meta = RequestMeta(
+        arrival_s=arrival_s,
         slo=_slo(request, given, chosen),
+        deadline_s=None if timeout_s is None else arrival_s + timeout_s,
         tenant=_tenant(given),
         priority=_priority(request.priority, chosen, policy),
-        timeout_s=_timeout_s(request, given, chosen),
-        ttl_s=_ttl_s(given),
         predicted_len=request.pred_output_len,
+        hinted=request.pred_output_len is not None,
+        cache_salt=request.cache_salt or "",
+    )
+    return Objectives(
+        meta,
+        first_token_by_s=None if ttl_s is None else arrival_s + ttl_s,
         report=bool(slo_fields is not None and (slo_fields.report or slo_fields.why)),
         why=bool(slo_fields is not None and slo_fields.why),
     )

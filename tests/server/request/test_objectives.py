@@ -41,7 +41,7 @@ CLASSES = parse_slo_classes(
 def read(body: dict[str, Any] | None = None, headers: dict[str, str] | None = None, **options: Any) -> Any:
     request = parse(CompletionRequest, {"prompt": "x"} | (body or {}))
     raw = [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
-    given = {"classes": SloClasses(), "model": "m", "key": None, "policy": INFO.policy} | options
+    given = {"arrival_s": 0.0, "classes": SloClasses(), "model": "m", "key": None, "policy": INFO.policy} | options
     return objectives(request, raw, **given)
 
 
@@ -92,16 +92,16 @@ def test_a_named_class_forbids_too_and_says_which() -> None:
     with pytest.raises(ApiError, match="pred_output_len is not allowed in class named") as raised:
         read({"pred_output_len": 8, "slo": {"class": "named"}}, classes=STRICT, model="other")
     assert raised.value.code == "unsupported_field"
-    assert read({"pred_output_len": 8, "slo": {"class": "free"}}, classes=STRICT, model="other").predicted_len == 8
+    assert read({"pred_output_len": 8, "slo": {"class": "free"}}, classes=STRICT, model="other").meta.predicted_len == 8
 
 
 def test_the_priority_of_the_class_itself_may_be_said() -> None:
-    assert read({"priority": 2}, classes=STRICT).priority == read(classes=STRICT).priority == 2
+    assert read({"priority": 2}, classes=STRICT).meta.priority == read(classes=STRICT).meta.priority == 2
 
 
 def test_a_hint_of_the_client_is_known_as_one() -> None:
-    assert read({"pred_output_len": 8}).meta(1.0, "").hinted
-    assert not read().meta(1.0, "").hinted
+    assert read({"pred_output_len": 8}).meta.hinted
+    assert not read().meta.hinted
 
 
 # --- where it may be said ---------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_a_hint_of_the_client_is_known_as_one() -> None:
     ],
 )  # fmt: skip
 def test_body_and_headers(body: dict[str, Any], headers: dict[str, str], expected: Slo | None) -> None:
-    assert read(body, headers).slo == (None if expected is None else replace(expected, class_name="custom"))
+    assert read(body, headers).meta.slo == (None if expected is None else replace(expected, class_name="custom"))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_any_text_in_a_header_is_a_number_or_a_400() -> None:
             except ApiError as error:
                 assert error.status == 400 and error.param == name
             else:
-                seconds = found.ttl_s if found.slo is None else found.slo.ttft_s
+                seconds = found.first_token_by_s if found.meta.slo is None else found.meta.slo.ttft_s
                 assert seconds is not None and 0 < seconds < float("inf")
 
 
@@ -214,16 +214,16 @@ def test_any_text_in_a_header_is_a_number_or_a_400() -> None:
     ],
 )  # fmt: skip
 def test_what_a_request_does_not_say_its_class_says(body: dict[str, Any], expected: Slo | None) -> None:
-    assert read(body, classes=CLASSES).slo == expected
+    assert read(body, classes=CLASSES).meta.slo == expected
 
 
 def test_limits_and_priorities_of_a_class() -> None:
     batch, chat = {"slo": {"class": "batch"}}, {"slo": {"class": "chat"}}
-    assert read(batch, classes=CLASSES).timeout_s == 90.0
-    assert read(batch | {"timeout_s": 3}, classes=CLASSES).timeout_s == 3.0
-    assert read(batch, {"x-deadline-ms": "500"}, classes=CLASSES).timeout_s == 0.5
-    assert read(chat, classes=CLASSES).priority == -2
-    assert read(chat | {"priority": 0}, classes=CLASSES).priority == 0
+    assert read(batch, classes=CLASSES).meta.deadline_s == 90.0
+    assert read(batch | {"timeout_s": 3}, classes=CLASSES).meta.deadline_s == 3.0
+    assert read(batch, {"x-deadline-ms": "500"}, classes=CLASSES).meta.deadline_s == 0.5
+    assert read(chat, classes=CLASSES).meta.priority == -2
+    assert read(chat | {"priority": 0}, classes=CLASSES).meta.priority == 0
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pack", "sarathi", "qoserve", "scorpio"])
@@ -231,10 +231,10 @@ def test_priorities_that_nobody_heeds_are_refused(policy: str) -> None:
     with pytest.raises(ApiError, match=policy) as raised:
         read({"priority": 1}, policy=PolicyTraits(policy))
     assert (raised.value.param, raised.value.code) == ("priority", "unsupported_field")
-    assert read({"priority": 0}, policy=PolicyTraits(policy)).priority == 0
+    assert read({"priority": 0}, policy=PolicyTraits(policy)).meta.priority == 0
     # The same file serves to compare policies.
-    assert read({"slo": {"class": "chat"}}, classes=CLASSES, policy=PolicyTraits(policy)).priority == 0
-    assert read({"slo": {"class": "chat"}}, classes=CLASSES, policy=PolicyTraits(policy)).slo == CHAT
+    assert read({"slo": {"class": "chat"}}, classes=CLASSES, policy=PolicyTraits(policy)).meta.priority == 0
+    assert read({"slo": {"class": "chat"}}, classes=CLASSES, policy=PolicyTraits(policy)).meta.slo == CHAT
 
 
 # --- the others -------------------------------------------------------------------------------------------------
@@ -245,13 +245,13 @@ def test_priorities_that_nobody_heeds_are_refused(policy: str) -> None:
     [("1500ms", 1.5), ("1m30s", 90.0), ("1.5h", 5400.0), ("+2s", 2.0), ("3", 3.0), ("0.25", 0.25), ("5µs", 5e-6)],
 )
 def test_time_to_live_is_a_duration_as_gateways_write_it(text: str, seconds: float) -> None:
-    assert read(headers={"x-llm-d-inference-ttl": text}).ttl_s == pytest.approx(seconds)
+    assert read(headers={"x-llm-d-inference-ttl": text}).first_token_by_s == pytest.approx(seconds)
 
 
 def test_tenants() -> None:
     name = "x-llm-d-inference-fairness-id"
-    assert read().tenant == read(headers={name: ""}).tenant == ""
-    assert read(headers={name: "team-a"}).tenant == "team-a"
+    assert read().meta.tenant == read(headers={name: ""}).meta.tenant == ""
+    assert read(headers={name: "team-a"}).meta.tenant == "team-a"
     for bad in ("a b", "é", "a" * 129):
         assert wrong(headers={name: bad}) == name
 
