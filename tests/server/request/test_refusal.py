@@ -1,7 +1,9 @@
 """Requests that the scheduler turns away, and those whose time is over: what their clients are told, and when."""
 
+import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +19,7 @@ from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.server import answer_shapes
 from roseinfer.server.formats.messages import document as messages_document
 from roseinfer.server.http.errors import SloUnattainable
-from roseinfer.server.request.inference import StandardRun
+from roseinfer.server.request.lifecycle import RequestGuard
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO, Step, Wait, rejected, timed_out
 from tests.server.live import PATIENCE_S, LiveServer, events, http_post, read_all
@@ -358,8 +360,9 @@ def test_time_to_live_is_not_that_of_an_answer_that_has_begun(
 ) -> None:
     """Gateways mean the wait by it. It is over when the test says so: a busy machine may take long to begin."""
     engine = server.engine
-    begun, over = threading.Event(), list[Callable[[], None]]()
-    monkeypatch.setattr(StandardRun, "_first_token_timer", lambda run: over.append(run._on_late))
+    begun, deadlines = threading.Event(), list[tuple[Any, ...]]()
+    end_by = RequestGuard.end_by
+    monkeypatch.setattr(RequestGuard, "end_by", lambda *given: deadlines.append(given))
     engine.script = lambda request: [
         engine.default_script(request)[0], begun.set, Wait(), *engine.default_script(request)[1:]
     ]  # fmt: skip
@@ -367,9 +370,9 @@ def test_time_to_live_is_not_that_of_an_answer_that_has_begun(
         header = "x-llm-d-inference-ttl: 50s\r\nconnection: close"
         connection.sendall(http_post("/v1/completions", {"prompt": "x", "stream": stream}, header))
         assert begun.wait(PATIENCE_S)
-        [its_end] = over
-        server.call(its_end)
-        server.call(engine.release)
+        _, (guard, _, unless) = deadlines  # of the preparation, and of the run
+        server.call(lambda: end_by(guard, time.monotonic() + 0.001, unless))
+        server.call(lambda: asyncio.get_running_loop().call_later(0.02, engine.release))
         assert read_all(connection).startswith(b"HTTP/1.1 200")
     assert not engine.cancelled
 
