@@ -1,7 +1,7 @@
 # Everyday commands, each of which works from a bare clone with nothing but Python >= 3.11.
 #   make serve ARGS="--port 9000"       serve the embedded model
 #   make test ARGS="tests/kv -x"        run the tests, WORKERS=2 files at a time
-#   make test-all                       run these and the exhaustive ones
+#   make test-all                       run these and the exhaustive ones; fetches a real model and Ray
 #   make test-clients ARGS="llm aider"  run clients from PyPI against a server, each in an environment of its own
 #   make lint | types | clean
 # PYTHON=python3.12 picks the interpreter, PIP_ARGS passes options to pip (another index, for example).
@@ -28,6 +28,8 @@ test: $(VENV)/.installed-dev
 	$(TESTS) -m "not exhaustive" $(ARGS)
 
 test-all: $(VENV)/.installed-dev
+	.ci/fetch_model
+	.ci/fetch_ray
 	$(TESTS) $(ARGS)
 
 test-clients: $(VENV)/.installed

@@ -13,7 +13,7 @@ from roseinfer.models.gguf_weights import GgufWeights
 from tests.helpers.real_model import REAL_MODEL, needs_real_model
 from tests.helpers.weights import BUILD
 
-pytestmark = [needs_real_model, pytest.mark.long]
+pytestmark = [needs_real_model, pytest.mark.long, pytest.mark.exhaustive]
 
 CHATS = [
     [{"role": "user", "content": "What is the capital of France?"}],
