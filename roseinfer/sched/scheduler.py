@@ -167,17 +167,15 @@ class Scheduler:
         if roster.reject(decision, now_s):
             seating.invalidate_ready()
         builder = PlanBuilder(roster.step, self._budget(decision), self.kv)
-        preemptions = roster.preemptions
-        if implements(type(decision), Preempting):
-            for request in tuple(cast(Preempting, decision).preemptions()):
-                self._allocator.preempt(builder, request)
-            if roster.preemptions > preemptions:
-                running = tuple(self.running.values())
+        preemptions_before = roster.preemptions
+        self._preempt_named(builder, decision)
+        if roster.preemptions > preemptions_before:
+            running = tuple(self.running.values())
         livelock = self._liveness.livelock and bool(running)
         self._continue_running(builder, FallbackDecision() if livelock else decision, running)
         blocked_by: Cause | None = Cause.BLOCKS
-        # After a preemption no request starts: the freed blocks are for the running requests that lacked some.
-        if roster.preemptions == preemptions and not livelock:
+        # No request starts in a plan that preempts, whether the policy named the request or blocks ran out.
+        if roster.preemptions == preemptions_before and not livelock:
             seating.admit(builder, decision, now_s)
             if not len(builder) and not roster.in_flight and self.has_work and not self._must_copy:
                 self._force_progress(builder, now_s)
@@ -196,6 +194,13 @@ class Scheduler:
         plan = builder.build(roster.take_released(), roster.guided)
         self.limits.check(plan)
         return plan
+
+    def _preempt_named(self, builder: PlanBuilder, decision: Decision) -> None:
+        """Preempt the requests that the policy names, unless its preemptions have caused a livelock."""
+        if self._liveness.livelock or not implements(type(decision), Preempting):
+            return
+        for request in tuple(cast(Preempting, decision).preemptions()):
+            self._allocator.preempt(builder, request)
 
     def _budget(self, decision: Decision) -> int:
         """Return the most tokens that the step may have."""
@@ -254,7 +259,7 @@ class Scheduler:
             if count == 0:
                 continue  # its drafts are being verified: how many are right is not known yet
             if count > 1:
-                count = self._chunk(decision, request, count, room)
+                count = chunk(decision, request, count, room)
                 if count == 0:
                     continue
             if request.planned + count <= request.capacity:
@@ -264,12 +269,6 @@ class Scheduler:
                 promised += count
         if short:
             self._allocator.grow(builder, decision, short)
-
-    def _chunk(self, decision: Decision, request: Request, left: int, room: int) -> int:
-        """Return how many prompt tokens to compute: all that are left if prompts are not chunked."""
-        if not self.config.enable_chunked_prefill:
-            return left
-        return chunk(decision, request, left, room)
 
     # --- results ------------------------------------------------------------------------------------------------
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestOutput]:

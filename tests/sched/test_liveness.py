@@ -11,7 +11,7 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.sched.liveness import MAX_IDLE_TURNS
 from roseinfer.sched.policies.common.planned import PlannedDecision
-from roseinfer.sched.policy import Decision, Event, View
+from roseinfer.sched.policy import Decision, Event, FallbackDecision, View
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
 
 POLICIES = ["fifo", "pack", "sarathi", "qoserve", "scorpio", "slack"]
@@ -44,6 +44,23 @@ class NoVictims(Silent):
     def begin(self, view: View) -> Decision:
         chunks = {request.request_id: view.token_budget for request in (*view.running, *view.waiting())}
         return Unwilling(view.running, chunks)
+
+
+class PreemptingDecision(FallbackDecision):
+    """Decision that preempts all running requests, and starts waiting ones whenever it may."""
+
+    def __init__(self, running: Sequence[Request]) -> None:
+        self._running = running
+
+    def preemptions(self) -> Iterable[Request]:
+        return self._running
+
+
+class PreemptsAlways(Silent):
+    """Policy that preempts every running request in each step."""
+
+    def begin(self, view: View) -> Decision:
+        return PreemptingDecision(view.running)
 
 
 def add_promised(core: EngineCore, name: str, prompt: int, *, n: int = 1, length: int, slo: Slo, **fields: int) -> None:
@@ -106,6 +123,18 @@ def test_a_policy_that_never_takes_blocks_from_anybody_cannot_stop_the_engine() 
         add(core, name, [1, 2, 3], max_tokens=20, ignore_eos=True)
     done = run_dry(core)
     assert [len(done[name].tokens) for name in ("a:0", "b:0")] == [20, 20]
+    assert core.scheduler.stats().policy_stalls > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_policy_that_preempts_everything_in_each_step_cannot_stop_the_engine(depth: int) -> None:
+    """The prompt needs several steps, and each preemption discards what was computed."""
+    core = make_core(max_num_seqs=2, max_num_batched_tokens=32, num_blocks=64, prefix_caching=False, depth=depth)
+    core.scheduler.policy = PreemptsAlways()
+    for name in ("a", "b"):
+        add(core, name, [i % 50 for i in range(199)], max_tokens=3, ignore_eos=True)
+    done = run_dry(core, max_steps=1000)
+    assert [len(done[name].tokens) for name in ("a:0", "b:0")] == [3, 3]
     assert core.scheduler.stats().policy_stalls > 0
 
 
