@@ -24,15 +24,15 @@ class NeverDrained(EngineCore):
     def step(self) -> list[RequestOutput]:
         outputs, self._ended = self._ended, []
         self._open: deque = getattr(self, "_open", deque())
-        plan = self.scheduler.plan(self._clock.now())
+        plan = self.scheduler.plan(self.clock.now())
         outputs += self.scheduler.take_ended()
         if plan is not None:
-            handle = self._runner.submit(plan)
-            self._runner.sample(handle)
+            handle = self.runner.submit(plan)
+            self.runner.sample(handle)
             self._open.append((plan, handle))
         if self._open and (plan is None or len(self._open) >= self.depth):
             done, handle = self._open.popleft()
-            outputs += self.scheduler.commit(done, self._runner.collect(handle), self._clock.now())
+            outputs += self.scheduler.commit(done, self.runner.collect(handle), self.clock.now())
         return outputs
 
     @property
