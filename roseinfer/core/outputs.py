@@ -164,7 +164,7 @@ class SchedulerStats(NamedTuple):
     policy let no request proceed, so that the scheduler overrode it. `policy_faults`: answers of the policy that were
     ignored as invalid. `integrity_errors`: audits of the idle engine that found inconsistent seats, queues or blocks.
     `guides`: None before the first request with a constraint. `offload`: None without K/V in host memory. `requests`:
-    requests received.
+    samples received.
     """
 
     step: Counter = 0

@@ -1,4 +1,4 @@
-"""Requests: what a client sends, and the scheduler's state of each sequence."""
+"""Requests: what a client sends, and the scheduler's state of each sample."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +101,10 @@ class Status(IntEnum):
 
 
 class Request:
-    """Scheduler's state of one sequence: known tokens, computed tokens, and tokens in flight.
+    """Scheduler's state of one sample of a request: known tokens, computed tokens, and tokens in flight.
+
+    `request_id` is the sample's id here ("x:0", see `sequence_id`). In `Add`, `Invalid` and `LiveRequest` it is the id
+    of the whole request ("x").
 
     `tokens` are the known tokens: the prompt, then the outputs the host has seen. `computed` tokens have their K/V in
     the cache. `planned` counts those and the tokens of submitted steps. `pending` tokens are sampled by submitted steps
@@ -111,11 +114,11 @@ class Request:
 
     Policies read fields of `meta` in every step, so they are attributes here as well; `slo` is None if no objective is
     set. `guided`: its tokens are sampled under masks that the host makes for each of them. `keys`: keys of the prompt's
-    full blocks, if the sender computed them. `resumed`: another engine began it; here it continues like a preempted
-    request. `loading`: it waits until K/V of its prefix has been loaded from host memory. `waited`: seconds by cause
-    before the scheduler received it. `chunks`: rows of its prompt, and other rows of several tokens, drafts aside.
-    `rowless`: planned tokens that took no row of their own, so `planned - rowless` is the number of rows since it took
-    its seat.
+    full blocks, if the sender computed them. `resumed`: it came with output of another engine, its own or that of
+    another sample of its request. It continues like a preempted request; a moved request without output is new.
+    `loading`: it waits until K/V of its prefix has been loaded from host memory. `waited`: seconds by cause before the
+    scheduler received it. `chunks`: rows of its prompt, and other rows of several tokens, drafts aside. `rowless`:
+    planned tokens that took no row of their own, so `planned - rowless` is the number of rows since it took its seat.
     """
 
     __slots__ = (
@@ -226,9 +229,7 @@ class Request:
 
     @property
     def has_run(self) -> bool:
-        """True if it has run before, here or on another engine. It then waits to continue and cannot be rejected any
-        more.
-        """
+        """True if it has run here, or is resumed. It then waits to continue and cannot be rejected any more."""
         return self.preemptions > 0 or self.resumed
 
     def resume(self, token_ids: Sequence[int], ttft_s: float) -> None:
@@ -245,9 +246,9 @@ class Request:
         self.prompt_scored = self.prompt_len - 1
         self.first_token_s = self.arrival_s + ttft_s
 
-    def restart(self) -> None:
-        """Reset what was computed, because its blocks were released."""
-        assert self.in_flight == 0 and self.pending == 0, "a request in flight cannot restart"
+    def reset_computed(self) -> None:
+        """Reset what was computed, because its seat and blocks were released."""
+        assert self.in_flight == 0 and self.pending == 0, "a submitted step names the request"
         self.computed = self.planned = self.capacity = self.write_from = 0
         self.seat = None
         self.status = Status.WAITING

@@ -57,7 +57,7 @@ class Cause(StrEnum):
     TENANT = "tenant"  # its tenant has used more than its share
     PARENT = "parent"  # sample 0 of the same request, which computes the prompt for all samples
     GRAMMAR = "grammar"  # the compilation of its grammar
-    ENGINE = "engine"  # another engine, which it left: that crashed, stopped responding, or was to be restarted
+    ENGINE = "engine"  # another engine, which it left: that rejected it, crashed, stopped responding or was drained
     TRANSIT = "transit"  # nothing: it was being read and tokenised, or on its way to the scheduler
     OTHER = "other"  # the policy gives no cause
 

@@ -285,9 +285,10 @@ class EngineCore:
     def launch(self) -> list[RequestOutput]:
         """Run the first half of a turn: plan and submit the next step, without waiting for a running one.
 
-        Return the ends that the plan decided, and earlier aborts. A step that verifies drafts is committed before the
-        next one is planned. Otherwise its requests would skip every other step, and alternating groups read the
-        weights twice as often.
+        Return all output so far: ends that the plan decided, earlier aborts, expired requests whose grammars were being
+        compiled, and results of a committed step. A step that verifies drafts is committed before the next one is
+        planned. Otherwise its requests would skip every other step, and alternating groups read the weights twice as
+        often.
         """
         outputs, self._ended = self._ended, []
         self.guided.mask_s = 0.0
@@ -400,8 +401,8 @@ class EngineCore:
     def suspects(self) -> list[str]:
         """Return the sequences that may have caused a failure.
 
-        These are the ones added since the last plan; else those that began in the steps in flight; else all of these
-        steps.
+        These are the ones added since the last plan; else those that took a seat in the steps in flight; else all of
+        these steps.
         """
         if self._fresh:
             return [sequence_id(new.request_id, index) for new in self._fresh for index in range(new.n)]

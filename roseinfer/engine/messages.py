@@ -25,7 +25,8 @@ class Add(msgspec.Struct, tag="add", array_like=True, gc=False):
 
     Engine and client may have different clocks, so messages hold ages: the request arrived `age_s` seconds before it
     was sent, and `left_s` seconds were left (None = unlimited). `sent_s`: time of sending, if both use the clock of one
-    machine. An engine in the same process reads the times in the prompt's `meta` instead; `age_s` is then None.
+    machine. `age_s` is None only if a caller uses the core directly, as `LLM` does. Then the times in the prompt's
+    `meta` apply.
 
     `keys`: keys of the prompt's full blocks, concatenated (`kv.blocks.block_keys`); empty = the engine computes them.
     `outputs`: output of each sample so far, on another engine, after which this one continues; None for a sample that

@@ -258,7 +258,7 @@ class KvManager:
             self.index.remove(block)
 
     def release(self, sequence_id: str) -> None:
-        """Release all blocks of a preempted sequence, which stays open and will start over."""
+        """Release all blocks of a sequence, which stays open."""
         seq = self._sequences[sequence_id]
         # The tail is freed first, so that the head of a chain, which more prompts share, is reused last.
         self._release(reversed(seq.blocks))

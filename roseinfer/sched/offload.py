@@ -169,7 +169,7 @@ class KvOffload:
             self._kv.release(name)
         elif loads and self._queue:
             request = self._queue[-1].request
-            self.forget(request)
+            self.drop_load(request)
             self._kv.release(request.request_id)
             request.loading = False
             self._loading_changed(request)
@@ -177,8 +177,11 @@ class KvOffload:
             return False
         return True
 
-    def forget(self, request: Request) -> None:
-        """Drop a request that has ended. Its planned copies complete, for later requests with the same prefix."""
+    def drop_load(self, request: Request) -> None:
+        """Drop the load of a request that ended or gave it up.
+
+        Its planned copies complete, for later requests with the same prefix.
+        """
         self._holding.pop(request.request_id, None)
         load = self._loads.pop(request.request_id, None)
         if load is None or load.planned == len(load.copies):

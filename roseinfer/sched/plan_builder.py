@@ -119,7 +119,7 @@ class PlanBuilder:
         request.in_flight -= 1
 
     def build(self, released: list[int], guided: Collection[str]) -> StepPlan:
-        """Return the finished plan. `guided`: ids of the running requests that have a guide."""
+        """Return the finished plan. `guided`: ids of the live requests that have a guide."""
         rows = self.rows
         guided_rows = [i for i, row in enumerate(rows) if row.sample and row.request_id in guided] if guided else ()
         copies: list[BlockCopy] = [g.copy for g in self._growths.values() if g.copy is not None]

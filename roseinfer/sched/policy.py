@@ -1,13 +1,24 @@
 """Policy: the interface of scheduling policies. A policy decides, and the scheduler does the work.
 
-In each step the scheduler calls `policy.begin(view)` and asks the returned decision, in this order: `rejections` which
-requests to reject, `select` which running requests compute, `chunk` how many tokens of a prompt, `victim` which request
-to preempt when KV blocks run out, then `order` and `admit` which waiting requests start.
+In each step the scheduler calls `policy.begin(view)` and asks the returned decision in this order (* = optional, see
+the protocols below):
 
-A policy may be unfair or slow, but it cannot stop the engine. The scheduler plans without it in three cases, if nothing
-is in flight and it schedules nothing: without running requests, the first request that could start does. With running
-requests, all of them continue after `MAX_IDLE_TURNS` turns. If running requests preempt each other and none gets a
-token, the oldest continues until it has one (`sched/liveness.py`). All of these are counted as `policy_stalls`.
+1. `rejections`: which waiting requests to reject.
+2. `token_budget`*: how many tokens the step may have.
+3. `preemptions`*: which running requests to preempt.
+4. `select`: which running requests compute. `chunk`: how many tokens of a prompt. `victim`: which running request to
+   preempt when KV blocks run out.
+5. Unless a request was preempted: `order` and `admit`, which waiting requests start. `chunk`: their first tokens.
+6. `wait_causes`* and `default_cause`*: what the waiting requests wait for.
+
+A policy may be unfair or slow, but it cannot stop the engine. The scheduler plans without it in three cases:
+
+* The policy schedules nothing, nothing is in flight and no request runs: the first request that could start does.
+* The policy schedules nothing and nothing is in flight for `MAX_IDLE_TURNS` turns: all running requests continue.
+* Requests preempt each other and none gets a token (`sched/liveness.py`): `preemptions` is not asked and no request
+  starts. All running requests continue, the oldest first, and the youngest are preempted, until one gets a token.
+
+Each case counts in `policy_stalls`.
 """
 
 from collections.abc import Callable, Iterable, Sequence

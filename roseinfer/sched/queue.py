@@ -11,7 +11,8 @@ class WaitingQueue:
 
     The n samples of a request are a family: one entry, at the position where its first sample joined. The *lead* of an
     entry is sample 0 while that waits, because the others need its prompt, and then the first of the others. A request
-    that has run, here or on another engine, joins before all others, together with its family.
+    that was preempted or is resumed (`Request.resumed`) joins before all others, together with its family. So of
+    several that join in one step the last one starts first; a router sends resumed requests in reverse for this reason.
 
     `awaits_parent(request)`: True if a sample other than 0 has to wait until sample 0 has computed the prompt.
     """
@@ -19,8 +20,8 @@ class WaitingQueue:
     def __init__(self, awaits_parent: Callable[[Request], bool]) -> None:
         self._awaits_parent = awaits_parent
         self._requests: dict[str, Request] = {}
-        # Leads by the id of the family's sample 0: entries in order of arrival, and entries with a member that has run,
-        # the newest last. Plain dicts, because an `OrderedDict` of 1,000 takes ten times as long to list.
+        # Leads by the id of the family's sample 0: entries in order of arrival, and entries with a member that has run
+        # or is resumed, the newest last. Plain dicts: an `OrderedDict` of 1,000 takes ten times as long to list.
         self._arrived: dict[str, Request] = {}
         self._returned: dict[str, Request] = {}
         self._families: dict[str, dict[str, Request]] = {}  # members of entries that have several
@@ -52,7 +53,7 @@ class WaitingQueue:
             self._set_lead(family, request)
 
     def add_first(self, request: Request) -> None:
-        """Add a request that has run, here or on another engine, before all others and before its family."""
+        """Add a preempted or resumed request before all others and before its family."""
         self._requests[request.request_id] = request
         family = _family_of(request)
         lead = self._lead(family)

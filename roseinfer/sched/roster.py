@@ -89,7 +89,8 @@ class Roster:
     def preempt(self, victim: Request) -> None:
         """Send a running request back to the head of the queue, to be computed again from its tokens.
 
-        The caller has taken its row out of the step being planned.
+        The caller has taken its row out of the step being planned. Tokens of submitted steps still count. Until these
+        steps are done, the request holds its seat and blocks.
         """
         self.waits.preempted(victim, self.step)
         del self.running[victim.request_id]
@@ -116,7 +117,7 @@ class Roster:
         self.running.pop(request.request_id, None)
         self.waiting.discard(request)
         if self.offload is not None:
-            self.offload.forget(request)
+            self.offload.drop_load(request)
         self.liveness.progressed()
         request.status = Status.FINISHED
         # Steps planned after its last token was in flight have no row of it.
@@ -129,7 +130,10 @@ class Roster:
         return End(reason, times, stop_token, error, request.preemptions, rejection, why)
 
     def vacate(self, request: Request) -> None:
-        """Free the seat and blocks of a request that no submitted step names any more."""
+        """Free the seat and blocks of a request that no submitted step names any more.
+
+        An ended request is removed. A preempted one stays in the queue, and its blocks may be stored in host memory.
+        """
         if request.seat is not None:
             self.free_seats.append(request.seat)
             self.released.append(request.seat)
@@ -141,7 +145,7 @@ class Roster:
             if self.offload is not None:
                 self.offload.before_release(request)
             self._kv.release(request.request_id)
-            request.restart()
+            request.reset_computed()
 
     # --- ends during a plan -------------------------------------------------------------------------------------
     def reject(self, decision: Decision, now_s: float) -> bool:

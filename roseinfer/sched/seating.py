@@ -20,7 +20,7 @@ class Start(Enum):
     """Outcome of an attempt to start a waiting request."""
 
     STARTED = "started"
-    LOADING = "loading"  # its prefix is loaded from host memory first
+    LOADING = "loading"  # its prefix has to be loaded from host memory first
     NO_ROOM = "no room"
 
 
@@ -104,7 +104,10 @@ class Seating:
             self._roster.start(request, now_s)
 
     def _start(self, builder: PlanBuilder, decision: Decision, request: Request, others_started: bool) -> Start:
-        """Seat a waiting request and plan its first row, or begin to load its prefix. Without room, take nothing."""
+        """Seat a waiting request and plan its first row, or begin to load its prefix.
+
+        Without room, take nothing; a request whose prefix was loaded holds these blocks until it starts.
+        """
         request_id, known, offload = request.request_id, len(request.tokens), self._roster.offload
         loaded = offload.release_loaded(request) if offload is not None else 0
         cached = self._attach_cached(request)
@@ -228,7 +231,10 @@ class Seating:
         return offload.loadable(request, hit, *self._activity()) if hit.tokens == cached else ()
 
     def _load(self, request: Request, host_blocks: tuple[int, ...]) -> Start:
-        """Begin to load a prefix; the request keeps no blocks if the same blocks are loading or no seat is left."""
+        """Begin to load a prefix, unless the same blocks are loading already or no seat is left for one more load.
+
+        Then the request holds no blocks and is tried again in a later step.
+        """
         offload = self._roster.offload
         assert offload is not None
         full = offload.num_loads >= len(self._roster.free_seats)
