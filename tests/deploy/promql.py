@@ -1,4 +1,4 @@
-"""As much of PromQL as is needed to say which metrics and labels a query names."""
+"""Subset of PromQL: enough to list the metrics and labels that a query names."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Query(NamedTuple):
 
 
 def parse(text: str) -> Query:
-    """Raises `ValueError` for what is no PromQL as far as it is looked at."""
+    """Parse a query. Raise `ValueError` where it is not PromQL, as far as this parser reads."""
     tokens = list(_tokens(text))
     selectors: list[Selector] = []
     grouped: set[str] = set()
@@ -51,7 +51,7 @@ def parse(text: str) -> Query:
 
 
 def _is_function(tokens: list[tuple[str, str]], at: int) -> bool:
-    """Whether an aggregation such as `sum by (x) (...)` stands there."""
+    """True if an aggregation such as `sum by (x) (...)` starts here."""
     return at < len(tokens) and tokens[at][1].lower() in ("by", "without")
 
 

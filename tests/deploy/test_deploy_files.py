@@ -1,4 +1,4 @@
-"""What runs a server for good: images, a unit of systemd and manifests agree with the server that they start."""
+"""Files for permanent servers: images, a systemd unit and manifests match the server that they start."""
 
 import configparser
 import fnmatch

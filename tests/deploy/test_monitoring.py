@@ -52,7 +52,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def tool(name: str) -> str:
-    """From the folder PROMETHEUS_BIN, or the path."""
+    """Find a tool in the folder PROMETHEUS_BIN, or on the path."""
     found = shutil.which(name, path=os.environ.get("PROMETHEUS_BIN")) or shutil.which(name)
     if found is None:
         pytest.skip(f"there is no {name}")
@@ -80,7 +80,7 @@ def test_panels_do_not_overlap():
 
 
 def test_grafana_knows_what_the_dashboard_is_made_of():
-    """As its documentation of the JSON model has it: one number a panel, sources and variables that there are."""
+    """Check against Grafana's documentation of the JSON model: unique panel ids, known sources and variables."""
     dashboard = json.loads(DASHBOARD.read_text())
     variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
     assert len(variables) == len(dashboard["templating"]["list"])
@@ -175,7 +175,7 @@ class Prometheus:
         return answer.json()["data"]
 
     def answers(self, query: str) -> bool:
-        """Whether there is a number."""
+        """True if the query returns a number."""
         values = [float(sample["value"][1]) for sample in self.ask("query", query=query)["result"]]
         return any(map(math.isfinite, values))
 

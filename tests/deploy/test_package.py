@@ -125,7 +125,7 @@ print(len(Tokenizer.from_folder(tokenizer_folder(tiny)).encode("def f(x):")) > 0
 
 
 def test_it_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path):
-    """What it depends on is that of this environment: downloading it again is not ours to test."""
+    """Dependencies come from this environment: downloading them is not ours to test."""
     environment = tmp_path / "venv"
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
     python = environment / "bin" / "python"

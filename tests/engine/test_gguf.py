@@ -18,7 +18,7 @@ OPTIONS = {"device": "cpu", "dtype": "float32", "max_model_len": 128}
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the embedded tokenizer's tokens, whose rule for cutting up text has no name in such files."""
+    """Write the embedded tokenizer's tokens into a file. GGUF has no name for its splitting rule."""
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype="float32")
     vocab = Tokenizer.from_folder(TINY).backend.get_vocab()
     tokens = sorted(vocab, key=lambda text: vocab[text])

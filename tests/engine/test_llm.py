@@ -129,7 +129,7 @@ def test_a_stop_string_ends_a_stream_with_its_times(llm: LLM) -> None:
 
 
 def test_an_engine_that_holds_back_is_not_asked_in_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It plans nothing in its first turns, as a policy may decide."""
+    """The core plans nothing in its first turns, as a policy may decide."""
     core, held_back_turns, slept = make_core(), 5, list[float]()
     plan, asked = core.scheduler.plan, itertools.count(1)
     monkeypatch.setattr(core.scheduler, "plan", lambda now_s: None if next(asked) <= held_back_turns else plan(now_s))
@@ -350,7 +350,7 @@ def test_objectives_without_a_server(llm: LLM) -> None:
 
 
 def test_an_interrupt_in_the_middle_of_a_step_is_told_to_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the step held cannot be had back: without a word, later calls would wait for its seats for ever."""
+    """The step's state is lost. Without an error, later calls would wait for its seats forever."""
     with LLM("tiny", num_kv_blocks=64, max_num_seqs=2, threads=1) as engine:
 
         def interrupted(handle: object) -> object:

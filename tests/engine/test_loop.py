@@ -74,7 +74,7 @@ class Script:
         return [message for _, who, message in self.sent if who == client and isinstance(message, Outputs)]
 
     def tokens(self, client: int) -> dict[str, int]:
-        """Of each sequence that the client was told of, how many tokens."""
+        """Return the number of tokens of each sequence that the client received."""
         counts: dict[str, int] = {}
         for message in self.outputs(client):
             for output in message.outputs:
@@ -218,7 +218,7 @@ def test_everybody_hears_the_heart_beat_also_of_a_busy_engine() -> None:
 
 
 def test_an_engine_that_holds_back_is_not_asked_in_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It plans nothing in its first turns, as a policy may decide; the loop waits for news between them."""
+    """The core plans nothing in its first turns, as a policy may decide. The loop waits for messages between them."""
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     plan, asked, waits = core.scheduler.plan, count(1), list[float]()
     monkeypatch.setattr(core.scheduler, "plan", lambda now_s: None if next(asked) <= 4 else plan(now_s))
@@ -244,7 +244,7 @@ def test_the_engine_ends_with_its_owner() -> None:
 
 
 class TimedRunner(FakeRunner):
-    """Says that every step took `seconds`."""
+    """Runner that reports `seconds` for every step."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(BLOCKS, BLOCK_SIZE)
@@ -318,7 +318,7 @@ def test_a_failure_of_the_accelerator_is_told_to_everybody_and_ends_the_loop(whe
 
 
 def test_an_accelerator_that_fails_when_the_engine_is_closed_as_well_is_told_of_once() -> None:
-    """Copies that were under way are waited for."""
+    """Closing waits for copies under way."""
     runner = FailingRunner("collect")
     runner.close = lambda: runner.collect(3)
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner)
@@ -474,7 +474,7 @@ def test_with_a_long_queue_promises_are_made_now_and_then() -> None:
 
 @pytest.fixture
 def own_collector() -> object:
-    """Gives the interpreter its collector back, whatever a test did to it."""
+    """Restore the interpreter's garbage collector after a test."""
     yield
     gc.unfreeze()
     gc.enable()

@@ -1,4 +1,4 @@
-"""What the engine says, and what it is told, survives the wire."""
+"""Messages to and from the engine survive encoding."""
 
 import msgspec
 import pytest

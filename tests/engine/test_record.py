@@ -1,4 +1,4 @@
-"""What a recorded run leaves on the disk, however it ends."""
+"""Recordings on disk, however a run ends."""
 
 import json
 import os

@@ -57,7 +57,7 @@ def engine(**options: object) -> EngineCore:
 
 
 def run(core: EngineCore, new: Add, *, beside: int = 0) -> dict[str, Collected]:
-    """What the core says of a request, with others beside it that take blocks from it."""
+    """Return the core's output for a request, while other requests take blocks from it."""
     core.add(new)
     for number in range(beside):
         add(core, f"other{number}", [number + 1] * 6, max_tokens=18, ignore_eos=True, seed=number)
@@ -101,7 +101,7 @@ def test_some_are_preempted_once_more() -> None:
 @pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize("name", ["eos", "logprobs", "trigger"])
 def test_each_sample_goes_on_where_it_was(name: str, kind: str) -> None:
-    """Those that had ended are not asked for, and those that had not begun begin."""
+    """Ended samples are not requested again, and samples without output start anew."""
     whole = run(engine(), asked(name, 4))
     rng = random.Random(kind)
     for _ in range(12):

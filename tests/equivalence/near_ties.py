@@ -1,8 +1,9 @@
-"""Are two greedy runs of one model the same but for rounding? In bfloat16 sums depend on how a batch is cut and padded.
+"""Comparison of two greedy runs of one model that should differ by rounding only. In bfloat16, sums depend on how a
+batch is split and padded.
 
-The rule: as long as the texts agree, log probabilities agree within a tolerance; and where a text first differs, each
-run holds the other's token for as likely as its own, within that tolerance. What comes after has another context, and
-is not compared.
+As long as the texts agree, log probabilities must agree within a tolerance. Where a text first differs, each run must
+rate the other's token as likely as its own, within that tolerance. Later tokens have another context and are not
+compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ class DifferentError(AssertionError):
 
 @dataclass
 class Compared:
-    """What was seen: `tokens` that agree, texts that `parted` at a near tie, the `worst` difference of a logprob."""
+    """Result: `tokens` that agree, texts that `parted` at a near tie, and the `worst` difference of a logprob."""
 
     tokens: int = 0
     parted: int = 0

@@ -42,7 +42,7 @@ def test_ways_of_running_agree(model: Model, setting: str) -> None:
 
 
 def test_it_is_not_what_16_bits_would_be(model: Model) -> None:
-    """Or the tolerance would say nothing."""
+    """Otherwise the tolerance would prove nothing."""
     with pytest.raises(DifferentError):
         compare(model.run("plain"), model.run("plain", "auto"), TOLERANCE)
 

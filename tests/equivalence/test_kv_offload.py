@@ -17,7 +17,7 @@ CONVERSATIONS, TURNS = 5, 3
 
 
 def turns(rng: random.Random, history: list[list[int]]) -> list[list[int]]:
-    """What everybody says next, behind all that was said before."""
+    """Return each conversation with another turn appended."""
     return [said + [rng.randrange(5, 200) for _ in range(rng.randrange(8, 30))] for said in history]
 
 
@@ -66,7 +66,7 @@ def test_texts_are_the_same_whenever_a_gpu_gets_to_its_copies(seed: int | None, 
 
 
 def test_an_engine_is_closed_behind_its_copies(monkeypatch) -> None:
-    """Its memory goes with it."""
+    """Closing waits for copies, because it frees the memory that they use."""
     copies = LateCopies(monkeypatch)
     copies.install(monkeypatch)
     monkeypatch.setattr(threaded, "ThreadedRunner", lambda inner: inner)

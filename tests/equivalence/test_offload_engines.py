@@ -154,7 +154,7 @@ class Engine:
         return list(answers.values())
 
     def score(self, texts: Sequence[list[int]]) -> list[list[TokenLogprobs]]:
-        """Of each text's tokens behind the first, computed as prompts."""
+        """Return the logprobs of each text's tokens after the first, computed as prompts."""
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=4)
         scores: dict[str, list[TokenLogprobs]] = {}
         for text in texts:

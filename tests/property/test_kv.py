@@ -33,7 +33,7 @@ class Driver:
                 self.look_up(name, tokens)
 
     def look_up(self, name: str, tokens: list[int]) -> None:
-        """What is remembered of earlier look-ups gives what a walk of the index would."""
+        """A cached look-up gives the same result as a walk of the index."""
         walked = self.kv.index.match(self.kv.index.chain(""), tokens)
         assert self.kv.match(name, tokens) == walked
         if self.rng.random() < 0.05:

@@ -53,7 +53,7 @@ class Driver:
         return [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 6 * self.size))]
 
     def look_up(self, name: str, tokens: list[int]) -> tuple[PrefixHit, tuple[int, ...]]:
-        """What is remembered of an earlier look-up is what a walk finds, and holds what it should."""
+        """A cached look-up gives the same result as a walk, and its blocks hold the right tokens."""
         hit = self.kv.match(name, tokens)
         assert hit == self.kv.index.match(self.kv.index.chain(""), tokens)
         full = hit.blocks[: hit.tokens // self.size]
@@ -127,7 +127,7 @@ class Driver:
             del self.sequences[name]
 
     def preempt(self) -> None:
-        """Its blocks are being stored when it gives them back."""
+        """Preempt a sequence. Its blocks are being stored when it returns them."""
         name = self.some()
         if name is not None:
             self.begin_stores(self.kv.table(name))
@@ -164,7 +164,7 @@ class Driver:
         del self.stores[: len(done)]
 
     def finish_load(self) -> None:
-        """What was loaded is free, and can be matched."""
+        """Finish a load. The loaded blocks are free and can be matched."""
         if self.orphans and self.rng.random() < 0.5:
             self.copy(self.orphans.pop())
         elif self.loading:
@@ -190,7 +190,7 @@ class Driver:
             self.orphans.append(self.loading.pop(name))
 
     def fail(self) -> None:
-        """What a sequence holds is wrong, as far as the index says that it was it who computed it."""
+        """Invalidate the blocks that, by the index, this sequence computed."""
         name = self.some()
         if name is not None and self.rng.random() < 0.3:
             for block in self.kv.table(name):

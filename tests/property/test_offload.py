@@ -18,7 +18,7 @@ EXPENSIVE = CostParams(token_s=1.0)
 
 
 def offloading(copy_s: float) -> OffloadCosts:
-    """Loads always pay; a step without prompts has time for 5 ms of copies."""
+    """Return costs with which loads always pay and a step without prompts has time for 5 ms of copies."""
     return OffloadCosts(CostModel(EXPENSIVE, fit=False), False, copy_s, copy_s)
 
 

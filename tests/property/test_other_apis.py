@@ -24,7 +24,7 @@ ENDS = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH])
 
 @st.composite
 def outputs(draw: st.DrawFn) -> list[Event]:
-    """As parsers make them: calls one after the other, each with its end."""
+    """Generate outputs as parsers make them: one call after the other, each with its end."""
     events: list[Event] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["reasoning", "text", "call"]), max_size=8)):

@@ -19,7 +19,7 @@ LONGEST = 40
 
 
 def engine(rng: random.Random) -> EngineCore:
-    """With room for any one of the requests, but not for all of them."""
+    """Make an engine with room for any one of the requests, but not for all."""
     options = {
         "scheduling_policy": rng.choice(["fifo", "slack", "scorpio", "qoserve"]),
         "depth": rng.choice([1, 2]),
@@ -64,7 +64,7 @@ def moved(new: Add, said: dict[str, Collected]) -> Add | None:
 
 
 class Story:
-    """What was said of all requests by engines that take over from each other."""
+    """Outputs of all requests, while engines take over from each other."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

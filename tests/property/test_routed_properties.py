@@ -1,4 +1,4 @@
-"""Whatever happens to engines, and in whichever order: each request ends once, and says what one engine would have."""
+"""Random events of several engines: each request ends once, with the output that one engine would give."""
 
 import asyncio
 from collections import Counter
@@ -95,7 +95,7 @@ class Story:
             self._lose(number, lambda: self.fleet.die(number))
 
     async def _unseen_death(self, number: int, detail: int) -> None:
-        """It is gone, and requests are sent to it before anybody notices."""
+        """Kill an engine unnoticed, and send requests to it before the death is known."""
         model = self.fleet.models[number]
         if not model.dead:
             model.dead, model.samples = True, {}

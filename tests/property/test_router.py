@@ -1,4 +1,4 @@
-"""Whatever is heard and placed, a process's books of its engines are those of what it heard and placed."""
+"""Random messages and placements: a placer's views match the messages and placements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ ASKS = st.builds(
 
 @dataclass
 class Known:
-    """What a process should know of one engine."""
+    """Expected state of one engine, as a process should know it."""
 
     promise: Promise | None = None
     sent: list[tuple[float, RoutingRequest, int]] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def books_are_right(self) -> None:
-        """Those of an engine of which only its last promise was heard, and then what was sent since."""
+        """Each view equals one made from the engine's last promise and the requests sent since."""
         if not hasattr(self, "placer"):
             return
         for engine, known in enumerate(self.known):
@@ -147,7 +147,7 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded(self) -> None:
-        """By the engine's blocks, and the last prompt."""
+        """Views are bounded by the engine's blocks and the last prompt."""
         if hasattr(self, "placer"):
             assert all(len(view.prefixes) <= 1.25 * BLOCKS + 25 for view in self.placer.views.values())
 

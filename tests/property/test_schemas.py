@@ -118,7 +118,7 @@ def run(
 
 
 def document(tokens: list[int]) -> Any:
-    """What an output says behind its thinking."""
+    """Return the part of an output after its thinking."""
     behind = len(tokens) - tokens[::-1].index(THOUGHT) if THOUGHT in tokens else 0
     return json.loads(text_of(tokens[behind:]))
 

@@ -1,4 +1,4 @@
-"""Takes traces by OTLP over HTTP, as a collector does. Needs the extra `otel`."""
+"""Trace collector for OTLP over HTTP. It needs the extra `otel`."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer

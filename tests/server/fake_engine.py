@@ -63,7 +63,7 @@ class FakeEngine:
         self.reset()
 
     def reset(self) -> None:
-        """As new, but for what the server has registered."""
+        """Return to the initial state, except for what the server has registered."""
         self.reply = "hello world, def words"
         self.requests: list[GenerateRequest] = []
         self.live: list[str] = []
@@ -103,7 +103,7 @@ class FakeEngine:
         return len(self.reports()) > 1
 
     def reports(self) -> list[EngineReport]:
-        """Those of `fleet` if it is set, else of itself alone."""
+        """Return the reports of `fleet` if it is set, else only this engine's."""
         if self.fleet is not None:
             return self.fleet
         state = EngineState.READY if self.alive else EngineState.DEAD
@@ -150,7 +150,7 @@ class FakeEngine:
         return list(chunks)
 
     def parsed(self, request: GenerateRequest, index: int, reply: str) -> Iterator[SequenceChunk]:
-        """As the engine's own client has it, for a request that brings a parser."""
+        """Parse the output as the engine's own client does for a request with a parser."""
         assert request.parser is not None
         ids = self.tokenizer.encode(reply, add_special_tokens=False)
         reason = FinishReason.STOP if len(ids) <= request.prompt.params.max_tokens else FinishReason.LENGTH

@@ -137,7 +137,7 @@ class LiveServer:
         return 0.0
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a condition (evaluated on the server's loop) that must come true."""
+        """Wait until a condition, evaluated on the server's loop, is true."""
         deadline = time.monotonic() + PATIENCE_S
         while not self.call(condition):
             assert time.monotonic() < deadline, "never came true"

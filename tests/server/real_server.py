@@ -113,7 +113,7 @@ class RealServer:
         return self.process.wait(PATIENCE_S)
 
     def left_behind(self) -> list[str]:
-        """What it and its engine have among the temporary files."""
+        """Return the temporary files of the server and its engine."""
         return os.listdir(self._temporary.name)
 
     def log(self) -> str:
@@ -144,7 +144,7 @@ class RealServer:
         return list(sums.values())
 
     def until_idle(self) -> None:
-        """Waits until no request is in the server or the engine, and no KV block is in use."""
+        """Wait until the server and the engine have no request and no KV block is in use."""
         until(lambda: self.http.get("/load").json()["server_load"] == 0)
         until(lambda: self.metrics(*IDLE) == list(IDLE.values()))
 
@@ -157,7 +157,7 @@ class Seen(NamedTuple):
 
 
 def process_table() -> dict[int, Seen]:
-    """From /proc, or from ps where there is none."""
+    """Read the process table from /proc, or from ps where there is none."""
     if Path("/proc/self/stat").exists():
         stats = [_read(path / "stat") for path in Path("/proc").iterdir() if path.name.isdecimal()]
         # pid (command) state parent ...; the command may hold anything.
@@ -187,13 +187,13 @@ def command_line(pid: int) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs; one that has ended and that nobody has asked about yet does not."""
+    """True if a process runs. False for a zombie."""
     seen = process_table().get(pid)
     return seen is not None and not seen.state.startswith("Z")
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits for what must come true."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "never came true"

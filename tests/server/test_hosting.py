@@ -1,4 +1,4 @@
-"""What each process of a server does for itself."""
+"""Tasks of each process of a server."""
 
 import asyncio
 import contextlib

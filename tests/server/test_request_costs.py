@@ -1,4 +1,4 @@
-"""What a request may cost before it is refused, and where the work of a large one is done."""
+"""Limits on the cost of a request, and the thread that works on a large one."""
 
 import gc
 import threading

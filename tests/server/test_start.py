@@ -1,4 +1,4 @@
-"""What keeps a server from starting is told in one line, and quickly."""
+"""A failed start is reported quickly, in one line."""
 
 import asyncio
 import json

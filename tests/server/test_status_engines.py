@@ -86,7 +86,7 @@ def test_without_an_engine_every_api_says_when_to_come_back(fleet: LiveServer, p
 
 @pytest.mark.parametrize(("gone_s", "wait_s"), [(0.5, 43), (33.2, 10), (200.0, 3)])
 def test_when_an_engine_is_expected_back(fleet: LiveServer, gone_s: float, wait_s: int) -> None:
-    """It took 40 s to start; one that is overdue may come at any moment."""
+    """The engine took 40 s to start. An overdue one may return at any moment."""
     become(fleet, STARTING)
     fleet.engine.heartbeat_age_s = gone_s
     fleet.engine.info.facts.startup_s["engine"] = 40.0

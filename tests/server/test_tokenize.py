@@ -64,7 +64,7 @@ def test_what_the_tokenizer_is(server: LiveServer) -> None:
 
 
 def test_the_tokenizer_is_told_as_its_config_has_it(tmp_path: Path) -> None:
-    """But for where it lay when it was made, and with special tokens as texts."""
+    """The answer leaves out the tokenizer's original path, and gives special tokens as texts."""
     build.byte_level().backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     config = {

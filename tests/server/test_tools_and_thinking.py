@@ -32,7 +32,7 @@ BONN = call(city="Bonn")
 
 
 class Model:
-    """`says` is the next answer."""
+    """Model that answers with `says` next."""
 
     def __init__(self, server: ScriptedServer) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""What a `GuideSpec` allows, token by token."""
+"""Tokens that a `GuideSpec` allows, one by one."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_so_many_awakened_grammars_end_the_output(most: int):
 
 
 def test_an_awakened_grammar_that_only_the_mask_finds_complete_leaves_the_text_free():
-    """What might follow turns out to be impossible."""
+    """Only the mask shows that no continuation is possible."""
     trigger = Trigger(grammar='start: "a" more?\nmore: MORE\nMORE: /b/ & /c/', token_id=CALL)
     assert Writing(grammar=trigger.grammar).say("a").allowed() == {EOS_ID}
     output = Writing(triggers=(trigger,)).say([CALL]).say("a")

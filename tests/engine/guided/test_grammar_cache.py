@@ -61,7 +61,7 @@ def test_the_shelf_is_bounded_in_bytes_but_keeps_the_newest():
 
 
 def test_what_outputs_have_added_to_a_grammar_counts():
-    """What was measured after 24 masks comes again with each 24 up to 200, and then with their square root."""
+    """The growth measured after 24 masks is added for each 24 masks up to 200, then for their square root."""
     shelf = GrammarCache(lambda: TOKENS, max_bytes=1_000_000)
     first, second = (done(shelf.grammar(f"start: /[a-z]{{{i}}}/", (10_000, 50_000))).result() for i in (4, 5))
     assert shelf.taken_bytes == 20_000

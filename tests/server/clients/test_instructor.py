@@ -25,7 +25,7 @@ def test_an_object(scripted: ScriptedServer, mode: instructor.Mode) -> None:
 
 
 def test_an_object_through_responses(scripted: ScriptedServer) -> None:
-    """It sends a format beside a choice of the tool."""
+    """Instructor sends a format together with a tool choice."""
     with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
         made = instructor.from_openai(client, mode=instructor.Mode.RESPONSES_TOOLS)
         person = made.responses.create(

@@ -41,7 +41,7 @@ def test_only_the_result_of_a_call_is_sent(client: openai.OpenAI, stream: bool) 
 
 
 def test_items_are_sent_as_references(client: openai.OpenAI) -> None:
-    """As the AI SDK does, which takes `store` to be true."""
+    """The AI SDK does so, because it assumes that `store` is true."""
     user: dict[str, Any] = {"role": "user", "content": [{"type": "input_text", "text": "hello"}]}
     first = client.responses.create(model="fake", input=[user], tools=[SEND])  # type: ignore[call-overload]
     [item] = first.output

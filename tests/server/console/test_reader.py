@@ -1,4 +1,4 @@
-"""What a reader is told of several processes, one of which owns the engines."""
+"""Reader of several processes, one of which owns the engines."""
 
 import asyncio
 from typing import Any
@@ -23,7 +23,7 @@ from roseinfer.server.request.service import Service
 
 
 class Together(PeerQueries):
-    """Asks those that it is given, by the same bytes that would travel."""
+    """Transport that calls the given processes with the bytes that a connection would carry."""
 
     def __init__(self, *others: PeerQueries) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def test_each_process_is_asked_on_from_what_it_said() -> None:
 
 
 class Ended:
-    """As much of records as is asked for: `count` requests, ever, that have ended, and those that run."""
+    """Process with records: `count` requests have ended in all, and some are running."""
 
     def __init__(self, count: int, live: int = 0, kept: int = 1024) -> None:
         self.numbers = list(range(count, max(0, count - kept), -1))

@@ -90,7 +90,7 @@ def holds(tokens: list[int], sequences: list[tuple[int, ...]]) -> bool:
 
 
 def test_bad_words(client: openai.OpenAI, llm: LLM) -> None:
-    """As the tokenizer writes them; the model may find another way to write the same."""
+    """Words are banned as the tokenizer writes them. The model may find another spelling."""
     free = llm.generate(PROMPTS[0], PARAMS)[0]
     word = banned_word(free.text)
     spellings = llm.tokenizer.spellings(word)
@@ -206,7 +206,7 @@ def test_a_developer_speaks_like_the_system(client: openai.OpenAI) -> None:
 
 
 def test_many_stop_strings(client: openai.OpenAI, llm: LLM) -> None:
-    """As evaluation harnesses send them."""
+    """Evaluation harnesses send many stop strings."""
     whole = llm.generate(PROMPTS[0], PARAMS)[0].text
     stops = [f"\nNever {i}" for i in range(63)] + [whole[10:13]]
     done = client.completions.create(**GREEDY, prompt=PROMPTS[0], max_tokens=40, stop=stops)

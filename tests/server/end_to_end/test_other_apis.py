@@ -39,7 +39,7 @@ def claude(made: anthropic.Anthropic, real: RealServer) -> anthropic.Anthropic:
 
 @pytest.fixture(scope="module")
 def said(llm: LLM) -> tuple[str, int]:
-    """What the model says greedily, and how long the prompt is, in process."""
+    """Return the model's greedy output and the prompt's length, computed in this process."""
     done = llm.chat(MESSAGES, SamplingParams(max_tokens=LENGTH, temperature=0.0))
     return done.text, len(done.prompt_ids)
 

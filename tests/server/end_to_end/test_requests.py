@@ -30,7 +30,7 @@ COUNTERS = (
 
 @pytest.fixture(scope="module")
 def greedy(llm: LLM) -> dict[str, str]:
-    """What each of PROMPTS becomes with LENGTH tokens at most, in process."""
+    """Return the greedy output of each of PROMPTS with at most LENGTH tokens, computed in this process."""
     done = llm.generate(PROMPTS, SamplingParams(max_tokens=LENGTH, temperature=0.0))
     return {prompt: completion.text for prompt, completion in zip(PROMPTS, done, strict=True)}
 

@@ -55,7 +55,7 @@ def schema_format(schema: dict[str, Any] = SCHEMA, strict: bool = True) -> Any:
 
 
 def check(text: str, finish_reason: str, schema: dict[str, Any] = SCHEMA) -> bool:
-    """Whether a document is complete, in which case it has to be valid."""
+    """True if a document is complete. A complete one must be valid."""
     if finish_reason == "length":
         return False
     assert finish_reason == "stop"
@@ -190,7 +190,7 @@ def test_structured_outputs(client: openai.OpenAI, constraint: Any, pattern: str
 
 
 def test_free_text_until_a_trigger(client: openai.OpenAI) -> None:
-    """What the embedded model is made to say wakes the rest."""
+    """The embedded model is made to output the trigger, which enables the grammar."""
     answer = client.post("../tokenize", body={"prompt": "def", "add_special_tokens": False}, cast_to=dict[str, Any])
     (def_id,) = answer["tokens"]
     tag = {"type": "tag", "begin": "def f", "content": {"type": "regex", "pattern": "oo [0-9]{2}"}, "end": "!"}

@@ -160,7 +160,7 @@ def test_calls_are_counted_by_the_parser(real: RealServer, client: openai.OpenAI
 
 
 def test_the_example(real: RealServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first turn has to call a tool, and gets what that one says."""
+    """The first turn must call a tool and gets its result."""
     monkeypatch.setattr("sys.argv", ["tools.py", "--base-url", f"{real.url}/v1"])
     runpy.run_path(str(Path(__file__).parents[3] / "examples" / "tools.py"), run_name="__main__")
     called, _, result = capsys.readouterr().out.partition("\n-> ")

@@ -1,4 +1,4 @@
-"""What translations to chats share: how they speak of fields."""
+"""Shared parts of the translations to chat requests: names of fields in errors."""
 
 import pytest
 

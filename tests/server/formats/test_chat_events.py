@@ -1,4 +1,4 @@
-"""What a parser finds in an output, in chat's streams and whole answers: the same thing twice."""
+"""Parsed outputs in chat streams and whole answers, which must agree."""
 
 import json
 from typing import Any
@@ -78,7 +78,7 @@ def deltas(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def folded(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """As openai's client puts a stream together."""
+    """Assemble a stream as openai's client does."""
     state = ChatCompletionStreamState()
     for event in found:
         state.handle_chunk(ChatCompletionChunk.model_validate(event))

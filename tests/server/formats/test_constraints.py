@@ -25,7 +25,7 @@ def outputs(**fields: Any) -> dict[str, Any]:
 
 
 def ask(server: LiveServer, fields: dict[str, Any], path: str = PATHS[0]) -> tuple[GuideSpec | None, list[str]]:
-    """(what the engine is given, warnings)."""
+    """Return the engine's guide for a request, and the warnings."""
     answer = server.post(path, BODIES[path] | fields)
     assert answer.status_code == 200, answer.text
     return server.engine.requests[-1].prompt.guide, answer.json().get("warnings", [])
@@ -251,7 +251,7 @@ def test_metrics(server: LiveServer) -> None:
 
 
 def test_a_tokenizer_that_grammars_cannot_follow() -> None:
-    """What its tokens add to a text is not known one by one."""
+    """The text that one of its tokens adds is unknown."""
     with LiveServer(word_piece()) as server:
         found = refused(server, outputs(regex="a"))
         assert found["code"] == "unsupported_tokenizer"

@@ -1,7 +1,8 @@
-"""What becomes of each field of the APIs: accepted, accepted with a warning, or refused by name.
+"""Outcome of each field of the APIs: accepted, accepted with a warning, or rejected by name.
 
-What may be left undone is accepted with a warning; what would change the answer without a sign is refused by name. The
-fields are those of OpenAI's and Anthropic's APIs (of openai 3.3 and anthropic 2.12, beta fields too), and vLLM's.
+A field without effect on the answer is accepted with a warning. A field that would change the answer unnoticed is
+rejected by name. The fields are those of OpenAI's and Anthropic's APIs (openai 3.3 and anthropic 2.12, with beta
+fields) and of vLLM's.
 """
 
 from collections.abc import Iterator
@@ -240,7 +241,7 @@ def body_of(api: str, field: str, value: Any) -> dict[str, Any]:
 
 
 def warnings_of(text: str, body: Any) -> list[str]:
-    """Of a whole answer, or of the events of a stream."""
+    """Return the warnings of a whole answer or of a stream's events."""
     for said in [body] if body is not None else events(text):
         for part in (said, said.get("response"), said.get("message")) if isinstance(said, dict) else ():
             if isinstance(part, dict) and "warnings" in part:

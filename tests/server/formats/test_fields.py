@@ -1,4 +1,4 @@
-"""Which fields are refused, which are ignored by name, and the ranges of the others."""
+"""Fields that are rejected, fields that are ignored by name, and the ranges of the others."""
 
 from typing import Any
 

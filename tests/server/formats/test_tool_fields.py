@@ -59,14 +59,14 @@ def thinker(also_thinking: LiveServer) -> LiveServer:
 
 @pytest.fixture(scope="module")
 def without_tools() -> Iterator[LiveServer]:
-    """Its template takes no tools, and it does not think."""
+    """Make a server whose template takes no tools and has no thinking."""
     tokenizer = tool_caller()
     with live(Tokenizer(tokenizer.backend, tokenizer.config, "{{ messages[0].content }}")) as server:
         yield server
 
 
 def asked(server: LiveServer, **fields: Any) -> GenerateRequest:
-    """What the engine gets."""
+    """Return the request that the engine gets."""
     answer = server.post("/v1/chat/completions", {"messages": HI, "max_tokens": 5} | fields)
     assert answer.status_code == 200, answer.text
     return server.engine.requests[-1]

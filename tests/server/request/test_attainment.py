@@ -1,4 +1,4 @@
-"""How objectives were kept: in the usage, the metrics and the log."""
+"""Attainment of objectives in usage, metrics and log."""
 
 import logging
 from collections.abc import Iterator

@@ -200,7 +200,7 @@ def test_serve_refuses_before_the_model_loads(workers: str, file: str, tmp_path,
 
 # --- all of it ----------------------------------------------------------------------------------------------------
 def test_two_workers_and_the_real_engine(tmp_path: Path) -> None:
-    """What the engine recorded of its requests shows what came with them."""
+    """The engine's recording shows the predictions that came with requests."""
     predictor, path, recording = trained(load_tokenizer(ModelConfig())), tmp_path / "lengths", tmp_path / "run.jsonl"
     predictor.save(str(path))
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 300, **OBJECTIVE}

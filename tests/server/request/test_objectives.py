@@ -1,4 +1,4 @@
-"""What a request says of its objectives, wherever it says it, and what of that reaches the engine."""
+"""Objectives of requests, wherever they are set, and their arrival at the engine."""
 
 import random
 from collections.abc import Callable, Iterator

@@ -325,7 +325,7 @@ def test_a_bug_in_one_stream_ends_that_stream_alone(
 
 
 class Connection:
-    """What a stream writes to: `slow` once it should wait. Stands in for the wire and for ASGI's `send`."""
+    """Target of a stream, for the connection and for ASGI's `send`. It waits once `slow` is set."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []

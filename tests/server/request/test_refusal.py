@@ -229,7 +229,7 @@ def test_best_effort_streams_of_several_prompts_wait_for_nobody(server: LiveServ
 
 
 def first_bytes(server: LiveServer, fields: dict[str, Any]) -> bytes:
-    """What comes on a stream whose engine says nothing at first, once it is allowed to."""
+    """Return the first bytes of a stream whose engine is silent at first, once it may continue."""
     server.engine.script = lambda request: [Wait(), rejected()]
     with server.connect() as connection:
         connection.sendall(http_post("/v1/completions", {"prompt": "x", "stream": True} | fields))

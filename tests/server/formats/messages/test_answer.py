@@ -87,7 +87,7 @@ def test_a_whole_message() -> None:
 
 
 def folded(events: Events) -> dict[str, Any]:
-    """As the client puts a message together."""
+    """Assemble a message as the client does."""
     snapshot: Any = None
     buffers: dict[int, bytes] = {}
     for _, data in events:
