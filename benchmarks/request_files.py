@@ -89,6 +89,7 @@ class HostedServer:
         serving = asyncio.create_task(self._server.serve([self._listener]))
         await self._parts.service.load_texts(tokenizer)  # as `serve` does
         self._parts.service.attach(engine, tokenizer)
+        self._parts.service.warm_up()
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.01)
         self._up.set()

@@ -25,31 +25,16 @@ from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, TokenizeR
 from roseinfer.server.http.errors import OPENAI, bad_request
 from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.job import Job, Usage
-from roseinfer.server.request.prompts import ChatPrompt, Encoded
+from roseinfer.server.request.prompts import Encoded, PromptEncoder
 from roseinfer.server.request.service import Backend
 from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.worker.messages import EncodeChat
 
 # Message fields that must not be ignored.
 _UNSUPPORTED_IN_MESSAGES = ("function_call", "audio")
 # Empty fields of answers that clients send back.
 _EMPTY_VALUES: tuple[Any, ...] = (None, [], {})
 _PLAIN_FIELDS = frozenset({"role", "content", "name"})
-
-
-class ChatFormat:
-    """Format of OpenAI's chat completions. See `request.inference.AnswerFormat`."""
-
-    path = "/v1/chat/completions"
-    dialect = OPENAI
-
-    async def make_job(self, call: RequestContext, body: dict[str, Any]) -> Job:
-        return await chat_job(call, call.service.parser.parse(ChatRequest, body))
-
-    def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> EventEncoder:
-        return EventEncoder(job, ChatWriter(job, tokenizer), usage)
-
-    def whole(self, job: Job, tokenizer: Tokenizer) -> WholeBody:
-        return WholeBody(job, ChatWriter(job, tokenizer))
 
 
 async def chat_job(call: RequestContext, request: ChatRequest) -> Job:
@@ -87,25 +72,31 @@ async def chat_ids(
     """Return the prompt and the names of ignored fields. Raises `ApiError` 400, `InvalidRequestError`."""
     messages, ignored = plain_messages(request.messages)
     template = {} if output is None else output.template
-    return await backend.prompts.chat(chat_prompt(request, messages, template, keep_last)), ignored
+    return await backend.prompts.chat(chat_prompt(backend.prompts, request, messages, template, keep_last)), ignored
 
 
 def chat_prompt(
+    prompts: PromptEncoder,
     request: ChatRequest | TokenizeRequest,
     messages: list[dict[str, Any]],
     output: dict[str, Any],
     keep_last: int | None = None,
-) -> ChatPrompt:
-    """Return the prompt of a request with plain `messages`."""
+) -> EncodeChat:
+    """Return the prompt of a request with plain `messages`. `output`: template variables from the output's fields.
+
+    `keep_last`: tokens to keep at the end of a longer prompt, None = all. Raises `ApiError` 400.
+    """
+    variables = request.chat_template_kwargs or {}
+    prompts.check_variables(variables)
     generate = request.add_generation_prompt
-    return ChatPrompt(
+    return EncodeChat(
         messages,
         add_generation_prompt=not request.continue_final_message if generate is None else generate,
         continue_final_message=bool(request.continue_final_message),
         add_special_tokens=bool(request.add_special_tokens),
-        kwargs=request.chat_template_kwargs or {},
-        output=output,
+        kwargs=output | variables,
         keep_last=keep_last,
+        context=prompts.max_model_len,
     )
 
 
@@ -168,6 +159,21 @@ def _chat_entry(names: TokenNames, top: int, entry: TokenLogprobs) -> dict[str, 
 
 def _chat_token(names: TokenNames, token: int, logprob: float) -> dict[str, Any]:
     return {"token": names(token), "logprob": finite(logprob), "bytes": names.bytes(token)}
+
+
+class ChatFormat:
+    """Format of OpenAI's chat completions. See `request.inference.AnswerFormat`."""
+
+    path = "/v1/chat/completions"
+    dialect = OPENAI
+    request_model = ChatRequest
+    make_job = staticmethod(chat_job)
+
+    def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> EventEncoder:
+        return EventEncoder(job, ChatWriter(job, tokenizer), usage)
+
+    def whole(self, job: Job, tokenizer: Tokenizer) -> WholeBody:
+        return WholeBody(job, ChatWriter(job, tokenizer))
 
 
 # --- messages ---------------------------------------------------------------------------------------------------

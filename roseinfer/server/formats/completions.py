@@ -34,9 +34,9 @@ class CompletionFormat:
 
     path = "/v1/completions"
     dialect = OPENAI
+    request_model = CompletionRequest
 
-    async def make_job(self, call: RequestContext, body: dict[str, Any]) -> Job:
-        request = call.service.parser.parse(CompletionRequest, body)
+    async def make_job(self, call: RequestContext, request: CompletionRequest) -> Job:
         call.offer_request_id(request.request_id)
         prompts = split_prompts(request.prompt)
         max_tokens = completion_max_tokens(request)

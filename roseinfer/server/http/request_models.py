@@ -44,6 +44,16 @@ class RequestParser:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._models: dict[type[RequestModel], type[RequestModel]] = {}
+        self._expected: list[type[RequestModel]] = []
+
+    def expect(self, kind: type[RequestModel]) -> None:
+        """Add `kind` to the models of `warm_up`."""
+        self._expected.append(kind)
+
+    def warm_up(self) -> None:
+        """Build the expected models: each would delay its first request, and all others, by some 8 ms."""
+        for kind in self._expected:
+            self.model(kind)
 
     def model(self, kind: type[Model]) -> type[Model]:
         """Return a subclass of `kind` with all bounds."""

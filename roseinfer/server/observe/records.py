@@ -254,9 +254,6 @@ def _summarize(arrival_s: float, sample: SampleRecord) -> SampleSummary:
 
 def _worst_sample(job: Job, progress: JobProgress) -> tuple[PromptRun, SampleRecord]:
     """Return the choice that kept its objectives least; between equals, the one with the latest first token."""
-    if job.num_choices == 1:
-        run = progress.runs[0]
-        return run, run.samples[0]
     pairs = ((run, sample) for run in progress.runs for sample in run.samples)
     return max(pairs, key=lambda pair: _badness(job.meta.slo, *pair))
 

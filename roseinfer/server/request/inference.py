@@ -15,6 +15,7 @@ from roseinfer.server.http.connection import EXTENSION, ClientConnection
 from roseinfer.server.http.errors import ApiError, Dialect, as_api_error, too_many_inflight
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.middleware import check_request_id
+from roseinfer.server.http.request_models import RequestModel
 from roseinfer.server.request.generation import Generation, Receiver
 from roseinfer.server.request.job import Job, Usage, slo_usage
 from roseinfer.server.request.lifecycle import Guard, RequestGuard, Ticket
@@ -70,8 +71,11 @@ class AnswerFormat(Protocol):
     # Error format of all answers at or below `path`.
     dialect: Dialect
 
-    async def make_job(self, call: RequestContext, body: dict[str, Any]) -> Job:
-        """Return the job of a body. Raises `ApiError` 4xx or `InvalidRequestError`."""
+    @property
+    def request_model(self) -> type[RequestModel]: ...
+
+    async def make_job(self, call: RequestContext, request: Any) -> Job:
+        """Return the job of a request, a `request_model`. Raises `ApiError` 4xx or `InvalidRequestError`."""
         ...
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
@@ -103,6 +107,7 @@ class Inference:
         self._service = service
         self._make_run = make_run or StandardRun
         self._format = answer_format
+        service.parser.expect(answer_format.request_model)
         self.path = answer_format.path
         self.dialect = answer_format.dialect
 
@@ -119,7 +124,7 @@ class Inference:
                 preparation = service.prepare(scope)
                 with preparation:
                     call = RequestContext(service, backend, scope["state"], arrival_s, scope["headers"], preparation)
-                    job = await self._format.make_job(call, body)
+                    job = await self._format.make_job(call, service.parser.parse(self._format.request_model, body))
                     ticket.grow(len(job.prompts))
                     if backend.lengths is not None:
                         job = await backend.lengths.fill(job)

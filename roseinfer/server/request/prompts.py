@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from roseinfer.core.request import context_error
 from roseinfer.server.http.errors import ApiError, bad_request
@@ -26,21 +26,6 @@ class Encoded:
     text: str = ""
 
 
-class ChatPrompt(NamedTuple):
-    """Chat to render. `kwargs`: template variables set by the client, which override `output`.
-
-    `keep_last`: tokens to keep at the end of a longer prompt, None = all.
-    """
-
-    messages: list[dict[str, Any]]
-    add_generation_prompt: bool
-    continue_final_message: bool
-    add_special_tokens: bool
-    kwargs: dict[str, Any]
-    output: dict[str, Any]
-    keep_last: int | None = None
-
-
 class PromptEncoder:
     """Encoder of prompts."""
 
@@ -48,7 +33,7 @@ class PromptEncoder:
         """Raise `ConfigError` if the chat template does not compile, unless `texts` have been started."""
         self._texts = texts
         self._facts = texts.facts
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._vocab_size = vocab_size
 
     def check_template(self) -> None:
@@ -78,7 +63,7 @@ class PromptEncoder:
         if not with_text and not isinstance(prompts[0], str):
             return [Encoded(_end(entry, keep_last)) for entry in prompts if not isinstance(entry, str)]
         plausible = [self._plausible(entry, keep_last) for entry in prompts]
-        job = EncodeTexts(plausible, add_special_tokens, with_text, keep_last, self._max_model_len)
+        job = EncodeTexts(plausible, add_special_tokens, with_text, keep_last, self.max_model_len)
         done = await self._texts.perform(job, sum(map(_size, plausible)))
         assert isinstance(done, TextIds)
         all_ids = [_ids(each) for each in done.ids]
@@ -87,27 +72,25 @@ class PromptEncoder:
         texts = done.texts or [""] * len(all_ids)
         return [Encoded(ids, text) for ids, text in zip(all_ids, texts, strict=True)]
 
-    async def chat(self, prompt: ChatPrompt) -> list[int]:
+    async def chat(self, prompt: EncodeChat) -> list[int]:
         """Return the token ids of a chat. Raises as `completion`."""
-        job, chars = self._chat_job(prompt)
-        done = await self._texts.perform(job, chars)
+        done = await self._texts.perform(prompt, self._chat_chars(prompt))
         assert isinstance(done, TextIds)
         return _ids(done.ids[0])
 
     async def listed_text(self, text: str, add_special_tokens: bool, with_strings: bool) -> Listed:
         """Return the tokens of a text. Raises as `completion`."""
-        check_length(text, self._max_model_len, self._facts.max_token_bytes, "prompt")
+        check_length(text, self.max_model_len, self._facts.max_token_bytes, "prompt")
         return await self._listed(EncodeTexts([text], add_special_tokens), len(text), with_strings)
 
-    async def listed_chat(self, prompt: ChatPrompt, with_strings: bool) -> Listed:
+    async def listed_chat(self, prompt: EncodeChat, with_strings: bool) -> Listed:
         """Return the tokens of a chat. Raises as `completion`."""
-        job, chars = self._chat_job(prompt)
-        return await self._listed(job, chars, with_strings)
+        return await self._listed(prompt, self._chat_chars(prompt), with_strings)
 
     async def text(self, ids: list[int]) -> str:
         """Return the text of token ids. Raises as `completion`."""
-        if len(ids) > self._max_model_len:
-            raise context_error(self._max_model_len, f"there are {len(ids)} tokens", "tokens")
+        if len(ids) > self.max_model_len:
+            raise context_error(self.max_model_len, f"there are {len(ids)} tokens", "tokens")
         done = await self._texts.perform(DecodeIds(ids), ID_CHARS * len(ids))
         assert isinstance(done, DecodedText)
         return done.text
@@ -122,7 +105,7 @@ class PromptEncoder:
             raise bad_request(message, param)
 
     async def _listed(self, prompt: EncodeTexts | EncodeChat, chars: int, with_strings: bool) -> Listed:
-        done = await self._texts.perform(ListTokens(prompt, with_strings, self._max_model_len), chars)
+        done = await self._texts.perform(ListTokens(prompt, with_strings, self.max_model_len), chars)
         assert isinstance(done, Listed)
         return done
 
@@ -130,44 +113,34 @@ class PromptEncoder:
         """Return the prompt if it may fit the context; if truncated, the part that may be kept."""
         if keep_last is None:
             if isinstance(prompt, str):
-                check_length(prompt, self._max_model_len, self._facts.max_token_bytes, "prompt")
-            elif len(prompt) > self._max_model_len:
-                raise context_error(self._max_model_len, f"the prompt has {len(prompt)} tokens", "prompt", len(prompt))
+                check_length(prompt, self.max_model_len, self._facts.max_token_bytes, "prompt")
+            elif len(prompt) > self.max_model_len:
+                raise context_error(self.max_model_len, f"the prompt has {len(prompt)} tokens", "prompt", len(prompt))
             return prompt
         if isinstance(prompt, str):
             return prompt[-self._facts.max_token_bytes * (keep_last + SPARE_TOKENS) :]
         return prompt[-keep_last:]
 
-    def _chat_job(self, prompt: ChatPrompt) -> tuple[EncodeChat, int]:
-        """Return the job and its number of characters. Raises `ApiError` 400 and `RequestTooLongError`."""
+    def check_variables(self, variables: dict[str, Any]) -> None:
+        """Raise `ApiError` 400 without a chat template, and for a variable that a request may not set."""
         self.check_template()
         known = self.template_variables - _NO_TEMPLATE_KWARGS
-        unknown = [name for name, value in prompt.kwargs.items() if value is not None and name not in known]
+        unknown = [name for name, value in variables.items() if value is not None and name not in known]
         if unknown:
             message = f"chat_template_kwargs: {unknown[0][:100]!r} cannot be set for this model's template"
             raise bad_request(message, "chat_template_kwargs")
+
+    def _chat_chars(self, prompt: EncodeChat) -> int:
+        """Return the number of characters of a chat. Raises `RequestTooLongError`."""
         if prompt.keep_last is None:
             self._check_contents(prompt.messages)
-        variables = prompt.output | prompt.kwargs
-        chars = sum(map(_chars, prompt.messages))
-        if variables:
-            chars += _chars(variables)
-        job = EncodeChat(
-            prompt.messages,
-            prompt.add_generation_prompt,
-            prompt.continue_final_message,
-            prompt.add_special_tokens,
-            variables,
-            prompt.keep_last,
-            self._max_model_len,
-        )
-        return job, chars
+        return sum(map(_chars, prompt.messages)) + (_chars(prompt.kwargs) if prompt.kwargs else 0)
 
     def _check_contents(self, messages: Iterable[dict[str, Any]]) -> None:
         """Check the length before rendering. Reasoning does not count: templates may leave it out."""
         texts = [text for message in messages for text in _texts(message["content"])]
-        if sum(map(len, texts)) > MAX_PLAUSIBLE_CHARS_PER_TOKEN * self._max_model_len:
-            check_length("".join(texts), self._max_model_len, self._facts.max_token_bytes, "messages")
+        if sum(map(len, texts)) > MAX_PLAUSIBLE_CHARS_PER_TOKEN * self.max_model_len:
+            check_length("".join(texts), self.max_model_len, self._facts.max_token_bytes, "messages")
 
 
 def _end(ids: list[int], keep_last: int | None) -> list[int]:

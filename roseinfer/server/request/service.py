@@ -256,8 +256,9 @@ class Service:
         return name
 
     def warm_up(self) -> None:
-        """Start processes that the first requests would wait for."""
+        """Prepare what the first requests would wait for."""
         self.backend.grammars.warm_up()
+        self.parser.warm_up()
 
     def close(self) -> None:
         self.offload.close()

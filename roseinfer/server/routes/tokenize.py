@@ -74,7 +74,7 @@ async def _listed(prompts: PromptEncoder, wanted: TokenizeRequest) -> tuple[List
         check_template(prompts.template_variables)
         checked_tools(wanted.tools)
     messages, ignored = plain_messages(wanted.messages or [])
-    prompt = chat_prompt(wanted, messages, {"tools": wanted.tools} if wanted.tools else {})
+    prompt = chat_prompt(prompts, wanted, messages, {"tools": wanted.tools} if wanted.tools else {})
     return await prompts.listed_chat(prompt, with_strings), ignored
 
 

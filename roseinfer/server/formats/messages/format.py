@@ -28,9 +28,9 @@ class MessagesFormat:
 
     path = "/v1/messages"
     dialect = ANTHROPIC
+    request_model = MessagesRequest
 
-    async def make_job(self, call: RequestContext, body: dict[str, Any]) -> Job:
-        request = call.service.parser.parse(MessagesRequest, body)
+    async def make_job(self, call: RequestContext, request: MessagesRequest) -> Job:
         chat = MessagesTranslation(request)
         job = await translated_job(call, chat.chat, field_names(request), "message", "msg", chat.warnings)
         edited = (request.model_extra or {}).get("context_management") is not None

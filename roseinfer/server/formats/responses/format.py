@@ -24,16 +24,15 @@ class ResponsesFormat:
 
     path = "/v1/responses"
     dialect = OPENAI
+    request_model = ResponsesRequest
 
     def __init__(self, history: History | None = None) -> None:
         self._history = history or History()
 
-    async def make_job(self, call: RequestContext, body: dict[str, Any]) -> Job:
-        """Return the job of a body. Raises `ApiError` 400, 404 or 503."""
+    async def make_job(self, call: RequestContext, request: ResponsesRequest) -> Job:
+        """Return the job of a request. Raises `ApiError` 400, 404 or 503."""
         history = self._history
-        whole = await history.whole(
-            call.service.parser.parse(ResponsesRequest, body), call.headers, call.limits.max_body_bytes
-        )
+        whole = await history.whole(request, call.headers, call.limits.max_body_bytes)
         request = whole.request
         chat = ResponsesTranslation(request)
         warnings = chat.warnings + history.warnings(request)
