@@ -67,7 +67,7 @@ class Rehearsal:
             elif step.stage < last and step.name == "COPY":
                 self._copy(*shlex.split(step.rest))
             elif step.stage < last and step.name == "RUN":
-                command = self._here(step.rest)
+                command = self.relocated(step.rest)
                 print(f"RUN {command}", flush=True)
                 subprocess.run(["sh", "-ec", command], check=True, cwd=self._root, env=self._environment())
 
@@ -97,7 +97,7 @@ class Rehearsal:
 
     def _copy(self, *words: str) -> None:
         *sources, target = words
-        into = Path(self._here(target))
+        into = Path(self.relocated(target))
         for source in sources:
             path = REPOSITORY / source
             print(f"COPY {source} {into}", flush=True)
@@ -107,7 +107,7 @@ class Rehearsal:
                 into.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, into)
 
-    def _here(self, text: str) -> str:
+    def relocated(self, text: str) -> str:
         return re.sub(rf"(?<![\w/])(?=(?:{'|'.join(PLACES)})(?:\W|\w))", str(self._root), text)
 
     def _with_port(self, word: str) -> str:
@@ -123,7 +123,7 @@ class Rehearsal:
         for step in self._steps:
             for word in shlex.split(step.rest) if step.name == "ENV" else ():
                 name, _, value = word.partition("=")
-                made[name] = self._here(value).replace(f"${name}", made.get(name, ""))
+                made[name] = self.relocated(value).replace(f"${name}", made.get(name, ""))
         return made
 
 

@@ -1,4 +1,4 @@
-"""A server of two engines that has served, refused, lost and got back an engine: what a scrape then holds."""
+"""Server of two engines with the metrics of served and rejected requests and of a restarted engine."""
 
 import json
 import os
@@ -14,18 +14,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.real_server import RealServer, until
 
 COST = {"cost": {"step_s": 0.005, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}}
-PROMISED = {"slo": {"ttft_ms": 20_000, "tpot_ms": 2_000, "e2e_ms": 60_000}, "ignore_eos": True}
+OBJECTIVES = {"slo": {"ttft_ms": 20_000, "tpot_ms": 2_000, "e2e_ms": 60_000}, "ignore_eos": True}
 WHILE_RUNNING = "roseinfer:slo_step_budget_seconds"
 
 
 class MetricsServer(RealServer):
-    """`load` runs from the entry to the exit, so that what is shown while requests run is there at any time."""
+    """Requests run from the entry to the exit, so that metrics of running requests exist at any time."""
 
     def __init__(self, folder: Path) -> None:
         cost = folder / "cost.json"
         cost.write_text(json.dumps(COST))
         super().__init__("--device", "priced", "--cost", str(cost), "--replicas", "2", "--kv-offloading-size", "0.1")
-        self._enough = threading.Event()
+        self._stop = threading.Event()
         self._load = threading.Thread(target=self._run_load)
 
     def __enter__(self) -> "MetricsServer":
@@ -33,33 +33,33 @@ class MetricsServer(RealServer):
         try:
             self._load.start()
             with self.client() as client:
-                self._refused(client)
-                self._killed(client)
+                self._cause_rejection(client)
+                self._kill_engine(client)
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._enough.set()
+        self._stop.set()
         self._load.join()
         super().__exit__(*exc)
 
     def _run_load(self) -> None:
         with self.client() as client:
-            while not self._enough.is_set():
+            while not self._stop.is_set():
                 client.completions.create(**request(180))
 
-    def _refused(self, client: openai.OpenAI) -> None:
+    def _cause_rejection(self, client: openai.OpenAI) -> None:
         impossible = {"slo": {"ttft_ms": 0.001}}
         try:
             client.completions.create(**request(2, impossible))
         except openai.RateLimitError:
             return
-        raise AssertionError("no refusal")
+        raise AssertionError("the request was not rejected")
 
-    def _killed(self, client: openai.OpenAI) -> None:
-        """An engine under streams, which go on with the other."""
+    def _kill_engine(self, client: openai.OpenAI) -> None:
+        """Kill an engine during streams, which continue on the other engine; wait for its restart."""
         streams = [client.completions.create(**request(60), stream=True) for _ in range(4)]
         begun = [next(stream) for stream in streams]
         os.kill(self.engine, signal.SIGKILL)
@@ -67,7 +67,7 @@ class MetricsServer(RealServer):
         until(lambda: [engine["state"] for engine in self.fresh("/health").json()["engines"]] == ["ready"] * 2)
 
     def scraped(self) -> dict[str, set[str]]:
-        """The labels of each series' name, while a request runs. Of a metric without series, its name alone."""
+        """Return the labels by series name while a request runs. Metrics without series have no labels."""
         found: dict[str, set[str]] = {}
         while WHILE_RUNNING not in (text := self.http.get("/metrics").text):
             time.sleep(0.02)
@@ -78,5 +78,5 @@ class MetricsServer(RealServer):
         return found
 
 
-def request(tokens: int, more: dict[str, Any] = PROMISED) -> dict[str, Any]:
+def request(tokens: int, more: dict[str, Any] = OBJECTIVES) -> dict[str, Any]:
     return {"model": "tiny", "prompt": "def f(x):\n", "max_tokens": tokens, "extra_body": more}

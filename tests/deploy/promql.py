@@ -1,10 +1,10 @@
-"""Subset of PromQL: enough to list the metrics and labels that a query names."""
+"""Parser for PromQL that finds the metrics and labels of a query."""
 
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# prometheus.io/docs/prometheus/latest/querying: what may stand where a metric's name may.
+# Keywords of prometheus.io/docs/prometheus/latest/querying that look like names of metrics.
 _WORDS = frozenset(["and", "or", "unless", "offset", "bool", "inf", "nan", "atan2"])
 _TOKEN = re.compile(
     r"""(?P<text>"(?:[^"\\]|\\.)*")|(?P<range>\[[^\]]*\])|(?P<number>\d[\d.]*(?:e[+-]?\d+)?[a-z]*)"""
@@ -14,21 +14,21 @@ _GROUPING = frozenset(["by", "without", "on", "ignoring", "group_left", "group_r
 
 
 class Selector(NamedTuple):
-    """A metric, and the labels that its braces name."""
+    """Metric with the labels in its braces."""
 
     metric: str
     labels: frozenset[str]
 
 
 class Query(NamedTuple):
-    """`grouped`: labels named by `by (...)` and the like."""
+    """Metrics and labels of a query. `grouped`: labels in `by (...)` and similar clauses."""
 
     selectors: tuple[Selector, ...]
     grouped: frozenset[str]
 
 
 def parse(text: str) -> Query:
-    """Parse a query. Raise `ValueError` where it is not PromQL, as far as this parser reads."""
+    """Parse a query. Raise `ValueError` if it contains other than tokens of PromQL."""
     tokens = list(_tokens(text))
     selectors: list[Selector] = []
     grouped: set[str] = set()
@@ -51,7 +51,7 @@ def parse(text: str) -> Query:
 
 
 def _is_function(tokens: list[tuple[str, str]], at: int) -> bool:
-    """True if an aggregation such as `sum by (x) (...)` starts here."""
+    """Return True if this is an aggregation such as `sum by (x) (...)`."""
     return at < len(tokens) and tokens[at][1].lower() in ("by", "without")
 
 

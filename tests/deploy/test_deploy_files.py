@@ -1,4 +1,4 @@
-"""Files for permanent servers: images, a systemd unit and manifests match the server that they start."""
+"""Images, the unit of systemd and the manifest in `deploy/` match the server that they start."""
 
 import configparser
 import fnmatch
@@ -24,12 +24,12 @@ REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy"
 DOCKERFILES = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
 USER = "10001"
-# Beside --shutdown-timeout: last words, and the engines' end.
-MARGIN_S = 10
+# In addition to --shutdown-timeout: closing streams and ending the engines.
+SHUTDOWN_MARGIN_S = 10
 
 
 def served(arguments: list[str]) -> tuple[str, ServerConfig]:
-    """The model and the options of a command to serve. Raises for wrong ones."""
+    """Return the model and the options of a command to serve. Raise an error if they are invalid."""
     parser = OptionParser(prog="roseinfer serve")
     serve.OPTIONS.add_to(parser)
     given = serve.OPTIONS.read(parser.parse_args(arguments))
@@ -47,7 +47,7 @@ def rehearse() -> Any:
 
 # --- images ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
-def test_an_image_copies_what_is_there_and_starts_as_nobody_special(dockerfile: Path):
+def test_an_image_copies_existing_files_and_runs_unprivileged(dockerfile: Path):
     steps = list(rehearse().steps(dockerfile.read_text()))
     last = max(step.stage for step in steps)
     ignored = (REPOSITORY / ".dockerignore").read_text().split()
@@ -56,7 +56,7 @@ def test_an_image_copies_what_is_there_and_starts_as_nobody_special(dockerfile: 
             for source in step.rest.split()[:-1]:
                 assert (REPOSITORY / source).exists() and f"!{source}" in ignored
     users = [step.rest for step in steps if step.name == "USER" and step.stage == last]
-    assert users == [f"{USER}:{USER}"], "a number, so that a cluster can see that it is not root"
+    assert users == [f"{USER}:{USER}"], "a number, by which Kubernetes can check that it is not root"
     (entry,) = [json.loads(step.rest) for step in steps if step.name == "ENTRYPOINT"]
     assert entry[:2] == ["roseinfer", "serve"]
     model, config = served([*entry[2:], "some/model", "--port", "9000"])
@@ -93,22 +93,22 @@ def test_steps_of_a_dockerfile():
 
 def test_paths_of_an_image_are_found_in_its_commands(tmp_path: Path):
     made = rehearse().Rehearsal(DOCKERFILES[0], tmp_path, {})
-    told = made._here("/opt/roseinfer/bin/pip install '/src[otel]' --index-url https://host/opt/x")
-    assert told == f"{tmp_path}/opt/roseinfer/bin/pip install '{tmp_path}/src[otel]' --index-url https://host/opt/x"
+    text = made.relocated("/opt/roseinfer/bin/pip install '/src[otel]' --index-url https://host/opt/x")
+    assert text == f"{tmp_path}/opt/roseinfer/bin/pip install '{tmp_path}/src[otel]' --index-url https://host/opt/x"
 
 
 # --- systemd --------------------------------------------------------------------------------------------------------
 UNIT = DEPLOY / "systemd" / "roseinfer.service"
 
 
-def test_the_unit_starts_reloads_and_stops_the_server_as_it_wants_it(tmp_path: Path):
+def test_the_unit_starts_reloads_and_stops_the_server(tmp_path: Path):
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read(UNIT)
     service = unit["Service"]
     assert (service["Type"], service["KillMode"]) == ("notify", "mixed")
     assert service["ExecReload"].endswith("kill -HUP $MAINPID")
-    assert float(service["TimeoutStopSec"]) > ServerConfig().shutdown_timeout + MARGIN_S
+    assert float(service["TimeoutStopSec"]) > ServerConfig().shutdown_timeout + SHUTDOWN_MARGIN_S
     options = tmp_path / "serve.toml"
     options.write_text('model = "tiny"\nport = 8123\n')
     program, *arguments = service["ExecStart"].split()
@@ -118,10 +118,10 @@ def test_the_unit_starts_reloads_and_stops_the_server_as_it_wants_it(tmp_path: P
     assert (model, config.port) == ("tiny", 8123)
 
 
-def test_systemd_takes_the_unit(tmp_path: Path):
+def test_systemd_accepts_the_unit(tmp_path: Path):
     tool = shutil.which("systemd-analyze")
     if tool is None:
-        pytest.skip("there is no systemd-analyze")
+        pytest.skip("systemd-analyze is not installed")
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text().replace("/opt/roseinfer/bin/roseinfer", sys.executable))
     done = subprocess.run([tool, "verify", str(copy)], capture_output=True, text=True)
@@ -139,7 +139,7 @@ def manifests() -> dict[str, Any]:
     return {document["kind"]: document for document in yaml.safe_load_all(MANIFEST.read_text())}
 
 
-def test_the_pod_is_asked_what_the_server_answers(manifests: dict[str, Any]):
+def test_the_server_answers_the_probes_of_the_pod(manifests: dict[str, Any]):
     pod = manifests["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     _, config = served(container["args"])
@@ -148,12 +148,12 @@ def test_the_pod_is_asked_what_the_server_answers(manifests: dict[str, Any]):
     assert str(port["containerPort"]) in json.loads(entry)
     with LiveServer(byte_level()) as server:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            asked = container[probe]["httpGet"]
-            assert asked["port"] == port["name"] and server.get(asked["path"]).status_code == 200
-    assert pod["terminationGracePeriodSeconds"] > config.shutdown_timeout + MARGIN_S
+            check = container[probe]["httpGet"]
+            assert check["port"] == port["name"] and server.get(check["path"]).status_code == 200
+    assert pod["terminationGracePeriodSeconds"] > config.shutdown_timeout + SHUTDOWN_MARGIN_S
 
 
-def test_the_pod_may_write_where_the_server_does_and_nowhere_else(manifests: dict[str, Any]):
+def test_the_pod_may_write_only_where_the_server_does(manifests: dict[str, Any]):
     pod = manifests["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert str(pod["securityContext"]["runAsUser"]) == USER and pod["securityContext"]["runAsNonRoot"]
@@ -169,7 +169,7 @@ def test_the_pod_may_write_where_the_server_does_and_nowhere_else(manifests: dic
                     assert any(fnmatch.fnmatch(value, f"{path}*") for path in mounts.values()), word
 
 
-def test_the_service_finds_the_pods(manifests: dict[str, Any]):
+def test_the_service_selects_the_pods(manifests: dict[str, Any]):
     deployment, service = manifests["Deployment"]["spec"], manifests["Service"]["spec"]
     labels = deployment["template"]["metadata"]["labels"]
     for selector in (deployment["selector"]["matchLabels"], service["selector"]):
@@ -180,7 +180,7 @@ def test_the_service_finds_the_pods(manifests: dict[str, Any]):
     assert {"claimName": manifests["PersistentVolumeClaim"]["metadata"]["name"]} in claims
 
 
-def test_the_manifests_are_what_kubernetes_takes():
+def test_kubernetes_own_schemas_accept_the_manifests():
     validate = pytest.importorskip("kubernetes_validate", reason="no schemas of Kubernetes are installed")
     for document in yaml.safe_load_all(MANIFEST.read_text()):
         validate.validate(document, validate.latest_version(), strict=True)

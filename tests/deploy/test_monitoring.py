@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask for what a server says, and a real Prometheus, if there is one, has answers."""
+"""The dashboard and the alerts query existing metrics. A real Prometheus, if installed, answers all their queries."""
 
 import json
 import math
@@ -25,18 +25,18 @@ from tests.server.real_server import until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD, RULES = DEPLOY / "grafana" / "roseinfer.json", DEPLOY / "prometheus" / "roseinfer.rules.yml"
-# Grafana puts values in their place.
+# Grafana replaces these by values.
 VARIABLES = {"$__rate_interval": "5s", "$model_name": "tiny", "$engine": ".*", "$objective": ".*"}
-# Prometheus adds these to all that it scrapes, and makes this one itself.
+# Prometheus adds the labels ADDED to all that it scrapes, and creates the metrics MADE.
 ADDED, MADE = {"instance", "job"}, {"up"}
-# Those of Grafana's units that are used, by its names.
+# Grafana's names of the units in use.
 UNITS = {"short", "percentunit", "s", "reqps", "Bps"}
-# Of which nothing may have happened.
+# Panels that may have no data.
 RARE = {"Late, by objective"}
 
 
 def panels() -> list[tuple[str, str]]:
-    """(title, query) of every query of the dashboard, as Grafana sends it."""
+    """Return (title, query) for all queries of the dashboard, as Grafana sends them."""
     found = []
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", ()):
@@ -52,10 +52,10 @@ def rules() -> list[dict[str, Any]]:
 
 
 def tool(name: str) -> str:
-    """Find a tool in the folder PROMETHEUS_BIN, or on the path."""
+    """Return the path of a program in the folder PROMETHEUS_BIN or on PATH. Skip the test if there is none."""
     found = shutil.which(name, path=os.environ.get("PROMETHEUS_BIN")) or shutil.which(name)
     if found is None:
-        pytest.skip(f"there is no {name}")
+        pytest.skip(f"{name} is not installed")
     return found
 
 
@@ -65,7 +65,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MetricsServer]:
         yield made
 
 
-def test_the_dashboard_is_what_its_script_makes():
+def test_the_dashboard_is_the_output_of_its_script():
     spec = spec_from_file_location("dashboard", DEPLOY / "grafana" / "dashboard.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
@@ -79,8 +79,8 @@ def test_panels_do_not_overlap():
     assert len(cells) == len(set(cells)) and all(x < 24 for x, _ in cells)
 
 
-def test_grafana_knows_what_the_dashboard_is_made_of():
-    """Check against Grafana's documentation of the JSON model: unique panel ids, known sources and variables."""
+def test_the_dashboard_follows_grafana_s_model():
+    """Panels have unique numbers; data sources, variables and units exist."""
     dashboard = json.loads(DASHBOARD.read_text())
     variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
     assert len(variables) == len(dashboard["templating"]["list"])
@@ -104,7 +104,7 @@ def test_grafana_knows_what_the_dashboard_is_made_of():
         assert variables[name]["query"].startswith("label_values(")
 
 
-def test_values_that_queries_ask_for_are_those_of_the_server():
+def test_label_values_in_queries_are_values_of_the_server():
     known = {"outcome": set(Outcome), "cause": set(Cause), "job": {"roseinfer"}}
     asked = set()
     for _, query in [*panels(), *((rule.get("alert"), rule["expr"]) for rule in rules())]:
@@ -117,7 +117,7 @@ def test_values_that_queries_ask_for_are_those_of_the_server():
             assert any(re.fullmatch(alternative, name) for name in known[label]), (label, value)
 
 
-def test_every_metric_and_label_that_is_asked_for_is_there(server: MetricsServer):
+def test_every_metric_and_label_in_queries_exists(server: MetricsServer):
     made = MADE | {rule["record"] for rule in rules() if "record" in rule}
     there = server.scraped()
     wrong, count = [], 0
@@ -148,7 +148,7 @@ def test_names_and_labels_of_a_query_are_found():
 
 
 class Prometheus:
-    """Scrapes a server, and answers queries."""
+    """Prometheus process that scrapes a server."""
 
     def __init__(self, target: str, folder: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -175,7 +175,7 @@ class Prometheus:
         return answer.json()["data"]
 
     def answers(self, query: str) -> bool:
-        """True if the query returns a number."""
+        """Return True if the answer contains a finite number."""
         values = [float(sample["value"][1]) for sample in self.ask("query", query=query)["result"]]
         return any(map(math.isfinite, values))
 
@@ -188,7 +188,7 @@ class Prometheus:
 
     def __enter__(self) -> "Prometheus":
         until(lambda: self._process.poll() is not None or self._scrapes())
-        assert self._process.poll() is None, "it ended"
+        assert self._process.poll() is None, "Prometheus has ended"
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -200,7 +200,7 @@ def test_a_real_prometheus_has_an_answer_for_every_panel(server: MetricsServer, 
     with Prometheus(server.url, tmp_path) as prometheus:
         deadline = time.monotonic() + 60
         unanswered = [(title, query) for title, query in panels() if title not in RARE]
-        while unanswered and time.monotonic() < deadline:  # some of it is there only while a request runs
+        while unanswered and time.monotonic() < deadline:  # some metrics exist only while a request runs
             unanswered = [(title, query) for title, query in unanswered if not prometheus.answers(query)]
         while (groups := prometheus.ask("rules")["groups"]) and time.monotonic() < deadline:
             judged = {rule["name"]: rule for group in groups for rule in group["rules"]}
@@ -213,7 +213,7 @@ def test_a_real_prometheus_has_an_answer_for_every_panel(server: MetricsServer, 
     assert not firing & {"RoseinferDown", "RoseinferEngineHangs", "RoseinferIntegrity"}, firing
 
 
-def test_promtool_finds_the_rules_right():
+def test_promtool_accepts_the_rules_and_their_tests_pass():
     for command in (["check", "rules", RULES.name], ["test", "rules", "roseinfer.rules.test.yml"]):
         done = subprocess.run([tool("promtool"), *command], capture_output=True, text=True, cwd=RULES.parent)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The package as it is published: built from its own source archive, and used where nothing else of ours is."""
+"""The published package: built from its source archive, and used in an environment without the repository."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ PATIENCE_S = 120
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    # Nothing of the checkout may be found by chance.
+    # Python must not find the checkout by a variable.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
     done = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd, env=environment
@@ -33,7 +33,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def build(kind: str, source: Path, into: Path) -> Path:
-    """The archive that pip would make: "sdist" or "wheel"."""
+    """Build an archive as pip does: "sdist", "wheel" or "editable"."""
     into.mkdir()
     run(sys.executable, "-c", f"from setuptools import build_meta as b; b.build_{kind}({str(into)!r})", cwd=source)
     (made,) = into.iterdir()
@@ -64,8 +64,9 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_editable_install_puts_the_tree_on_the_path(sdist: Path, tmp_path: Path):
-    """Not a finder of its own, which is asked last: the clone's folder, which may well be called roseinfer, would hide
-    the package from scripts beside it."""
+    """An import hook would come last. Then the clone's folder, if called roseinfer, would hide the package from scripts
+    next to it.
+    """
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "source", filter="data")
     (source,) = (tmp_path / "source").iterdir()
@@ -87,13 +88,13 @@ def package_files() -> set[str]:
     return {str(path.relative_to(REPOSITORY)) for path in found}
 
 
-def test_the_source_archive_has_what_it_is_built_from(sdist: Path):
+def test_the_source_archive_is_complete(sdist: Path):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert package_files() | {"pyproject.toml", "README.md", "LICENSE"} <= names
 
 
-def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path):
+def test_the_wheel_has_exactly_the_files_of_the_package(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name and not name.endswith("/")}
     assert names == package_files()
@@ -101,7 +102,7 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path):
     assert wheel.name == f"roseinfer-{roseinfer.__version__}-py3-none-any.whl"
 
 
-def test_the_metadata_says_what_an_index_shows(metadata: Message):
+def test_the_metadata_is_complete(metadata: Message):
     assert (metadata["Name"], metadata["Version"]) == ("roseinfer", roseinfer.__version__)
     assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
     assert metadata["Description-Content-Type"] == "text/markdown" and metadata["Summary"] and metadata["Keywords"]
@@ -124,8 +125,8 @@ print(len(Tokenizer.from_folder(tokenizer_folder(tiny)).encode("def f(x):")) > 0
 """
 
 
-def test_it_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path):
-    """Dependencies come from this environment: downloading them is not ours to test."""
+def test_the_wheel_works_in_a_fresh_environment(wheel: Path, tmp_path: Path):
+    """Use the dependencies of this environment, so that nothing is downloaded."""
     environment = tmp_path / "venv"
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
     python = environment / "bin" / "python"

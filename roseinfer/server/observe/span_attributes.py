@@ -1,4 +1,4 @@
-"""What a trace says of a request: the attributes of its spans. See `traces`."""
+"""Attributes of the spans of a request. See `traces`."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -22,9 +22,9 @@ _ROUTE = ("engine", "reason", "retries", "placed_again", "resumes")
 
 
 def of_job(job: Job) -> Attributes:
-    """What was asked for. Of several prompts those of the first: they differ in their lengths only."""
+    """Return the attributes of the request. Its prompts differ only in length; those of the first are used."""
     params = job.prompts[0].params
-    asked: dict[str, Value | None] = {
+    found: dict[str, Value | None] = {
         "gen_ai.request.model": job.model,
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
@@ -42,14 +42,15 @@ def of_job(job: Job) -> Attributes:
         "roseinfer.slo.class": slo_class_name(job),
     }
     if job.meta.slo is not None:
-        promised = (job.meta.slo.ttft_s, job.meta.slo.tpot_s, job.meta.slo.e2e_s)
-        asked |= {f"roseinfer.slo.{name}_ms": _ms(limit) for name, limit in zip(OBJECTIVES, promised, strict=True)}
-    return _known(asked)
+        objectives = (job.meta.slo.ttft_s, job.meta.slo.tpot_s, job.meta.slo.e2e_s)
+        found |= {f"roseinfer.slo.{name}_ms": _ms(limit) for name, limit in zip(OBJECTIVES, objectives, strict=True)}
+    return _known(found)
 
 
-def of_result(job: Job, progress: JobProgress, came: Outcome | None, refusal: Rejection | None) -> Attributes:
-    """What became of it, the worst of all choices; of several prompts the way of the first. `came`: None if the request
-    itself was wrong.
+def of_result(job: Job, progress: JobProgress, outcome: Outcome | None, rejection: Rejection | None) -> Attributes:
+    """Return the attributes of the result: the worst latencies of all choices, and the route of the first prompt.
+
+    `outcome`: None if the request was invalid.
     """
     usage = progress.usage()
     samples = [sample for run in progress.runs for sample in run.samples]
@@ -61,19 +62,19 @@ def of_result(job: Job, progress: JobProgress, came: Outcome | None, refusal: Re
         "gen_ai.usage.output_tokens": usage.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
-        "roseinfer.slo.outcome": None if came is None else str(came),
+        "roseinfer.slo.outcome": None if outcome is None else str(outcome),
         "roseinfer.preemptions": max(sample.preemptions for sample in samples),
     }
-    if job.has_objectives and came is not None:
-        result["roseinfer.slo.met"] = came is Outcome.MET
-        result["roseinfer.slo.missed"] = came.removeprefix("missed_") if came.startswith("missed_") else None
+    if job.has_objectives and outcome is not None:
+        result["roseinfer.slo.met"] = outcome is Outcome.MET
+        result["roseinfer.slo.missed"] = outcome.removeprefix("missed_") if outcome.startswith("missed_") else None
     route = next((run.route for run in progress.runs if run.route is not None), None)
     if route is not None:
         result |= {f"roseinfer.router.{name}": getattr(route, name) for name in _ROUTE}
-    seen = worst_latencies(progress.runs)
-    if seen is not None:
-        result |= {f"roseinfer.seen.{name}_ms": _ms(value) for name, value in zip(OBJECTIVES, seen, strict=True)}
-    return _known(result) | _waits(samples) | ({} if refusal is None else _of_refusal(refusal))
+    latencies = worst_latencies(progress.runs)
+    if latencies is not None:
+        result |= {f"roseinfer.seen.{name}_ms": _ms(value) for name, value in zip(OBJECTIVES, latencies, strict=True)}
+    return _known(result) | _waits(samples) | ({} if rejection is None else _of_rejection(rejection))
 
 
 def of_verdict(verdict: Explanation) -> Attributes:
@@ -81,7 +82,7 @@ def of_verdict(verdict: Explanation) -> Attributes:
 
 
 def of_choice(phase: str, run: PromptRun, sample: SampleRecord) -> Attributes:
-    """Of the span of a phase: what can be said of that alone."""
+    """Return the attributes of the span of one phase of a choice."""
     if phase == "queue":
         return _waits([sample])
     if phase == "prefill":
@@ -93,7 +94,7 @@ def of_choice(phase: str, run: PromptRun, sample: SampleRecord) -> Attributes:
 
 
 def _waits(samples: Sequence[SampleRecord]) -> Attributes:
-    """`roseinfer.wait.CAUSE_ms` of the choice that waited longest, and what its engine expected of it."""
+    """Return `roseinfer.wait.CAUSE_ms` and the predicted latencies of the choice that waited longest."""
     whys = [sample.why for sample in samples if sample.why is not None]
     if not whys:
         return {}
@@ -108,14 +109,14 @@ def _steps(sample: SampleRecord, names: Sequence[str]) -> Attributes:
     return {} if sample.why is None else {f"roseinfer.{name}": getattr(sample.why, name) for name in names}
 
 
-def _of_refusal(refusal: Rejection) -> Attributes:
+def _of_rejection(rejection: Rejection) -> Attributes:
     return _known(
         {
-            "roseinfer.refused.objective": refusal.reason,
-            "roseinfer.refused.cause": str(refusal.cause),
-            "roseinfer.refused.predicted_ttft_ms": _ms(refusal.predicted_ttft_s),
-            "roseinfer.refused.attainable_ms": _ms(refusal.attainable_s),
-            "roseinfer.refused.hopeless": refusal.hopeless,
+            "roseinfer.refused.objective": rejection.reason,
+            "roseinfer.refused.cause": str(rejection.cause),
+            "roseinfer.refused.predicted_ttft_ms": _ms(rejection.predicted_ttft_s),
+            "roseinfer.refused.attainable_ms": _ms(rejection.attainable_s),
+            "roseinfer.refused.hopeless": rejection.hopeless,
         }
     )
 

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces of inference requests. Imported only if there is somewhere to send them: it needs the extra.
+"""OpenTelemetry traces of inference requests. Needs the extra `otel`, so it is imported only if traces are sent.
 
-All spans of a request are made when it has ended, from what was noted of it anyway: a token costs nothing. Names are
-those of the GenAI conventions (open-telemetry/semantic-conventions-genai, "Development"), written out because the
-constants of language packages are deprecated; what these lack is under `roseinfer.`. No prompt, no output, no key.
+All spans of a request are made after its end, from its record, so a token costs nothing. Attribute names follow the
+GenAI conventions (open-telemetry/semantic-conventions-genai, "Development"). They are literals because the constants of
+language packages are deprecated. Our own attributes begin with `roseinfer.`. Spans contain no prompt, output or key.
 """
 
 import logging
@@ -35,18 +35,17 @@ from roseinfer.server.request.service import Service
 
 log = logging.getLogger(__name__)
 
-# How long an ending process waits for spans to be taken, and for how many choices of a request there are spans.
-FLUSH_S = 3.0
-MAX_CHOICES = 16
+FLUSH_TIMEOUT_S = 3.0  # at the end of the process
+MAX_CHOICES = 16  # of a request that get spans
 _OPERATIONS = {"/v1/completions": "text_completion"}
 _PARENT_HEADERS = (b"traceparent", b"tracestate")
 
 
-class Note:
-    """What is known of a call when it ends. `job` is None if none came of it: it was refused before.
+class CallNote:
+    """Outcome of a call for its trace. `job`: None if the request was rejected before it became a job.
 
-    `now_s`: when the engine was done. `cause`: what ended it before its time, by type: not the exception itself, whose
-    traceback knows of us.
+    `now_s`: when the engine finished. `cause`: type of the error that ended the call early. The exception itself would
+    refer to this object by its traceback.
     """
 
     __slots__ = ("cause", "job", "now_s", "progress", "record")
@@ -60,11 +59,11 @@ class Note:
 
 
 # The call that the current task answers.
-_note: ContextVar[Note | None] = ContextVar("roseinfer_trace", default=None)
+_note: ContextVar[CallNote | None] = ContextVar("roseinfer_trace", default=None)
 
 
 class TracedObserver:
-    """Notes how a request ended, for the trace of the call that brought it, and passes everything on."""
+    """Observer that notes how a request ended for the trace of its call, and passes all events to `inner`."""
 
     def __init__(self, inner: Observer, records: RequestRecords) -> None:
         self._inner = inner
@@ -84,11 +83,11 @@ class TracedObserver:
         if note is not None:
             note.job, note.progress, note.now_s = job, progress, now_s
             note.cause = None if cause is None else error_type(cause)
-            (note.record,) = self._records.newest(1, now_s, live=False)  # which is its own
+            (note.record,) = self._records.newest(1, now_s, live=False)  # `inner` has just added it
 
 
 class TracedInference(Inference):
-    """An inference route whose calls leave a trace each."""
+    """Inference route with a trace for each call."""
 
     def __init__(
         self, service: Service, answer_format: AnswerFormat, traces: "Traces", make_run: MakeRun | None = None
@@ -98,7 +97,7 @@ class TracedInference(Inference):
         self._clock = service.clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        note = Note()
+        note = CallNote()
         token = _note.set(note)
         arrival_s = self._clock.now()
         status: int | None = None
@@ -114,12 +113,10 @@ class TracedInference(Inference):
 
 
 class Traces:
-    """One per process that answers requests. Spans are sent in batches by a thread of their own, and dropped if more
-    come than are taken.
-    """
+    """Traces of one API process. A thread sends spans in batches, and drops spans if the queue is full."""
 
     def __init__(self, exporter: SpanExporter) -> None:
-        """Sampling, limits and the resource follow the environment's OTEL_* as any SDK's do."""
+        """Configure sampling, limits and the resource by the variables OTEL_*, as every SDK does."""
         self._exporter = exporter
         self.provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self.provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -128,7 +125,7 @@ class Traces:
 
     @classmethod
     def to(cls, endpoint: str) -> "Traces":
-        """To a collector's OTLP over HTTP. Headers, certificates and so on are the environment's OTEL_EXPORTER_*."""
+        """Send to a collector by OTLP over HTTP. The variables OTEL_EXPORTER_* set headers, certificates and more."""
         return cls(OTLPSpanExporter(endpoint=endpoint))
 
     def inference(self, service: Service, answer_format: AnswerFormat, make_run: MakeRun | None = None) -> Inference:
@@ -137,24 +134,27 @@ class Traces:
     def observer(self, inner: Observer, records: RequestRecords) -> Observer:
         return TracedObserver(inner, records)
 
-    def ended(self, clock: Clock, scope: Scope, note: Note, arrival_s: float, status: int | None) -> None:
-        """`status`: of the answer that will be, None if it has begun. A bug in here costs the trace only."""
+    def ended(self, clock: Clock, scope: Scope, note: CallNote, arrival_s: float, status: int | None) -> None:
+        """Record the trace of a call. `status`: of an error response that is still to be sent, else None.
+
+        Errors are logged and lose only the trace.
+        """
         try:
             now_s = clock.now()
             self._spans(scope, note, arrival_s, now_s, status or scope["state"]["status"], _Wall(now_s))
         except Exception:
-            log.exception("request=%s has no trace", scope["state"]["request_id"])
+            log.exception("cannot record the trace of request=%s", scope["state"]["request_id"])
 
     def close(self) -> None:
-        """Sends what is left, for at most `FLUSH_S`; to be called in a thread."""
+        """Send the remaining spans, for at most `FLUSH_TIMEOUT_S`. Call it in a thread, because it blocks."""
         sending = threading.Thread(target=self.provider.shutdown, name="roseinfer-traces", daemon=True)
         sending.start()
-        sending.join(FLUSH_S)
+        sending.join(FLUSH_TIMEOUT_S)
         if sending.is_alive():
-            log.warning("traces that nobody took within %g s are lost", FLUSH_S)
+            log.warning("traces are lost: the collector did not accept them within %g s", FLUSH_TIMEOUT_S)
             self._exporter.shutdown()
 
-    def _spans(self, scope: Scope, note: Note, arrival_s: float, now_s: float, status: int, wall: "_Wall") -> None:
+    def _spans(self, scope: Scope, note: CallNote, arrival_s: float, now_s: float, status: int, wall: "_Wall") -> None:
         operation = _OPERATIONS.get(scope["path"], "chat")
         job = note.job
         root = self._tracer.start_span(
@@ -174,13 +174,13 @@ class Traces:
                 shown |= of_verdict(verdict(record))
                 self._phases(root, note.progress, note.now_s, wall)
             root.set_attributes(shown)
-            # As the HTTP conventions have it, what a client did wrong or left is no error of the server's.
+            # By the HTTP conventions, errors of the client and disconnects are no errors of the server.
             if status >= 500 or (note.cause is not None and status == 200):
                 root.set_status(Status(StatusCode.ERROR, note.cause))
         root.end(wall.ns(now_s))
 
     def _phases(self, root: Span, progress: JobProgress, now_s: float, wall: "_Wall") -> None:
-        """Where the time of each choice went."""
+        """Add the spans of the phases of each choice."""
         parent = set_span_in_context(root)
         choices = ((run, sample) for run in progress.runs for sample in run.samples)
         for index, (run, sample) in enumerate(islice(choices, MAX_CHOICES)):
@@ -191,7 +191,7 @@ class Traces:
 
 
 class _Wall:
-    """From our clock to nanoseconds since 1970, with the two compared once for each request: it may be adjusted."""
+    """Conversion from our clock to nanoseconds since 1970. One per request, because wall clocks may be adjusted."""
 
     def __init__(self, now_s: float) -> None:
         self._now_s = now_s
@@ -202,30 +202,31 @@ class _Wall:
 
 
 def phases(run: PromptRun, sample: SampleRecord, now_s: float) -> list[tuple[str, float, float]]:
-    """(name, from, to) of what a choice went through, on the server's clock; of one that was cut short as far as is
-    known, up to `now_s`.
+    """Return (name, start, end) of the phases of a choice, on the server's clock.
+
+    If the choice was cut short, its last phase ends at `now_s`.
     """
     times = sample.times or _times(run, sample, now_s)
     ends = (times.scheduled_s, times.first_token_s, times.finished_s)
     found: list[tuple[str, float, float]] = []
-    begun_s = times.arrival_s
+    start_s = times.arrival_s
     for name, end_s in zip(("queue", "prefill", "decode"), ends, strict=True):
-        if not end_s:  # it did not come so far: the phase lasted until the end
-            return [*found, (name, begun_s, max(begun_s, times.finished_s or now_s))]
-        found.append((name, begun_s, end_s))
-        begun_s = end_s
+        if not end_s:  # the choice ended in this phase
+            return [*found, (name, start_s, max(start_s, times.finished_s or now_s))]
+        found.append((name, start_s, end_s))
+        start_s = end_s
     return found
 
 
 def _times(run: PromptRun, sample: SampleRecord, now_s: float) -> RequestTimes:
-    """Of a choice of whose end its engine has said nothing, because it was cut short."""
+    """Return the times of a choice that was cut short, so that its engine reported none."""
     waited_s = sum(seconds for _, seconds in sample.why.waited) if sample.why is not None else 0.0
     scheduled_s = run.arrival_s + waited_s if sample.first_s else 0.0
     return RequestTimes(run.arrival_s, min(scheduled_s, sample.first_s), sample.first_s, now_s)
 
 
 def error_type(cause: BaseException) -> str:
-    """Few values: the code of an error that the API has, else the name of its class."""
+    """Return the error code of the API if there is one, else the class name. So there are few different values."""
     if isinstance(cause, ClientDisconnect):
         return "client_disconnected"
     if isinstance(cause, RoseinferError):
@@ -235,7 +236,7 @@ def error_type(cause: BaseException) -> str:
 
 
 def _carrier(scope: Scope) -> dict[str, str]:
-    """What a caller says of its own trace. Several `tracestate` are one list (W3C Trace Context, 3.3.1.1)."""
+    """Return the headers of the caller's trace. Several `tracestate` form one list (W3C Trace Context, 3.3.1.1)."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
         if name in _PARENT_HEADERS:
@@ -245,7 +246,7 @@ def _carrier(scope: Scope) -> dict[str, str]:
 
 
 def _resource() -> Resource:
-    """Who sends: the name of OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES, else ours."""
+    """Return the resource. OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES name it, else it is `roseinfer`."""
     made = Resource.create({"service.version": __version__})
     if str(made.attributes.get("service.name", "")).startswith("unknown_service"):
         made = made.merge(Resource({"service.name": "roseinfer"}))

@@ -280,7 +280,7 @@ def test_a_collector_gets_all_of_them_before_the_server_has_ended(tokenizer: Tok
 def test_without_a_collector_requests_are_answered_and_the_server_ends(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(module, "FLUSH_S", 0.05)
+    monkeypatch.setattr(module, "FLUSH_TIMEOUT_S", 0.05)
     with LiveServer(tokenizer, ServerConfig(otlp_endpoint="http://127.0.0.1:1/v1/traces")) as server:
         assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
-    assert "traces that nobody took within 0.05 s are lost" in caplog.text
+    assert "traces are lost: the collector did not accept them within 0.05 s" in caplog.text
