@@ -1,4 +1,4 @@
-"""KV events as a subscriber gets them, over loopback."""
+"""KV events that a subscriber receives over the loopback."""
 
 import socket
 import sys
@@ -23,7 +23,7 @@ from roseinfer.integrations import kv_events
 from roseinfer.integrations.kv_events import END_OF_REPLAY, KvEventsPublisher, wire_events
 from roseinfer.kv.events import CPU, GPU, BlockRemoved, BlockStored
 
-PATIENCE_MS = 10_000
+TIMEOUT_MS = 10_000
 
 
 def addresses(count: int) -> list[str]:
@@ -39,29 +39,29 @@ def addresses(count: int) -> list[str]:
 def connected(kind: int, endpoint: str) -> Iterator[Any]:
     with zmq.Context() as context, context.socket(kind) as made:
         made.set(zmq.LINGER, 0)
-        made.set(zmq.RCVTIMEO, PATIENCE_MS)
+        made.set(zmq.RCVTIMEO, TIMEOUT_MS)
         if kind == zmq.SUB:
             made.subscribe(b"kv@")
         made.connect(endpoint)
         yield made
 
 
-def replayed(question: Any, first: int) -> list[tuple[int, Any]]:
+def replayed(dealer: Any, first: int) -> list[tuple[int, Any]]:
     """Return what a publisher has kept from this number on."""
-    question.send_multipart((b"", first.to_bytes(8, "big")))
+    dealer.send_multipart((b"", first.to_bytes(8, "big")))
     found = []
     while True:
-        empty, topic, number, payload = question.recv_multipart()
+        empty, topic, number, payload = dealer.recv_multipart()
         assert empty == b""
         if number == END_OF_REPLAY:
-            assert (topic, payload) == (b"", b""), "an end has nothing but its number"
+            assert (topic, payload) == (b"", b""), "the end mark has only its number"
             return found
         assert topic.startswith(b"kv@"), "as it was published"
         found.append((int.from_bytes(number, "big"), msgspec.msgpack.decode(payload)))
 
 
 def held(batches: list[Any]) -> set[int]:
-    """The blocks that these batches leave."""
+    """Return the hashes of the blocks that are held after these batches."""
     blocks: set[int] = set()
     for _, events, rank in batches:
         assert rank == 0
@@ -76,20 +76,20 @@ def held(batches: list[Any]) -> set[int]:
     return blocks
 
 
-def test_a_subscriber_learns_what_an_engine_holds_and_asks_for_what_it_has_missed():
+def test_a_subscriber_follows_the_blocks_of_an_engine_and_gets_missed_events_by_replay():
     endpoint, replay = addresses(2)
     options = {"num_kv_blocks": 12, "max_model_len": 96, "threads": 1, "device": "cpu"}
-    with connected(zmq.SUB, endpoint) as subscriber, connected(zmq.DEALER, replay) as question:
+    with connected(zmq.SUB, endpoint) as subscriber, connected(zmq.DEALER, replay) as dealer:
         with closing(LLM("tiny", **options, kv_events_endpoint=endpoint, kv_events_replay_endpoint=replay)) as llm:
             prompts = ([3 + number % 90] * 64 for number in count())
             for number, prompt in enumerate(prompts):
                 llm.generate([prompt], SamplingParams(max_tokens=4, ignore_eos=True))
-                if number >= 3 and subscriber.poll(10):  # it may be heard of only when some events are gone
+                if number >= 3 and subscriber.poll(10):  # a late subscription misses events
                     break
-            kept = replayed(question, 0)
+            kept = replayed(dealer, 0)
             entries = map(llm.core.scheduler.kv.index.full_entry, range(options["num_kv_blocks"]))
             expected = {int.from_bytes(entry.key[-8:], "big") for entry in entries if entry is not None}
-            assert replayed(question, len(kept) - 1) == kept[-1:]
+            assert replayed(dealer, len(kept) - 1) == kept[-1:]
         assert [number for number, _ in kept] == list(range(len(kept)))
         assert kept[0][1][1] == [{"type": "AllBlocksCleared"}]
         assert held([batch for _, batch in kept]) == expected != set()
@@ -101,21 +101,21 @@ def test_a_subscriber_learns_what_an_engine_holds_and_asks_for_what_it_has_misse
             assert msgspec.msgpack.decode(payload) == kept[last][1]
 
 
-def test_what_is_no_question_is_passed_over_and_only_so_many_steps_are_kept():
+def test_invalid_replay_requests_are_ignored_and_old_steps_dropped():
     endpoint, replay = addresses(2)
     config = KvEventsConfig(kv_events_endpoint=endpoint, kv_events_replay_endpoint=replay, kv_events_buffer_steps=2)
-    with closing(KvEventsPublisher(config, "m")) as publisher, connected(zmq.DEALER, replay) as question:
+    with closing(KvEventsPublisher(config, "m")) as publisher, connected(zmq.DEALER, replay) as dealer:
         for _ in range(5):
             publisher.clear()
         publisher.flush()  # nothing has changed
-        question.send_multipart((b"", b"short"))
-        question.send(b"")
-        assert [number for number, _ in replayed(question, 0)] == [3, 4]
+        dealer.send_multipart((b"", b"short"))
+        dealer.send(b"")
+        assert [number for number, _ in replayed(dealer, 0)] == [3, 4]
 
 
-def test_neighbours_become_one_event():
+def test_consecutive_blocks_become_one_event():
     a, b, c = (bytes(31) + bytes([n]) for n in (1, 2, 3))
-    told = wire_events(
+    events = wire_events(
         [
             BlockStored(a, None, (1, 2), GPU),
             BlockStored(b, a, (3, 4), GPU),
@@ -126,7 +126,7 @@ def test_neighbours_become_one_event():
             BlockRemoved(a, CPU),
         ]
     )
-    assert [msgspec.to_builtins(event) for event in told] == [
+    assert [msgspec.to_builtins(event) for event in events] == [
         stored([1, 2], None, [1, 2, 3, 4], "GPU"),
         stored([3], 1, [5, 6], "GPU"),
         stored([1], None, [1, 2], "CPU"),
@@ -136,11 +136,11 @@ def test_neighbours_become_one_event():
 
 
 def stored(hashes: list[int], parent: int | None, tokens: list[int], medium: str) -> dict[str, Any]:
-    told = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens}
-    return told | {"block_size": 2, "medium": medium, "lora_id": None, "lora_name": None}
+    event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens}
+    return event | {"block_size": 2, "medium": medium, "lora_id": None, "lora_name": None}
 
 
-def test_an_address_in_use_is_refused_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch):
+def test_an_address_in_use_is_an_error_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kv_events, "BIND_TIMEOUT_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
@@ -148,19 +148,19 @@ def test_an_address_in_use_is_refused_before_the_model_is_loaded(monkeypatch: py
             LLM("tiny", kv_events_endpoint=endpoint)
 
 
-def test_an_address_that_an_ending_engine_still_has_is_waited_for():
+def test_a_publisher_waits_for_the_address_of_an_ending_engine():
     endpoint, replay = addresses(2)
     config = KvEventsConfig(kv_events_endpoint=endpoint, kv_events_replay_endpoint=replay)
     before = KvEventsPublisher(config, "tiny")
     with ThreadPoolExecutor(1) as pool:
         after = pool.submit(KvEventsPublisher, config, "tiny")
-        assert not wait([after], 0.3).done, "somebody has the address"
+        assert not wait([after], 0.3).done, "the address is in use"
         before.close()
-        after.result(PATIENCE_MS / 1000).close()
+        after.result(TIMEOUT_MS / 1000).close()
 
 
 @pytest.mark.parametrize("given", [{"rank": 1}, {"served_name": "x"}], ids=str)
-def test_what_a_server_says_of_an_engine_is_no_option(given: dict[str, Any]):
+def test_fields_that_the_server_sets_are_no_options(given: dict[str, Any]):
     with pytest.raises(ConfigError, match="unknown option"):
         make_engine_config(**given, kv_events_endpoint="tcp://127.0.0.1:5557")
 
@@ -199,12 +199,12 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
         "",
     ],
 )
-def test_bad_endpoints_are_refused(endpoint: str):
+def test_bad_endpoints_are_rejected(endpoint: str):
     with pytest.raises(ConfigError, match="kv_events_endpoint must be tcp://ADDRESS:PORT"):
         KvEventsConfig(kv_events_endpoint=endpoint)
 
 
-def test_options_that_lead_nowhere_are_refused():
+def test_options_without_effect_are_rejected():
     with pytest.raises(ConfigError, match="kv_events_topic needs kv_events_endpoint"):
         KvEventsConfig(kv_events_topic="kv@a@b")
     with pytest.raises(ConfigError, match="kv_events_buffer_steps"):
@@ -213,7 +213,7 @@ def test_options_that_lead_nowhere_are_refused():
         make_engine_config(kv_events_endpoint="tcp://127.0.0.1:1", enable_prefix_caching=False)
 
 
-def test_engines_of_one_server_have_ports_of_their_own():
+def test_engines_of_one_server_have_different_ports():
     config = make_engine_config(kv_events_endpoint="tcp://[::1]:5557", kv_events_replay_endpoint="tcp://127.0.0.1:5559")
     second = config.for_engine(1, 2).kv_events
     assert (second.endpoint, second.replay_endpoint, second.rank) == ("tcp://[::1]:5558", "tcp://127.0.0.1:5560", 1)

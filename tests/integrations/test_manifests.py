@@ -42,7 +42,7 @@ def pods(documents: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-EVERY = pytest.mark.parametrize("kind", plan.PRINTED)
+EVERY = pytest.mark.parametrize("kind", plan.MANIFEST_KINDS)
 
 
 @EVERY

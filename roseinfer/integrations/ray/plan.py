@@ -14,7 +14,7 @@ APPLICATION = NAMESPACE = "roseinfer"
 DIRECTORY = "directory"
 ALL_ADDRESSES = ("0.0.0.0", "::")
 # Kinds of manifests: a Deployment with its Service and volume, a pool of its pods for gateways, a cluster for KubeRay.
-K8S, INFERENCE_POOL, RAY_SERVICE = PRINTED = ("k8s", "inferencepool", "rayservice")
+K8S, INFERENCE_POOL, RAY_SERVICE = MANIFEST_KINDS = ("k8s", "inferencepool", "rayservice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class DeployConfig:
         False, "deploy to a cluster without token authentication: anyone who reaches its ports can run code on it"
     )
     print: str | None = option(
-        None, "write manifests for Kubernetes to standard output and deploy nothing", choices=PRINTED
+        None, "write manifests for Kubernetes to standard output and deploy nothing", choices=MANIFEST_KINDS
     )
     image: str | None = option(
         None, "container image in the manifests (default: roseinfer:cuda, without a GPU roseinfer:cpu)"

@@ -43,7 +43,7 @@ def cost(tmp_path: Path) -> Path:
         (["--api-workers", "2"], "unrecognized arguments: --api-workers"),
     ],
 )
-def test_wrong_options_are_told_in_one_line(
+def test_wrong_options_are_reported_in_one_line(
     options: list[str], says: str, cost: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["deploy", "--device", "priced", "--cost", str(cost), *options]
@@ -51,21 +51,21 @@ def test_wrong_options_are_told_in_one_line(
         assert cli.main(argv) == 2
     except SystemExit as error:
         assert error.code == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert says in told and told.startswith("roseinfer")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert says in line and line.startswith("roseinfer")
 
 
-def test_a_missing_extra_is_told_in_one_line(
+def test_a_missing_extra_is_reported_in_one_line(
     cost: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cluster, "find_spec", lambda name: None)
     for argv in (["deploy", "--status"], ["deploy", "--device", "priced", "--cost", str(cost)]):
         assert cli.main(argv) == 1
-        told = capsys.readouterr().err
-        assert told.count("\n") == 1 and "pip install 'roseinfer[ray]'" in told
+        output = capsys.readouterr().err
+        assert output.count("\n") == 1 and "pip install 'roseinfer[ray]'" in output
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.check_disk(str(tmp_path))
     monkeypatch.setattr(cluster, "MIN_FREE_DISK_SHARE", 1.1)
     with pytest.raises(ResourceError, match=r"the disk of .* has only [\d.]+ GiB left, too little for Ray"):
@@ -80,14 +80,12 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         ("nowhere", "--address must be HOST:PORT, got 'nowhere'"),
     ],
 )
-def test_a_cluster_that_is_not_there_is_told_in_one_line(
-    address: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_cluster_is_reported_in_one_line(address: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["deploy", "--status", "--address", address]) in (1, 2)
     assert says in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_what_ray_shows_of_a_deployment_holds_no_secret(cost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_shows_no_secrets_of_a_deployment(cost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray writes the environment of a job into its logs; a plan is an argument of actors."""
     secrets = {"HF_TOKEN": "hf-abc", "OTEL_EXPORTER_OTLP_HEADERS": "key=abc-otel", "ROSEINFER_API_KEY": "abc-key"}
     for name, value in secrets.items():
@@ -112,8 +110,8 @@ def test_what_ray_shows_of_a_deployment_holds_no_secret(cost: Path, monkeypatch:
     assert {name: os.environ.get(name) for name in plan.variables} == plan.variables
 
 
-def test_a_serve_that_listens_elsewhere_is_no_place_for_a_deployment(cost: Path) -> None:
-    """Ray Serve would ignore the option, and requests would go to an address where nothing listens."""
+def test_another_address_than_that_of_the_running_serve_is_an_error(cost: Path) -> None:
+    """Ray Serve would ignore the options, and nothing would listen at the given address."""
     plan = Plan(
         deploy=DeployConfig(), engine=EngineConfig(), replicas=ReplicasConfig(), router="pace", server=ServerConfig()
     )
@@ -124,8 +122,8 @@ def test_a_serve_that_listens_elsewhere_is_no_place_for_a_deployment(cost: Path)
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_cluster_without_tokens_is_left_as_it_was(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory may belong to a deployment that is meant to have no tokens."""
+def test_a_cluster_without_tokens_is_left_unchanged(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An existing directory may belong to a deployment with --allow-no-authentication."""
     killed: list[object] = []
     actor = SimpleNamespace(authenticated=SimpleNamespace(remote=lambda: False))
 
