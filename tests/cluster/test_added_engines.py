@@ -1,4 +1,4 @@
-"""Engines that come and go while requests are served, transition by transition."""
+"""Engines that are added and removed while requests are served, transition by transition."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ def dynamic(engines: int = 2) -> Callable[..., Callable[[], None]]:
 
 
 @dynamic(1)
-async def test_an_engine_that_comes_gets_requests_once_it_is_reached(fleet: Fleet) -> None:
+async def test_an_added_engine_gets_requests_once_it_is_connected(fleet: Fleet) -> None:
     number = fleet.add()
     assert number == 1 and fleet.where(fleet.submit()) == 0
     await fleet.reach(number)
@@ -34,7 +34,7 @@ async def test_an_engine_that_comes_gets_requests_once_it_is_reached(fleet: Flee
 
 
 @dynamic()
-async def test_an_engine_that_retires_hands_over_what_waits_and_ends_what_runs(fleet: Fleet) -> None:
+async def test_a_retiring_engine_hands_over_waiting_requests_and_finishes_running_ones(fleet: Fleet) -> None:
     running, _, waiting = [fleet.submit() for _ in range(3)]
     assert fleet.where(running) == fleet.where(waiting) == 0
     fleet.models[0].step(only=lambda sample: sample.add.request_id == running.live.wire_id)
@@ -57,7 +57,7 @@ async def test_an_engine_that_retires_hands_over_what_waits_and_ends_what_runs(f
 
 
 @dynamic()
-async def test_what_runs_goes_on_elsewhere_when_patience_ends(fleet: Fleet) -> None:
+async def test_running_requests_move_when_the_retirement_timeout_ends(fleet: Fleet) -> None:
     asked = fleet.submit()
     fleet.models[0].step(2)
     fleet.routed.retire(0, 5.0)
@@ -74,7 +74,7 @@ async def test_what_runs_goes_on_elsewhere_when_patience_ends(fleet: Fleet) -> N
 
 
 @dynamic(1)
-async def test_who_has_nowhere_to_go_may_end_where_it_is(fleet: Fleet) -> None:
+async def test_requests_without_another_engine_may_finish_where_they_are(fleet: Fleet) -> None:
     asked = fleet.submit()
     fleet.models[0].step(2)
     fleet.routed.retire(0, 0.0)
@@ -95,7 +95,7 @@ async def test_who_has_nowhere_to_go_may_end_where_it_is(fleet: Fleet) -> None:
 
 
 @dynamic(1)
-async def test_one_that_dies_while_it_retires_leaves_a_clear_error_or_none(fleet: Fleet) -> None:
+async def test_an_engine_that_dies_while_it_retires_leaves_a_clear_error_or_none(fleet: Fleet) -> None:
     asked = fleet.submit()
     fleet.models[0].step(2)
     fleet.routed.retire(0, 5.0)
@@ -111,14 +111,14 @@ async def test_a_number_is_given_once(fleet: Fleet) -> None:
     fleet.routed.retire(0, 0.0)
     fleet.routed.tick()
     assert not fleet.routed.has(0)
-    fleet.routed.retire(0, 0.0)  # it is gone already
+    fleet.routed.retire(0, 0.0)  # it has ended already
     assert fleet.add() == 2
     assert fleet.routed.add(lambda number: fleet.connector(1), 7) == 7
     assert fleet.routed.add(lambda number: fleet.connector(1), 0) == 8, "0 is another's, for ever"
 
 
 @dynamic()
-async def test_one_that_is_not_named_any_more_stays_as_long_as_it_can_be_reached(fleet: Fleet) -> None:
+async def test_an_unlisted_engine_stays_as_long_as_it_can_be_reached(fleet: Fleet) -> None:
     fleet.routed.set_listed(0, False)
     fleet.routed.tick()
     assert {fleet.where(fleet.submit()) for _ in range(4)} == {0, 1}
@@ -166,8 +166,8 @@ def test_with_one_engine_that_stays_there_is_nothing_to_choose() -> None:
 
 
 @dynamic(1)
-async def test_that_all_are_given_up_is_not_the_end(fleet: Fleet) -> None:
-    """Others may come: who waits is not told never to."""
+async def test_requests_wait_when_all_engines_are_given_up(fleet: Fleet) -> None:
+    """Other engines may be added, so waiting requests do not fail for good."""
     fleet.die(0)
     fleet.board.set_status(0, EngineStatus(EngineState.DEAD, 1, final=True))
     fleet.routed.tick()
@@ -194,7 +194,7 @@ async def test_a_closed_one_takes_no_engines(fleet: Fleet) -> None:
 
 
 @dynamic(1)
-async def test_with_nobody_left_a_death_is_said(fleet: Fleet) -> None:
+async def test_without_other_engines_a_death_is_reported(fleet: Fleet) -> None:
     asked = fleet.submit()
     fleet.models[0].step()
     fleet.die(0)

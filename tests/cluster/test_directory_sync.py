@@ -1,4 +1,4 @@
-"""A directory of engines, and who follows it."""
+"""Directory of engines and its synchronisation with a client."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def make_connector(entry: EngineEntry, number: int) -> Connector:
 
 
 class Engines:
-    """Engines of a routed engine, without the engines."""
+    """Engines of a routed engine, without real engines."""
 
     def __init__(self) -> None:
         self.there: list[int] = []
@@ -80,7 +80,7 @@ def test_another_incarnation_is_another_engine() -> None:
     assert engines.news() == [("add", 0, None), ("unlisted", 0), ("add", 1, None)]
 
 
-def test_who_retires_is_told_once_and_never_comes_back() -> None:
+def test_an_engine_retires_once_and_for_good() -> None:
     directory = DynamicDirectory([A, B])
     follower, engines = followed(directory)
     follower.sync()
@@ -95,13 +95,13 @@ def test_who_retires_is_told_once_and_never_comes_back() -> None:
     assert engines.news() == []
 
 
-def test_one_that_retires_before_it_was_known_is_not_added() -> None:
+def test_an_engine_that_retires_before_it_was_known_is_not_added() -> None:
     follower, engines = followed(DynamicDirectory([A._replace(retiring=True)]))
     follower.sync()
     assert engines.news() == []
 
 
-def test_who_is_left_out_is_not_sent_away_and_comes_anew_if_forgotten() -> None:
+def test_an_unlisted_engine_is_not_retired_and_is_added_again_if_removed() -> None:
     directory = DynamicDirectory([A, B])
     follower, engines = followed(directory)
     follower.sync()
@@ -114,7 +114,7 @@ def test_who_is_left_out_is_not_sent_away_and_comes_anew_if_forgotten() -> None:
     assert engines.news() == [("add", 2, None)]
 
 
-def test_an_address_that_leads_nowhere_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unusable_address_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     directory = DynamicDirectory([EngineEntry("nowhere"), A])
     follower, engines = followed(directory)
     follower.sync()
@@ -125,7 +125,7 @@ def test_an_address_that_leads_nowhere_is_said_once(caplog: pytest.LogCaptureFix
     ]
 
 
-def test_a_fault_on_the_way_to_one_engine_keeps_no_other_from_being_followed(
+def test_a_fault_with_one_engine_does_not_affect_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     follower, engines = followed(DynamicDirectory([EngineEntry("faulty"), A]))
@@ -136,7 +136,7 @@ def test_a_fault_on_the_way_to_one_engine_keeps_no_other_from_being_followed(
     assert errors == ["cannot use the engine at faulty"]
 
 
-def test_it_follows_by_itself() -> None:
+def test_changes_of_the_directory_are_applied_in_the_background() -> None:
     async def main() -> None:
         directory = DynamicDirectory()
         follower, engines = followed(directory)

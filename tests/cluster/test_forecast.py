@@ -1,4 +1,4 @@
-"""Forecasts of what engines would do for a request, without sending it."""
+"""Forecasts of engines for a request that is not sent."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def report(engine: int, state: EngineState = EngineState.READY, **fields: object
 
 def test_an_idle_engine_takes_a_step_and_the_prompt() -> None:
     (found,) = forecasts([report(3)], NOW_S, 1000)
-    # A step is 10 ms, 1,000 tokens take .1 ms each, and nobody else takes any of the machine.
+    # A step takes 10 ms, 1,000 tokens .1 ms each, and the machine is otherwise idle.
     assert found.engine == 3 and found.ttft_s == pytest.approx(COST[0] + 1000 * COST[1])
     assert found.meets_objectives is None
 

@@ -1,4 +1,4 @@
-"""A live request goes from one engine to another: what its reader sees is what one engine would have said."""
+"""Live requests move from one engine to another. The client receives the output of a single engine."""
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine
@@ -24,7 +24,7 @@ PROMPT = [5, 9, 2, 7]
 
 
 class Pair:
-    """Two engines; what the first does not bring to its end goes to the second."""
+    """Two engines; requests that the first does not finish move to the second."""
 
     def __init__(self) -> None:
         self.inflight = InflightLimit()
@@ -77,7 +77,7 @@ def with_pair(work: Callable[[Pair], Coroutine[None, None, None]]) -> Callable[[
 
 
 @with_pair
-async def test_what_has_no_output_yet_starts_again_elsewhere(pair: Pair) -> None:
+async def test_requests_without_output_start_again_on_another_engine(pair: Pair) -> None:
     _, reader = pair.submit("a", n=2)
     pair.models[0].die()
     first, second = pair.models[0].adds[0], pair.models[1].adds[0]
@@ -90,7 +90,7 @@ async def test_what_has_no_output_yet_starts_again_elsewhere(pair: Pair) -> None
 
 
 @with_pair
-async def test_what_an_engine_says_of_a_request_that_has_left_it_is_dropped(pair: Pair) -> None:
+async def test_messages_about_a_request_that_has_moved_are_dropped(pair: Pair) -> None:
     live, reader = pair.submit("a")
     pair.models[0].frozen = True
     pair.models[0].step(3)
@@ -103,7 +103,7 @@ async def test_what_an_engine_says_of_a_request_that_has_left_it_is_dropped(pair
 
 
 @with_pair
-async def test_a_refusal_is_shown_or_hidden_as_the_heir_says(pair: Pair) -> None:
+async def test_a_rejection_is_shown_or_hidden_as_the_dispatcher_decides(pair: Pair) -> None:
     _, reader = pair.submit("a", n=2)
     first = pair.models[0]
     first.refuse(first.samples["w0:0"])
@@ -133,7 +133,7 @@ def test_a_request_can_be_cancelled_wherever_it_is(moved: bool) -> None:
 
 
 @with_pair
-async def test_an_engine_that_refuses_what_came_to_it_ends_that_alone(pair: Pair) -> None:
+async def test_an_engine_that_rejects_a_moved_request_ends_only_that_request(pair: Pair) -> None:
     live, reader = pair.submit("a")
     _, other = pair.submit("b")
     pair.models[0].die()
@@ -146,8 +146,8 @@ async def test_an_engine_that_refuses_what_came_to_it_ends_that_alone(pair: Pair
 
 
 @with_pair
-async def test_what_has_begun_goes_on_behind_what_was_said(pair: Pair) -> None:
-    """One sample has ended, one has tokens, and one has none yet."""
+async def test_a_request_with_output_continues_after_it(pair: Pair) -> None:
+    """One sample has ended, one has tokens, and one has no output."""
     _, reader = pair.submit("a", n=3, max_tokens=4)
     first, second = pair.models
     first.step(4, only=lambda sample: sample.index == 0)
@@ -181,8 +181,8 @@ def test_a_stop_string_is_found_across_the_change(cut: int) -> None:
 
 
 @with_pair
-async def test_an_engine_is_told_ages_and_its_times_are_made_ours(pair: Pair) -> None:
-    """The clocks have nothing to do with each other: the engines' says 10 and ours 100."""
+async def test_an_engine_gets_ages_and_its_times_are_converted(pair: Pair) -> None:
+    """The clocks are unrelated: the engines' shows 10 and ours 100."""
     clock = pair.requests.clock
     assert isinstance(clock, ManualClock)
     clock.advance(100.0)
@@ -239,7 +239,7 @@ def test_clients_of_an_engine_draw_different_seeds_and_each_the_same_again() -> 
 
 
 @with_pair
-async def test_prompt_log_probabilities_that_were_not_all_there_are_gathered_anew(pair: Pair) -> None:
+async def test_incomplete_prompt_log_probabilities_are_collected_again(pair: Pair) -> None:
     live, reader = pair.submit("a", prompt_logprobs=0, max_tokens=1)
     part = RequestOutput(f"{live.wire_id}:0", prompt_logprobs=(TokenLogprobs(9, -1.0, 1, ()),))
     pair.models[0].say([part])

@@ -1,4 +1,4 @@
-"""Several engines as one, transition by transition: placed, refused, lost, hung, drained, started again."""
+"""Several engines as one, transition by transition: placed, rejected, lost, hung, drained, restarted."""
 
 import asyncio
 import json
@@ -107,7 +107,7 @@ async def test_with_one_engine_streams_end_with_it_and_the_next_one_serves(fleet
 
 
 @fleet_test(engines=1)
-async def test_a_single_engine_that_drains_is_given_nothing_and_one_that_is_quiet_keeps_what_it_has(
+async def test_a_single_draining_engine_gets_no_requests_and_a_quiet_one_keeps_its_requests(
     fleet: Fleet,
 ) -> None:
     asked = fleet.submit()
@@ -125,7 +125,7 @@ async def test_a_single_engine_that_drains_is_given_nothing_and_one_that_is_quie
 
 
 @fleet_test()
-async def test_what_had_no_output_is_placed_again_with_its_seed_and_age(fleet: Fleet) -> None:
+async def test_requests_without_output_are_placed_again_with_their_seed_and_age(fleet: Fleet) -> None:
     asked = fleet.submit(n=2, seed=None, meta=HURRIED)
     fleet.clock.advance(0.25)
     fleet.die(0)
@@ -139,7 +139,7 @@ async def test_what_had_no_output_is_placed_again_with_its_seed_and_age(fleet: F
 
 
 @fleet_test()
-async def test_what_had_begun_goes_on_where_it_was(fleet: Fleet) -> None:
+async def test_requests_with_output_continue_where_they_were(fleet: Fleet) -> None:
     asked = fleet.submit(n=3, max_tokens=6)
     first = fleet.models[0]
     first.step(2, lambda sample: sample.index < 2)
@@ -196,8 +196,8 @@ async def test_without_another_engine_streams_end_with_the_last(fleet: Fleet) ->
 
 
 @pytest.mark.parametrize("state", [EngineState.DRAINING, EngineState.QUIET])
-def test_rather_than_end_requests_go_on_where_none_are_sent(state: EngineState) -> None:
-    """One engine is about to be restarted, or gives no sign of life, when the other one dies."""
+def test_requests_move_to_an_engine_that_gets_no_new_ones_rather_than_end(state: EngineState) -> None:
+    """One engine is about to be restarted, or has no heartbeat, when the other one dies."""
 
     @fleet_test()
     async def work(fleet: Fleet) -> None:
@@ -218,7 +218,7 @@ def test_rather_than_end_requests_go_on_where_none_are_sent(state: EngineState) 
 @fleet_test()
 async def test_two_engines_that_die_at_once(fleet: Fleet) -> None:
     asked = [fleet.submit() for _ in range(4)]
-    fleet.models[1].dead = True  # and nobody has noticed yet
+    fleet.models[1].dead = True  # and its loss is not noticed yet
     fleet.die(0)
     assert {fleet.where(one) for one in asked} == {1}
     fleet.models[1].dead = False
@@ -263,7 +263,7 @@ async def test_of_several_suspects_each_gets_one_more_engine_and_the_others_thre
 
 
 @fleet_test()
-async def test_a_connection_that_breaks_is_made_again_and_the_engine_is_told_what_it_missed(fleet: Fleet) -> None:
+async def test_a_lost_connection_is_restored_and_missed_aborts_are_sent(fleet: Fleet) -> None:
     asked = fleet.submit()
     fleet.models[0].step()
     await fleet.reconnect(0)
@@ -281,7 +281,7 @@ async def test_from_a_frozen_engine_all_go_and_its_late_tokens_are_dropped(fleet
     for model in fleet.models:
         model.step(2, lambda sample: sample.add.prompt.ids[0] < 2)
     fleet.freeze(0)
-    fleet.models[0].step(2)  # on its way when it froze
+    fleet.models[0].step(2)  # in flight when it froze
     fleet.routed.tick()
     assert {fleet.where(one) for one in asked} == {1}
     assert [report.state for report in fleet.routed.reports()] == [EngineState.QUIET, EngineState.READY]
@@ -331,7 +331,7 @@ async def test_with_all_engines_frozen_requests_wait_where_they_are(fleet: Fleet
 
 
 @fleet_test()
-async def test_from_an_engine_that_drains_what_waits_goes_and_what_has_begun_stays(fleet: Fleet) -> None:
+async def test_waiting_requests_leave_a_draining_engine_and_running_ones_stay(fleet: Fleet) -> None:
     begun, _, waits = (fleet.submit() for _ in range(3))
     fleet.models[0].step(1, lambda sample: sample.name.startswith(begun.live.wire_id + ":"))
     fleet.promise(0, draining=True)
@@ -350,7 +350,7 @@ async def test_from_an_engine_that_drains_what_waits_goes_and_what_has_begun_sta
     said = fleet.observed.said
     assert ("placed again", 0, "drain") in said and ("resumed", 0, "drain") in said
     ways = [one.live.route for one in (begun, waits)]
-    # What has begun has lost both engines under it; what waited was sent on, and had nothing when that one died.
+    # Requests with output have lost two engines. Waiting requests had moved and had no output when that one died.
     assert [(way.engine, way.placed_again, way.resumes) for way in ways] == [(0, 0, 2), (0, 2, 0)]
 
 
@@ -369,7 +369,7 @@ async def test_when_all_engines_drain_requests_stay(fleet: Fleet) -> None:
 
 
 @fleet_test()
-async def test_a_refusal_is_hidden_where_another_engine_still_keeps_the_objective(fleet: Fleet) -> None:
+async def test_a_rejection_is_hidden_if_another_engine_can_meet_the_objective(fleet: Fleet) -> None:
     for number in fleet.engines:
         fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
     asked = fleet.submit(n=2, meta=HURRIED)
@@ -379,11 +379,11 @@ async def test_a_refusal_is_hidden_where_another_engine_still_keeps_the_objectiv
     assert asked.live.route is not None and (asked.live.route.engine, asked.live.route.retries) == (1, 1)
     fleet.models[1].refuse(fleet.samples(asked)[0], 9.0)
     assert [chunk.finish_reason for chunk in asked.reader.chunks] == [FinishReason.REJECTED], "once"
-    asked.live.cancel()  # as the server does: its other sample has no use
+    asked.live.cancel()  # as the server does: the other sample is useless
 
 
 @pytest.mark.parametrize("said", [(3.0, 4.0, 3.0), (4.0, 3.0, 3.0), (None, 4.0, 4.0), (3.0, None, 3.0), (None,) * 3])
-def test_what_could_have_been_kept_is_the_best_of_the_engines_that_were_asked(said: tuple[float | None, ...]) -> None:
+def test_the_offered_objective_is_the_best_of_the_asked_engines(said: tuple[float | None, ...]) -> None:
     @fleet_test()
     async def scenario(fleet: Fleet) -> None:
         for number in fleet.engines:
@@ -398,7 +398,7 @@ def test_what_could_have_been_kept_is_the_best_of_the_engines_that_were_asked(sa
 
 
 @fleet_test()
-async def test_a_refusal_that_stands_says_what_the_fleet_could_do(fleet: Fleet) -> None:
+async def test_a_final_rejection_reports_what_the_fleet_could_do(fleet: Fleet) -> None:
     busy = {"cost_s": COST_S, "waiting_tokens": (0,) * 7 + (40_000,), "waiting": 9, "best_effort": 0}
     fleet.promise(0, **{**busy, "fill_tokens": 60_000})
     fleet.promise(1, **{**busy, "fill_tokens": 30_000})
@@ -420,7 +420,7 @@ async def test_a_refusal_that_stands_says_what_the_fleet_could_do(fleet: Fleet) 
 
 
 @fleet_test()
-async def test_what_goes_on_elsewhere_asks_for_the_samples_that_have_not_ended(fleet: Fleet) -> None:
+async def test_a_moved_request_asks_for_its_open_samples(fleet: Fleet) -> None:
     asked = fleet.submit(n=3)
     live = asked.live
     assert live.routing is not None and live.routing.placement.request.samples == 3
@@ -436,8 +436,8 @@ async def test_what_goes_on_elsewhere_asks_for_the_samples_that_have_not_ended(f
 
 
 @pytest.mark.parametrize("end", ["die", "freeze"])
-def test_what_goes_on_elsewhere_keeps_its_order(end: str) -> None:
-    """An engine puts what has begun before all that waits there, so the oldest of these comes last."""
+def test_moved_requests_keep_their_order(end: str) -> None:
+    """An engine puts resumed requests first, so the oldest of them is sent last."""
 
     @fleet_test()
     async def work(fleet: Fleet) -> None:
@@ -475,7 +475,7 @@ async def test_one_that_cannot_be_moved_from_an_engine_that_hangs_ends(fleet: Fl
 
 
 @fleet_test(router="pace")
-async def test_whatever_looks_at_an_engine_the_router_hears_of_its_promise(fleet: Fleet) -> None:
+async def test_the_router_gets_each_promise_whoever_refreshes_an_engine(fleet: Fleet) -> None:
     for number in fleet.engines:
         fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
     fleet.routed.reports()
@@ -485,13 +485,13 @@ async def test_whatever_looks_at_an_engine_the_router_hears_of_its_promise(fleet
     fleet.die(0)
     fleet.replace(0)
     fleet.promise(0, cost_s=COST_S, free_seats=8, free_blocks=64)
-    fleet.routed.tick()  # before there is a way to it
+    fleet.routed.tick()  # before it is connected
     await fleet.reach(0)
     assert placer.forecast(0, ASK, 100.0).ttft_s, "it has said so before"
 
 
 @fleet_test()
-async def test_whether_a_request_was_hopeless_is_asked_without_what_it_has_waited(fleet: Fleet) -> None:
+async def test_a_request_counts_as_hopeless_by_its_objectives_without_its_wait(fleet: Fleet) -> None:
     for number in fleet.engines:
         fleet.promise(number, cost_s=COST_S, fill_tokens=60_000)
     asked = fleet.submit(meta=RequestMeta(slo=Slo(e2e_s=10.0), predicted_len=6))
@@ -502,7 +502,7 @@ async def test_whether_a_request_was_hopeless_is_asked_without_what_it_has_waite
 
 
 @fleet_test()
-async def test_what_nobody_can_price_is_as_hopeless_as_its_engine_says(fleet: Fleet) -> None:
+async def test_without_a_cost_model_the_engine_decides_whether_a_request_is_hopeless(fleet: Fleet) -> None:
     asked = fleet.submit(meta=HURRIED)
     fleet.models[0].refuse(fleet.samples(asked)[0], 60.0, Cause.IDLE)
     rejection = asked.reader.chunks[-1].rejection
@@ -543,7 +543,7 @@ async def test_one_reader_may_cancel_another_request_when_its_own_fails(fleet: F
 
 
 @fleet_test()
-async def test_what_is_cancelled_when_another_fails_goes_nowhere(fleet: Fleet) -> None:
+async def test_a_request_that_is_cancelled_when_another_fails_does_not_move(fleet: Fleet) -> None:
     poisoned, _, beside = (fleet.submit() for _ in range(3))
     fail = poisoned.reader.fail
 
@@ -558,7 +558,7 @@ async def test_what_is_cancelled_when_another_fails_goes_nowhere(fleet: Fleet) -
 
 
 @fleet_test()
-async def test_an_engine_that_dies_as_soon_as_it_is_up_is_not_there(fleet: Fleet) -> None:
+async def test_an_engine_that_dies_as_soon_as_it_is_up_gets_no_requests(fleet: Fleet) -> None:
     fleet.die(0)
     fleet.replace(0)
     fleet.models[0].dies_at_once = True
@@ -581,7 +581,7 @@ async def test_an_engine_that_was_frozen_for_long_is_used_again_at_once(fleet: F
 
 
 @fleet_test()
-async def test_what_is_wrong_with_a_request_is_said_at_once_and_costs_nothing(fleet: Fleet) -> None:
+async def test_an_invalid_request_is_rejected_at_once_and_costs_nothing(fleet: Fleet) -> None:
     fleet.inflight.limit = 1
     for wrong in ([2**70], [1.5], ["1"]):
         with pytest.raises(InvalidRequestError, match="cannot be sent"):
@@ -611,7 +611,7 @@ async def test_health_and_stats_are_those_of_all(fleet: Fleet) -> None:
 
 
 @fleet_test(engines=2)
-async def test_counts_go_on_over_restarts_and_what_a_dead_engine_had_does_not(fleet: Fleet) -> None:
+async def test_counts_continue_over_restarts_but_requests_of_a_dead_engine_do_not(fleet: Fleet) -> None:
     for model in fleet.models:
         model.beat(steps_done=5, running=2)
     fleet.die(0)
@@ -626,7 +626,7 @@ async def test_counts_go_on_over_restarts_and_what_a_dead_engine_had_does_not(fl
 
 
 @fleet_test(engines=1)
-async def test_what_a_restart_on_purpose_cuts_short_may_come_again(fleet: Fleet) -> None:
+async def test_requests_that_a_planned_restart_ends_may_be_retried(fleet: Fleet) -> None:
     """No request has caused the end of the process, and another process is starting."""
     asked = fleet.submit()
     fleet.models[0].step()
@@ -655,7 +655,7 @@ async def test_an_engine_that_is_about_to_be_restarted_is_back_after_all_of_its_
 
 
 @fleet_test(engines=2)
-async def test_restarts_are_those_of_the_engine_also_for_who_came_later(fleet: Fleet) -> None:
+async def test_restarts_are_those_of_the_engine_also_for_late_clients(fleet: Fleet) -> None:
     fleet.stand(1, EngineState.READY, 4)
     assert [report.restarts for report in fleet.routed.reports()] == [0, 3]
 
@@ -671,7 +671,7 @@ async def test_an_engine_that_its_owner_knows_to_be_dead_gets_nothing(fleet: Fle
 
 
 @fleet_test()
-async def test_one_that_cannot_be_moved_does_not_take_the_others_along(fleet: Fleet) -> None:
+async def test_a_request_that_cannot_be_moved_does_not_affect_the_others(fleet: Fleet) -> None:
     asked = [fleet.submit() for _ in range(6)]
     observed, times = fleet.observed.placed_again, iter(range(3))
 
@@ -687,7 +687,7 @@ async def test_one_that_cannot_be_moved_does_not_take_the_others_along(fleet: Fl
     assert sum(one.reader.ends == [FinishReason.LENGTH] for one in asked) == 5
 
 
-def test_what_a_router_is_asked() -> None:
+def test_questions_to_a_router() -> None:
     def ask(predicted: int | None = None, **objectives: float) -> tuple[float, float, float]:
         meta = RequestMeta(arrival_s=10.0, slo=Slo(**objectives), predicted_len=predicted)
         request = GenerateRequest(request_id="a", prompt=Prompt([1] * 9, SamplingParams(), meta))
@@ -702,7 +702,7 @@ def test_what_a_router_is_asked() -> None:
     assert ask(10, e2e_s=0.25) == (inf, inf, -0.25)
 
 
-def test_closing_ends_what_is_open_and_refuses_what_comes() -> None:
+def test_closing_ends_open_requests_and_rejects_new_ones() -> None:
     async def work(fleet: Fleet) -> None:
         asked = [fleet.submit() for _ in range(3)]
         await fleet.routed.close()
@@ -714,7 +714,7 @@ def test_closing_ends_what_is_open_and_refuses_what_comes() -> None:
     asyncio.run(with_fleet(work))
 
 
-def test_it_connects_by_itself_and_again_after_a_loss() -> None:
+def test_engines_are_connected_in_the_background_and_again_after_a_loss() -> None:
     async def work(fleet: Fleet) -> None:
         fleet.models[0].dead = True
         await fleet.routed.open()
@@ -736,7 +736,7 @@ def test_it_connects_by_itself_and_again_after_a_loss() -> None:
     asyncio.run(with_fleet(work, reached=False))
 
 
-def test_what_the_router_decides_can_be_recorded(tmp_path: Path) -> None:
+def test_decisions_of_the_router_can_be_recorded(tmp_path: Path) -> None:
     async def main() -> None:
         fleet = Fleet(tmp_path, 2, "pace", record=tmp_path / "record")
         await fleet.reach()
@@ -759,7 +759,7 @@ def test_what_the_router_decides_can_be_recorded(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_what_a_router_decides_of_engines_that_come_and_go_can_be_replayed(tmp_path: Path) -> None:
+def test_decisions_over_added_and_removed_engines_can_be_replayed(tmp_path: Path) -> None:
     async def main() -> None:
         fleet = Fleet(tmp_path, 2, "pace", record=tmp_path / "record", dynamic=True)
         await fleet.reach()
@@ -777,7 +777,7 @@ def test_what_a_router_decides_of_engines_that_come_and_go_can_be_replayed(tmp_p
     assert found.same == len(found.recorded) >= 6 and len({where[0] for where in found.recorded if where}) > 2
 
 
-def test_a_recording_that_cannot_be_written_keeps_it_from_starting(tmp_path: Path) -> None:
+def test_an_unwritable_recording_stops_the_start(tmp_path: Path) -> None:
     async def main() -> None:
         fleet = Fleet(tmp_path, 2, record=tmp_path / "missing" / "file")
         with pytest.raises(ConfigError, match="record"):
@@ -789,7 +789,7 @@ def test_a_recording_that_cannot_be_written_keeps_it_from_starting(tmp_path: Pat
 
 @fleet_test(engines=6)
 async def test_for_a_host_that_is_cut_off_no_request_is_to_blame(fleet: Fleet) -> None:
-    """A request that lost two engines in this way survives one death, and ends at the second."""
+    """A request that lost two engines in this way survives one crash, and ends at the second."""
     asked = fleet.submit()
     for number in (0, 1):
         assert fleet.where(asked) == number

@@ -1,4 +1,4 @@
-"""Two real engines in processes of their own: frozen, and ended by a request, under others of all kinds."""
+"""Two real engine processes that freeze or are killed by a request, under requests of all kinds."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ def run() -> Iterator[Callable[[Work], None]]:
 
 
 def constrained(tokenizer: Tokenizer) -> list[GenerateRequest]:
-    """A document by a schema, tool calls, both behind thinking that a budget ends, with and without a stop string."""
+    """Return requests with a schema or tools, reasoning with a budget, and with or without a stop string."""
     calls = tool_format("hermes", tokenizer)
     tools = [Tool("weather", CITY, strict=True)]
     called = calls.rules(tools, 2, lambda schema, strict: SCHEMA)
@@ -90,11 +90,11 @@ def check_same(streams: list[Stream], expected: list[Stream]) -> None:
 
 
 def begun(streams: list[Stream]) -> int:
-    """Return how many requests have begun all of their choices, each of which takes a seat."""
+    """Return how many requests have started all of their choices, each of which takes a seat."""
     return sum(len(stream.ids) == stream.request.n and all(stream.ids.values()) for stream in streams)
 
 
-def test_two_engines_say_what_one_says(run: Callable[[Work], None]) -> None:
+def test_two_engines_give_the_output_of_one(run: Callable[[Work], None]) -> None:
     async def work(fleet: LiveFleet) -> None:
         rng = random.Random(1)
         requests = make_requests(fleet.tokenizer, 200, rng, max_tokens=4)
@@ -115,7 +115,7 @@ def test_two_engines_say_what_one_says(run: Callable[[Work], None]) -> None:
     run(work)
 
 
-def test_from_a_frozen_engine_requests_go_on_elsewhere(run: Callable[[Work], None]) -> None:
+def test_requests_of_a_frozen_engine_continue_on_another(run: Callable[[Work], None]) -> None:
     async def work(fleet: LiveFleet) -> None:
         requests = make_requests(fleet.tokenizer, 16, random.Random(5), max_tokens=40)
         expected = await fleet.run(requests)

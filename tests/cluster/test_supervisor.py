@@ -1,4 +1,4 @@
-"""Engines that die, hang, fail to start, and are restarted in turn, over processes by script."""
+"""Engines that die, hang, fail to start, and restart one after the other, with scripted processes."""
 
 import asyncio
 import errno
@@ -48,7 +48,7 @@ CHECKING = replace(TIMES, check_interval_s=0.001)
 
 @dataclass
 class FakeProcess:
-    """An engine by script. `held`: it loads until that is set, and then starts or `fails`. `stopped`: as by SIGSTOP.
+    """Scripted engine. `held`: it loads until this is set, and then starts or `fails`. `stopped`: as by SIGSTOP.
 
     `stuck`: a kill takes longer than the test.
     """
@@ -132,14 +132,14 @@ class FakeProcess:
 
 
 class Scene:
-    """A supervisor of fake processes, `made` in the order of their starts. `script` is called with each new one."""
+    """Supervisor of fake processes, `made` in the order of their starts. `script` is called with each new one."""
 
     def __init__(
         self, engines: int, script: Callable[[FakeProcess], None] | None, drain_s: float, times: SupervisorTimes
     ) -> None:
         self.made: list[FakeProcess] = []
         self.clock = ManualClock(100.0)
-        self.up = True  # new processes come up at once
+        self.up = True  # new processes start at once
         self._script = script
         replicas = ReplicasConfig(replicas=engines, engine_timeout=5.0, drain_timeout=drain_s)
         config = EngineConfig(profile=ProfileConfig(record="run"))
@@ -440,7 +440,7 @@ def test_closing_waits_for_a_process_that_is_ending() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_an_engine_has_one_process_at_a_time_and_comes_back_whatever_happens(seed: int) -> None:
+def test_an_engine_has_one_process_at_a_time_and_recovers_from_any_failure(seed: int) -> None:
     rng = random.Random(seed)
 
     def moody(process: FakeProcess) -> None:

@@ -1,4 +1,4 @@
-"""The asynchronous engine over a thread with the fake runner: streams, cancels, failures, closing."""
+"""Asynchronous engine in a thread with the fake runner: streams, cancellation, failures, closing."""
 
 import asyncio
 import threading
@@ -43,7 +43,7 @@ PROMPT = [5, 9, 2, 7, 11, 30, 8]
 
 
 class GatedRunner(FakeRunner):
-    """Runs a few steps, then waits until the test opens the gate, and fails when the test says so."""
+    """Runner that waits after a few steps until the test opens the gate, and fails on request."""
 
     def __init__(self, free_steps: int = 3) -> None:
         super().__init__(BLOCKS, BLOCK_SIZE, VOCAB)
@@ -76,7 +76,7 @@ async def engine(
     guides: GuideFactory | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> AsyncIterator[tuple[AsyncEngine, Callable[[], int]]]:
-    """An engine, and a function that counts the requests alive in its scheduler."""
+    """Yield an engine, and a function that counts the live requests of its scheduler."""
     core = make_core(
         num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, vocab_size=VOCAB, depth=depth, guides=guides
     )
@@ -131,7 +131,7 @@ def test_many_streams_end_and_their_texts_add_up() -> None:
     asyncio.run(main())
 
 
-def test_a_constraint_reaches_the_engine_and_so_does_its_refusal() -> None:
+def test_a_constraint_reaches_the_engine_and_its_rejection_the_client() -> None:
     async def run() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB), guides=ArithmeticGuides(VOCAB)) as (client, _):
             chunks = await read(client.generate(with_prompt(request("a"), guide=GuideSpec(grammar="3,6"))))
@@ -171,7 +171,7 @@ def test_a_stop_string_ends_the_stream_and_frees_the_engine() -> None:
 
 
 class PoorTokenizer:
-    """Cannot turn a planted token into text, as a broken tokenizer.json may not."""
+    """Tokenizer that cannot decode one planted token, as with a broken tokenizer.json."""
 
     def __init__(self) -> None:
         self._good, self.planted = byte_tokenizer(), -1
@@ -190,7 +190,7 @@ class PoorTokenizer:
         return self._good.token_bytes(id)
 
 
-def test_output_that_cannot_become_text_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_output_that_cannot_be_decoded_ends_only_its_request(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         tokenizer: Any = PoorTokenizer()
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB), tokenizer=tokenizer) as (client, live):
@@ -246,7 +246,7 @@ def test_cancel_frees_the_request_in_every_state() -> None:
     asyncio.run(main())
 
 
-def test_refusals_name_the_reason_and_leave_nothing() -> None:
+def test_rejections_name_the_reason_and_leave_nothing() -> None:
     async def main() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
             with pytest.raises(RequestTooLongError):
@@ -283,7 +283,7 @@ def test_a_request_is_prepared_with_the_tokenizer_before_it_is_sent() -> None:
     asyncio.run(main())
 
 
-def test_over_the_inflight_limit_requests_are_refused_until_one_ends() -> None:
+def test_over_the_inflight_limit_requests_are_rejected_until_one_ends() -> None:
     async def main() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB), max_inflight=2) as (client, _):
             first, second = client.generate(request("a")), client.generate(request("b"))
@@ -297,7 +297,7 @@ def test_over_the_inflight_limit_requests_are_refused_until_one_ends() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_request_that_is_turned_away_says_why(n: int) -> None:
+def test_a_rejected_request_has_a_reason(n: int) -> None:
     """The engine's clock stands at 0."""
 
     async def main() -> None:
@@ -317,7 +317,7 @@ def test_a_request_that_is_turned_away_says_why(n: int) -> None:
     asyncio.run(main())
 
 
-def test_what_a_request_says_of_itself_reaches_the_scheduler() -> None:
+def test_metadata_of_a_request_reaches_the_scheduler() -> None:
     async def main() -> None:
         runner = GatedRunner(free_steps=0)
         core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, vocab_size=VOCAB)
@@ -337,7 +337,7 @@ def test_what_a_request_says_of_itself_reaches_the_scheduler() -> None:
     asyncio.run(main())
 
 
-def test_a_request_whose_time_is_over_ends_with_what_it_has() -> None:
+def test_a_request_past_its_deadline_ends_with_its_output_so_far() -> None:
     async def main() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, live):
             chunks = await read(client.generate(with_prompt(request("late", n=2), meta=RequestMeta(deadline_s=-1.0))))
@@ -386,7 +386,7 @@ def test_when_the_engine_fails_every_stream_ends_with_an_error() -> None:
     asyncio.run(main())
 
 
-def test_closing_ends_open_streams_and_refuses_new_ones() -> None:
+def test_closing_ends_open_streams_and_rejects_new_ones() -> None:
     async def main() -> None:
         before = threading.active_count()
         runner = GatedRunner()
@@ -406,7 +406,7 @@ def test_closing_ends_open_streams_and_refuses_new_ones() -> None:
     asyncio.run(main())
 
 
-def test_an_idle_engine_still_beats() -> None:
+def test_an_idle_engine_sends_heartbeats() -> None:
     async def main() -> None:
         async with engine(FakeRunner(BLOCKS, BLOCK_SIZE, VOCAB)) as (client, _):
             first = client.stats()
@@ -425,7 +425,7 @@ def test_an_id_can_be_used_again_as_soon_as_its_stream_was_cancelled(depth: int)
             expected = ids_of(await read(client.generate(request("alone", [9, 8, 7], seed=3))))
             first = client.generate(request("a", max_tokens=500))
             await first.__anext__()
-            runner.gate.clear()  # the engine is in the middle of a step: it hears of the cancel later
+            runner.gate.clear()  # the engine is in the middle of a step, so it receives the cancel later
             first.cancel()
             second = client.generate(request("a", [9, 8, 7], seed=3))
             runner.gate.set()
@@ -437,7 +437,7 @@ def test_an_id_can_be_used_again_as_soon_as_its_stream_was_cancelled(depth: int)
     asyncio.run(main())
 
 
-def test_what_cannot_be_sent_is_refused_and_leaves_nothing() -> None:
+def test_an_unencodable_request_is_rejected_and_leaves_nothing() -> None:
     class Encoding(ThreadTransport):
         def send(self, message) -> None:
             msgspec.msgpack.encode(message)
@@ -474,7 +474,7 @@ def test_when_outputs_cannot_be_handled_no_stream_hangs() -> None:
     asyncio.run(main())
 
 
-def test_a_start_that_is_given_up_leaves_no_thread() -> None:
+def test_a_cancelled_start_leaves_no_thread() -> None:
     loading, proceed = threading.Event(), threading.Event()
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
 

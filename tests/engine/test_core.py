@@ -1,4 +1,4 @@
-"""The engine core over a runner that checks every cache access."""
+"""Engine core with a runner that checks every cache access."""
 
 import pytest
 
@@ -125,7 +125,7 @@ def test_abort_frees_everything_in_every_state(depth: int) -> None:
     assert not collected["d:0"].tokens
 
 
-def test_a_failed_row_ends_its_request_alone() -> None:
+def test_a_failed_row_ends_only_its_request() -> None:
     core = make_core()
     add(core, "probe", PROMPT, seed=1, max_tokens=6, ignore_eos=True)
     bad_token = run_dry(core)["probe:0"].tokens[3]
@@ -144,7 +144,7 @@ def test_a_failed_row_ends_its_request_alone() -> None:
     assert run_dry(core)["again:0"].cached_tokens == 0, "what a failed request computed is not to be trusted"
 
 
-def test_what_can_never_run_is_refused_when_added() -> None:
+def test_a_request_that_can_never_run_is_rejected_when_added() -> None:
     core = make_core(num_blocks=4, block_size=4)
     with pytest.raises(RequestTooLongError):
         add(core, "a", [1] * 10, max_tokens=7)
@@ -182,11 +182,11 @@ def test_a_preempted_request_may_recompute_its_outputs_token_by_token(depth: int
     assert {name: done[f"{name}:0"].tokens for name in expected} == expected
 
 
-def test_nobody_forks_from_a_sample_that_failed() -> None:
+def test_no_sample_forks_from_one_that_failed() -> None:
     probe = make_core()
     add(probe, "a", PROMPT, seed=1, max_tokens=3, ignore_eos=True)
     bad_token = run_dry(probe)["a:0"].tokens[1]
-    # One seat for the samples: the second can only start when the first has failed with a step in flight.
+    # One seat for the samples: the second can start only after the first has failed with a step in flight.
     core = make_core(runner=FakeRunner(64, 4, fail_on_token=bad_token), depth=2, prefill_max_batch_size=1)
     add(core, "a", PROMPT, n=3, seed=1, max_tokens=3, ignore_eos=True)
     collected: dict[str, Collected] = {}

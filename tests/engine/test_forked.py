@@ -1,4 +1,4 @@
-"""A process forked off one that has an `LLM`: the child is told that it has none, and the parent's goes on."""
+"""Fork of a process with an `LLM`: calls in the child raise an error, and the parent's engine continues."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from roseinfer.engine.llm import LLM
 
 PATIENCE_S = 120.0
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
-# Twice the KV cache: what comes again has been in host memory meanwhile.
+# Twice the KV cache: repeated prompts have been in host memory.
 PROMPTS = [[start + 3] * 64 for start in range(8)]
 
 
@@ -24,7 +24,7 @@ def tokens(llm: LLM) -> list[list[int]]:
 
 
 def what_a_child_gets(llm: LLM, stream: Any) -> list[str]:
-    """The errors of all that it may try."""
+    """Return the errors of all calls in the child."""
     tries = (
         lambda: llm.generate([PROMPTS[0]], GREEDY),
         lambda: list(llm.stream(PROMPTS[0], GREEDY)),
@@ -46,7 +46,7 @@ def what_a_child_gets(llm: LLM, stream: Any) -> list[str]:
 
 
 def main(record: str, ranks: str) -> None:
-    """A program of a user's, which forks in the middle of a stream; both processes end as Python does."""
+    """User program that forks in the middle of a stream. Both processes end as Python does."""
     options = {"num_kv_blocks": 24, "max_model_len": 96, "device": "cpu", "threads": 2, "kv_offloading_size": 0.01}
     llm = LLM("tiny", **options, record=record, tensor_parallel_size=int(ranks))
     first = tokens(llm)
@@ -70,7 +70,7 @@ def main(record: str, ranks: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_fork_is_told_and_its_parent_goes_on(ranks: int, tmp_path: Path) -> None:
+def test_a_fork_gets_an_error_and_its_parent_continues(ranks: int, tmp_path: Path) -> None:
     record = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "tests.engine.test_forked", str(record), str(ranks)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""An engine on a GGUF file: the embedded model, written as one, says what it says from its folder."""
+"""Engine on a GGUF file: the embedded model, saved as one, gives the same output as from its folder."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ OPTIONS = {"device": "cpu", "dtype": "float32", "max_model_len": 128}
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the embedded tokenizer's tokens into a file. GGUF has no name for its splitting rule."""
+    """Write the embedded model with its own tokenizer. GGUF files have no name for its pre-tokenization rule."""
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype="float32")
     vocab = Tokenizer.from_folder(TINY).backend.get_vocab()
     tokens = sorted(vocab, key=lambda text: vocab[text])
@@ -28,7 +28,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", metadata, tensors_of(model, as_floats))
 
 
-def test_answers_are_those_of_the_folder(embedded: Path) -> None:
+def test_a_gguf_file_gives_the_answers_of_its_folder(embedded: Path) -> None:
     with LLM("tiny", **OPTIONS) as llm:
         expected = [answer.text for answer in llm.generate(PROMPTS, PARAMS)]
     with LLM(str(embedded.parent), gguf_file=embedded.name, tokenizer="tiny", **OPTIONS) as llm:
@@ -37,6 +37,6 @@ def test_answers_are_those_of_the_folder(embedded: Path) -> None:
     assert all(expected)
 
 
-def test_a_tokenizer_of_unknown_rules_is_refused(embedded: Path) -> None:
+def test_a_tokenizer_with_unknown_rules_is_rejected(embedded: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"tokenizer\.ggml\.pre = 'own' is not supported.*--tokenizer"):
         LLM(str(embedded), **OPTIONS)

@@ -1,4 +1,4 @@
-"""The embedded model in this process."""
+"""`LLM` with the embedded model."""
 
 import itertools
 import re
@@ -58,7 +58,7 @@ def test_streamed_text_adds_up_to_the_completion(llm: LLM) -> None:
     assert chunks[-1].finish_reason == whole.samples[0].finish_reason
 
 
-def test_each_sample_says_what_it_waited_for(llm: LLM) -> None:
+def test_each_sample_reports_what_it_waited_for(llm: LLM) -> None:
     first, second = llm.generate("def area(", SamplingParams(max_tokens=4, ignore_eos=True), n=2)[0].samples
     assert first.why is not None and second.why is not None
     assert Cause.PARENT in dict(second.why.waited) and Cause.PARENT not in dict(first.why.waited)
@@ -128,8 +128,8 @@ def test_a_stop_string_ends_a_stream_with_its_times(llm: LLM) -> None:
     assert 0 < last.times.arrival_s <= last.times.scheduled_s <= last.times.first_token_s <= last.times.finished_s
 
 
-def test_an_engine_that_holds_back_is_not_asked_in_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The core plans nothing in its first turns, as a policy may decide."""
+def test_idle_turns_do_not_make_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy plans nothing in its first turns."""
     core, held_back_turns, slept = make_core(), 5, list[float]()
     plan, asked = core.scheduler.plan, itertools.count(1)
     monkeypatch.setattr(core.scheduler, "plan", lambda now_s: None if next(asked) <= held_back_turns else plan(now_s))
@@ -141,7 +141,7 @@ def test_an_engine_that_holds_back_is_not_asked_in_a_busy_loop(monkeypatch: pyte
     assert slept == [IDLE_TURN_WAIT_S] * held_back_turns
 
 
-def test_output_that_cannot_become_text_ends_its_sequence_alone(
+def test_output_that_cannot_be_decoded_ends_only_its_sequence(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fine, broken = (completion.samples[0].token_ids for completion in llm.generate(["import os\n", "class "], GREEDY))
@@ -251,7 +251,7 @@ def test_an_output_follows_its_guide_and_others_do_not(llm: LLM) -> None:
         (SamplingParams(max_tokens=20, seed=10), NAMES),
     ],
 )
-def test_outputs_that_another_engine_began_go_on_the_same(
+def test_outputs_that_another_engine_began_continue_the_same(
     llm: LLM, params: SamplingParams, guide: GuideSpec | None
 ) -> None:
     (whole,) = llm.generate("def main(", params, guide=guide)
@@ -271,7 +271,7 @@ def test_outputs_that_another_engine_began_go_on_the_same(
 
 
 @pytest.mark.parametrize("more", [{}, {"ignore_eos": True}, {"min_tokens": 20}, {"logprobs": 2, "temperature": 0.0}])
-def test_a_finished_grammar_ends_an_output_whatever_else_is_asked_for(llm: LLM, more: dict[str, Any]) -> None:
+def test_a_finished_grammar_ends_an_output_under_any_other_parameters(llm: LLM, more: dict[str, Any]) -> None:
     guide = GuideSpec(grammar='start: "pass" "!"?')
     (sample,) = llm.generate("def main():\n", SamplingParams(max_tokens=24, **more), guide=guide)[0].samples
     assert sample.text in ("pass", "pass!") and sample.finish_reason is FinishReason.STOP
@@ -279,7 +279,7 @@ def test_a_finished_grammar_ends_an_output_whatever_else_is_asked_for(llm: LLM, 
         assert len(sample.logprobs) == len(sample.token_ids)
 
 
-def test_a_guide_and_allowed_tokens_that_leave_nothing_end_that_output_alone(llm: LLM) -> None:
+def test_a_guide_and_allowed_tokens_that_leave_nothing_end_only_that_output(llm: LLM) -> None:
     (colon,) = llm.tokenizer.encode(":", add_special_tokens=False)
     params = [SamplingParams(max_tokens=24, allowed_token_ids=(colon,)), SamplingParams(max_tokens=24)]
     wrong, right = llm.generate(["x", "x"], params, guide=NAMES)
@@ -296,7 +296,7 @@ def test_a_grammar_that_does_not_compile_is_an_error_and_leaves_nothing(llm: LLM
         llm.generate(["x", "y"], GREEDY, guide=[NAMES])
 
 
-def test_wrong_requests_run_nothing(llm: LLM) -> None:
+def test_with_one_invalid_request_nothing_runs(llm: LLM) -> None:
     context = f"This model's maximum context length is {llm.info.facts.max_model_len} tokens"
     with pytest.raises(RequestTooLongError, match=f"^{context}. .* 2 in the prompt and 1000000 "):
         llm.generate(["fine", "x"], [GREEDY, SamplingParams(max_tokens=10**6)])
@@ -310,7 +310,7 @@ def test_wrong_requests_run_nothing(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["a", None, 1.5, [1]])
-def test_a_prompt_of_what_is_no_token_is_refused_and_nothing_stays_behind(llm: LLM, wrong: object) -> None:
+def test_a_prompt_with_an_invalid_token_is_rejected_and_leaves_nothing(llm: LLM, wrong: object) -> None:
     with pytest.raises(InvalidRequestError, match="integers") as caught:
         llm.generate([[1, 2, 3], [1, wrong]], GREEDY)
     assert caught.value.param == "prompt"
@@ -334,7 +334,7 @@ def test_a_failure_while_prompts_are_queued_leaves_none_of_them_behind(
     assert llm.core.scheduler.num_live == 0 and not llm.core.busy
 
 
-def test_unknown_options_are_refused() -> None:
+def test_unknown_options_are_rejected() -> None:
     with pytest.raises(ConfigError, match="max_seqs"):
         LLM("tiny", max_seqs=4)
 
@@ -349,8 +349,10 @@ def test_objectives_without_a_server(llm: LLM) -> None:
         assert sample.rejection is not None and sample.rejection.hopeless
 
 
-def test_an_interrupt_in_the_middle_of_a_step_is_told_to_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step's state is lost. Without an error, later calls would wait for its seats forever."""
+def test_later_calls_fail_after_an_interrupt_during_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resources of the interrupted step are lost. Without the error, later calls would wait for its seats
+    forever.
+    """
     with LLM("tiny", num_kv_blocks=64, max_num_seqs=2, threads=1) as engine:
 
         def interrupted(handle: object) -> object:

@@ -1,4 +1,4 @@
-"""The engine's loop on hand-fed messages: who is told what, and how it ends."""
+"""Loop of the engine on scripted messages: recipients of each message, and the end of the loop."""
 
 import gc
 from dataclasses import replace
@@ -42,9 +42,9 @@ BLOCKS, BLOCK_SIZE = 64, 4
 
 
 class Script:
-    """An inbox that hands out one batch of messages per turn, and an outbox that notes what is sent in which.
+    """Inbox that returns one batch of messages per turn, and outbox that records messages with their turn.
 
-    When the batches are through, the loop goes on until the engine is idle, and is then shut down.
+    After the last batch the loop runs until the engine is idle, and is then shut down.
     """
 
     def __init__(self, core: EngineCore, clock: ManualClock, *batches: list[Received], turn_s: float = 0.001) -> None:
@@ -74,7 +74,7 @@ class Script:
         return [message for _, who, message in self.sent if who == client and isinstance(message, Outputs)]
 
     def tokens(self, client: int) -> dict[str, int]:
-        """Return the number of tokens of each sequence that the client received."""
+        """Return the number of tokens of each sequence that was sent to the client."""
         counts: dict[str, int] = {}
         for message in self.outputs(client):
             for output in message.outputs:
@@ -115,7 +115,7 @@ def test_a_single_client_needs_no_sorting_and_a_second_one_may_come_later() -> N
 
 
 @pytest.mark.parametrize("asker", [OWNER, 1])
-def test_the_owner_is_told_of_each_step_once_whoever_asked(asker: int) -> None:
+def test_the_owner_gets_each_step_record_once(asker: int) -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     script = play([(asker, add("a", 20))], *[[]] * 30, core=core)
     told = dict.fromkeys((0, 1, 2), 0)
@@ -123,7 +123,7 @@ def test_the_owner_is_told_of_each_step_once_whoever_asked(asker: int) -> None:
         if isinstance(message, Outputs | Heartbeat):
             told[client] += len(message.steps)
     steps = core.stats().step
-    # What the last heartbeat came too early for goes down with the engine.
+    # Steps after the last heartbeat are not reported.
     assert told[1] == told[2] == 0 and 0 < told[OWNER] <= steps
     if asker == OWNER:
         assert told[OWNER] == steps
@@ -131,7 +131,7 @@ def test_the_owner_is_told_of_each_step_once_whoever_asked(asker: int) -> None:
         assert [record.tokens for record in records] == [3] + [1] * 19
 
 
-def test_the_owner_knows_all_counts_before_another_client_hears_of_an_end() -> None:
+def test_the_owner_gets_step_records_before_another_client_gets_an_end() -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     script = play([(1, add("a", 4)), (2, add("b", 9))], core=core)
     for client, tokens in ((1, 8), (2, 13)):
@@ -147,7 +147,7 @@ def _last(message: Outputs) -> bool:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_step_is_told_of_when_it_is_done(depth: int) -> None:
+def test_a_step_is_recorded_when_it_is_done(depth: int) -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, depth=depth)
     script = play([(OWNER, add("a", 20))], [], [], core=core)
     told = [message.steps for message in script.outputs(OWNER)]
@@ -156,7 +156,7 @@ def test_a_step_is_told_of_when_it_is_done(depth: int) -> None:
 
 
 @pytest.mark.parametrize(("policy", "predicts"), [("scorpio", True), ("fifo", False)])
-def test_a_step_is_told_of_with_what_the_policy_expected(policy: str, predicts: bool) -> None:
+def test_a_step_record_has_the_predicted_duration(policy: str, predicts: bool) -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=TimedRunner(0.5), scheduling_policy=policy)
     script = play([(OWNER, add("a", 5))], core=core)
     records = [record for message in script.outputs(OWNER) for record in message.steps]
@@ -167,7 +167,7 @@ def test_a_step_is_told_of_with_what_the_policy_expected(policy: str, predicts: 
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_step_is_told_of_with_its_rows_and_prompt_tokens(depth: int) -> None:
+def test_a_step_record_has_rows_and_prompt_tokens(depth: int) -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, depth=depth, max_num_batched_tokens=4)
     script = play([(OWNER, add("a", 4)), (OWNER, add("b", 4))], core=core)
     records = [record for message in script.outputs(OWNER) for record in message.steps]
@@ -177,7 +177,7 @@ def test_a_step_is_told_of_with_its_rows_and_prompt_tokens(depth: int) -> None:
 
 
 class NotedPlans(EngineCore):
-    """`budgets`: of each plan, as the policy told it then."""
+    """Policy wrapper with the `budgets` of each plan."""
 
     budgets: list[float | None]
 
@@ -190,7 +190,7 @@ class NotedPlans(EngineCore):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_step_is_told_of_with_the_budget_that_it_was_planned_by(depth: int) -> None:
+def test_a_step_record_has_the_budget_that_it_was_planned_with(depth: int) -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, depth=depth, engine=NotedPlans)
     assert isinstance(core, NotedPlans)
     core.budgets = []
@@ -209,7 +209,7 @@ def test_a_policy_without_objectives_has_no_budget() -> None:
     assert {record.budget_s for message in script.outputs(OWNER) for record in message.steps} == {None}
 
 
-def test_everybody_hears_the_heart_beat_also_of_a_busy_engine() -> None:
+def test_all_clients_get_heartbeats_also_of_a_busy_engine() -> None:
     script = play([(1, add("a", 40))], turn_s=0.1)
     for client in (0, 1, 2):
         beats = [m.now_s for _, who, m in script.sent if who == client and isinstance(m, Heartbeat)]
@@ -217,8 +217,8 @@ def test_everybody_hears_the_heart_beat_also_of_a_busy_engine() -> None:
         assert all(later - earlier < HEARTBEAT_S + 0.2 for earlier, later in pairwise(beats))
 
 
-def test_an_engine_that_holds_back_is_not_asked_in_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The core plans nothing in its first turns, as a policy may decide. The loop waits for messages between them."""
+def test_idle_turns_do_not_make_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy plans nothing in its first turns; the loop waits for messages between them."""
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     plan, asked, waits = core.scheduler.plan, count(1), list[float]()
     monkeypatch.setattr(core.scheduler, "plan", lambda now_s: None if next(asked) <= 4 else plan(now_s))
@@ -229,7 +229,7 @@ def test_an_engine_that_holds_back_is_not_asked_in_a_busy_loop(monkeypatch: pyte
     assert waits[1:6] == [IDLE_TURN_WAIT_S] * 4 + [0.0], "the first wait is for work"
 
 
-def test_what_a_client_asked_for_ends_when_it_leaves() -> None:
+def test_requests_of_a_client_end_when_it_disconnects() -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     script = play([(1, add("a", 50, n=2)), (2, add("b", 10))], [], [], [(1, Disconnected())], core=core)
     assert 0 < script.tokens(1)["a:0"] < 10
@@ -244,7 +244,7 @@ def test_the_engine_ends_with_its_owner() -> None:
 
 
 class TimedRunner(FakeRunner):
-    """Runner that reports `seconds` for every step."""
+    """Runner whose steps report a duration of `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(BLOCKS, BLOCK_SIZE)
@@ -266,7 +266,7 @@ def test_only_the_owner_may_shut_it_down() -> None:
     assert core_closed(script)
 
 
-def test_refusals_and_aborts_reach_who_asked() -> None:
+def test_rejections_and_aborts_reach_their_client() -> None:
     unreadable = Invalid("x", "invalid request", None, None)
     same_id, abort = add("a"), Abort(["b:0"])
     script = play([(1, add("a")), (2, same_id), (2, add("b", 50)), (2, unreadable)], [], [], [(2, abort)])
@@ -278,11 +278,11 @@ def test_refusals_and_aborts_reach_who_asked() -> None:
 
 
 class OutOfMemoryError(RuntimeError):
-    """Like torch's."""
+    """Error with the name of torch's."""
 
 
 class FailingRunner(FakeRunner):
-    """Fails at the fourth step, when it is launched or when it is waited for."""
+    """Runner that fails at the fourth step, at its launch or when it is awaited."""
 
     def __init__(self, where: str) -> None:
         super().__init__(BLOCKS, BLOCK_SIZE)
@@ -307,7 +307,7 @@ class FailingRunner(FakeRunner):
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", ["submit", "sample", "collect"])
-def test_a_failure_of_the_accelerator_is_told_to_everybody_and_ends_the_loop(where: str, depth: int) -> None:
+def test_a_failure_of_the_accelerator_is_sent_to_all_clients_and_ends_the_loop(where: str, depth: int) -> None:
     runner = FailingRunner(where)
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner, depth=depth)
     script = play([(1, add("a", 50)), (2, add("b", 50))], core=core)
@@ -317,8 +317,8 @@ def test_a_failure_of_the_accelerator_is_told_to_everybody_and_ends_the_loop(whe
     assert runner.closed
 
 
-def test_an_accelerator_that_fails_when_the_engine_is_closed_as_well_is_told_of_once() -> None:
-    """Closing waits for copies under way."""
+def test_an_accelerator_that_fails_again_on_close_is_reported_once() -> None:
+    """Closing waits for copies in flight, which fails too."""
     runner = FailingRunner("collect")
     runner.close = lambda: runner.collect(3)
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=runner)
@@ -329,7 +329,7 @@ def test_an_accelerator_that_fails_when_the_engine_is_closed_as_well_is_told_of_
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", ["submit", "sample", "collect"])
-def test_a_failure_names_those_that_began_in_the_step(where: str, depth: int) -> None:
+def test_a_failure_names_the_requests_that_started_in_the_step(where: str, depth: int) -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=FailingRunner(where), depth=depth)
     script = play([(1, add("a", 50)), (2, add("b", 50))], [], [], [(2, add("new", 50, n=2))], core=core)
     named = [m.suspects for _, _, m in script.sent if isinstance(m, Failed)]
@@ -337,13 +337,13 @@ def test_a_failure_names_those_that_began_in_the_step(where: str, depth: int) ->
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_failure_of_a_step_in_which_nobody_began_names_all_of_it(depth: int) -> None:
+def test_a_failure_of_a_step_without_new_requests_names_all_of_its_requests(depth: int) -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=FailingRunner("collect"), depth=depth)
     script = play([(1, add("a", 50)), (2, add("b", 50))], core=core)
     assert [set(m.suspects) for _, _, m in script.sent if isinstance(m, Failed)] == [{"a:0", "b:0"}] * 3
 
 
-def test_a_failure_to_plan_names_who_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_to_plan_names_new_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     plan = core.scheduler.plan
 
@@ -357,7 +357,7 @@ def test_a_failure_to_plan_names_who_is_new(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Ordered(FakeRunner):
-    """Notes when it is waited for, in a list that others write to as well."""
+    """Runner that records in a shared list when it is awaited."""
 
     def __init__(self) -> None:
         super().__init__(BLOCKS, BLOCK_SIZE)
@@ -370,7 +370,7 @@ class Ordered(FakeRunner):
 
 @pytest.mark.parametrize("guide", [None, "1,50,2"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_who_is_turned_away_hears_of_it_before_the_step_is_waited_for(
+def test_rejections_are_sent_before_the_step_is_awaited(
     depth: int, guide: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = Ordered()
@@ -409,7 +409,7 @@ def test_who_is_turned_away_hears_of_it_before_the_step_is_waited_for(
     assert [promise.steps for promise in promises] == sorted(promise.steps for promise in promises)
 
 
-def test_an_idle_engine_promises_with_its_heartbeats_and_drains_when_its_owner_says_so() -> None:
+def test_an_idle_engine_promises_with_its_heartbeats_and_drains_on_request_of_its_owner() -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     clock, promises = ManualClock(), list[Promise]()
     idle: list[list[Received]] = [[] for _ in range(4)]
@@ -430,7 +430,7 @@ def test_an_idle_engine_promises_with_its_heartbeats_and_drains_when_its_owner_s
 
 
 class Slow(FakeRunner):
-    """A step takes a second."""
+    """Runner whose steps take a second."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(BLOCKS, BLOCK_SIZE)
@@ -442,8 +442,8 @@ class Slow(FakeRunner):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_promise_is_as_of_when_messages_were_read(depth: int) -> None:
-    """Else a router would take what was sent while the step ran for what the promise counts."""
+def test_the_time_of_a_promise_is_when_messages_were_read(depth: int) -> None:
+    """A router would otherwise count requests that were sent during the step as part of the promise."""
     clock, promises, read_s = ManualClock(), list[Promise](), list[float]()
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE, runner=Slow(clock), depth=depth)
     script = Script(core, clock, [(1, add("a", 3))])
@@ -458,7 +458,7 @@ def test_a_promise_is_as_of_when_messages_were_read(depth: int) -> None:
     assert promises[-1].running == 0 and {promise.at_s for promise in promises} <= set(read_s)
 
 
-def test_with_a_long_queue_promises_are_made_now_and_then() -> None:
+def test_with_a_long_queue_promises_are_less_frequent() -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     clock, promises, queue = ManualClock(), list[Promise](), [(1, add(f"w{i}", 3)) for i in range(1000)]
     script = Script(core, clock, [(1, add("a"))], [], [], queue, [])
@@ -474,7 +474,7 @@ def test_with_a_long_queue_promises_are_made_now_and_then() -> None:
 
 @pytest.fixture
 def own_collector() -> object:
-    """Restore the interpreter's garbage collector after a test."""
+    """Restore the interpreter's garbage collector after the test."""
     yield
     gc.unfreeze()
     gc.enable()
@@ -488,7 +488,7 @@ class Counted(IdleGarbageCollector):
         self.collections += 1
 
 
-def test_garbage_is_collected_when_there_is_nothing_to_do_and_now_and_then_else(own_collector: object) -> None:
+def test_garbage_is_collected_when_idle_and_sometimes_under_load(own_collector: object) -> None:
     clock = ManualClock()
     before, loaded = gc.get_freeze_count(), [[] for _ in range(1000)]
     duty = Counted(clock)
@@ -516,7 +516,7 @@ def test_the_loop_collects_garbage_when_idle(own_collector: object) -> None:
     assert duty.collections == 1
 
 
-def test_the_loop_forgets_a_request_that_goes_on_here_when_its_last_samples_end() -> None:
+def test_the_loop_forgets_a_resumed_request_when_its_last_samples_end() -> None:
     core = make_core(num_blocks=BLOCKS, block_size=BLOCK_SIZE)
     going_on = add("a", 6, n=3)
     going_on.outputs = [None, PriorOutput([7, 8], 0.5), PriorOutput([], 0.0)]

@@ -1,4 +1,4 @@
-"""Messages to and from the engine survive encoding."""
+"""Messages between engine and client are the same after encoding and decoding."""
 
 import msgspec
 import pytest

@@ -18,7 +18,7 @@ TIMES = RequestTimes(1.0, 2.0, 3.0, 9.0)
 
 
 def outputs(tokens: list[int], cuts: list[int], end: End) -> list[RequestOutput]:
-    """The tokens in steps that end at `cuts`."""
+    """Return the tokens as outputs of steps that end at `cuts`."""
     steps = []
     for first, last in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         part = tuple(tokens[first:last])
@@ -28,8 +28,8 @@ def outputs(tokens: list[int], cuts: list[int], end: End) -> list[RequestOutput]
     return steps
 
 
-def said(steps: list[RequestOutput], params: SamplingParams) -> SequenceChunk:
-    """All chunks until the sequence ends, as one."""
+def merged(steps: list[RequestOutput], params: SamplingParams) -> SequenceChunk:
+    """Return all chunks until the sequence ends, merged."""
     text, whole = SequenceText(0, params, TOKENIZER), None
     for output in steps:
         chunk = text.take(output, 5.0)
@@ -54,30 +54,30 @@ def test_how_many_tokens_come_at_once_changes_nothing(include: bool, min_tokens:
         if rng.random() < 0.5:
             tokens.append(EOS_ID)
             end = End(FinishReason.STOP, TIMES, stop_token=EOS_ID)
-        expected = said(outputs(tokens, list(range(1, len(tokens))), end), params)
+        expected = merged(outputs(tokens, list(range(1, len(tokens))), end), params)
         cuts = sorted(rng.sample(range(1, len(tokens)), rng.randrange(len(tokens)))) if len(tokens) > 1 else []
-        assert asdict(said(outputs(tokens, cuts, end), params)) == asdict(expected)
+        assert asdict(merged(outputs(tokens, cuts, end), params)) == asdict(expected)
         stopped += expected.stop_reason in params.stop
     assert stopped > 20
 
 
-def test_what_follows_a_stop_string_in_the_same_step_is_not_part_of_the_output() -> None:
+def test_text_after_a_stop_string_in_the_same_step_is_not_output() -> None:
     tokens = list(b"xxab tail")
     params = SamplingParams(stop=("ab",), logprobs=0, prompt_logprobs=0)
-    chunk = said(outputs(tokens, [], End(FinishReason.LENGTH, TIMES)), params)
+    chunk = merged(outputs(tokens, [], End(FinishReason.LENGTH, TIMES)), params)
     assert (chunk.text, chunk.token_ids, chunk.num_output_tokens) == ("xx", list(b"xxab"), 4)
     assert [entry.token_id for entry in chunk.logprobs] == list(b"xxab")
     assert (chunk.finish_reason, chunk.stop_reason) == (FinishReason.STOP, "ab")
 
 
-def test_times_of_a_request_do_not_depend_on_what_its_messages_waited() -> None:
+def test_times_of_a_request_do_not_depend_on_the_delay_of_its_messages() -> None:
     text = SequenceText(0, SamplingParams(prompt_logprobs=0, logprobs=0), TOKENIZER)
     steps = outputs([65, 66, 67], [1, 2], End(FinishReason.LENGTH, TIMES))
     chunks = [text.take(output, 5.0, shift_s) for output, shift_s in zip(steps, (100.0, 100.5, 101.0), strict=True)]
     assert chunks[-1] is not None and chunks[-1].times == RequestTimes(101.0, 102.0, 103.0, 109.0)
 
 
-def test_the_engine_where_it_goes_on_has_a_clock_of_its_own() -> None:
+def test_the_engine_that_continues_a_request_has_its_own_clock() -> None:
     text = SequenceText(0, SamplingParams(prompt_logprobs=0, logprobs=0), TOKENIZER)
     first, last = outputs([65, 66], [1], End(FinishReason.LENGTH, TIMES))
     text.take(first, 5.0, 100.0)

@@ -1,4 +1,4 @@
-"""Outputs that a parser reads: what it is fed, what is shown, where stop strings count."""
+"""Outputs with a parser: its input, the visible text, and the scope of stop strings."""
 
 import gc
 import random
@@ -28,7 +28,7 @@ EOS = End(FinishReason.STOP, TIMES, stop_token=EOS_ID)
 
 
 def outputs(tokens: list[int], cuts: list[int], end: End) -> list[RequestOutput]:
-    """The tokens in steps that end at `cuts`."""
+    """Return the tokens as outputs of steps that end at `cuts`."""
     bounds = zip([0, *cuts], [*cuts, len(tokens)], strict=True)
     started = Started(3, 1.0, 2.0, 3.0)
     return [
@@ -39,8 +39,8 @@ def outputs(tokens: list[int], cuts: list[int], end: End) -> list[RequestOutput]
     ]
 
 
-def said(steps: list[RequestOutput], params: SamplingParams, parser: OutputParser | None = None) -> SequenceChunk:
-    """All chunks until the sequence ends, as one, with its events joined."""
+def merged(steps: list[RequestOutput], params: SamplingParams, parser: OutputParser | None = None) -> SequenceChunk:
+    """Return all chunks until the sequence ends, merged, with their events."""
     text, whole = ParsedSequenceText(0, params, TOKENIZER, parser or BracketParser()), None
     for output in steps:
         chunk = text.take(output, 5.0)
@@ -54,7 +54,7 @@ def said(steps: list[RequestOutput], params: SamplingParams, parser: OutputParse
 
 def of(text: bytes, params: SamplingParams, end: End = LENGTH) -> SequenceChunk:
     tokens = list(text) + ([EOS_ID] if end is EOS else [])
-    return said(outputs(tokens, list(range(1, len(tokens))), end), params)
+    return merged(outputs(tokens, list(range(1, len(tokens))), end), params)
 
 
 def test_events_in_order_and_the_text_is_the_content() -> None:
@@ -80,7 +80,7 @@ def test_a_call_that_is_cut_ends_as_one_that_is_not_complete() -> None:
     assert (chunk.parse_failures, chunk.finish_reason) == (1, FinishReason.LENGTH)
 
 
-def test_stop_strings_count_in_the_content_alone() -> None:
+def test_stop_strings_match_only_in_the_content() -> None:
     params = SamplingParams(stop=("ab",))
     chunk = of(b"(ab)xa[ab|ab]bab!", params)
     assert chunk.events == [
@@ -102,11 +102,11 @@ def test_text_that_may_begin_a_stop_string_comes_out_at_the_end() -> None:
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("wanted", [False, True])
 def test_special_tokens_are_shown_to_the_parser_that_wants_them(skip: bool, wanted: bool) -> None:
-    """Behind the first byte of a character, which they leave without its second."""
+    """They come after the first byte of a character, whose second byte is missing."""
     tokens = [0xC3, EOS_ID, ord("x")]
     parser = BracketParser(frozenset({EOS_ID}) if wanted else frozenset())
     params = SamplingParams(skip_special_tokens=skip, ignore_eos=True)
-    chunk = said(outputs(tokens, [1, 2], LENGTH), params, parser)
+    chunk = merged(outputs(tokens, [1, 2], LENGTH), params, parser)
     if wanted:
         assert parser.fed == [("", 0xC3), ("\ufffd", None), ("<eos>", EOS_ID), ("x", ord("x"))]
     elif skip:
@@ -124,9 +124,9 @@ def test_how_many_tokens_come_at_once_changes_nothing(min_tokens: int) -> None:
         end = LENGTH
         if rng.random() < 0.5:
             tokens, end = [*tokens, EOS_ID], EOS
-        expected = said(outputs(tokens, list(range(1, len(tokens))), end), params)
+        expected = merged(outputs(tokens, list(range(1, len(tokens))), end), params)
         cuts = sorted(rng.sample(range(1, len(tokens)), rng.randrange(len(tokens)))) if len(tokens) > 1 else []
-        assert asdict(said(outputs(tokens, cuts, end), params)) == asdict(expected)
+        assert asdict(merged(outputs(tokens, cuts, end), params)) == asdict(expected)
         stopped += expected.stop_reason in params.stop
     assert stopped > 3
 
@@ -139,7 +139,7 @@ class Nobody:
         pass
 
 
-def test_an_output_that_nobody_reads_on_leaves_no_cycle() -> None:
+def test_an_abandoned_output_leaves_no_reference_cycle() -> None:
     request = GenerateRequest(request_id="1", prompt=Prompt([1], SamplingParams()), parser=Hermes(TOKENIZER).parser)
     requests = LiveRequests(TOKENIZER, ManualClock(), InflightLimit(), "a")
     live = requests.make(request, Nobody(), INFO)
@@ -157,14 +157,14 @@ def test_an_output_that_nobody_reads_on_leaves_no_cycle() -> None:
 
 
 @pytest.mark.parametrize("stop", [(), ("!",)])
-def test_an_output_that_has_ended_leaves_no_cycle(stop: tuple[str, ...]) -> None:
-    """A parser of calls waits in the middle of its work."""
+def test_an_ended_output_leaves_no_reference_cycle(stop: tuple[str, ...]) -> None:
+    """A parser of calls is in the middle of its work."""
     parser = Hermes(TOKENIZER).parser()
     gone, steps = weakref.ref(parser), outputs(list(b"Hi <tool_call> no! no"), [], LENGTH)
     gc.collect()
     gc.disable()
     try:
-        assert said(steps, SamplingParams(stop=stop), parser).finish_reason is not None
+        assert merged(steps, SamplingParams(stop=stop), parser).finish_reason is not None
         del parser
         assert gone() is None
     finally:

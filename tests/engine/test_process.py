@@ -1,4 +1,4 @@
-"""Engine processes: same results as in this process, a clear end, nothing left behind."""
+"""Engine processes: same results as in this process, typed errors, and no leftovers."""
 
 import asyncio
 import os

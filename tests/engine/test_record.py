@@ -1,4 +1,4 @@
-"""Recordings on disk, however a run ends."""
+"""Recording of a run, also after the engine ends unexpectedly."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def recording(core: EngineCore, file: Path) -> RecordingCore:
-    """A core that records, with what another one has."""
+    """Return a recording core with the parts of another core."""
     return RecordingCore(Recorder(file), core.scheduler, core.runner, core.clock, eos_ids=(3,), vocab_size=50)
 
 
@@ -56,7 +56,7 @@ def test_the_offline_engine_records_too(tmp_path: Path) -> None:
     assert parity_of(str(file)).plans_agree
 
 
-def test_it_is_private_and_starts_anew(tmp_path: Path) -> None:
+def test_the_file_is_private_and_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     for _ in range(2):
         run_all(recording(make_core(), file))
@@ -65,7 +65,7 @@ def test_it_is_private_and_starts_anew(tmp_path: Path) -> None:
 
 
 class FailingRunner(FakeRunner):
-    """One request of a step fails, as the runner says."""
+    """Runner in which one request of a step fails."""
 
     def collect(self, handle: StepPlan) -> StepResult:
         result = super().collect(handle)
@@ -84,7 +84,7 @@ def test_a_request_that_fails_fails_again(tmp_path: Path) -> None:
     assert replay(found).plans == found.plans
 
 
-def test_what_the_file_has_no_room_for_is_refused(tmp_path: Path) -> None:
+def test_drafts_and_guides_cannot_be_recorded(tmp_path: Path) -> None:
     for number, options in enumerate(({"drafter": Script()}, {"guides": ArithmeticGuides()})):
         core = make_core(**options)
         guides = {name: given for name, given in options.items() if name == "guides"}
@@ -93,7 +93,7 @@ def test_what_the_file_has_no_room_for_is_refused(tmp_path: Path) -> None:
             RecordingCore(recorder, core.scheduler, core.runner, core.clock, vocab_size=50, **guides)
 
 
-def test_an_engine_that_records_constrains_nothing_and_says_so(tmp_path: Path) -> None:
+def test_an_engine_that_records_rejects_constraints(tmp_path: Path) -> None:
     with LLM("tiny", threads=1, num_kv_blocks=16, record=str(tmp_path / "run.jsonl")) as llm:
         params = SamplingParams(max_tokens=2)
         with pytest.raises(InvalidRequestError, match="cannot constrain outputs"):
@@ -101,7 +101,7 @@ def test_an_engine_that_records_constrains_nothing_and_says_so(tmp_path: Path) -
         assert llm.generate("x", params)[0].samples[0].token_ids
 
 
-def test_refused_requests_are_left_out(tmp_path: Path) -> None:
+def test_rejected_requests_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     core = recording(make_core(), file)
     with pytest.raises(Exception, match="vocabulary"):
@@ -135,9 +135,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_engine(caplog: pytest.LogCap
     assert "cannot write the recording" in caplog.text
 
 
-def test_a_path_that_cannot_be_written_is_refused_at_the_start(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_path_stops_the_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for path in (tmp_path / "no" / "run.jsonl", tmp_path):
         with pytest.raises(ConfigError, match="cannot write"):
             LLM("tiny", record=str(path))

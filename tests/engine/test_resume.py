@@ -1,4 +1,4 @@
-"""A request that goes on behind what another engine has said ends as if nothing had interrupted it."""
+"""A request that continues from another engine ends as if nothing had interrupted it."""
 
 import random
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def engine(**options: object) -> EngineCore:
 
 
 def run(core: EngineCore, new: Add, *, beside: int = 0) -> dict[str, Collected]:
-    """Return the core's output for a request, while other requests take blocks from it."""
+    """Return the core's output of a request, with other requests that preempt it."""
     core.add(new)
     for number in range(beside):
         add(core, f"other{number}", [number + 1] * 6, max_tokens=18, ignore_eos=True, seed=number)
@@ -71,13 +71,13 @@ def asked(name: str, n: int = 1, meta: RequestMeta = NO_META, **fields: object) 
 
 
 def cuts(length: int) -> Iterator[int]:
-    """Every point at which an output of so many tokens can be interrupted."""
+    """Return every point at which an output of this length can be interrupted."""
     yield from range(1, length)
 
 
 @pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize("name", [*REQUESTS, *GUIDED])
-def test_it_goes_on_as_if_nothing_had_happened(name: str, kind: str) -> None:
+def test_a_resumed_request_has_the_same_output(name: str, kind: str) -> None:
     whole = run(engine(), asked(name))["a:0"]
     assert len(whole.tokens) > 8
     for cut in cuts(min(len(whole.tokens), 24)):
@@ -92,7 +92,7 @@ def test_it_goes_on_as_if_nothing_had_happened(name: str, kind: str) -> None:
 
 
 def test_some_are_preempted_once_more() -> None:
-    """Else the engine with few blocks shows nothing."""
+    """Otherwise the engine with few blocks would show nothing."""
     core = engine(**ENGINES["preempted"])
     run(core, asked("plain", outputs=[PriorOutput([1, 2, 3], 0.0)]), beside=4)
     assert core.scheduler.stats().preemptions
@@ -100,8 +100,8 @@ def test_some_are_preempted_once_more() -> None:
 
 @pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize("name", ["eos", "logprobs", "trigger"])
-def test_each_sample_goes_on_where_it_was(name: str, kind: str) -> None:
-    """Ended samples are not requested again, and samples without output start anew."""
+def test_each_sample_continues_where_it_was(name: str, kind: str) -> None:
+    """Ended samples are not requested, and samples without output start."""
     whole = run(engine(), asked(name, 4))
     rng = random.Random(kind)
     for _ in range(12):
@@ -121,7 +121,7 @@ def test_each_sample_goes_on_where_it_was(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_what_is_counted_is_what_was_computed_here(depth: int) -> None:
+def test_counts_include_only_tokens_computed_here(depth: int) -> None:
     core = engine(depth=depth)
     run(core, asked("plain", outputs=[PriorOutput(list(range(10, 16)), 0.0)]))
     stats = core.scheduler.stats()
@@ -133,7 +133,7 @@ def test_what_is_counted_is_what_was_computed_here(depth: int) -> None:
     assert (stats.prompt_tokens, stats.generation_tokens) == (1, 2 * OUTPUTS - 6), "all but its last are cached"
 
 
-def test_outputs_share_what_the_cache_holds_of_them() -> None:
+def test_resumed_outputs_share_cached_blocks() -> None:
     core = engine()
     whole = run(core, asked("plain"))["a:0"]
     run(core, asked("plain", outputs=[PriorOutput(whole.tokens[:10], 0.0)]))
@@ -142,7 +142,7 @@ def test_outputs_share_what_the_cache_holds_of_them() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fifo", "slack", "scorpio", "qoserve"])
-def test_it_waits_for_nobody_who_is_new_and_is_not_turned_away(policy: str) -> None:
+def test_a_resumed_request_precedes_new_ones_and_is_not_rejected(policy: str) -> None:
     core = engine(scheduling_policy=policy, max_num_seqs=1)
     add(core, "busy", [1, 2, 3], max_tokens=4, ignore_eos=True)
     core.step()
@@ -158,13 +158,13 @@ def test_it_waits_for_nobody_who_is_new_and_is_not_turned_away(policy: str) -> N
         gather(outputs, said)
     assert_empty(core)
     assert {one.reason for one in said.values()} == {FinishReason.LENGTH}
-    if policy != "qoserve":  # which serves those last whose deadlines are missed, new or not
+    if policy != "qoserve":  # it serves requests with missed deadlines last, new or not
         assert order.index("a:0") < order.index("new0:0")
     assert core.stats().policy_faults == 0
 
 
-def test_its_token_deadlines_go_on() -> None:
-    """One that is late for its next token goes before one that has just begun."""
+def test_token_deadlines_continue() -> None:
+    """A request that is late for its next token comes before a new one."""
     core = engine(scheduling_policy="slack")
     core.clock.advance(100.0)
     slo = RequestMeta(slo=Slo(ttft_s=1.0, tpot_s=0.5))
@@ -178,7 +178,7 @@ def test_its_token_deadlines_go_on() -> None:
     assert state.promised == 0 and not state.preempted
 
 
-def test_what_cannot_go_on_is_refused_and_nothing_else_ends() -> None:
+def test_a_request_that_cannot_continue_is_rejected_and_no_other_ends() -> None:
     core = engine()
     plain = [4, 5]
     wrong = [
@@ -200,7 +200,7 @@ def test_what_cannot_go_on_is_refused_and_nothing_else_ends() -> None:
     assert len(run_dry(core)["a:0"].tokens) == OUTPUTS - 2
 
 
-def test_outputs_that_a_guide_forbids_end_that_sample_alone() -> None:
+def test_an_output_that_its_guide_forbids_ends_only_that_sample() -> None:
     core = engine()
     good = run(engine(), asked("grammar"))["a:0"].tokens
     for outputs in ([1, 1], [*good[:3], good[3] + 1]):
@@ -209,7 +209,7 @@ def test_outputs_that_a_guide_forbids_end_that_sample_alone() -> None:
 
 
 def test_outputs_that_complete_a_guide_end_it() -> None:
-    """The engine died between the last token and the word that it was the last."""
+    """The engine died after the last token and before the end of the sequence was reported."""
     whole = run(engine(), asked("grammar"))["a:0"]
     rest = run(engine(), asked("grammar", outputs=[PriorOutput(whole.tokens, 0.0)]))["a:0"]
     assert (rest.tokens, rest.reason) == ([], FinishReason.STOP)
@@ -232,7 +232,7 @@ def test_a_recorded_resume_replays(tmp_path: Path) -> None:
 
 # --- keys ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("salt", ["", "tenant"])
-def test_keys_that_come_with_a_request_are_those_that_it_would_have(salt: str) -> None:
+def test_keys_sent_with_a_request_equal_the_computed_ones(salt: str) -> None:
     hashed: list[bytes] = []
     core = make_core(digest=lambda data: hashed.append(data) or sha256(data))
     prompt = [n % 50 for n in range(33)]
@@ -248,7 +248,7 @@ def test_keys_that_come_with_a_request_are_those_that_it_would_have(salt: str) -
     assert run(core, other)["c:0"].cached_tokens == 0
 
 
-def test_keys_of_another_block_size_are_refused() -> None:
+def test_keys_of_another_block_size_are_rejected() -> None:
     core = make_core()
     for keys in (b"".join(block_keys(PROMPT, 8)), b"x", b"x" * 96):
         with pytest.raises(InvalidRequestError) as caught:
@@ -257,8 +257,8 @@ def test_keys_of_another_block_size_are_refused() -> None:
     assert make_core(prefix_caching=False).add(asked("plain", keys=b"".join(block_keys(PROMPT, 4)))) is None
 
 
-def test_who_finds_a_wrong_key_does_not_read_its_block() -> None:
-    """Tokens are compared all the same."""
+def test_a_block_found_by_a_wrong_key_is_not_read() -> None:
+    """Tokens are compared as well."""
     core = make_core(runner=FakeRunner(64, 4))
     prompt = list(range(10, 22))
     core.add(Add("liar", Prompt([1] * 12, REQUESTS["plain"]), keys=b"".join(block_keys(prompt, 4))))
@@ -296,7 +296,7 @@ WRITTEN: dict[str, tuple[dict[str, object], list[int]]] = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_guide_that_is_told_what_was_said_allows_what_it_would_have(name: str) -> None:
+def test_a_guide_after_replay_allows_the_same_tokens(name: str) -> None:
     spec, said = WRITTEN[name]
     wanted: list[object] = []
     output = Writing(**spec)
@@ -317,8 +317,8 @@ def test_a_guide_that_is_told_what_was_said_allows_what_it_would_have(name: str)
     guides.close()
 
 
-def test_an_output_whose_grammar_compiles_first_goes_on() -> None:
-    """Held like a new one; the outputs are told to the guide when it is made."""
+def test_a_resumed_output_continues_after_its_grammar_compiles() -> None:
+    """The request waits like a new one. Its guide receives the earlier output once it is made."""
     spec = GuideSpec(grammar='start: "{" /[a-z]{6}/ "}"')
     params = SamplingParams(max_tokens=20, seed=3)
     whole = run(make_core(vocab_size=VOCAB, guides=grammar_guides()), Add("a", Prompt(PROMPT, params, guide=spec)))[

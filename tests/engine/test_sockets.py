@@ -1,4 +1,4 @@
-"""The engine's sockets: several clients, slow ones, broken ones."""
+"""Sockets of the engine: several clients, slow ones, broken ones."""
 
 import socket
 import threading
@@ -31,7 +31,7 @@ PATIENCE_S = 10.0
 
 
 class Peer:
-    """A client's end, blocking."""
+    """Blocking end of a client."""
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -92,7 +92,7 @@ def beat(step: int) -> Heartbeat:
     return Heartbeat(SchedulerStats(step=step), 1.0)
 
 
-def test_messages_come_with_their_sender_and_answers_find_it(place: Place) -> None:
+def test_messages_have_their_sender_and_answers_reach_it(place: Place) -> None:
     first, second = place.connect(), place.connect()
     first.send(Abort(["a"]), Abort(["b"]))
     second.send(Shutdown())
@@ -107,7 +107,7 @@ def test_messages_come_with_their_sender_and_answers_find_it(place: Place) -> No
     assert [second.read().stats.step for _ in range(3)] == [1, 3, 4]
 
 
-def test_who_comes_late_is_greeted_too(place: Place) -> None:
+def test_late_clients_are_greeted_too(place: Place) -> None:
     early = place.connect()
     place.clients.greet(Failed("hello"))
     late = place.connect()
@@ -116,7 +116,7 @@ def test_who_comes_late_is_greeted_too(place: Place) -> None:
         assert peer.read() == Failed("hello")
 
 
-def test_a_client_that_leaves_is_reported_once_and_sent_nothing_more(place: Place) -> None:
+def test_a_disconnected_client_is_reported_once_and_sent_nothing_more(place: Place) -> None:
     staying, leaving = place.connect(), place.connect()
     leaving.send(Abort(["last words"]))
     leaving.close()
@@ -131,7 +131,7 @@ def test_a_client_that_leaves_is_reported_once_and_sent_nothing_more(place: Plac
     place.clients.send(2, beat(3))  # numbers are not used again
 
 
-def test_a_client_that_does_not_read_holds_nobody_up_and_misses_nothing(place: Place) -> None:
+def test_a_slow_client_delays_no_other_and_misses_nothing(place: Place) -> None:
     slow, quick = place.connect(), place.connect()
     place.clients.receive(0.05)
     sent = [Failed("x" * 100_000 + str(i)) for i in range(20)]
@@ -146,7 +146,7 @@ def test_a_client_that_does_not_read_holds_nobody_up_and_misses_nothing(place: P
     assert read == sent
 
 
-def test_a_client_that_never_reads_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_reads_is_disconnected(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "MAX_UNSENT_BYTES", 1_000_000)
     place.connect()
     place.clients.receive(0.05)
@@ -155,7 +155,7 @@ def test_a_client_that_never_reads_is_given_up(place: Place, monkeypatch: pytest
     assert place.receive(1) == [(0, Disconnected())]
 
 
-def test_last_words_are_said_before_the_end(place: Place) -> None:
+def test_last_messages_are_sent_before_the_close(place: Place) -> None:
     peer = place.connect()
     place.clients.receive(0.05)
     sent = [Failed("x" * 100_000 + str(i)) for i in range(20)]
@@ -169,7 +169,7 @@ def test_last_words_are_said_before_the_end(place: Place) -> None:
     assert read == sent
 
 
-def test_a_request_that_cannot_be_read_comes_as_the_answer_to_it(place: Place) -> None:
+def test_an_unreadable_request_is_received_as_the_answer_to_it(place: Place) -> None:
     good = Add("good", Prompt([5, 6], SamplingParams()))
     worse = Add("worse", Prompt([5], SamplingParams(), RequestMeta(priority=0.5)))
     place.connect().send(Add("bad", Prompt([5, True], SamplingParams())), good, worse)

@@ -1,4 +1,4 @@
-"""The log shows once where an engine hangs whose step never ends; then the engine is restarted."""
+"""A hanging engine's stacks are logged once; then the engine is restarted."""
 
 import asyncio
 import logging

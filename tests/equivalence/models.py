@@ -52,7 +52,7 @@ SHAPES = {
         "attention_bias": False,
     },
 }
-# Of the same kinds, for a CPU.
+# The same kinds of model for a CPU.
 SMALL_SHAPES = {
     "gpt2": {"vocab_size": VOCAB, "n_positions": 512, "n_embd": 64, "n_head": 4, "n_layer": 2},
     "qwen3": {"vocab_size": VOCAB, "hidden_size": 64, "head_dim": 32, "intermediate_size": 96},
@@ -62,7 +62,9 @@ SMALL_SHAPES = {
 
 @torch.no_grad()
 def save_model(family: str, shape: dict[str, object], folder: Path, attention_gain: float = 1.0) -> Path:
-    """Matrices keep the size of what they multiply. `attention_gain`: a mistake, on one layer's attention output."""
+    """Save a model whose matrices keep the size of their input. `attention_gain`: fault on one layer's attention
+    output.
+    """
     model = make_reference(family, **shape)
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:

@@ -1,9 +1,7 @@
-"""Comparison of two greedy runs of one model that should differ by rounding only. In bfloat16, sums depend on how a
-batch is split and padded.
+"""Comparison of two greedy runs of one model that may differ by rounding. In bfloat16, sums depend on the batch.
 
-As long as the texts agree, log probabilities must agree within a tolerance. Where a text first differs, each run must
-rate the other's token as likely as its own, within that tolerance. Later tokens have another context and are not
-compared.
+The rule: while the texts agree, log probabilities agree within a tolerance. Where texts first differ, each run finds
+the other's token as likely as its own, within that tolerance. Later tokens have another context and are not compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +13,12 @@ Texts = Mapping[str, Sequence[TokenLogprobs]]
 
 
 class DifferentError(AssertionError):
-    """The runs differ by more than rounding."""
+    """Difference between runs that is more than rounding."""
 
 
 @dataclass
 class Compared:
-    """Result: `tokens` that agree, texts that `parted` at a near tie, and the `worst` difference of a logprob."""
+    """Result: `tokens` that agree, texts that `parted` at a near tie, the `worst` difference of a logprob."""
 
     tokens: int = 0
     parted: int = 0
@@ -28,7 +26,7 @@ class Compared:
 
 
 def compare(ours: Texts, theirs: Texts, tolerance: float) -> Compared:
-    """Texts by name, with a few of the likeliest tokens of every position. Raises `DifferentError`."""
+    """Compare texts by name, with a few of the likeliest tokens of every position. Raise `DifferentError`."""
     assert ours.keys() == theirs.keys()
     seen = Compared()
     for name in ours:
@@ -46,7 +44,7 @@ def compare(ours: Texts, theirs: Texts, tolerance: float) -> Compared:
 
 
 def _difference(where: str, a: TokenLogprobs, b: TokenLogprobs, tolerance: float) -> float:
-    """The largest, over the tokens that both list."""
+    """Return the largest difference over the tokens that both list."""
     left, right = dict(a.top) | {a.token_id: a.logprob}, dict(b.top) | {b.token_id: b.logprob}
     worst = max(abs(left[token] - right[token]) for token in left.keys() & right.keys())
     if not worst <= tolerance:

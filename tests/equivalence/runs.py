@@ -1,4 +1,4 @@
-"""One set of prompts through an engine, run in every way that must not change what it says."""
+"""One set of prompts through an engine, run in every way that must not change its output."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ PROMPTS = {
     "long": ids(181, 5),
     "again": HEAD,
 }
-# Ends are spread, so that steps of every size decode.
+# Outputs end at different steps, so that batches of every size decode.
 LENGTHS = {name: 16 + 4 * number for number, name in enumerate(PROMPTS)}
 Run = dict[str, list[TokenLogprobs]]
 
@@ -60,7 +60,7 @@ def start(path: Path, device: str, dtype: str, **options: object) -> EngineCore:
 
 
 def run(core: EngineCore) -> Run:
-    """Every prompt's output, and of one prompt each position."""
+    """Return every prompt's output, and all positions of one prompt."""
     for name, prompt in PROMPTS.items():
         params = SamplingParams(max_tokens=LENGTHS[name], temperature=0.0, ignore_eos=True, logprobs=LISTED)
         core.add(Add(name, Prompt(prompt, params)))
@@ -73,14 +73,14 @@ def run(core: EngineCore) -> Run:
 
 
 class Runs:
-    """A checkpoint, and what came of its runs so far: in float32 on a CPU if nothing else is asked for."""
+    """Checkpoint with the results of its runs so far; by default in float32 on a CPU."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._runs: dict[tuple[str, ...], Run] = {}
 
     def run(self, setting: str, device: str = "cpu", dtype: str = "float32", **options: str | None) -> Run:
-        """The second of two rounds, which meets a warm prefix cache if there is one."""
+        """Return the second of two rounds, which finds a warm prefix cache if there is one."""
         key = (setting, device, dtype, repr(options))
         if key not in self._runs:
             core = start(self._path, device, dtype, **{**SETTINGS[setting], **options})

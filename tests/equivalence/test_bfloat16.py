@@ -1,6 +1,6 @@
-"""Whole models in bfloat16, on a GPU where there is one: every way of running them, against each other and float32.
+"""Whole models in bfloat16, on a GPU if there is one: every way of running them, compared with each other and float32.
 
-The rule is that of `near_ties`. The reference is this engine on a CPU, in float32, with the same weights, which
+`near_ties` defines the rule. The reference is this engine in float32 on a CPU with the same weights, which
 `test_transformers` compares with transformers.
 """
 
@@ -25,7 +25,7 @@ PAIRS = [("depth 2", "graphs" if CUDA else "plain"), *((name, "plain") for name 
 
 
 class Model:
-    """A checkpoint, and what came of the runs so far."""
+    """Checkpoint with the results of its runs so far."""
 
     def __init__(self, family: str, folder: Path) -> None:
         self._family, self._folder = family, folder
@@ -58,7 +58,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def check(ours: Run, theirs: Run) -> Compared:
-    """Also that enough was compared, and that logits are of the size which the tolerance is meant for."""
+    """Compare two runs. Check also that enough was compared, and that the tolerance fits the size of the logits."""
     seen = compare(ours, theirs, TOLERANCE)
     assert seen.tokens > len(PROMPTS["long"]) + sum(LENGTHS.values()) // 4
     assert -6 < sum(entry.logprob for entry in ours["short:0"]) / LENGTHS["short"] < -1
@@ -73,12 +73,12 @@ def test_bfloat16_is_float32_but_for_near_ties(model: Model, setting: str) -> No
 
 
 @pytest.mark.parametrize(("setting", "other"), PAIRS)
-def test_ways_of_running_agree_but_for_near_ties(model: Model, setting: str, other: str) -> None:
+def test_ways_of_running_agree_except_at_near_ties(model: Model, setting: str, other: str) -> None:
     check(model.run(setting), model.run(other))
 
 
 def test_a_small_mistake_is_more_than_rounding(model: Model) -> None:
-    """One layer's attention too large by 15%."""
+    """The mistake: one layer's attention is too large by 15%."""
     wrong = model.wrong(attention_gain=1.15)
     for right in (model.reference, model.run("plain")):
         with pytest.raises(DifferentError):

@@ -1,6 +1,6 @@
-"""Weights and activations in int8, in whole models: every way of running them, and what it costs in quality.
+"""Whole models with weights and activations in int8: every way of running them, and the loss of quality.
 
-Sums of codes are exact, so ways differ by the order of attention's sums alone, which now and then makes the next code.
+Sums of codes are exact. Ways of running differ only by the order of attention's sums, which sometimes changes a code.
 """
 
 from pathlib import Path
@@ -43,13 +43,13 @@ def test_ways_of_running_agree(model: Model, setting: str) -> None:
     assert seen.tokens > 100
 
 
-def test_it_is_not_what_floats_would_be(model: Model) -> None:
-    """Otherwise the tolerance would prove nothing."""
+def test_int8_differs_from_float32_by_more_than_the_tolerance(model: Model) -> None:
+    """Otherwise the tolerance would show nothing."""
     with pytest.raises(DifferentError):
         compare(model.run("plain"), model.run("plain", None), TOLERANCE)
 
 
-def test_a_trained_model_foretells_unseen_text_as_well() -> None:
+def test_a_trained_model_predicts_unseen_text_as_well() -> None:
     exact, found = held_out_logits(), held_out_logits(quantization="int8")
     assert 0.995 < cosine(found, exact) < 1.0
     assert F.cosine_similarity(found, exact).min() > 0.99, "of each token's logits, too"

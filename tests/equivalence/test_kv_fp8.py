@@ -1,7 +1,7 @@
-"""K and V in FP8, in whole models: every way of running them, and what it costs in quality.
+"""Whole models with K and V in FP8: every way of running them, and the loss of quality.
 
-Computed in float32, ways differ by the order of sums alone, which now and then makes the next code of a key or value.
-On a GPU these are the Triton kernels, with graphs and without.
+In float32, ways of running differ only by the order of sums, which sometimes changes the code of a key or value. On a
+GPU these are the Triton kernels, with and without graphs.
 """
 
 from pathlib import Path
@@ -41,14 +41,14 @@ def test_ways_of_running_agree(model: Model, setting: str) -> None:
     assert compare(model.run(setting), model.run("plain"), TOLERANCE).tokens > 100
 
 
-def test_it_is_not_what_16_bits_would_be(model: Model) -> None:
-    """Otherwise the tolerance would prove nothing."""
+def test_fp8_differs_from_16_bits_by_more_than_the_tolerance(model: Model) -> None:
+    """Otherwise the tolerance would show nothing."""
     with pytest.raises(DifferentError):
         compare(model.run("plain"), model.run("plain", "auto"), TOLERANCE)
 
 
 def embedded_loss(kept: str) -> float:
-    """Mean negative log likelihood of a token of held-out text by the embedded model, in nats, in float32."""
+    """Return the embedded model's mean negative log likelihood per token of held-out text, in nats, in float32."""
     config = make_engine_config(model="tiny", device="cpu", dtype="float32", num_kv_blocks=96, kv_cache_dtype=kept)
     core = build_engine(config, TINY)[0]
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)

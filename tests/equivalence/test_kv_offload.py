@@ -1,4 +1,4 @@
-"""K/V that went to host memory and came back gives the same texts as K/V that stayed, or was computed again."""
+"""K/V that returned from host memory gives the same texts as K/V that stayed or was computed again."""
 
 import random
 
@@ -17,14 +17,14 @@ CONVERSATIONS, TURNS = 5, 3
 
 
 def turns(rng: random.Random, history: list[list[int]]) -> list[list[int]]:
-    """Return each conversation with another turn appended."""
+    """Return the next turn of each conversation, after all earlier ones."""
     return [said + [rng.randrange(5, 200) for _ in range(rng.randrange(8, 30))] for said in history]
 
 
 def talk(**options: object) -> tuple[list[list[list[int]]], tuple[int, int, int]]:
-    """Conversations over a KV cache that does not hold them all; who runs loses blocks to others, too.
+    """Run conversations over a KV cache that does not hold them all, with preemptions.
 
-    Returns the tokens of each turn, and preemptions, blocks stored and blocks loaded.
+    Return the tokens of each turn, and preemptions, blocks stored and blocks loaded.
     """
     rng, said = random.Random(3), []
     with LLM("tiny", threads=1, block_size=8, scheduling_policy="fifo", **options) as llm:
@@ -55,7 +55,7 @@ def test_texts_are_the_same_with_and_without_host_memory() -> None:
 
 @pytest.mark.parametrize("seed", [None, 1, 2], ids=["as late as can be", "now and then", "otherwise"])
 def test_texts_are_the_same_whenever_a_gpu_gets_to_its_copies(seed: int | None, monkeypatch) -> None:
-    """Two steps in flight: the next one's rows are computed before this one's copies need have begun."""
+    """Two steps in flight: the rows of the next step are computed before the copies of this one must have started."""
     calm, _ = talk(num_kv_blocks=200)
     copies = LateCopies(monkeypatch, None if seed is None else random.Random(seed))
     copies.install(monkeypatch)
@@ -65,8 +65,8 @@ def test_texts_are_the_same_whenever_a_gpu_gets_to_its_copies(seed: int | None, 
     assert preempted and stored and loaded and copies.moved >= stored + loaded
 
 
-def test_an_engine_is_closed_behind_its_copies(monkeypatch) -> None:
-    """Closing waits for copies, because it frees the memory that they use."""
+def test_an_engine_is_closed_after_its_copies(monkeypatch) -> None:
+    """Closing releases the memory that the copies use."""
     copies = LateCopies(monkeypatch)
     copies.install(monkeypatch)
     monkeypatch.setattr(threaded, "ThreadedRunner", lambda inner: inner)

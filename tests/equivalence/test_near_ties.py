@@ -1,4 +1,4 @@
-"""The rule that bfloat16 runs are compared by, on texts made by hand."""
+"""The comparison rule of bfloat16 runs, on hand-made texts."""
 
 import pytest
 
@@ -14,7 +14,7 @@ SURE = entry((5, -0.1), (6, -3.0))
 CLOSE, REVERSED = entry((7, -1.0), (8, -1.04)), entry((8, -1.0), (7, -1.03))
 
 
-def test_texts_may_part_at_a_near_tie_and_what_follows_is_not_compared():
+def test_texts_may_differ_from_a_near_tie_on():
     seen = compare({"a": [SURE, CLOSE, SURE], "b": [SURE]}, {"a": [SURE, REVERSED, CLOSE], "b": [SURE]}, 0.05)
     assert (seen.tokens, seen.parted, seen.worst) == (2, 1, 0.0)
 

@@ -1,8 +1,8 @@
-"""Whole engines with K and V in host memory, on a GPU where there is one: graphs, two steps in flight, 16 bits and FP8.
+"""Whole engines with K and V in host memory, on a GPU if there is one: graphs, two steps in flight, 16 bits and FP8.
 
-A prompt whose prefix was loaded is answered bit for bit as one whose prefix has never left: its steps are the same, and
-so are the bytes. Where requests run beside each other, steps are cut in other ways than without host memory, so every
-token of an answer is scored once more, in a prompt that an engine with blocks for all computes as a whole.
+A prompt with a loaded prefix gives the same bits as one whose prefix stayed: steps and bytes are the same. Concurrent
+requests are batched differently than without host memory. So every token of their output is scored again, in a prompt
+that an engine with enough blocks computes as a whole.
 """
 
 import random
@@ -30,7 +30,7 @@ from tests.equivalence.runs import CUDA, start
 
 SHAPE = SHAPES["qwen3"] if CUDA else {**SMALL_SHAPES["qwen3"], "attention_bias": False}
 WAYS = {"enforce_eager": False, "overlap": True, "enable_chunked_prefill": True, "enable_prefix_caching": True}
-# Prompts come in chunks, and blocks are stored some steps before others get them.
+# Prompts are computed in chunks, and blocks are stored some steps before they are reused.
 STEPS = {"max_num_batched_tokens": 64, "max_model_len": 384}
 FORMATS = {
     "bfloat16": {},
@@ -51,7 +51,7 @@ Bytes = list[torch.Tensor]
 
 
 class Watched:
-    """A copier, and what was on both sides when each copy was said to be done. Waits for nothing itself."""
+    """Copier that records both sides when a copy is reported as done. It does not wait."""
 
     def __init__(self, inner: Copier, store: KVStore, host: HostStore) -> None:
         self.overlaps_steps = inner.overlaps_steps
@@ -74,7 +74,7 @@ class Watched:
             self.stores.append((block, [part[block].clone() for part in self._store.blocks], there))
 
     def check(self) -> None:
-        """All bytes arrived, in both directions, and stayed as they were in between."""
+        """Check that all bytes arrived in both directions and did not change in between."""
         for block, on_device, there in self.loads + self.stores:
             for left, right in zip(on_device, there, strict=True):
                 assert left.any() and torch.equal(left.cpu(), right), f"block {block}"
@@ -102,7 +102,7 @@ class _WatchedCopies:
 # --- engines ----------------------------------------------------------------------------------------------------------
 @dataclass
 class Answer:
-    """`cached`: tokens of the prompt that were not computed when it first started."""
+    """Output of a request. `cached`: prompt tokens that were not computed at its first start."""
 
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached: int = 0
@@ -114,7 +114,7 @@ class Answer:
 
 
 class Engine:
-    """`came_back`: requests that were preempted, and then had K and V loaded."""
+    """Engine of the test. `came_back`: requests that were preempted and later had K and V loaded."""
 
     def __init__(self, core: EngineCore, watched: Watched | None = None) -> None:
         self.core, self.watched = core, watched
@@ -135,7 +135,7 @@ class Engine:
         offload.begin = seen
 
     def ask(self, prompts: Sequence[list[int]], max_tokens: int) -> list[Answer]:
-        """All at once, greedily, with the likeliest tokens of every position."""
+        """Run all prompts at once, greedily, with the likeliest tokens of every position."""
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=4)
         answers: dict[str, Answer] = {}
         for prompt in prompts:
@@ -154,7 +154,7 @@ class Engine:
         return list(answers.values())
 
     def score(self, texts: Sequence[list[int]]) -> list[list[TokenLogprobs]]:
-        """Return the logprobs of each text's tokens after the first, computed as prompts."""
+        """Score each text's tokens after the first, as prompts."""
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=4)
         scores: dict[str, list[TokenLogprobs]] = {}
         for text in texts:
@@ -180,14 +180,14 @@ class Engine:
 
     @property
     def copied(self) -> tuple[int, int]:
-        """Blocks loaded and stored so far."""
+        """Return the number of blocks loaded and stored so far."""
         offload = self.core.stats().offload
         return offload.loaded, offload.stored
 
 
 @dataclass
 class Pair:
-    """One model with little KV cache and host memory behind it, and with KV cache enough for all."""
+    """Model with a small KV cache and host memory, and the same model with a large KV cache."""
 
     name: str
     small: Engine
@@ -210,7 +210,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         offloading = {"num_kv_blocks": FEW, "kv_offloading_size": HOST_GIB}
         small = Engine(start(path, device, "bfloat16", **options, **offloading), found[0])
     found[0].loads.clear()
-    found[0].stores.clear()  # of the start, which measures copies of nothing
+    found[0].stores.clear()  # of the start, which measures empty copies
     large = Engine(start(path, device, "bfloat16", **options, num_kv_blocks=ENOUGH))
     assert small.core.depth == large.core.depth == 2
     yield Pair(request.param, small, large)
@@ -226,7 +226,7 @@ def words(rng: random.Random, count: int) -> list[int]:
 
 # --- one after the other ----------------------------------------------------------------------------------------------
 def test_a_loaded_prefix_is_answered_as_one_that_stayed(pair: Pair) -> None:
-    """Exactly: the engine computes the same tokens in the same steps, from the same bytes."""
+    """Bit for bit: the engine computes the same tokens in the same steps, from the same bytes."""
     rng, small = random.Random(1), pair.small
     for blocks in (1, 7, 12):
         prefix = words(rng, blocks * BLOCK)
@@ -234,7 +234,7 @@ def test_a_loaded_prefix_is_answered_as_one_that_stayed(pair: Pair) -> None:
         small.ask([prefix], 1)
         (stayed,) = small.ask([prompt], ANSWER)
         loaded, stored = small.copied
-        small.ask([words(rng, FEW * BLOCK - 8)], 8)  # it needs all the blocks there are
+        small.ask([words(rng, FEW * BLOCK - 8)], 8)  # it needs all blocks
         (came_back,) = small.ask([prompt], ANSWER)
         assert stayed.cached == came_back.cached == len(prefix)
         assert came_back.logprobs == stayed.logprobs and len(stayed.logprobs) == ANSWER

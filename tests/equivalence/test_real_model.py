@@ -1,4 +1,4 @@
-"""A real model's GGUF file, read by us and by transformers: the same tensors, the same tokens, the same answers."""
+"""GGUF file of a real model, read by roseinfer and by transformers: same tensors, tokens and answers."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -29,7 +29,7 @@ ANSWER_TOKENS = 16
 
 @pytest.fixture(scope="module")
 def reference() -> Iterator[PreTrainedModel]:
-    """transformers parses the file twice and makes a table of names for each of its modules, which once is enough."""
+    """Load the model with transformers, once: it parses the file twice and names each module's tensors."""
     import gguf
 
     with pytest.MonkeyPatch.context() as patch:

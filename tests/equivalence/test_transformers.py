@@ -1,6 +1,6 @@
-"""Greedy output equals transformers' `generate`, for every family, with every feature of the engine in play.
+"""Greedy output equals transformers' `generate`, for every family, with every feature of the engine.
 
-In float32; on a GPU where there is one, with its kernels and graphs.
+In float32; on a GPU if there is one, with its kernels and graphs.
 """
 
 from functools import cache
@@ -40,10 +40,10 @@ PROMPTS = {
     "one": [42],
     "long": [(i * 37 + 5) % VOCAB for i in range(45)],
 }
-# So few tokens that outputs would run into what is banned all the time.
+# So few tokens that outputs often reach a banned one.
 FEW = (3, 8, 40, 77)
 BANNED = ((3, 3), (8, 8), (40, 40), (77, 77), (3, 8, 3), (8, 3, 8), (3, 40, 77), (77, 3))
-# name -> engine options. Pools are just large enough for the longest request, so that others must yield to it.
+# Engine options by name. Caches hold little more than the longest request, so that requests are preempted.
 SETTINGS = {
     "plain": {"num_kv_blocks": 128},
     "no prefix cache, whole prompts": {"enable_prefix_caching": False, "enable_chunked_prefill": False},
@@ -62,7 +62,7 @@ SETTINGS = {
 
 @cache
 def checkpoint(family: str, folder: Path) -> tuple[Path, dict[str, list[int]]]:
-    """The saved model, and what transformers generates for each prompt."""
+    """Yield the saved model, and transformers' output for each prompt."""
     model = make_reference(family)
     expected = {}
     for name, ids in PROMPTS.items():
@@ -87,7 +87,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(path: Path, **options: object) -> EngineCore:
     pool = {"block_size": 4, "num_kv_blocks": 128}
-    steps = {"max_num_seqs": 8, "max_num_batched_tokens": 128}  # a GPU captures steps of every size up to these
+    steps = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 128,
+    }  # a GPU captures graphs up to this size
     options = {**pool, **steps, "dtype": "float32", "threads": 1, **options}
     return build_engine(make_engine_config(model=str(path), **options), path)[0]
 
@@ -100,7 +103,7 @@ def test_greedy_output_is_that_of_transformers(family: str, setting: str, folder
     core = start(path, **SETTINGS[setting], **device)
     sampling = SamplingParams(max_tokens=OUTPUT_LEN, temperature=0.0, ignore_eos=True)
     done: dict[str, Collected] = {}
-    for repeat in range(2):  # the second round meets a warm prefix cache
+    for repeat in range(2):  # the second round finds a warm prefix cache
         for name, ids in PROMPTS.items():
             core.add(Add(f"{name} {repeat}", Prompt(ids, sampling)))
             core.add(Add(f"noise {name} {repeat}", Prompt(ids[::-1], SamplingParams(max_tokens=7, seed=repeat))))

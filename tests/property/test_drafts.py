@@ -1,4 +1,4 @@
-"""Drafts, right or wrong, change when tokens come and never which: over random loads, policies and tiny caches."""
+"""Drafts, right or wrong, change when tokens come but not which, over random loads, policies and tiny caches."""
 
 import random
 from collections import deque
@@ -19,7 +19,7 @@ DRAFTERS = {
 
 
 class NeverDrained(EngineCore):
-    """Plans while drafts are being verified, too: what the scheduler promises does not depend on the loop around it."""
+    """Core that also plans while drafts are being verified: the scheduler must not depend on the loop around it."""
 
     def step(self) -> list[RequestOutput]:
         outputs, self._ended = self._ended, []

@@ -1,4 +1,4 @@
-"""Random loads on small pools: whatever the schedule, each request gives the same tokens and nothing leaks."""
+"""Random loads on small caches: under any schedule, each request gives the same tokens and nothing leaks."""
 
 import random
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.waited import check_whys, watch
 
 VOCAB = 12  # small, so that end tokens and shared prefixes are frequent
-AT_EASE = 100  # blocks: all jobs fit with some to spare, and each is looked at after each step
+AT_EASE = 100  # blocks: all jobs fit, and integrity is checked after each step
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def run(
 
 
 def check_limits(core: EngineCore) -> None:
-    """No submitted step holds more than the options allow."""
+    """Check that no submitted step exceeds the options."""
     config = core.scheduler.config
     for plan in submitted(core):
         tokens = sum(row.count for row in plan.rows)
@@ -90,7 +90,7 @@ def check_limits(core: EngineCore) -> None:
 
 
 def fits(jobs: list[Job], block_size: int) -> int:
-    """Blocks that the longest job needs."""
+    """Return the blocks that the longest job needs."""
     return -(-max(len(job.prompt) + dict(job.params)["max_tokens"] for job in jobs) // block_size)
 
 
@@ -105,7 +105,7 @@ def assert_same(expected: dict[str, Collected], got: dict[str, Collected]) -> No
         assert have.tokens == want.tokens, name
         assert have.reason == want.reason
         assert have.logprobs == want.logprobs
-        if want.reason is not FinishReason.ERROR:  # a prompt in chunks has been reported in part by then
+        if want.reason is not FinishReason.ERROR:  # by then, a prompt in chunks has been reported in part
             assert have.prompt_logprobs == want.prompt_logprobs
 
 
@@ -153,7 +153,7 @@ def test_any_schedule_gives_the_same_tokens(
 
 @st.composite
 def policies(draw: st.DrawFn) -> dict[str, object]:
-    """Options of the admission policies, pack's own only with pack."""
+    """Draw options of the admission policies; pack's own only with pack."""
     maybe = st.none() | st.integers(1, 4)
     options: dict[str, object] = {
         "scheduling_policy": draw(st.sampled_from(["fifo", "pack"])),

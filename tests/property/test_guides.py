@@ -1,4 +1,4 @@
-"""Random loads in which some outputs are constrained: they obey, whatever the schedule, and nothing leaks."""
+"""Random loads with constrained outputs: they obey under any schedule, and nothing leaks."""
 
 import random
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.property.test_engine import VOCAB, Job, assert_same, fits, make_jobs,
 
 
 def constrained(jobs: list[Job], rng: random.Random) -> list[Job]:
-    """The same jobs, half of them with a guide that ends them early or late."""
+    """Return the same jobs, half of them with a guide that ends them early or late."""
     rules = [
         f"{rng.choice([2, 3, 5])},{rng.randrange(1, 14)},{rng.choice([0, 0, 3])},{rng.choice([-1, -1, 4])},{late}"
         for late in rng.choices([0, 1], k=len(jobs))

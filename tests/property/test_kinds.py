@@ -1,8 +1,8 @@
-"""Random loads of every kind of objective on a small KV cache, under slack: everybody ends, by the policy itself.
+"""Random loads with every kind of objective on a small KV cache under slack: the policy itself ends all requests.
 
-Beside each other: promised a first token, a pace, both, an end, all three, or nothing; prompts that exceed a step;
-outputs of no tokens, and those that outlive what was said of them. The scheduler's rescue (`policy_stalls`) is never
-needed, no answer is a fault, and no step makes more than it may (the runner checks that).
+Concurrent requests have a TTFT, a TPOT, both, a deadline, all three, or none. Some prompts exceed a step; some outputs
+are empty or longer than predicted. The scheduler's rescue (`policy_stalls`) is never needed, no request fails, and no
+step exceeds its limits (the runner checks them).
 """
 
 import random
@@ -25,7 +25,7 @@ MOST_STEPS = 20_000
 
 
 def objective(kind: str, rng: random.Random) -> Slo | None:
-    """Loose, tight and hopeless ones of a machine that takes 10 ms a step and 1 ms a token."""
+    """Draw loose, tight and impossible objectives for a machine with 10 ms per step and 1 ms per token."""
     ttft_s, tpot_s, e2e_s = rng.choice([0.1, 0.5, 3.0]), rng.choice([0.012, 0.03, 0.2]), rng.choice([0.3, 1.0, 9.0])
     return {
         "none": None,
@@ -54,7 +54,7 @@ def request(name: str, kind: str, rng: random.Random, arrival_s: float) -> Add:
 
 
 def small_core(rng: random.Random) -> EngineCore:
-    """The cache holds the longest request (120 tokens) and little more."""
+    """Return a core whose cache holds the longest request (120 tokens) and little more."""
     runner = TimedRunner(blocks := rng.choice([31, 40, 60]), BLOCK_SIZE)
     core = make_core(
         vocab_size=12,
@@ -72,7 +72,7 @@ def small_core(rng: random.Random) -> EngineCore:
 
 
 def serve(core: EngineCore, kinds: list[str], rng: random.Random) -> dict[str, Collected]:
-    """Some 30 requests, in bursts, until all have ended."""
+    """Serve some 30 requests, in bursts, until all have ended."""
     done: dict[str, Collected] = {}
     names, next_s = (str(number) for number in count()), 0.0
     left = 30
@@ -92,7 +92,7 @@ def serve(core: EngineCore, kinds: list[str], rng: random.Random) -> dict[str, C
 
 @pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS), KINDS], ids=lambda kinds: "+".join(kinds))
 @pytest.mark.parametrize("seed", range(6))
-def test_everybody_ends_by_the_policy_itself(kinds: list[str], seed: int) -> None:
+def test_all_requests_end_by_the_policy_itself(kinds: list[str], seed: int) -> None:
     rng = random.Random(f"{kinds} {seed}")
     core = small_core(rng)
     done = serve(core, kinds, rng)

@@ -9,7 +9,7 @@ from roseinfer.kv.manager import Growth, KvManager
 
 
 class Driver:
-    """Uses the manager as the scheduler does, with sequences over a tiny alphabet so that prefixes collide often."""
+    """User of the manager, like the scheduler, with sequences over a tiny alphabet so that prefixes collide often."""
 
     def __init__(self, rng: random.Random, num_blocks: int, block_size: int) -> None:
         self.rng = rng
@@ -19,7 +19,7 @@ class Driver:
         self.done: dict[str, int] = {}
         self.pending: list = []
         self.names = 0
-        # Sequences that wait: they are looked up again and again, and hold nothing.
+        # Waiting sequences: they are looked up repeatedly, and hold nothing.
         self.waiting = {f"w{i}": [rng.randrange(2) for _ in range(rng.randrange(1, 20))] for i in range(6)}
         for name in self.waiting:
             self.kv.open(name)
@@ -33,7 +33,7 @@ class Driver:
                 self.look_up(name, tokens)
 
     def look_up(self, name: str, tokens: list[int]) -> None:
-        """A cached look-up gives the same result as a walk of the index."""
+        """Check that remembered look-ups equal a new walk of the index."""
         walked = self.kv.index.match(self.kv.index.chain(""), tokens)
         assert self.kv.match(name, tokens) == walked
         if self.rng.random() < 0.05:

@@ -1,4 +1,4 @@
-"""Events of random operations, applied to nothing, give what the indexes hold."""
+"""Events of random operations, applied to an empty index, give the content of the indexes."""
 
 import random
 
@@ -29,7 +29,7 @@ def holds(index: PrefixIndex, blocks: int, medium: str) -> Held:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 10**9), st.integers(4, 24), st.integers(1, 24), st.sampled_from([1, 2, 4]))
-def test_events_tell_what_the_indexes_hold(seed: int, num_blocks: int, num_host: int, block_size: int) -> None:
+def test_events_give_the_content_of_the_indexes(seed: int, num_blocks: int, num_host: int, block_size: int) -> None:
     events = KvEvents()
     driver = Driver(random.Random(seed), num_blocks, num_host, block_size, events)
     held: Held = {}

@@ -1,7 +1,6 @@
 """Random use of KV blocks with a second pool in host memory, with an integrity check after each operation.
 
-The blocks have contents: the tokens that a full block stands for, all those before it included. What is matched must
-hold them, whichever way it got there.
+The content of a block stands for its tokens and all tokens before it. Every matched block must have this content.
 """
 
 import random
@@ -18,7 +17,7 @@ Content = tuple[int, ...] | None
 
 
 class Driver:
-    """Copies are done some time after they began. `sequences`: their tokens; `loading`: those that only wait."""
+    """User whose copies complete some time after they start. `sequences`: their tokens; `loading`: waiting ones."""
 
     def __init__(
         self, rng: random.Random, num_blocks: int, num_host: int, block_size: int, events: KvEvents | None = None
@@ -31,11 +30,11 @@ class Driver:
         self.host_holds: list[Content] = [None] * num_host
         self.sequences: dict[str, list[int]] = {}
         self.loading: dict[str, list[HostCopy]] = {}
-        self.orphans: list[list[HostCopy]] = []  # loads under way of sequences that have ended
+        self.orphans: list[list[HostCopy]] = []  # loads in flight of sequences that have ended
         self.stores: list[HostCopy] = []
         self.bad: set[tuple[int, ...]] = set()
         self.loads = self.names = 0
-        # They are looked up again and again, and hold nothing.
+        # They are looked up repeatedly, and hold nothing.
         self.waiting = {f"w{i}": self.prompt() for i in range(6)}
         for name in self.waiting:
             self.kv.open(name)
@@ -53,7 +52,7 @@ class Driver:
         return [self.rng.randrange(2) for _ in range(self.rng.randrange(1, 6 * self.size))]
 
     def look_up(self, name: str, tokens: list[int]) -> tuple[PrefixHit, tuple[int, ...]]:
-        """A cached look-up gives the same result as a walk, and its blocks hold the right tokens."""
+        """Check that remembered look-ups equal a new walk, and that their blocks have the right content."""
         hit = self.kv.match(name, tokens)
         assert hit == self.kv.index.match(self.kv.index.chain(""), tokens)
         full = hit.blocks[: hit.tokens // self.size]
@@ -104,7 +103,7 @@ class Driver:
     def compute(self, name: str) -> None:
         tokens = self.sequences[name]
         for index, block in enumerate(self.kv.table(name)[: len(tokens) // self.size]):
-            self.bad.discard(tuple(tokens[: (index + 1) * self.size]))  # whoever was wrong, this one is right
+            self.bad.discard(tuple(tokens[: (index + 1) * self.size]))  # right, even if earlier ones were wrong
             self.device_holds[block] = tuple(tokens[: (index + 1) * self.size])
         self.kv.register(name, tokens, len(tokens), len(tokens))
 
@@ -127,7 +126,7 @@ class Driver:
             del self.sequences[name]
 
     def preempt(self) -> None:
-        """Preempt a sequence. Its blocks are being stored when it returns them."""
+        """Preempt a sequence: its blocks are being stored when it releases them."""
         name = self.some()
         if name is not None:
             self.begin_stores(self.kv.table(name))
@@ -139,7 +138,7 @@ class Driver:
             self.begin_stores(self.kv.table(name)[: self.rng.randrange(1, 5)])
 
     def rescue(self) -> None:
-        """Blocks that nobody holds are being stored."""
+        """Store blocks that no sequence holds."""
         free = self.kv.num_free
         copies = self.host.store_next_evicted(self.rng.randrange(1, 12), self.rng.randrange(4))
         assert self.kv.num_free == free - len(copies)
@@ -164,7 +163,7 @@ class Driver:
         del self.stores[: len(done)]
 
     def finish_load(self) -> None:
-        """Finish a load. The loaded blocks are free and can be matched."""
+        """Complete a load: its blocks are free and can be matched."""
         if self.orphans and self.rng.random() < 0.5:
             self.copy(self.orphans.pop())
         elif self.loading:
@@ -190,7 +189,7 @@ class Driver:
             self.orphans.append(self.loading.pop(name))
 
     def fail(self) -> None:
-        """Invalidate the blocks that, by the index, this sequence computed."""
+        """Invalidate the blocks of a sequence that the index says it computed."""
         name = self.some()
         if name is not None and self.rng.random() < 0.3:
             for block in self.kv.table(name):

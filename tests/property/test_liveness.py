@@ -1,9 +1,8 @@
-"""Random loads of many samples on tiny caches, with hints that are absent, true or false: everybody ends.
+"""Random loads of many samples on tiny caches, with hints that are absent, true or false: all requests end.
 
-Bystanders come late, with and without objectives, and must be served to their end whatever came before them. The
-policies manage by themselves: the scheduler's rescue (`policy_stalls`) is never needed but by scorpio, which as
-published lets requests take each other's blocks on a small cache; and no answer is a fault. Every plan is within the
-step's limits: the runner checks them.
+Late requests, with and without objectives, must be served to their end after any earlier ones. The scheduler's rescue
+(`policy_stalls`) is needed only by scorpio, which as published lets requests preempt each other on a small cache. No
+request fails. The runner checks the step's limits in every plan.
 """
 
 import random
@@ -50,7 +49,7 @@ def request(name: str, rng: random.Random, slo: Slo | None, *, n: int = 1, outpu
 
 
 def make_load(rng: random.Random) -> Load:
-    """The cache holds the longest request and little more."""
+    """Draw a load. The cache holds the longest request and little more."""
     jobs = []
     for i in range(rng.randrange(1, 5)):
         n, output = rng.choice([1, 2, 8, 24, 32]), rng.randrange(2, 100)
@@ -62,7 +61,7 @@ def make_load(rng: random.Random) -> Load:
 
 
 def run(load: Load, **options: object) -> tuple[EngineCore, dict[str, Collected]]:
-    """The engine, with nothing left to do, and what it said."""
+    """Return the engine after all requests have ended, and its outputs."""
     runner = TimedRunner(load.blocks, load.block_size)
     core = make_core(vocab_size=12, runner=runner, num_blocks=load.blocks, block_size=load.block_size, **options)
     assert runner.limits is not None, "the runner checks every plan"
@@ -79,7 +78,7 @@ def run(load: Load, **options: object) -> tuple[EngineCore, dict[str, Collected]
         if step % 8 == 0:
             core.scheduler.check_integrity()
         if core.clock.now() == before:
-            core.clock.advance(0.002)  # as the engine's loop waits
+            core.clock.advance(0.002)  # as the engine's loop does
         if step > LATE_AT_STEP and not core.busy:
             break
     assert not core.busy, "the engine makes no progress"
@@ -91,7 +90,7 @@ CASES = [(policy, seed) for policy in POLICIES for seed in range(20 if policy ==
 
 
 @pytest.mark.parametrize(("policy", "seed"), CASES)
-def test_everybody_ends(policy: str, seed: int) -> None:
+def test_all_requests_end(policy: str, seed: int) -> None:
     rng = random.Random(seed)
     load = make_load(rng)
     name, _, mixed = policy.partition(" ")

@@ -1,7 +1,7 @@
-"""Random loads on small pools with blocks in host memory: tokens are those of an engine that has room for all.
+"""Random loads on small caches with blocks in host memory: tokens equal those of an engine with a large cache.
 
-The runner keeps fingerprints in both memories. A load or store that is not done leaves junk in what it writes, and one
-whose source or target anybody else writes meanwhile fails.
+The runner keeps fingerprints in both memories. An unfinished copy leaves junk in its target. A copy fails if its source
+or target is written meanwhile.
 """
 
 import random
@@ -18,7 +18,7 @@ EXPENSIVE = CostParams(token_s=1.0)
 
 
 def offloading(copy_s: float) -> OffloadCosts:
-    """Return costs with which loads always pay and a step without prompts has time for 5 ms of copies."""
+    """Return an offload for which loads always pay; a step without prompts has time for 5 ms of copies."""
     return OffloadCosts(CostModel(EXPENSIVE, fit=False), False, copy_s, copy_s)
 
 
@@ -52,8 +52,8 @@ def test_any_host_memory_gives_the_same_tokens(
     assert_same(run_at_ease(jobs, fail_on_token), got)
 
 
-def test_who_is_loaded_and_not_let_start_holds_up_nobody() -> None:
-    """The only seat was for one that the policy then did not name; whom it named could not load."""
+def test_a_loaded_request_that_may_not_start_delays_no_other() -> None:
+    """The only seat was reserved for a request that the policy did not choose; the chosen one could not load."""
     jobs = make_jobs(random.Random(90593), count=10, longest=20)
     options = {"scheduling_policy": "qoserve", "max_num_seqs": 1, "max_num_batched_tokens": 8, "reserve": 1}
     sizes = {"num_blocks": 27, "block_size": 1, "num_host_blocks": 58}

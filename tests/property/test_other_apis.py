@@ -24,7 +24,7 @@ ENDS = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH])
 
 @st.composite
 def outputs(draw: st.DrawFn) -> list[Event]:
-    """Generate outputs as parsers make them: one call after the other, each with its end."""
+    """Draw outputs like those of parsers: calls one after the other, each with its end."""
     events: list[Event] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["reasoning", "text", "call"]), max_size=8)):
@@ -168,7 +168,7 @@ def test_any_body_is_a_chat_or_a_wrong_message(body: dict[str, Any]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(pieces=st.lists(st.sampled_from(["user", "answer", "think", "call", "result"]), max_size=8))
 def test_pieces_of_a_conversation_keep_their_order(pieces: list[str]) -> None:
-    """However they are put together into messages."""
+    """In any grouping into messages."""
     chat = as_chat.ChatBuilder()
     for i, piece in enumerate(pieces):
         if piece == "user":

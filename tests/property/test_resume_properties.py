@@ -1,4 +1,4 @@
-"""Engines die under random loads, several times: each request ends as it would have alone in an engine that lives."""
+"""Engines die repeatedly under random loads: each request ends as it would alone in an engine that lives."""
 
 import random
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ LONGEST = 40
 
 
 def engine(rng: random.Random) -> EngineCore:
-    """Make an engine with room for any one of the requests, but not for all."""
+    """Return an engine with room for any one of the requests, but not for all."""
     options = {
         "scheduling_policy": rng.choice(["fifo", "slack", "scorpio", "qoserve"]),
         "depth": rng.choice([1, 2]),
@@ -53,7 +53,7 @@ def requests(rng: random.Random) -> Iterator[Add]:
 
 
 def moved(new: Add, said: dict[str, Collected]) -> Add | None:
-    """The request as the next engine gets it; None: it has ended."""
+    """Return the request as the next engine gets it; None if it has ended."""
     samples = [said.get(sequence_id(new.request_id, index)) for index in range(new.n)]
     if not any(sample and (sample.tokens or sample.end) for sample in samples):
         return new
@@ -64,7 +64,7 @@ def moved(new: Add, said: dict[str, Collected]) -> Add | None:
 
 
 class Story:
-    """Outputs of all requests, while engines take over from each other."""
+    """Outputs of all requests over a sequence of engines."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -82,14 +82,14 @@ class Story:
         self.core.scheduler.check_integrity()
 
     def die(self) -> None:
-        """Another engine gets what has not ended; what the first had in flight is lost."""
+        """Move open requests to another engine; the first one's steps in flight are lost."""
         assert self.core.stats().policy_faults == 0
         self.core, self.deaths = engine(self._rng), self.deaths + 1
         here, self._here = self._here, []
         for new in here:
             now = moved(new, self.said)
             if now is not None:
-                for index in range(new.n):  # what has not begun begins again
+                for index in range(new.n):  # without output it starts again
                     one = self.said.get(sequence_id(new.request_id, index))
                     if one is not None and not one.tokens and not one.end:
                         one.prompt_logprobs.clear()

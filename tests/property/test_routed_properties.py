@@ -1,4 +1,4 @@
-"""Random events of several engines: each request ends once, with the output that one engine would give."""
+"""Under any sequence of engine failures and restarts, each request ends once, with the output of a single engine."""
 
 import asyncio
 from collections import Counter
@@ -24,7 +24,7 @@ from tests.helpers.routed_fleet import MOST_ENGINES, Asked, Fleet, with_fleet
 ENGINES = 3
 Change = tuple[str, int, int]
 
-engine = st.integers(0, 11)  # of those that are there
+engine = st.integers(0, 11)  # of the engines that are up
 number = st.integers(0, 7)
 KINDS = [
     *("submit", "step", "look") * 3,
@@ -38,7 +38,7 @@ def changes(kinds: list[str]) -> st.SearchStrategy[list[Change]]:
 
 
 class Story:
-    """Carries changes out, and checks after each that nothing is lost that need not be."""
+    """Driver of changes that checks after each that no request is lost without need."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -81,7 +81,7 @@ class Story:
         self.fleet.models[number].step(1 + detail % 3, lambda sample: detail < 4 or sample.index % 2 == detail % 2)
 
     async def _look(self, number: int, detail: int) -> None:
-        """Requests leave engines that hang: that counts as a loss of each."""
+        """Check for hanging engines. Requests leave them, which counts as a loss of each."""
         fleet = self.fleet
         frozen = {n: self._in(n) for n in fleet.engines if fleet.models[n].frozen and not fleet.models[n].dead}
         fleet.routed.tick()
@@ -95,7 +95,7 @@ class Story:
             self._lose(number, lambda: self.fleet.die(number))
 
     async def _unseen_death(self, number: int, detail: int) -> None:
-        """Kill an engine unnoticed, and send requests to it before the death is known."""
+        """Stop an engine, and send requests to it before its loss is noticed."""
         model = self.fleet.models[number]
         if not model.dead:
             model.dead, model.samples = True, {}

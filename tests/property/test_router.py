@@ -1,4 +1,4 @@
-"""Random messages and placements: a placer's views match the messages and placements."""
+"""After any promises and placements, a client's view of each engine agrees with them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ SHARES = st.floats(0.0, 1.5)
 
 
 def keys_of(prefix: int, own: int, tokens: int) -> list[int]:
-    """A prompt's: its first six blocks are one of a few prefixes, the others one of some."""
+    """Return the keys of a prompt: its first six blocks are one of a few prefixes."""
     blocks = tokens // 16
     return [10 + 100 * prefix + b if b < 6 else 10_000 * (own + 1) + 100 * prefix + b for b in range(blocks)]
 
@@ -43,7 +43,7 @@ ASKS = st.builds(
 
 @dataclass
 class Known:
-    """Expected state of one engine, as a process should know it."""
+    """Expected view of one engine."""
 
     promise: Promise | None = None
     sent: list[tuple[float, RoutingRequest, int]] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Books(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 1000), cached=st.integers(0, 400), outcome=st.sampled_from([*AttemptOutcome, None]))
     def end(self, which: int, cached: int, outcome: AttemptOutcome | None) -> None:
-        """`None`: it has its first token; the others: how it ended without one."""
+        """End a request. `None`: it has its first token; others: why it ended without one."""
         placement = self.open.pop(which % len(self.open))
         if outcome is None:
             self.placer.on_first_token(placement, min(cached, placement.request.prompt_tokens))
@@ -129,7 +129,7 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def books_are_right(self) -> None:
-        """Each view equals one made from the engine's last promise and the requests sent since."""
+        """Check the view of an engine: its last promise, and the requests sent since."""
         if not hasattr(self, "placer"):
             return
         for engine, known in enumerate(self.known):
@@ -147,7 +147,7 @@ class Books(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded(self) -> None:
-        """Views are bounded by the engine's blocks and the last prompt."""
+        """Check that memory is bounded by the engine's blocks and the last prompt."""
         if hasattr(self, "placer"):
             assert all(len(view.prefixes) <= 1.25 * BLOCKS + 25 for view in self.placer.views.values())
 

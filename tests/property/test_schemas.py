@@ -1,6 +1,6 @@
-"""Random schemas and random loads: every document obeys its schema, whatever the schedule, and nothing leaks.
+"""Random schemas and random loads: every document obeys its schema under any schedule, and nothing leaks.
 
-The runner draws evenly from the tokens that are allowed, so a grammar that allows too much shows.
+The runner draws uniformly from the allowed tokens, so a grammar that allows too much shows.
 """
 
 import json
@@ -81,7 +81,7 @@ def grammar_of(schema: dict[str, Any]) -> str:
 
 
 def jobs_of(schemas: list[dict[str, Any]], rng: random.Random) -> list[Job]:
-    """Requests, most of them with one of the schemas, some free."""
+    """Draw requests, most of them with one of the schemas, some free."""
     jobs: list[Job] = []
     for number in range(6):
         schema = rng.choice([*schemas, None])
@@ -118,7 +118,7 @@ def run(
 
 
 def document(tokens: list[int]) -> Any:
-    """Return the part of an output after its thinking."""
+    """Return the output after the reasoning."""
     behind = len(tokens) - tokens[::-1].index(THOUGHT) if THOUGHT in tokens else 0
     return json.loads(text_of(tokens[behind:]))
 

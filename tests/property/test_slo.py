@@ -1,4 +1,4 @@
-"""Random loads with objectives on small pools: tokens do not depend on the policy, everybody ends, nothing leaks."""
+"""Random loads with objectives on small caches: tokens do not depend on the policy, all requests end, nothing leaks."""
 
 import random
 from dataclasses import dataclass, replace
@@ -18,12 +18,12 @@ from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.waited import check_whys, watch
 
 VOCAB = 12
-AT_EASE = 100  # blocks: all jobs fit with some to spare, and each is looked at after each step
+AT_EASE = 100  # blocks: all jobs fit, and integrity is checked after each step
 CUT_SHORT = (FinishReason.ABORT, FinishReason.REJECTED, FinishReason.TIMEOUT)
 
 
 class TimedRunner(FakeRunner):
-    """Steps take time: 10 ms, and 1 ms a token."""
+    """Runner whose steps take 10 ms, and 1 ms per token."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size, VOCAB)

@@ -81,7 +81,7 @@ def test_an_engine_that_is_killed_is_restarted_and_found(tmp_path: Path) -> None
 
 
 def test_clients_wait_while_the_server_looks_for_devices(tmp_path: Path, monkeypatch) -> None:
-    """Looking may take seconds: a process lists the GPUs."""
+    """Listing the GPUs takes a process of its own, and seconds."""
     looking, found = threading.Event(), threading.Event()
 
     def specs(*given: Any) -> list[EngineSpec]:
@@ -131,7 +131,7 @@ def test_another_ca_is_used_for_new_connections_without_a_restart(tmp_path: Path
     run(work())
 
 
-def test_refusals_of_the_engines_process_are_counted_and_logged_by_the_server(
+def test_rejections_of_the_engines_process_are_counted_and_logged_by_the_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""Clients of engines on other hosts, whose servers answer, fall silent, go and come back by script."""
+"""Clients of engines on other hosts, whose servers respond, hang, disconnect and return by script."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ HEALTHY = EngineReport(0, EngineState.READY, EngineHealth(True, 0.1), SchedulerS
 
 
 class ServerConnection:
-    """A connection at the end of the engine, or of its server."""
+    """Connection as the engine or its server sees it."""
 
     def __init__(self, connection: socket.socket, peer: VerifiedPeer) -> None:
         self.purpose = peer.purpose
@@ -49,7 +49,7 @@ class ServerConnection:
 
 
 class ScriptedServer:
-    """A server of an engine, and the engine, which send what a test says."""
+    """Server of an engine, and the engine, that send messages on request."""
 
     def __init__(self) -> None:
         self.number = 1
@@ -191,7 +191,7 @@ def test_an_engine_is_dead_while_its_server_is_lost() -> None:
     play(act)
 
 
-def test_a_silent_engine_is_quiet_and_then_its_connection_is_given_up() -> None:
+def test_an_engine_without_heartbeat_is_quiet_and_then_disconnected() -> None:
     """The network is cut: nothing comes, and no connection ends."""
 
     async def act(scene: Scene) -> None:
@@ -205,7 +205,7 @@ def test_a_silent_engine_is_quiet_and_then_its_connection_is_given_up() -> None:
         scene.engines.check_silence()
         assert scene.engines.status(4) == EngineStatus(EngineState.QUIET, 1, host_lost=True)
         connection.send(PromiseUpdate(Promise(0.0, running=1), 0.0))
-        await scene.state(EngineState.READY)  # a message came, though not from its server
+        await scene.state(EngineState.READY)  # a message of the engine, not of its server
         for _ in range(24):
             scene.engines.check_silence()
         assert scene.deaths == [f"no heartbeat from the engine at {scene.server.address} for 6 s"]
@@ -214,7 +214,7 @@ def test_a_silent_engine_is_quiet_and_then_its_connection_is_given_up() -> None:
     play(act)
 
 
-def test_silence_is_checked_periodically() -> None:
+def test_heartbeats_are_checked_periodically() -> None:
     async def act(scene: Scene) -> None:
         status = await scene.server.connection(Purpose.STATUS)
         status.send(StatusUpdate(READY, HEALTHY))
@@ -268,7 +268,7 @@ def test_a_message_that_makes_no_sense_ends_the_connection() -> None:
     play(act)
 
 
-def test_an_engine_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "MAX_UNSENT_BYTES", 2**16)
 
     async def act(scene: Scene) -> None:

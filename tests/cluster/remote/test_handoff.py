@@ -1,4 +1,4 @@
-"""The engine's side of connections from other hosts: what it takes, what it tells, what it lets go."""
+"""Connections from other hosts in the engine: accepted ones, messages sent, and disconnects."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ TIMEOUT_S = 10.0
 
 
 class Peer:
-    """A client on another host, as the engine sees it."""
+    """Client on another host, as the engine sees it."""
 
     def __init__(self, peers: "Peers") -> None:
         self.socket, theirs = socket.socketpair()
@@ -75,7 +75,7 @@ class Peer:
 
 
 class Peers:
-    """A `PeerSource` of connections whose handshake is complete."""
+    """`PeerSource` of connections whose handshake is complete."""
 
     def __init__(self) -> None:
         self._wake, self._woken = socket.socketpair()
@@ -100,7 +100,7 @@ class Peers:
 
 
 class Engine:
-    """The sockets of an engine: an owner on this host, and peers."""
+    """Sockets of an engine with an owner on this host, and peers."""
 
     def __init__(self, path: Path) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -155,13 +155,13 @@ def test_peers_are_served_like_clients_of_this_host_but_never_own_the_engine(eng
     assert engine.receive(1) == [(first, Disconnected())]
 
 
-def test_whoever_was_passed_on_before_the_owner_was_accepted_is_no_owner(engine: Engine) -> None:
-    peer = Peer(engine.peers)  # and nobody has looked yet
+def test_a_peer_before_the_owner_is_accepted_is_no_owner(engine: Engine) -> None:
+    peer = Peer(engine.peers)  # and the engine has not read yet
     peer.send(Abort([]))
     assert engine.receive(1) == [(OWNER + 1, Abort([]))]
 
 
-def test_a_peer_that_comes_while_the_engine_loads_is_greeted_when_it_has(engine: Engine) -> None:
+def test_a_peer_that_connects_while_the_engine_loads_is_greeted_afterwards(engine: Engine) -> None:
     peer = Peer(engine.peers)
     engine.clients.greet(BEAT)
     assert peer.read() == BEAT
@@ -169,7 +169,7 @@ def test_a_peer_that_comes_while_the_engine_loads_is_greeted_when_it_has(engine:
     assert later.read() == BEAT
 
 
-def test_peers_are_told_promises_with_their_age_and_not_too_often(engine: Engine) -> None:
+def test_peers_get_promises_with_their_age_and_not_too_often(engine: Engine) -> None:
     engine.owner.setblocking(False)
     peer = engine.peer()
     began_s = time.monotonic()
@@ -187,10 +187,10 @@ def test_peers_are_told_promises_with_their_age_and_not_too_often(engine: Engine
         told.append(message)
     assert len(told) < 60, "steps that are over in no time are not told one by one"
     with pytest.raises(BlockingIOError):
-        engine.owner.recv(1)  # who can read the board is told nothing
+        engine.owner.recv(1)  # clients on this host read the shared memory instead
 
 
-def test_a_peer_that_comes_late_is_told_the_newest_promise_at_once(engine: Engine) -> None:
+def test_a_late_peer_gets_the_newest_promise_at_once(engine: Engine) -> None:
     engine.clients.greet(BEAT)
     engine.clients.publish(Promise(time.monotonic() - 5.0, steps=7))
     peer = engine.peer()
@@ -235,7 +235,7 @@ def test_a_sealed_frame_that_is_no_message_ends_that_peer_alone(engine: Engine, 
     assert [message for _, message in engine.receive(1)] == [DrainEngine()]
 
 
-def test_a_request_that_cannot_be_read_is_refused_and_the_peer_stays(engine: Engine) -> None:
+def test_an_unreadable_request_is_rejected_and_the_peer_stays(engine: Engine) -> None:
     peer = engine.peer()
     peer.send(["add", "r", "no list", {}])
     [(number, rejected)] = engine.receive(1)
@@ -276,7 +276,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 @contextlib.asynccontextmanager
 async def handoff() -> AsyncIterator[tuple[Handoff, PeerConnections, list[tuple[str, str]]]]:
-    """Yield both ends, and the refusals that the server's end hears of."""
+    """Yield both ends, and the rejections that the server's end receives."""
     refused: list[tuple[str, str]] = []
     made = Handoff(lambda host, error: refused.append((host, str(error))))
     peers = PeerConnections(made.inside.dup(), own_tls(), 7)
@@ -319,7 +319,7 @@ def hello() -> bytes:
     )
 
 
-def test_the_server_hears_why_the_engine_rejected_a_connection() -> None:
+def test_the_server_gets_the_reason_of_a_rejected_connection() -> None:
     async def work() -> None:
         async with handoff() as (made, peers, refused):
             one, other = tcp_pair()

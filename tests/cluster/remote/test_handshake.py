@@ -1,4 +1,4 @@
-"""Two hosts meet: they connect only with certificates of one CA, the right name, and the same version."""
+"""Handshake of two hosts: they connect only with certificates of one CA, the right name, and the same version."""
 
 import asyncio
 import socket
@@ -156,8 +156,8 @@ def test_another_version_is_rejected_by_either_side() -> None:
     assert "install the same version" in str(there)
 
 
-def test_a_purpose_that_was_changed_on_the_way_is_rejected() -> None:
-    """The first one is plain text: a restart must not be made of a request for the status."""
+def test_a_purpose_that_was_changed_in_transit_is_rejected() -> None:
+    """The first copy is plain text. An attacker must not turn a status request into a restart."""
     hello = module.CLIENT_HELLO.pack(b"roseinfe", module.PROTOCOL_VERSION, schema.schema(), Purpose.STATUS)
     here, _ = meet(server(), partial(_hello, hello=hello, sent=preamble(Purpose.RESTART)))
     assert isinstance(here, HandshakeError) and here.refusal is Refusal.PROTOCOL
@@ -186,7 +186,7 @@ def test_other_protocols_are_rejected(sent: bytes) -> None:
     assert isinstance(there, HandshakeError | OSError)
 
 
-def test_the_schema_changes_with_what_messages_have() -> None:
+def test_the_schema_changes_with_the_fields_of_messages() -> None:
     first = msgspec.defstruct("Add", [("a", int), ("b", int)], tag="add", array_like=True)
     exchanged = msgspec.defstruct("Add", [("b", int), ("a", int)], tag="add", array_like=True)
     nested = msgspec.defstruct("Add", [("a", int), ("b", list[first])], tag="add", array_like=True)  # type: ignore[valid-type]

@@ -148,7 +148,7 @@ def test_a_client_that_does_not_finish_its_handshake_in_time_is_disconnected(
     ]
 
 
-def test_many_slow_strangers_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_slow_strangers_do_not_block_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_HANDSHAKES_COUNT", 4)
 
     async def act(scene: Scene) -> None:
@@ -163,7 +163,7 @@ def test_many_slow_strangers_do_not_keep_others_out(monkeypatch: pytest.MonkeyPa
 
 
 def test_all_connections_of_a_burst_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are there before the listener accepts the first, and none has sent anything."""
+    """All connections exist before the listener accepts the first, and none has sent anything."""
     monkeypatch.setattr(module, "MAX_HANDSHAKES_COUNT", 4)
 
     async def act(scene: Scene) -> None:
@@ -176,7 +176,7 @@ def test_all_connections_of_a_burst_are_counted(monkeypatch: pytest.MonkeyPatch)
     play(act)
 
 
-def test_an_engine_that_takes_no_connections_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_that_accepts_no_connections_reports_it(caplog: pytest.LogCaptureFixture) -> None:
     async def act(scene: Scene) -> None:
         scene.has_room = False
         for _ in range(3):
@@ -198,7 +198,7 @@ def test_an_address_that_cannot_be_used_is_named() -> None:
     play(act)
 
 
-def test_the_log_of_refusals_is_bounded_and_repeats_after_an_hour(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_of_rejections_is_bounded_and_repeats_after_an_hour(caplog: pytest.LogCaptureFixture) -> None:
     now_s = [0.0]
     log = RefusalLog(lambda: now_s[0])
     for host in range(2 * module.MAX_LOGGED_COUNT):

@@ -1,6 +1,6 @@
-"""Two hosts with an engine each, whose networks are cut, reset and go down. The clocks of one are an hour ahead.
+"""Two hosts with an engine each, whose networks are cut, reset and stopped. One host's clock is an hour ahead.
 
-Each stream has the text of an undisturbed run, once, or ends with a clear error. Afterwards no engine holds anything.
+Each stream has the text of an undisturbed run, once, or ends with a clear error. Afterwards both engines are empty.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class DistantTransport(RemoteProcessTransport):
 
 
 class Hosts:
-    """The server and the network of each host, and a client of both."""
+    """Server and network of each host, and a client of both."""
 
     def __init__(self, servers: list[EngineServer], wires: list[Wire], engine: RoutedEngine) -> None:
         self.servers = servers
@@ -156,7 +156,7 @@ def test_requests_continue_elsewhere_when_the_network_is_cut(run: Callable[[Work
     run(work)
 
 
-def test_a_connection_is_given_up_after_a_long_silence(run: Callable[[Work], None]) -> None:
+def test_a_connection_is_closed_after_a_long_time_without_messages(run: Callable[[Work], None]) -> None:
     """Even though the engine still receives our messages."""
 
     async def work(hosts: Hosts) -> None:

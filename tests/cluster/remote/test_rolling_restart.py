@@ -108,7 +108,7 @@ def test_a_host_of_another_deployment_cannot_restart_an_engine(tmp_path: Path) -
     run(work())
 
 
-def test_asking_several_times_restarts_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_several_requests_restart_an_engine_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         async with engine_server(priced_config(tmp_path)) as (kept, address):
             for _ in range(3):

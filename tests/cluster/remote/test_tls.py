@@ -104,13 +104,13 @@ def test_random_bytes_contain_no_message(data: bytes) -> None:
         assert server.feed(data) == []
 
 
-def test_contents_are_not_readable_on_the_way() -> None:
+def test_contents_are_not_readable_in_transit() -> None:
     client, _ = frames()
     assert b"a prompt" not in client.wrap(b"a prompt of somebody")
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
-def test_files_of_cert_manager_are_valid_and_tell_when_they_expire(tmp_path: Path) -> None:
+def test_files_of_cert_manager_are_valid_and_have_their_expiry_time(tmp_path: Path) -> None:
     write_certificate(tmp_path, days=10.0)
     assert {path.name for path in tmp_path.iterdir()} == {"ca.crt", "tls.crt", "tls.key"}
     expires_s = TlsFolder(tmp_path).contexts().expires_s

@@ -1,4 +1,4 @@
-"""Tokens that a `GuideSpec` allows, one by one."""
+"""Tokens that a `GuideSpec` allows, step by step."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_an_end_that_the_grammar_allows_is_one():
     assert output.say([EOS_ID]).ended
 
 
-def test_text_is_free_around_what_a_token_wakes():
+def test_text_is_free_around_a_grammar_that_a_token_triggers():
     output = Writing(triggers=(IN_CALL,))
     assert output.say("some {text").allowed() is None
     assert output.say([CALL]).allowed() == {*b"{"}
@@ -35,7 +35,7 @@ def test_text_is_free_around_what_a_token_wakes():
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_so_many_awakened_grammars_end_the_output(most: int):
+def test_the_output_ends_after_the_given_number_of_triggered_grammars(most: int):
     output = Writing(triggers=(IN_CALL,), ends_after=most)
     for _ in range(most):
         assert not output.say("text").say([CALL]).say("{a").ended
@@ -43,8 +43,8 @@ def test_so_many_awakened_grammars_end_the_output(most: int):
     assert output.ended
 
 
-def test_an_awakened_grammar_that_only_the_mask_finds_complete_leaves_the_text_free():
-    """Only the mask shows that no continuation is possible."""
+def test_text_is_free_after_a_triggered_grammar_that_only_the_mask_shows_complete():
+    """The grammar would allow more text, but no token can continue it."""
     trigger = Trigger(grammar='start: "a" more?\nmore: MORE\nMORE: /b/ & /c/', token_id=CALL)
     assert Writing(grammar=trigger.grammar).say("a").allowed() == {EOS_ID}
     output = Writing(triggers=(trigger,)).say([CALL]).say("a")
@@ -54,7 +54,7 @@ def test_an_awakened_grammar_that_only_the_mask_finds_complete_leaves_the_text_f
     assert output.allowed() == EVERY and output.ended
 
 
-def test_a_text_wakes_a_grammar_wherever_tokens_part_it():
+def test_a_text_triggers_a_grammar_at_any_token_boundaries():
     output = Writing(triggers=(Trigger(grammar=BODY, text="<f>"),))
     assert output.say("a <f f> <<f").allowed() is None
     assert output.say(">").allowed() == {*b"{"}
@@ -62,14 +62,14 @@ def test_a_text_wakes_a_grammar_wherever_tokens_part_it():
     assert output.say(">").allowed() == {*b"{"}
 
 
-def test_what_a_token_has_behind_a_trigger_belongs_to_the_grammar():
+def test_bytes_of_a_token_after_a_trigger_belong_to_the_grammar():
     output = Writing(triggers=(Trigger(grammar=BODY, text="<f>"),))
     output.say("<f").say([PAIR])
     assert output.allowed() == {*b"abcdefghijklmnopqrstuvwxyz"}
     assert output.say("a}").allowed() is None
 
 
-def test_a_token_with_something_else_behind_the_trigger_wakes_nothing():
+def test_a_token_whose_rest_violates_the_grammar_triggers_nothing():
     output = Writing(triggers=(Trigger(grammar='start: "x"', text="<f>"),))
     assert output.say("<f").say([PAIR]).allowed() is None
     assert output.say("f>").allowed() is None, "and it is not found again in what was said"
@@ -89,7 +89,7 @@ def test_of_several_triggers_the_one_that_ends_first_counts_then_the_longest():
 
 
 @pytest.mark.parametrize("before", ["", " \n"])
-def test_a_trigger_at_the_start_counts_as_the_first_that_is_said(before: str):
+def test_a_trigger_at_the_start_matches_as_the_first_output(before: str):
     by_text = Trigger(grammar='start: "x"', text="{n", at_start=True)
     by_token = Trigger(grammar='start: "y"', token_id=CALL, at_start=True)
     for triggers in [(by_text, by_token), (by_token, by_text)]:
@@ -98,7 +98,7 @@ def test_a_trigger_at_the_start_counts_as_the_first_that_is_said(before: str):
 
 
 @pytest.mark.parametrize("before", ["a", "{", "{a", "{ n"])
-def test_behind_anything_else_it_does_not_count(before: str):
+def test_a_trigger_at_the_start_does_not_match_after_other_output(before: str):
     triggers = (
         Trigger(grammar='start: "x"', text="{n", at_start=True),
         Trigger(grammar='start: "y"', token_id=CALL, at_start=True),
@@ -107,7 +107,7 @@ def test_behind_anything_else_it_does_not_count(before: str):
     assert Writing(triggers=triggers).say(before).say([CALL]).allowed() is None
 
 
-def test_banned_tokens_are_never_said():
+def test_banned_tokens_are_never_allowed():
     output = Writing(banned=(CALL, ord("b")))
     assert output.allowed() == EVERY - {CALL, ord("b")}
     assert output.guide.ignores_output, "it need not see what is said"
@@ -123,14 +123,14 @@ def thinking(inside: bool = True, begin=(THINK,), end=(THOUGHT,), **more) -> Thi
     return Thinking(inside=inside, begin=begin, end=end, **more)
 
 
-def test_a_grammar_begins_behind_the_thinking():
+def test_a_grammar_begins_after_the_reasoning():
     output = Writing(grammar=BODY, thinking=thinking())
     assert output.say("well, {").allowed() == EVERY - {EOS_ID}, "there is no end before the document"
     assert output.say([THOUGHT]).allowed() == {*b"{"}
     assert output.say("{a}").ended
 
 
-def test_a_model_may_begin_to_think_before_it_says_anything_else():
+def test_reasoning_may_begin_before_any_other_output():
     output = Writing(grammar=BODY, thinking=thinking(inside=False))
     assert output.allowed() == {*b"{", THINK}
     assert output.say([THINK]).say("hm").allowed() == EVERY - {EOS_ID}
@@ -141,25 +141,25 @@ def test_a_model_may_begin_to_think_before_it_says_anything_else():
     assert output.allowed() == {*b"{"}
 
 
-def test_thinking_may_end_with_several_tokens():
+def test_reasoning_may_end_with_several_tokens():
     output = Writing(grammar=BODY, thinking=thinking(end=(*b"[/]",)))
     assert output.say("[/ [/").allowed() == EVERY - {EOS_ID}
     assert output.say("]").allowed() == {*b"{"}
 
 
-def test_what_is_banned_is_not_thought_either():
+def test_banned_tokens_are_banned_in_reasoning_too():
     output = Writing(grammar=BODY, thinking=thinking(), banned=(CALL,))
     assert output.say("a").allowed() == EVERY - {EOS_ID, CALL}
 
 
-def test_in_free_text_thinking_may_begin_again_and_wakes_nothing():
+def test_in_free_text_reasoning_may_begin_again_and_triggers_nothing():
     output = Writing(triggers=(IN_CALL,), thinking=thinking())
     assert output.say("a").say([CALL, THOUGHT]).say("b").say([THINK, CALL]).allowed() is None
     assert output.say([THOUGHT, CALL]).allowed() == {*b"{"}
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_a_used_up_budget_makes_the_model_say_its_last_words(inside: bool):
+def test_a_used_up_budget_forces_the_last_words(inside: bool):
     words = (*b"so.", THOUGHT)
     output = Writing(grammar=BODY, thinking=thinking(inside, budget=3, last_words=words))
     if not inside:
@@ -171,18 +171,18 @@ def test_a_used_up_budget_makes_the_model_say_its_last_words(inside: bool):
     assert output.allowed() == {*b"{"}
 
 
-def test_a_budget_of_nothing_ends_thinking_at_once():
+def test_a_budget_of_0_ends_reasoning_at_once():
     output = Writing(grammar=BODY, thinking=thinking(budget=0))
     assert output.allowed() == {THOUGHT}
     assert output.say([THOUGHT]).say("{a}").ended
 
 
-def test_who_ends_in_time_has_no_last_words():
+def test_reasoning_within_its_budget_has_no_last_words():
     output = Writing(grammar=BODY, thinking=thinking(budget=3, last_words=(*b"so.", THOUGHT)))
     assert output.say("ab").say([THOUGHT]).allowed() == {*b"{"}
 
 
-def test_a_budget_is_for_all_thinking_together():
+def test_a_budget_is_for_all_reasoning_of_an_output():
     output = Writing(thinking=thinking(budget=4)).say("abc").say([THOUGHT]).say("text").say([THINK])
     assert output.allowed() == {THOUGHT}, "three thoughts, and the end of thinking is one"
     assert output.say([THOUGHT]).allowed() is None
@@ -199,5 +199,5 @@ def test_a_budget_is_for_all_thinking_together():
         (GuideSpec(banned=(CALL,)), True),
     ],
 )
-def test_what_constrains_nothing_needs_no_guide(spec: GuideSpec, wanted: bool):
+def test_a_spec_without_constraints_needs_no_guide(spec: GuideSpec, wanted: bool):
     assert spec.constrains is wanted

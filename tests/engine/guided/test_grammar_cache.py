@@ -1,4 +1,4 @@
-"""Grammars of an engine: compiled once, kept while there is room; and requests that wait for theirs."""
+"""Grammars of an engine: compiled once and cached; requests wait for their own grammar only."""
 
 import threading
 import time
@@ -40,7 +40,7 @@ def test_a_grammar_is_compiled_once():
     shelf.close()
 
 
-def test_what_was_not_used_for_longest_goes_first():
+def test_the_least_recently_used_grammar_is_dropped_first():
     shelf = GrammarCache(lambda: TOKENS, max_grammars=2)
     one, two = shelf.grammar('start: "1"'), shelf.grammar('start: "2"')
     assert shelf.grammar('start: "1"') is one
@@ -50,7 +50,7 @@ def test_what_was_not_used_for_longest_goes_first():
     shelf.close()
 
 
-def test_the_shelf_is_bounded_in_bytes_but_keeps_the_newest():
+def test_the_cache_is_bounded_in_bytes_but_keeps_the_newest():
     shelf = GrammarCache(lambda: TOKENS, max_bytes=300_000)
     grammars = [shelf.grammar(f'start: "{i}"') for i in range(8)]
     assert len(shelf) == 3
@@ -60,8 +60,8 @@ def test_the_shelf_is_bounded_in_bytes_but_keeps_the_newest():
     shelf.close()
 
 
-def test_what_outputs_have_added_to_a_grammar_counts():
-    """The growth measured after 24 masks is added for each 24 masks up to 200, then for their square root."""
+def test_the_growth_of_a_grammar_counts():
+    """Memory grows with every 24 masks up to 200, then with the square root of their number."""
     shelf = GrammarCache(lambda: TOKENS, max_bytes=1_000_000)
     first, second = (done(shelf.grammar(f"start: /[a-z]{{{i}}}/", (10_000, 50_000))).result() for i in (4, 5))
     assert shelf.taken_bytes == 20_000
@@ -83,7 +83,7 @@ def test_what_outputs_have_added_to_a_grammar_counts():
     shelf.close()
 
 
-def test_a_grammar_that_has_grown_large_is_compiled_anew_for_outputs_to_come():
+def test_a_grammar_that_has_grown_large_is_compiled_again_for_later_outputs():
     shelf = GrammarCache(lambda: TOKENS, max_bytes=1_000_000)
     grown = shelf.grammar(LETTERS, (10_000, 60_000))
     done(grown).result().masks = 24 * 4
@@ -105,8 +105,8 @@ def test_masks_are_counted_by_grammar():
     shelf.close()
 
 
-def test_a_grammar_that_has_failed_is_compiled_anew_for_outputs_to_come():
-    """The limit of states is the grammar's, not the output's: all that came later would fail as well."""
+def test_a_grammar_that_has_failed_is_compiled_again_for_later_outputs():
+    """The grammar has a limit of states, so all later outputs would fail as well."""
     shelf = GrammarCache(lambda: TOKENS)
     failed = shelf.grammar(LETTERS)
     with pytest.raises(MatcherError):
@@ -115,14 +115,14 @@ def test_a_grammar_that_has_failed_is_compiled_anew_for_outputs_to_come():
     shelf.close()
 
 
-def test_what_was_not_measured_is_estimated_by_its_text():
+def test_unmeasured_memory_is_estimated_from_the_text():
     literal = estimate_memory('{"enum":["' + "a" * 8000 + '"]}')
     schema = estimate_memory('{"properties":{' + ",".join(f'"name{i}":{{"type":"string"}}' for i in range(300)) + "}}")
     assert literal.base > 2_900_000 and schema.base < 1_000_000
     assert estimate_memory('{"maxLength":10}').growth > estimate_memory('{"minimum":100}').growth
 
 
-def test_what_does_not_compile_is_not_kept():
+def test_a_grammar_that_does_not_compile_is_not_cached():
     shelf = GrammarCache(lambda: TOKENS)
     with pytest.raises(GrammarError):
         done(shelf.grammar("start: nothing")).result()
@@ -139,7 +139,7 @@ def until(condition) -> None:
     raise AssertionError("it does not come")
 
 
-def test_a_grammar_that_several_outputs_follow_gets_lanes():
+def test_a_grammar_of_several_outputs_gets_lanes():
     guides = GrammarGuideFactory(lambda: TOKENS, VOCAB, threads=3)
     spec, other = GuideSpec(grammar=LETTERS), GuideSpec(grammar='start: "x"')
     pendings = [guides.prepare(one) for one in (spec, spec, other)]
@@ -157,7 +157,7 @@ def test_a_grammar_that_several_outputs_follow_gets_lanes():
 
 
 @pytest.mark.parametrize("why", ["no threads", "no room"])
-def test_where_lanes_do_not_pay_there_is_one(why: str):
+def test_without_threads_or_room_a_grammar_has_one_lane(why: str):
     guides = GrammarGuideFactory(lambda: TOKENS, VOCAB, threads=1 if why == "no threads" else 3)
     guides.cache.max_bytes = 100_000 if why == "no room" else 2**26
     pending = guides.prepare(GuideSpec(grammar=LETTERS))
@@ -170,7 +170,7 @@ def test_where_lanes_do_not_pay_there_is_one(why: str):
 
 
 class SlowTokens:
-    """The vocabulary comes when the test says so."""
+    """Vocabulary that is loaded when the test allows it."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.come = threading.Event()
@@ -197,7 +197,7 @@ def until_released(core: EngineCore, collected: dict[str, Collected]) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_request_waits_for_its_grammar_and_nobody_waits_with_it(depth: int):
+def test_a_request_waits_for_its_grammar_and_delays_no_other(depth: int):
     core, tokens = slow_core(depth=depth)
     add(core, "guided", PROMPT, n=2, guide=LETTERS, seed=1, max_tokens=9)
     assert core.busy and not core.scheduler.has_work, "the policy has not heard of it"
@@ -215,7 +215,7 @@ def test_a_request_waits_for_its_grammar_and_nobody_waits_with_it(depth: int):
     assert core.stats().guides.waiting == 0
 
 
-def test_its_clock_runs_from_its_arrival():
+def test_times_of_a_request_start_at_its_arrival_not_when_its_grammar_is_ready():
     core, tokens = slow_core()
     core.add(
         Add(
@@ -228,7 +228,7 @@ def test_its_clock_runs_from_its_arrival():
     assert run_dry(core, collected)["a:0"].end.times.arrival_s == 3.0
 
 
-def test_who_waits_can_be_aborted_and_can_be_too_late():
+def test_a_request_that_waits_for_its_grammar_can_be_aborted_or_expire():
     core, tokens = slow_core()
     add(core, "a", PROMPT, n=2, guide=LETTERS)
     late = RequestMeta(arrival_s=0.0, deadline_s=5.0)
@@ -246,7 +246,7 @@ def test_who_waits_can_be_aborted_and_can_be_too_late():
     tokens.come.set()
 
 
-def test_what_cannot_run_is_refused_before_it_waits():
+def test_a_request_that_cannot_run_is_rejected_before_its_grammar_compiles():
     core, tokens = slow_core(num_blocks=4)
     with pytest.raises(InvalidRequestError, match="context"):
         add(core, "a", PROMPT * 30, guide=LETTERS)
@@ -266,7 +266,7 @@ def test_what_cannot_run_is_refused_before_it_waits():
         (GuideSpec(grammar=LETTERS), UnsupportedTokenizerError("no pieces"), "unsupported_tokenizer"),
     ],
 )
-def test_a_grammar_that_cannot_be_used_ends_its_request_as_wrong(spec, error, code):
+def test_an_unusable_grammar_ends_its_request_as_invalid(spec, error, code):
     core, tokens = slow_core(error)
     clock = core.clock
     new = Add("a", Prompt(PROMPT, SamplingParams(max_tokens=4), guide=spec), 2)
@@ -281,7 +281,7 @@ def test_a_grammar_that_cannot_be_used_ends_its_request_as_wrong(spec, error, co
     assert core.stats().guides.refused == 1 and core.stats().guides.waiting == 0 and not core.guided.live
 
 
-def test_who_left_is_told_nothing():
+def test_an_aborted_request_gets_no_error_of_its_grammar():
     core, tokens = slow_core()
     new = Add("a", Prompt(PROMPT, SamplingParams(), guide=GuideSpec(grammar=LETTERS)))
     script = Script(core, core.clock, [(1, new)], [(1, Abort(["a:0"]))])
@@ -290,7 +290,7 @@ def test_who_left_is_told_nothing():
     tokens.come.set()
 
 
-def test_nobody_waits_for_a_grammar_for_ever(monkeypatch):
+def test_compilation_has_a_timeout(monkeypatch):
     core, tokens = slow_core()
     add(core, "a", PROMPT, guide=LETTERS)
     monkeypatch.setattr(shelf_module, "monotonic", lambda: float("inf"))
@@ -301,7 +301,7 @@ def test_nobody_waits_for_a_grammar_for_ever(monkeypatch):
     tokens.come.set()
 
 
-def test_token_ids_outside_the_vocabulary_are_refused():
+def test_token_ids_outside_the_vocabulary_are_rejected():
     core = make_core(guides=grammar_guides(), vocab_size=VOCAB)
     for spec in (GuideSpec(banned=(VOCAB,)), GuideSpec(triggers=(Trigger(grammar=LETTERS, token_id=-1),))):
         with pytest.raises(InvalidRequestError, match="outside the vocabulary"):

@@ -1,4 +1,4 @@
-"""Outputs under guides: masks come between the launch of a step and its sampling, whatever happens around them."""
+"""Outputs under guides: masks are computed between the launch of a step and its sampling."""
 
 import itertools
 import math
@@ -40,7 +40,7 @@ def guided_core(**options):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_guide_says_how_the_output_goes_on_and_where_it_ends(depth: int) -> None:
+def test_a_guide_limits_the_output_and_ends_it(depth: int) -> None:
     free, core = make_core(), guided_core(depth=depth)
     for engine in (free, core):
         add(engine, "free", PROMPT, seed=2, ignore_eos=True, max_tokens=12)
@@ -56,7 +56,7 @@ def test_a_guide_says_how_the_output_goes_on_and_where_it_ends(depth: int) -> No
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_the_same_tokens_at_both_depths_in_any_company(depth: int) -> None:
+def test_tokens_are_the_same_at_both_depths_and_in_any_batch(depth: int) -> None:
     wanted = {}
     for i in range(3):
         alone = guided_core()
@@ -69,7 +69,7 @@ def test_the_same_tokens_at_both_depths_in_any_company(depth: int) -> None:
     assert core.stats().preemptions > 0
 
 
-def test_a_step_is_launched_before_the_token_that_its_mask_depends_on_is_there() -> None:
+def test_a_step_is_launched_before_the_token_that_its_mask_depends_on_is_known() -> None:
     class Runner(DelayedRunner):
         def sample(self, handle, masks=None):
             self.log.append(f"sample {handle}")
@@ -101,7 +101,7 @@ def test_a_dormant_guide_masks_nothing_and_still_follows(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("late", [0, 1], ids=["advance", "fill"])
-def test_what_a_guide_raises_ends_its_sequence_alone(depth: int, late: int) -> None:
+def test_an_error_of_a_guide_ends_only_its_sequence(depth: int, late: int) -> None:
     core = guided_core(depth=depth)
     add(core, "good", PROMPT, guide="3,6", seed=1)
     add(core, "bad", PROMPT, guide=f"3,9,0,2,{late}", seed=1)
@@ -128,7 +128,7 @@ def test_an_abort_between_two_steps_ends_the_guide(depth: int) -> None:
 
 
 def test_an_end_of_the_sequence_is_not_fed_to_the_guide() -> None:
-    """A stop token that the guide allows ends the output as it does without one."""
+    """A stop token that the guide allows ends the output as without a guide."""
     core = guided_core()
     add(core, "probe", PROMPT, guide="3,9", seed=1, max_tokens=9)
     tokens = run_dry(core)["probe:0"].tokens
@@ -176,7 +176,7 @@ def test_a_request_with_a_guide_has_no_drafts(depth: int) -> None:
 @pytest.mark.parametrize(
     ("guide", "words"), [("gibberish", "is no rule"), ("broken", "cannot be used: 'no such thing'")]
 )
-def test_what_cannot_be_enforced_is_refused_and_leaves_nothing(guide: str, words: str) -> None:
+def test_an_unenforceable_constraint_is_rejected_and_leaves_nothing(guide: str, words: str) -> None:
     core = guided_core()
     with pytest.raises(InvalidRequestError, match=words) as raised:
         add(core, "a", PROMPT, n=2, guide=guide)
@@ -187,7 +187,7 @@ def test_what_cannot_be_enforced_is_refused_and_leaves_nothing(guide: str, words
     assert len(run_dry(core)["a:0"].tokens) == 6
 
 
-def test_an_engine_without_guides_refuses_requests_that_need_one() -> None:
+def test_an_engine_without_guides_rejects_requests_that_need_one() -> None:
     core = make_core()
     with pytest.raises(InvalidRequestError, match="cannot constrain outputs"):
         add(core, "a", PROMPT, guide="3,6")
@@ -208,7 +208,7 @@ LETTERS = "start: /[a-z]{6}/"
 
 
 def lettered(runner: FakeRunner, guides: GrammarGuideFactory, depth: int = 1) -> dict[str, Collected]:
-    """Three outputs under the same grammar, and a free one."""
+    """Return three outputs under the same grammar, and a free one."""
     core = make_core(runner=runner, guides=guides, depth=depth, vocab_size=VOCAB)
     for name in "abc":
         add(core, name, PROMPT, guide=LETTERS, seed=ord(name), max_tokens=20)
@@ -219,7 +219,7 @@ def lettered(runner: FakeRunner, guides: GrammarGuideFactory, depth: int = 1) ->
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_token_that_a_grammar_forbids_ends_its_output_alone(depth: int) -> None:
+def test_a_token_that_a_grammar_forbids_ends_only_its_output(depth: int) -> None:
     class Disobedient(FakeRunner):
         def sample_row(self, row, prints, allowed):
             said = len(self.seats[row.seat].tokens) - len(PROMPT)
@@ -232,7 +232,7 @@ def test_a_token_that_a_grammar_forbids_ends_its_output_alone(depth: int) -> Non
 
 
 class ToldClock(HostClock):
-    """A clock that the test moves. `stand_still` moves the wall clock alone."""
+    """Clock that the test moves. `stand_still` moves only the wall clock."""
 
     def __init__(self) -> None:
         self.now_s = self.ran_s = 0.0
@@ -252,7 +252,9 @@ class ToldClock(HostClock):
 
 
 class CostlyGuides(GrammarGuideFactory):
-    """Each mask takes what `cost_s` says of its sequence, on the clock of the test. `computed`: masks by request."""
+    """Guides whose masks take `cost_s` of their sequence on the test's clock. `computed`: number of masks by
+    request.
+    """
 
     def __init__(self, clock: ToldClock, cost_s, stall_s) -> None:
         super().__init__(lambda: TOKENS, VOCAB)
@@ -279,7 +281,7 @@ class CostlyGuides(GrammarGuideFactory):
 
 
 class CostlyRun:
-    """Requests `(id, n)` under constraints that cost something, on an engine whose steps take `step_s` otherwise."""
+    """Requests `(id, n)` with costly constraints, on an engine whose steps otherwise take `step_s`."""
 
     def __init__(self, requests, cost_s, *, step_s=0.01, depth=1, tokens=20, stall_s=lambda: 0.0) -> None:
         self.clock = ToldClock()
@@ -335,7 +337,7 @@ def test_a_single_sample_that_is_slow_in_each_step_ends(depth: int) -> None:
     assert run.reasons("b") == {FinishReason.ERROR} and run.guides.computed["b"] < 30
 
 
-def test_many_ordinary_masks_end_nobody_however_short_the_steps_are() -> None:
+def test_many_ordinary_masks_end_no_request_even_in_short_steps() -> None:
     run = CostlyRun([(name, 8) for name in "abcdefghijklmnop"], lambda name: 48e-6, step_s=0.001)
     assert all(run.reasons(name) == {FinishReason.STOP} for name in "abcdefghijklmnop")
 
@@ -352,13 +354,13 @@ def test_a_step_in_which_many_requests_turn_slow_is_bounded() -> None:
     assert run.guides.longest_s < 0.6
 
 
-def test_a_machine_that_stands_still_ends_nobody() -> None:
+def test_a_machine_that_stalls_ends_no_request() -> None:
     calls = itertools.count()
     run = CostlyRun([("a", 2), ("b", 2)], lambda name: 20e-6, stall_s=lambda: 5.0 if next(calls) % 7 == 3 else 0.0)
     assert run.reasons("a") == run.reasons("b") == {FinishReason.STOP}
 
 
-def test_tokens_that_take_long_to_be_taken_are_charged_too(monkeypatch) -> None:
+def test_slow_calls_of_advance_are_charged_too(monkeypatch) -> None:
     clock = ToldClock()
 
     class Slow(Arithmetic):
@@ -377,7 +379,7 @@ def test_tokens_that_take_long_to_be_taken_are_charged_too(monkeypatch) -> None:
     assert len(done["b:0"].tokens) < 20 and done["a:0"].reason is FinishReason.STOP
 
 
-def test_a_guide_that_only_bans_tokens_lets_no_step_wait() -> None:
+def test_a_guide_that_only_bans_tokens_delays_no_step() -> None:
     class Runner(DelayedRunner):
         def sample(self, handle, masks=None):
             self.log.append(f"sample {handle}")
@@ -392,7 +394,7 @@ def test_a_guide_that_only_bans_tokens_lets_no_step_wait() -> None:
     assert runner.log[:5] == ["plan 0", "sample 0", "plan 1", "sample 1", "result 0"]
 
 
-def test_what_is_counted() -> None:
+def test_rows_and_grammars_are_counted() -> None:
     trigger = Trigger(grammar='start: "ab"', text="x")
     core = make_core(depth=2, runner=FakeRunner(64, 4, VOCAB), guides=grammar_guides(), vocab_size=VOCAB)
     assert core.stats().guides is None, "nobody has asked"
@@ -409,7 +411,7 @@ def test_what_is_counted() -> None:
 
 
 def test_the_cost_model_learns_what_masks_take() -> None:
-    """Masks of 15 ms beside forward passes of 10 ms: the policy then knows that a token takes 15 ms."""
+    """Masks take 15 ms and forward passes 10 ms, so the policy learns that a token takes 15 ms."""
     clock = ManualClock()
 
     class SlowMasks(FakeRunner):
@@ -450,7 +452,7 @@ def test_masks_that_cannot_be_computed_end_the_constrained_outputs_and_not_the_e
     assert failed and all("no such memory" in one.end.error for one in failed)
 
 
-def test_a_line_of_another_length_ends_its_output_alone(monkeypatch) -> None:
+def test_a_mask_of_another_length_ends_only_its_output(monkeypatch) -> None:
     core = guided_core()
     add(core, "a", PROMPT, guide="3,6", seed=1)
     add(core, "b", PROMPT, guide="3,6", seed=1)

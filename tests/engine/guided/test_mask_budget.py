@@ -1,4 +1,4 @@
-"""Debts of constraints: what is forgiven, who ends, and how much a step takes at most."""
+"""Debts of constraints: forgiveness, the requests that end, and the limit per step."""
 
 from roseinfer.engine.guided.mask_budget import (
     FREE_ROW_S,
@@ -31,7 +31,7 @@ def test_what_a_step_forgives_grows_with_the_step() -> None:
     assert steps_until_the_end(MIN_REQUEST_S, 0.0) is None
 
 
-def test_rows_have_some_time_for_free() -> None:
+def test_each_row_has_some_free_time() -> None:
     assert steps_until_the_end(200 * FREE_ROW_S, 0.0, rows=200) is None
     assert steps_until_the_end(200 * FREE_ROW_S, 0.0, rows=1) is not None
 
@@ -50,7 +50,7 @@ def test_requests_within_their_own_budgets_share_one() -> None:
     assert 0 < len(names) * 0.004 <= 0.012, "those that remain fit"
 
 
-def test_no_step_takes_long_whoever_is_charged() -> None:
+def test_every_step_is_bounded_for_any_distribution_of_charges() -> None:
     budget = MaskBudget()
     budget.begin_step(0.01)
     live = [f"r{i}" for i in range(100)]
