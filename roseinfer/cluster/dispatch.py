@@ -64,7 +64,7 @@ class RequestDispatcher(Protocol):
 
     def lost(self, endpoint: Endpoint, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None: ...
 
-    def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None: ...
+    def rejected(self, live: LiveRequest, rejection: Rejection) -> Rejection | None: ...
 
     def cancelled(self, live: LiveRequest) -> None: ...
 
@@ -103,7 +103,7 @@ class SingleDispatcher:
             if live in self._requests:
                 live.fail(lost_request_error(live, self._endpoints, reason, on_purpose=on_purpose))
 
-    def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
+    def rejected(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
         return rejection
 
     def cancelled(self, live: LiveRequest) -> None: ...
@@ -318,17 +318,17 @@ class Dispatcher:
             self._observer.resumed(left.engine, cause)
         else:
             self._placer.on_unprefilled(left)
-            if cause == "refused":
+            if cause == "rejected":
                 self._observer.retried(left.engine)
             else:
                 self._observer.placed_again(left.engine, cause)
-        routing.move_to(placement, begun=live.has_output, refused=cause == "refused")
+        routing.move_to(placement, begun=live.has_output, rejected=cause == "rejected")
         engine = self._endpoints[placement.engine].engine
         assert engine is not None, "the router places requests on connected engines only"
-        engine.adopt(live)
+        engine.send(live)
 
-    # --- refusals -----------------------------------------------------------------------------------------------
-    def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
+    # --- rejections ---------------------------------------------------------------------------------------------
+    def rejected(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
         """Retry a rejected request once, before its first token, on an engine that can still meet its objectives."""
         routing = _routing(live)
         if live.has_output:
@@ -345,7 +345,7 @@ class Dispatcher:
         routing.refusal = rejection
         assert live.engine is not None
         live.engine.withdraw(live)
-        self._move(live, placement, "refused")
+        self._move(live, placement, "rejected")
         return None
 
     def _combined_rejection(

@@ -236,7 +236,7 @@ class RoutedEngine:
         if endpoint is None:
             raise unavailable_error(self.endpoints)
         assert endpoint.engine is not None
-        endpoint.engine.adopt(live)
+        endpoint.engine.send(live)
         self._requests.add(live)
         return live
 
@@ -292,8 +292,8 @@ class RoutedEngine:
         log.log(level, "lost engine %d with %d requests: %s", endpoint.number, len(requests), reason)
         self._dispatcher.lost(endpoint, requests, reason, suspects)
 
-    def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
-        return self._dispatcher.refused(live, rejection)
+    def rejected(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
+        return self._dispatcher.rejected(live, rejection)
 
     def cancelled(self, live: LiveRequest) -> None:
         self._dispatcher.cancelled(live)

@@ -34,12 +34,12 @@ class RoutingState:
         self.losses += 1
         self.blamed += blamed
 
-    def move_to(self, placement: Placement, *, begun: bool, refused: bool) -> None:
-        """Record a move. `begun`: with output; `refused`: the last engine rejected it."""
+    def move_to(self, placement: Placement, *, begun: bool, rejected: bool) -> None:
+        """Record a move. `begun`: with output; `rejected`: the last engine rejected it."""
         route = self.route
         if begun:
             route.resumes += 1
-        elif refused:
+        elif rejected:
             route.retries += 1
         else:
             route.placed_again += 1

@@ -33,9 +33,10 @@ class RequestTimes(NamedTuple):
     finished_s: float
 
 
-class Started(NamedTuple):
-    """Sent with the first token. `cached_tokens`: prompt tokens found in the prefix cache. `why`: state at the first
-    token.
+class FirstToken(NamedTuple):
+    """Times and waits of a sample until its first token, sent with that token.
+
+    `cached_tokens`: prompt tokens found in the prefix cache. `why`: state at the first token.
     """
 
     cached_tokens: int
@@ -71,7 +72,7 @@ class RequestOutput(NamedTuple):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    started: Started | None = None
+    started: FirstToken | None = None
     end: End | None = None
 
 
@@ -80,7 +81,7 @@ OutputFields = tuple[
     tuple[int, ...],
     tuple[TokenLogprobs, ...] | None,
     tuple[TokenLogprobs, ...] | None,
-    Started | None,
+    FirstToken | None,
     End | None,
 ]
 # Make an output from all of its fields. The named tuple's own __new__ would double the cost, and one is made for each

@@ -12,7 +12,7 @@ from roseinfer.core.errors import (
     RequestFailedError,
     RequestTooLongError,
 )
-from roseinfer.core.outputs import RequestOutput, SchedulerStats, Started
+from roseinfer.core.outputs import FirstToken, RequestOutput, SchedulerStats
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import (
     EngineHealth,
@@ -79,7 +79,7 @@ class EngineMonitor:
             self._handle(message)
         except Exception as error:
             log.exception("cannot handle a message of the engine")
-            self._on_death(f"cannot handle a message of the engine: {type(error).__name__}: {error}")
+            self._give_up(f"cannot handle a message of the engine: {type(error).__name__}: {error}")
 
     def _handle(self, message: EngineMessage) -> None:
         if isinstance(message, Outputs | Heartbeat):
@@ -93,6 +93,10 @@ class EngineMonitor:
 
     def _failed(self, message: Failed) -> None:
         self._on_death(f"the engine failed: {message.message}")
+
+    def _give_up(self, reason: str) -> None:
+        """Treat the engine as dead because its messages cannot be handled here. It may still run."""
+        self._on_death(reason)
 
     def _on_death(self, reason: str) -> None:
         if self._death is None and not self._closed:
@@ -108,8 +112,11 @@ class FailoverHandler(Protocol):
         """
         ...
 
-    def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
-        """Return the rejection to report to the reader; None if another engine continues the request."""
+    def rejected(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
+        """Handle a request that the engine's policy rejected, and return the rejection to report to its reader.
+
+        Return None if the request was sent to another engine or has ended; its engine must have withdrawn it.
+        """
         ...
 
     def cancelled(self, live: LiveRequest) -> None:
@@ -167,11 +174,11 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         if self._death is not None:
             raise EngineDeadError(self._death)
         live = self._requests.make(request, sink, self.info)
-        self.adopt(live)
+        self.send(live)
         self._requests.add(live)
         return live
 
-    def adopt(self, live: LiveRequest) -> None:
+    def send(self, live: LiveRequest) -> None:
         """Send a request to this engine. Raise `InvalidRequestError` if it cannot be sent."""
         wire_id = self._requests.wire_id()
         try:
@@ -181,7 +188,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         live.engine, live.wire_id = self, wire_id
         for text in live.texts:
             if not text.ended:
-                text.restart()
+                text.begin_on_engine()
                 self._sequences[live.sequence_id(text)] = (live, text)
 
     def _add_of(self, live: LiveRequest, wire_id: str) -> Add:
@@ -197,7 +204,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
             sent_s=now_s,
             keys=live.keys,
             outputs=_outputs_of(live) if live.has_output else None,
-            moved=live.wire_id != "",
+            moved=live.was_sent,
         )
 
     def withdraw(self, live: LiveRequest) -> None:
@@ -245,7 +252,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         if isinstance(message, Outputs):
             self._deliver(message.outputs, message.now_s, self._clock.now() - message.now_s)
         elif isinstance(message, Invalid):
-            self._reject(message)
+            self._fail_invalid(message)
 
     def _failed(self, message: Failed) -> None:
         self._suspects = {sequence.rpartition(":")[0] for sequence in message.suspects}
@@ -255,10 +262,10 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         end = output.end
         if self._failover is None or end is None or end.rejection is None:
             return super()._end_early(request, text, output)
-        rejection = self._failover.refused(request, end.rejection)
+        rejection = self._failover.rejected(request, end.rejection)
         return None if rejection is None else output._replace(end=end._replace(rejection=rejection))
 
-    def _started(self, request: LiveRequest, started: Started) -> None:
+    def _started(self, request: LiveRequest, started: FirstToken) -> None:
         if self._failover is not None:
             self._failover.started(request, started.cached_tokens)
 
@@ -281,7 +288,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
     def _abort(self, sequences: list[str]) -> None:
         self._transport.send(Abort(sequences))
 
-    def _reject(self, message: Invalid) -> None:
+    def _fail_invalid(self, message: Invalid) -> None:
         live = next((live for live, _ in self._sequences.values() if live.wire_id == message.request_id), None)
         if live is None:
             return
@@ -289,6 +296,12 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         error = kind(message.message, message.param) if kind else None
         self._forget(live)
         live.fail(error or InvalidRequestError(message.message, message.param, message.code))
+
+    def _give_up(self, reason: str) -> None:
+        """Also abort the open samples, so that the engine does not compute them for nobody."""
+        if self._sequences and self._death is None and not self._closed:
+            self._transport.send(Abort(list(self._sequences)))
+        super()._give_up(reason)
 
     def _on_death(self, reason: str) -> None:
         if self._death is not None or self._closed:

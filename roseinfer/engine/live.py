@@ -66,6 +66,11 @@ class LiveRequest:
         return self.request.request_id
 
     @property
+    def was_sent(self) -> bool:
+        """True if an engine has had it. That stays so after the engine was lost."""
+        return self.wire_id != ""
+
+    @property
     def has_output(self) -> bool:
         """True if its reader has received anything."""
         return any(text.ids or text.ended for text in self.texts)
@@ -111,7 +116,20 @@ class InflightLimit:
 
 
 class LiveRequests:
-    """Open requests of this process by id. `prefix`: of the engine's ids, unique among its clients."""
+    """Open requests of this process by id. `prefix`: of the engine's ids, unique among its clients.
+
+    Several calls end a request or a part of it. What each of them does:
+
+    | call | samples' ids in the client | abort at the engine | here | reader |
+    | --- | --- | --- | --- | --- |
+    | `AsyncEngine._forget`, `_release` | removed | - | - | - |
+    | `AsyncEngine.withdraw` | removed | yes | - | - |
+    | `AsyncEngine.cancel` | removed | yes, and notifies `failover` | - | - |
+    | `AsyncEngine._end_sequence` | one removed | - | removed with the last sample | - |
+    | `LiveRequests.remove` | - | - | removed | - |
+    | `LiveRequest.fail` | - | - | removed | gets the error |
+    | `LiveRequest.cancel` | removed | yes, and notifies `failover` | removed | gets the error |
+    """
 
     def __init__(self, tokenizer: Tokenizer, clock: Clock | None, inflight: InflightLimit, prefix: str) -> None:
         self.clock = clock or MonotonicClock()

@@ -85,7 +85,7 @@ class EngineLoop:
         self._publish = publish
         self._draining = False
         self._next_promise_s = 0.0
-        self._owners: dict[str, int] = {}  # live sequence -> its client
+        self._client_of: dict[str, int] = {}  # live sequence -> its client
         self._seen_clients: set[int] = set()  # clients that have sent a request
         self._steps: list[StepRecord] = []
         self._last = core.stats()
@@ -170,12 +170,12 @@ class EngineLoop:
         for client, own in self._by_client(outputs).items():
             self._outbox.send(client, Outputs(own, stats, now_s, self._take_steps(client)))
         for sequence in ended:
-            self._owners.pop(sequence, None)
+            self._client_of.pop(sequence, None)
 
     def _by_client(self, outputs: list[RequestOutput]) -> dict[int, list[RequestOutput]]:
         if len(self._seen_clients) == 1:
             return dict.fromkeys(self._seen_clients, outputs)
-        owners = self._owners
+        owners = self._client_of
         parts: dict[int, list[RequestOutput]] = {}
         for output in outputs:
             owner = owners.get(output.request_id)
@@ -237,20 +237,20 @@ class EngineLoop:
             return
         for index in range(message.n):
             if message.outputs is None or message.outputs[index] is not None:
-                self._owners[sequence_id(message.request_id, index)] = client
+                self._client_of[sequence_id(message.request_id, index)] = client
 
     def _report_invalid(self, new: Add, error: InvalidRequestError) -> None:
         """Report a request as invalid that had been accepted: its grammar does not compile."""
-        owners = [self._owners.pop(sequence_id(new.request_id, index), None) for index in range(new.n)]
+        owners = [self._client_of.pop(sequence_id(new.request_id, index), None) for index in range(new.n)]
         client = next((owner for owner in owners if owner is not None), None)
         if client is not None:  # None: the client has disconnected
             self._outbox.send(client, Invalid(new.request_id, error.message, error.param, error.code))
 
     def _disconnect(self, client: int) -> None:
         """Abort the client's requests. Stop if the client is the owner."""
-        left = [sequence for sequence, owner in self._owners.items() if owner == client]
+        left = [sequence for sequence, owner in self._client_of.items() if owner == client]
         for sequence in left:
-            del self._owners[sequence]
+            del self._client_of[sequence]
         self._core.abort(left)
         self._stopping = self._stopping or client == OWNER
 

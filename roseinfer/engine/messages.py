@@ -81,7 +81,7 @@ class Outputs(msgspec.Struct, tag="outputs", array_like=True, gc=False):
     steps: list[StepRecord] = []
 
 
-class Invalid(msgspec.Struct, tag="rejected", array_like=True, gc=False):
+class Invalid(msgspec.Struct, tag="invalid", array_like=True, gc=False):
     """Answer to an invalid request; the fields are those of `InvalidRequestError`."""
 
     request_id: str

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from roseinfer.core.errors import OutputTextError, RequestFailedError, request_failure
-from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
+from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestOutput, RequestTimes
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
@@ -31,17 +31,20 @@ class SequenceText:
         self._params = params
         self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
         self._matcher = _matcher(params) if params.stop else None
-        self._started: Started | None = None
+        self._started: FirstToken | None = None
         self._shift_s: float | None = None
-        self.restart()
+        self.begin_on_engine()
 
     @property
     def ttft_s(self) -> float:
         """Seconds from the request's arrival to the first token; 0 before that."""
         return self._started.first_token_s - self._started.arrival_s if self._started else 0.0
 
-    def restart(self) -> None:
-        """Begin on an engine. Drop what an engine that died before the first token had sent."""
+    def begin_on_engine(self) -> None:
+        """Prepare for output of an engine, the first one or another. Output so far is kept.
+
+        Without a token so far, the engine computes the prompt again. So prompt log probabilities are dropped.
+        """
         self._shift_s = None
         if self.ids:
             return
@@ -73,7 +76,9 @@ class SequenceText:
         if output.started is not None and self._started is None:  # one that goes on elsewhere has begun before
             cached_tokens, arrival_s, scheduled_s, first_s, why = output.started
             shift_s = self._shift_s
-            self._started = Started(cached_tokens, arrival_s + shift_s, scheduled_s + shift_s, first_s + shift_s, why)
+            self._started = FirstToken(
+                cached_tokens, arrival_s + shift_s, scheduled_s + shift_s, first_s + shift_s, why
+            )
         chunk = SequenceChunk(
             self.index,
             token_ids=list(output.token_ids),
@@ -285,7 +290,7 @@ class OutputDelivery(Generic[Delivered]):
         self._fail_sample(request, text, output, request_failure(end.error or "the request failed"))
         return None
 
-    def _started(self, request: Delivered, started: Started) -> None:
+    def _started(self, request: Delivered, started: FirstToken) -> None:
         """Handle the first token of sample 0."""
 
     def _end_sequence(self, sequence: str, request: Delivered) -> None:

@@ -15,7 +15,10 @@ from roseinfer.engine.transport import OnDeath, OnMessage, settle
 
 
 class ThreadTransport:
-    """Transport to an engine in a thread of this process. `build` is called in that thread."""
+    """Transport to an engine in a thread of this process. `build` is called in that thread.
+
+    `on_death` is never called: the thread ends with its process, and a failed engine sends `Failed`.
+    """
 
     def __init__(self, build: Callable[[], tuple[Core, EngineInfo]]) -> None:
         self._build = build

@@ -11,7 +11,7 @@ from typing import cast
 
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
-from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats, Started, new_output
+from roseinfer.core.outputs import FinishReason, FirstToken, RequestOutput, SchedulerStats, new_output
 from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, Status, check_context
@@ -374,7 +374,7 @@ class Scheduler:
         if first:
             request.first_token_s = now_s
             why = self._waits.why(request, self.roster.step)
-            started = Started(request.cached_tokens, request.arrival_s, request.scheduled_s, now_s, why)
+            started = FirstToken(request.cached_tokens, request.arrival_s, request.scheduled_s, now_s, why)
             if request.params.max_tokens == 0:
                 end = self.roster.finish(request, FinishReason.LENGTH, now_s)
                 return RequestOutput(name, (), None, scored, started, end)

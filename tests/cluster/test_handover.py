@@ -7,15 +7,15 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineClosedError, InvalidRequestError
-from roseinfer.core.outputs import FinishReason, RequestOutput, RequestTimes
+from roseinfer.core.outputs import FinishReason, RequestOutput, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams, Seeds
 from roseinfer.core.slo import Rejection
-from roseinfer.engine.api import GenerateRequest
+from roseinfer.engine.api import GenerateRequest, StepRecord
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.live import InflightLimit, LiveRequest, LiveRequests
-from roseinfer.engine.messages import Invalid
+from roseinfer.engine.messages import Heartbeat, Invalid
 from tests.helpers.model_engine import ModelEngine, expected_ids
 from tests.helpers.routed_fleet import Reader
 from tests.helpers.tokenizers import byte_tokenizer
@@ -38,12 +38,12 @@ class Pair:
     def lost(self, engine: AsyncEngine, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
         self.losses.append((reason, suspects))
         for live in requests:
-            self.engines[1].adopt(live)
+            self.engines[1].send(live)
 
-    def refused(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
+    def rejected(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
         if self.answer is None:
             self.engines[0].withdraw(live)
-            self.engines[1].adopt(live)
+            self.engines[1].send(live)
         return self.answer
 
     def cancelled(self, live: LiveRequest) -> None:
@@ -90,12 +90,27 @@ async def test_requests_without_output_start_again_on_another_engine(pair: Pair)
 
 
 @with_pair
+async def test_requests_of_an_engine_whose_messages_fail_here_move_on_and_are_aborted_there(pair: Pair) -> None:
+    def listener(step: StepRecord) -> None:
+        raise RuntimeError("planted listener failure")
+
+    _, reader = pair.submit("a")
+    pair.models[0].step(2)
+    pair.engines[0].on_step(listener)
+    pair.models[0].tell(Heartbeat(SchedulerStats(), 10.0, [StepRecord(1, 0.01)]))
+    assert len(pair.losses) == 1 and "planted listener failure" in pair.losses[0][0]
+    assert not pair.models[0].samples, "the engine still runs"
+    pair.models[1].step(4)
+    assert reader.ids() == expected_ids(PROMPT, 7, 6) and not reader.errors
+
+
+@with_pair
 async def test_messages_about_a_request_that_has_moved_are_dropped(pair: Pair) -> None:
     live, reader = pair.submit("a")
     pair.models[0].frozen = True
     pair.models[0].step(3)
     pair.engines[0].withdraw(live)
-    pair.engines[1].adopt(live)
+    pair.engines[1].send(live)
     pair.models[0].thaw()
     assert not reader.chunks and not pair.models[0].samples, "it has been told to forget it"
     pair.models[1].step(6)

@@ -525,4 +525,4 @@ def test_the_loop_forgets_a_resumed_request_when_its_last_samples_end() -> None:
     loop = EngineLoop(core, script, script, clock)
     loop.run()
     assert script.tokens(1) == {"a:1": 4, "a:2": 6}
-    assert not loop._owners
+    assert not loop._client_of

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
+from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestOutput, RequestTimes
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
@@ -13,7 +13,7 @@ from roseinfer.engine.output import SequenceText, merge
 from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
-STARTED = Started(3, 1.0, 2.0, 3.0)
+STARTED = FirstToken(3, 1.0, 2.0, 3.0)
 TIMES = RequestTimes(1.0, 2.0, 3.0, 9.0)
 
 
@@ -81,6 +81,6 @@ def test_the_engine_that_continues_a_request_has_its_own_clock() -> None:
     text = SequenceText(0, SamplingParams(prompt_logprobs=0, logprobs=0), TOKENIZER)
     first, last = outputs([65, 66], [1], End(FinishReason.LENGTH, TIMES))
     text.take(first, 5.0, 100.0)
-    text.restart()
+    text.begin_on_engine()
     ended = text.take(last, 5.0, 1000.0)
     assert ended is not None and ended.times == RequestTimes(101.0, 102.0, 103.0, 1009.0)

@@ -9,7 +9,7 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import RoseinferError
-from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
+from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestOutput, RequestTimes
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
@@ -30,7 +30,7 @@ EOS = End(FinishReason.STOP, TIMES, stop_token=EOS_ID)
 def outputs(tokens: list[int], cuts: list[int], end: End) -> list[RequestOutput]:
     """Return the tokens as outputs of steps that end at `cuts`."""
     bounds = zip([0, *cuts], [*cuts, len(tokens)], strict=True)
-    started = Started(3, 1.0, 2.0, 3.0)
+    started = FirstToken(3, 1.0, 2.0, 3.0)
     return [
         RequestOutput(
             "a:0", tuple(tokens[a:b]), started=started if a == 0 else None, end=end if b == len(tokens) else None
@@ -144,7 +144,7 @@ def test_an_abandoned_output_leaves_no_reference_cycle() -> None:
     requests = LiveRequests(TOKENIZER, ManualClock(), InflightLimit(), "a")
     live = requests.make(request, Nobody(), INFO)
     requests.add(live)
-    live.texts[0].take(RequestOutput("a:0", tuple(b"Hi <tool_call>"), started=Started(3, 1.0, 2.0, 3.0)), 5.0)
+    live.texts[0].take(RequestOutput("a:0", tuple(b"Hi <tool_call>"), started=FirstToken(3, 1.0, 2.0, 3.0)), 5.0)
     gone = weakref.ref(live.texts[0]._parser)
     gc.collect()
     gc.disable()

@@ -8,7 +8,7 @@ import msgspec
 
 from roseinfer.core.clock import Clock, ManualClock
 from roseinfer.core.errors import EngineDeadError
-from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
+from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestOutput, RequestTimes, SchedulerStats
 from roseinfer.core.request import sequence_id
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.engine.api import EngineInfo
@@ -114,7 +114,7 @@ class ModelEngine:
         if len(ids) == add.prompt.params.max_tokens:
             del self.samples[sample.name]
             end = End(FinishReason.LENGTH, TIMES)
-        started = None if sample.begun or len(ids) > len(new) else Started(0, 1.0, 2.0, 3.0)
+        started = None if sample.begun or len(ids) > len(new) else FirstToken(0, 1.0, 2.0, 3.0)
         sample.begun = True
         return RequestOutput(sample.name, tuple(new), None, None, started, end)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from roseinfer.core.errors import EngineClosedError, EngineDeadError, RoseinferError
-from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, SchedulerStats, Started
+from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestOutput, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.engine.api import (
@@ -156,7 +156,7 @@ class FakeEngine:
         reason = FinishReason.STOP if len(ids) <= request.prompt.params.max_tokens else FinishReason.LENGTH
         ids = ids[: request.prompt.params.max_tokens]
         text = ParsedSequenceText(index, request.prompt.params, self.tokenizer, request.parser())
-        started = Started(0, *TIMES[:3])
+        started = FirstToken(0, *TIMES[:3])
         for i, token in enumerate(ids):
             end = End(reason, TIMES, preemptions=1) if i == len(ids) - 1 else None
             scores = None

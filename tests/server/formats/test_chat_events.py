@@ -7,7 +7,7 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes, Started
+from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestOutput, RequestTimes
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.api import SequenceChunk
@@ -30,7 +30,7 @@ def chunks(said: str, end: FinishReason = FinishReason.STOP, **params: Any) -> l
     for i, token in enumerate(tokens):
         last = i == len(tokens) - 1
         ended = End(end, TIMES, stop_token=EOS_ID if token == EOS_ID else None) if last else None
-        started = Started(0, 1.0, 2.0, 3.0) if i == 0 else None
+        started = FirstToken(0, 1.0, 2.0, 3.0) if i == 0 else None
         chunk = text.take(RequestOutput("a:0", (token,), None, None, started, ended), 5.0)
         assert chunk is not None
         found.append(chunk)
