@@ -4,7 +4,7 @@ import msgspec
 
 
 class EngineAddresses(msgspec.Struct):
-    """Addresses of the engines of a server, as one of its processes tells another.
+    """Addresses of the engines of a server, as one of its processes sends them to another.
 
     `addresses`: paths of Unix sockets; `rows`: file of their `EngineRows`. If `rows` is None: ports of other hosts,
     reached by TLS with the certificates in `tls_dir`. `stall_s`: seconds without a heartbeat after which the connection

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 class EngineEntry(NamedTuple):
     """Entry of an engine. `address`: in the form that the connector understands.
 
-    `incarnation`: tells engines apart that have had the same address; a restarted process keeps it. `number`: wanted
+    `incarnation`: distinguishes engines that have had the same address; a restarted process keeps it. `number`: wanted
     number of the engine, None = any; only numbers are common to processes that use the same directory. `retiring`: it
     gets no more requests and may finish those it has.
     """
@@ -49,7 +49,7 @@ class FixedDirectory:
 
 
 class DynamicDirectory:
-    """Directory that `tell` updates with all present engines.
+    """Directory that `set_entries` updates with all present engines.
 
     A missing entry retires nothing, because the caller may not know all engines yet. Such an engine is used while it
     can be reached. To retire an engine, set `retiring`.
@@ -57,17 +57,17 @@ class DynamicDirectory:
 
     def __init__(self, entries: Iterable[EngineEntry] = ()) -> None:
         self._entries = list(entries)
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def tell(self, entries: Iterable[EngineEntry]) -> None:
-        told = list(entries)
-        if told != self._entries:
-            self._entries = told
-            self._news.set()
+    def set_entries(self, entries: Iterable[EngineEntry]) -> None:
+        new = list(entries)
+        if new != self._entries:
+            self._entries = new
+            self._changed.set()
 
     def entries(self) -> Sequence[EngineEntry]:
-        self._news.clear()
+        self._changed.clear()
         return self._entries
 
     async def changed(self) -> None:
-        await self._news.wait()
+        await self._changed.wait()

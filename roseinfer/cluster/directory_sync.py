@@ -62,7 +62,7 @@ class DirectorySync:
             await self._directory.changed()
 
     def sync(self) -> None:
-        """Add, retire and forget engines as the directory says."""
+        """Add, retire and remove engines to match the directory."""
         entries = {entry.key: entry for entry in self._directory.entries()}
         known = self._numbers
         for key in [key for key, number in known.items() if self._is_over(number, key in entries)]:

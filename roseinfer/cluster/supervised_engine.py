@@ -179,7 +179,7 @@ class SupervisedEngine:
             self.launched.set()
             self._present = None
             self._stats = carry_counters(self._stats, run.stats())._replace(running=0, waiting=0, blocks_used=0)
-            self._set_phase(EngineState.DEAD)  # before its end is awaited, so that nobody sends it requests
+            self._set_phase(EngineState.DEAD)  # before its end is awaited, so that it gets no requests
             await finish(run.end(unresponsive=self._late))
             self._rows.clear(self.index)
 
@@ -219,7 +219,7 @@ class SupervisedEngine:
         """Raise `error` for callers that still wait for the first start."""
         if not self.first.done():
             self.first.set_exception(error)
-        self.first.exception()  # retrieved: nobody may be waiting
+        self.first.exception()  # retrieved: perhaps no caller waits
 
     # --- heartbeat ----------------------------------------------------------------------------------------------
     def check(self) -> None:

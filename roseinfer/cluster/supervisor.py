@@ -216,4 +216,4 @@ class EngineSupervisor:
     def _fail(self, error: BaseException) -> None:
         if not self.failure.done():
             self.failure.set_exception(error)
-            self.failure.exception()  # retrieved: at the end of a server nobody may be waiting
+            self.failure.exception()  # retrieved: at the end of a server perhaps no caller waits

@@ -127,7 +127,7 @@ class PortStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """Report on one engine behind an `Engine`. `engine`: its number.
+    """Report on one engine of an `Engine`. `engine`: its number.
 
     `restarts`: restarts that the reporter knows of; `deaths`: those after a crash or a hang. The counters of `stats`
     continue over restarts. `info`: description of the newest start. `port_stats`: None if other hosts cannot reach it.

@@ -165,7 +165,7 @@ class EngineCore:
         if pending is None or pending.ready:
             self._queue(requests, pending)
         else:
-            self._hold(CompilingRequest(new, requests, pending, self.clock.now()))
+            self._await_grammars(CompilingRequest(new, requests, pending, self.clock.now()))
 
     def _queue(self, requests: list[Request], pending: PendingGuide | None) -> None:
         """Add sequences to the scheduler, all or none."""
@@ -186,13 +186,13 @@ class EngineCore:
         """Advance the guides of resumed sequences over their earlier output."""
         self._ended += self._end(self.guided.replay((r.request_id, r.tokens[r.prompt_len :]) for r in requests))
 
-    def _hold(self, held: CompilingRequest) -> None:
-        """Hold a request until its grammars are compiled."""
-        for request in held.requests:
+    def _await_grammars(self, new: CompilingRequest) -> None:
+        """Set a request aside until its grammars are compiled."""
+        for request in new.requests:
             self.scheduler.check_fits(request)
             if compiling.contains(self._compiling, request.request_id):
                 raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
-        self._compiling.append(held)
+        self._compiling.append(new)
 
     def _check_logprobs(self, params: SamplingParams) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -356,12 +356,12 @@ class EngineCore:
     # --- guides -------------------------------------------------------------------------------------------------
     def _release_compiled(self) -> list[RequestOutput]:
         """Queue requests whose grammars are compiled, and end late ones of the others."""
-        for held in compiling.take_ready(self._compiling, self.clock.now()):
-            self._fresh.append(held.new)
+        for ready in compiling.take_ready(self._compiling, self.clock.now()):
+            self._fresh.append(ready.new)
             try:
-                self._queue(held.requests, held.pending)
+                self._queue(ready.requests, ready.pending)
             except InvalidRequestError as error:
-                self._invalid.append((held.new, error))
+                self._invalid.append((ready.new, error))
         return compiling.expire(self._compiling, self.clock.now())
 
     def take_invalid(self) -> list[InvalidAdd]:

@@ -212,7 +212,7 @@ class ChunkBuffer:
         self._open = samples
         self._unread: dict[int, SequenceChunk] = {}
         self._error: RoseinferError | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def ended(self) -> bool:
@@ -223,11 +223,11 @@ class ChunkBuffer:
         self._unread[chunk.index] = chunk if unread is None else merge(unread, chunk)
         if chunk.finish_reason is not None:
             self._open -= 1
-        self._news.set()
+        self._changed.set()
 
     def fail(self, error: RoseinferError) -> None:
         self._error = error
-        self._news.set()
+        self._changed.set()
 
     async def read(self) -> SequenceChunk:
         """Return the next chunk. Raise the error of `fail`, or `StopAsyncIteration` after the last chunk."""
@@ -239,8 +239,8 @@ class ChunkBuffer:
                 return self._unread.pop(index)
             if self.ended:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
 
 class ChunkStream:

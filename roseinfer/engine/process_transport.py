@@ -157,7 +157,7 @@ class ProcessTransport:
 
     async def launch(self, on_message: OnMessage, on_death: OnDeath) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            # The first connection owns the engine, so nobody may find the socket before ours is there.
+            # The first connection owns the engine, so no other client may find the socket before ours connects.
             hidden = self.address.with_name(f"{self.address.name}{_HIDDEN}")
             hidden.unlink(missing_ok=True)
             listener.bind(str(hidden))

@@ -65,7 +65,7 @@ def test_engines_are_those_that_are_named() -> None:
     follower, engines = followed(directory)
     follower.sync()
     assert engines.news() == [("add", 0, None)]
-    directory.tell([A, B])
+    directory.set_entries([A, B])
     follower.sync()
     follower.sync()
     assert engines.news() == [("add", 1, 5)]
@@ -75,7 +75,7 @@ def test_another_incarnation_is_another_engine() -> None:
     directory = DynamicDirectory([A])
     follower, engines = followed(directory)
     follower.sync()
-    directory.tell([A._replace(incarnation="2")])
+    directory.set_entries([A._replace(incarnation="2")])
     follower.sync()
     assert engines.news() == [("add", 0, None), ("unlisted", 0), ("add", 1, None)]
 
@@ -84,13 +84,13 @@ def test_an_engine_retires_once_and_for_good() -> None:
     directory = DynamicDirectory([A, B])
     follower, engines = followed(directory)
     follower.sync()
-    directory.tell([A._replace(retiring=True), B])
+    directory.set_entries([A._replace(retiring=True), B])
     follower.sync()
     follower.sync()
     assert engines.news()[2:] == [("retire", 0, 3.0)]
     engines.there.remove(0)
     follower.sync()
-    directory.tell([B])
+    directory.set_entries([B])
     follower.sync()
     assert engines.news() == []
 
@@ -105,11 +105,11 @@ def test_an_unlisted_engine_is_not_retired_and_is_added_again_if_removed() -> No
     directory = DynamicDirectory([A, B])
     follower, engines = followed(directory)
     follower.sync()
-    directory.tell([])
+    directory.set_entries([])
     follower.sync()
     assert engines.news()[2:] == [("unlisted", 0), ("unlisted", 1)]
     engines.there.remove(0)
-    directory.tell([A, B])
+    directory.set_entries([A, B])
     follower.sync()
     assert engines.news() == [("add", 2, None)]
 
@@ -142,7 +142,7 @@ def test_changes_of_the_directory_are_applied_in_the_background() -> None:
         follower, engines = followed(directory)
         task = asyncio.create_task(follower.run())
         for tell, news in (([A], [("add", 0, None)]), ([A, B], [("add", 1, 5)]), ([A, B], [])):
-            directory.tell(tell)
+            directory.set_entries(tell)
             async with asyncio.timeout(5):
                 while news and not engines.said:
                     await asyncio.sleep(0)

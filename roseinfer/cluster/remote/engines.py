@@ -28,7 +28,7 @@ class RemoteEngines:
 
     `add` follows an engine's status from then on, whether its host is there or not. If nothing comes from an engine for
     `quiet_s` seconds, over its own connection or that of its status, it is quiet: its host or the network is lost.
-    After `lost_s` seconds its connection is given up. Silence is counted in checks, see `processes.heartbeat`.
+    After `lost_s` seconds its connection is given up. Time is counted in checks, see `processes.heartbeat`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class RemoteEngines:
     ) -> None:
         """`log_failures`: log which engines cannot be reached; False if another process that follows them does.
 
-        `check_interval_s`: seconds between two checks for silence; the timeouts count checks of `CHECK_INTERVAL_S`.
+        `check_interval_s`: seconds between two checks; the timeouts count checks of `CHECK_INTERVAL_S`.
         """
         self._tls = tls
         self.level = logging.WARNING if log_failures else logging.DEBUG
@@ -101,7 +101,7 @@ class RemoteEngines:
         remote = self._engines.get(engine)
         if remote is None:
             return EngineStatus(EngineState.DEAD)
-        return remote.status(silent=remote.silent_checks >= self._quiet_checks)
+        return remote.status(silent=remote.missed_checks >= self._quiet_checks)
 
     def report(self, engine: int) -> EngineReport | None:
         """Return its last report; None if there was none yet."""
@@ -113,7 +113,7 @@ class RemoteEngines:
         remote = self._engines.get(engine)
         return None if remote is None else remote.refusal
 
-    # --- silence --------------------------------------------------------------------------------------------------
+    # --- heartbeats --------------------------------------------------------------------------------------------------
     async def _check_forever(self) -> None:
         while True:
             await asyncio.sleep(self._check_interval_s)
@@ -130,7 +130,7 @@ class RemoteEngines:
 
 
 class _RemoteEngine:
-    """State of one engine. `silent_checks`: checks since the last message."""
+    """State of one engine. `missed_checks`: checks since the last message."""
 
     def __init__(
         self, number: int, address: HostPort, server_name: str | None, tls: TlsFolder, engines: RemoteEngines
@@ -140,7 +140,7 @@ class _RemoteEngine:
         self.promise: Promise | None = None
         self.update: StatusUpdate | None = None
         self.refusal: HandshakeError | None = None
-        self.silent_checks = 0
+        self.missed_checks = 0
         self._address = address
         self._all = engines
         self._process = 0  # to which the newest connection leads
@@ -167,17 +167,17 @@ class _RemoteEngine:
         return status
 
     def check_silence(self, lost_checks: int) -> None:
-        self.silent_checks += 1
-        if self.silent_checks != lost_checks:
+        self.missed_checks += 1
+        if self.missed_checks != lost_checks:
             return
-        reason = f"no heartbeat from the engine at {self._address} for {self.silent_checks * CHECK_INTERVAL_S:g} s"
+        reason = f"no heartbeat from the engine at {self._address} for {self.missed_checks * CHECK_INTERVAL_S:g} s"
         if self._transport is not None:
             self._transport.cut(reason)
         self._subscription.cut(reason)
 
     # --- from the connection to its status ----------------------------------------------------------------------
     def updated(self, update: StatusUpdate) -> None:
-        self.silent_checks = 0
+        self.missed_checks = 0
         self.refusal = None
         self.update = update
         shift_s = self._all.clock.now() - update.now_s
@@ -200,6 +200,6 @@ class _RemoteEngine:
             self.written += 1
 
     def promised(self, promise: Promise, age_s: float) -> None:
-        self.silent_checks = 0
+        self.missed_checks = 0
         self.promise = promise._replace(at_s=self._all.clock.now() - age_s)
         self.written += 1

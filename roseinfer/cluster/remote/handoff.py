@@ -144,7 +144,7 @@ class PeerConnections:
 
     def _report(self, host: str, error: HandshakeError) -> None:
         line = json.dumps([host, error.refusal, str(error)]).encode() + b"\n"
-        with contextlib.suppress(OSError):  # nobody reads, or the server is gone
+        with contextlib.suppress(OSError):  # the server does not read, or has ended
             self._inside.send(line)
 
 

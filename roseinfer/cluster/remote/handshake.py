@@ -6,7 +6,7 @@
     server -> client   magic, version, schema, verdict, number of the engine's process
 
 The purpose comes before TLS because TLS must end in the process that reads the connection: the engine's own process,
-or the server of its status. It is repeated within TLS, where nobody can change it. All fields have fixed sizes.
+or the server of its status. It is repeated within TLS, where an attacker cannot change it. All fields have fixed sizes.
 """
 
 import asyncio

@@ -24,7 +24,7 @@ ACCEPT_PAUSE_S = 0.2
 
 
 class Handshakes:
-    """Handshakes in progress: bounded in number and in time. `refuse` hears of each that fails."""
+    """Handshakes in progress: bounded in number and in time. `refuse` is called for each that fails."""
 
     def __init__(self, refuse: Callable[[str, HandshakeError], None]) -> None:
         """`refuse`: called with the host of a closed connection, and why it was closed."""

@@ -173,7 +173,7 @@ class TlsSession:
                 await self._flush(connection)
                 await self._receive(connection)
             except ssl.SSLError:
-                with contextlib.suppress(OSError):  # the peer may be gone before it hears the reason
+                with contextlib.suppress(OSError):  # the peer may disconnect before it gets the reason
                     await self._flush(connection)
                 raise
             else:

@@ -144,7 +144,7 @@ async def follow_directory(engines: DynamicDirectory) -> None:
                     await actor.reserve.remote(highest)
                 seen, registered = await actor.engines.remote(seen, CHANGE_TIMEOUT_S)
             highest = max([highest, *(engine.number for engine in registered)])
-            engines.tell(_entry(engine) for engine in registered)
+            engines.set_entries(_entry(engine) for engine in registered)
         except Exception as error:
             log.warning("cannot ask the directory for engines, continuing with the known ones: %s", error)
             seen = -1

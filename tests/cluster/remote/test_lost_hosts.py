@@ -248,9 +248,9 @@ def test_engines_come_and_go_with_a_directory(run: Callable[[Work], None]) -> No
         for stream in streams:
             engine.submit(stream.request, stream)
         await begun(streams)
-        directory.tell([first, other])
+        directory.set_entries([first, other])
         await until(lambda: [report.state for report in engine.reports()] == [EngineState.READY] * 2)
-        directory.tell([first._replace(retiring=True), other])
+        directory.set_entries([first._replace(retiring=True), other])
         await until(lambda: [report.engine for report in engine.reports()] == [8])
         await ended(streams)
         assert engine.num_live == 0
