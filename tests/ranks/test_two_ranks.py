@@ -18,6 +18,7 @@ from roseinfer.core.guide import GuideSpec
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.engine.llm import LLM, Completion
 from roseinfer.parallel import process_group
+from tests.helpers.cases import cases
 from tests.server.real_server import alive, children, command_line
 
 # Room for few requests at once: some are preempted, and prompts leave the cache for the host's memory.
@@ -127,7 +128,7 @@ def test_a_closed_stream_leaves_no_request(pair: LLM) -> None:
     assert pair.core.scheduler.num_live == 0
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@cases("overlap", [True], exhaustive=[False])
 def test_an_engine_that_is_dropped_without_close_leaves_no_process(overlap: bool) -> None:
     with new_pair(overlap=overlap) as pair:
         llm, _ = pair
