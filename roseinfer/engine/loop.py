@@ -241,8 +241,8 @@ class EngineLoop:
 
     def _report_invalid(self, new: Add, error: InvalidRequestError) -> None:
         """Report a request as invalid that had been accepted: its grammar does not compile."""
-        owners = [self._client_of.pop(sequence_id(new.request_id, index), None) for index in range(new.n)]
-        client = next((owner for owner in owners if owner is not None), None)
+        clients = [self._client_of.pop(sequence_id(new.request_id, index), None) for index in range(new.n)]
+        client = next((each for each in clients if each is not None), None)
         if client is not None:  # None: the client has disconnected
             self._outbox.send(client, Invalid(new.request_id, error.message, error.param, error.code))
 
