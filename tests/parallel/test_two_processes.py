@@ -153,7 +153,7 @@ def test_heads_that_cannot_be_split_are_rejected_before_weights_are_read(tmp_pat
     folder = save_reference(make_reference("llama"), tmp_path)
     (folder / "model.safetensors").unlink()
     spec = read_model_spec(folder)
-    with pytest.raises(ConfigError, match="4 attention heads cannot be dealt out to 3"):
+    with pytest.raises(ConfigError, match="4 attention heads cannot be divided evenly among 3 processes"):
         load_model(
             folder,
             spec,

@@ -45,14 +45,14 @@ def test_more_engines_when_they_are_full_as_many_as_bring_it_down() -> None:
     assert looked_at(Autoscaler(PLAIN), 0.90, 60).wanted(60, 2, 1) == 3, "it is coming"
 
 
-def test_more_engines_when_requests_are_refused_that_could_be_kept() -> None:
+def test_more_engines_when_attainable_requests_are_rejected() -> None:
     scaler = looked_at(Autoscaler(PLAIN), 0.5, 60)
     for number in range(100):
         scaler.promised(60.0 + number / 100)
-    scaler.refused(60.5)
+    scaler.rejected(60.5)
     scaler.look(61.0, 0.5)
     assert scaler.wanted(61.0, 2, 0) == 2, "1% is not more than 1%"
-    scaler.refused(60.9)
+    scaler.rejected(60.9)
     assert scaler.wanted(61.0, 2, 0) == 3
     assert scaler.wanted(61.0, 2, 1) == 3, "one is coming: wait for it"
     scaler.look(200.0, 0.5)

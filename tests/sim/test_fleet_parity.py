@@ -110,5 +110,5 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"run\.router"):
         fleet_parity_of(str(tmp_path / "run"))
     (tmp_path / "x.router").write_text("{}\n")
-    with pytest.raises(ConfigError, match="no record of a router"):
+    with pytest.raises(ConfigError, match="not a router's record"):
         replay_placements(tmp_path / "x.router")

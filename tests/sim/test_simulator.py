@@ -93,7 +93,7 @@ def test_a_policy_that_stops_the_engine_for_good_is_an_error(monkeypatch: pytest
 
     monkeypatch.setattr(engine, "make_policy", lambda config, known: Idle(config, PrefillOptions()))
     assert len(simulate([Arrival(0.0, [5] * 10, 2)], SchedulerConfig(), COST).lifetimes[0].token_s) == 2
-    monkeypatch.setattr(Liveness, "may_hold_back", lambda self: True)
+    monkeypatch.setattr(Liveness, "may_idle", lambda self: True)
     with pytest.raises(StuckError, match=r"scheduling_policy .*, with 1 requests running and 0 waiting"):
         simulate([Arrival(0.0, [5] * 10, 2), Arrival(9.0, [5] * 10, 2)], SchedulerConfig(), COST)
 
