@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOTS = ("roseinfer", "benchmarks", "tests", "training", "examples", ".ci")
-# Folders and files that are not rewritten yet.
-PENDING = Path(".ci/writing_pending.txt")
 
 # First words that leave a docstring without its subject: pronouns, prepositions and question words.
 BARE_START = re.compile(
@@ -46,7 +44,6 @@ CONSTANTS_IN = ("roseinfer/",)
 
 
 def main() -> int:
-    pending = tuple(line for line in _lines(PENDING) if not line.startswith("#"))
     problems: list[str] = []
     classes: dict[str, list[str]] = defaultdict(list)
     for path in _sources():
@@ -54,22 +51,14 @@ def main() -> int:
         if path.parts[0] == "roseinfer":
             for name, line in public_classes(tree):
                 classes[name].append(f"{path}:{line}")
-        if str(path).startswith(pending):
-            continue
         problems += [f"{path}:{line}: {text}" for line, text in docstring_starts(tree)]
         if str(path).startswith(CONSTANTS_IN):
             problems += [f"{path}:{line}: {text}" for line, text in _constants(tree)]
     for name, places in sorted(classes.items()):
-        if len(places) > 1 and not all(place.startswith(pending) for place in places):
-            ours = [place for place in places if not place.startswith(pending)]
-            if len(ours) > 1 or not pending:
-                problems.append(f"public class {name!r} is defined more than once: {', '.join(places)}")
+        if len(places) > 1:
+            problems.append(f"public class {name!r} is defined more than once: {', '.join(places)}")
     print("\n".join(problems), file=sys.stderr, end="\n" if problems else "")
     return 1 if problems else 0
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().split() if path.exists() else []
 
 
 def _sources() -> Iterator[Path]:
