@@ -84,8 +84,8 @@ def test_keys_and_addresses_choose_the_tab(page: Any) -> None:
         page.keyboard.press(key)
         expect(page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
         assert page.url.endswith(f"#{name.lower()}")
-    page.get_by_label("Message").press("3")  # what is typed into a text goes there
-    expect(page.get_by_label("Message")).to_have_value("3")
+    page.get_by_label("Message", exact=True).press("3")  # what is typed into a text goes there
+    expect(page.get_by_label("Message", exact=True)).to_have_value("3")
     page.get_by_role("tab", name="Playground").press("ArrowRight")
     expect(page.get_by_role("tab", name="Requests")).to_be_focused()
     page.goto(f"{page.url.partition('#')[0]}#requests/%")  # cut in the middle of a character
