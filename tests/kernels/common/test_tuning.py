@@ -54,7 +54,7 @@ def decode() -> Iterator[object]:
             yield choose_decode_config(group, dim, dtype, fp8=fp8)
 
 
-# Digests of what the tables at commit f6229673 chose, where they were Python code. Measuring a table again changes its
+# Digests of what the tables at commit a429295b chose, where they were Python code. Measuring a table again changes its
 # digest.
 @pytest.mark.parametrize(
     ("choices", "digest"),
