@@ -97,8 +97,11 @@ class Database:
 
     def _prepare(self, durable: bool) -> bytes:
         sql = self._sql
+        sql.execute("BEGIN")  # one snapshot: another process may create the tables meanwhile
         found = sql.execute("PRAGMA application_id").fetchone()[0]
-        if found != APPLICATION_ID and sql.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        tables = sql.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        sql.execute("COMMIT")
+        if found != APPLICATION_ID and tables:
             raise ForeignFileError("it is the database of another program")
         sql.execute("PRAGMA journal_mode = WAL")
         sql.execute(f"PRAGMA synchronous = {'NORMAL' if durable else 'OFF'}")

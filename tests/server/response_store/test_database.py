@@ -5,6 +5,7 @@ import random
 import sqlite3
 import stat
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,12 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     newer.close()
     with pytest.raises(ForeignFileError, match="version 99"):
         opened(tmp_path / "db")
+
+
+def test_several_openers_of_a_new_file_share_it(tmp_path: Path) -> None:
+    """One of them creates the tables between any two reads of another."""
+    for number in range(20):
+        with ThreadPoolExecutor(8) as pool:
+            databases = list(pool.map(opened, [tmp_path / f"db{number}"] * 8))
+        for database in databases:
+            database.close()
