@@ -274,5 +274,6 @@ def test_an_error_of_a_worker_or_engine_at_the_start_is_one_line(
     code, log, left = server.exit_code(), server.log(), server.left_behind()
     server.close()
     *usage, reason = log.splitlines()
+    assert len(usage) == 1, log
     assert reason.startswith("roseinfer: error: ") and message in reason
     assert (code, len(usage), left) == (2, 1, [])
