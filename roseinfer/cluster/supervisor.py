@@ -93,12 +93,13 @@ class EngineSupervisor:
     async def connect(self) -> EngineInfo:
         """Wait until all engines are up. Return the info of one, with the least of what differs between them.
 
-        Raises the error that keeps one of them from starting; all are stopped then.
+        Raises the error that keeps one of them from starting; all are stopped then. The folder stays until `close`,
+        since other processes may still open its files.
         """
         try:
             infos = await asyncio.gather(*(asyncio.shield(engine.first) for engine in self._engines))
         except BaseException:
-            await self.close()
+            await self._stop()
             raise
         self._up = True
         facts = replace(
@@ -153,12 +154,15 @@ class EngineSupervisor:
 
     async def close(self) -> None:
         """Stop all engines and wait until nothing of them is left."""
+        await self._stop()
+        self._rows.close()
+        remove_folder(self.folder)
+
+    async def _stop(self) -> None:
         self._closed = True
         await self._tasks.cancel()
         for engine in self._engines:
             engine.fail_first(EngineClosedError("the engine was closed"))
-        self._rows.close()
-        remove_folder(self.folder)
 
     def _specs(self) -> list[EngineSpec]:
         specs = engine_specs(self._config, self._replicas)

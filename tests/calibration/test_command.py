@@ -8,6 +8,7 @@ from roseinfer.calibration.run import CONSTANTS, COPIES
 from roseinfer.cli import main as cli
 from roseinfer.engine.llm import LLM
 from roseinfer.sched.cost.file import read_cost
+from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 
 SMALL = ["--threads", "1", "--num-kv-blocks", "64", "--max-num-seqs", "8", "--kv-offloading-size", "0.01"]
@@ -30,7 +31,7 @@ def test_calibrate_then_simulate_and_serve(capsys, tmp_path) -> None:
     setup = ["simulate", "--setup", "scorpio-8b", "--rates", "5", "--requests", "20", "--policies", "fifo,slack"]
     assert cli.main([*setup, "--jobs", "1", "--cost", str(file)]) == 0
     with LLM("tiny", threads=1, num_kv_blocks=64, max_num_seqs=2, cost_model=str(file)) as llm:
-        assert llm.core.scheduler.policy.state.cost.params == params
+        assert llm.core.scheduler.policy.state.cost.params == CostModel(params).params
         assert len(llm.generate("def f(")[0].samples[0].token_ids) > 0
 
 

@@ -271,7 +271,7 @@ def test_too_few_devices_raise_before_anything_starts(monkeypatch: pytest.Monkey
     play(act, engines=2)
 
 
-def test_closing_while_engines_load_leaves_nothing() -> None:
+def test_a_cancelled_start_stops_the_engines_and_keeps_the_files_until_close() -> None:
     async def act(scene: Scene) -> None:
         scene.up = False
         await scene.supervisor.launch()
@@ -280,6 +280,7 @@ def test_closing_while_engines_load_leaves_nothing() -> None:
         connecting.cancel()
         await asyncio.wait({connecting})
         assert connecting.cancelled() and all(process.closed for process in scene.made)
+        assert scene.supervisor.rows_path.exists(), "another process of the server may be about to open it"
 
     play(act, engines=2)
 
