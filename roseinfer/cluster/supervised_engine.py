@@ -12,10 +12,11 @@ from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import EngineDeadError, ResourceError, RoseinferError
 from roseinfer.core.outputs import SchedulerStats, carry_counters
+from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport, EngineState, StepRecord
 from roseinfer.engine.client import EngineMonitor
 from roseinfer.engine.messages import DrainEngine, EngineMessage
-from roseinfer.engine.process_transport import EngineProcess, StepCosts
+from roseinfer.engine.process_transport import EngineProcess
 from roseinfer.processes.heartbeat import CHECK_INTERVAL_S, HeartbeatAge, HeartbeatMonitor
 from roseinfer.processes.supervise import POLL_S, RestartLimits, RestartLoop, Restarts, finish, until
 
@@ -43,7 +44,7 @@ class SupervisorTimes:
 class SupervisorCallbacks(Protocol):
     """Supervisor of a `SupervisedEngine`, as that sees it."""
 
-    def costs_for(self, engine: "SupervisedEngine") -> StepCosts | None:
+    def costs_for(self, engine: "SupervisedEngine") -> StepCost | None:
         """Return the step costs that engines on such a device have learnt."""
         ...
 
@@ -112,7 +113,7 @@ class SupervisedEngine:
         self,
         index: int,
         kind: str,
-        launch: Callable[[int, StepCosts | None], EngineProcess],
+        launch: Callable[[int, StepCost | None], EngineProcess],
         rows: EngineRows,
         callbacks: SupervisorCallbacks,
         clock: Clock,
@@ -126,7 +127,7 @@ class SupervisedEngine:
         self.index = index
         self.name = f"engine {index}"
         self.kind = kind
-        self.learnt: StepCosts | None = None
+        self.learnt: StepCost | None = None
         self.info: EngineInfo | None = None
         self.first: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self.launched = asyncio.Event()
@@ -225,8 +226,8 @@ class SupervisedEngine:
     def check(self) -> None:
         """Kill the process if it has timed out. Call this every `CHECK_INTERVAL_S` seconds."""
         run, promise = self._present, self._rows.promise(self.index)
-        if promise is not None and promise.steps >= SETTLED_STEPS:
-            self.learnt = StepCosts.of(promise) or self.learnt
+        if promise is not None and promise.steps >= SETTLED_STEPS and promise.cost.is_known:
+            self.learnt = promise.cost
         if run is None or run.killed or run.ended.is_set():
             return
         if self._phase is EngineState.STARTING:

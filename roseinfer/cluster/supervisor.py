@@ -18,8 +18,9 @@ from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import EngineClosedError, EngineDeadError
 from roseinfer.core.promise import Promise
+from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.api import EngineInfo, EngineReport, StepRecord
-from roseinfer.engine.process_transport import EngineLaunch, EngineProcess, ProcessTransport, StepCosts
+from roseinfer.engine.process_transport import EngineLaunch, EngineProcess, ProcessTransport
 from roseinfer.processes.private_folder import private_folder, remove_folder
 from roseinfer.processes.supervise import BackgroundTasks, rolling_restart
 
@@ -183,7 +184,7 @@ class EngineSupervisor:
             times=self._times,
         )
 
-    def _process(self, index: int, spec: EngineSpec, number: int, costs: StepCosts | None) -> EngineProcess:
+    def _process(self, index: int, spec: EngineSpec, number: int, costs: StepCost | None) -> EngineProcess:
         settings = EngineLaunch(
             folder=self.folder, index=index, environment=spec.environment, rows=self.rows_path, costs=costs
         )
@@ -195,7 +196,7 @@ class EngineSupervisor:
             self.check()
 
     # --- from the engines ---------------------------------------------------------------------------------------
-    def costs_for(self, engine: SupervisedEngine) -> StepCosts | None:
+    def costs_for(self, engine: SupervisedEngine) -> StepCost | None:
         """Return what the engine has learnt itself, else what another one has on such a device."""
         if engine.learnt is not None:
             return engine.learnt

@@ -3,6 +3,8 @@
 from math import inf
 from typing import NamedTuple
 
+from roseinfer.core.step_cost import StepCost
+
 # Upper bounds of the buckets of `Promise.waiting_tokens`: seconds from `at_s` to the deadline of the first token.
 DUE_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, inf)
 
@@ -13,8 +15,7 @@ class Promise(NamedTuple):
     `at_s`: when the step began, on the monotonic clock of the engine's machine. Idle engines publish too. `step_s`:
     expected duration of the step, 0 = idle or unknown. `steps`: number of steps begun since the engine started.
 
-    `cost_s`: seconds per step, per prompt token, per decoding row, and per context token of such a row, at the present
-    speed of the machine. All are 0 if the policy fits no cost model.
+    `cost`: at the present speed of the machine. `experts`: experts that a step reads at present, 0 = none.
 
     `usable_share`: share of each TPOT objective that the policy plans with (1 - margin). `smallest_s`: smallest TPOT
     objective of the running requests, inf = none. `busy`: machine seconds per second that the objectives of decoding
@@ -28,13 +29,12 @@ class Promise(NamedTuple):
     `running`, `waiting`, `best_effort`: numbers of requests; `best_effort` counts waiting requests without objectives.
     `growth_blocks`: blocks that all present requests, waiting ones included, are expected to take yet. `blocks`: size
     of the KV cache, 0 = unknown. `draining`: the engine accepts no new requests.
-    `expert_s`: seconds per expert that a step reads. `experts`: experts that a step reads at present, 0 = none.
     """
 
     at_s: float
     step_s: float = 0.0
     steps: int = 0
-    cost_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    cost: StepCost = StepCost()
     usable_share: float = 1.0
     smallest_s: float = inf
     busy: float = 0.0
@@ -51,10 +51,9 @@ class Promise(NamedTuple):
     growth_blocks: int = 0
     blocks: int = 0
     draining: bool = False
-    expert_s: float = 0.0
     experts: float = 0.0
 
     @property
     def constant_s(self) -> float:
         """Return the constant cost of a step at present, experts included."""
-        return self.cost_s[0] + self.expert_s * self.experts
+        return self.cost.step_s + self.cost.expert_s * self.experts

@@ -28,7 +28,7 @@ from roseinfer.engine.core import Core, EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Ready, StartFailed
-from roseinfer.engine.process_transport import ENGINE_ROWS, EngineBoot, PeerBoot, StepCosts
+from roseinfer.engine.process_transport import ENGINE_ROWS, EngineBoot, PeerBoot
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.engine.sockets import ClientSockets, PeerSource
 from roseinfer.grammar.library import GrammarTokens, UnsupportedTokenizerError
@@ -272,8 +272,8 @@ def _serve(boot: EngineBoot, clients: ClientSockets, peers_from: Callable[[PeerB
             clients.accept_peers(peers_from(boot.peers))
         rows = None if boot.rows is None else SharedRows.open(Path(boot.rows), ENGINE_ROWS)
         with listening(LoggedStages()):
-            costs = _cost_params(boot.costs)
-            core, info = build_engine(boot.config, Path(boot.model_folder), learnt=costs, rank_host=rank_host)
+            learnt = None if boot.costs is None else CostParams.of(boot.costs)
+            core, info = build_engine(boot.config, Path(boot.model_folder), learnt=learnt, rank_host=rank_host)
     except RoseinferError as error:
         start_failed(error)
         return 1
@@ -303,19 +303,6 @@ def _publisher(
         clients.publish(promise)
 
     return publish
-
-
-def _cost_params(costs: StepCosts | None) -> CostParams | None:
-    """Return the costs that another engine has learnt; other parameters are fitted again."""
-    if costs is None:
-        return None
-    return CostParams(
-        step_s=costs.step_s,
-        token_s=costs.token_s,
-        row_s=costs.row_s,
-        context_s=costs.context_s,
-        expert_s=costs.expert_s,
-    )
 
 
 def _owner_has_gone(stdin: int) -> bool:

@@ -7,13 +7,14 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 import msgspec
 
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.promise import Promise
 from roseinfer.core.stacks import read_stacks, request_stack_dumps
+from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.api import EngineInfo, EngineState
 from roseinfer.engine.messages import ClientMessage, Shutdown
 from roseinfer.engine.transport import EngineConnection, OnDeath, OnMessage, Transport, connect
@@ -33,21 +34,6 @@ _HIDDEN = ".new"  # suffix of a socket to which its owner has yet to connect
 
 # Shared row of an engine: its newest promise, which it writes itself, and a word for its owner (`cluster.engine_rows`).
 ENGINE_ROWS = RowLayout(words=1, record=Promise(0.0), tag=" ".join(EngineState))
-
-
-class StepCosts(msgspec.Struct, frozen=True):
-    """Seconds per step and per part of it that an engine has learnt, fields as in `CostParams`."""
-
-    step_s: float
-    token_s: float
-    row_s: float
-    context_s: float
-    expert_s: float
-
-    @classmethod
-    def of(cls, promise: Promise) -> Self | None:
-        """Return the costs that a promise contains; None if its policy fits no cost model."""
-        return cls(*promise.cost_s, promise.expert_s) if any(promise.cost_s) else None
 
 
 class PeerBoot(msgspec.Struct, frozen=True):
@@ -77,7 +63,7 @@ class EngineBoot(msgspec.Struct):
     log: LogSettings
     index: int = 0
     rows: str | None = None
-    costs: StepCosts | None = None
+    costs: StepCost | None = None
     peers: PeerBoot | None = None
 
 
@@ -93,7 +79,7 @@ class EngineLaunch:
     index: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     rows: Path | None = None
-    costs: StepCosts | None = None
+    costs: StepCost | None = None
     peers: PeerBoot | None = None
 
     @property

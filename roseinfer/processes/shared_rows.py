@@ -44,7 +44,8 @@ _WRITE_COUNT = 0  # word of a row: how often its record has been written
 
 
 class RowLayout(NamedTuple, Generic[Record]):
-    """`words`: number of integers. `record`: an example, whose fields are numbers or tuples of numbers; None: none.
+    """`words`: number of integers. `record`: an example, whose fields are numbers, or tuples (also named ones) of
+    numbers; None: none.
 
     `tag`: further text that distinguishes this layout, such as the names of states that a word encodes.
     """
@@ -93,7 +94,8 @@ class SharedRows(Generic[Record]):
         self._start = {row: _LINE_BYTES + row * row_bytes for row in range(rows)}
         self._first_word = {row: start // _WORD_BYTES + 1 for row, start in self._start.items()}
         self._stride = row_bytes // _WORD_BYTES
-        self._tuples = [(i, len(value)) for i, value in enumerate(layout.record or ()) if isinstance(value, tuple)]
+        record = layout.record or ()
+        self._tuples = [(i, value) for i, value in enumerate(record) if isinstance(value, tuple)]
 
     @classmethod
     def create(cls, path: Path, layout: RowLayout[Record], rows: int) -> Self:
@@ -197,8 +199,9 @@ class SharedRows(Generic[Record]):
         return numbers
 
     def _record(self, numbers: list[Any]) -> Record:
-        for place, length in self._tuples:
-            numbers[place : place + length] = [tuple(numbers[place : place + length])]
+        for place, example in self._tuples:
+            end = place + len(example)
+            numbers[place:end] = [getattr(example, "_make", tuple)(numbers[place:end])]
         make: Callable[[list[Any]], Record] = self._layout.record._make  # type: ignore[union-attr]
         return make(numbers)
 

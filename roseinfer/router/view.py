@@ -161,9 +161,9 @@ class EngineView:
             self.prefixes.remove(request.keys[expected // request.block_size :])
 
     def _recount(self, promise: Promise) -> None:
-        _, self._token_s, self._row_s, self._context_s = promise.cost_s
+        _, self._token_s, self._row_s, self._context_s, _ = promise.cost
         self._step_s = promise.constant_s
-        self.priced = promise.cost_s[0] > 0
+        self.priced = promise.cost.step_s > 0
         self._from_s, self._ends_s = promise.at_s, promise.at_s + promise.step_s
         self._keep = max(promise.usable_share, MIN_USABLE_SHARE)
         self._smallest_s, self._busy = promise.smallest_s, promise.busy

@@ -8,10 +8,12 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.promise import Promise
+from roseinfer.core.step_cost import StepCost
 from roseinfer.router.base import Placement, RoutingRequest
 from roseinfer.router.breaker import AttemptOutcome
 from roseinfer.router.placer import Placer
 
+COST_FIELD, EXPERT_FIELD = 3, 20  # indices
 Where = tuple[int, str] | None  # engine and reason; None: nobody took it
 
 
@@ -97,4 +99,8 @@ class _Replay:
 def _promise(values: list[Any]) -> Promise:
     """Build a promise from JSON, which has no tuples. Older files lack newer fields."""
     found = [tuple(value) if isinstance(value, list) else value for value in values]
+    costs = found[COST_FIELD]
+    # The cost of an expert used to be a field of the promise.
+    expert_s = [found.pop(EXPERT_FIELD)] if len(costs) < len(StepCost._fields) and len(found) > EXPERT_FIELD else []
+    found[COST_FIELD] = StepCost(*costs, *expert_s)
     return Promise._make([*found, *Promise(0.0)[len(found) :]])

@@ -5,6 +5,7 @@ import pytest
 from roseinfer.cluster.forecast import forecasts
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.slo import Slo
+from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState
 from tests.router.promises import COST, promise
 
@@ -19,7 +20,7 @@ def report(engine: int, state: EngineState = EngineState.READY, **fields: object
 def test_an_idle_engine_takes_a_step_and_the_prompt() -> None:
     (found,) = forecasts([report(3)], NOW_S, 1000)
     # A step takes 10 ms, 1,000 tokens .1 ms each, and the machine is otherwise idle.
-    assert found.engine == 3 and found.ttft_s == pytest.approx(COST[0] + 1000 * COST[1])
+    assert found.engine == 3 and found.ttft_s == pytest.approx(COST.step_s + 1000 * COST.token_s)
     assert found.meets_objectives is None
 
 
@@ -31,7 +32,7 @@ def test_the_best_engine_comes_first() -> None:
 
 
 def test_a_pace_that_no_step_keeps_is_not_promised() -> None:
-    (found,) = forecasts([report(0)], NOW_S, 100, Slo(tpot_s=COST[0] / 2))
+    (found,) = forecasts([report(0)], NOW_S, 100, Slo(tpot_s=COST.step_s / 2))
     assert found.meets_objectives is False and found.utilisation > 1
 
 
@@ -47,7 +48,7 @@ def test_outputs_and_samples_ask_for_more_of_a_machine() -> None:
         report(1, draining=True),
         report(1, EngineState.DRAINING),
         report(1, EngineState.DEAD),
-        report(1, cost_s=(0.0,) * 4),
+        report(1, cost=StepCost()),
         EngineReport(1, EngineState.READY, EngineHealth(True, 0.0), SchedulerStats()),
     ],
     ids=["about to drain", "drains", "dead", "costs nobody knows", "has said nothing"],

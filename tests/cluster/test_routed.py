@@ -23,6 +23,7 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Cause, Slo
+from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.api import EngineState, GenerateRequest
 from roseinfer.engine.messages import Abort
 from roseinfer.kv.blocks import block_keys
@@ -32,7 +33,7 @@ from roseinfer.sim.router_replay import replay_placements
 from tests.helpers.engine_info import changed
 from tests.helpers.routed_fleet import Fleet, with_fleet
 
-COST_S = (0.01, 1e-4, 1e-4, 0.0)  # of a step, a prompt token, a row, a token of context
+COST = StepCost(step_s=0.01, token_s=1e-4, row_s=1e-4)
 ASK = RoutingRequest(100, ttft_left_s=1.0)
 HURRIED = RequestMeta(slo=Slo(ttft_s=1.0))
 
@@ -61,7 +62,7 @@ async def test_requests_are_spread_and_each_keeps_to_its_engine(fleet: Fleet) ->
 @fleet_test(router="pace")
 async def test_keys_are_computed_once_and_the_same_prefix_goes_to_the_same_engine(fleet: Fleet) -> None:
     for number in fleet.engines:
-        fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
+        fleet.promise(number, cost=COST, free_seats=8, free_blocks=64)
     prompt = list(range(1, 142))
     first = fleet.submit(prompt=prompt)
     where = fleet.where(first)
@@ -371,7 +372,7 @@ async def test_when_all_engines_drain_requests_stay(fleet: Fleet) -> None:
 @fleet_test()
 async def test_a_rejection_is_hidden_if_another_engine_can_meet_the_objective(fleet: Fleet) -> None:
     for number in fleet.engines:
-        fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
+        fleet.promise(number, cost=COST, free_seats=8, free_blocks=64)
     asked = fleet.submit(n=2, meta=HURRIED)
     fleet.models[0].refuse(fleet.samples(asked)[0])
     assert fleet.where(asked) == 1 and not asked.reader.chunks
@@ -387,7 +388,7 @@ def test_the_offered_objective_is_the_best_of_the_asked_engines(said: tuple[floa
     @fleet_test()
     async def scenario(fleet: Fleet) -> None:
         for number in fleet.engines:
-            fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
+            fleet.promise(number, cost=COST, free_seats=8, free_blocks=64)
         asked = fleet.submit(meta=HURRIED)
         for number in fleet.engines:
             fleet.models[number].refuse(fleet.samples(asked)[0], attainable_s=said[number])
@@ -399,7 +400,7 @@ def test_the_offered_objective_is_the_best_of_the_asked_engines(said: tuple[floa
 
 @fleet_test()
 async def test_a_final_rejection_reports_what_the_fleet_could_do(fleet: Fleet) -> None:
-    busy = {"cost_s": COST_S, "waiting_tokens": (0,) * 7 + (40_000,), "waiting": 9, "best_effort": 0}
+    busy = {"cost": COST, "waiting_tokens": (0,) * 7 + (40_000,), "waiting": 9, "best_effort": 0}
     fleet.promise(0, **{**busy, "fill_tokens": 60_000})
     fleet.promise(1, **{**busy, "fill_tokens": 30_000})
     asked = fleet.submit(meta=HURRIED)
@@ -477,14 +478,14 @@ async def test_one_that_cannot_be_moved_from_an_engine_that_hangs_ends(fleet: Fl
 @fleet_test(router="pace")
 async def test_the_router_gets_each_promise_whoever_refreshes_an_engine(fleet: Fleet) -> None:
     for number in fleet.engines:
-        fleet.promise(number, cost_s=COST_S, free_seats=8, free_blocks=64)
+        fleet.promise(number, cost=COST, free_seats=8, free_blocks=64)
     fleet.routed.reports()
     placer = fleet.routed.placer
     assert placer is not None
     assert all(placer.forecast(number, ASK, 100.0).ttft_s for number in fleet.engines)
     fleet.die(0)
     fleet.replace(0)
-    fleet.promise(0, cost_s=COST_S, free_seats=8, free_blocks=64)
+    fleet.promise(0, cost=COST, free_seats=8, free_blocks=64)
     fleet.routed.tick()  # before it is connected
     await fleet.reach(0)
     assert placer.forecast(0, ASK, 100.0).ttft_s, "it has said so before"
@@ -493,7 +494,7 @@ async def test_the_router_gets_each_promise_whoever_refreshes_an_engine(fleet: F
 @fleet_test()
 async def test_a_request_counts_as_hopeless_by_its_objectives_without_its_wait(fleet: Fleet) -> None:
     for number in fleet.engines:
-        fleet.promise(number, cost_s=COST_S, fill_tokens=60_000)
+        fleet.promise(number, cost=COST, fill_tokens=60_000)
     asked = fleet.submit(meta=RequestMeta(slo=Slo(e2e_s=10.0), predicted_len=6))
     fleet.clock.advance(9.99)
     fleet.models[0].refuse(fleet.samples(asked)[0], 60.0, Cause.IDLE)
@@ -740,7 +741,7 @@ def test_decisions_of_the_router_can_be_recorded(tmp_path: Path) -> None:
     async def main() -> None:
         fleet = Fleet(tmp_path, 2, "pace", record=tmp_path / "record")
         await fleet.reach()
-        fleet.promise(0, cost_s=COST_S)
+        fleet.promise(0, cost=COST)
         fleet.clock.advance(1.0)
         where = fleet.where(fleet.submit(prompt=[1] * 9, meta=HURRIED))
         for state in (EngineState.READY, EngineState.QUIET, EngineState.QUIET):
@@ -765,7 +766,7 @@ def test_decisions_over_added_and_removed_engines_can_be_replayed(tmp_path: Path
         await fleet.reach()
         for number in range(6):
             fleet.submit()
-            fleet.promise(fleet.add(), cost_s=COST_S)
+            fleet.promise(fleet.add(), cost=COST)
             await fleet.reach(fleet.engines[-1])
             fleet.routed.retire(number, 0.0)
             fleet.routed.tick()

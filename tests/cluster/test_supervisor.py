@@ -29,9 +29,10 @@ from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, ResourceError
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.promise import Promise
+from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.api import EngineInfo, EngineState, StepRecord
 from roseinfer.engine.messages import ClientMessage, DrainEngine, Failed, Heartbeat
-from roseinfer.engine.process_transport import EngineLaunch, StepCosts
+from roseinfer.engine.process_transport import EngineLaunch
 from roseinfer.engine.transport import OnDeath, OnMessage
 from roseinfer.processes.heartbeat import ProcessStats
 from roseinfer.processes.supervise import RestartLimits
@@ -40,7 +41,7 @@ from roseinfer.sched.cost.params import CostParams
 from tests.helpers.engine_info import changed
 from tests.helpers.model_engine import INFO
 
-COST = (1e-3, 2e-5, 3e-6, 4e-9)
+COST = StepCost(1e-3, 2e-5, 3e-6, 4e-9, 2e-5)
 LIMITS = RestartLimits(delays_s=(0.0, 0.001, 0.002))
 TIMES = SupervisorTimes(LIMITS, check_interval_s=3600.0, settle_s=0.02, poll_s=0.001)  # checks only on request
 CHECKING = replace(TIMES, check_interval_s=0.001)
@@ -763,14 +764,14 @@ def test_a_new_process_begins_with_the_step_costs_of_its_kind_of_device(monkeypa
         await scene.start()
         assert [process.settings.costs for process in scene.made] == [None] * 3
         assert [process.settings.environment for process in scene.made] == [spec.environment for spec in specs]
-        scene.now(2).step(steps=SETTLED_STEPS - 1, cost_s=(9.0,) * 4)
+        scene.now(2).step(steps=SETTLED_STEPS - 1, cost=StepCost(9.0))
         scene.supervisor.check()
         assert (await reborn(scene, 0, 2)).costs is None, "too few steps"
-        scene.now(2).step(steps=SETTLED_STEPS, cost_s=COST, expert_s=2e-5)
+        scene.now(2).step(steps=SETTLED_STEPS, cost=COST)
         scene.supervisor.check()
-        assert (await reborn(scene, 0, 3)).costs == StepCosts(*COST, 2e-5), "a sibling's"
+        assert (await reborn(scene, 0, 3)).costs == COST, "a sibling's"
         assert (await reborn(scene, 1, 2)).costs is None, "of another kind of device"
-        assert (await reborn(scene, 2, 2)).costs == StepCosts(*COST, 2e-5), "its own"
+        assert (await reborn(scene, 2, 2)).costs == COST, "its own"
 
     play(act, engines=3)
 

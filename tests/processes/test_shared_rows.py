@@ -19,9 +19,14 @@ from roseinfer.processes import shared_rows as module
 from roseinfer.processes.shared_rows import RowLayout, SharedRows
 
 
+class Pair(NamedTuple):
+    first: float = 0.0
+    second: float = 0.0
+
+
 class Numbers(NamedTuple):
     share: float = 0.0
-    pair: tuple[float, float] = (0.0, 0.0)
+    pair: Pair = Pair()
     steps: int = 0
     many: tuple[int, ...] = (0,) * 20
     ready: bool = False
@@ -35,12 +40,12 @@ class Count(IntEnum):
 LAYOUT = RowLayout(words=2, record=Numbers())
 floats = st.floats(allow_nan=False)
 counts = st.integers(-(2**62), 2**62)
-records = st.builds(Numbers, floats, st.tuples(floats, floats), counts, st.tuples(*[counts] * 20), st.booleans())
+records = st.builds(Numbers, floats, st.builds(Pair, floats, floats), counts, st.tuples(*[counts] * 20), st.booleans())
 
 
 def whole(k: int) -> Numbers:
     """Return a record all of whose fields follow from `k`."""
-    return Numbers(k / 3, (k + 0.5, -k), k, tuple(k * i for i in range(20)), k % 2 == 1)
+    return Numbers(k / 3, Pair(k + 0.5, -k), k, tuple(k * i for i in range(20)), k % 2 == 1)
 
 
 def made(path: Path, rows: int = 1) -> SharedRows[Numbers]:
@@ -54,7 +59,8 @@ def test_there_is_nothing_before_the_first_record_and_after_it_is_deleted(tmp_pa
     rows.write(0, None)
     assert rows.read(0) is None and rows.read(1) is None
     rows.write(0, whole(2))
-    assert rows.read(0) == whole(2) and rows.written(0) == 3
+    found = rows.read(0)
+    assert found == whole(2) and found.pair.second == -2.0 and rows.written(0) == 3
     rows.close()
 
 

@@ -16,6 +16,7 @@ from roseinfer.core.errors import (
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import RequestMeta
 from roseinfer.core.slo import Slo
+from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.api import EngineState
 from roseinfer.router.placer import Placer
 from roseinfer.router.view import EngineView
@@ -230,7 +231,7 @@ class Story:
             one.check_whole()
 
 
-PROMISED = {"cost_s": (0.001, 1e-6, 1e-6, 0.0), "free_seats": 64, "free_blocks": 64}
+PROMISED = {"cost": StepCost(0.001, 1e-6, 1e-6), "free_seats": 64, "free_blocks": 64}
 
 
 def run(changes: list[Change], *, changing: bool) -> None:

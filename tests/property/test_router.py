@@ -70,7 +70,7 @@ class Books(RuleBasedStateMachine):
         due = (waiting * 50,) * len(DUE_S)
         blocks = 300 if waiting % 2 else 0
         news = Promise(
-            self.now_s, 0.02, cost_s=COST, busy=busy, fill_tokens=fill, waiting_tokens=due, waiting=waiting,
+            self.now_s, 0.02, cost=COST, busy=busy, fill_tokens=fill, waiting_tokens=due, waiting=waiting,
             smallest_s=0.03 if busy else float("inf"), draining=draining, free_blocks=max(0, blocks - waiting * 30),
             growth_blocks=waiting * 10, blocks=blocks,
         )  # fmt: skip

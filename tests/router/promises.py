@@ -3,12 +3,13 @@
 from typing import Any
 
 from roseinfer.core.promise import DUE_S, Promise
+from roseinfer.core.step_cost import StepCost
 
 # 10 ms a step, .1 ms a prompt token, .1 ms a decoding row, 1 us a context token.
-COST = (0.010, 1e-4, 1e-4, 1e-6)
+COST = StepCost(0.010, 1e-4, 1e-4, 1e-6)
 
 
 def promise(at_s: float = 10.0, *, waiting_tokens: dict[int, int] | None = None, **fields: Any) -> Promise:
     """Return the promise of an idle engine, changed by `fields`. `waiting_tokens`: by bucket."""
     waiting = tuple((waiting_tokens or {}).get(bucket, 0) for bucket in range(len(DUE_S)))
-    return Promise(at_s, waiting_tokens=waiting, **{"cost_s": COST, "free_seats": 1000} | fields)
+    return Promise(at_s, waiting_tokens=waiting, **{"cost": COST, "free_seats": 1000} | fields)

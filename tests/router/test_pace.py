@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from roseinfer.core.promise import Promise
+from roseinfer.core.step_cost import StepCost
 from roseinfer.router.base import Placement, RoutingRequest
 from roseinfer.router.placer import Placer
 from tests.router.promises import COST, promise
@@ -85,12 +86,12 @@ def test_lateness_and_overload_are_added() -> None:
 
 def test_a_slower_engine_is_chosen_less() -> None:
     """Each engine is judged by its own costs: a request that fits the fast one does not fit here."""
-    slow = tuple(1.5 * seconds for seconds in COST)
+    slow = StepCost(*[1.5 * seconds for seconds in COST])
     ask = TIGHT._replace(tpot_s=0.03)
-    assert place(ask, promise(cost_s=slow), promise()).engine == 1
+    assert place(ask, promise(cost=slow), promise()).engine == 1
     counts = Counter()
     placer = Placer("pace", range(2), seed=1)
-    placer.update(0, promise(cost_s=slow))
+    placer.update(0, promise(cost=slow))
     placer.update(1, promise())
     for _ in range(60):
         found = placer.place(ask, 10.0)
@@ -160,8 +161,7 @@ def test_cached_tokens_count_in_every_forecast() -> None:
 
 # --- engines that say little ------------------------------------------------------------------------------------
 def test_engines_without_costs_are_chosen_by_load() -> None:
-    unpriced = (0.0, 0.0, 0.0, 0.0)
-    found = place(TIGHT, *[promise(cost_s=unpriced, running=running) for running in (5, 2, 7)])
+    found = place(TIGHT, *[promise(cost=StepCost(), running=running) for running in (5, 2, 7)])
     assert found.engine == 1 and found.reason == "load"
 
 

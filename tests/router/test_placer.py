@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from roseinfer.core.step_cost import StepCost
 from roseinfer.router.base import Placement, RoutingRequest
 from roseinfer.router.breaker import MAX_FAULTS_COUNT, MIN_OPEN_S, AttemptOutcome
 from roseinfer.router.placer import Placer
@@ -81,7 +82,7 @@ def test_a_rejected_request_is_not_placed_if_no_engine_meets_its_objectives() ->
     assert placer.place_retry(ASK._replace(ttft_left_s=0.005), 10.5, excluded=(0,)) is None
     assert placer_of(0.1, 1.6).place_retry(ASK, 10.0, excluded=(0,)) is None
     silent = Placer("pace", range(2))
-    silent.update(0, promise(cost_s=(0.0, 0.0, 0.0, 0.0)))
+    silent.update(0, promise(cost=StepCost()))
     assert silent.place_retry(ASK, 10.0) is None, "nothing is promised where nothing is known"
 
 
@@ -99,9 +100,9 @@ def test_attainable_when_idle() -> None:
     assert not placer.attainable_when_idle(ASK._replace(tpot_s=0.010)) and not placer.attainable_when_idle(
         ASK._replace(ttft_left_s=0.019)
     )
-    placer.update(0, promise(cost_s=(0.0, 0.0, 0.0, 0.0)))
+    placer.update(0, promise(cost=StepCost()))
     assert placer.attainable_when_idle(ASK), "the other engine publishes costs"
-    placer.update(1, promise(cost_s=(0.0, 0.0, 0.0, 0.0)))
+    placer.update(1, promise(cost=StepCost()))
     assert not placer.attainable_when_idle(ASK), "no engine publishes costs"
 
 
@@ -185,11 +186,11 @@ def test_an_added_engine_is_new_and_a_removed_one_is_forgotten() -> None:
 def test_a_burst_on_stale_promises_is_spread(routing: str, engines: int) -> None:
     """500 requests of six classes reach 4 processes before any engine publishes again."""
     rng = Random(4)
-    cost = (17.5e-3, 85e-6, 70e-6, 0.16e-6)
+    cost = StepCost(17.5e-3, 85e-6, 70e-6, 0.16e-6)
     fleet = [Placer(routing, range(engines), share=4, seed=seed) for seed in range(4)]
     for placer in fleet:
         for engine in range(engines):
-            placer.update(engine, promise(10.0, cost_s=cost, output_tokens=300.0))
+            placer.update(engine, promise(10.0, cost=cost, output_tokens=300.0))
     counts: Counter[int] = Counter()
     for number in range(500):
         ttft_s, tpot_s = rng.choice(CLASSES)
@@ -201,4 +202,4 @@ def test_a_burst_on_stale_promises_is_spread(routing: str, engines: int) -> None
 
 
 def test_costs_are_those_of_hand_made_promises() -> None:
-    assert promise().cost_s == COST
+    assert promise().cost == COST

@@ -10,6 +10,7 @@ from roseinfer.core.promise import DUE_S, Promise
 from roseinfer.core.request import Prompt, Request, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
+from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
@@ -71,12 +72,12 @@ def test_a_policy_without_objectives_promises_counts_alone() -> None:
     engine.steps(2)
     found = engine.promise()
     assert (found.steps, found.running, found.waiting, found.best_effort, found.free_seats) == (2, 4, 2, 2, 0)
-    assert found.free_blocks == 1000 - 4 * 2 and found.cost_s == (0.0, 0.0, 0.0, 0.0)
+    assert found.free_blocks == 1000 - 4 * 2 and not found.cost.is_known
 
 
 def test_an_idle_slack_engine_says_what_steps_cost() -> None:
     found = Engine().promise()
-    assert found.cost_s == (0.010, 0.001, 0.001, 1e-5)
+    assert found.cost == StepCost(step_s=0.010, token_s=0.001, row_s=0.001, context_s=1e-5)
     assert (found.usable_share, found.smallest_s, found.busy, found.weights, found.step_s) == (1.0, inf, 0.0, 0.0, 0.0)
     assert found.free_seats == 4
 

@@ -76,6 +76,19 @@ def test_a_replay_places_and_plans_the_same(
     assert f"placements of {len(router.recorded)} requests: all the same" in capsys.readouterr().out
 
 
+def test_promises_of_older_files_are_read(recorded: tuple[Path, FleetRun]) -> None:
+    file, _ = recorded
+    router = Path(f"{file}.router")
+    lines = [json.loads(line) for line in router.read_text().splitlines()]
+    for line in lines:
+        if "promise" in line:
+            *cost, expert_s = line["promise"][3]
+            line["promise"][3] = cost
+            line["promise"].insert(20, expert_s)
+    router.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert fleet_parity_of(str(file)).promises_agree
+
+
 def test_another_decision_or_promise_is_seen(recorded: tuple[Path, FleetRun]) -> None:
     file, _ = recorded
     router = Path(f"{file}.router")

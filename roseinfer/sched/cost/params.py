@@ -15,10 +15,11 @@ and `offline_fit.py` fits them to recorded steps.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from roseinfer.core.plan import Row
 from roseinfer.core.runner import ExpertChoice
+from roseinfer.core.step_cost import StepCost
 
 _MIN_CHUNK_RATIO = 4.0  # seconds of a chunk, as a multiple of the seconds for reading the context before it
 _HALVINGS_COUNT = 32
@@ -173,6 +174,15 @@ class CostParams:
         Each chunk reads these again, so many small chunks after a long context take far longer than a few large ones.
         """
         return _MIN_CHUNK_RATIO * (self.chunk_context_s * start + self.experts_s(inf, beside)) <= seconds
+
+    @classmethod
+    def of(cls, published: StepCost) -> Self:
+        """Return the constants that an engine has published; the others are the defaults."""
+        return cls(**published._asdict())
+
+    @property
+    def published(self) -> StepCost:
+        return StepCost(self.step_s, self.token_s, self.row_s, self.context_s, self.expert_s)
 
     def slower(self, factor: float) -> "CostParams":
         """Return the constants of a machine that takes `factor` times as long, also for copies."""

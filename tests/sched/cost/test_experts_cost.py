@@ -9,6 +9,7 @@ import pytest
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.runner import ExpertChoice
+from roseinfer.core.step_cost import StepCost
 from roseinfer.sched.cost.file import cost_as_json, read_cost
 from roseinfer.sched.cost.offline_fit import CostSample, fit_cost
 from roseinfer.sched.cost.online_fit import CostModel
@@ -200,7 +201,9 @@ def test_the_model_says_which_experts_there_are(tmp_path) -> None:
     assert estimates(written(tmp_path, MOE), EXPERTS) == MOE
     old = written(tmp_path, DENSE)
     assert estimates(old, EXPERTS) == replace(DENSE, experts=EXPERTS), "measured before experts were told apart"
-    learnt = CostParams(1e-3, 2e-6, expert_s=3e-6)
+    learnt = CostParams.of(StepCost(1e-3, 2e-6, 3e-6, 4e-9, expert_s=3e-6))
+    assert learnt == CostParams(1e-3, 2e-6, row_s=3e-6, context_s=4e-9, expert_s=3e-6)
+    assert learnt.published == StepCost(1e-3, 2e-6, 3e-6, 4e-9, 3e-6)
     assert estimates(old, EXPERTS, learnt) == replace(learnt, experts=EXPERTS)
 
 

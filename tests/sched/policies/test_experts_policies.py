@@ -236,7 +236,7 @@ def test_a_router_is_told_what_steps_cost_with_the_experts_that_they_read_now() 
         made.run(str(number), tpot_s=0.020)
     made.begin()
     found = made.policy.promise(Promise(0.0, running=8, free_seats=100_000), 16, lambda request: 0)
-    assert found.experts == pytest.approx(EXPERTS.read(8)) and found.expert_s == COST.expert_s
+    assert found.experts == pytest.approx(EXPERTS.read(8)) and found.cost.expert_s == COST.expert_s
     assert found.constant_s == pytest.approx(COST.rows_s(8, 0) - 8 * COST.row_s)
     views = [EngineView(0, 1000, 1, 0.0) for _ in range(2)]
     for view, promise in zip(views, (found, found._replace(experts=0.0)), strict=True):

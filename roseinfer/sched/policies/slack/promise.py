@@ -50,7 +50,7 @@ class Promises:
             at_s,
             step_s if counts.running else 0.0,
             counts.steps,
-            (p.step_s, p.token_s, p.row_s, p.context_s),
+            p.published,
             state.usable_share(smallest_s),
             smallest_s,
             p.row_s * batch.tokens_per_s + p.context_s * batch.context_per_s,
@@ -66,7 +66,6 @@ class Promises:
             counts.free_blocks,
             int(growth) // block_size,
             counts.blocks,
-            expert_s=p.expert_s,
             experts=p.experts.read(max(1.0, batch.rows)) if p.experts is not None else 0.0,
         )
 
