@@ -1,4 +1,4 @@
-"""The four experiments of docs/experiments, with the tables and plots of their pages.
+"""The four experiments of docs/research/experiments, with the tables and plots of their pages.
 
     python -m benchmarks.experiments --out DIR [--only packing ...] [--repeat-runs 3] -- MODEL [engine options]
 

@@ -1,6 +1,6 @@
 """Write the docs page of the GPU table's JSON, with plots.
 
-    python -m benchmarks.report benchmarks/results/gpu-h200.json ... [--classes JSON ...] [--out docs]
+    python -m benchmarks.report benchmarks/results/gpu-h200.json ... [--classes JSON ...] [--out docs/research]
 
 Of a row that several files have, that of the last file counts. `--classes`: what `benchmarks/slo_gpu.py`
 found under classes of latency objectives. Writes OUT/gpu.md, OUT/img/gpu-peer.png and OUT/img/gpu-card.png. What is
@@ -304,7 +304,7 @@ def write(sources: Sequence[Path], out: Path, classes: Sequence[Path] = ()) -> N
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, default=Path("docs"))
+    parser.add_argument("--out", type=Path, default=Path("docs/research"))
     parser.add_argument("--classes", type=Path, nargs="*", default=[], metavar="JSON")
     args = parser.parse_args()
     write(args.json, args.out, args.classes)

@@ -1,8 +1,8 @@
-"""The simulations of docs/slo.md.
+"""The simulations of docs/how-to/objectives.md.
 
     python -m benchmarks.slo_sim run --traces DIR [--out DIR] [--only NAME ...]
     python -m benchmarks.slo_sim collect DIR benchmarks/results/slo-sim.json
-    python -m benchmarks.slo_sim show benchmarks/results/slo-sim.json [--img docs/img]
+    python -m benchmarks.slo_sim show benchmarks/results/slo-sim.json [--img docs/research/img]
 
 `run` prints each `roseinfer simulate` command and keeps its JSON (about an hour of one core in all); `collect` keeps
 what the page needs of them; `show` prints the page's tables and draws its plots (these need the `bench` extra). DIR of

@@ -443,7 +443,7 @@ def _cycles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 def _page_table(first_column: str) -> dict[str, set[str]]:
     """Return the table of the architecture page whose first column has this title: entry -> what it may import."""
-    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
     _, rows = page.split(f"| {first_column} | holds | imports |\n| --- | --- | --- |\n")
     cells = [row.strip("|").split("|") for row in rows.split("\n\n")[0].splitlines()]
     return {entry.strip(" `"): set(re.findall(r"`([\w.]+)`", targets)) for entry, _, targets in cells}
@@ -453,7 +453,7 @@ def _page_table(first_column: str) -> dict[str, set[str]]:
     ("first_column", "table"), [("package", MAY_IMPORT), ("folder or module", SERVER_MAY_IMPORT)], ids=["all", "server"]
 )
 def test_the_architecture_page_has_the_same_table(first_column, table):
-    assert _page_table(first_column) == table, "update docs/architecture.md"
+    assert _page_table(first_column) == table, "update docs/explanation/architecture.md"
 
 
 def test_no_modules_import_each_other():

@@ -27,7 +27,7 @@ MAX_REPLAY_TOKENS = 256  # that a matcher repeats to change its lane, in a third
 MAX_MESSAGE_CHARS = 500
 # Limits of llguidance on one mask and on a grammar's cached states. With its defaults (50,000, 2,000 and 250,000) a
 # mask of an ambiguous grammar takes up to 35 ms, and the states of a regex up to 180 MB. All 563 schemas of MaskBench
-# have the same results with these (docs/structured-outputs.md).
+# have the same results with these (docs/how-to/structured-outputs.md).
 MAX_STEP_ITEMS = 20_000
 MAX_ROW_ITEMS = 1_000
 MAX_LEXER_STATES = 100_000

@@ -273,7 +273,7 @@ _KEYS_NOTE = f"""The pods need a Secret with API keys:
 _K8S_NOTE = (
     f"{_KEYS_NOTE}Check storage, memory and CPUs: they are guesses. Files that options name must be in the image."
 )
-_RAY_NOTE = f"""For KubeRay 1.6 or later and an image with the extra `ray` (docs/ray.md).
+_RAY_NOTE = f"""For KubeRay 1.6 or later and an image with the extra `ray` (docs/how-to/ray.md).
 {_K8S_NOTE}"""
 _POOL_NOTE = f"""A pool of the pods of `--print k8s`. Your gateway provides the endpoint picker {NAME}-epp."""
 

@@ -29,7 +29,7 @@ class WorkloadConfig:
     num_requests: int = option(256, "requests of a run; at most these of a trace", aliases=("requests",))
     workload: str = option(
         "poisson",
-        f"arrival process: {', '.join(WORKLOADS)}; or a file that describes the whole workload (docs/workloads.md)",
+        f"arrival process: {', '.join(WORKLOADS)}; or a file that describes the workload (docs/how-to/workloads.md)",
         metavar="NAME|FILE.toml",
     )
     request_rate: float = option(0.0, "arrivals per second; 0 = all at once")

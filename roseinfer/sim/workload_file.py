@@ -1,4 +1,4 @@
-"""Workload files (TOML): classes of requests, arrival processes, and the machine (docs/workloads.md)."""
+"""Workload files (TOML): classes of requests, arrival processes, and the machine (docs/how-to/workloads.md)."""
 
 import tomllib
 from collections.abc import Callable, Mapping

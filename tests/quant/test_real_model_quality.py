@@ -1,6 +1,6 @@
 """Cost of eight bits in a real model: perplexity of the Python documentation, as in benchmarks/perplexity.py.
 
-Four windows give figures close to those of the whole benchmark (docs/eight-bits.md).
+Four windows give figures close to those of the whole benchmark (docs/how-to/eight-bits.md).
 """
 
 import pytest

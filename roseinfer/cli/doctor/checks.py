@@ -211,7 +211,7 @@ def _too_large(loaded: float, gpus: Sequence[Gpu]) -> str:
 def _model(model: Model, facts: Facts) -> Check:
     name = f"model {model.name}"
     if model.error is not None:
-        return problem(name, model.error, "see docs/server.md and the README for supported models")
+        return problem(name, model.error, "see docs/reference/server.md and the README for supported models")
     if model.needs is not None:
         return warning(name, model.needs, "download it, or let `serve` do so")
     kind = f" in {model.quantised}" if model.quantised else ""
@@ -272,7 +272,7 @@ def _peer(peer: Peer) -> Check:
 
 def _ray(ray: RayCluster) -> Check:
     if ray.error is not None:
-        return problem("Ray", ray.error, "docs/ray.md explains how to start a cluster")
+        return problem("Ray", ray.error, "docs/how-to/ray.md explains how to start a cluster")
     if ray.token_error is not None:
         advice = "export RAY_AUTH_MODE=token; ray get-auth-token --generate, once, and the same file on all machines"
         return warning("Ray", f"{ray.version}, {ray.token_error}", advice)

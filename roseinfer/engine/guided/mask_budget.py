@@ -8,7 +8,7 @@ module computes only; callers measure durations.
 from time import perf_counter, thread_time
 
 # Free time per row and step. Masks of ordinary schemas take 6 to 60 us, 128 us at the 99th percentile
-# (docs/structured-outputs.md). Small times add up over many rows but do not indicate a slow request.
+# (docs/how-to/structured-outputs.md). Small times add up over many rows but do not indicate a slow request.
 FREE_ROW_S = 50e-6
 # Debt forgiven per step: a share of the step's time without constraints, but at least this many seconds.
 MIN_REQUEST_S = 2e-3
