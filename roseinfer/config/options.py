@@ -211,10 +211,10 @@ class OptionSet:
         return kind(**{name: value for name, value in values.items() if name in names})
 
     def with_flags(self, message: str) -> str:
-        """Replace the names of fields in an error message by their flags."""
+        """Replace the names of fields in an error message by their flags; names of files stay."""
         for name, option in self.options.items():
             anywhere = "" if "_" in name else "^"
-            message = re.sub(rf"{anywhere}(?<![-.\w]){name}\b", option.flag, message)
+            message = re.sub(rf"{anywhere}(?<![-./\w]){name}\b(?!\.\w)", option.flag, message)
         return message
 
     def _add_positional(self, name: str, args: argparse.Namespace, given: dict[str, Any]) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.errors import ModelNotFoundError
+from roseinfer.core.generation_config import DOCUMENT as GENERATION
 from roseinfer.core.json_file import read_object
 from roseinfer.gguf.config import config_of, generation_config_of
 from roseinfer.gguf.files import is_gguf, open_gguf
 
 CONFIG = "config.json"
-GENERATION = "generation_config.json"
 
 
 def read_config(model: Path) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.errors import InvalidRequestError, UnsupportedModelError
+from roseinfer.core.generation_config import AUTO, NONE, given_document, sampling_defaults
 from roseinfer.core.json_file import shortened
-from roseinfer.core.sampling import SamplingParams
 from roseinfer.models.documents import CONFIG, GENERATION, document_path, read_config, read_generation
 from roseinfer.models.fields import MAX_SIZE
 
@@ -23,31 +23,30 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
 
 
-def read_generation_config(folder: Path) -> GenerationDefaults:
-    """Return the EOS ids of generation_config.json and config.json, and the sampling defaults if the model samples.
+def read_generation_config(folder: Path, choice: str = AUTO) -> GenerationDefaults:
+    """Return the EOS ids of generation_config.json and config.json, and the sampling defaults.
 
-    Raise `UnsupportedModelError` for a default that no request could use.
+    `choice`: the option `generation_config`. The model's own defaults count only if it samples. The document of a path
+    replaces the model's, whose EOS ids stay if the document has none. Raise `UnsupportedModelError` for a default that
+    no request could use, `ConfigError` for an unusable path.
     """
-    generation = read_generation(folder)
+    own, given = read_generation(folder), given_document(choice)
     has_config = document_path(folder, CONFIG).is_file()
     config = read_config(folder) if has_config else {}
-    ends = _eos_ids(generation, document_path(folder, GENERATION)) + _eos_ids(config, document_path(folder, CONFIG))
-    eos = tuple(dict.fromkeys(ends))
-    if not generation.get("do_sample"):
-        return GenerationDefaults(eos_token_ids=eos)
-    return GenerationDefaults(eos_token_ids=eos, **_sampling_defaults(generation, folder))
+    ends = _eos_ids(given or {}, Path(choice)) or _eos_ids(own, document_path(folder, GENERATION))
+    eos = tuple(dict.fromkeys(ends + _eos_ids(config, document_path(folder, CONFIG))))
+    if given is not None:
+        sampled = sampling_defaults(given) if given.get("do_sample", True) else {}
+    else:
+        sampled = _own_defaults(own, folder) if own.get("do_sample") and choice not in NONE else {}
+    return GenerationDefaults(eos_token_ids=eos, **sampled)
 
 
-def _sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, Any]:
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    values = {name: generation[name] for name in names if generation.get(name) is not None}
-    if values.get("top_k") == -1:  # some models write "off" as -1
-        values["top_k"] = 0
+def _own_defaults(generation: dict[str, Any], folder: Path) -> dict[str, Any]:
     try:
-        SamplingParams(**values)
+        return sampling_defaults(generation)
     except InvalidRequestError as error:
         raise UnsupportedModelError(f"{document_path(folder, GENERATION)}: {error}") from error
-    return values
 
 
 def _eos_ids(data: dict[str, Any], where: Path) -> list[int]:

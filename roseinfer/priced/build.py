@@ -24,7 +24,15 @@ DEFAULT_BLOCKS = 8192
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 # Options without meaning for a priced engine; values other than the default are an error.
 _OF_MODELS = {
-    ModelConfig: ("dtype", "quantization", "load_format", "attention_backend", "enforce_eager", "threads"),
+    ModelConfig: (
+        "dtype",
+        "quantization",
+        "load_format",
+        "generation_config",
+        "attention_backend",
+        "enforce_eager",
+        "threads",
+    ),
     CacheConfig: ("kv_cache_memory_bytes", "kv_cache_dtype", "gpu_memory_utilization"),
     ProfileConfig: ("profile",),
 }

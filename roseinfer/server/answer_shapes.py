@@ -167,6 +167,7 @@ class ModelCard(AnswerModel):
     dtype: str
     weights: str
     kv_cache: str
+    default_sampling: dict[str, float | int]
 
 
 class ModelList(AnswerModel):

@@ -156,7 +156,9 @@ def test_errors_of_the_dataclass_name_the_flag():
     with pytest.raises(ConfigError) as error:
         build("bert")
     assert OPTIONS.with_flags(str(error.value)) == "--name must not be bert, and the name matters"
-    assert OPTIONS.with_flags("--max-size, no_max_size") == "--max-size, no_max_size"
+    for kept in ("--max-size, no_max_size", "'/m/max_size.json', max_size.json"):
+        assert OPTIONS.with_flags(kept) == kept
+    assert OPTIONS.with_flags("see max_size. 'max_size'") == "see --max-size. '--max-size'"
 
 
 def test_integers_with_units():

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
+from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from roseinfer.core.generation_config import given_document
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.generation import GenerationDefaults, read_generation_config
 from roseinfer.models.spec import ExpertsSpec, ModelSpec, RopeSpec
@@ -406,6 +407,45 @@ def test_generation_defaults(tmp_path: Path) -> None:
     write(tmp_path, {"eos_token_id": "</s>"}, "generation_config.json")
     with pytest.raises(UnsupportedModelError, match="eos_token_id"):
         read_generation_config(tmp_path)
+
+
+@pytest.mark.parametrize("choice", ["none", "vllm"])
+def test_the_models_sampling_defaults_can_be_left_out(tmp_path: Path, choice: str) -> None:
+    write(tmp_path, {"eos_token_id": [7], "do_sample": True, "temperature": 0.6}, "generation_config.json")
+    assert read_generation_config(tmp_path, choice) == GenerationDefaults(eos_token_ids=(7,))
+
+
+def test_another_generation_config_replaces_the_models(tmp_path: Path) -> None:
+    model, other = tmp_path / "model", tmp_path / "other"
+    model.mkdir()
+    other.mkdir()
+    write(model, {"eos_token_id": 2})
+    write(model, {"eos_token_id": [7], "do_sample": True, "temperature": 0.6, "top_k": 20}, "generation_config.json")
+    write(other, {"temperature": 0.5}, "generation_config.json")
+    for choice in (other, other / "generation_config.json"):
+        found = read_generation_config(model, str(choice))
+        assert found == GenerationDefaults(eos_token_ids=(7, 2), temperature=0.5)
+    write(other, {"eos_token_id": 5, "do_sample": False, "temperature": 0.5}, "generation_config.json")
+    assert read_generation_config(model, str(other)) == GenerationDefaults(eos_token_ids=(5, 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no file '.*generation_config.json'"),
+        ("{", "not JSON"),
+        ("[]", "does not hold a JSON object"),
+        ('{"temperature": 9}', "generation_config.json: temperature must be within"),
+        ('{"top_p": "x"}', "generation_config.json: top_p"),
+    ],
+)
+def test_an_unusable_generation_config_is_an_error_of_the_option(
+    tmp_path: Path, text: str | None, message: str
+) -> None:
+    if text is not None:
+        (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ConfigError, match=f"^generation_config: .*{message}"):
+        given_document(str(tmp_path))
 
 
 def test_reading_a_config_needs_no_torch() -> None:

@@ -79,6 +79,8 @@ def test_facts(folder):
     assert facts.default_sampling == {"temperature": 0.6, "top_k": 20}
     assert (facts.dtype, facts.device) == ("float32", "cpu")
     assert facts.startup_s.keys() == {"load", "cache", "warm-up"}
+    plain = build(folder, model={"generation_config": "none"}).facts
+    assert plain.default_sampling == {} and set(plain.eos_token_ids) == {2, 3}
 
 
 def test_a_small_cache_shortens_the_default_context(folder):

@@ -65,6 +65,7 @@ def test_models(client: OpenAI, server: LiveServer) -> None:
     found = server.get("/v1/models").json()["data"][0]
     assert found["max_model_len"] == 64
     assert (found["dtype"], found["weights"], found["kv_cache"]) == ("float32", "fp8 by block", "fp8")
+    assert found["default_sampling"] == {}
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("some/other")
 

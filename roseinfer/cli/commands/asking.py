@@ -12,6 +12,7 @@ from roseinfer.cli.terminal.remote import Remote, given_key, is_url
 from roseinfer.config.options import Group, OptionParser, OptionSet
 from roseinfer.core.config.engine import PRICED
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.generation_config import given_document
 from roseinfer.core.progress import report, stage
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _download(options: OptionSet, given: Mapping[str, Any]) -> None:
     from roseinfer.core.config.engine import ModelConfig
 
     model = options.build(ModelConfig, given)
+    given_document(model.generation_config)  # report an unusable file first
     if model.device != PRICED:
         model_folder(model)
     tokenizer_folder(model)

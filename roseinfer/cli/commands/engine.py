@@ -9,6 +9,7 @@ from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import KeeperConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.generation_config import given_document
 
 if TYPE_CHECKING:
     from roseinfer.cluster.remote.engine_server import EngineServer
@@ -22,6 +23,7 @@ def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     engine = engine_config(OPTIONS, given)
     config = OPTIONS.build(KeeperConfig, given)
+    given_document(engine.model.generation_config)  # report an unusable file before the model is downloaded
     for name in ("bind", "tls_dir"):
         if getattr(config, name) is None:
             raise ConfigError(f"{name} must be given")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from roseinfer.cli.commands.groups import ENGINE
 from roseinfer.config.options import Group, OptionParser, OptionSet
 from roseinfer.core.errors import ConfigError, RequestFailedError
+from roseinfer.core.generation_config import AUTO, given_document
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.sampling import SamplingParams
 
@@ -66,6 +67,7 @@ def configure(parser: OptionParser) -> None:
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
     OPTIONS.build(SamplingParams, given)  # report a wrong value before the model is loaded
+    given_document(given.get("generation_config", AUTO))
     if args.system is not None and not args.chat:
         raise ConfigError("--system needs --chat")
     text = sys.stdin.read() if args.prompt == "-" else args.prompt

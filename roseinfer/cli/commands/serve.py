@@ -15,6 +15,7 @@ from roseinfer.core.config.engine import EngineConfig, ModelConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig, check_api_keys
 from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.core.generation_config import given_document
 from roseinfer.router.registry import ROUTERS
 from roseinfer.sched.estimates import LengthOptions
 from roseinfer.sched.registry import options_of
@@ -36,6 +37,7 @@ def run(args: Namespace) -> int:
     engine = engine_config(OPTIONS, given)
     replicas = OPTIONS.build(ReplicasConfig, given)
     _check_engine_options(replicas, given)
+    given_document(engine.model.generation_config)  # report an unusable file before the model is downloaded
     server = with_traces(with_keys(OPTIONS.build(ServerConfig, given), os.environ), os.environ)
     if server.length_predictor is not None:
         check_predictor(server.length_predictor, None if replicas.engine_list else engine)

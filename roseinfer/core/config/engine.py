@@ -42,6 +42,12 @@ class ModelConfig:
     tokenizer: str | None = option(None, "folder, GGUF file or id of another tokenizer", metavar="MODEL")
     revision: str | None = option(None, "branch, tag or commit on the hub")
     download_dir: str | None = option(None, "where downloads are kept; default: the hub's cache", metavar="DIR")
+    generation_config: str = option(
+        "auto",
+        "sampling defaults of requests: auto = the model's, none = OpenAI's, or a file or folder with a "
+        "generation_config.json",
+        metavar="auto|none|PATH",
+    )
     attention_backend: str = option(
         "auto",
         "auto = triton on a GPU, torch on a CPU; flashinfer was removed and means auto",

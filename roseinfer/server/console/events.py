@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from roseinfer import __version__
+from roseinfer.core.generation_config import conversation_sampling
 from roseinfer.core.outputs import PolicyStats
 from roseinfer.engine.api import EngineReport
 from roseinfer.server.observe.record_json import ms, objectives_json
@@ -20,6 +21,7 @@ def hello(service: Service) -> dict[str, Any]:
         "models": list(service.served_names),
         "policy": policy,
         "classes": {name: objectives_json(each.slo) for name, each in service.slo_classes.classes.items()},
+        "sampling": conversation_sampling(info.facts.default_sampling),
         "max_model_len": info.facts.max_model_len,
         "max_num_seqs": info.max_num_seqs,
         "engines": len(service.backend.engine.reports()),

@@ -34,6 +34,7 @@ def add(app: FastAPI, service: Service) -> None:
             "dtype": info.facts.dtype,
             "weights": info.facts.weights,
             "kv_cache": info.kv_cache,
+            "default_sampling": info.facts.default_sampling,
         }
 
     async def list_models() -> Response:

@@ -33,6 +33,7 @@ def test_hello_and_ticks(server: LiveServer) -> None:
         name, hello = next(events)
         assert name == "hello"
         assert hello["models"] == ["fake"] and hello["engines"] == 1 and hello["max_num_seqs"] == 8
+        assert hello["sampling"] == {"temperature": 0.7, "top_p": 0.95}
         assert hello["policy"] == {"name": "slack", "sheds": True, "priorities": True}
         name, first = next(events)
         assert name == "tick" and [step[6] for step in first["steps"]] == [8]
