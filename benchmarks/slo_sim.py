@@ -1,4 +1,4 @@
-"""The simulations of docs/how-to/objectives.md.
+"""The simulations of docs/research/2026-11-slack-simulated.md.
 
     python -m benchmarks.slo_sim run --traces DIR [--out DIR] [--only NAME ...]
     python -m benchmarks.slo_sim collect DIR benchmarks/results/slo-sim.json

@@ -2,7 +2,7 @@
 
     python -m benchmarks.research.grid --random-loads 200 --seed 1 [--traces DIR] [--cache DIR] [--json FILE]
 
-docs/explanation/scheduling.md ("Random loads") describes the loads and the table.
+docs/research/2026-11-random-loads.md ("Random loads") describes the loads and the table.
 """
 
 import json

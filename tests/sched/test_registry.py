@@ -45,7 +45,7 @@ from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import simulate
 from tests.helpers.engines import add, make_core, run_dry, submitted
 
-DOCS = Path(roseinfer.__file__).parent.parent / "docs" / "explanation" / "scheduling.md"
+DOCS = Path(roseinfer.__file__).parent.parent / "docs" / "reference" / "scheduler.md"
 # A value of each option that is not its default.
 OTHER = {
     "max_batch_size": 3,
@@ -197,7 +197,7 @@ def test_contenders_can_all_be_made() -> None:
 
 # --- documents ----------------------------------------------------------------------------------------------------
 def rows(head: str) -> list[list[str]]:
-    """Return the cells of the table in docs/explanation/scheduling.md whose first line begins with `head`."""
+    """Return the cells of the table in docs/reference/scheduler.md whose first line begins with `head`."""
     lines = DOCS.read_text(encoding="utf-8").splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(head)) + 2
     table = []

@@ -211,7 +211,7 @@ def _too_large(loaded: float, gpus: Sequence[Gpu]) -> str:
 def _model(model: Model, facts: Facts) -> Check:
     name = f"model {model.name}"
     if model.error is not None:
-        return problem(name, model.error, "see docs/reference/server.md and the README for supported models")
+        return problem(name, model.error, "see docs/reference/support.md for supported models")
     if model.needs is not None:
         return warning(name, model.needs, "download it, or let `serve` do so")
     kind = f" in {model.quantised}" if model.quantised else ""
