@@ -19,7 +19,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +43,7 @@ from roseinfer.server.app import create_app
 from roseinfer.server.hosting import configure_logging, new_event_loop, settle_garbage_collector
 from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.http.limits import Limits
+from roseinfer.server.observe.tracing import Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -115,10 +115,8 @@ class Bench:
         server = ServerConfig(max_num_queued_reqs=10**6)
         configure_logging(server)
         protocol = limited_protocol(Limits.of(server))
-        if self._traces:
-            to_nobody()
-            server = replace(server, otlp_endpoint="http://127.0.0.1:1/v1/traces")
-        app = create_app(self.engine, tokenizer, server, "none", self._folder / "responses.db")
+        tracing = dropped_traces() if self._traces else None
+        app = create_app(self.engine, tokenizer, server, "none", self._folder / "responses.db", tracing)
         self._store = app.state.responses.store
         self._config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False)
         self._config.load()
@@ -163,20 +161,17 @@ class Bench:
         await settle()
 
 
-def to_nobody() -> None:
-    """Drop spans instead of sending them."""
+def dropped_traces() -> Tracing:
+    """Return traces whose spans are dropped instead of sent."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-    from roseinfer.server.observe import traces
+    from roseinfer.integrations.otel.traces import Traces
 
     class Nobody(SpanExporter):
-        def __init__(self, endpoint: str) -> None:
-            pass
-
         def export(self, spans: "Sequence[ReadableSpan]") -> SpanExportResult:
             return SpanExportResult.SUCCESS
 
-    traces.OTLPSpanExporter = Nobody  # type: ignore[misc, assignment]
+    return Traces(Nobody())
 
 
 async def settle() -> None:

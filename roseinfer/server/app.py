@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client.core import Metric
@@ -44,6 +44,7 @@ from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.report import Gather, Observation
 from roseinfer.server.observe.store_metrics import StoreMetrics
 from roseinfer.server.observe.throttle import ThrottledLog
+from roseinfer.server.observe.tracing import Tracing
 from roseinfer.server.observe.watchdog import watch_descriptors, watch_engine
 from roseinfer.server.request.inference import Inference
 from roseinfer.server.request.service import Service
@@ -52,9 +53,6 @@ from roseinfer.server.response_store.shared import SharedResponses
 from roseinfer.server.response_store.start import open_store
 from roseinfer.server.routes import count_tokens, loads, models, requests, responses, status, tokenize
 from roseinfer.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from roseinfer.server.observe.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +67,18 @@ class Application(FastAPI):
 
 
 def create_app(
-    engine: Engine, tokenizer: Tokenizer, config: ServerConfig, model_name: str, response_file: Path | None = None
+    engine: Engine,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    model_name: str,
+    response_file: Path | None = None,
+    tracing: Tracing | None = None,
 ) -> Application:
-    """Return an application around an engine that is up. `response_file`: see `server_parts`.
+    """Return an application around an engine that is up. `response_file`, `tracing`: see `server_parts`.
 
     Raises `ConfigError` if the chat template does not compile.
     """
-    parts = server_parts(config, model_name, response_file=response_file)
+    parts = server_parts(config, model_name, response_file=response_file, tracing=tracing)
     parts.service.attach(engine, tokenizer)
     return build_app(parts)
 
@@ -87,7 +90,7 @@ class ServerParts:
     service: Service
     observation: Observation
     peer_queries: PeerQueries
-    traces: "Traces | None" = None
+    tracing: Tracing | None = None
     responses: SharedResponses | None = None
 
 
@@ -97,26 +100,21 @@ def server_parts(
     gather: Gather | None = None,
     peer_queries: PeerQueries | None = None,
     response_file: Path | None = None,
+    tracing: Tracing | None = None,
     **shared: Any,
 ) -> ServerParts:
     """Make the parts of one API process.
 
-    `response_file`: database of stored responses, None = not stored. `gather`: see `Observation`. `shared`: state that
-    several API processes share, see `Service`.
+    `response_file`: database of stored responses, None = not stored. `tracing`: made by the caller, as `config` says.
+    `gather`: see `Observation`. `shared`: state that several API processes share, see `Service`.
     """
-    traces = None
-    if config.otlp_endpoint is not None:
-        from roseinfer.server.observe.traces import Traces  # needs the extra `otel`
-
-        traces = Traces.to(config.otlp_endpoint)
-    wrap = None if traces is None else traces.observer
     name = (config.served_model_name or (model_name,))[0]
     keep_steps = MAX_STEPS if config.console else 0
-    observation = Observation(name, gather, keep_steps, wrap, config.enable_log_requests)
+    observation = Observation(name, gather, keep_steps, tracing, config.enable_log_requests)
     service = Service(config, model_name, observation, **shared)
     peer_queries = peer_queries or PeerQueries()
     responses = None if response_file is None else _responses(config, response_file, name, observation, peer_queries)
-    return ServerParts(service, observation, peer_queries, traces, responses)
+    return ServerParts(service, observation, peer_queries, tracing, responses)
 
 
 def _responses(
@@ -158,7 +156,7 @@ def build_app(parts: ServerParts) -> Application:
     )
     history = History(parts.responses, keyed=bool(config.api_key))
     formats = (CompletionFormat(), ChatFormat(), MessagesFormat())
-    make = Inference if parts.traces is None else parts.traces.inference
+    make = Inference if parts.tracing is None else parts.tracing.inference
     inferences = [make(service, answer_format) for answer_format in formats]
     inferences.append(make(service, ResponsesFormat(history), make_run=BackgroundRuns()))
     for inference in inferences:
@@ -184,7 +182,7 @@ def build_app(parts: ServerParts) -> Application:
         return load_header.value(wanted, reports, service.backend.info if reports else None, service.clock.now())
 
     app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics, public, load)
-    app.state.service, app.state.traces, app.state.responses = service, parts.traces, parts.responses
+    app.state.service, app.state.responses = service, parts.responses
     return app
 
 
@@ -202,7 +200,7 @@ async def _document_only() -> None:
 
 
 def _lifespan(parts: ServerParts) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    service, traces = parts.service, parts.traces
+    service, tracing = parts.service, parts.tracing
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -216,8 +214,8 @@ def _lifespan(parts: ServerParts) -> Callable[[FastAPI], AbstractAsyncContextMan
             service.close()
             if parts.responses is not None:
                 await asyncio.to_thread(parts.responses.store.close)
-            if traces is not None:
-                await asyncio.to_thread(traces.close)
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
 
     return lifespan
 

@@ -12,6 +12,7 @@ from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import Engine
 from roseinfer.engine.live import InflightLimit
+from roseinfer.integrations.otel.start import traces_to
 from roseinfer.integrations.systemd import SystemdNotifier
 from roseinfer.server.app import server_parts
 from roseinfer.server.hosting import (
@@ -81,7 +82,10 @@ async def serve(
     """
     configure_logging(config)
     parts = server_parts(
-        config, model_name, response_file=response_file(config, None if supervisor is None else supervisor.folder)
+        config,
+        model_name,
+        response_file=response_file(config, None if supervisor is None else supervisor.folder),
+        tracing=traces_to(config.otlp_endpoint),
     )
     service = parts.service
     listener = listen(config)

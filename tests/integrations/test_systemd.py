@@ -92,7 +92,7 @@ def test_a_server_of_several_processes_reports_ready_reloading_and_stopping(
 ):
     """One start tests two features: the traces of all processes reach the collector before the server ends, too."""
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="traces need the extra 'otel'")
-    from tests.server.collector import Collector
+    from tests.integrations.otel.collector import Collector
 
     cost = tmp_path / "cost.json"
     cost.write_text(json.dumps(COST))

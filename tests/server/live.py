@@ -18,6 +18,7 @@ from roseinfer.server.app import create_app
 from roseinfer.server.hosting import listen, new_event_loop
 from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.http.limits import Limits
+from roseinfer.server.observe.tracing import Tracing
 from roseinfer.server.request.service import Service
 from roseinfer.server.response_store.start import response_file
 from roseinfer.text.tokenizer import Tokenizer
@@ -30,14 +31,20 @@ PATIENCE_S = 60.0
 class LiveServer:
     """Use as a context manager. `call` runs a function on the server's event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, config: ServerConfig | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        config: ServerConfig | None = None,
+        limits: Limits | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.config = config or ServerConfig()
         self.limits = limits or Limits.of(self.config)
         self.tokenizer = tokenizer
         self.info = INFO
         self.engine: FakeEngine
         self.service: Service
-        self.traces: Any
+        self._tracing = tracing
         self._loop: asyncio.AbstractEventLoop
         self._server: uvicorn.Server
         self._listener = listen(ServerConfig(port=0))
@@ -55,8 +62,8 @@ class LiveServer:
         self._loop = asyncio.get_running_loop()
         self.engine = await self._start_engine()
         stored = response_file(self.config, Path(self._folder.name))
-        app = create_app(self.engine, self.tokenizer, self.config, "fake", stored)
-        self.service, self.traces = app.state.service, app.state.traces
+        app = create_app(self.engine, self.tokenizer, self.config, "fake", stored, self._tracing)
+        self.service = app.state.service
         self.service.limits = self.limits
         protocol = limited_protocol(self.limits)
         self._server = uvicorn.Server(

@@ -4,11 +4,13 @@ Lines on stdin: `load` lets the engine come up, `fail` lets its start fail, `rel
 """
 
 import asyncio
+import os
 import sys
 from typing import Any
 
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError
+from roseinfer.integrations.otel.endpoint import with_traces
 from roseinfer.server.hosting import new_event_loop
 from roseinfer.server.run import serve
 from roseinfer.text.tokenizer import Tokenizer
@@ -47,7 +49,7 @@ async def main(port: int, shutdown_timeout: float) -> None:
         async def close(self) -> None:
             print("engine closed", flush=True)
 
-    config = ServerConfig(port=port, shutdown_timeout=shutdown_timeout)
+    config = with_traces(ServerConfig(port=port, shutdown_timeout=shutdown_timeout), os.environ)
     await serve(start_engine, byte_level, config, "fake", lambda text: print(text, flush=True))
 
 

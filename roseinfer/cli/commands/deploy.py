@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roseinfer.cli.commands.groups import ENGINE, engine_config
-from roseinfer.cli.commands.otlp import with_traces
 from roseinfer.cli.commands.serve import check_classes, check_predictor, with_keys
 from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.replicas import DEFAULT_ROUTER, ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.integrations.otel.endpoint import with_traces
 from roseinfer.integrations.ray.plan import ALL_ADDRESSES, RAY_SERVICE, DeployConfig, Plan
 from roseinfer.router.registry import ROUTERS
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.cli.commands.groups import ENGINE, REMOVED_SECRET, engine_config
-from roseinfer.cli.commands.otlp import with_traces
 from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.engine import EngineConfig, ModelConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig, check_api_keys
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.core.generation_config import given_document
+from roseinfer.integrations.otel.endpoint import with_traces
 from roseinfer.router.registry import ROUTERS
 from roseinfer.sched.estimates import LengthOptions
 from roseinfer.sched.registry import options_of

@@ -24,6 +24,7 @@ from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.config.hub import tokenizer_folder
 from roseinfer.core.slo import Cause
 from roseinfer.engine.live import InflightLimit
+from roseinfer.integrations.otel.start import traces_to
 from roseinfer.integrations.ray.directory import directory, fetch_certificate
 from roseinfer.integrations.ray.plan import Plan
 from roseinfer.integrations.ray.register import REGISTER_INTERVAL_S, RegisteredEngine, RequestCounts
@@ -53,7 +54,7 @@ class ApiReplica:
         configure_logging(plan.server)
         self._plan = plan
         self._process = uuid4().hex[:12]
-        self._parts = server_parts(plan.server, plan.engine.model.model)
+        self._parts = server_parts(plan.server, plan.engine.model.model, tracing=traces_to(plan.server.otlp_endpoint))
         # Serve creates uvicorn's server, and uvicorn then looks up its connection class here.
         uvicorn.protocols.http.auto.AutoHTTPProtocol = limited_protocol(self._parts.service.limits)
         self._engine_directory = DynamicDirectory()

@@ -26,6 +26,7 @@ from roseinfer.server.observe.metrics import (
 from roseinfer.server.observe.record_json import why_json
 from roseinfer.server.observe.records import RequestEntry, RequestRecords
 from roseinfer.server.observe.routing import RoutingMetrics
+from roseinfer.server.observe.tracing import Tracing
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.job import (
@@ -97,8 +98,6 @@ log = logging.getLogger(__name__)
 Gather = Callable[[Snapshot], Awaitable[Snapshot]]
 # Metrics read at scrape time that are the same in all processes.
 Gauges = Callable[[], Awaitable[Iterable[Metric]]]
-# Wraps the request observer with another one (tracing).
-WrapObserver = Callable[[Observer, RequestRecords], Observer]
 
 
 class RequestReports:
@@ -182,7 +181,7 @@ class Observation:
     """Metrics and request records of one API process, and the text of its `/metrics`.
 
     `gather`: merges the numbers of other processes. `keep_steps`: step records that `steps` keeps, if this process
-    receives any. `wrap`: wraps the request observer.
+    receives any.
     """
 
     def __init__(
@@ -190,7 +189,7 @@ class Observation:
         model_name: str,
         gather: Gather | None = None,
         keep_steps: int = 0,
-        wrap: WrapObserver | None = None,
+        tracing: Tracing | None = None,
         log_starts: bool = False,
     ) -> None:
         self.registry = MetricRegistry()
@@ -199,7 +198,7 @@ class Observation:
         self._model_name = model_name
         self.exposition = Exposition(self.registry, model_name)
         self._gather = gather
-        self._wrap = wrap
+        self._tracing = tracing
         self._gauges: Gauges | None = None
         self._engine: Engine | None = None
         self._owner: EngineOwner | None = None
@@ -231,7 +230,7 @@ class Observation:
             engine.on_routing(self._routing)
         slo_metrics = SloMetrics(self.registry, self._values)
         reports = RequestReports(metrics, slo_metrics, self.records, self._log_starts)
-        return reports if self._wrap is None else self._wrap(reports, self.records)
+        return reports if self._tracing is None else self._tracing.observer(reports, self.records)
 
     def lengths(self) -> LengthMetrics:
         """Declare metrics of length prediction. Call after `attach`, like the next two."""

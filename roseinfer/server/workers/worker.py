@@ -14,6 +14,7 @@ import uvicorn
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.cluster.start import routed_engine
 from roseinfer.core.errors import RoseinferError
+from roseinfer.integrations.otel.start import traces_to
 from roseinfer.processes.channel import MessageChannel
 from roseinfer.processes.child import ErrorReport, exit_with_parent, ignore_terminal_signals, read_boot
 from roseinfer.processes.shared_rows import SharedRows
@@ -103,6 +104,7 @@ class Worker:
             self._gather,
             self._peer_queries,
             response_file=None if boot.response_file is None else Path(boot.response_file),
+            tracing=traces_to(boot.config.otlp_endpoint),
             room=SharedOccupancy(self._counters, boot.index),
             share=1 / boot.workers,
             slo_classes=boot.slo_classes,

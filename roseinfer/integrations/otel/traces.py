@@ -1,4 +1,4 @@
-"""OpenTelemetry traces of inference requests. Needs the extra `otel`, so it is imported only if traces are sent.
+"""Traces of inference requests. Needs the extra `otel`, so it is imported only if traces are sent.
 
 All spans of a request are made after its end, from its record, so a token costs nothing. Attribute names follow the
 GenAI conventions (open-telemetry/semantic-conventions-genai, "Development"). They are literals because the constants of
@@ -24,9 +24,9 @@ from roseinfer import __version__
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import RequestTimes
+from roseinfer.integrations.otel.span_attributes import Value, of_choice, of_job, of_result, of_verdict
 from roseinfer.server.http.errors import ApiError, as_api_error
 from roseinfer.server.observe.records import RequestEntry, RequestRecords
-from roseinfer.server.observe.span_attributes import Value, of_choice, of_job, of_result, of_verdict
 from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.inference import AnswerFormat, Inference, MakeRun

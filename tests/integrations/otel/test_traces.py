@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from roseinfer.core.outputs import RequestTimes
@@ -12,6 +13,8 @@ from roseinfer.engine.api import Route
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, Wait, rejected
 from tests.server.live import LiveServer, http_post, read_all
+from tests.server.test_run import Process
+from tests.text.tokenizers import byte_level
 
 pytest.importorskip("opentelemetry.sdk", reason="traces need the extra 'otel'")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="traces need the extra 'otel'")
@@ -20,9 +23,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from roseinfer.core.config.server import ServerConfig
-from roseinfer.server.observe import traces as module
-from tests.server.collector import Collector
+from roseinfer.integrations.otel import traces as module
+from roseinfer.integrations.otel.start import traces_to
+from roseinfer.integrations.otel.traces import Traces
+from tests.integrations.otel.collector import Collector
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 WHY = Why(((Cause.SEATS, 0.2), (Cause.STEP, 0.05)), Forecast(0.4, 0.03), chunks=2, steps=9, sat_out=1)
@@ -31,13 +35,14 @@ WHY = Why(((Cause.SEATS, 0.2), (Cause.STEP, 0.05)), Forecast(0.4, 0.03), chunks=
 class Traced:
     """A server whose spans stay in this process."""
 
-    def __init__(self, server: LiveServer, exporter: InMemorySpanExporter) -> None:
+    def __init__(self, server: LiveServer, traces: Traces, exporter: InMemorySpanExporter) -> None:
         self.server = server
+        self.traces = traces
         self.exporter = exporter
 
     def spans(self, requests: int = 1) -> list[ReadableSpan]:
         """Return and clear the spans of `requests` requests."""
-        provider = self.server.traces.provider
+        provider = self.traces.provider
         self.server.until(lambda: provider.force_flush() and self._roots() >= requests)
         found = list(self.exporter.get_finished_spans())
         self.exporter.clear()
@@ -57,16 +62,16 @@ PHASES = ("queue", "prefill", "decode")
 
 
 @pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return byte_level()
+
+
+@pytest.fixture(scope="module")
 def module_traced(tokenizer: Tokenizer) -> Iterator[Traced]:
     exporter = InMemorySpanExporter()
-    server = LiveServer(tokenizer, ServerConfig(otlp_endpoint="http://127.0.0.1:1/v1/traces"))
-    with pytest.MonkeyPatch.context() as patch:  # until it is up
-        patch.setattr(module, "OTLPSpanExporter", lambda endpoint: exporter)
-        server.__enter__()
-    try:
-        yield Traced(server, exporter)
-    finally:
-        server.__exit__()
+    traces = Traces(exporter)
+    with LiveServer(tokenizer, tracing=traces) as server:
+        yield Traced(server, traces, exporter)
 
 
 @pytest.fixture
@@ -266,7 +271,7 @@ def test_phases_of_what_was_cut_short_end_when_it_did():
 
 def test_a_collector_gets_all_of_them_before_the_server_has_ended(tokenizer: Tokenizer):
     with Collector() as collector:
-        with LiveServer(tokenizer, ServerConfig(otlp_endpoint=collector.url)) as server:
+        with LiveServer(tokenizer, tracing=traces_to(collector.url)) as server:
             for _ in range(3):
                 assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
             assert server.post("/v1/completions", {"prompt": "x", "max_tokens": -2}).status_code == 400
@@ -277,10 +282,22 @@ def test_a_collector_gets_all_of_them_before_the_server_has_ended(tokenizer: Tok
     assert {"service.version", "telemetry.sdk.name"} <= collector.resources[0].keys()
 
 
+def test_a_server_of_one_process_sends_its_traces(monkeypatch: pytest.MonkeyPatch):
+    with Collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", collector.url)
+        server = Process()
+        server.ready()
+        server.say("release")
+        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+        server.signal()
+        assert server.end()[0] == 0
+    assert "text_completion fake" in [span.name for span in collector.spans]
+
+
 def test_without_a_collector_requests_are_answered_and_the_server_ends(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(module, "FLUSH_TIMEOUT_S", 0.05)
-    with LiveServer(tokenizer, ServerConfig(otlp_endpoint="http://127.0.0.1:1/v1/traces")) as server:
+    with LiveServer(tokenizer, tracing=traces_to("http://127.0.0.1:1/v1/traces")) as server:
         assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
     assert "traces are lost: the collector did not accept them within 0.05 s" in caplog.text

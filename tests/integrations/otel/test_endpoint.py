@@ -2,10 +2,10 @@
 
 import pytest
 
-from roseinfer.cli.commands import otlp
-from roseinfer.cli.commands.otlp import with_traces
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.integrations.otel import endpoint as module
+from roseinfer.integrations.otel.endpoint import with_traces
 
 URL = "http://127.0.0.1:4318"
 BASE, TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
@@ -14,7 +14,7 @@ PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(otlp, "find_spec", lambda name: name)
+    monkeypatch.setattr(module, "find_spec", lambda name: name)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_what_cannot_be_used_is_refused_by_name(given: str | None, environment: 
 def test_without_the_extra_the_error_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, given: str | None, environment: dict[str, str]
 ):
-    monkeypatch.setattr(otlp, "find_spec", lambda name: None)
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'roseinfer\[otel\]'"):
         with_traces(ServerConfig(otlp_endpoint=given), environment)
     assert with_traces(ServerConfig(), {}).otlp_endpoint is None, "without them nobody needs it"
