@@ -36,6 +36,12 @@ def part_names(name: str) -> list[str]:
     return names
 
 
+def is_first_part(name: str) -> bool:
+    """Return True unless `name` is a later part of a model in several files."""
+    match = _PART.fullmatch(name)
+    return match is None or int(match["number"]) == 1
+
+
 def open_gguf(path: Path) -> GgufFile:
     """Read the metadata of the model whose only or first file is `path`, and the tensors of all its parts.
 

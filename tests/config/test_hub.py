@@ -40,6 +40,9 @@ class Hub:
         self.folder, self.error, self.content = folder, error, content
         self.call: dict[str, Any] = {}
 
+    def list_repo_files(self, repo_id: str, **options: Any) -> list[str]:
+        return self.content
+
     def snapshot_download(self, repo_id: str, **options: Any) -> str:
         self.call = {"repo_id": repo_id, **options}
         if self.error is not None:
@@ -69,6 +72,7 @@ def no_hub(monkeypatch):
 
 def use(monkeypatch, stand_in: Hub) -> Hub:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", stand_in.snapshot_download)
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", stand_in.list_repo_files)
     return stand_in
 
 
@@ -89,7 +93,7 @@ def test_tiny_is_in_this_package(no_hub):
 
 def test_a_folder(no_hub, monkeypatch, tmp_path):
     (tmp_path / "m").mkdir()
-    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+    with pytest.raises(ModelNotFoundError, match=r"the folder has neither a config\.json nor a GGUF file"):
         resolve_model(str(tmp_path / "m"))
     (tmp_path / "m" / "config.json").write_text("{}")
     assert resolve_model(str(tmp_path / "m")) == tmp_path / "m"
@@ -127,7 +131,7 @@ def test_without_weights(monkeypatch, tmp_path):
 
 def test_a_repository_without_a_model(monkeypatch, tmp_path):
     use(monkeypatch, Hub(tmp_path, content=["README.md", "tokenizer.json"]))
-    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+    with pytest.raises(ModelNotFoundError, match=r"the repository has neither a config\.json nor a GGUF file"):
         resolve_model("org/data")
 
 
@@ -145,8 +149,6 @@ def test_a_gguf_file(no_hub, tmp_path):
     assert tokenizer_folder(ModelConfig(model=str(tmp_path), gguf_file="m.gguf")) == tmp_path / "m.gguf"
     with pytest.raises(ModelNotFoundError, match=r"no file 'other\.gguf'"):
         resolve_model(str(tmp_path), gguf_file="other.gguf")
-    with pytest.raises(ModelNotFoundError, match=r"choose one of its GGUF files, for example --gguf-file m\.gguf"):
-        resolve_model(str(tmp_path))
     for name in ("tiny", str(tmp_path / "m.gguf")):
         with pytest.raises(ModelNotFoundError, match="--gguf-file requires a folder or a Hugging Face id as model"):
             resolve_model(name, gguf_file="m.gguf")
@@ -158,10 +160,40 @@ def test_a_folder_whose_name_ends_as_a_gguf_files_does(no_hub, tmp_path):
     folder.mkdir()
     (folder / "a.gguf").write_bytes(b"GGUF")
     assert resolve_model(str(folder), gguf_file="a.gguf") == folder / "a.gguf"
-    with pytest.raises(ModelNotFoundError, match=r"choose one of its GGUF files, for example --gguf-file a\.gguf"):
-        resolve_model(str(folder))
+    assert resolve_model(str(folder)) == folder / "a.gguf"
     (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").touch()
     assert resolve_model(str(folder)) == cached_model(str(folder)) == folder
+
+
+def test_the_only_gguf_file_of_a_folder_needs_no_name(no_hub, tmp_path):
+    for part in (1, 2):
+        (tmp_path / f"m-0000{part}-of-00002.gguf").touch()
+    (tmp_path / "config.json").write_text("{}")
+    first = tmp_path / "m-00001-of-00002.gguf"
+    assert resolve_model(str(tmp_path)) == tokenizer_folder(ModelConfig(model=str(tmp_path))) == first
+    assert cached_model(str(tmp_path)) == first
+    assert resolve_model(str(tmp_path), weights=False) == tmp_path, "a folder may be a tokenizer only"
+    (tmp_path / "n.gguf").touch()
+    with pytest.raises(ModelNotFoundError, match=r"the folder has 2 GGUF models; .*--gguf-file: m-0.*, n\.gguf$"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    assert resolve_model(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("more", [[], ["config.json"]])
+def test_the_only_gguf_file_of_a_repository_needs_no_name(monkeypatch, tmp_path, more):
+    """Some repositories have a config.json beside GGUF files."""
+    stand_in = use(monkeypatch, Hub(tmp_path, content=["README.md", "Q8/m.gguf", *more]))
+    config = ModelConfig(model="org/model")
+    assert model_folder(config) == tokenizer_folder(config) == tmp_path / "Q8" / "m.gguf"
+    assert stand_in.selected() == ["Q8/m.gguf"]
+
+
+def test_a_listing_of_many_gguf_files_is_short(monkeypatch, tmp_path):
+    use(monkeypatch, Hub(tmp_path, content=[f"m-{number:02}.gguf" for number in range(30)]))
+    with pytest.raises(ModelNotFoundError, match=r"30 GGUF models; .*m-11\.gguf and 18 more$"):
+        resolve_model("org/model")
 
 
 def test_a_repository_whose_name_ends_as_a_gguf_files_does(monkeypatch, tmp_path):
@@ -203,7 +235,8 @@ def test_a_gguf_file_that_the_hub_does_not_have(monkeypatch, tmp_path):
     use(monkeypatch, Hub(tmp_path, content=GGUF_REPOSITORY))
     with pytest.raises(ModelNotFoundError, match=r"org/model: no file 'm-Q2_K\.gguf'"):
         resolve_model("org/model", gguf_file="m-Q2_K.gguf")
-    with pytest.raises(ModelNotFoundError, match=r"no config\.json.*choose one with --gguf-file"):
+    listed = r"4 GGUF models; choose one with --gguf-file: big/m-00001-of-00002\.gguf, m-Q4_K_M\.gguf, m-Q8_0\.gguf, x"
+    with pytest.raises(ModelNotFoundError, match=f"org/model: the repository has {listed}"):
         resolve_model("org/model")
 
 
@@ -234,7 +267,7 @@ def hub_error(kind: type[Exception]) -> Exception:
         (hub_error(errors.RepositoryNotFoundError), "no such model on the hub"),
         (hub_error(errors.RevisionNotFoundError), "no revision 'v9'"),
         (errors.HFValidationError("bad id"), "neither a folder nor a Hugging Face id"),
-        (errors.LocalEntryNotFoundError("offline"), "hub cannot be reached"),
+        (errors.LocalEntryNotFoundError("offline"), "hub could not be reached"),
         (ConnectionError("reset\nby peer"), "download failed: ConnectionError: reset$"),
         (RuntimeError(), "download failed: RuntimeError"),
     ],
@@ -245,6 +278,28 @@ def test_errors_are_one_clear_line(monkeypatch, tmp_path, error, message):
     with pytest.raises(ModelNotFoundError, match=f"^org/model: .*{message}") as caught:
         resolve_model("org/model", revision="v9")
     assert "\n" not in str(caught.value) and caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("tinny", "'tiny', the embedded model"),
+        ("models/SmolML", "'models/SmolLM'"),
+        ("./smollm.ggu", None),
+        ("models/Smol-Q8.gguf", "'models/Smol-Q4.gguf'"),
+        ("gpt3", None),
+    ],
+)
+def test_a_near_name_is_suggested(monkeypatch, tmp_path, name, near):
+    use(monkeypatch, Hub(tmp_path, errors.LocalEntryNotFoundError("offline")))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("SmolLM", "unrelated"):
+        (tmp_path / "models" / folder).mkdir(parents=True)
+    (tmp_path / "models" / "SmolLM" / "config.json").write_text("{}")
+    (tmp_path / "models" / "Smol-Q4.gguf").touch()
+    with pytest.raises(ModelNotFoundError, match=f"^{name}: no such ") as caught:
+        resolve_model(name)
+    assert str(caught.value).partition("; did you mean ")[2].rstrip("?") == (near or "")
 
 
 def test_interrupting_a_download_is_no_error_of_the_model(monkeypatch, tmp_path):
@@ -266,7 +321,7 @@ def test_offline_the_cache_is_used(monkeypatch, tmp_path):
     assert cached_model("org/model", download_dir=str(tmp_path)) == snapshot
     assert cached_model("org/model", download_dir=str(tmp_path), revision=commit) == snapshot
     assert cached_model("org/model", download_dir=str(tmp_path), revision="other") is None
-    with pytest.raises(ModelNotFoundError, match="hub cannot be reached"):
+    with pytest.raises(ModelNotFoundError, match="hub could not be reached"):
         resolve_model("org/other", download_dir=str(tmp_path))
 
 

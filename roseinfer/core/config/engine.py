@@ -19,7 +19,9 @@ class ModelConfig:
     """Model to load, and how to load it."""
 
     model: str = option("tiny", "'tiny' (embedded), a folder, a GGUF file, or a Hugging Face id", metavar="MODEL")
-    gguf_file: str | None = option(None, "the GGUF file to load of MODEL, a folder or an id", metavar="NAME")
+    gguf_file: str | None = option(
+        None, "the GGUF file to load of MODEL, a folder or an id; not needed if it has only one", metavar="NAME"
+    )
     dtype: str = option(
         "auto",
         "weights and computation; auto = the checkpoint's on a GPU, float32 on a CPU",

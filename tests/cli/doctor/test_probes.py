@@ -99,7 +99,7 @@ def test_models(name: str, error: str | None, needs: str | None) -> None:
 
 
 def test_a_folder_without_weights_or_with_an_unknown_architecture(tmp_path: Path) -> None:
-    assert "no config.json" in str(probes.read_model(str(tmp_path)).error)
+    assert "neither a config.json nor a GGUF file" in str(probes.read_model(str(tmp_path)).error)
     (tmp_path / "config.json").write_text('{"architectures": ["Nobody"]}')
     assert "not supported" in str(probes.read_model(str(tmp_path)).error)
 
