@@ -163,20 +163,18 @@ class Request:
     def __init__(
         self,
         request_id: str,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        meta: RequestMeta = NO_META,
+        prompt: Prompt,
         *,
         seed: int = 0,
         stop_ids: frozenset[int] = frozenset(),
         fork_of: str | None = None,
-        guided: bool = False,
     ) -> None:
-        if not prompt_ids:
+        if not prompt.ids:
             raise InvalidRequestError("the prompt is empty", "prompt")
+        params, meta = prompt.params, prompt.meta
         self.request_id = request_id
-        self.tokens = list(prompt_ids)
-        self.prompt_len = len(prompt_ids)
+        self.tokens = list(prompt.ids)
+        self.prompt_len = len(prompt.ids)
         self.params = params
         self.seed = seed
         self.stop_ids = stop_ids
@@ -188,7 +186,7 @@ class Request:
         self.tenant = meta.tenant
         self.priority = meta.priority
         self.predicted_len = meta.predicted_len
-        self.guided = guided
+        self.guided = prompt.guide is not None and prompt.guide.constrains
         self.hinted = meta.hinted
         # With max_tokens = 0 one token is still sampled at the end of the prompt; commit drops it.
         self.max_len = self.prompt_len + max(1, params.max_tokens)

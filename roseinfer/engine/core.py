@@ -242,17 +242,15 @@ class EngineCore:
     def _make_request(self, new: Add, index: int, seed: int) -> Request:
         prompt, params = new.prompt, new.prompt.params
         if index and params.prompt_logprobs is not None:
-            params = replace(params, prompt_logprobs=None)  # sample 0 reports them for all
+            # Sample 0 reports them for all.
+            prompt = replace(prompt, params=replace(params, prompt_logprobs=None))
         stop_ids = frozenset(params.stop_token_ids)
         return Request(
             sequence_id(new.request_id, index),
-            prompt.ids,
-            params,
-            prompt.meta,
+            prompt,
             seed=wrap_int64(seed + index),
             stop_ids=stop_ids if params.ignore_eos else stop_ids | self.eos_ids,
             fork_of=sequence_id(new.request_id, 0) if index else None,
-            guided=prompt.guide is not None and prompt.guide.constrains,
         )
 
     def abort(self, sequence_ids: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from roseinfer.core.request import Request, RequestMeta, Status
+from roseinfer.core.request import Prompt, Request, RequestMeta, Status
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Rejection, Slo
 from roseinfer.sched.policy import Admitted, Decision, Policy, Queued, Verdict, View
@@ -32,15 +32,17 @@ class State:
     ) -> Request:
         request = Request(
             name,
-            [1] * prompt,
-            SamplingParams(max_tokens=1000),
-            RequestMeta(
-                slo=Slo(**objectives) if objectives else None,
-                predicted_len=predicted,
-                hinted=hinted,
-                tenant=tenant,
-                priority=priority,
-                arrival_s=self.now_s,
+            Prompt(
+                [1] * prompt,
+                SamplingParams(max_tokens=1000),
+                RequestMeta(
+                    slo=Slo(**objectives) if objectives else None,
+                    predicted_len=predicted,
+                    hinted=hinted,
+                    tenant=tenant,
+                    priority=priority,
+                    arrival_s=self.now_s,
+                ),
             ),
         )
         self.policy.observe(Queued(request))

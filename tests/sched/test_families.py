@@ -98,7 +98,7 @@ def test_a_preempted_sample_0_leads_its_family_again_from_the_head_of_the_queue(
 
 def test_a_preempted_sample_comes_before_its_siblings_that_never_ran() -> None:
     queue = WaitingQueue(lambda request: False)
-    samples = [Request(f"a:{i}", [1], SamplingParams(), fork_of="a:0" if i else None) for i in range(4)]
+    samples = [Request(f"a:{i}", Prompt([1], SamplingParams()), fork_of="a:0" if i else None) for i in range(4)]
     for sample in samples[1:]:
         queue.add(sample)
     queue.discard(samples[3])
@@ -115,7 +115,7 @@ def test_entries_and_requests_agree_whatever_comes_and_goes(seed: int) -> None:
     blocked: set[str] = set()
     queue = WaitingQueue(lambda request: request.fork_of in blocked)
     outside = [
-        Request(f"{family}:{i}", [1], SamplingParams(), fork_of=f"{family}:0" if i else None)
+        Request(f"{family}:{i}", Prompt([1], SamplingParams()), fork_of=f"{family}:0" if i else None)
         for family in range(4)
         for i in range(rng.choice([1, 1, 3, 5]))
     ]

@@ -125,7 +125,9 @@ def test_sums_over_a_batch_stay_true_while_requests_come_and_go() -> None:
             batch.remove(inside.pop(rng.randrange(len(inside))))
         else:
             slo = Slo(tpot_s=rng.choice((0.02, 0.03, 0.05, 0.1)))
-            track = Track(Request(str(number), [1] * rng.randrange(1, 900), SamplingParams(), RequestMeta(slo=slo)))
+            track = Track(
+                Request(str(number), Prompt([1] * rng.randrange(1, 900), SamplingParams(), RequestMeta(slo=slo)))
+            )
             track.length = rng.randrange(1, 900)
             batch.add(track, 0.0)
             inside.append(track)

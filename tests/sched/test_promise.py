@@ -166,6 +166,6 @@ def test_while_nobody_has_objectives_nothing_is_owed() -> None:
 
 def test_the_usual_length_of_an_output() -> None:
     table = EcdfLengths()
-    assert table.usual == table.total(Request("a", [1], SamplingParams(max_tokens=10_000)))
+    assert table.usual == table.total(Request("a", Prompt([1], SamplingParams(max_tokens=10_000))))
     assert make_lengths("classifier").usual == table.usual
     assert OracleLengths().usual == 0.0
