@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -251,15 +252,20 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def greeting(config: ServerConfig, model_name: str, listener: socket.socket, info: EngineInfo) -> str:
-    """Return the startup message: address, formats of weights and K/V (unless priced), and a command to try."""
+def greeting(config: ServerConfig, model_name: str, listener: socket.socket, info: EngineInfo, *, chats: bool) -> str:
+    """Return the startup message: address, formats of weights and K/V (unless priced), and a command to try.
+
+    `chats`: the model has a chat template.
+    """
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{shown}:{port}"
     name = (config.served_model_name or (model_name,))[0]
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key else ""
-    body = json.dumps({"model": name, "prompt": "def fibonacci(", "max_tokens": 64, "temperature": 0})
-    command = f"curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    chat = {"messages": [{"role": "user", "content": "Write a function that reverses a string"}]}
+    path, asked = ("chat/completions", chat) if chats else ("completions", {"prompt": "def fibonacci("})
+    body = shlex.quote(json.dumps({"model": name, **asked, "max_tokens": 64, "temperature": 0}))
+    command = f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {body}"
     ways = "open it in a browser, or try" if config.console else "try"
     kept = "" if info.facts.device == PRICED else f"weights in {info.facts.weights}, K/V in {info.kv_cache}; "
     return f"{name} is served on {url}; {kept}{ways}\n  {command}"

@@ -102,7 +102,7 @@ async def serve(
         engine = await _unless(signals.first, _start(service, start_engine, load_tokenizer))
         if engine is not None:
             settle_garbage_collector()
-            words = greeting(config, model_name, listener, engine.info)
+            words = greeting(config, model_name, listener, engine.info, chats=service.chats)
             announce(words)
             systemd.ready(words.partition(";")[0])
             await first_of(signals.first.wait(), *map(end_of, ends))

@@ -3,23 +3,29 @@
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import pty
 import select
+import shlex
 import signal
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.server.hosting import (
     MAX_AUTO_WORKERS,
     MAX_YOUNG_OBJECTS,
     Signals,
+    greeting,
     new_event_loop,
     settle_garbage_collector,
     worker_count,
 )
+from tests.server.live import LiveServer
 
 
 def test_the_event_loop_is_uvloops_where_there_is_one() -> None:
@@ -46,6 +52,20 @@ def test_how_many_workers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("os.sched_getaffinity", lambda pid, cores=cores: set(range(cores)), raising=False)
         assert worker_count(None, device) == workers <= MAX_AUTO_WORKERS
         assert worker_count(None, "cpu") == 1
+
+
+@pytest.mark.parametrize("chats", [True, False])
+def test_the_first_line_suggests_a_request_that_the_server_accepts(shared: LiveServer, chats: bool) -> None:
+    config = ServerConfig(served_model_name=("fake", "it's"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        words = greeting(config, "fake", listener, shared.engine.info, chats=chats)
+    first, command = words.splitlines()
+    assert first.startswith(f"fake is served on {url};")
+    curl, address, *_, body = shlex.split(command)
+    path = "/v1/chat/completions" if chats else "/v1/completions"
+    assert (curl, address) == ("curl", url + path)
+    assert shared.post(path, json.loads(body)).status_code == 200
 
 
 HANGS_UP = """

@@ -136,7 +136,7 @@ def test_loading_then_ready_then_the_command_to_try(start: Callable[..., Process
     process.say("release")
     if shutil.which("curl"):
         done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=PATIENCE_S)
-        assert '"text_completion"' in done.stdout
+        assert '"chat.completion"' in done.stdout
     process.signal()
     code, out, err = process.end()
     assert (code, out) == (0, "engine closed\n")

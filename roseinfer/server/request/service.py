@@ -141,6 +141,11 @@ class Service:
             raise self.lifecycle.refusal() or unavailable("loading", "The model is still loading", STALLED_RETRY_S)
         return self._backend
 
+    @property
+    def chats(self) -> bool:
+        """True if the model has a chat template. Raises `ApiError` 503 while it is loading."""
+        return self.backend.tokenizer.chat_template is not None
+
     def ill_health(self) -> ApiError | None:
         """Return the error of `/health`: loading, or a dead or hung engine."""
         if self._backend is None:

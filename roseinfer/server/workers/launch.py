@@ -17,8 +17,8 @@ MakeBoot = Callable[[int, int, int, int], WorkerBoot]
 class WorkerProcess:
     """The manager's record of a worker. `index`: its place among the workers; `number`: unique among all ever started.
 
-    `serving`: it takes connections; `up`: and requests; `idle`: it drains and has no request left; `late`: its
-    heartbeat is late, so it gets no connections; `timed_out`: it was killed for that.
+    `serving`: it takes connections; `up`: and requests; `chats`: its model has a chat template; `idle`: it drains and
+    has no request left; `late`: its heartbeat is late, so it gets no connections; `timed_out`: it was killed for that.
     """
 
     def __init__(self, index: int, number: int, connections: ConnectionSender) -> None:
@@ -27,7 +27,7 @@ class WorkerProcess:
         self.connections = connections
         self.child: ChildProcess
         self.channel: MessageChannel[FromManager, FromWorker]
-        self.serving = self.up = self.idle = self.late = self.timed_out = False
+        self.serving = self.up = self.chats = self.idle = self.late = self.timed_out = False
 
     def send(self, message: FromManager) -> None:
         self.channel.send(message)

@@ -119,7 +119,8 @@ class ServerManager:
         try:
             info = await self._start_or_stop()
             if info is not None:
-                words = greeting(self._served.server, self._served.model_name, self._listener, info)
+                chats = any(worker.chats for worker in self._pool.workers.values())
+                words = greeting(self._served.server, self._served.model_name, self._listener, info, chats=chats)
                 self._announce(words)
                 self._service_manager.ready(words.partition(";")[0])
                 await first_of(self._signals.first.wait(), *map(end_of, failures))

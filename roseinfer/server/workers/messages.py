@@ -40,7 +40,9 @@ class Serving(msgspec.Struct, tag="serving"):
 
 
 class Up(msgspec.Struct, tag="up"):
-    """The worker has an engine and takes requests."""
+    """The worker has an engine and takes requests. `chats`: its model has a chat template."""
+
+    chats: bool = False
 
 
 class WorkerFailed(msgspec.Struct, tag="failed"):

@@ -246,7 +246,7 @@ class WorkerPool:
                 self._monitors[worker] = HeartbeatMonitor(LATE_S, self._timeout_s)
             self._callbacks.on_serving(worker)
         elif isinstance(message, Up):
-            worker.up = True
+            worker.up, worker.chats = True, message.chats
             self._callbacks.on_up(worker)
             if self._complete:
                 log.info("API worker %d takes requests", worker.index)

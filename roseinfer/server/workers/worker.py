@@ -165,7 +165,7 @@ class Worker:
         self._service.attach(engine, tokenizer)
         self._service.warm_up()
         settle_garbage_collector()
-        self._channel.send(Up())
+        self._channel.send(Up(chats=self._service.chats))
         return engine
 
     async def _end_requests(self) -> None:
