@@ -30,10 +30,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Server:
-    """`roseinfer serve` in its own process group. Its output is appended to `log`."""
+def with_package(tree: Path) -> dict[str, str]:
+    """Return the environment in which Python finds the packages of `tree` first."""
+    path = [str(tree.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+
+class Server:
+    """`roseinfer serve` in its own process group. Its output is appended to `log`.
+
+    `tree`: a folder with another `roseinfer` package to serve; default: the one that runs this.
+    """
+
+    def __init__(self, arguments: Sequence[str], log: Path, tree: Path | None = None) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = log
@@ -41,7 +50,13 @@ class Server:
         self.started_s = time.perf_counter()
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                cwd=tree,
+                env=None if tree is None else with_package(tree),
             )
 
     @property

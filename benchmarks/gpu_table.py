@@ -81,12 +81,7 @@ class ModelRun:
         self._name = name
         self._server: Server | None = None
         self._starts_left = 2
-        self._arguments = [
-            *(str(folder), "--served-model-name", name, "--load-format", "dummy"),
-            *("--max-model-len", str(MODELS[name].max_model_len), "--gpu-memory-utilization", MEMORY_SHARE),
-            *shlex.split(MODELS[name].options),
-            *shlex.split(sweep.args.server_args),
-        ]
+        self._arguments = [*server_arguments(name, folder), *shlex.split(sweep.args.server_args)]
         shown = [MODELS[name].folder, *self._arguments[1:]]
         self.facts: dict[str, Any] = {"command": ["roseinfer", "serve", *shown], "start_s": [], "errors": []}
 
@@ -98,7 +93,7 @@ class ModelRun:
                 raise ServerError("no time was left")
             server = self._up()
             config = row.load(shift)
-            summary = run_client(sweep, server, self._name, row.flags(shift), f"{row.key} {repetition}")
+            summary = run_client(sweep.args, server, self._name, row.flags(shift), f"{row.key} {repetition}")
             sweep.runs.setdefault(row.key, []).append(read_summary(summary, config.seed))
         except (ServerError, LookupError, ValueError, OSError) as error:
             sweep.errors[row.key] = f"{type(error).__name__}: {error}"
@@ -117,7 +112,7 @@ class ModelRun:
         self.facts["start_s"].append(round(server.await_health(patience_s), 2))
         self.facts |= server.facts()
         print(f"{self._name}: ready after {self.facts['start_s'][-1]} s", flush=True)
-        run_client(self._sweep, server, self._name, WARM_UP, "warm-up")
+        run_client(self._sweep.args, server, self._name, WARM_UP, "warm-up")
         return server
 
     def restart(self) -> None:
@@ -145,18 +140,29 @@ def seed_shift(args: argparse.Namespace, repetition: int) -> int:
     return int(args.seed) + REPEAT_SHIFT * repetition
 
 
-def run_client(sweep: Sweep, server: Server, model: str, flags: Sequence[str], label: str) -> dict[str, Any]:
+def server_arguments(name: str, folder: Path, memory_share: str = MEMORY_SHARE) -> list[str]:
+    """Return the arguments of `roseinfer serve` for a model of the table."""
+    return [
+        *(str(folder), "--served-model-name", name, "--load-format", "dummy"),
+        *("--max-model-len", str(MODELS[name].max_model_len), "--gpu-memory-utilization", memory_share),
+        *shlex.split(MODELS[name].options),
+    ]
+
+
+def run_client(
+    args: argparse.Namespace, server: Server, model: str, flags: Sequence[str], label: str
+) -> dict[str, Any]:
     """Return the client's summary. Raises `ServerError` if it ends without one."""
-    client = sweep.args.client
+    client = args.client
     command = [sys.executable, str(client)] if client else [sys.executable, "-m", "roseinfer.cli", "bench", "serve"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "client.json"
         command += ["--url", server.url, "--model", model, *flags, "--json", str(file), "--label", label]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=sweep.args.row_timeout)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=args.row_timeout)
         except subprocess.TimeoutExpired as error:
             server.stop()  # the server may be stuck: use another one for the next row
-            raise ServerError(f"the client took more than {sweep.args.row_timeout} s") from error
+            raise ServerError(f"the client took more than {args.row_timeout} s") from error
         if not file.is_file():
             raise ServerError(f"the client ended with {done.returncode}: {(done.stdout + done.stderr)[-CLIENT_TAIL:]}")
         return dict(json.loads(file.read_text())["summary"])
