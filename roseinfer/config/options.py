@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from roseinfer.config.file import load_file
+from roseinfer.config.vllm_names import LISTS, VLLM_OPTIONS, Dropped, VllmOption, Works, is_switch
+from roseinfer.config.vllm_options import Translation, our_value, split_list
 from roseinfer.core.errors import ConfigError
 
 Config = TypeVar("Config")
 
 CONFIG_FILE = "config_file"
+VLLM_GIVEN = "vllm_given"  # in the namespace: vLLM's options as (name, value, flag)
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
@@ -91,21 +94,36 @@ class Option:
     def flags(self) -> list[str]:
         return [self.flag, *map(_flag, self.aliases)]
 
-    def add_to(self, group: "argparse._ArgumentGroup") -> None:
+    def add_to(self, group: "argparse._ArgumentGroup", hidden: Sequence[str] = ()) -> None:
         """Add the option to a parser. An option that is not given is absent from the namespace, so that the config file
-        can provide it.
+        can provide it. `hidden`: further flags, which the help does not show.
         """
-        common: dict[str, Any] = {"dest": self.name, "default": argparse.SUPPRESS, "help": self._described()}
+        self._add(group, self.flags, self._described())
+        if hidden:
+            self._add(group, hidden, argparse.SUPPRESS)
+
+    def _add(self, group: "argparse._ArgumentGroup", flags: Sequence[str], help: str) -> None:
+        common: dict[str, Any] = {"dest": self.name, "default": argparse.SUPPRESS, "help": help}
         if self.type is bool:
-            group.add_argument(*self.flags, action=argparse.BooleanOptionalAction, **common)
+            group.add_argument(*flags, action=argparse.BooleanOptionalAction, **common)
             return
-        common["action"] = "extend" if self.spaced else "append" if self.many else "store"
+        common["action"] = "append" if self.many else "store"
         if self.spaced:
             common["nargs"] = "+"
         if self.choices:
-            group.add_argument(*self.flags, choices=self.choices, **common)
+            group.add_argument(*flags, type=_WordReader(self.name, str), choices=_Choices(self.choices), **common)
         else:
-            group.add_argument(*self.flags, type=_reader(self.type), metavar=self._metavar(), **common)
+            reader = _WordReader(self.name, _reader(self.type))
+            group.add_argument(*flags, type=reader, metavar=self._metavar(), **common)
+
+    def values(self, found: Any) -> Any:
+        """Return the value of what the parser found; for a `many` option, of all its flags."""
+        if not self.many:
+            return found
+        values = [value for one in found for value in (one if self.spaced else [one])]
+        if self.name in VLLM_OPTIONS and self.type is str:
+            values = [value for text in values for value in split_list(text)]
+        return tuple(values)
 
     def from_file(self, value: Any) -> Any:
         """Convert a value of the config file to the field's type. Raises `ConfigError` for any other type."""
@@ -156,12 +174,18 @@ class Option:
 
 
 class OptionSet:
-    """Options of one command. `removed` maps former options to what replaces them; they are rejected by name."""
+    """Options of one command. `removed` maps former options to what replaces them; they are rejected by name.
 
-    def __init__(self, *groups: Group, config_file: bool = True, removed: Mapping[str, str] | None = None) -> None:
+    `vllm`: accept all options of `vllm serve`, too (`config/vllm_names.py`).
+    """
+
+    def __init__(
+        self, *groups: Group, config_file: bool = True, removed: Mapping[str, str] | None = None, vllm: bool = False
+    ) -> None:
         self.groups = groups
         self.config_file = config_file
         self.removed = removed or {}
+        self.vllm = vllm
         self.options = {option.name: option for group in groups for option in group.options()}
         assert len(self.options) == sum(len(group.options()) for group in groups), "an option has one home"
 
@@ -182,9 +206,24 @@ class OptionSet:
                 )
             section = parser.add_argument_group(group.title)
             for option in group.options():
-                option.add_to(section)
+                known = VLLM_OPTIONS.get(option.name) if self.vllm else None
+                option.add_to(section, [flag for flag in (known.short if known else ()) if flag not in option.flags])
+        if self.vllm:
+            self._add_vllm(parser)
         for name, instead in self.removed.items():
             parser.add_argument(_flag(name), action=_RemovedOption, const=instead, help=argparse.SUPPRESS)
+
+    def _add_vllm(self, parser: argparse.ArgumentParser) -> None:
+        """Add vLLM's options that are not ours by name. The help does not show them."""
+        for name, option in VLLM_OPTIONS.items():
+            if self._is_foreign(name, option):
+                flags = [_flag(name), *option.short]
+                parser.add_argument(*flags, action=_VllmOption, dest=name, help=argparse.SUPPRESS)
+
+    def _is_foreign(self, name: str, option: VllmOption) -> bool:
+        if name in self.options or name == "config":
+            return False
+        return not isinstance(option, Works) or option.ours in self.options
 
     def resolve(self, name: str) -> str:
         """Return the name of the option with this name or alias; `name` itself if there is none."""
@@ -194,14 +233,35 @@ class OptionSet:
         """Return the options that were given by flag or in the file. Raises `ConfigError`."""
         path = getattr(args, CONFIG_FILE, None)
         given = self._read_file(Path(path)) if path is not None else {}
+        given |= self._read_vllm(getattr(args, VLLM_GIVEN, []))
+        for group in self.groups:
+            if group.positional is not None:
+                self._move_last_value(group.positional, args, given)
         for name, option in self.options.items():
             if hasattr(args, name):
-                value = getattr(args, name)
-                given[name] = tuple(value) if option.many else value
+                given[name] = option.values(getattr(args, name))
         for group in self.groups:
             if group.positional is not None:
                 self._add_positional(group.positional, args, given)
         return given
+
+    def _read_vllm(self, found: Iterable[tuple[str, Any, str]]) -> dict[str, Any]:
+        """Return our options for those of vLLM. Print a line about each that is ignored."""
+        translation = Translation()
+        for name, value, flag in found:
+            translation.add(name, value, flag)
+        for note in translation.notes:
+            print(f"roseinfer: note: {note}", file=sys.stderr)
+        return {name: self.options[name].from_file(value) for name, value in translation.options.items()}
+
+    def _move_last_value(self, positional: str, args: argparse.Namespace, given: Mapping[str, Any]) -> None:
+        """Make the last of several spaced values the positional option, which may follow them, if nothing else is."""
+        if getattr(args, _positional(positional)) is not None or hasattr(args, positional) or positional in given:
+            return
+        spaced = [getattr(args, name) for name, option in self.options.items() if option.spaced and hasattr(args, name)]
+        several = [found for given_flags in spaced for found in given_flags if len(found) > 1]
+        if several:
+            setattr(args, _positional(positional), several[-1].pop())
 
     def build(self, kind: type[Config], given: Mapping[str, Any]) -> Config:
         """Build the dataclass `kind` from the given options and the defaults. Raises what the dataclass raises."""
@@ -230,9 +290,12 @@ class OptionSet:
 
     def read_values(self, found: Mapping[str, Any], source: str) -> dict[str, Any]:
         """Return the options in a mapping such as a config file. Raises `ConfigError` that names `source`."""
-        values = {}
+        values, of_vllm = {}, []
         for key, value in found.items():
             name = self.resolve(key.replace("-", "_"))
+            if self._has_row(name):
+                of_vllm.append((name, value, key))
+                continue
             if name in self.removed:
                 raise ConfigError(f"{source}: option {key!r} was removed: {self.removed[name]}")
             if name not in self.options:
@@ -241,7 +304,17 @@ class OptionSet:
                 values[name] = self.options[name].from_file(value)
             except ConfigError as error:
                 raise ConfigError(f"{source}: {error}") from error
-        return values
+        try:
+            return self._read_vllm(of_vllm) | values
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from error
+
+    def _has_row(self, name: str) -> bool:
+        """Return True if vLLM's table says what this option of a file means."""
+        option = VLLM_OPTIONS.get(name)
+        if option is None or name in self.options:
+            return isinstance(option, Works)
+        return self.vllm and self._is_foreign(name, option)
 
 
 class _RemovedOption(argparse.Action):
@@ -254,6 +327,25 @@ class _RemovedOption(argparse.Action):
         parser.error(f"{self.option_strings[0]} was removed: {self.const}")
 
 
+class _VllmOption(argparse.Action):
+    """Option of vLLM that is not ours by name. It is added to `VLLM_GIVEN` with the flag that was used."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        flags, nargs = list(option_strings), "*" if dest in LISTS else None
+        if is_switch(dest):
+            flags += [flag.replace("--", "--no-", 1) for flag in flags if flag.startswith("--")]
+            nargs = 0  # type: ignore[assignment]
+        super().__init__(flags, dest, nargs=nargs, default=argparse.SUPPRESS, **options)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        assert flag is not None
+        value = not flag.startswith("--no-") if self.nargs == 0 else values
+        given = [*getattr(namespace, VLLM_GIVEN, []), (self.dest, value, flag)]
+        setattr(namespace, VLLM_GIVEN, given)
+
+
 class OptionParser(argparse.ArgumentParser):
     """Argument parser that accepts `--max_num_seqs` for `--max-num-seqs` and no abbreviations.
 
@@ -264,7 +356,15 @@ class OptionParser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **options})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        return super().parse_known_args(with_dashes(sys.argv[1:] if args is None else args), namespace)
+        flags = with_dashes(sys.argv[1:] if args is None else args)
+        return super().parse_known_args([self._without_key(flag) for flag in flags], namespace)
+
+    def _without_key(self, arg: str) -> str:
+        """Shorten `--compilation-config.mode=3`, one key of an option of vLLM, to the option."""
+        flag, equals, value = arg.partition("=")
+        name = flag.partition(".")[0]
+        known = isinstance(self._option_string_actions.get(name), _VllmOption)
+        return name + equals + value if name != flag and known else arg
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = self.parse_known_args(args, namespace)
@@ -330,6 +430,32 @@ def parse_int(text: str) -> int:
 
 
 parse_int.__name__ = "integer"  # argparse prints the function's name in its message
+
+
+class _Choices(tuple[str, ...]):
+    """Choices of an option, which a word of vLLM may leave to the default."""
+
+    def __contains__(self, value: object) -> bool:
+        return value is None or super().__contains__(value)
+
+
+class _WordReader:
+    """Parser of a value that also takes vLLM's word for it."""
+
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self._name = name
+        self._read = read
+        self.__name__ = read.__name__
+
+    def __call__(self, text: str) -> Any:
+        try:
+            meant = our_value(self._name, text, "")
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        if isinstance(meant, Dropped):
+            print(f"roseinfer: note: {_flag(self._name)} {text} is ignored: {meant.why}", file=sys.stderr)
+            return None
+        return self._read(meant) if isinstance(meant, str) else meant
 
 
 class _PairReader:

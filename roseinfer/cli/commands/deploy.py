@@ -30,7 +30,7 @@ SERVER = Group(ServerConfig, "server", skip=frozenset({"host", "api_workers", "w
 # Variables for the deployment that Ray must not show. Those of OpenTelemetry may contain keys and are hidden too.
 HIDDEN_VARIABLES = frozenset({"HF_TOKEN"})
 DEPLOYMENT = Group(DeployConfig, "deployment")
-OPTIONS = OptionSet(*ENGINE, DEPLOYMENT, ENGINES, SERVER)
+OPTIONS = OptionSet(*ENGINE, DEPLOYMENT, ENGINES, SERVER, vllm=True)
 
 
 def run(args: Namespace) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NAME = "engine"
 HELP = "run an engine for servers on other hosts (serve --engines)"
-OPTIONS = OptionSet(*ENGINE, Group(KeeperConfig, "engine for other hosts"), removed=REMOVED_SECRET)
+OPTIONS = OptionSet(*ENGINE, Group(KeeperConfig, "engine for other hosts"), removed=REMOVED_SECRET, vllm=True)
 
 
 def run(args: Namespace) -> int:

@@ -27,7 +27,7 @@ RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno
 KEY_VARIABLE = "ROSEINFER_API_KEY"
 HELP = "serve a model over the OpenAI API"
 ENGINES = Group(ReplicasConfig, "engines", choices={"router": ROUTERS})
-OPTIONS = OptionSet(*ENGINE, ENGINES, Group(ServerConfig, "server"), removed=REMOVED_SECRET)
+OPTIONS = OptionSet(*ENGINE, ENGINES, Group(ServerConfig, "server"), removed=REMOVED_SECRET, vllm=True)
 # Engine options that also apply to a server in front of remote engines.
 REMOTE_ENGINE_OPTIONS = {"model", "gguf_file", "tokenizer", "revision", "download_dir", "max_inflight_requests"}
 

@@ -19,9 +19,13 @@ class ServerConfig:
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 = any free one")
     api_workers: int | None = option(None, "API processes; default: 1 to 4, by the number of cores")
-    api_key: tuple[str, ...] = option((), "key that requests must carry; repeatable", metavar="KEY", secret=True)
+    api_key: tuple[str, ...] = option(
+        (), "key that requests must carry; repeatable", metavar="KEY", secret=True, spaced=True
+    )
     api_key_file: str | None = option(None, "file with such keys, one per line", metavar="FILE")
-    served_model_name: tuple[str, ...] = option((), "names to serve the model under; default: MODEL", metavar="NAME")
+    served_model_name: tuple[str, ...] = option(
+        (), "names to serve the model under; default: MODEL", metavar="NAME", spaced=True
+    )
     chat_template: str | None = option(None, "file with a chat template instead of the model's", metavar="FILE")
     tool_call_parser: str | None = option(
         None, "format of the model's tool calls, 'none' = no tool calls; default: by its chat template", metavar="NAME"
