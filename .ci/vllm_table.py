@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from roseinfer.config.vllm_names import SECTIONS, Dropped, Ignored, Unsupported, VllmOption, Works  # noqa: E402
+from roseinfer.config.vllm_names import SECTIONS, Ignored, IgnoredValue, RefusedValue, VllmOption, Works  # noqa: E402
 
 PAGE = ROOT / "docs" / "from-vllm.md"
 BEGIN, END = "<!-- written by .ci/vllm_table.py -->", "<!-- end of what .ci/vllm_table.py writes -->"
@@ -66,9 +66,9 @@ def _how_it_works(option: Works) -> Iterator[str]:
     for meant, group in groupby(option.values.items(), key=lambda item: item[1]):
         words = [f"`{word}`" for word, _ in group]
         named = ", ".join(words[:MAX_NAMED_VALUES]) + (" and others" if len(words) > MAX_NAMED_VALUES else "")
-        if isinstance(meant, Unsupported):
+        if isinstance(meant, RefusedValue):
             yield f"not supported: {named} ({meant.why})"
-        elif isinstance(meant, Dropped):
+        elif isinstance(meant, IgnoredValue):
             yield f"ignored: {named} ({meant.why})"
         else:
             yield f"{named} = {'the default' if meant is None else f'`{meant}`'}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from roseinfer.config.file import load_file
-from roseinfer.config.vllm_names import LISTS, VLLM_OPTIONS, Dropped, VllmOption, Works, is_switch
+from roseinfer.config.vllm_names import LISTS, VLLM_OPTIONS, IgnoredValue, VllmOption, Works, is_switch
 from roseinfer.config.vllm_options import Translation, our_value, split_list
 from roseinfer.core.errors import ConfigError
 
@@ -208,8 +208,8 @@ class OptionSet:
             for option in group.options():
                 known = VLLM_OPTIONS.get(option.name) if self.vllm else None
                 option.add_to(section, [flag for flag in (known.short if known else ()) if flag not in option.flags])
-        if self.vllm:
-            self._add_vllm(parser)
+        if self.vllm and isinstance(parser, OptionParser):
+            parser.later.append(self._add_vllm)
         for name, instead in self.removed.items():
             parser.add_argument(_flag(name), action=_RemovedOption, const=instead, help=argparse.SUPPRESS)
 
@@ -354,8 +354,12 @@ class OptionParser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
+        # What adds hidden options when this parser is first used: building those of all commands takes 0.1 s.
+        self.later: list[Callable[[argparse.ArgumentParser], None]] = []
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        while self.later:
+            self.later.pop()(self)
         flags = with_dashes(sys.argv[1:] if args is None else args)
         return super().parse_known_args([self._without_key(flag) for flag in flags], namespace)
 
@@ -452,7 +456,7 @@ class _WordReader:
             meant = our_value(self._name, text, "")
         except ConfigError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-        if isinstance(meant, Dropped):
+        if isinstance(meant, IgnoredValue):
             print(f"roseinfer: note: {_flag(self._name)} {text} is ignored: {meant.why}", file=sys.stderr)
             return None
         return self._read(meant) if isinstance(meant, str) else meant

@@ -14,14 +14,14 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Unsupported:
+class RefusedValue:
     """Value of an option that works otherwise. `why`: reason in a few words."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class IgnoredValue:
     """Value of an option that is ignored. `why`: reason why nothing is lost."""
 
     why: str
@@ -131,13 +131,13 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
                 **_words(
                     "awq awq_marlin gptq gptq_marlin gptq_bitblas bitsandbytes hqq aqlm marlin auto-round "
                     "torchao moe_wna16 cpu_awq inc auto_gptq auto_awq",
-                    Unsupported(_GPTQ),
+                    RefusedValue(_GPTQ),
                 ),
                 **_words(
                     "modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed petit_nvfp4 mxfp4 mxfp8 "
                     "gpt_oss_mxfp4 quark experts_int8 deepspeedfp ptpc_fp8 ipex rtn tpu_int8 online "
                     "fp8_per_tensor fp8_per_block int8_per_channel_weight_only fp_quant",
-                    Unsupported("weights have 16 or 32 bits, eight bits (fp8, int8), or a format of GGUF"),
+                    RefusedValue("weights have 16 or 32 bits, eight bits (fp8, int8), or a format of GGUF"),
                 ),
             },
             note="gguf and compressed-tensors: as the checkpoint says",
@@ -150,7 +150,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
                     "pt npcache tensorizer sharded_state bitsandbytes mistral runai_streamer "
                     "runai_streamer_sharded fastsafetensors instanttensor ipc_cache "
                     "modelexpress",
-                    Unsupported(_OTHER_WEIGHTS),
+                    RefusedValue(_OTHER_WEIGHTS),
                 ),
             },
         ),
@@ -224,7 +224,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
                     "turboquant_4bit_nc turboquant_k3v4_nc turboquant_3bit_nc octave_k3v4 octave_k3v3 "
                     "octave_k3v3_compact ultraquant_4bit int4_per_token_head int8_per_token_head "
                     "fp8_per_token_head nvfp4 nvfp4_4over6",
-                    Unsupported(_OTHER_KV),
+                    RefusedValue(_OTHER_KV),
                 ),
             },
         ),
@@ -377,7 +377,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
                     "ernie45 functiongemma gemma4 gigachat3 glm45 glm47 granite granite-20b-fc granite4 "
                     "hunyuan_a13b hy_v3 internlm jamba kimi_k2 lfm2 longcat minimax minimax_m2 openai "
                     "phi4_mini_json poolside_v1 seed_oss step3 step3p5 xlam",
-                    Dropped("the format follows from the chat template"),
+                    IgnoredValue("the format follows from the chat template"),
                 ),
             },
         ),

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from roseinfer.config.vllm_names import VLLM_OPTIONS, Dropped, Ignored, Refused, Unsupported, Works
+from roseinfer.config.vllm_names import VLLM_OPTIONS, Ignored, IgnoredValue, Refused, RefusedValue, Works
 from roseinfer.core.errors import ConfigError
 
 PAGE = "docs/from-vllm.md"
@@ -36,7 +36,7 @@ class Translation:
 
     def _add_ours(self, option: Works, value: Any, shown: str) -> None:
         meant = our_value(option.name, value, shown)
-        if isinstance(meant, Dropped):
+        if isinstance(meant, IgnoredValue):
             self.notes.append(f"{_with_value(shown, value)} is ignored: {meant.why}")
         elif not option.inverse:
             self.options[option.ours] = meant
@@ -49,14 +49,14 @@ class Translation:
 def our_value(name: str, value: Any, shown: str) -> Any:
     """Return what a value of an option means here: the same value if vLLM has no other word for it.
 
-    Return a `Dropped` for a value that is ignored. Raise `ConfigError` for one that is not supported; `shown`: the
+    Return a `IgnoredValue` for a value that is ignored. Raise `ConfigError` for one that is not supported; `shown`: the
     option's name in its message.
     """
     option = VLLM_OPTIONS.get(name)
     if not isinstance(option, Works) or isinstance(value, (list, tuple, dict)):
         return value
     meant = option.values.get(str(value), value)
-    if isinstance(meant, Unsupported):
+    if isinstance(meant, RefusedValue):
         raise ConfigError(f"{_with_value(shown, value)} is not supported: {meant.why}; see {PAGE}")
     return meant
 

@@ -9,7 +9,16 @@ import pytest
 
 from roseinfer.cli.commands import serve
 from roseinfer.config.options import OptionParser
-from roseinfer.config.vllm_names import LISTS, VLLM_OPTIONS, Dropped, Ignored, Refused, Unsupported, Works, is_switch
+from roseinfer.config.vllm_names import (
+    LISTS,
+    VLLM_OPTIONS,
+    Ignored,
+    IgnoredValue,
+    Refused,
+    RefusedValue,
+    Works,
+    is_switch,
+)
 from roseinfer.config.vllm_options import Translation
 from roseinfer.core.errors import ConfigError
 
@@ -60,7 +69,7 @@ WORDS = [(option, word, meant) for option in works for word, meant in option.val
 def test_words_for_values(option, word, meant, parser, capsys):
     flag = flags(option)[0]
     translation = Translation()
-    if isinstance(meant, Unsupported):
+    if isinstance(meant, RefusedValue):
         with pytest.raises(SystemExit):
             parser.parse_args([flag, word])
         assert f"{word} is not supported: {meant.why}; see docs/from-vllm.md" in capsys.readouterr().err
@@ -69,7 +78,7 @@ def test_words_for_values(option, word, meant, parser, capsys):
         return
     translation.add(option.name, word)
     given = OPTIONS.read(parser.parse_args([flag, word]))
-    if isinstance(meant, Dropped):
+    if isinstance(meant, IgnoredValue):
         note = f"{flag} {word} is ignored: {meant.why}"
         assert given == {option.ours: None} and capsys.readouterr().err == f"roseinfer: note: {note}\n"
         assert translation.options == {} and translation.notes == [note.replace(flag, option.name)]
