@@ -107,10 +107,10 @@ def test_a_job_that_takes_too_much_ends_alone() -> None:
     run(with_template(LOOPS), test)
 
 
-def test_a_worker_or_host_that_is_killed_is_replaced() -> None:
+def test_a_worker_or_host_that_is_killed_is_replaced(others: set[int]) -> None:
     async def test(pool: TextWorkerPool) -> None:
         await pool.perform(chat("hello"), 5.0)
-        host = the_host()
+        host = the_host(others)
         for victim in (*children(host), host):
             running = asyncio.create_task(pool.perform(chat("loop"), 20.0))
             await asyncio.sleep(0.1)
@@ -124,10 +124,10 @@ def test_a_worker_or_host_that_is_killed_is_replaced() -> None:
     run(with_template(LOOPS), test)
 
 
-def test_the_worker_of_a_cancelled_job_is_killed() -> None:
+def test_the_worker_of_a_cancelled_job_is_killed(others: set[int]) -> None:
     async def test(pool: TextWorkerPool) -> None:
         await pool.perform(chat("hello"), 5.0)
-        (worker,) = children(the_host())
+        (worker,) = children(the_host(others))
         running = asyncio.create_task(pool.perform(chat("loop"), 20.0))
         await asyncio.sleep(0.05)
         running.cancel()
@@ -139,10 +139,10 @@ def test_the_worker_of_a_cancelled_job_is_killed() -> None:
     run(with_template(LOOPS), test)
 
 
-def test_a_job_cancelled_before_its_worker_is_there_leaves_no_process() -> None:
+def test_a_job_cancelled_before_its_worker_is_there_leaves_no_process(others: set[int]) -> None:
     async def test(pool: TextWorkerPool) -> None:
         await pool.perform(chat("hello"), 5.0)
-        host = the_host()
+        host = the_host(others)
         for turns in range(12):  # of the event loop, until the job is cancelled
             running = asyncio.create_task(pool.perform(chat("hello"), 5.0))
             for _ in range(turns):
@@ -158,9 +158,19 @@ def test_a_job_cancelled_before_its_worker_is_there_leaves_no_process() -> None:
     run(with_template(LOOPS), test, reuse=False)
 
 
-def the_host() -> int:
-    """Return the host, the only one of this process."""
-    (host,) = [child for child in children(os.getpid()) if HOST_MODULE in command_line(child)]
+def hosts() -> set[int]:
+    return {child for child in children(os.getpid()) if HOST_MODULE in command_line(child)}
+
+
+@pytest.fixture
+def others() -> set[int]:
+    """Return the hosts that servers of other tests have."""
+    return hosts()
+
+
+def the_host(others: set[int]) -> int:
+    """Return the host of this test."""
+    (host,) = hosts() - others
     return host
 
 
