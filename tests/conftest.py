@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
+from tests.helpers.cases import choose_examples
+
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -29,6 +31,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # `--hypothesis-profile=default` minimises it.
 settings.register_profile("prompt", phases=set(Phase) - {Phase.shrink, Phase.explain}, deadline=None, print_blob=True)
 settings.load_profile("prompt")
+
+# Collection makes a million objects and drops few: searching them for cycles takes a third of its time.
+gc.disable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    choose_examples(config.option.markexpr == "not exhaustive")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,6 +61,6 @@ def pytest_collection_finish() -> None:
     """Freeze the million objects of test modules and their imports: simulations and clients that collect garbage before
     they measure would search them for a second each time.
     """
-    gc.collect()
     gc.freeze()
     gc.unfreeze = lambda: None
+    gc.enable()

@@ -5,6 +5,10 @@ from itertools import combinations, product
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+MIN_EXAMPLES_SHARE = 1 / 3
+_examples_share = 1.0
 
 Axis = Mapping[str, Any] | Iterable[Any]
 
@@ -20,6 +24,17 @@ def pairwise(**axes: Axis) -> pytest.MarkDecorator:
 def each_value(**axes: Axis) -> pytest.MarkDecorator:
     """Parametrize like `pairwise`, where the cases that are not exhaustive cover each value once."""
     return _parametrized(axes, together=1)
+
+
+def choose_examples(without_exhaustive: bool) -> None:
+    """Let `examples` keep a third if tests run without the exhaustive ones. Call before test modules are imported."""
+    global _examples_share
+    _examples_share = MIN_EXAMPLES_SHARE if without_exhaustive else 1.0
+
+
+def examples(count: int, derandomize: bool = False) -> settings:
+    """Return settings of a property with `count` examples, of which `make test` runs a third."""
+    return settings(max_examples=round(count * _examples_share), deadline=None, derandomize=derandomize)
 
 
 def cases(names: str | tuple[str, ...], usual: Iterable[Any], exhaustive: Iterable[Any]) -> pytest.MarkDecorator:

@@ -3,11 +3,12 @@
 import random
 from collections import deque
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.outputs import RequestOutput
 from roseinfer.engine.core import EngineCore
+from tests.helpers.cases import examples
 from tests.helpers.drafters import Oracle
 from tests.property import test_slo
 from tests.property.test_engine import VOCAB, assert_same, fits, make_jobs, run, run_at_ease
@@ -40,7 +41,7 @@ class NeverDrained(EngineCore):
         return bool(getattr(self, "_open", None) or self._ended or self.scheduler.has_work)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@examples(200, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     engine=st.sampled_from([EngineCore, NeverDrained]),
@@ -76,7 +77,7 @@ def test_any_drafts_give_the_same_tokens(
     assert_same(ease, got)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@examples(100, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     depth=st.sampled_from([1, 2]),
@@ -113,7 +114,7 @@ def test_any_drafts_give_the_same_tokens_under_objectives(
             assert (have.tokens, have.reason) == (want.tokens, want.reason)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 @given(seed=st.integers(0, 10**6), depth=st.sampled_from([1, 2]), spare_blocks=st.integers(0, 12), **DRAFTERS)
 def test_a_failure_among_drafts_ends_that_request_where_it_would_end(seed, depth, spare_blocks, right, longest) -> None:
     jobs = make_jobs(random.Random(seed), count=8, longest=20)

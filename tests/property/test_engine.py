@@ -3,12 +3,13 @@
 import random
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.registry import options_of
+from tests.helpers.cases import examples
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.waited import check_whys, watch
@@ -121,7 +122,7 @@ def run_at_ease(jobs: list[Job], fail_on_token: int | None = None, **options: ob
     )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     depth=st.sampled_from([1, 2]),
@@ -174,7 +175,7 @@ def policies(draw: st.DrawFn) -> dict[str, object]:
     return options
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     depth=st.sampled_from([1, 2]),

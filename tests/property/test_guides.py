@@ -3,10 +3,11 @@
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.outputs import FinishReason
+from tests.helpers.cases import examples
 from tests.helpers.drafters import Oracle
 from tests.helpers.guides import ArithmeticGuides, obeys
 from tests.property.test_engine import VOCAB, Job, assert_same, fits, make_jobs, run, run_at_ease
@@ -24,7 +25,7 @@ def constrained(jobs: list[Job], rng: random.Random) -> list[Job]:
     ]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@examples(200, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     depth=st.sampled_from([1, 2]),

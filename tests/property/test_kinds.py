@@ -16,6 +16,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
+from tests.helpers.cases import cases
 from tests.helpers.engines import Collected, assert_empty, gather, make_core
 from tests.property.test_slo import TimedRunner
 
@@ -91,7 +92,7 @@ def serve(core: EngineCore, kinds: list[str], rng: random.Random) -> dict[str, C
 
 
 @pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS), KINDS], ids=lambda kinds: "+".join(kinds))
-@pytest.mark.parametrize("seed", range(6))
+@cases("seed", range(3), exhaustive=range(3, 6))
 def test_all_requests_end_by_the_policy_itself(kinds: list[str], seed: int) -> None:
     rng = random.Random(f"{kinds} {seed}")
     core = small_core(rng)

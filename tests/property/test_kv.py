@@ -2,10 +2,11 @@
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.kv.manager import Growth, KvManager
+from tests.helpers.cases import examples
 
 
 class Driver:
@@ -111,7 +112,7 @@ class Driver:
         self.pending = []
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150, derandomize=True)
 @given(st.integers(0, 10**9), st.integers(1, 24), st.sampled_from([1, 2, 4, 8]))
 def test_random_operations_keep_the_books(seed: int, num_blocks: int, block_size: int) -> None:
     driver = Driver(random.Random(seed), num_blocks, block_size)

@@ -2,11 +2,12 @@
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.kv.blocks import IndexEntry, PrefixIndex, root_key
 from roseinfer.kv.events import CPU, GPU, BlockStored, KvEvents
+from tests.helpers.cases import examples
 from tests.property.test_kv_host import Driver
 
 Held = dict[tuple[bytes, str], IndexEntry]
@@ -27,7 +28,7 @@ def holds(index: PrefixIndex, blocks: int, medium: str) -> Held:
     return {(entry.key, medium): entry for entry in entries if entry is not None}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@examples(60, derandomize=True)
 @given(st.integers(0, 10**9), st.integers(4, 24), st.integers(1, 24), st.sampled_from([1, 2, 4]))
 def test_events_give_the_content_of_the_indexes(seed: int, num_blocks: int, num_host: int, block_size: int) -> None:
     events = KvEvents()

@@ -5,13 +5,14 @@ The content of a block stands for its tokens and all tokens before it. Every mat
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.plan import HostCopy
 from roseinfer.kv.blocks import PrefixHit
 from roseinfer.kv.events import KvEvents
 from roseinfer.kv.manager import KvManager
+from tests.helpers.cases import examples
 
 Content = tuple[int, ...] | None
 
@@ -200,7 +201,7 @@ class Driver:
             self.end(name)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@examples(150, derandomize=True)
 @given(st.integers(0, 10**9), st.integers(4, 24), st.integers(1, 24), st.sampled_from([1, 2, 4]))
 def test_random_operations_keep_the_books(seed: int, num_blocks: int, num_host: int, block_size: int) -> None:
     driver = Driver(random.Random(seed), num_blocks, num_host, block_size)

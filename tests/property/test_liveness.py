@@ -8,14 +8,13 @@ request fails. The runner checks the step's limits in every plan.
 import random
 from dataclasses import dataclass
 
-import pytest
-
 from roseinfer.core.outputs import COMPLETE, FinishReason
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
+from tests.helpers.cases import cases
 from tests.helpers.engines import Collected, assert_empty, gather, make_core
 from tests.property.test_slo import TimedRunner
 
@@ -86,10 +85,11 @@ def run(load: Load, **options: object) -> tuple[EngineCore, dict[str, Collected]
     return core, done
 
 
-CASES = [(policy, seed) for policy in POLICIES for seed in range(20 if policy == "slack" else 6)]
+CASES = [(policy, seed) for policy in POLICIES for seed in range(8 if policy == "slack" else 3)]
+MORE_CASES = [(policy, seed) for policy in POLICIES for seed in (range(8, 20) if policy == "slack" else range(3, 6))]
 
 
-@pytest.mark.parametrize(("policy", "seed"), CASES)
+@cases(("policy", "seed"), CASES, exhaustive=MORE_CASES)
 def test_all_requests_end(policy: str, seed: int) -> None:
     rng = random.Random(seed)
     load = make_load(rng)

@@ -6,12 +6,13 @@ or target is written meanwhile.
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.offload import OffloadCosts
+from tests.helpers.cases import examples
 from tests.property.test_engine import assert_same, fits, make_jobs, policies, run, run_at_ease
 
 EXPENSIVE = CostParams(token_s=1.0)
@@ -22,7 +23,7 @@ def offloading(copy_s: float) -> OffloadCosts:
     return OffloadCosts(CostModel(EXPENSIVE, fit=False), False, copy_s, copy_s)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@examples(250, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     depth=st.sampled_from([1, 2]),

@@ -4,7 +4,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.outputs import FinishReason
@@ -16,6 +16,7 @@ from roseinfer.server.formats.responses.format import ResponsesFormat
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.http.request_models import parse
 from roseinfer.text.output import CallArguments, CallEnd, CallStart, Event, Reasoning, Text
+from tests.helpers.cases import examples
 from tests.server.formats.played import Events, chunks, streamed, whole
 
 TEXTS = st.text("ab \n{", max_size=4)
@@ -40,7 +41,7 @@ def outputs(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(events=outputs(), finish=ENDS)
 def test_a_stream_of_blocks_is_the_message_in_pieces(events: list[Event], finish: FinishReason) -> None:
     given_chunks = chunks(events, finish)
@@ -81,7 +82,7 @@ def parsed(text: str) -> Any:
         return None
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(events=outputs(), finish=ENDS)
 def test_the_items_of_a_stream_are_those_of_the_response(events: list[Event], finish: FinishReason) -> None:
     given_chunks = chunks(events, finish)
@@ -124,7 +125,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     body=st.dictionaries(
         st.sampled_from(
@@ -144,7 +145,7 @@ def test_any_body_is_a_chat_or_a_wrong_response(body: dict[str, Any]) -> None:
         assert error.status == 400 and error.param
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     body=st.dictionaries(
         st.sampled_from(
@@ -165,7 +166,7 @@ def test_any_body_is_a_chat_or_a_wrong_message(body: dict[str, Any]) -> None:
         assert error.status == 400 and error.param
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(pieces=st.lists(st.sampled_from(["user", "answer", "think", "call", "result"]), max_size=8))
 def test_pieces_of_a_conversation_keep_their_order(pieces: list[str]) -> None:
     """In any grouping into messages."""

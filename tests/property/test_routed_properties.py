@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.errors import (
@@ -20,6 +20,7 @@ from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.api import EngineState
 from roseinfer.router.placer import Placer
 from roseinfer.router.view import EngineView
+from tests.helpers.cases import examples
 from tests.helpers.routed_fleet import MOST_ENGINES, Asked, Fleet, with_fleet
 
 ENGINES = 3
@@ -246,12 +247,12 @@ def run(changes: list[Change], *, changing: bool) -> None:
 
 
 @given(changes(KINDS))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@examples(100, derandomize=True)
 def test_nothing_is_lost_and_nothing_comes_twice(changes: list[Change]) -> None:
     run(changes, changing=False)
 
 
 @given(changes([*KINDS, *COMINGS]))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@examples(100, derandomize=True)
 def test_nor_while_engines_come_and_go(changes: list[Change]) -> None:
     run(changes, changing=True)

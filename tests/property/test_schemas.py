@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import jsonschema
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.guide import GuideSpec, Thinking
@@ -20,6 +20,7 @@ from roseinfer.engine.messages import Add
 from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.json_schema import schema_text
 from roseinfer.grammar.lark import serialised
+from tests.helpers.cases import examples
 from tests.helpers.engines import Collected, gather, make_core, run_dry
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.tokenizers import EOS_ID
@@ -123,7 +124,7 @@ def document(tokens: list[int]) -> Any:
     return json.loads(text_of(tokens[behind:]))
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@examples(30, derandomize=True)
 @given(
     schemas=st.lists(st.one_of(SCHEMAS, st.just(LIST)), min_size=1, max_size=3),
     seed=st.integers(0, 10**6),

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.outputs import FinishReason
@@ -13,6 +13,7 @@ from roseinfer.core.sampling import SamplingParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
+from tests.helpers.cases import examples
 from tests.helpers.engines import Collected, assert_empty, gather, make_core, submitted
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.waited import check_whys, watch
@@ -104,7 +105,7 @@ def check_plans(core: EngineCore, options: dict[str, object]) -> None:
         assert plan.num_tokens == sum(row.count for row in plan.rows) <= options["max_num_batched_tokens"]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@examples(200, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     policy=st.sampled_from(["sarathi", "qoserve", "scorpio", "scorpio mixed", "slack", "slack"]),

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.request import Prompt, Request, RequestMeta
@@ -13,6 +13,7 @@ from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.sched.policy import Decision, Event, Policy, View
 from roseinfer.sched.queue import WaitingQueue
+from tests.helpers.cases import examples
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 
 
@@ -108,7 +109,7 @@ def test_a_preempted_sample_comes_before_its_siblings_that_never_ran() -> None:
     queue.check_integrity()
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@examples(200, derandomize=True)
 @given(seed=st.integers(0, 10**6))
 def test_entries_and_requests_agree_whatever_comes_and_goes(seed: int) -> None:
     rng = random.Random(seed)

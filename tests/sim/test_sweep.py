@@ -23,6 +23,7 @@ from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import Lifetime, SimulationResult, simulate
 from roseinfer.sim.sweep import LoadPoint, PolicySweep, check_given, contender, find_capacity, run_sweep, settings_of
 from roseinfer.sim.workload import Arrival, poisson
+from tests.helpers.cases import cases
 
 pytestmark = pytest.mark.long
 
@@ -223,9 +224,9 @@ def test_below_saturation_slack_loses_nothing_where_scorpio_does() -> None:
     assert found["scorpio"] < 0.99
 
 
-@pytest.mark.parametrize("rate", [0.1, 1.0])
-def test_an_idle_machine_turns_nobody_away(rate: float) -> None:
-    assert sweep("slack", rate=rate, requests=150)[0]["adherence"] == 1.0
+@cases(("rate", "requests"), [(0.1, 40), (1.0, 80)], exhaustive=[(0.1, 150), (1.0, 150)])
+def test_an_idle_machine_turns_nobody_away(rate: float, requests: int) -> None:
+    assert sweep("slack", rate=rate, requests=requests)[0]["adherence"] == 1.0
 
 
 @pytest.mark.exhaustive

@@ -4,7 +4,7 @@ from datetime import datetime
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers
 from transformers import PreTrainedTokenizerFast
@@ -13,6 +13,7 @@ from roseinfer.core.errors import ConfigError, InvalidRequestError
 from roseinfer.text import chat
 from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.tokenizer import Tokenizer
+from tests.helpers.cases import examples
 from tests.text import tokenizers as build
 
 BYTE_LEVEL, BYTE_FALLBACK = build.byte_level(), build.byte_fallback()
@@ -148,7 +149,7 @@ def test_roles_that_the_template_names_are_accepted():
     assert ours.render([{"role": "ipython"}]) == "ipython"
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     content=st.lists(st.sampled_from(["<|end|>", "<|", "end|>", "<|user|>", " ", "a", "\ue000", "\n", "😀"])).map(
         "".join

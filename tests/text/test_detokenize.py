@@ -3,11 +3,12 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.text.detokenize import IncrementalDetokenizer
 from roseinfer.text.tokenizer import Tokenizer
+from tests.helpers.cases import examples
 from tests.text import tokenizers as build
 
 BUILDERS = [build.byte_level, build.byte_fallback, build.word_piece, build.undecorated]
@@ -81,7 +82,7 @@ def byte_ids(tokenizer: Tokenizer) -> dict[int, int]:
     return {raw[0]: id for raw, id in one_byte if len(raw) == 1}
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(raw=st.binary(max_size=24), tokenizer=st.sampled_from([BYTE_LEVEL, BYTE_FALLBACK]))
 def test_any_bytes(raw, tokenizer):
     ids_of = byte_ids(tokenizer)
@@ -89,7 +90,7 @@ def test_any_bytes(raw, tokenizer):
     assert "".join(streamed(tokenizer, singles(ids))) == whole(tokenizer, ids)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(text=st.text(max_size=40), tokenizer=st.sampled_from([BYTE_LEVEL, BYTE_FALLBACK]))
 def test_any_text(text, tokenizer):
     ids = tokenizer.encode(text, add_special_tokens=False)

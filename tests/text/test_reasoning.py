@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -12,6 +12,7 @@ from roseinfer.text.output import OutputParser
 from roseinfer.text.reasoning import Reasoner
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.tools.registry import tool_format
+from tests.helpers.cases import examples
 from tests.text import tokenizers as build
 from tests.text.tools.recorded import by_ids, fed, marked_tokenizer, plain_tokenizer
 
@@ -173,7 +174,7 @@ def test_parameters_for_the_engine():
 PIECES = ["<think>", "</think>", "<th", "</", "think>", "<", " ", "\n\n", "a", "b c", CALL, "<tool_call>", "\U0001f600"]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.booleans(), st.randoms(use_true_random=False))
 def test_streamed_is_whole(text: str, inside: bool, rng: random.Random):
     whole = fed(parser(plain_tokenizer(), inside), [(text, 0)])

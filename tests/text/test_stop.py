@@ -1,8 +1,9 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.text.stop import StopFeed, StopMatcher
+from tests.helpers.cases import examples
 
 SMALL = st.text(alphabet="ab", min_size=1, max_size=5)
 STOPS = st.lists(SMALL, max_size=4).map(tuple)
@@ -23,14 +24,14 @@ def feed_all(matcher: StopMatcher, pieces: list[str]) -> list[StopFeed]:
     return [*(matcher.feed(piece) for piece in pieces), matcher.feed("", final=True)]
 
 
-@settings(max_examples=1500, deadline=None)
+@examples(1500)
 @given(stops=STOPS, pieces=PIECES, include=st.booleans())
 def test_equals_the_naive_reference_however_the_text_is_cut(stops, pieces, include):
     feeds = feed_all(StopMatcher(stops, include), pieces)
     assert ("".join(feed.text for feed in feeds), feeds[-1].stop) == naive("".join(pieces), stops, include)
 
 
-@settings(max_examples=1500, deadline=None)
+@examples(1500)
 @given(stops=STOPS, pieces=PIECES)
 def test_nothing_leaks_and_only_necessary_text_is_withheld(stops, pieces):
     """Compare, after each piece, sent text plus the longest possible beginning of a stop string with all
@@ -47,7 +48,7 @@ def test_nothing_leaks_and_only_necessary_text_is_withheld(stops, pieces):
         assert sent == text[: len(text) - held]
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(stops=STOPS, pieces=PIECES, min_tokens=st.integers(0, 6))
 def test_text_of_the_first_tokens_is_exempt(stops, pieces, min_tokens):
     feeds = feed_all(StopMatcher(stops, min_tokens=min_tokens), pieces)

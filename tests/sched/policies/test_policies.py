@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.config.engine import SchedulerConfig
@@ -12,6 +12,7 @@ from roseinfer.core.request import Prompt, Request, Status
 from roseinfer.core.sampling import SamplingParams
 from roseinfer.sched.policy import Admitted, Policy, Verdict, View
 from roseinfer.sched.registry import make_policy, scheduler_config
+from tests.helpers.cases import examples
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 
 CONTEXT = 10_000
@@ -129,7 +130,7 @@ def test_max_skips_lets_a_long_prompt_through() -> None:
     assert steps == [[1, 2], [3, 4], [0], [5, 6]]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@examples(200, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     name=st.sampled_from(["fifo", "pack"]),

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.errors import InvalidRequestError
@@ -11,6 +11,7 @@ from roseinfer.text.tools.base import Tool
 from roseinfer.text.tools.parameters import Parameters
 from roseinfer.text.tools.registry import tool_format
 from roseinfer.text.tools.typed_text import as_json
+from tests.helpers.cases import examples
 from tests.text.tools.recorded import plain_tokenizer
 
 
@@ -82,7 +83,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.dictionaries(KEYWORDS, ANYTHING, max_size=5), st.booleans())
 def test_no_schema_breaks_parsers_or_grammars(schema: dict[str, Any], strict: bool):
     tool = Tool("f", {**schema, "type": "object"}, strict)

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.text.output import CallStart, Text
 from roseinfer.text.tools.base import CallParser, Mark, Tool
 from roseinfer.text.tools.registry import detect, format_names, tool_format
+from tests.helpers.cases import examples
 from tests.text.tools.recorded import (
     MARKS,
     ORDINARY,
@@ -61,7 +62,7 @@ def parser(name: str) -> CallParser:
     return tool_format(name, plain_tokenizer()).parser(TOOLS)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(names, outputs, st.randoms(use_true_random=False))
 def test_streamed_is_whole(name: str, text: str, rng: random.Random):
     whole = fed(parser(name), [(text, ORDINARY)])
@@ -73,7 +74,7 @@ def test_streamed_is_whole(name: str, text: str, rng: random.Random):
     fed(tool_format(name, tokenizer).parser(TOOLS), by_ids(tokenizer, text))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(names, outputs)
 def test_nothing_is_invented_or_lost(name: str, text: str):
     """Check content: it keeps the order of the output; without a call it is the whole output."""
@@ -92,7 +93,7 @@ def _padded(entry: list) -> list:
     return entry if entry[0] == "call" else ["", "", "{}"]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.sampled_from(["qwen_xml", "pythonic"]), outputs)
 def test_converted_arguments_are_json(name: str, text: str):
     for kind, _, *call in fed(parser(name), [(text, ORDINARY)]):

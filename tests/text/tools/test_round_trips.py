@@ -4,11 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.text.tools.base import Tool
 from roseinfer.text.tools.registry import tool_format
+from tests.helpers.cases import examples
 from tests.text.tools.recorded import ORDINARY, fed, plain_tokenizer
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)
@@ -43,7 +44,7 @@ def written(name: str, arguments: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama_json", "mistral", "pythonic", "qwen_xml"])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(arguments=ARGUMENTS)
 def test_arguments_come_back(name: str, arguments: dict[str, Any]):
     properties = {key: {"type": types(value)} for key, value in arguments.items()}
