@@ -96,7 +96,8 @@ class Why(NamedTuple):
     `waited`: seconds without a seat by cause, longest first. Time before the request was sent to this engine counts as
     `Cause.TRANSIT` or, if another engine had it, as `Cause.ENGINE`. `chunks`: rows that computed prompt tokens,
     including rows of several tokens after a preemption. `steps`: steps planned while it had a seat, up to its last
-    token. `sat_out`: those of them in which it computed nothing.
+    token. `sat_out`: those of them in which it computed nothing. `prefill_s`: seconds up to its first token in which a
+    step computed it.
     """
 
     waited: tuple[tuple[Cause, float], ...] = ()
@@ -104,3 +105,4 @@ class Why(NamedTuple):
     chunks: int = 0
     steps: int = 0
     sat_out: int = 0
+    prefill_s: float = 0.0

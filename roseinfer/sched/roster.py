@@ -1,6 +1,6 @@
 """Roster: every live request of an engine, which waits, runs, or has ended while submitted steps still name it."""
 
-from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes
+from roseinfer.core.outputs import COMPLETE, End, FinishReason, RequestOutput, RequestTimes
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager
@@ -120,8 +120,9 @@ class Roster:
             self.offload.drop_load(request)
         self.liveness.progressed()
         request.status = Status.FINISHED
-        # Steps planned after its last token was in flight have no row of it.
-        why = self.waits.ended(request, now_s, self.steps_done if reason is FinishReason.LENGTH else self.step)
+        # Steps after its last token do not count, though one of them may compute it in vain.
+        steps, rows_after = (self.steps_done, request.in_flight) if reason in COMPLETE else (self.step, 0)
+        why = self.waits.ended(request, now_s, steps, rows_after)
         self.guided.discard(request.request_id)
         if request.in_flight == 0:
             self.vacate(request)

@@ -49,11 +49,17 @@ class StepClock:
 
     def __init__(self) -> None:
         self._start_s: dict[int, float | None] = {}  # by step; None if others were in flight
+        self._planned_s: dict[int, float] = {}  # by step
         self._last_end_s: float | None = None  # None if nothing was left to do
 
     def planned(self, step: int, now_s: float) -> None:
         start_s = now_s if self._last_end_s is None else self._last_end_s
         self._start_s[step] = None if self._start_s else start_s
+        self._planned_s[step] = now_s
+
+    def planned_at(self, step: int) -> float:
+        """Return when a step in flight was planned."""
+        return self._planned_s[step]
 
     def paused(self) -> None:
         self._last_end_s = None
@@ -61,6 +67,7 @@ class StepClock:
     def done(self, step: int, now_s: float, device_s: float, *, more: bool) -> float:
         """Return the seconds that the step took. `more`: requests are still running."""
         start_s = self._start_s.pop(step, None)
+        self._planned_s.pop(step, None)
         self._last_end_s = now_s if more else None
         return device_s if start_s is None else max(device_s, now_s - start_s)
 
@@ -282,6 +289,7 @@ class Scheduler:
         extra_tokens = 0  # tokens beyond one for each output
         self.roster.steps_done = plan.step + 1
         self._last_tokens, self._last_duration_s = plan.num_tokens, result.duration_s
+        planned_s = self._clock.planned_at(plan.step)
         for row, row_result in zip(plan.rows, result.rows, strict=True):
             name, _, start, count, _, sample, _, _, _, _ = row
             _, token_ids, logprobs, _, error = row_result
@@ -299,7 +307,7 @@ class Scheduler:
                     outputs.append(new_output((name, token_ids, logprobs, None, None, None)))
                     continue
             request.pending -= sample and not row.drafts
-            settled = self._settle_row(request, row, row_result, now_s)
+            settled = self._settle_row(request, row, row_result, planned_s, now_s)
             if settled is not None:
                 outputs.append(settled)
                 extra_tokens += len(settled.token_ids) - 1
@@ -314,7 +322,10 @@ class Scheduler:
         self.policy.observe(StepDone(plan, now_s, duration_s))
         return outputs
 
-    def _settle_row(self, request: Request, row: Row, result: RowResult, now_s: float) -> RequestOutput | None:
+    def _settle_row(
+        self, request: Request, row: Row, result: RowResult, planned_s: float, now_s: float
+    ) -> RequestOutput | None:
+        """Apply the result of one row of a step planned at `planned_s`."""
         if request.status is Status.FINISHED:
             if request.in_flight == 0:
                 self.roster.vacate(request)
@@ -326,6 +337,7 @@ class Scheduler:
                 return RequestOutput(row.request_id, end=end)
         first = request.num_outputs == 0
         if first:
+            self._waits.prefilled(request, planned_s, now_s)
             self._prompt_tokens += max(0, min(row.start + row.count, request.prompt_len) - row.start)
             request.chunks += row.count == 1  # the others were counted when they were planned
         kept = _up_to_end(request, result.token_ids)
@@ -373,7 +385,7 @@ class Scheduler:
         name, started, end = request.request_id, None, None
         if first:
             request.first_token_s = now_s
-            why = self._waits.why(request, self.roster.step)
+            why = self._waits.why(request, now_s, self.roster.steps_done)
             started = FirstToken(request.cached_tokens, request.arrival_s, request.scheduled_s, now_s, why)
             if request.params.max_tokens == 0:
                 end = self.roster.finish(request, FinishReason.LENGTH, now_s)

@@ -31,10 +31,23 @@ class _Account:
 
     It waits for `cause` since `since_s`, or for the default cause since the clocks showed `clocks_at_join`, or it runs
     since the plan of step `seated`. `steps`, `rows`: counts of earlier seats. `waited`: seconds by cause before that.
-    `reported`: `waited` as last reported, None if it has changed since.
+    `reported`: `waited` as last reported, None if it has changed since. `prefill_s`: seconds of steps that computed it
+    before its first token, the last of which ended at `prefill_until_s`.
     """
 
-    __slots__ = ("cause", "clocks_at_join", "forecast", "reported", "rows", "seated", "since_s", "steps", "waited")
+    __slots__ = (
+        "cause",
+        "clocks_at_join",
+        "forecast",
+        "prefill_s",
+        "prefill_until_s",
+        "reported",
+        "rows",
+        "seated",
+        "since_s",
+        "steps",
+        "waited",
+    )
 
     def __init__(self, request: Request) -> None:
         self.waited: dict[int, float] = {}
@@ -47,6 +60,7 @@ class _Account:
         self.clocks_at_join: list[float] | None = None
         self.seated: int | None = None
         self.steps = self.rows = 0
+        self.prefill_s = self.prefill_until_s = 0.0
         self.forecast: Forecast | None = None
 
 
@@ -82,9 +96,7 @@ class WaitTimes:
     # --- within a plan ------------------------------------------------------------------------------------------
     def begin(self, now_s: float) -> None:
         """Start a plan: the causes of the last plan held until now."""
-        if now_s > self._now_s:
-            self._clocks[self._default_number] += now_s - self._now_s
-            self._now_s = now_s
+        self._run_clock(now_s)
         if self._parents:
             self._rejoin_samples()
         if self._loaded:
@@ -112,6 +124,16 @@ class WaitTimes:
         account.rows += request.planned - request.rowless
         account.seated = None
         account.cause, account.since_s = _BLOCKS, self._now_s
+
+    def prefilled(self, request: Request, planned_s: float, now_s: float) -> None:
+        """Record that a step planned at `planned_s` has computed a request that has no token yet.
+
+        Steps in flight overlap, and a preempted request has no seat in the rest of its step: no time counts twice.
+        """
+        account = self._accounts[request.request_id]
+        until_s = now_s if account.seated is not None else min(now_s, account.since_s)
+        account.prefill_s += max(0.0, until_s - max(planned_s, account.prefill_until_s))
+        account.prefill_until_s = until_s
 
     def loading_changed(self, request: Request) -> None:
         """Record that a waiting request has begun or finished to wait for a load (`Request.loading`)."""
@@ -172,6 +194,11 @@ class WaitTimes:
         self._parents = [p for p in self._parents if p.computed < p.prompt_len and p.status is not Status.FINISHED]
 
     # --- clocks -------------------------------------------------------------------------------------------------
+    def _run_clock(self, now_s: float) -> None:
+        if now_s > self._now_s:
+            self._clocks[self._default_number] += now_s - self._now_s
+            self._now_s = now_s
+
     def _set_default(self, cause: Cause) -> None:
         if cause is not self._default_cause:
             self._default_cause, self._default_number = cause, _NUMBER[cause]
@@ -214,18 +241,28 @@ class WaitTimes:
         """Raise AssertionError unless the requests are those in `live`, by id."""
         assert self._accounts.keys() == set(live), "wait times of a request that has ended, or none of a live one"
 
-    def why(self, request: Request, steps: int) -> Why:
-        """Report on a request that runs or has run. `steps`: number of steps planned so far."""
-        return _why(request, self._accounts[request.request_id], steps)
+    def why(self, request: Request, now_s: float, steps: int) -> Why:
+        """Report on a request that runs or has run. `steps`: number of steps done so far; later ones do not count."""
+        account = self._accounts[request.request_id]
+        if account.seated is None:  # preempted while its step ran
+            self._run_clock(now_s)
+            self._settle(account, now_s)
+            account.since_s = now_s
+            if account.cause is None:
+                account.clocks_at_join = self._clocks.copy()
+        return _why(request, account, steps, request.in_flight)
 
-    def ended(self, request: Request, now_s: float, steps: int) -> Why:
-        """Report on a request for the last time and forget it. Call it before the policy is notified."""
+    def ended(self, request: Request, now_s: float, steps: int, rows_after: int) -> Why:
+        """Report on a request for the last time and forget it. Call it before the policy is notified.
+
+        `steps`: number of steps that count; it has `rows_after` rows in later ones.
+        """
         account = self._accounts.pop(request.request_id)
         if account.seated is None:
             self._settle(account, now_s)
             if account.forecast is None and self._forecasting is not None:
                 self._forecast(request, account, self._forecasting)
-        return _why(request, account, steps)
+        return _why(request, account, steps, rows_after)
 
     def _forecast(self, request: Request, account: _Account, policy: Forecasting) -> None:
         account.forecast = NO_FORECAST
@@ -242,17 +279,18 @@ def why_unqueued(request: Request, now_s: float) -> Why:
     """Report on a request that ends before a scheduler has received it."""
     account = _Account(request)
     account.waited[_TRANSIT] = account.waited.get(_TRANSIT, 0.0) + now_s - account.since_s
-    return _why(request, account, 0)
+    return _why(request, account, 0, 0)
 
 
-def _why(request: Request, account: _Account, steps: int) -> Why:
+def _why(request: Request, account: _Account, steps: int, rows_after: int) -> Why:
     planned, rows = account.steps, account.rows
     if account.seated is not None:
         planned += steps - account.seated
-        rows += request.planned - request.rowless
+        rows += request.planned - request.rowless - rows_after
     if account.reported is None:  # most requests are reported twice: at their first token and their end
         waited = [(_CAUSES[number], seconds) for number, seconds in account.waited.items() if seconds > 0]
         if len(waited) > 1:
             waited.sort(key=_seconds, reverse=True)
         account.reported = tuple(waited)
-    return Why(account.reported, account.forecast or NO_FORECAST, request.chunks, planned, planned - rows)
+    forecast = account.forecast or NO_FORECAST
+    return Why(account.reported, forecast, request.chunks, planned, planned - rows, account.prefill_s)

@@ -43,12 +43,18 @@ def watch(core: EngineCore) -> Watched:
 def check_whys(core: EngineCore, watched: Watched, done: dict[str, Collected]) -> None:
     """Assert that reports of ended requests add up: seconds waited, rows computed, steps without a row."""
     rows: dict[str, list[int]] = {}  # in which steps
+    sampled: dict[str, list[int]] = {}
     for plan in submitted(core):
         for row in plan.rows:
             rows.setdefault(row.request_id, []).append(plan.step)
+            if row.sample:
+                sampled.setdefault(row.request_id, []).append(plan.step)
     for name, each in done.items():
         assert each.end is not None and each.end.why is not None, name
         why, own = each.end.why, rows.get(name, [])
+        if each.reason is FinishReason.STOP and core.scheduler.drafter is None:  # a later row was in vain
+            last = sampled[name][max(1, len(each.tokens)) - 1]
+            own = [step for step in own if step <= last]
         check(why, watched.waited.get(name, 0.0), len(own))
         assert (why.steps > 0) == (name in watched.starts), name
         assert why.chunks <= len(own)

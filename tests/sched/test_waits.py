@@ -54,8 +54,8 @@ def test_one_that_comes_within_a_step_waits_for_its_end_and_then_runs() -> None:
     core.clock.advance(0.75)
     gather(core.settle(), done)
     whys = run(core)
-    assert whys["a"] == Why((), chunks=1, steps=3)
-    assert whys["b"] == Why(((Cause.STEP, 0.75),), chunks=1, steps=2)
+    assert whys["a"] == Why((), chunks=1, steps=3, prefill_s=1.0)
+    assert whys["b"] == Why(((Cause.STEP, 0.75),), chunks=1, steps=2, prefill_s=1.0)
 
 
 def test_one_that_comes_while_nothing_runs_is_on_its_way_until_it_starts() -> None:
@@ -122,7 +122,7 @@ def test_the_prompt_budget() -> None:
     fill(core, "long", 10, 1)
     fill(core, "next", 2, 1)
     whys = run(core)
-    assert whys["long"] == Why((), chunks=3, steps=3)
+    assert whys["long"] == Why((), chunks=3, steps=3, prefill_s=3.0)
     assert whys["next"].waited == ((Cause.BUDGET, 2.0),)
 
 

@@ -40,7 +40,7 @@ class SampleSummary(NamedTuple):
     """Times of one sample in seconds from the request's arrival; None = not yet, or unknown.
 
     `scheduled_s`: first seat; `first_s`, `last_s`: first and newest token; `tpot_s`: seconds per token after the first.
-    `preemptions` is known once the sample has ended.
+    `preemptions` is known once the sample has ended. `first_why`: the report up to its first token, see `SampleRecord`.
     """
 
     scheduled_s: float | None = None
@@ -51,6 +51,7 @@ class SampleSummary(NamedTuple):
     preemptions: int = 0
     why: Why | None = None
     finish: str = ""
+    first_why: Why | None = None
 
 
 class RouteInfo(NamedTuple):
@@ -248,7 +249,15 @@ def _summarize(arrival_s: float, sample: SampleRecord) -> SampleSummary:
     if sample.first_s:
         first_s, last_s = sample.first_s - arrival_s, sample.last_s - arrival_s
     return SampleSummary(
-        scheduled_s, first_s, last_s, tpot_s(sample), sample.tokens, sample.preemptions, sample.why, finish or ""
+        scheduled_s,
+        first_s,
+        last_s,
+        tpot_s(sample),
+        sample.tokens,
+        sample.preemptions,
+        sample.why,
+        finish or "",
+        sample.first_why,
     )
 
 

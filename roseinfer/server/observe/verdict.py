@@ -2,8 +2,15 @@
 
 from typing import NamedTuple
 
-from roseinfer.core.slo import Cause, Rejection, Slo, Why
-from roseinfer.server.observe.delays import PREEMPTED, SAT_OUT, delay_breakdown, waits_before_seat
+from roseinfer.core.slo import Cause, Rejection, Slo
+from roseinfer.server.observe.delays import (
+    PREEMPTED,
+    SAT_OUT,
+    PhaseTimes,
+    after_first,
+    before_first,
+    waits_before_seat,
+)
 from roseinfer.server.observe.records import RequestEntry
 from roseinfer.server.request.job import OBJECTIVES, Latencies, Outcome
 
@@ -97,22 +104,23 @@ def _of_rejection(record: RequestEntry, rejection: Rejection) -> Explanation:
 
 
 def _of_late(record: RequestEntry, objective: str, slo: Slo, seen: Latencies) -> Explanation:
-    delays = delay_breakdown(record)
     at = OBJECTIVES.index(objective)
     late_s = seen[at] - (_objective(slo, objective) or 0.0)
-    ran_s = delays.prefill
-    if objective == "ttft":
-        found = delays.before_first()
-    elif objective == "tpot":
-        found, ran_s = delays.after_first(), delays.decode
+    times = _times_of(record, objective)
+    if objective == "tpot":
         late_s *= max(1, record.worst.tokens - 1)
-    else:
-        found, ran_s = delays.all(), delays.prefill + delays.decode
-    name = _blamed(found, late_s, ran_s * (1 - delays.idle))
+    name = _blamed(times.delays(), late_s, times.ran)
     if name == SLOW_STEPS and objective != "ttft" and record.route is not None and record.route.resumes:
         name = Cause.ENGINE
     text = f"Late: {_seen(objective, seen[at])}; the objective was {_ms(_objective(slo, objective))}"
-    return Explanation(name, f"{text}. {_because(record, name, found.get(name, ran_s), objective)}")
+    return Explanation(name, f"{text}. {_because(record, name, times, objective)}")
+
+
+def _times_of(record: RequestEntry, objective: str) -> PhaseTimes:
+    """Return the times that an objective counts."""
+    if objective == "ttft":
+        return before_first(record)
+    return after_first(record) if objective == "tpot" else before_first(record).plus(after_first(record))
 
 
 def _blamed(found: dict[str, float], late_s: float, ran_s: float) -> str:
@@ -124,12 +132,14 @@ def _blamed(found: dict[str, float], late_s: float, ran_s: float) -> str:
     return SLOW_STEPS
 
 
-def _because(record: RequestEntry, name: str, seconds: float, objective: str) -> str:
-    sample, why = record.worst, record.worst.why
+def _because(record: RequestEntry, name: str, times: PhaseTimes, objective: str) -> str:
+    sample, why = record.worst, record.worst.first_why
+    seconds = times.delays().get(name, times.ran)
     if name == PREEMPTED:
-        return f"It was preempted {_times(sample.preemptions)} and had no seat for {_ms(seconds)}."
-    if name == SAT_OUT and why is not None:
-        return f"{why.sat_out} of {why.steps} steps ran without it."
+        often = "before its first token" if objective == "ttft" else _times(sample.preemptions)
+        return f"It was preempted {often} and had no seat for {_ms(seconds)}."
+    if name == SAT_OUT:
+        return f"{times.missed} of {times.steps} steps{_WHEN[objective]} ran without it."
     if name == Cause.ENGINE and record.route is not None and record.route.resumes:  # for an unknown time
         return f"Its engine failed {_times(record.route.resumes)} after its first token; it resumed on another engine."
     if name != SLOW_STEPS:
@@ -142,15 +152,18 @@ def _because(record: RequestEntry, name: str, seconds: float, objective: str) ->
         text = f"Computing {computed}{chunks} took {_ms(seconds)}"
     else:
         expected = None if forecast is None else forecast.tpot_s if objective == "tpot" else None
-        text = _ran(why) + (f", {_ms(sample.tpot_s)} per token" if sample.tokens > 1 else "")
+        text = _ran(times, objective) + (f", {_ms(sample.tpot_s)} per token" if sample.tokens > 1 else "")
     return f"{text}." if expected is None else f"{text}; {_ms(expected)} {_UNIT[objective]} was expected."
 
 
-def _ran(why: Why | None) -> str:
-    if why is None or not why.steps:
+_WHEN = {"ttft": " before its first token", "tpot": " after its first token", "e2e": ""}
+
+
+def _ran(times: PhaseTimes, objective: str) -> str:
+    if not times.steps:
         return "It ran"
-    which = f"{why.steps - why.sat_out} of" if why.sat_out else "all"
-    return f"It ran in {which} {why.steps} steps"
+    which = f"{times.steps - times.missed} of" if times.missed else "all"
+    return f"It ran in {which} {times.steps} steps{_WHEN[objective]}"
 
 
 def _kept(record: RequestEntry) -> str:
@@ -172,16 +185,15 @@ def _kept(record: RequestEntry) -> str:
 
 
 def _of_timeout(record: RequestEntry) -> Explanation:
-    delays = delay_breakdown(record)
-    found = delays.before_first() if record.worst.first_s is None else delays.all()
-    ran_s = (delays.prefill + delays.decode) * (1 - delays.idle)
+    times = _times_of(record, "e2e")
+    found = times.delays()
     where = "before its first token" if record.worst.first_s is None else f"after {record.worst.tokens} tokens"
     text = f"It timed out after {_ms(record.age_s)}, {where}"
     name = max(found, key=lambda each: found[each], default=SLOW_STEPS)
-    if found.get(name, 0.0) <= ran_s or name == Cause.OTHER:
+    if found.get(name, 0.0) <= times.ran or name == Cause.OTHER:
         name = Cause.OTHER if record.worst.why is None else SLOW_STEPS
         return Explanation(name, text + ".")
-    return Explanation(str(name), f"{text}. {_because(record, name, found[name], 'e2e')}")
+    return Explanation(str(name), f"{text}. {_because(record, name, times, 'e2e')}")
 
 
 def _of_failure(record: RequestEntry) -> Explanation:

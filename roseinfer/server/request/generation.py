@@ -134,6 +134,7 @@ class Generation:
         sample.tokens = chunk.num_output_tokens
         if chunk.why is not None:
             sample.why = chunk.why
+            sample.first_why = sample.first_why or chunk.why
         if chunk.events is not None:
             sample.note_events(chunk)
         if new_tokens > 0:

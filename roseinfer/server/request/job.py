@@ -90,7 +90,8 @@ class UnreadRequest(NamedTuple):
 class SampleRecord:
     """Progress of one choice. `first_s`, `last_s`: times of its first and newest token, 0 before the first.
 
-    `calls`: complete tool calls; `parse_failures`: malformed ones. `why`: the engine's newest account of its waits.
+    `calls`: complete tool calls; `parse_failures`: malformed ones. `why`: the engine's newest report on its waits;
+    `first_why`: the report that came with its first token, or with its end before that.
     """
 
     tokens: int = 0
@@ -103,6 +104,7 @@ class SampleRecord:
     times: RequestTimes | None = None
     preemptions: int = 0
     why: Why | None = None
+    first_why: Why | None = None
 
     def note_events(self, chunk: SequenceChunk) -> None:
         self.reasoning_tokens, self.parse_failures = chunk.reasoning_tokens, chunk.parse_failures

@@ -20,7 +20,8 @@ def sample_of(
     seat_s: float | None, first_s: float | None, last_s: float | None, tokens: int = 11, **more: Any
 ) -> SampleSummary:
     tpot_s = (last_s - first_s) / (tokens - 1) if first_s is not None and last_s is not None and tokens > 1 else 0.0
-    return SampleSummary(seat_s, first_s, last_s, tpot_s, tokens, **{"finish": "stop"} | more)
+    first_why = more.pop("first", more.get("why"))
+    return SampleSummary(seat_s, first_s, last_s, tpot_s, tokens, **{"finish": "stop", "first_why": first_why} | more)
 
 
 def record(sample: SampleSummary, outcome: Outcome | None, slo: Slo | None = SLO, **more: Any) -> RequestEntry:
@@ -58,17 +59,22 @@ def waited(*waits: tuple[Cause, float], steps: int = 20, sat_out: int = 0, **mor
     return Why(waits, steps=steps, sat_out=sat_out, **more)
 
 
-LATE_START = sample_of(0.6, 0.7, 1.0)
+def late_start(why: Why | None = None) -> SampleSummary:
+    return sample_of(0.6, 0.7, 1.0, why=why)
+
+
+AT_ONCE = Why(steps=1)  # at a first token that did not wait
+LATE_START = late_start()
 WAITS = [cause for cause in Cause if cause is not Cause.IDLE]
 
 
 @pytest.mark.parametrize("cause", WAITS)
 def test_a_late_start_names_the_cause_of_the_wait(cause: Cause) -> None:
-    sample = LATE_START._replace(why=waited((cause, 0.6)))
+    sample = late_start(waited((cause, 0.6)))
     found = verdict(record(sample, Outcome.MISSED_TTFT))
     assert found.name == cause
     assert "came after 700 ms; the objective was 500 ms" in found.summary and "waited 600 ms" in found.summary
-    others = {verdict(record(LATE_START._replace(why=waited((each, 0.6))), Outcome.MISSED_TTFT)) for each in WAITS}
+    others = {verdict(record(late_start(waited((each, 0.6))), Outcome.MISSED_TTFT)) for each in WAITS}
     assert len(others) == len(WAITS), "each cause has its own phrase"
 
 
@@ -132,19 +138,49 @@ def test_a_rejection_for_another_objective_does_not_name_the_first_token() -> No
         (sample_of(0.6, 0.7, 1.0, why=waited()), Outcome.MISSED_TTFT, "transit", "600 ms"),
         (sample_of(0.6, 0.7, 1.0), Outcome.MISSED_TTFT, "other", "600 ms"),
         # It had a seat, and steps ran without it.
-        (sample_of(0.0, 0.7, 1.0, why=waited(steps=10, sat_out=8)), Outcome.MISSED_TTFT, "sat_out", "8 of 10 steps"),
-        (sample_of(0.0, 0.1, 1.1, why=waited(steps=10, sat_out=6)), Outcome.MISSED_TPOT, "sat_out", "6 of 10 steps"),
         (
-            sample_of(0.0, 0.1, 1.1, why=waited()),
-            Outcome.MISSED_TPOT,
-            "slow_steps",
-            "It ran in all 20 steps, 100 ms per token",
+            sample_of(0.0, 0.7, 1.0, why=waited(steps=20, sat_out=8), first=waited(steps=10, sat_out=8, prefill_s=0.2)),
+            Outcome.MISSED_TTFT,
+            "sat_out",
+            "8 of 10 steps before its first token ran without it",
         ),
         (
-            sample_of(0.0, 0.1, 1.1, why=waited(sat_out=1)),
+            sample_of(0.0, 0.1, 1.1, why=waited(steps=11, sat_out=6), first=AT_ONCE),
+            Outcome.MISSED_TPOT,
+            "sat_out",
+            "6 of 10 steps after its first token ran without it",
+        ),
+        (
+            sample_of(0.0, 0.1, 2.5, why=waited(steps=11, sat_out=6), first=AT_ONCE),
+            Outcome.MISSED_E2E,
+            "sat_out",
+            "6 of 11 steps ran without it",
+        ),
+        # The steps without it came after its first token, which was late for another reason (findings F7).
+        (
+            sample_of(0.0, 0.7, 1.0, why=waited(steps=114, sat_out=12), first=waited(steps=3, prefill_s=0.7)),
+            Outcome.MISSED_TTFT,
+            "slow_steps",
+            "Computing 80 prompt tokens took 700 ms",
+        ),
+        # Most steps before its first token ran without it, but its own were long.
+        (
+            sample_of(0.0, 0.7, 1.0, why=waited(), first=waited(steps=10, sat_out=8, prefill_s=0.65)),
+            Outcome.MISSED_TTFT,
+            "slow_steps",
+            "took 650 ms",
+        ),
+        (
+            sample_of(0.0, 0.1, 1.1, why=waited(), first=AT_ONCE),
             Outcome.MISSED_TPOT,
             "slow_steps",
-            "It ran in 19 of 20 steps, 100",
+            "It ran in all 19 steps after its first token, 100 ms per token",
+        ),
+        (
+            sample_of(0.0, 0.1, 1.1, why=waited(sat_out=1), first=AT_ONCE),
+            Outcome.MISSED_TPOT,
+            "slow_steps",
+            "It ran in 18 of 19 steps after its first token, 100",
         ),
         (sample_of(0.0, 0.1, 1.1), Outcome.MISSED_TPOT, "slow_steps", "100 ms per token"),
         (
@@ -153,9 +189,15 @@ def test_a_rejection_for_another_objective_does_not_name_the_first_token() -> No
             "slow_steps",
             "40 ms per token was expected",
         ),
+        (
+            sample_of(0.0, 0.7, 1.0, preemptions=1, why=waited((Cause.BLOCKS, 0.6)), first=waited((Cause.BLOCKS, 0.6))),
+            Outcome.MISSED_TTFT,
+            "preempted",
+            "It was preempted before its first token and had no seat for 600 ms",
+        ),
         # Preempted for longer than it is late.
         (
-            sample_of(0.0, 0.1, 1.1, preemptions=2, why=waited((Cause.BLOCKS, 0.7))),
+            sample_of(0.0, 0.1, 1.1, preemptions=2, why=waited((Cause.BLOCKS, 0.7)), first=AT_ONCE),
             Outcome.MISSED_TPOT,
             "preempted",
             "preempted twice and had no seat for 700 ms",
@@ -253,7 +295,7 @@ def test_a_request_rejected_unread_names_the_limit(reason: str, name: str | None
 
 def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
     for outcome in (*Outcome, None):
-        for sample in (LATE_START, sample_of(None, None, None, 0), LATE_START._replace(why=waited((Cause.SEATS, 0.6)))):
+        for sample in (LATE_START, sample_of(None, None, None, 0), late_start(waited((Cause.SEATS, 0.6)))):
             for live in (False, True):
                 made = record_json(record(sample, outcome, live=live, route=RouteInfo(1, "promise", 1, 0, 2)))
                 RequestState.model_validate_json(orjson.dumps(made))
@@ -281,11 +323,11 @@ def test_every_outcome_is_a_record_of_the_documented_shape() -> None:
         # Waits reported by the engine that resumed it after its first token do not count before it.
         (
             record(
-                sample_of(0.1, 0.2, 1.0, why=waited((Cause.ENGINE, 0.6), (Cause.STEP, 0.05))),
+                sample_of(0.1, 0.2, 1.0, why=waited((Cause.ENGINE, 0.6)), first=waited((Cause.STEP, 0.1))),
                 Outcome.MET,
                 route=RouteInfo(1, "promise", 0, 0, 1),
             ),
-            [("wait", 100), ("prefill", 100), ("decode", 800)],
+            [("step", 100), ("prefill", 100), ("decode", 800)],
         ),
         (record(sample_of(0.1, 0.2, 0.2, 1), Outcome.MET), [("wait", 100), ("prefill", 100)]),
         (record(sample_of(None, None, None, 0), Outcome.ABORTED), [("wait", 1000)]),
