@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from roseinfer.core.errors import InvalidRequestError
 
+# Names in reports: of requests without objectives, and of objectives that the client set.
+NO_CLASS, CUSTOM_CLASS = "none", "custom"
+
 
 @dataclass(frozen=True, slots=True)
 class Slo:

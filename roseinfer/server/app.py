@@ -36,9 +36,9 @@ from roseinfer.server.formats.responses.format import ResponsesFormat
 from roseinfer.server.formats.responses.history import History
 from roseinfer.server.http.auth import AuthMiddleware
 from roseinfer.server.http.body import ErrorResponse
-from roseinfer.server.http.errors import DROPPED_REASON, OPENAI, ApiError, as_api_error
+from roseinfer.server.http.errors import CLIENT_CLOSED_REQUEST, DROPPED_REASON, OPENAI, ApiError, as_api_error
 from roseinfer.server.http.hosts import HostMiddleware
-from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST, CrashMiddleware, EdgeMiddleware, InferenceRoutes
+from roseinfer.server.http.middleware import CrashMiddleware, EdgeMiddleware, InferenceRoutes
 from roseinfer.server.observe.metrics import HttpMetrics
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.report import Gather, Observation

@@ -4,11 +4,11 @@ A field is rejected by name if ignoring it would change the answer. Any other is
 Null, or a value that has no effect, is accepted silently.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roseinfer.server.http.errors import bad_request
+from roseinfer.server.http.errors import ApiError, bad_request
 
 # True if a value has an effect.
 HasEffect = Callable[[Any], bool]
@@ -21,6 +21,17 @@ class Unsupported:
     why: str
     has_effect: HasEffect
     code: str = "unsupported_field"
+
+
+def check_supported(name: str, value: Any, unsupported: Mapping[str, Unsupported]) -> None:
+    """Raise `ApiError` 400 if an unsupported field has an effect."""
+    found = unsupported.get(name)
+    if value is not None and found is not None and found.has_effect(value):
+        raise unsupported_error(name, found.why, found.code)
+
+
+def unsupported_error(name: str, why: str, code: str = "unsupported_field") -> ApiError:
+    return bad_request(f"{name[:100]} is not supported: {why}", name[:100], code)
 
 
 def always(value: Any) -> bool:

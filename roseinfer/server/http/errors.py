@@ -25,6 +25,8 @@ from roseinfer.core.slo import Rejection
 
 log = logging.getLogger(__name__)
 
+# Status of a request whose client has gone. No client reads it; it is for the metrics.
+CLIENT_CLOSED_REQUEST = 499
 MAX_MESSAGE_CHARS = 1000
 # OpenAI clients do not retry after a longer wait.
 MAX_RETRY_S = 60.0

@@ -12,7 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roseinfer.core.errors import RoseinferError
 from roseinfer.server.http.body import ErrorResponse
-from roseinfer.server.http.errors import OPENAI, Dialect, as_api_error, bad_request, internal_error
+from roseinfer.server.http.errors import (
+    CLIENT_CLOSED_REQUEST,
+    OPENAI,
+    Dialect,
+    as_api_error,
+    bad_request,
+    internal_error,
+)
 from roseinfer.text.tokenizer import is_panic
 
 # --- request ids: taken from the client if usable, random otherwise -----------------------------------------------
@@ -28,9 +35,6 @@ def check_request_id(value: str, param: str) -> str:
 
 
 log = logging.getLogger(__name__)
-
-# No client reads this status; it is for the metrics.
-CLIENT_CLOSED_REQUEST = 499
 
 
 class EdgeMiddleware:

@@ -3,11 +3,10 @@
 from typing import Any
 
 from roseinfer.core.outputs import COMPLETE
-from roseinfer.core.slo import Cause, Forecast, Rejection, Slo
+from roseinfer.core.slo import NO_CLASS, Cause, Forecast, Rejection, Slo
 from roseinfer.server.observe.delays import waits_before_seat
 from roseinfer.server.observe.records import RequestEntry
 from roseinfer.server.observe.verdict import verdict
-from roseinfer.server.request.slo_classes import NO_CLASS
 
 
 def record_json(record: RequestEntry) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from roseinfer.core.errors import TooManyInflightError
-from roseinfer.server.http.auth import key_digest
+from roseinfer.server.http.api_keys import key_digest
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.connection import EXTENSION, ClientConnection
 from roseinfer.server.http.errors import ApiError, Dialect, as_api_error, too_many_inflight

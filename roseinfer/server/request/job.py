@@ -10,11 +10,9 @@ from starlette.requests import ClientDisconnect
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.outputs import COMPLETE, FinishReason, RequestTimes
 from roseinfer.core.request import NO_META, Prompt, RequestMeta
-from roseinfer.core.slo import Slo, Why
+from roseinfer.core.slo import NO_CLASS, Slo, Why
 from roseinfer.engine.api import Route, SequenceChunk
-from roseinfer.server.http.errors import ApiError, as_api_error
-from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST
-from roseinfer.server.request.slo_classes import NO_CLASS
+from roseinfer.server.http.errors import CLIENT_CLOSED_REQUEST, ApiError, as_api_error
 from roseinfer.text.output import CallEnd, OutputParser
 
 

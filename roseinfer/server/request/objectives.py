@@ -7,10 +7,10 @@ from math import isfinite
 from typing import Protocol
 
 from roseinfer.core.request import RequestMeta
-from roseinfer.core.slo import Slo
+from roseinfer.core.slo import CUSTOM_CLASS, NO_CLASS, Slo
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.server.http.errors import bad_request
-from roseinfer.server.request.slo_classes import CUSTOM, NO_CLASS, SloClass, SloClasses
+from roseinfer.server.request.slo_classes import SloClass, SloClasses
 
 TENANT = "x-llm-d-inference-fairness-id"
 TTL = "x-llm-d-inference-ttl"
@@ -171,11 +171,11 @@ def _slo(request: ObjectiveFields, headers: Mapping[str, str], chosen: SloClass 
     }
     own = {name: ms / 1000 for name, ms in targets.items() if ms is not None}
     if chosen is None:
-        return Slo(**own, class_name=CUSTOM) if own else None
+        return Slo(**own, class_name=CUSTOM_CLASS) if own else None
     if all(getattr(chosen.slo, name) == seconds for name, seconds in own.items()):
         return chosen.slo
     # Metrics of a class must not depend on objectives that clients change.
-    return replace(chosen.slo, **own, class_name=CUSTOM)
+    return replace(chosen.slo, **own, class_name=CUSTOM_CLASS)
 
 
 def _objective_ms(

@@ -10,11 +10,9 @@ from typing import Any
 
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.slo import Slo
-from roseinfer.server.http.auth import digests
+from roseinfer.core.slo import CUSTOM_CLASS, NO_CLASS, Slo
+from roseinfer.server.http.api_keys import digests
 
-# Reserved names: no class, and objectives set by the client.
-NO_CLASS, CUSTOM = "none", "custom"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _TARGETS = {"ttft_ms": "ttft_s", "tpot_ms": "tpot_s", "e2e_ms": "e2e_s"}
@@ -94,7 +92,7 @@ def _class(name: str, fields: Any) -> SloClass:
     place = f"classes.{name}"[:100]
     if not _NAME.fullmatch(name):
         raise _wrong(place, "a name is 1 to 64 letters, digits, '_', '-' and '.', with a letter or digit first")
-    if name in (NO_CLASS, CUSTOM):
+    if name in (NO_CLASS, CUSTOM_CLASS):
         raise _wrong(place, "the name is reserved")
     if not isinstance(fields, dict):
         raise _wrong(place, "must be a table")

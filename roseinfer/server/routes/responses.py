@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from roseinfer.server.documents import docs
-from roseinfer.server.formats.as_chat import unsupported_error
 from roseinfer.server.formats.responses.document import (
     DeletedResponse,
     InputTokenCount,
@@ -20,6 +19,7 @@ from roseinfer.server.formats.responses.format import count_tokens
 from roseinfer.server.formats.responses.history import NO_STORE, History, store_failed
 from roseinfer.server.formats.responses.request import InputTokensRequest
 from roseinfer.server.formats.responses.stored_items import input_items
+from roseinfer.server.formats.unsupported import unsupported_error
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.server.request.lifecycle import Ticket

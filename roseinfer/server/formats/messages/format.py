@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from roseinfer.server.formats.as_chat import translated_job
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
 from roseinfer.server.formats.chat import chat_ids, output_of
 from roseinfer.server.formats.messages.answer import MessageWriter
@@ -15,6 +14,7 @@ from roseinfer.server.formats.messages.request import (
     MessagesTranslation,
     field_names,
 )
+from roseinfer.server.formats.translated_job import translated_job
 from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.service import Backend

@@ -6,18 +6,21 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from roseinfer.core.errors import RequestTooLongError
-from roseinfer.server.formats.as_chat import (
-    ChatBuilder,
-    FieldNames,
-    chat_request,
-    check_supported,
-    ignored_in_tools,
-    unsupported_error,
-)
+from roseinfer.server.formats.as_chat import FieldNames, chat_request, ignored_in_tools
+from roseinfer.server.formats.chat_builder import ChatBuilder
 from roseinfer.server.formats.messages.content import Content, system_texts
 from roseinfer.server.formats.schemas import MAX_OBJECTS, Count, ModelField, Objects, OneAnswerRequest, StopStrings
 from roseinfer.server.formats.tool_fields import check_bytes, read_function
-from roseinfer.server.formats.unsupported import Unsupported, always, if_set, never, unless, unless_listing
+from roseinfer.server.formats.unsupported import (
+    Unsupported,
+    always,
+    check_supported,
+    if_set,
+    never,
+    unless,
+    unless_listing,
+    unsupported_error,
+)
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import RequestModel, unknown_fields
 

@@ -10,8 +10,7 @@ from roseinfer.server.formats.responses.answer import CANCELLED, ResponseWriter
 from roseinfer.server.formats.responses.history import Keeper
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.connection import ClientConnection
-from roseinfer.server.http.errors import ApiError, as_api_error
-from roseinfer.server.http.middleware import CLIENT_CLOSED_REQUEST
+from roseinfer.server.http.errors import CLIENT_CLOSED_REQUEST, ApiError, as_api_error
 from roseinfer.server.request.inference import AnswerFormat, JobRun, RequestContext, StandardRun
 from roseinfer.server.request.job import Job, StreamChoices
 from roseinfer.server.request.lifecycle import Ticket

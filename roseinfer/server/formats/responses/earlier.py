@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from roseinfer.server.formats.as_chat import text_field
+from roseinfer.server.formats.chat_builder import text_field
 from roseinfer.server.formats.responses.stored_items import conversation, response_of
 from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.server.response_store.records import StoredResponse

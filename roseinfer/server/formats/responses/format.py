@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from roseinfer.server.formats.as_chat import translated_job
 from roseinfer.server.formats.blocks import BlockBody, BlockEncoder
 from roseinfer.server.formats.chat import chat_ids, output_of
 from roseinfer.server.formats.responses.answer import ResponseWriter
 from roseinfer.server.formats.responses.history import History
 from roseinfer.server.formats.responses.request import FIELD_NAMES, ResponsesRequest, ResponsesTranslation
+from roseinfer.server.formats.translated_job import translated_job
 from roseinfer.server.http.errors import OPENAI
 from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.job import Job, Usage

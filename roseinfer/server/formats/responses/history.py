@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from roseinfer.server.formats.as_chat import check_nesting, unsupported_error
+from roseinfer.server.formats.chat_builder import check_nesting
 from roseinfer.server.formats.responses.earlier import EarlierItems, is_reference
 from roseinfer.server.formats.responses.request import ResponsesRequest
-from roseinfer.server.http.auth import key_digest
+from roseinfer.server.formats.unsupported import unsupported_error
+from roseinfer.server.http.api_keys import key_digest
 from roseinfer.server.http.errors import ApiError, bad_request, unavailable
 from roseinfer.server.response_store.records import Key, StoredResponse, StoreFailedError
 from roseinfer.server.response_store.shared import RunningResponse, SharedResponses

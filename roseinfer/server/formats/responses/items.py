@@ -9,7 +9,7 @@ from typing import Any
 
 from orjson import dumps
 
-from roseinfer.server.formats.as_chat import ChatBuilder, check_nesting, text_field, texts_of
+from roseinfer.server.formats.chat_builder import ChatBuilder, check_nesting, text_field, texts_of
 from roseinfer.server.formats.responses.tools import OfferedTools, custom_arguments
 from roseinfer.server.http.errors import ApiError, bad_request
 

@@ -4,12 +4,13 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
-from roseinfer.server.formats.as_chat import ChatBuilder, FieldNames, chat_request, check_nesting, unsupported_error
+from roseinfer.server.formats.as_chat import FieldNames, chat_request
 from roseinfer.server.formats.build_job import ignored_stream_options
+from roseinfer.server.formats.chat_builder import ChatBuilder, check_nesting
 from roseinfer.server.formats.responses.items import InputItems, tools_within
 from roseinfer.server.formats.responses.tools import OfferedTools
 from roseinfer.server.formats.schemas import Count, Objects, OneAnswerRequest, StopString, StopStrings
-from roseinfer.server.formats.unsupported import Unsupported, always, if_set, never, unless
+from roseinfer.server.formats.unsupported import Unsupported, always, if_set, never, unless, unsupported_error
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import RequestModel, unknown_fields
 

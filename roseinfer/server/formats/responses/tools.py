@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from roseinfer.server.formats.as_chat import check_supported, text_field, unsupported_error
+from roseinfer.server.formats.chat_builder import text_field
 from roseinfer.server.formats.tool_fields import MAX_NAME_CHARS, check_bytes, read_function
-from roseinfer.server.formats.unsupported import Unsupported, unless_listing
+from roseinfer.server.formats.unsupported import Unsupported, check_supported, unless_listing, unsupported_error
 from roseinfer.server.http.errors import bad_request
 
 # Fields of a tool that need no warning. `defer_loading` asks to hide a tool until a search finds it. There is no
