@@ -22,8 +22,9 @@ def run(args: Namespace) -> int:
     given = asking.read(OPTIONS, args)
     config, answers = OPTIONS.build(ChatConfig, given), OPTIONS.build(AskConfig, given)
 
-    from roseinfer.cli.terminal.chat import Chat, model_of, piped
+    from roseinfer.cli.terminal.chat import Chat, piped
     from roseinfer.cli.terminal.conversation import Conversation
+    from roseinfer.cli.terminal.sampling import model_of, shown_params
     from roseinfer.cli.terminal.screen import Screen
 
     question = args.quick if args.quick is not None else piped()
@@ -32,16 +33,18 @@ def run(args: Namespace) -> int:
     screen = Screen()
     stats = screen.stats_wanted(answers.stats)
     with asking.server(OPTIONS, given) as (remote, own):
+        model, sampling = model_of(remote, given.get("model_name"))
         conversation = Conversation(
-            model_of(remote, given.get("model_name")),
+            model,
             system=config.system_prompt,
             slo=parse_objectives(answers.slo or ""),
-            extra=answers.fields,
+            params={**sampling, **answers.fields},
         )
         chat = Chat(remote, conversation, screen, stats=stats)
         if question is not None:
             return 0 if chat.ask(question, once=True) else 1
-        screen.note(_welcome(conversation.model, None if own is not None else remote.url))
+        screen.note(_welcome(model, None if own is not None else remote.url))
+        screen.note(f"{shown_params(conversation.params) or 'sampling as the server decides'} (/params changes it)")
         chat.converse(own.check if own is not None else lambda lost: None)
     return 0
 

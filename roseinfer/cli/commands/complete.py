@@ -23,8 +23,9 @@ def run(args: Namespace) -> int:
     answers = OPTIONS.build(AskConfig, given)
 
     from roseinfer.cli.terminal.answer import AnswerStream
-    from roseinfer.cli.terminal.chat import explain, model_of, read_all, show_figures, stream_to
+    from roseinfer.cli.terminal.chat import explain, read_all, show_figures, stream_to
     from roseinfer.cli.terminal.conversation import slo_fields
+    from roseinfer.cli.terminal.sampling import model_of
     from roseinfer.cli.terminal.screen import Screen
 
     prompt = args.quick if args.quick is not None else read_all()
@@ -33,7 +34,8 @@ def run(args: Namespace) -> int:
     screen = Screen()
     slo = parse_objectives(answers.slo or "")
     with asking.server(OPTIONS, given) as (remote, _):
-        body = {"model": model_of(remote, given.get("model_name")), "prompt": prompt, **answers.fields}
+        model, sampling = model_of(remote, given.get("model_name"))
+        body = {"model": model, "prompt": prompt, **sampling, **answers.fields}
         reply = AnswerStream(remote, "/v1/completions", {**body, **slo_fields(slo)})
         outcome = stream_to(screen, reply)
     if not outcome.nothing:

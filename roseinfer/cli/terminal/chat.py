@@ -154,16 +154,6 @@ def _edit_lines() -> None:
         readline.parse_and_bind("tab: complete")
 
 
-def model_of(remote: Remote, name: str | None) -> str:
-    """Return the model to ask for: `name`, else the first that is served. Raises `ConfigError` if there is none."""
-    if name is not None:
-        return name
-    served = remote.models()
-    if not served:
-        raise ConfigError(f"{remote.url} serves no model: give its name with model_name")
-    return served[0]
-
-
 def piped() -> str | None:
     """Return the text on standard input without its last newline; None for a terminal. Raises `ConfigError` for bytes
     that are not text.

@@ -19,11 +19,13 @@ class RemoteConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskConfig:
-    """Sampling options and objectives of every answer. The server decides what is not given."""
+    """Sampling options and objectives of every answer. `sampling.model_of` has the values of those not given."""
 
     max_tokens: int | None = option(None, "maximum number of tokens of an answer")
-    temperature: float | None = option(None, "0 = greedy")
-    top_p: float | None = option(None, "sample among the most likely tokens with this total probability")
+    temperature: float | None = option(None, "0 = greedy; default: the model's, else 0.7")
+    top_p: float | None = option(
+        None, "sample among the most likely tokens with this total probability; default: the model's, else 0.95"
+    )
     slo: str | None = option(None, "latency objectives, for example 'ttft=200ms tpot=30ms'", metavar="WORDS")
     stats: bool | None = option(None, "print tokens and times after each answer; default: on a terminal")
 

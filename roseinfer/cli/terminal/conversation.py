@@ -18,18 +18,18 @@ def slo_fields(slo: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Conversation:
-    """Turns so far in `messages`, without the system message. `extra`: further fields of every request."""
+    """Turns so far in `messages`, without the system message. `params`: sampling fields of every request."""
 
     model: str
     system: str | None = None
     slo: dict[str, Any] = field(default_factory=dict)
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
 
     def body(self) -> dict[str, Any]:
         """Return the body of the request for the next answer."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        body: dict[str, Any] = {"model": self.model, "messages": [*first, *self.messages], **self.extra}
+        body: dict[str, Any] = {"model": self.model, "messages": [*first, *self.messages], **self.params}
         return {**body, **slo_fields(self.slo)}
 
     def ask(self, question: str) -> None:

@@ -92,11 +92,11 @@ class Remote:
             except (OSError, HTTPException) as error:
                 raise self._lost(error) from error
 
-    def models(self) -> list[str]:
-        """Return the names of the served models."""
+    def models(self) -> dict[str, dict[str, Any]]:
+        """Return the served models: their names with what the server says about each."""
         listed = self.json("/v1/models")
         cards = listed.get("data") if isinstance(listed, dict) else None
-        return [str(card["id"]) for card in cards or [] if isinstance(card, dict) and "id" in card]
+        return {str(card["id"]): card for card in cards or [] if isinstance(card, dict) and "id" in card}
 
     def _connection(self) -> HTTPConnection:
         host, port = self._address

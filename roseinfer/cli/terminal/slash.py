@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from roseinfer.cli.terminal.conversation import Conversation
 from roseinfer.cli.terminal.objectives import parse_objectives, shown_objectives
+from roseinfer.cli.terminal.sampling import parse_params, shown_params
 from roseinfer.cli.terminal.screen import Screen
 from roseinfer.core.errors import ConfigError
 
@@ -37,6 +38,15 @@ def _slo(talk: CommandTarget, rest: str) -> str | None:
         talk.conversation.slo = parse_objectives(rest)
     shown = shown_objectives(talk.conversation.slo)
     talk.screen.note(f"objectives: {shown}" if shown else "no objectives")
+    return None
+
+
+def _params(talk: CommandTarget, rest: str) -> str | None:
+    if rest == "off":
+        talk.conversation.params.clear()
+    else:
+        talk.conversation.params |= parse_params(rest)
+    talk.screen.note(shown_params(talk.conversation.params) or "sampling as the server decides")
     return None
 
 
@@ -76,7 +86,7 @@ def _help(talk: CommandTarget, rest: str) -> str | None:
     width = max(map(len, shown))
     for name, text in shown.items():
         talk.screen.note(f"{name.ljust(width)}  {text}")
-    talk.screen.note('Ctrl+C stops an answer, Ctrl+D quits; """ starts and ends a question of several lines')
+    talk.screen.note('Ctrl+C stops an answer, Ctrl+D quits; """ starts and ends several lines')
     return None
 
 
@@ -95,11 +105,12 @@ class SlashCommand(NamedTuple):
 COMMANDS: Mapping[str, SlashCommand] = {
     "help": SlashCommand(_help, "", "show this list"),
     "system": SlashCommand(_system, "[TEXT | off]", "show or set the system message"),
-    "slo": SlashCommand(_slo, "[ttft=200ms tpot=30ms e2e=5s class=chat | off]", "show or set the latency objectives"),
-    "clear": SlashCommand(_clear, "", "start over; keep the system message and objectives"),
+    "slo": SlashCommand(_slo, "[ttft=200ms ... | off]", "show or set the latency objectives"),
+    "params": SlashCommand(_params, "[top_p=0.9 ... | off]", "show or set the sampling; off: the server's"),
+    "clear": SlashCommand(_clear, "", "start over; keep system message and objectives"),
     "retry": SlashCommand(_retry, "", "ask the last question again"),
     "save": SlashCommand(_save, "FILE", "write the conversation as a request in JSON"),
-    "stats": SlashCommand(_stats, "[on | off]", "show tokens and times of the last answer; on: after each"),
+    "stats": SlashCommand(_stats, "[on | off]", "show the last answer's figures; on: after each"),
     "quit": SlashCommand(_leave, "", "leave"),
 }
 

@@ -12,6 +12,7 @@ from roseinfer.cli.terminal.chat import Chat
 from roseinfer.cli.terminal.conversation import Conversation
 from roseinfer.cli.terminal.own_server import OwnServerError
 from roseinfer.cli.terminal.remote import Remote
+from roseinfer.cli.terminal.sampling import model_of
 from roseinfer.cli.terminal.screen import Screen, printable
 from roseinfer.cli.terminal.slash import Leave, run_command
 from roseinfer.core.errors import ConfigError
@@ -37,8 +38,7 @@ class Talking:
 
     def __init__(self, url: str, **options: object) -> None:
         self.out = Terminal()
-        extra = {"max_tokens": 8}
-        conversation = Conversation("fake", extra=extra, **options)  # type: ignore[arg-type]
+        conversation = Conversation("fake", params={"max_tokens": 8}, **options)  # type: ignore[arg-type]
         self.chat = Chat(Remote(url), conversation, Screen(self.out, self.out), stats=False)
 
     @property
@@ -171,19 +171,62 @@ def test_whoever_owns_the_server_is_asked_whether_it_is_there(monkeypatch: pytes
     assert checks == [False, False, True]
 
 
-@pytest.mark.parametrize("line", ["/fly", "/stats maybe", "/save", "/slo soon"])
+@pytest.mark.parametrize(
+    "line", ["/fly", "/stats maybe", "/save", "/slo soon", "/params x=1", "/params top_p=2", "/params seed=a"]
+)
 def test_wrong_commands_are_told(talking: Talking, line: str) -> None:
     with pytest.raises(ConfigError):
         run_command(talking.chat, line)
 
 
 def test_commands_that_show_something(talking: Talking) -> None:
-    assert "/retry" in talking.command("/help")
+    listed = talking.command("/help")
+    assert "/retry" in listed
+    assert max(len(printable(line)) for line in listed.splitlines()) <= 80 + len("[2m[0m"), "a line of a small terminal"
     assert "no answer yet" in talking.command("/stats on") and talking.chat.stats
     assert "no system message" in talking.command("/system off")
     assert "no objectives" in talking.command("/slo off")
     with pytest.raises(Leave):
         run_command(talking.chat, "/exit")
+
+
+def test_sampling_can_be_changed_within_a_conversation(server: LiveServer, talking: Talking) -> None:
+    assert "max_tokens=8 temperature=0.5 top_k=3" in talking.command("/params temperature=0.5, top_k=3")
+    talking.ask("one")
+    params = server.engine.requests[0].prompt.params
+    assert (params.temperature, params.top_k, params.max_tokens) == (0.5, 3, 8)
+    assert "as the server decides" in talking.command("/params off")
+    assert talking.chat.conversation.body().keys() == {"model", "messages"}
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "temperature", "top_p"),
+    [
+        ({}, [], 0.7, 0.95),
+        ({}, ["--temperature", "0"], 0.0, 0.95),
+        ({"temperature": 0.6}, [], 0.6, 1.0),
+        ({"temperature": 0.6}, ["--top-p", "0.5"], 0.6, 0.5),
+    ],
+)
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_sampling_is_the_users_then_the_models_then_ours(
+    server: LiveServer, command: str, model: dict[str, float], flags: list[str], temperature: float, top_p: float
+) -> None:
+    defaults = server.service.backend.info.facts.default_sampling
+    defaults.update(model)
+    try:
+        assert cli.main([command, server.url, "-q", "hi", "--max-tokens", "8", *flags]) == 0
+    finally:
+        defaults.clear()
+    params = server.engine.requests[0].prompt.params
+    assert (params.temperature, params.top_p) == (temperature, top_p)
+
+
+def test_other_servers_decide_on_sampling_themselves() -> None:
+    listed = b'HTTP/1.1 200 OK\r\n\r\n{"data": [{"id": "other"}]}'
+    with saying(listed) as url:
+        assert model_of(Remote(url), None) == ("other", {})
+    assert model_of(Remote("http://127.0.0.1:1"), "named") == ("named", {})
 
 
 def test_quick(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,6 +310,7 @@ def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ignores_interrupts", [False, True])
 def test_leaving(server: LiveServer, ignores_interrupts: bool) -> None:
     with PseudoTerminal("chat", server.url, ignores_interrupts=ignores_interrupts) as terminal:
+        terminal.until("temperature=0.7 top_p=0.95 (/params changes it)")
         terminal.until("> ")
         terminal.type("half a line")
         terminal.until("half a line")

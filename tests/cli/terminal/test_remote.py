@@ -26,7 +26,7 @@ def test_a_stream(server: LiveServer) -> None:
 
 
 def test_models(server: LiveServer) -> None:
-    assert Remote(server.url).models() == ["fake"]
+    assert list(Remote(server.url).models()) == ["fake"]
 
 
 def test_a_refusal_before_the_stream(server: LiveServer) -> None:
@@ -111,7 +111,7 @@ def test_events_that_are_odd() -> None:
 def test_a_list_of_models_that_is_odd() -> None:
     for body in (b'{"data": null}', b'{"data": [1, {}]}', b"[]"):
         with saying(OK + body) as url:
-            assert Remote(url).models() == []
+            assert Remote(url).models() == {}
 
 
 def test_every_cause_of_a_refusal_has_words() -> None:
