@@ -397,7 +397,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
     "Server": (
         *_same(
             "host port chat_template allowed_origins enable_log_requests shutdown_timeout sse_keep_alive_interval "
-            "log_level"
+            "log_level ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs ssl_ciphers root_path"
         ),
         *_works("api_key", note="see ROSEINFER_API_KEY for the environment; VLLM_API_KEY is not read"),
         *_works("disable_log_requests", "enable_log_requests", inverse=True),

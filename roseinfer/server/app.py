@@ -39,6 +39,7 @@ from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.errors import CLIENT_CLOSED_REQUEST, DROPPED_REASON, OPENAI, ApiError, as_api_error
 from roseinfer.server.http.hosts import HostMiddleware
 from roseinfer.server.http.middleware import CrashMiddleware, EdgeMiddleware, InferenceRoutes
+from roseinfer.server.http.root_path import RootPathMiddleware
 from roseinfer.server.observe.metrics import HttpMetrics
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.report import Gather, Observation
@@ -301,4 +302,6 @@ def _in_front(
             ],
         )
     dialects = {inference.path: inference.dialect for inference in inferences if inference.dialect is not OPENAI}
-    return EdgeMiddleware(app, http_metrics.observe, dialects, load)
+    app = EdgeMiddleware(app, http_metrics.observe, dialects, load)
+    root_path = config.root_path.rstrip("/")
+    return RootPathMiddleware(app, root_path) if root_path else app

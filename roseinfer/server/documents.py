@@ -126,7 +126,8 @@ def _drop_422(paths: dict[str, Any], schemas: dict[str, Any]) -> None:
 
 
 def _document(app: FastAPI, keyed: bool, parser: RequestParser) -> dict[str, Any]:
-    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    described: dict[str, Any] = {"title": app.title, "version": app.version, "description": app.description}
+    document = get_openapi(**described, routes=app.routes, servers=app.servers or None)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     _drop_422(document["paths"], schemas)
     for model in _REQUESTS:

@@ -23,6 +23,7 @@ from roseinfer.engine.api import Engine, EngineInfo
 from roseinfer.integrations.systemd import SystemdNotifier
 from roseinfer.server.app import ServerParts, build_app
 from roseinfer.server.http.connection import limited_protocol
+from roseinfer.server.http.tls import server_tls
 from roseinfer.server.request.service import Service
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -233,6 +234,7 @@ def listen(config: ServerConfig) -> socket.socket:
 
 def uvicorn_config(parts: ServerParts, on_closed: Callable[[], None] | None = None) -> uvicorn.Config:
     """Return uvicorn's configuration. `on_closed`: called after the end of each connection."""
+    tls = server_tls(parts.service.config)
     return uvicorn.Config(
         build_app(parts).front,
         http=limited_protocol(parts.service.limits, on_closed),
@@ -241,6 +243,7 @@ def uvicorn_config(parts: ServerParts, on_closed: Callable[[], None] | None = No
         log_config=None,
         log_level="debug" if parts.service.config.log_level == "debug" else "warning",
         access_log=False,
+        ssl_context_factory=None if tls is None else lambda config, default: tls,
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
@@ -259,7 +262,7 @@ def greeting(config: ServerConfig, model_name: str, listener: socket.socket, inf
     """
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url = f"http://{shown}:{port}"
+    url = f"{'http' if config.ssl_certfile is None else 'https'}://{shown}:{port}"
     name = (config.served_model_name or (model_name,))[0]
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key else ""
     chat = {"messages": [{"role": "user", "content": "Write a function that reverses a string"}]}

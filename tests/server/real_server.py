@@ -18,7 +18,7 @@ import openai
 
 PATIENCE_S = 60.0
 # Engines without a model keep neither.
-SERVED = r"^\S+ is served on http://127\.0\.0\.1:\d+;( weights in float32, K/V in float32;)? "
+SERVED = r"^\S+ is served on https?://127\.0\.0\.1:\d+;( weights in float32, K/V in float32;)? "
 # The openai package speaks through httpx, or httpx2 since its version 3.
 _SPEAKS_THROUGH = next(kind for kind in openai.DefaultHttpxClient.__mro__ if not kind.__module__.startswith("openai"))
 HTTP_ERROR: type[Exception] = import_module(_SPEAKS_THROUGH.__module__.partition(".")[0]).HTTPError
@@ -41,7 +41,8 @@ class RealServer:
 
     fixed: tuple[str, ...] = OPTIONS
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, verify: Any = True) -> None:
+        self._verify = verify  # of httpx: how it checks the server's certificate
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close
         self._temporary = tempfile.TemporaryDirectory()  # a short path: names of sockets may not be long
         threads = () if {"priced", "--engines"} & {*options} else ("--threads", "1")  # which take none
@@ -73,7 +74,7 @@ class RealServer:
         assert re.search(SERVED, greeting), self.log()
         self.url = greeting.split(" is served on ")[1].split(";")[0]
         self.engine = next(iter(self.engines()), 0)  # 0: it has none of its own
-        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S, verify=self._verify)
 
     def engines(self) -> list[int]:
         """In the order in which they were started."""

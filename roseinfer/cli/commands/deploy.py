@@ -26,7 +26,10 @@ REPLACED_OPTIONS = frozenset({"replicas", "devices", "engines", "tls_dir"})
 ENGINES = Group(ReplicasConfig, "routing", skip=REPLACED_OPTIONS, choices={"router": ROUTERS})
 # The API processes of a deployment share no file in which they could store responses.
 STORE_OPTIONS = {"response_store", "response_store_max_count", "response_store_max_bytes", "response_store_max_days"}
-SERVER = Group(ServerConfig, "server", skip=frozenset({"host", "api_workers", "worker_timeout"} | STORE_OPTIONS))
+# HAProxy is in front of the API processes.
+TLS_OPTIONS = {"ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"}
+OWN_OPTIONS = {"host", "api_workers", "worker_timeout"}
+SERVER = Group(ServerConfig, "server", skip=frozenset(OWN_OPTIONS | STORE_OPTIONS | TLS_OPTIONS))
 # Variables for the deployment that Ray must not show. Those of OpenTelemetry may contain keys and are hidden too.
 HIDDEN_VARIABLES = frozenset({"HF_TOKEN"})
 DEPLOYMENT = Group(DeployConfig, "deployment")

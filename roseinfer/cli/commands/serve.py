@@ -43,6 +43,8 @@ def run(args: Namespace) -> int:
         check_predictor(server.length_predictor, None if replicas.engine_list else engine)
     if server.slo_classes is not None:
         check_classes(server, engine)
+    if server.ssl_certfile is not None:
+        check_tls(server)
     _serve(engine, replicas, server)
     return 0
 
@@ -97,6 +99,13 @@ def check_classes(server: ServerConfig, engine: EngineConfig) -> None:
     from roseinfer.server.request.slo_classes import configured_classes
 
     configured_classes(server, engine.model.model)
+
+
+def check_tls(server: ServerConfig) -> None:
+    """Raise `ConfigError` before anything is downloaded or loaded."""
+    from roseinfer.server.http.tls import server_tls
+
+    server_tls(server)
 
 
 def check_predictor(path: str, engine: EngineConfig | None, tokenizer: Path | None = None) -> None:

@@ -23,6 +23,14 @@ class ServerConfig:
         (), "key that requests must carry; repeatable", metavar="KEY", secret=True, spaced=True
     )
     api_key_file: str | None = option(None, "file with such keys, one per line", metavar="FILE")
+    ssl_certfile: str | None = option(None, "serve HTTPS with this certificate (PEM, with its chain)", metavar="FILE")
+    ssl_keyfile: str | None = option(None, "key of --ssl-certfile; default: in the same file", metavar="FILE")
+    ssl_ca_certs: str | None = option(None, "certificates of CAs that sign certificates of clients", metavar="FILE")
+    ssl_cert_reqs: int = option(
+        0, "certificates of clients: 0 = not asked for, 1 = checked if there is one, 2 = required"
+    )
+    ssl_ciphers: str | None = option(None, "ciphers of TLS 1.2, as OpenSSL writes them", metavar="TEXT")
+    root_path: str = option("", "path under which a reverse proxy shows the server, for example /llm", metavar="PATH")
     served_model_name: tuple[str, ...] = option(
         (), "names to serve the model under; default: MODEL", metavar="NAME", spaced=True
     )
@@ -91,6 +99,9 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be within [0, 65535], got {self.port}")
         check_api_keys(self.api_key, "api_key")
+        self._check_tls()
+        if self.root_path and not (self.root_path.startswith("/") and self.root_path.strip("/")):
+            raise ConfigError(f"root_path must begin with / and name a path, got {self.root_path!r}")
         if self.response_store == "":
             raise ConfigError("response_store must be a path or 'off', got ''")
         for name in self.allowed_hosts:
@@ -100,6 +111,15 @@ class ServerConfig:
                 )
         if not all(name.strip() for name in self.served_model_name):
             raise ConfigError("served_model_name: a name must not be empty")
+
+    def _check_tls(self) -> None:
+        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ConfigError(f"{name} needs ssl_certfile")
+        if self.ssl_cert_reqs not in (0, 1, 2):
+            raise ConfigError(f"ssl_cert_reqs must be 0, 1 or 2, got {self.ssl_cert_reqs}")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError("ssl_cert_reqs needs ssl_ca_certs, which sign the certificates of clients")
 
 
 def check_api_keys(keys: Iterable[str], source: str) -> None:

@@ -151,7 +151,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body or self._head_timer:
             return False
-        if self.scope["http_version"] == "1.0":
+        if self.scope["http_version"] == "1.0" or self.scope["scheme"] == "https":  # TLS cannot be half closed
             return False
         if not self._half_closed:
             self._half_closed = True

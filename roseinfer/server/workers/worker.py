@@ -82,6 +82,7 @@ class SocketlessServer(Server):
                 config=config, server_state=self.server_state, app_state=self.lifespan.state
             ),
             connection,
+            ssl=config.ssl,
         )
 
 
