@@ -90,16 +90,15 @@ class Comparison:
         """Start a server for each variant, measure all cases of the model, and stop them."""
         if self.over:
             return
-        share = f"{float(MEMORY_SHARE) / len(variants):.2f}"
         servers: dict[Variant, Server] = {}
         cases = [case for case in self.args.cases if case.model == model]
         try:
-            for variant in variants:
+            for position, variant in enumerate(variants, start=1):
+                # A server's share includes what those before it hold, so they start one after the other.
+                share = f"{float(MEMORY_SHARE) * position / len(variants):.3f}"
                 log, options = self.args.out / f"{model}-{variant.name}.log", variant.arguments
-                servers[variant] = start_server(
-                    model, folder, log, server_args=options, tree=variant.tree, memory_share=share
-                )
-            for variant, server in list(servers.items()):
+                server = start_server(model, folder, log, server_args=options, tree=variant.tree, memory_share=share)
+                servers[variant] = server
                 if not self._begin(model, variant, server, cases):
                     server.stop()
                     del servers[variant]
