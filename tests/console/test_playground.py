@@ -99,6 +99,21 @@ def test_a_slider_sets_an_objective_and_a_box_lifts_it(page: Any) -> None:
     expect(page.get_by_title("Objectives")).to_have_text("no objectives")
 
 
+def test_sampling_is_the_servers_suggestion_unless_set(page: Any) -> None:
+    temperature, top_p = page.get_by_label("Temperature"), page.get_by_label("Top p")
+    expect(temperature).to_have_attribute("placeholder", "0.7")
+    expect(top_p).to_have_attribute("placeholder", "0.95")
+    for typed, sent in (("", (0.7, 0.95)), ("0.2", (0.2, 0.95)), ("", (0.7, 0.95))):
+        temperature.fill(typed)
+        temperature.press("Tab")
+        with page.expect_request("**/v1/chat/completions") as asked:
+            page.get_by_role("textbox", name="Message").fill("hi")
+            page.get_by_role("button", name="Send", exact=True).click()
+        body = asked.value.post_data_json
+        assert (body["temperature"], body["top_p"]) == sent
+        expect(answer(page)).to_contain_text("Regenerate")
+
+
 def test_turns_are_told_again_and_regenerated(page: Any) -> None:
     page.get_by_label("System prompt").fill("Be short")
     for text in ("One", "Two"):
@@ -173,7 +188,7 @@ def test_a_file_that_lacks_what_the_page_draws_does_it_no_harm(page: Any) -> Non
     expect(page.get_by_role("article")).to_have_count(3)
     page.reload()
     expect(page.get_by_role("article")).to_have_count(3)
-    expect(page.get_by_label("Temperature")).to_have_value("0.7")
+    expect(page.get_by_label("Temperature")).to_have_value("")
 
 
 def test_a_new_conversation_ends_the_answer_that_runs(page: Any) -> None:

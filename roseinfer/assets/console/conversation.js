@@ -8,7 +8,8 @@ const DEFAULTS = {
   mode: "chat", // or "completion"
   model: "",
   system: "",
-  temperature: 0.7,
+  temperature: null, // null: what the server suggests
+  topP: null,
   maxTokens: 128,
   class: "", // of the server's; its objectives count while it is chosen
   ttft_ms: null,

@@ -8,7 +8,7 @@ const MAX_STEPS = 4096; // Of one engine.
 const MAX_SAMPLES = 480; // Two minutes at four a second.
 
 export const connection = createStore({ state: "connecting", why: "" });
-export const hello = createStore({ version: "", models: [], policy: null, classes: {}, engines: 1 });
+export const hello = createStore({ version: "", models: [], policy: null, classes: {}, sampling: {}, engines: 1 });
 // `version` counts changes; the data itself is changed in place.
 export const machine = createStore({ version: 0, at: 0, engines: [], router: null, steps: new Map(), samples: [] });
 export const requests = createStore({ version: 0, byKey: new Map(), sorted: [], dropped: 0 });

@@ -16,7 +16,7 @@ const EXAMPLES = {
 
 export function Playground({ openRequest, askKey }) {
   const settings = useStore(conversation);
-  const { models, classes } = useStore(hello);
+  const { models, classes, sampling } = useStore(hello);
   const last = settings.turns[settings.turns.length - 1];
   const running = isRunning(last);
   const shown = settings.turns.findLast((turn) => turn.role === "assistant");
@@ -31,7 +31,7 @@ export function Playground({ openRequest, askKey }) {
         <h2 id="seen-title">Objectives and measured latency</h2>
         <${Seen} turn=${shown} />
       </section>
-      <${Sampling} settings=${settings} models=${models ?? []} />
+      <${Sampling} settings=${settings} models=${models ?? []} suggested=${sampling ?? {}} />
     </aside>
   </div>`;
 }
@@ -192,11 +192,16 @@ function Promised({ settings }) {
   return html`<button type="button" class="link promised-line" title="Objectives" onClick=${show}>${text}</button>`;
 }
 
-function Sampling({ settings, models }) {
+function Sampling({ settings, models, suggested }) {
   const set = (name) => (event) => conversation.set({ [name]: event.target.value });
   const number = (name, low, high) => (event) => {
     const value = Number(event.target.value);
     if (event.target.value !== "" && value >= low && value <= high) conversation.set({ [name]: value });
+  };
+  // An empty field leaves the choice to the server, whose value it shows.
+  const optional = (name, low, high) => (event) => {
+    if (event.target.value === "") conversation.set({ [name]: null });
+    else number(name, low, high)(event);
   };
   return html`<section class="card settings" aria-labelledby="settings-title">
     <h2 id="settings-title">Settings</h2>
@@ -204,8 +209,11 @@ function Sampling({ settings, models }) {
       ${models.map((name) => html`<option value=${name}>${name}</option>`)}
     </select></label>`}
     ${settings.mode === "chat" && html`<label>System prompt<textarea rows="2" value=${settings.system} onInput=${set("system")}></textarea></label>`}
-    <div class="two">
-      <label>Temperature<input type="number" min="0" max="2" step="0.1" value=${settings.temperature} onChange=${number("temperature", 0, 2)} /></label>
+    <div class="fields">
+      <label>Temperature<input type="number" min="0" max="2" step="0.1" value=${settings.temperature ?? ""}
+        placeholder=${suggested.temperature ?? 1} onChange=${optional("temperature", 0, 2)} /></label>
+      <label>Top p<input type="number" min="0.01" max="1" step="any" value=${settings.topP ?? ""}
+        placeholder=${suggested.top_p ?? 1} onChange=${optional("topP", 0.01, 1)} /></label>
       <label>Max tokens<input type="number" min="1" step="1" value=${settings.maxTokens} onChange=${number("maxTokens", 1, 1e6)} /></label>
     </div>
     <${Files} empty=${settings.turns.length === 0} />

@@ -38,7 +38,8 @@ function wholeTurn(turn) {
 
 const FITS = {
   mode: (value) => ["chat", "completion"].includes(value),
-  temperature: (value) => value >= 0 && value <= 2,
+  temperature: (value) => value === null || (value >= 0 && value <= 2),
+  topP: (value) => value === null || (value > 0 && value <= 1),
   maxTokens: (value) => Number.isInteger(value) && value > 0,
 };
 for (const name of OBJECTIVES) FITS[name] = (value) => value === null || (Number.isFinite(value) && value > 0);

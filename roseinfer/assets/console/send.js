@@ -23,7 +23,9 @@ function sloOf(promised) {
 function bodyOf(settings, turns, promised) {
   const common = {
     ...(settings.model && { model: settings.model }),
-    temperature: settings.temperature,
+    ...hello.get().sampling,
+    ...(settings.temperature !== null && { temperature: settings.temperature }),
+    ...(settings.topP !== null && { top_p: settings.topP }),
     max_tokens: settings.maxTokens,
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
