@@ -3,6 +3,7 @@
 #   make test ARGS="tests/kv -x"        run the tests, WORKERS=2 files at a time
 #   make test-all                       run these and the exhaustive ones; fetches a real model and Ray
 #   make test-clients ARGS="llm aider"  run clients from PyPI against a server, each in an environment of its own
+#   make docs                           build the documentation's site into site/
 #   make lint | types | clean
 # PYTHON=python3.12 picks the interpreter, PIP_ARGS passes options to pip (another index, for example).
 
@@ -16,7 +17,7 @@ CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11
 
 TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve test test-all test-clients lint types clean
+.PHONY: help serve test test-all test-clients docs lint types clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -35,6 +36,9 @@ test-all: $(VENV)/.installed-dev
 test-clients: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.clients $(ARGS)
 
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,7 +48,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy --num-workers $(WORKERS)
 
 clean:
-	rm -rf $(VENV) .clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps are newer than pyproject.toml once what it asks for is installed.
@@ -54,6 +58,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[dev]'
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[docs]'
 	@touch $(VENV)/.installed $@
 
 $(BIN)/python:
