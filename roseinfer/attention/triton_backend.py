@@ -15,6 +15,7 @@ from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.side_stream import SideStream
 from roseinfer.attention.spec import AttentionSpec, unsupported
 from roseinfer.attention.store_qkv import rotation_arguments, store_qkv
+from roseinfer.core.support import FP8_KV
 from roseinfer.kernels.attention.decode import DecodeWorkspace, decode_attention, plan_decode
 from roseinfer.kernels.attention.decode_config import choose_decode_config
 from roseinfer.kernels.attention.decode_few import FewWorkspace, decode_few, few_pays
@@ -60,8 +61,10 @@ def unsupported_reason(specs: Sequence[AttentionSpec], device: torch.device, kv_
 
     kv_dtype: dtype of K and V in the store.
     """
-    if kv_dtype == CODES and device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < (8, 9):
-        return f"K and V in FP8 need a GPU of compute capability 8.9 or newer, and this one's is {found[0]}.{found[1]}"
+    if kv_dtype == CODES and device.type == "cuda":
+        found = torch.cuda.get_device_capability(device)
+        if not FP8_KV.runs_on(found):
+            return f"K and V in FP8 need compute capability 8.9 or newer, and this GPU's is {found[0]}.{found[1]}"
     if len({replace(spec, window=None) for spec in specs}) > 1:
         return "its map of prompt chunks serves all layers of a step, and the heads of the model's layers differ"
     return unsupported(specs, longest_head=_MAX_HEAD_DIM)

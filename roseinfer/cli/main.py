@@ -13,8 +13,13 @@ from roseinfer.cli.commands.progress import shown
 from roseinfer.config.options import OptionParser
 from roseinfer.core.cpu_settings import prepare_cpu_libraries
 from roseinfer.core.errors import ConfigError, InvalidRequestError, RoseinferError
+from roseinfer.core.support import system_error
 
 DESCRIPTION = "An LLM inference engine and OpenAI-compatible server."
+# Commands that run a model themselves. `chat` and `complete` start `serve`, or ask a server elsewhere.
+MODEL_COMMANDS = frozenset(
+    {"serve", "engine", "deploy", "generate", "calibrate", "bench latency", "bench throughput", "bench streaming"}
+)
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -78,6 +83,9 @@ def _described(make: Callable[..., OptionParser], command: Command, prog: str) -
 
 
 def _run(command: Command, args: Namespace, parser: OptionParser) -> int:
+    error = system_error(sys.platform) if command.NAME in MODEL_COMMANDS else None
+    if error is not None:
+        return _fail(error, EXIT_FAILED)
     try:
         with shown():
             return command.run(args)

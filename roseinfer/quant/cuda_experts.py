@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
+from roseinfer.core.support import EXPERTS
 from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.common.triton_support import cdiv
 from roseinfer.kernels.experts.few_tokens import ExpertWeights, experts_few, few_pays
@@ -122,7 +123,7 @@ def check_device(device: torch.device, dtype: torch.dtype) -> None:
     """Raise `ConfigError` if these kernels do not support the device or dtype."""
     if dtype not in (torch.bfloat16, torch.float16):
         raise ConfigError("on a GPU, models with experts need dtype bfloat16 or float16")
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+    if device.type == "cuda" and not EXPERTS.runs_on(torch.cuda.get_device_capability(device)):
         name = torch.cuda.get_device_name(device)
         raise ConfigError(f"models with experts need a GPU of compute capability 9.0 or more; {name} has less")
 

@@ -3,6 +3,7 @@
 import torch
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.support import FP8_BLOCKS, FP8_WEIGHTS
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.quant.base import WeightFormat
 from roseinfer.quant.fp8_format import Fp8Format
@@ -10,8 +11,6 @@ from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.int8_format import Int8Format
 from roseinfer.quant.int8_product import unsupported_reason
 from roseinfer.quant.plain import PlainFormat
-
-_FP8_CAPABILITY = (9, 0)
 
 
 def choose_format(
@@ -45,7 +44,7 @@ def _check_fp8(device: torch.device, *, block: bool) -> None:
     if device.type != "cuda":
         return
     found = torch.cuda.get_device_capability(device)
-    # cuBLASLt supports scales by blocks on this generation only.
-    if found < _FP8_CAPABILITY or (block and found[0] > _FP8_CAPABILITY[0]):
+    # cuBLASLt supports scales by blocks on one generation only.
+    if not (FP8_BLOCKS if block else FP8_WEIGHTS).runs_on(found):
         name, what = torch.cuda.get_device_name(device), "FP8 weights in blocks" if block else "FP8 weights"
         raise ConfigError(f"{what} need a GPU of compute capability 9.0; {name} has {found[0]}.{found[1]}")

@@ -260,3 +260,12 @@ def test_a_reader_that_goes_away_is_no_crash():
     os.close(reader)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1 and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("command", ["serve", "engine", "bench latency"])
+def test_commands_that_run_a_model_are_rejected_on_macos(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cli.main(command.split()) == 1
+    assert capsys.readouterr().err.startswith("roseinfer: error: models run on Linux only, not on macOS: use")

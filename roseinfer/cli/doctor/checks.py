@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from roseinfer.cli.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, RayCluster, Torch
+from roseinfer.core.support import FP8_WEIGHTS, generation_of, missing_features, system_error
 
 GB = 2**30
 MIN_PYTHON = (3, 11)
@@ -13,7 +14,7 @@ MIN_PYTHON = (3, 11)
 LEAST_BYTES, ENOUGH_BYTES = GB, 4 * GB
 # Open files that a start needs, and those that the default of --max-num-queued-reqs adds.
 MIN_FILES, ENOUGH_FILES = 128, 1024 + 128
-OLDEST_FP8 = (9, 0)
+SUPPORT_PAGE = "docs/reference/support.md"
 # Larger weights leave little memory for the KV cache.
 _WEIGHTS_SHARE = 0.8
 # A certificate that expires sooner should be renewed.
@@ -53,15 +54,22 @@ def problem(name: str, found: str, advice: str) -> Check:
 
 def judge(facts: Facts) -> list[Check]:
     """Return all checks in display order."""
-    checks = [_python(facts), *_packages(facts), _torch(facts.torch)]
+    checks = [*_system(facts), _python(facts), *_packages(facts), _torch(facts.torch)]
     if facts.torch.error is None:
-        checks += [_device(facts), *_kernels(facts)]
+        checks += [_device(facts), *_generation(facts.torch), *_kernels(facts)]
     checks += [_cores(facts), _memory(facts), _files(facts), _temporary(facts), *_port(facts), *_extras(facts)]
     if facts.model is not None:
         checks.append(_model(facts.model, facts))
     if facts.hosts is not None:
         checks += _hosts(facts.hosts)
     return checks
+
+
+def _system(facts: Facts) -> Iterator[Check]:
+    error = system_error(facts.system)
+    if error is not None:
+        found, _, advice = error.partition(": ")
+        yield problem("system", found, advice)
 
 
 def _python(facts: Facts) -> Check:
@@ -111,6 +119,21 @@ def _device(facts: Facts) -> Check:
         reason = torch.gpu_error or "PyTorch does not find it"
         return warning("device", f"{cpu}; there is an NVIDIA GPU, but {reason}", _GPU_ADVICE)
     return ok("device", f"{cpu}; no GPU")
+
+
+def _generation(torch: Torch) -> Iterator[Check]:
+    """Return a check for each compute capability of the GPUs: whether it was tested, and what it lacks."""
+    if torch.gpu_error:
+        return
+    for capability in sorted({gpu.capability for gpu in torch.gpus}):
+        generation = generation_of(capability)
+        name = f"compute capability {capability[0]}.{capability[1]}" + (f" ({generation.name})" if generation else "")
+        missing = missing_features(capability)
+        found = name + (f", without: {'; '.join(missing)}" if missing else "")
+        if generation is not None and generation.tested:
+            yield ok("GPU support", f"{found}: tested on {generation.tested}")
+        else:
+            yield warning("GPU support", f"{found}: not tested", f"{SUPPORT_PAGE} has the table of GPUs")
 
 
 _GPU_ADVICE = "check that nvidia-smi works and that the driver supports this PyTorch"
@@ -211,13 +234,13 @@ def _too_large(loaded: float, gpus: Sequence[Gpu]) -> str:
 def _model(model: Model, facts: Facts) -> Check:
     name = f"model {model.name}"
     if model.error is not None:
-        return problem(name, model.error, "see docs/reference/support.md for supported models")
+        return problem(name, model.error, f"see {SUPPORT_PAGE} for supported models")
     if model.needs is not None:
         return warning(name, model.needs, "download it, or let `serve` do so")
     kind = f" in {model.quantised}" if model.quantised else ""
     found = f"{model.architecture}, {model.weight_bytes / GB:.2f} GiB of weights{kind}, context {model.context}"
     gpus = facts.torch.gpus if not facts.torch.gpu_error else ()
-    if model.quantised and gpus and max(gpu.capability for gpu in gpus) < OLDEST_FP8:
+    if model.quantised and gpus and not any(FP8_WEIGHTS.runs_on(gpu.capability) for gpu in gpus):
         return problem(name, found, "FP8 weights require a GPU of compute capability 9.0; --device cpu widens them")
     room = max((gpu.free_bytes for gpu in gpus), default=facts.memory_bytes)
     where = "GPU" if gpus else "memory"

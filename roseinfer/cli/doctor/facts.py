@@ -105,16 +105,17 @@ class Hosts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All facts. `gpu_files`: the kernel shows NVIDIA GPUs. `cpu_quota`: cores of a container, None = all.
+    """All facts. `system`: as in `sys.platform`. `gpu_files`: the kernel shows NVIDIA GPUs.
 
-    `files`: soft and hard limit on open files, None without one. `temporary_error`: why sockets cannot be created.
-    `port`: port of the server, None if there is none; `port_error`: why it cannot be used. `hosts`: None if not asked
-    for.
+    `cpu_quota`: cores of a container, None = all. `files`: soft and hard limit on open files, None without one.
+    `temporary_error`: why sockets cannot be created. `port`: port of the server, None if there is none; `port_error`:
+    why it cannot be used. `hosts`: None if not asked for.
     """
 
     roseinfer: str
     python: tuple[int, int, int]
     platform: str
+    system: str
     packages: tuple[Package, ...]
     extras: dict[str, tuple[Package, ...]] = field(default_factory=dict)
     torch: Torch = Torch()

@@ -30,6 +30,7 @@ def collect_facts(config: DoctorConfig) -> Facts:
         roseinfer=roseinfer.__version__,
         python=sys.version_info[:3],
         platform=platform.platform(terse=True),
+        system=sys.platform,
         packages=requirements.pop("", ()),
         extras={name: packages for name, packages in requirements.items() if name not in NO_EXTRAS},
         torch=ask_torch(),

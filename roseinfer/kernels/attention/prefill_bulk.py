@@ -14,6 +14,7 @@ from functools import cache
 
 import torch
 
+from roseinfer.core.support import LARGE_STEPS
 from roseinfer.kernels.attention.paged import LOG2_E
 from roseinfer.kernels.attention.prefill_shares import IN_BULK
 from roseinfer.kernels.common.gluon_support import HAS_GLUON, BulkDescriptor, gl, gluon, hopper
@@ -118,7 +119,7 @@ def _pages(cache: torch.Tensor) -> "BulkDescriptor":
 
 
 def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return device.type == "cuda" and LARGE_STEPS.runs_on(torch.cuda.get_device_capability(device))
 
 
 @cache

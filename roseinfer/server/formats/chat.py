@@ -31,7 +31,7 @@ from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.worker.messages import EncodeChat
 
 # Message fields that must not be ignored.
-_UNSUPPORTED_IN_MESSAGES = ("function_call", "audio")
+_UNSUPPORTED_IN_MESSAGES = ("function_call", "audio", "images")
 # Empty fields of answers that clients send back.
 _EMPTY_VALUES: tuple[Any, ...] = (None, [], {})
 _PLAIN_FIELDS = frozenset({"role", "content", "name"})

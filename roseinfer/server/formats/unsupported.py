@@ -116,6 +116,9 @@ UNSUPPORTED: dict[str, Unsupported] = {
     "audio": Unsupported(_MEDIA, always),
     "mm_processor_kwargs": Unsupported(_MEDIA, if_set),
     "media_io_kwargs": Unsupported(_MEDIA, if_set),
+    "images": Unsupported(_MEDIA, if_set),
+    "options": Unsupported("sampling parameters are fields of the request itself", if_set),
+    "format": Unsupported("use response_format", if_set),
     "web_search_options": Unsupported("web search is not available", always),
 }
 

@@ -9,6 +9,7 @@ from roseinfer.cli.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, 
 
 H200 = Gpu("NVIDIA H200", (9, 0), 140 * GB, 139 * GB)
 OLD = Gpu("Tesla T4", (7, 5), 16 * GB, 15 * GB)
+BLACKWELL = Gpu("NVIDIA B200", (10, 0), 180 * GB, 178 * GB)
 CPU = Torch(version="2.13.0+cpu", threads=8, cpu_gflops=500.0)
 CUDA = Torch(version="2.13.0", cuda="13.0", driver="13.0", gpus=(H200,), triton="3.6.0", threads=8)
 MODEL = Model("m", architecture="LlamaForCausalLM", weight_bytes=2 * GB, context=4096)
@@ -17,6 +18,7 @@ GOOD = Facts(
     roseinfer="0.1.0",
     python=(3, 12, 1),
     platform="Linux",
+    system="linux",
     packages=(Package("numpy", "numpy>=1.26", "2.0"),),
     extras={"cuda": (Package("triton", "triton>=3.6", "3.6.0"),), "terminal": (Package("rich", "rich>=14", None),)},
     torch=CPU,
@@ -81,7 +83,9 @@ def test_a_good_machine(torch: Torch) -> None:
         ({"hosts": Hosts("secret", peers=(Peer("a:1", "starting", up=False),))}, "engine a:1", CheckState.WARNING),
         ({"hosts": Hosts(ray=RayCluster("auto", error="not installed"))}, "Ray", CheckState.PROBLEM),
         ({"hosts": Hosts(ray=RayCluster("auto", "2.60.1", token_error="no token"))}, "Ray", CheckState.WARNING),
-        ({"model": FP8, "torch": replace(CUDA, gpus=(OLD,), gpu_error=None)}, "model m", CheckState.PROBLEM),
+        ({"system": "darwin"}, "system", CheckState.PROBLEM),
+        ({"torch": replace(CUDA, gpus=(OLD,))}, "GPU support", CheckState.WARNING),
+        ({"torch": replace(CUDA, gpus=(BLACKWELL, BLACKWELL))}, "GPU support", CheckState.WARNING),
     ],
 )
 def test_what_is_wrong_is_named_and_nothing_else(changes: dict[str, object], name: str, state: CheckState) -> None:
@@ -89,6 +93,18 @@ def test_what_is_wrong_is_named_and_nothing_else(changes: dict[str, object], nam
     assert worst(facts) == [(name, state)]
     (check,) = (check for check in judge(facts) if check.name == name and check.state is state)
     assert check.advice
+
+
+def test_fp8_weights_need_a_gpu_that_multiplies_them() -> None:
+    old = replace(GOOD, model=FP8, torch=replace(CUDA, gpus=(OLD,)))
+    assert worst(old) == [("GPU support", CheckState.WARNING), ("model m", CheckState.PROBLEM)]
+
+
+def test_the_generation_of_a_gpu_is_named_with_what_it_lacks() -> None:
+    for gpu, named, lacking in ((H200, "tested on H100, H200", None), (BLACKWELL, "(Blackwell)", "each block")):
+        (check,) = (one for one in judge(replace(GOOD, torch=replace(CUDA, gpus=(gpu,)))) if one.name == "GPU support")
+        assert named in check.found and ("without" in check.found) == (lacking is not None)
+        assert lacking is None or lacking in check.found
 
 
 def test_a_model_must_fit_the_gpu_that_it_goes_to() -> None:

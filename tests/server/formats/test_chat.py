@@ -108,6 +108,7 @@ def test_going_on_with_the_last_message(server: LiveServer) -> None:
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]},
         {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]},
         {"role": "user", "content": [{"type": "text"}]},
+        {"role": "user", "content": "x", "images": ["aGk="]},
         {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]},
         {"role": "tool", "content": "x"},
     ],

@@ -165,6 +165,10 @@ ROWS: list[Row] = [
     (("chat",), "modalities", ["text", "audio"], REFUSED),
     (("chat",), "audio", {"voice": "x", "format": "wav"}, REFUSED),
     (("chat",), "web_search_options", {}, REFUSED),
+    (("chat", "completions"), "options", {"num_predict": 5}, REFUSED),
+    (("chat", "completions"), "format", "json", REFUSED),
+    (("chat", "completions"), "images", ["aGk="], REFUSED),
+    (("chat", "completions"), "keep_alive", "5m", WARNED),
     # --- tools ---
     (ALL, "tools", [], ACCEPTED),
     (("chat",), "tools", TOOLS["chat"], ACCEPTED),
