@@ -31,7 +31,7 @@ from roseinfer.bench.report import header
 from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.config.server import ServerConfig
-from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestOutput, RequestTimes, SchedulerStats
+from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestTimes, SchedulerStats, SequenceOutput
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import sequence_id
 from roseinfer.core.runner import RunnerFacts
@@ -153,7 +153,7 @@ class Bench:
         """Return a step's message with one token for each request."""
         started = FirstToken(0, 1.0, 2.0, 3.0) if first else None
         end = End(FinishReason.LENGTH, RequestTimes(1.0, 2.0, 3.0, 4.0)) if last else None
-        outputs = [RequestOutput(sequence, (TOKEN,), None, None, started, end) for sequence in sequences]
+        outputs = [SequenceOutput(sequence, (TOKEN,), None, None, started, end) for sequence in sequences]
         return self._encode(Outputs(outputs, SchedulerStats(), time.monotonic(), [StepRecord(len(outputs), 0.001)]))
 
     async def hear(self, message: bytes) -> None:

@@ -91,10 +91,10 @@ def serve(args: argparse.Namespace) -> None:
 
 def decode(core: "Core", name: str, prompts: list[list[int]], output_len: int) -> float:
     """Return tokens per second between the first token of the last prompt and the last token."""
-    from roseinfer.core.sampling import SamplingParams
+    from roseinfer.core.sampling import SequenceParams
     from roseinfer.engine.messages import Add
 
-    params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
+    params = SequenceParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
     for i, prompt in enumerate(prompts):
         core.add(Add(f"{name}-{i}", Prompt(prompt, params)))
     begun: set[str] = set()

@@ -17,7 +17,7 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.plan import RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.request import Prompt
 from roseinfer.core.runner import Capabilities
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
@@ -69,7 +69,7 @@ def main() -> None:
     added = []
     for i in range(args.running + args.waiting):
         prompt = [rng.randrange(VOCAB) for _ in range(100 + i % 50)]
-        request = Add(f"request-{i}", Prompt(prompt, SamplingParams(max_tokens=args.steps + 200, ignore_eos=True)))
+        request = Add(f"request-{i}", Prompt(prompt, SequenceParams(max_tokens=args.steps + 200, ignore_eos=True)))
         start = time.perf_counter()
         core.add(request)
         added.append(time.perf_counter() - start)

@@ -26,7 +26,7 @@ from roseinfer.bench.schemas import constrained, endless_schema, record_schema
 from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import Engine, GenerateRequest
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.engine.start import start_engine
@@ -134,7 +134,7 @@ class Measurement:
     async def _read(
         self, name: str, number: int, prompt_ids: list[int], share: float, output_len: int
     ) -> list[tuple[float, int]]:
-        params = SamplingParams(max_tokens=output_len, temperature=self._args.temperature, seed=number, ignore_eos=True)
+        params = SequenceParams(max_tokens=output_len, temperature=self._args.temperature, seed=number, ignore_eos=True)
         kind = number if self._args.mixed else None
         spec = guide(kind, output_len) if constrained(number, share) else None
         request = GenerateRequest(request_id=name, prompt=Prompt(prompt_ids, params, guide=spec))

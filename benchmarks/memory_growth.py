@@ -20,7 +20,7 @@ from roseinfer.config.hub import model_folder
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import Core
 from roseinfer.engine.messages import Add
 from roseinfer.engine.process import build_engine
@@ -43,7 +43,7 @@ def draw_lengths(rng: random.Random, count: int, longest: int) -> list[int]:
 
 
 def run_prompt(core: Core, name: str, tokens: list[int]) -> None:
-    core.add(Add(name, Prompt(tokens, SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True))))
+    core.add(Add(name, Prompt(tokens, SequenceParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True))))
     while core.busy:
         for output in core.step():
             if output.end is not None and output.end.reason not in COMPLETE:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from math import exp, fsum
 from typing import Any, cast
 
-from roseinfer import LLM, SamplingParams
+from roseinfer import LLM, SequenceParams
 from roseinfer.bench.report import header, table, write_json
 from roseinfer.cli.commands import Command
 from roseinfer.cli.main import run_alone
@@ -88,7 +88,7 @@ def measure(config: PerplexityConfig, way: str) -> Perplexity:
     options |= WAYS[way]
     with LLM(config.model, **options) as llm:
         prompts = windows_of(llm.tokenizer.encode(documentation()), config.windows, config.window)
-        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+        params = SequenceParams(max_tokens=1, temperature=0, prompt_logprobs=0)
         answers = llm.generate(cast("list[str | list[int]]", prompts), params)
     losses = [-entry.logprob for answer in answers for entry in answer.prompt_logprobs or () if entry is not None]
     loss = fsum(losses) / len(losses)

@@ -16,7 +16,7 @@ from roseinfer.bench.report import header, percentile
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import Prompt, RequestMeta, sequence_id
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -98,7 +98,7 @@ def main() -> None:
         prompt_ids = [1] * rng.randrange(50, 150)
         guess = max(8, output + round(rng.gauss(0, 100)))
         meta = RequestMeta(arrival_s=clock.now(), slo=Slo(1e6 + added, TPOT_S), predicted_len=guess)
-        new = Add(str(added), Prompt(prompt_ids, SamplingParams(max_tokens=4000), meta))
+        new = Add(str(added), Prompt(prompt_ids, SequenceParams(max_tokens=4000), meta))
         core.add(new)
         outputs.expect(sequence_id(str(added), 0), len(new.prompt.ids), output)
         added += 1

@@ -1,4 +1,4 @@
-"""roseinfer, an LLM inference engine: `from roseinfer import LLM, SamplingParams`.
+"""roseinfer, an LLM inference engine: `from roseinfer import LLM, SequenceParams`.
 
 Importing the package loads nothing else: each name below is fetched from its module when it is first used, so that the
 scheduler stays usable where neither PyTorch nor any other library is installed.
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from roseinfer.core.guide import GuideSpec
     from roseinfer.core.outputs import FinishReason
-    from roseinfer.core.sampling import SamplingParams
+    from roseinfer.core.sampling import SequenceParams
     from roseinfer.core.slo import Slo
     from roseinfer.engine.api import SequenceChunk
     from roseinfer.engine.llm import LLM, Completion, Sample

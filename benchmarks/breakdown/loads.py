@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from roseinfer.bench.load import make_prompts
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Prompt, sequence_id
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.llm import LLM
 from roseinfer.engine.messages import Add
 
@@ -73,7 +73,7 @@ def steps_of(llm: LLM, load: Load) -> Generator[None, None, None]:
     added: list[str] = []
 
     def add(name: str, prompt: list[int], outputs: int) -> None:
-        core.add(Add(name, Prompt(prompt, SamplingParams(max_tokens=outputs, temperature=0.0, ignore_eos=True))))
+        core.add(Add(name, Prompt(prompt, SequenceParams(max_tokens=outputs, temperature=0.0, ignore_eos=True))))
         added.append(sequence_id(name, 0))
 
     try:

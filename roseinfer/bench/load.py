@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import Engine, GenerateRequest
 
 # Sends one prompt for `output_len` tokens; returns (time, tokens) of each chunk that was read.
@@ -57,7 +57,7 @@ def engine_sender(engine: Engine) -> Send:
     """Return a sender to an engine in this process or its own, without HTTP."""
 
     async def send(name: str, prompt_ids: list[int], output_len: int) -> list[tuple[float, int]]:
-        params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
+        params = SequenceParams(max_tokens=output_len, temperature=0.0, ignore_eos=True)
         stream = engine.generate(GenerateRequest(request_id=name, prompt=Prompt(prompt_ids, params)))
         return [(time.perf_counter(), len(chunk.token_ids)) async for chunk in stream]
 

@@ -12,7 +12,7 @@ from roseinfer.bench.config import StreamingConfig, parse_repeats
 from roseinfer.core.errors import ConfigError, TooManyInflightError
 from roseinfer.core.outputs import RequestTimes
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import Engine, GenerateRequest, RequestStream, SequenceChunk
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -78,7 +78,7 @@ class StreamingLoad:
     """Requests of a run; `params` are those of every request."""
 
     config: StreamingConfig
-    params: SamplingParams
+    params: SequenceParams
 
     def texts(self) -> list[str]:
         config, repeats = self.config, parse_repeats(self.config.prompt_repeats)

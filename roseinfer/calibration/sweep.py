@@ -16,7 +16,7 @@ from roseinfer.calibration.config import CalibrationGrid
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.progress import stage
 from roseinfer.core.request import Prompt, sequence_id
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import Core
 from roseinfer.engine.messages import Add
 from roseinfer.sched.cost.offline_fit import CostSample
@@ -155,7 +155,7 @@ class CalibrationSweep:
     def _add(self, prompt_ids: list[int], max_tokens: int) -> str:
         name = f"calibrate-{next(self._names)}"
         self.core.add(
-            Add(name, Prompt(prompt_ids, SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)))
+            Add(name, Prompt(prompt_ids, SequenceParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)))
         )
         return sequence_id(name, 0)
 

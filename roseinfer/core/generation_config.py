@@ -6,7 +6,7 @@ from typing import Any
 
 from roseinfer.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
 from roseinfer.core.json_file import read_object
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 
 DOCUMENT = "generation_config.json"
 AUTO = "auto"  # the model's document
@@ -26,7 +26,7 @@ def sampling_defaults(document: dict[str, Any]) -> dict[str, Any]:
     values = {name: document[name] for name in _FIELDS if document.get(name) is not None}
     if values.get("top_k") == -1:  # some models write "off" as -1
         values["top_k"] = 0
-    SamplingParams(**values)
+    SequenceParams(**values)
     return values
 
 

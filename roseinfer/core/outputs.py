@@ -61,7 +61,7 @@ class End(NamedTuple):
     why: Why | None = None
 
 
-class RequestOutput(NamedTuple):
+class SequenceOutput(NamedTuple):
     """New tokens of one request, its end, or both. `started` is set in the first output with a token.
 
     A step adds one token to most requests, and several where drafts were right. `logprobs` has an entry for each token
@@ -86,7 +86,7 @@ OutputFields = tuple[
 ]
 # Make an output from all of its fields. The named tuple's own __new__ would double the cost, and one is made for each
 # running request and step. A wrong number of fields fails only when a client decodes it, so a test counts them.
-new_output: Callable[[OutputFields], RequestOutput] = partial(tuple.__new__, RequestOutput)
+new_output: Callable[[OutputFields], SequenceOutput] = partial(tuple.__new__, SequenceOutput)
 
 
 # Roles of figures. A counter only grows, also when its engine is restarted; counters and gauges add up over engines.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from roseinfer.core.config.engine import SchedulerConfig
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 
 
 class BlockCopy(NamedTuple):
@@ -45,7 +45,7 @@ class Admission:
     seat: int
     token_ids: Sequence[int]
     prompt_len: int
-    params: SamplingParams
+    params: SequenceParams
     seed: int
     stop_ids: tuple[int, ...]
     blocks: tuple[int, ...]

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.core.guide import GuideSpec
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Cause, Slo
 
 
@@ -79,7 +79,7 @@ class Prompt:
     """
 
     ids: list[int]
-    params: SamplingParams
+    params: SequenceParams
     meta: RequestMeta = NO_META
     guide: GuideSpec | None = None
 

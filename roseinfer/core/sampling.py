@@ -58,7 +58,7 @@ RANGES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SequenceParams:
     """Sampling and stopping of one sequence.
 
     `temperature` 0 is greedy. `top_k` 0 is off. `top_p` keeps the smallest set of most likely tokens whose mass reaches

@@ -12,7 +12,7 @@ from roseinfer.core.errors import (
     RequestFailedError,
     RequestTooLongError,
 )
-from roseinfer.core.outputs import FirstToken, RequestOutput, SchedulerStats
+from roseinfer.core.outputs import FirstToken, SchedulerStats, SequenceOutput
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import (
     EngineHealth,
@@ -258,7 +258,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
         self._suspects = {sequence.rpartition(":")[0] for sequence in message.suspects}
         super()._failed(message)
 
-    def _end_early(self, request: LiveRequest, text: SequenceText, output: RequestOutput) -> RequestOutput | None:
+    def _end_early(self, request: LiveRequest, text: SequenceText, output: SequenceOutput) -> SequenceOutput | None:
         end = output.end
         if self._failover is None or end is None or end.rejection is None:
             return super()._end_early(request, text, output)
@@ -276,7 +276,7 @@ class AsyncEngine(EngineMonitor, OutputDelivery[LiveRequest]):
             self._requests.remove(request)
 
     def _fail_sample(
-        self, request: LiveRequest, text: SequenceText, output: RequestOutput, error: RequestFailedError
+        self, request: LiveRequest, text: SequenceText, output: SequenceOutput, error: RequestFailedError
     ) -> None:
         """End the whole request: its other samples are useless without this one."""
         if output.end is not None:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, Protocol
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.observer import StepObserver, unobserved
-from roseinfer.core.outputs import FinishReason, RequestOutput, SchedulerStats
+from roseinfer.core.outputs import FinishReason, SchedulerStats, SequenceOutput
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, sequence_id
 from roseinfer.core.runner import Runner
-from roseinfer.core.sampling import SamplingParams, Seeds, wrap_int64
+from roseinfer.core.sampling import Seeds, SequenceParams, wrap_int64
 from roseinfer.core.slo import Cause
 from roseinfer.engine.guided import compiling
 from roseinfer.engine.guided.compiling import CompilingRequest
@@ -66,11 +66,11 @@ class Core(Protocol):
     @property
     def idle_turn(self) -> bool: ...
 
-    def launch(self) -> list[RequestOutput]: ...
+    def launch(self) -> list[SequenceOutput]: ...
 
-    def settle(self) -> list[RequestOutput]: ...
+    def settle(self) -> list[SequenceOutput]: ...
 
-    def step(self) -> list[RequestOutput]: ...
+    def step(self) -> list[SequenceOutput]: ...
 
     def promise(self, now_s: float) -> Promise: ...
 
@@ -131,7 +131,7 @@ class EngineCore:
         self._step_end = step_end
         self._seeds = Seeds(seed)
         self._in_flight: deque[_InFlight] = deque()
-        self._ended: list[RequestOutput] = []
+        self._ended: list[SequenceOutput] = []
         self.guided = GuidedSequences(guides, vocab_size)
         self._compiling: list[CompilingRequest] = []
         self._fresh: list[Add] = []  # added since the last plan
@@ -194,7 +194,7 @@ class EngineCore:
                 raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
         self._compiling.append(new)
 
-    def _check_logprobs(self, params: SamplingParams) -> None:
+    def _check_logprobs(self, params: SequenceParams) -> None:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(params, name) is not None and not self.runner.capabilities.logprobs:
                 raise InvalidRequestError(f"{name}: not supported by a priced engine, which has no model", name)
@@ -276,11 +276,11 @@ class EngineCore:
         """
         return self._is_idle_turn and self.busy
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[SequenceOutput]:
         """Run one turn: `launch` and `settle`."""
         return self.launch() + self.settle()
 
-    def launch(self) -> list[RequestOutput]:
+    def launch(self) -> list[SequenceOutput]:
         """Run the first half of a turn: plan and submit the next step, without waiting for a running one.
 
         Return all output so far: ends that the plan decided, earlier aborts, expired requests whose grammars were being
@@ -312,13 +312,13 @@ class EngineCore:
             self.runner.sample(handle, None)
         self._in_flight[-1] = _InFlight(plan, handle, not plan.guided)
 
-    def settle(self) -> list[RequestOutput]:
+    def settle(self) -> list[SequenceOutput]:
         """Run the second half: commit the oldest step if `depth` steps are in flight or nothing was planned.
 
         A step may be launched before the tokens are known that its masks depend on. While it runs, the step that
         samples them is committed and the masks are made.
         """
-        outputs: list[RequestOutput] = []
+        outputs: list[SequenceOutput] = []
         if self._in_flight and not self._in_flight[-1].sampled:
             outputs += self._sample_guided()
         if self._in_flight and not (self._planned and len(self._in_flight) < self.depth):
@@ -330,7 +330,7 @@ class EngineCore:
             self._step_end.flush()
         return outputs
 
-    def _sample_guided(self) -> list[RequestOutput]:
+    def _sample_guided(self) -> list[SequenceOutput]:
         """Make the masks of the newest step, and launch its sampling."""
         newest = self._in_flight.pop()
         try:
@@ -342,7 +342,7 @@ class EngineCore:
             self._in_flight.append(newest._replace(sampled=True))
         return outputs
 
-    def _commit_oldest(self) -> list[RequestOutput]:
+    def _commit_oldest(self) -> list[SequenceOutput]:
         """Wait for the oldest step in flight and commit it."""
         oldest = self._in_flight[0]
         result = self.runner.collect(oldest.handle)
@@ -352,7 +352,7 @@ class EngineCore:
         return self._with_guide_ends(outputs)
 
     # --- guides -------------------------------------------------------------------------------------------------
-    def _release_compiled(self) -> list[RequestOutput]:
+    def _release_compiled(self) -> list[SequenceOutput]:
         """Queue requests whose grammars are compiled, and end late ones of the others."""
         for ready in compiling.take_ready(self._compiling, self.clock.now()):
             self._fresh.append(ready.new)
@@ -367,21 +367,21 @@ class EngineCore:
         invalid, self._invalid = self._invalid, []
         return invalid
 
-    def _see_last_tokens(self, plan: StepPlan) -> list[RequestOutput]:
+    def _see_last_tokens(self, plan: StepPlan) -> list[SequenceOutput]:
         """Commit the steps in flight that sample for the guided rows of `plan`, which is launched but not sampled."""
-        outputs: list[RequestOutput] = []
+        outputs: list[SequenceOutput] = []
         if self._in_flight:
             while any(self.guided.depends_on(plan, _guided_names(step.plan)) for step in self._in_flight):
                 outputs += self._commit_oldest()
         return outputs
 
-    def _with_guide_ends(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+    def _with_guide_ends(self, outputs: list[SequenceOutput]) -> list[SequenceOutput]:
         """Return the outputs, and the ends that guides decide after them."""
         if not self.guided.live:
             return outputs
         return outputs + self._end(self.guided.advance(outputs))
 
-    def _end(self, ends: list[GuideEnd]) -> list[RequestOutput]:
+    def _end(self, ends: list[GuideEnd]) -> list[SequenceOutput]:
         """End sequences as their guides decide."""
         now = self.clock.now() if ends else 0.0
         outputs = []

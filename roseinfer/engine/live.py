@@ -13,7 +13,7 @@ from typing import Protocol
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.errors import EngineClosedError, InvalidRequestError, RoseinferError, TooManyInflightError
 from roseinfer.core.request import Prompt, check_context, kept_prompt_tokens, sequence_id
-from roseinfer.core.sampling import SamplingParams, Seeds
+from roseinfer.core.sampling import Seeds, SequenceParams
 from roseinfer.engine.api import EngineInfo, GenerateRequest, Route, SequenceChunk, Sink, Submission
 from roseinfer.engine.output import ParsedSequenceText, SequenceText, merge
 from roseinfer.text.tokenizer import Tokenizer
@@ -283,7 +283,7 @@ def prepare(prompt: Prompt, tokenizer: Tokenizer, max_model_len: int) -> Prompt:
     return prompt
 
 
-def resolve_bad_words(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+def resolve_bad_words(params: SequenceParams, tokenizer: Tokenizer) -> SequenceParams:
     """Move `bad_words` to `bad_token_ids`. Raise `InvalidRequestError` for a word that has no tokens."""
     found = list(params.bad_token_ids)
     for word in params.bad_words:

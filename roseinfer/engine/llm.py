@@ -30,10 +30,10 @@ from roseinfer.core.errors import (
 )
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.observer import StepObserver
-from roseinfer.core.outputs import FinishReason, RequestOutput
+from roseinfer.core.outputs import FinishReason, SequenceOutput
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.request import Prompt, RequestMeta, kept_prompt_tokens, sequence_id
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Rejection, Slo, Why
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.core import IDLE_TURN_WAIT_S, Core
@@ -104,7 +104,7 @@ class LLM:
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: SequenceParams | Sequence[SequenceParams] | None = None,
         *,
         n: int = 1,
         slo: Slo | None = None,
@@ -131,18 +131,18 @@ class LLM:
         return [job.completion for job in jobs]
 
     def chat(
-        self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None, *, n: int = 1
+        self, messages: Sequence[dict[str, Any]], params: SequenceParams | None = None, *, n: int = 1
     ) -> Completion:
         """Answer a conversation through the model's chat template."""
         template = trusted_template(self.tokenizer)
         if template is None:
             raise InvalidRequestError("the model has no chat template", "messages")
-        params = params or SamplingParams()
+        params = params or SequenceParams()
         return self.generate([template.encode(messages, keep_last=self._kept(params))], params, n=n)[0]
 
-    def stream(self, prompt: PromptInput, params: SamplingParams | None = None) -> Iterator[SequenceChunk]:
+    def stream(self, prompt: PromptInput, params: SequenceParams | None = None) -> Iterator[SequenceChunk]:
         """Yield the chunks of one completion. Leaving the loop early aborts the request."""
-        job = self._job(prompt, params or SamplingParams())
+        job = self._job(prompt, params or SequenceParams())
         batch = self._add([job])
         try:
             for _, chunk in self._run(batch):
@@ -153,7 +153,7 @@ class LLM:
     def stream_steps(
         self,
         prompts: PromptInput | Sequence[PromptInput],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: SequenceParams | Sequence[SequenceParams] | None = None,
     ) -> Iterator[list[tuple[int, SequenceChunk]]]:
         """Yield after every step of the engine a list of (number of the prompt, its chunk).
 
@@ -197,7 +197,7 @@ class LLM:
     def _job(
         self,
         prompt: PromptInput,
-        params: SamplingParams,
+        params: SequenceParams,
         n: int = 1,
         slo: Slo | None = None,
         guide: GuideSpec | None = None,
@@ -212,14 +212,14 @@ class LLM:
         ready = Prompt(prompt_ids, params, RequestMeta(slo=slo), guide)
         return _Job(prepare(ready, self.tokenizer, self.info.facts.max_model_len), n, self.tokenizer)
 
-    def _kept(self, params: SamplingParams) -> int | None:
+    def _kept(self, params: SequenceParams) -> int | None:
         return kept_prompt_tokens(params.truncate_prompt_tokens, params.max_tokens, self.info.facts.max_model_len)
 
     def _params_of_each(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
-    ) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * count
+        self, params: SequenceParams | Sequence[SequenceParams] | None, count: int
+    ) -> list[SequenceParams]:
+        if params is None or isinstance(params, SequenceParams):
+            return [params or SequenceParams()] * count
         if len(params) != count:
             raise InvalidRequestError(f"{len(params)} sampling parameters for {count} prompts", "params")
         return list(params)
@@ -262,7 +262,7 @@ class LLM:
             yield batch.deliver(outputs, self._clock.now())
         self._drain()
 
-    def _turn(self) -> list[RequestOutput]:
+    def _turn(self) -> list[SequenceOutput]:
         """Run one step of the engine. Wait a little after an idle turn, to avoid a busy loop."""
         self._check_owner()
         if self._closed:
@@ -306,7 +306,7 @@ class _Batch(OutputDelivery["_Job"]):
         for text in job.texts:
             self._sequences[sequence_id(request_id, text.index)] = (job, text)
 
-    def deliver(self, outputs: list[RequestOutput], now_s: float) -> list[tuple["_Job", SequenceChunk]]:
+    def deliver(self, outputs: list[SequenceOutput], now_s: float) -> list[tuple["_Job", SequenceChunk]]:
         """Return the chunks of a step that ended at `now_s`."""
         self._deliver(outputs, now_s)
         chunks = self._chunks.copy()
@@ -314,7 +314,7 @@ class _Batch(OutputDelivery["_Job"]):
         return chunks
 
     def _fail_sample(
-        self, request: "_Job", text: SequenceText, output: RequestOutput, error: RequestFailedError
+        self, request: "_Job", text: SequenceText, output: SequenceOutput, error: RequestFailedError
     ) -> None:
         text.ended = True
         self._end_sequence(output.request_id, request)

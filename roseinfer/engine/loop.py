@@ -8,7 +8,7 @@ from typing import Protocol
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.garbage import IdleGarbageCollector
-from roseinfer.core.outputs import RequestOutput, SchedulerStats
+from roseinfer.core.outputs import SchedulerStats, SequenceOutput
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import sequence_id
 from roseinfer.engine.api import StepRecord
@@ -161,7 +161,7 @@ class EngineLoop:
             self._next_promise_s = now_s + PROMISE_INTERVAL_PER_WAITING_S * promise.waiting
             self._publish(promise._replace(draining=True) if self._draining else promise)
 
-    def _send(self, outputs: list[RequestOutput], stats: SchedulerStats) -> None:
+    def _send(self, outputs: list[SequenceOutput], stats: SchedulerStats) -> None:
         now_s = self._clock.now()
         ended = [output.request_id for output in outputs if output.end is not None]
         if ended and OWNER not in self._seen_clients:
@@ -172,11 +172,11 @@ class EngineLoop:
         for sequence in ended:
             self._client_of.pop(sequence, None)
 
-    def _by_client(self, outputs: list[RequestOutput]) -> dict[int, list[RequestOutput]]:
+    def _by_client(self, outputs: list[SequenceOutput]) -> dict[int, list[SequenceOutput]]:
         if len(self._seen_clients) == 1:
             return dict.fromkeys(self._seen_clients, outputs)
         owners = self._client_of
-        parts: dict[int, list[RequestOutput]] = {}
+        parts: dict[int, list[SequenceOutput]] = {}
         for output in outputs:
             owner = owners.get(output.request_id)
             if owner is not None:  # None: the client has disconnected

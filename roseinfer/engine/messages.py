@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from roseinfer.core.outputs import RequestOutput, SchedulerStats
+from roseinfer.core.outputs import SchedulerStats, SequenceOutput
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Prompt
 from roseinfer.engine.api import EngineInfo, StepRecord
@@ -75,7 +75,7 @@ class StartFailed(msgspec.Struct, tag="start_failed", array_like=True, gc=False)
 class Outputs(msgspec.Struct, tag="outputs", array_like=True, gc=False):
     """Output of one step for one client; also a heartbeat. `steps`: records since the last message, for the owner."""
 
-    outputs: list[RequestOutput]
+    outputs: list[SequenceOutput]
     stats: SchedulerStats
     now_s: float
     steps: list[StepRecord] = []

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from roseinfer.core.errors import OutputTextError, RequestFailedError, request_failure
-from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestOutput, RequestTimes
+from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestTimes, SequenceOutput
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.text.detokenize import IncrementalDetokenizer
 from roseinfer.text.output import Event, OutputParser, Text
@@ -24,7 +24,7 @@ class SequenceText:
     `ids`: its tokens so far.
     """
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, params: SequenceParams, tokenizer: Tokenizer) -> None:
         self.index = index
         self.ended = False
         self.ids: list[int] = []
@@ -55,7 +55,7 @@ class SequenceText:
     def drop(self) -> None:
         """Release what an unread rest of the output holds."""
 
-    def take(self, output: RequestOutput, now_s: float, shift_s: float = 0.0) -> SequenceChunk | None:
+    def take(self, output: SequenceOutput, now_s: float, shift_s: float = 0.0) -> SequenceChunk | None:
         """Return the chunk for an output; None while prompt log probabilities gather.
 
         `now_s`: when the engine sent it. `shift_s` converts the engine's times to our clock. The shift of the first
@@ -93,7 +93,7 @@ class SequenceText:
         self._add_text(chunk, output, now_s + self._shift_s, self._shift_s)
         return chunk
 
-    def _take_each(self, output: RequestOutput, now_s: float) -> SequenceChunk | None:
+    def _take_each(self, output: SequenceOutput, now_s: float) -> SequenceChunk | None:
         """Take the tokens one by one, because a stop string may be complete before the last of them."""
         chunk: SequenceChunk | None = None
         for part in _one_by_one(output):
@@ -103,7 +103,7 @@ class SequenceText:
                 break
         return chunk
 
-    def _add_text(self, chunk: SequenceChunk, output: RequestOutput, now_s: float, shift_s: float) -> None:
+    def _add_text(self, chunk: SequenceChunk, output: SequenceOutput, now_s: float, shift_s: float) -> None:
         end = output.end
         shown = output.token_ids
         if end is not None and end.stop_token is not None and not self._params.include_stop_str_in_output:
@@ -154,7 +154,7 @@ class ParsedSequenceText(SequenceText):
     decides what is shown. Stop strings are matched within consecutive `Text` events.
     """
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer, parser: OutputParser) -> None:
+    def __init__(self, index: int, params: SequenceParams, tokenizer: Tokenizer, parser: OutputParser) -> None:
         super().__init__(index, params, tokenizer)
         self._parser = parser
         self._tokenizer = tokenizer
@@ -246,7 +246,7 @@ class OutputDelivery(Generic[Delivered]):
     def __init__(self) -> None:
         self._sequences: dict[str, tuple[Delivered, SequenceText]] = {}
 
-    def _deliver(self, outputs: Iterable[RequestOutput], now_s: float, shift_s: float = 0.0) -> None:
+    def _deliver(self, outputs: Iterable[SequenceOutput], now_s: float, shift_s: float = 0.0) -> None:
         """Deliver outputs that the engine sent at `now_s`. `shift_s` converts its times to our clock.
 
         This runs once per token, so every layer here costs each of them.
@@ -281,7 +281,7 @@ class OutputDelivery(Generic[Delivered]):
         if aborts:
             self._abort(aborts)
 
-    def _end_early(self, request: Delivered, text: SequenceText, output: RequestOutput) -> RequestOutput | None:
+    def _end_early(self, request: Delivered, text: SequenceText, output: SequenceOutput) -> SequenceOutput | None:
         """Return the output to deliver in place of one that ends a sample early; None = nothing."""
         end = output.end
         assert end is not None
@@ -298,7 +298,7 @@ class OutputDelivery(Generic[Delivered]):
         del self._sequences[sequence]
 
     def _fail_sample(
-        self, request: Delivered, text: SequenceText, output: RequestOutput, error: RequestFailedError
+        self, request: Delivered, text: SequenceText, output: SequenceOutput, error: RequestFailedError
     ) -> None:
         """Handle a sample that failed in the engine or cannot be decoded."""
         raise NotImplementedError
@@ -311,12 +311,12 @@ class OutputDelivery(Generic[Delivered]):
 _EARLY_ENDS = (FinishReason.ERROR, FinishReason.REJECTED)
 
 
-def _one_by_one(output: RequestOutput) -> Iterator[RequestOutput]:
+def _one_by_one(output: SequenceOutput) -> Iterator[SequenceOutput]:
     """Split an output into outputs of one token each."""
     name, token_ids, logprobs, prompt_logprobs, started, end = output
     last = len(token_ids) - 1
     for i, token in enumerate(token_ids):
-        yield RequestOutput(
+        yield SequenceOutput(
             name,
             (token,),
             logprobs[i : i + 1] if logprobs is not None else None,
@@ -326,7 +326,7 @@ def _one_by_one(output: RequestOutput) -> Iterator[RequestOutput]:
         )
 
 
-def _matcher(params: SamplingParams) -> StopMatcher:
+def _matcher(params: SequenceParams) -> StopMatcher:
     return StopMatcher(params.stop, params.include_stop_str_in_output, params.min_tokens)
 
 

@@ -32,7 +32,7 @@ import msgspec
 
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.outputs import End, RequestOutput, SchedulerStats
+from roseinfer.core.outputs import End, SchedulerStats, SequenceOutput
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import RequestMeta
@@ -214,16 +214,16 @@ class RecordingCore:
     def idle_turn(self) -> bool:
         return self._core.idle_turn
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[SequenceOutput]:
         return self.launch() + self.settle()
 
-    def launch(self) -> list[RequestOutput]:
+    def launch(self) -> list[SequenceOutput]:
         self._clock.times_s.clear()
         outputs = self._core.launch()
         self._count_tokens(outputs)
         return outputs
 
-    def settle(self) -> list[RequestOutput]:
+    def settle(self) -> list[SequenceOutput]:
         outputs = self._core.settle()
         times_s = self._clock.times_s
         self._recorder.write(self._line(*self._runner.take()))
@@ -233,7 +233,7 @@ class RecordingCore:
             self._recorder.flush(times_s[-1])
         return outputs
 
-    def _count_tokens(self, outputs: list[RequestOutput]) -> None:
+    def _count_tokens(self, outputs: list[SequenceOutput]) -> None:
         tokens = self._tokens
         for name, token_ids, _, _, _, end in outputs:
             tokens[name] = tokens.get(name, 0) + len(token_ids)

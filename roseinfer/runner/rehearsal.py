@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from roseinfer.core.plan import Admission, BlockCopy, Row, StepLimits, StepPlan, TokenMasks
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.seats import SeatTable
 
 if TYPE_CHECKING:
     from roseinfer.runner.model_runner import ModelRunner
 
-GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
-PLAIN = SamplingParams(max_tokens=2, temperature=1.0)
+GREEDY = SequenceParams(max_tokens=2, temperature=0.0)
+PLAIN = SequenceParams(max_tokens=2, temperature=1.0)
 # Every stage of the draw.
-FILTERED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, top_k=50, min_p=0.01)
+FILTERED = SequenceParams(max_tokens=2, temperature=1.0, top_p=0.9, top_k=50, min_p=0.01)
 # Float32 logits, and the sampler's edits and log probabilities.
-EDITED = SamplingParams(max_tokens=2, temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1)
+EDITED = SequenceParams(max_tokens=2, temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1)
 
 
 def full_step(limits: StepLimits, chunked: bool) -> list[int]:
@@ -36,7 +36,7 @@ def rehearse(
     seats: SeatTable,
     num_blocks: int,
     lengths: Sequence[int],
-    sampling: tuple[SamplingParams, ...] = (FILTERED, GREEDY),
+    sampling: tuple[SequenceParams, ...] = (FILTERED, GREEDY),
     *,
     guided: bool = False,
 ) -> None:
@@ -69,7 +69,7 @@ def rehearse(
     _run(runner, StepPlan(2, [], copies=copies, released=list(range(prompts))))
 
 
-def _admission(seat: int, length: int, table: tuple[int, ...], params: SamplingParams) -> Admission:
+def _admission(seat: int, length: int, table: tuple[int, ...], params: SequenceParams) -> Admission:
     return Admission(f"rehearsal-{seat}", seat, [0] * length, length, params, 0, (), table)
 
 

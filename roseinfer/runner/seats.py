@@ -6,14 +6,14 @@ from dataclasses import dataclass, fields
 import torch
 
 from roseinfer.core.plan import Admission, Row
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.device import upload, write_ranges
 from roseinfer.runner.edits import make_edits
 from roseinfer.runner.edits.base import LogitEdit
 
 # Smallest normal float32: a temperature above 0 must not vanish when it divides float32 logits.
 MIN_TEMPERATURE = 1.2e-38
-_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+_DEFAULTS = {field.name: field.default for field in fields(SequenceParams)}
 
 
 class Feature:
@@ -32,7 +32,7 @@ class Seat:
 
     request_id: str
     prompt_len: int
-    params: SamplingParams
+    params: SequenceParams
     features: int
     num_blocks: int
 

@@ -1,6 +1,6 @@
 """Roster: every live request of an engine, which waits, runs, or has ended while submitted steps still name it."""
 
-from roseinfer.core.outputs import COMPLETE, End, FinishReason, RequestOutput, RequestTimes
+from roseinfer.core.outputs import COMPLETE, End, FinishReason, RequestTimes, SequenceOutput
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager
@@ -38,7 +38,7 @@ class Roster:
         if kv.host is not None:
             self.offload = KvOffload(kv, kv.host, offloading or OffloadCosts(), self._loading_changed)
         self._kv = kv
-        self._ended: list[RequestOutput] = []
+        self._ended: list[SequenceOutput] = []
 
     @property
     def in_flight(self) -> int:
@@ -161,7 +161,7 @@ class Roster:
                 continue
             for rejected in self.waiting.family(request):
                 end = self.finish(rejected, FinishReason.REJECTED, now_s, rejection=rejection)
-                self._ended.append(RequestOutput(rejected.request_id, end=end))
+                self._ended.append(SequenceOutput(rejected.request_id, end=end))
             any_rejected = True
         return any_rejected
 
@@ -169,9 +169,9 @@ class Roster:
         """End the requests whose time to live has passed."""
         for request in self.expiries.due(now_s):
             end = self.finish(request, FinishReason.TIMEOUT, now_s)
-            self._ended.append(RequestOutput(request.request_id, end=end))
+            self._ended.append(SequenceOutput(request.request_id, end=end))
 
-    def take_ended(self) -> list[RequestOutput]:
+    def take_ended(self) -> list[SequenceOutput]:
         """Return the requests that `reject` and `expire` ended since the last call."""
         ended, self._ended = self._ended, []
         return ended

@@ -11,7 +11,7 @@ from typing import cast
 
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
-from roseinfer.core.outputs import FinishReason, FirstToken, RequestOutput, SchedulerStats, new_output
+from roseinfer.core.outputs import FinishReason, FirstToken, SchedulerStats, SequenceOutput, new_output
 from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, Status, check_context
@@ -122,20 +122,20 @@ class Scheduler:
         if wanted > self.kv.max_tokens:
             raise RequestTooLongError(f"{wanted} tokens exceed the KV cache of {self.kv.max_tokens} tokens")
 
-    def abort(self, request_id: str, now_s: float) -> RequestOutput | None:
+    def abort(self, request_id: str, now_s: float) -> SequenceOutput | None:
         """End a request. Its seat and blocks are freed when no submitted step names it any more."""
         return self.finish(request_id, FinishReason.ABORT, now_s)
 
     def finish(
         self, request_id: str, reason: FinishReason, now_s: float, error: str | None = None
-    ) -> RequestOutput | None:
+    ) -> SequenceOutput | None:
         """End a request for a `reason` from outside the scheduler. Return None if it has already ended."""
         request = self.roster.requests.get(request_id)
         if request is None or request.status is Status.FINISHED:
             return None
-        return RequestOutput(request_id, end=self.roster.finish(request, reason, now_s, error=error))
+        return SequenceOutput(request_id, end=self.roster.finish(request, reason, now_s, error=error))
 
-    def take_ended(self) -> list[RequestOutput]:
+    def take_ended(self) -> list[SequenceOutput]:
         """Return the ends that `plan` decided since the last call."""
         return self.roster.take_ended()
 
@@ -278,10 +278,10 @@ class Scheduler:
             self._allocator.grow(builder, decision, short)
 
     # --- results ------------------------------------------------------------------------------------------------
-    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestOutput]:
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[SequenceOutput]:
         """Apply a completed step. Results of requests that ended meanwhile are dropped here, and only here."""
         assert plan.step == result.step and len(plan.rows) == len(result.rows), "a result belongs to one plan"
-        outputs: list[RequestOutput] = []
+        outputs: list[SequenceOutput] = []
         if plan.copies:
             self.kv.copies_done(plan.copies)
         requests, running = self.roster.requests, Status.RUNNING
@@ -324,7 +324,7 @@ class Scheduler:
 
     def _settle_row(
         self, request: Request, row: Row, result: RowResult, planned_s: float, now_s: float
-    ) -> RequestOutput | None:
+    ) -> SequenceOutput | None:
         """Apply the result of one row of a step planned at `planned_s`."""
         if request.status is Status.FINISHED:
             if request.in_flight == 0:
@@ -334,7 +334,7 @@ class Scheduler:
             self.kv.invalidate(row.request_id)
             if not result.token_ids:
                 end = self.roster.finish(request, FinishReason.ERROR, now_s, error=result.error)
-                return RequestOutput(row.request_id, end=end)
+                return SequenceOutput(row.request_id, end=end)
         first = request.num_outputs == 0
         if first:
             self._waits.prefilled(request, planned_s, now_s)
@@ -355,7 +355,7 @@ class Scheduler:
         if row.sample:
             output = self._report(request, kept, first, result, scored, now_s)
         elif scored:
-            output = RequestOutput(request.request_id, prompt_logprobs=scored)
+            output = SequenceOutput(request.request_id, prompt_logprobs=scored)
         if request.in_flight == 0 and request.status is Status.WAITING:
             self.roster.vacate(request)  # preempted while this step ran
         return output
@@ -376,7 +376,7 @@ class Scheduler:
         result: RowResult,
         scored: tuple[TokenLogprobs, ...] | None,
         now_s: float,
-    ) -> RequestOutput:
+    ) -> SequenceOutput:
         """Build the output for the sampled tokens that were `kept`, and end the request if they do.
 
         `first`: they are the first of the request.
@@ -389,7 +389,7 @@ class Scheduler:
             started = FirstToken(request.cached_tokens, request.arrival_s, request.scheduled_s, now_s, why)
             if request.params.max_tokens == 0:
                 end = self.roster.finish(request, FinishReason.LENGTH, now_s)
-                return RequestOutput(name, (), None, scored, started, end)
+                return SequenceOutput(name, (), None, scored, started, end)
         if kept[-1] in request.stop_ids:
             end = self.roster.finish(request, FinishReason.STOP, now_s, stop_token=kept[-1])
         elif len(request.tokens) >= request.max_len:
@@ -397,7 +397,7 @@ class Scheduler:
         elif result.error is not None:
             end = self.roster.finish(request, FinishReason.ERROR, now_s, error=result.error)
         logprobs = result.logprobs[: len(kept)] if result.logprobs is not None else None
-        return RequestOutput(name, kept, logprobs, scored, started, end)
+        return SequenceOutput(name, kept, logprobs, scored, started, end)
 
     # --- inspection ---------------------------------------------------------------------------------------------
     def stats(self) -> SchedulerStats:

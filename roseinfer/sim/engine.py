@@ -6,7 +6,7 @@ from time import perf_counter
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import RoseinferError
-from roseinfer.core.outputs import RequestOutput
+from roseinfer.core.outputs import SequenceOutput
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks, new_row_result
 from roseinfer.core.request import sequence_id
 from roseinfer.core.runner import Capabilities
@@ -178,16 +178,16 @@ class SimulatedEngine:
         self._has_new_requests = True
         self._expected.expect(sequence_id(new.request_id, 0), len(new.prompt.ids), output_len)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[SequenceOutput]:
         """Run one turn of the core: `launch` and `settle`."""
         return self.launch() + self.settle()
 
-    def launch(self) -> list[RequestOutput]:
+    def launch(self) -> list[SequenceOutput]:
         """Plan a turn, which takes no simulated time, and return the outputs that the plan decided."""
         self._has_new_requests = False
         return self.core.launch()
 
-    def settle(self) -> list[RequestOutput]:
+    def settle(self) -> list[SequenceOutput]:
         """Complete the turn's step, move the clock to its end, and return its outputs.
 
         Raise `StuckError` if the policy stops the engine forever.

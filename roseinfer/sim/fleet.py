@@ -10,7 +10,7 @@ from math import inf
 from time import perf_counter
 
 from roseinfer.core.config.engine import SchedulerConfig
-from roseinfer.core.outputs import End, FinishReason, RequestOutput
+from roseinfer.core.outputs import End, FinishReason, SequenceOutput
 from roseinfer.core.promise import Promise
 from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.kv.blocks import block_keys
@@ -56,7 +56,7 @@ class SimulatedReplica:
 
     number: int
     engine: SimulatedEngine | None = None
-    pending: list[RequestOutput] = field(default_factory=list)
+    pending: list[SequenceOutput] = field(default_factory=list)
     lives: int = 0
     asked_s: float | None = None
     draining: bool = False
@@ -177,7 +177,7 @@ class SimulatedFleet:
         slot.promise = promise._replace(draining=True) if slot.draining else promise
         self.placer.update(slot.number, slot.promise)
 
-    def _note(self, slot: SimulatedReplica, output: RequestOutput) -> None:
+    def _note(self, slot: SimulatedReplica, output: SequenceOutput) -> None:
         name, token_ids, _, _, started, end = output
         call = self.calls.get(name.rpartition(":")[0])
         if call is None:

@@ -9,11 +9,11 @@ from typing import Any
 
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.outputs import RequestOutput
+from roseinfer.core.outputs import SequenceOutput
 from roseinfer.core.plan import HostCopy, Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.request import Prompt, RequestMeta, sequence_id
 from roseinfer.core.runner import Capabilities, ExpertChoice
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, PriorOutput
@@ -195,7 +195,7 @@ def _add(line: dict[str, Any]) -> Add:
     outputs = line.pop("outputs", None)
     prior_outputs = None if outputs is None else [PriorOutput(*sample) if sample else None for sample in outputs]
     meta = RequestMeta(slo=Slo(**slo) if slo else None, **line)
-    return Add(name, Prompt(prompt_ids, SamplingParams(**params), meta), n, outputs=prior_outputs)
+    return Add(name, Prompt(prompt_ids, SequenceParams(**params), meta), n, outputs=prior_outputs)
 
 
 def _prompts(add: Add) -> dict[str, int]:
@@ -328,7 +328,7 @@ def _apply(core: EngineCore, clock: ReplayClock, entry: Add | Aborted) -> None:
         core.abort(entry.sequence_ids)
 
 
-def _note(found: Replay, tokens: dict[str, int], output: RequestOutput) -> None:
+def _note(found: Replay, tokens: dict[str, int], output: SequenceOutput) -> None:
     name, end = output.request_id, output.end
     tokens[name] = tokens.get(name, 0) + len(output.token_ids)
     if end is None or not end.times.first_token_s:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from roseinfer.core.config.engine import SchedulerConfig
-from roseinfer.core.outputs import COMPLETE, FinishReason, RequestOutput, SchedulerStats
+from roseinfer.core.outputs import COMPLETE, FinishReason, SchedulerStats, SequenceOutput
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.engine.messages import Add
 from roseinfer.priced.machine import Machine
@@ -141,7 +141,7 @@ def lifetimes(arrivals: Sequence[Arrival]) -> list[Lifetime]:
 def add_of(arrival: Arrival, name: str, context: int) -> Add:
     """Return the message that adds a request; its `max_tokens` must not reveal the length of the output."""
     prompt_len = len(arrival.prompt_ids)
-    params = SamplingParams(max_tokens=max(context - prompt_len, arrival.output_len))
+    params = SequenceParams(max_tokens=max(context - prompt_len, arrival.output_len))
     meta = RequestMeta(
         arrival_s=arrival.at_s,
         slo=arrival.slo,
@@ -153,7 +153,7 @@ def add_of(arrival: Arrival, name: str, context: int) -> Add:
     return Add(name, Prompt(list(arrival.prompt_ids), params, meta))
 
 
-def _note(outputs: list[RequestOutput], lives: list[Lifetime], now_s: float) -> None:
+def _note(outputs: list[SequenceOutput], lives: list[Lifetime], now_s: float) -> None:
     for name, token_ids, _, _, _, end in outputs:
         life = lives[int(name.partition(":")[0])]
         if token_ids:

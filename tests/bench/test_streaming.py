@@ -15,7 +15,7 @@ from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.errors import RequestTooLongError, TooManyInflightError
 from roseinfer.core.outputs import FinishReason, RequestTimes
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.engine.start import start_engine
 
@@ -63,7 +63,7 @@ class Words:
 
 
 def load(**config: object) -> StreamingLoad:
-    return StreamingLoad(StreamingConfig(**{"num_requests": 4, **config}), SamplingParams(max_tokens=2))
+    return StreamingLoad(StreamingConfig(**{"num_requests": 4, **config}), SequenceParams(max_tokens=2))
 
 
 def send(engine: StandIn, name: str = "run", **config: object) -> RunRecord:

@@ -12,7 +12,7 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.engine.record import Recorder, RecordingCore
@@ -115,7 +115,7 @@ def test_a_recorded_run_gives_its_steps(overlap: bool, tmp_path) -> None:
         Recorder(file), core.scheduler, core.runner, clock, depth=2 if overlap else 1, vocab_size=1000
     )
     for number in range(40):
-        params = SamplingParams(max_tokens=5 + 11 * number % 60, ignore_eos=True)
+        params = SequenceParams(max_tokens=5 + 11 * number % 60, ignore_eos=True)
         recording.add(Add(f"r{number}", Prompt([7 + number] * (20 + 97 * number % 700), params)))
         for _ in range(3):
             recording.step()

@@ -7,10 +7,10 @@ import pytest
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineClosedError, InvalidRequestError
-from roseinfer.core.outputs import FinishReason, RequestOutput, RequestTimes, SchedulerStats
+from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats, SequenceOutput
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams, Seeds
+from roseinfer.core.sampling import Seeds, SequenceParams
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.api import GenerateRequest, StepRecord
 from roseinfer.engine.client import AsyncEngine
@@ -55,7 +55,7 @@ class Pair:
     def submit(self, name: str, n: int = 1, **params: object) -> tuple[LiveRequest, Reader]:
         merged = {"max_tokens": 6, "seed": 7, **params}
         reader = Reader()
-        request = GenerateRequest(request_id=name, prompt=Prompt(PROMPT, SamplingParams(**merged)), n=n)
+        request = GenerateRequest(request_id=name, prompt=Prompt(PROMPT, SequenceParams(**merged)), n=n)
         return self.engines[0].submit(request, reader), reader
 
 
@@ -203,7 +203,7 @@ async def test_an_engine_gets_ages_and_its_times_are_converted(pair: Pair) -> No
     clock.advance(100.0)
     reader = Reader()
     meta = RequestMeta(arrival_s=97.0, deadline_s=110.0, tenant="t")
-    params = SamplingParams(max_tokens=2, seed=1)
+    params = SequenceParams(max_tokens=2, seed=1)
     pair.engines[0].submit(GenerateRequest(request_id="a", prompt=Prompt(PROMPT, params, meta)), reader)
     clock.advance(4.0)
     pair.models[0].step()
@@ -256,10 +256,10 @@ def test_clients_of_an_engine_draw_different_seeds_and_each_the_same_again() -> 
 @with_pair
 async def test_incomplete_prompt_log_probabilities_are_collected_again(pair: Pair) -> None:
     live, reader = pair.submit("a", prompt_logprobs=0, max_tokens=1)
-    part = RequestOutput(f"{live.wire_id}:0", prompt_logprobs=(TokenLogprobs(9, -1.0, 1, ()),))
+    part = SequenceOutput(f"{live.wire_id}:0", prompt_logprobs=(TokenLogprobs(9, -1.0, 1, ()),))
     pair.models[0].say([part])
     pair.models[0].die()
     whole = tuple(TokenLogprobs(token, -2.0, 1, ()) for token in PROMPT[1:])
-    pair.models[1].say([RequestOutput(f"{live.wire_id}:0", prompt_logprobs=whole)])
+    pair.models[1].say([SequenceOutput(f"{live.wire_id}:0", prompt_logprobs=whole)])
     pair.models[1].step()
     assert reader.chunks[0].prompt_logprobs == [None, *whole]

@@ -21,7 +21,7 @@ from roseinfer.core.errors import (
 )
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Cause, Slo
 from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.api import EngineState, GenerateRequest
@@ -691,7 +691,7 @@ async def test_a_request_that_cannot_be_moved_does_not_affect_the_others(fleet: 
 def test_questions_to_a_router() -> None:
     def ask(predicted: int | None = None, **objectives: float) -> tuple[float, float, float]:
         meta = RequestMeta(arrival_s=10.0, slo=Slo(**objectives), predicted_len=predicted)
-        request = GenerateRequest(request_id="a", prompt=Prompt([1] * 9, SamplingParams(), meta))
+        request = GenerateRequest(request_id="a", prompt=Prompt([1] * 9, SequenceParams(), meta))
         found = new_ask(request, prompt_block_keys(request, 4), 4, 10.5)
         assert (found.prompt_tokens, found.block_size, len(found.keys)) == (9, 4, 2)
         assert found.output_tokens == (predicted or 0)

@@ -16,7 +16,7 @@ import pytest
 from roseinfer.core.errors import EngineLostError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import EngineState, GenerateRequest
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.transport import UnixSocketTransport
@@ -70,7 +70,7 @@ def constrained(tokenizer: Tokenizer) -> list[GenerateRequest]:
     requests = []
     for number, (name, (guide, parser)) in enumerate(guides.items()):
         for stop in ((), ("e",)):
-            params = SamplingParams(max_tokens=60, temperature=1.0, seed=number, stop=stop)
+            params = SequenceParams(max_tokens=60, temperature=1.0, seed=number, stop=stop)
             prompt = tokenizer.encode(f"# {name}\ndef weather(")
             name_of = f"{name}-{len(stop)}"
             requests.append(
@@ -146,7 +146,7 @@ def test_a_request_that_ends_an_engine_ends_alone(run: Callable[[Work], None]) -
         streams = fleet.start(again(expected, "beside"))
         await until(lambda: begun(streams) == len(streams))
         (poisoned,) = fleet.start(
-            [GenerateRequest(request_id="poison", prompt=Prompt([POISON, 40, 41], SamplingParams(max_tokens=9)))]
+            [GenerateRequest(request_id="poison", prompt=Prompt([POISON, 40, 41], SequenceParams(max_tokens=9)))]
         )
         await ended([*streams, poisoned])
         assert isinstance(poisoned.error, EngineLostError) and "planted poison" in str(poisoned.error)

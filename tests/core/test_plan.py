@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from roseinfer.core.plan import Admission, BlockCopy, HostCopy, Row, StepPlan
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 
 ROW = Row("a", 0, 8, 1, 1, True, 8, 2, (5,))
-ADMISSION = Admission("b", 1, [1] * 9, 9, SamplingParams(), 0, (), (6,))
+ADMISSION = Admission("b", 1, [1] * 9, 9, SequenceParams(), 0, (), (6,))
 PLAN = StepPlan(
     0, [ROW], [ADMISSION], [BlockCopy(1, 2, 3)], loads=[HostCopy(3, 0), HostCopy(4, 0)], stores=[HostCopy(6, 1)]
 )

@@ -8,7 +8,7 @@ import pytest
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.outputs import End, FinishReason, RequestTimes
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Cause, Rejection, Slo
 from roseinfer.engine.messages import Add
 
@@ -37,7 +37,7 @@ def test_a_class_alone_promises_nothing() -> None:
 
 def test_objectives_and_refusals_travel() -> None:
     meta = RequestMeta(slo=Slo(0.5, None, 2.0, "chat"), tenant="t", deadline_s=9.0, predicted_len=7)
-    add = Add("a", Prompt([1], SamplingParams(), meta))
+    add = Add("a", Prompt([1], SequenceParams(), meta))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(add), type=Add) == add
     end = End(FinishReason.REJECTED, RequestTimes(1.0, 0.0, 0.0, 2.0), rejection=Rejection("e2e", 0.7, Cause.IDLE))
     back = msgspec.msgpack.decode(msgspec.msgpack.encode(end), type=End)

@@ -6,7 +6,7 @@ from typing import get_args, get_origin, get_type_hints
 
 import pytest
 
-from roseinfer.core.outputs import OutputFields, RequestOutput, new_output
+from roseinfer.core.outputs import OutputFields, SequenceOutput, new_output
 from roseinfer.core.plan import Row, RowFields, RowResult, RowResultFields, new_row, new_row_result
 from tests.helpers.engines import add, make_core
 from tests.helpers.fake_runner import FakeRunner
@@ -14,7 +14,7 @@ from tests.helpers.fake_runner import FakeRunner
 FAST = [
     (Row, RowFields, new_row, ("a", 1, 2, 1, 1, True, 2, 0, (), ())),
     (RowResult, RowResultFields, new_row_result, ("a", (1,), None, None, None)),
-    (RequestOutput, OutputFields, new_output, ("a", (1,), None, None, None, None)),
+    (SequenceOutput, OutputFields, new_output, ("a", (1,), None, None, None, None)),
 ]
 
 
@@ -46,7 +46,7 @@ def test_what_an_engine_makes_of_them_is_whole(depth):
     while core.busy:
         outputs += core.step()
     rows = [row for plan in runner.submitted for row in plan.rows]
-    for kind, made in ((Row, rows), (RowResult, runner.results), (RequestOutput, outputs)):
+    for kind, made in ((Row, rows), (RowResult, runner.results), (SequenceOutput, outputs)):
         assert len(made) >= 12 and {len(one) for one in made} == {len(kind._fields)}
         for one in made:
             for name, hint in get_type_hints(kind).items():

@@ -23,7 +23,7 @@ from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, SchedulerStats
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Cause, Slo
 from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.client import AsyncEngine
@@ -90,7 +90,7 @@ async def engine(
 
 def request(name: str, prompt: list[int] | None = None, n: int = 1, **params: object) -> GenerateRequest:
     merged = {"max_tokens": 8, "ignore_eos": True, "seed": 1, **params}
-    return GenerateRequest(request_id=name, prompt=Prompt(prompt or PROMPT, SamplingParams(**merged)), n=n)
+    return GenerateRequest(request_id=name, prompt=Prompt(prompt or PROMPT, SequenceParams(**merged)), n=n)
 
 
 def with_prompt(request: GenerateRequest, **changes: object) -> GenerateRequest:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.llm import LLM
 
 PATIENCE_S = 120.0
-GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+GREEDY = SequenceParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 # Twice the KV cache: repeated prompts have been in host memory.
 PROMPTS = [[start + 3] * 64 for start in range(8)]
 
@@ -50,7 +50,7 @@ def main(record: str, ranks: str) -> None:
     options = {"num_kv_blocks": 24, "max_model_len": 96, "device": "cpu", "threads": 2, "kv_offloading_size": 0.01}
     llm = LLM("tiny", **options, record=record, tensor_parallel_size=int(ranks))
     first = tokens(llm)
-    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
+    stream = llm.stream(PROMPTS[0], SequenceParams(max_tokens=24, temperature=0.0, ignore_eos=True))
     begun = [token for chunk in (next(stream), next(stream)) for token in chunk.token_ids]
     reading, writing = os.pipe()
     if os.fork() == 0:

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from roseinfer import LLM, SamplingParams
+from roseinfer import LLM, SequenceParams
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.gguf_files import as_floats, metadata_of, tensors_of, write
 from tests.helpers.held_out import TINY
 
 PROMPTS = ["def fibonacci(", "import os\n\n", "class Node:\n    "]
-PARAMS = SamplingParams(max_tokens=20, temperature=0)
+PARAMS = SequenceParams(max_tokens=20, temperature=0)
 OPTIONS = {"device": "cpu", "dtype": "float32", "max_model_len": 128}
 
 

@@ -16,9 +16,9 @@ from roseinfer.core.errors import (
     RequestTooLongError,
 )
 from roseinfer.core.guide import GuideSpec
-from roseinfer.core.outputs import FinishReason, RequestOutput
+from roseinfer.core.outputs import FinishReason, SequenceOutput
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Cause, Slo
 from roseinfer.engine.core import IDLE_TURN_WAIT_S
 from roseinfer.engine.llm import LLM
@@ -26,7 +26,7 @@ from roseinfer.engine.messages import Add, PriorOutput
 from tests.helpers.engine_info import engine_info
 from tests.helpers.engines import make_core
 
-GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+GREEDY = SequenceParams(max_tokens=24, temperature=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def llm() -> Iterator[LLM]:
 
 
 def test_it_writes_python(llm: LLM) -> None:
-    text = llm.generate("def fibonacci(", SamplingParams(max_tokens=80, temperature=0.0))[0].text
+    text = llm.generate("def fibonacci(", SequenceParams(max_tokens=80, temperature=0.0))[0].text
     assert "):" in text
     assert "return" in text or '"""' in text
 
@@ -59,14 +59,14 @@ def test_streamed_text_adds_up_to_the_completion(llm: LLM) -> None:
 
 
 def test_each_sample_reports_what_it_waited_for(llm: LLM) -> None:
-    first, second = llm.generate("def area(", SamplingParams(max_tokens=4, ignore_eos=True), n=2)[0].samples
+    first, second = llm.generate("def area(", SequenceParams(max_tokens=4, ignore_eos=True), n=2)[0].samples
     assert first.why is not None and second.why is not None
     assert Cause.PARENT in dict(second.why.waited) and Cause.PARENT not in dict(first.why.waited)
     assert (first.why.steps, first.why.sat_out) == (second.why.steps, second.why.sat_out) == (4, 0)
 
 
 def test_leaving_a_stream_early_frees_it(llm: LLM) -> None:
-    stream = llm.stream("def main(", SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
+    stream = llm.stream("def main(", SequenceParams(max_tokens=200, temperature=0.0, ignore_eos=True))
     next(stream)
     with pytest.raises(InvalidRequestError, match="another call"):
         llm.generate("x", GREEDY)
@@ -77,7 +77,7 @@ def test_leaving_a_stream_early_frees_it(llm: LLM) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_closing_ends_a_stream_that_is_under_way(overlap: bool) -> None:
     llm = LLM("tiny", num_kv_blocks=20, overlap=overlap, threads=1)
-    stream, left = (llm.stream("def main(", SamplingParams(max_tokens=40, ignore_eos=True)) for _ in range(2))
+    stream, left = (llm.stream("def main(", SequenceParams(max_tokens=40, ignore_eos=True)) for _ in range(2))
     next(stream)
     llm.close()
     for each in (stream, left):
@@ -113,7 +113,7 @@ def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest
 
 
 def test_samples_differ_and_seeds_repeat(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=16, temperature=1.0, seed=11)
+    params = SequenceParams(max_tokens=16, temperature=1.0, seed=11)
     first = llm.generate("def ", params, n=3)[0]
     assert len({sample.text for sample in first.samples}) == 3
     again = llm.generate(["import ", "def ", "class "], params, n=3)[1]
@@ -122,7 +122,7 @@ def test_samples_differ_and_seeds_repeat(llm: LLM) -> None:
 
 def test_a_stop_string_ends_a_stream_with_its_times(llm: LLM) -> None:
     whole = llm.generate("import os\n", GREEDY)[0].text
-    params = SamplingParams(max_tokens=24, temperature=0.0, stop=(whole[8:12],))
+    params = SequenceParams(max_tokens=24, temperature=0.0, stop=(whole[8:12],))
     last = list(llm.stream("import os\n", params))[-1]
     assert last.finish_reason is FinishReason.STOP and last.times is not None
     assert 0 < last.times.arrival_s <= last.times.scheduled_s <= last.times.first_token_s <= last.times.finished_s
@@ -136,7 +136,7 @@ def test_idle_turns_do_not_make_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("roseinfer.engine.process.build_engine", lambda *args: (core, engine_info(max_model_len=64)))
     monkeypatch.setattr("roseinfer.engine.llm.time.sleep", slept.append)
     with LLM("tiny") as idle_turn:
-        (completion,) = idle_turn.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))
+        (completion,) = idle_turn.generate([[5, 6, 7]], SequenceParams(max_tokens=4, ignore_eos=True))
     assert len(completion.samples[0].token_ids) == 4
     assert slept == [IDLE_TURN_WAIT_S] * held_back_turns
 
@@ -165,7 +165,7 @@ def test_output_that_cannot_be_decoded_ends_only_its_sequence(
 def test_stop_strings_and_log_probabilities(llm: LLM) -> None:
     whole = llm.generate("import os\n", GREEDY)[0].text
     stop = whole[8:12]
-    params = SamplingParams(max_tokens=24, temperature=0.0, stop=(stop,), logprobs=2, prompt_logprobs=1)
+    params = SequenceParams(max_tokens=24, temperature=0.0, stop=(stop,), logprobs=2, prompt_logprobs=1)
     completion = llm.generate("import os\n", params)[0]
     sample = completion.samples[0]
     assert sample.text == whole[: whole.index(stop)]
@@ -183,20 +183,20 @@ def test_bad_words_do_not_appear(llm: LLM) -> None:
         words = [word for word in whole.split() if word.isalpha()]
         assert words
         word = max(words, key=len)
-        banned = SamplingParams(max_tokens=24, temperature=0.0, bad_words=(word,))
+        banned = SequenceParams(max_tokens=24, temperature=0.0, bad_words=(word,))
         text = llm.generate(prompt, banned)[0].text
         assert text != whole and f" {word} " not in f" {text} "
     with pytest.raises(InvalidRequestError, match="bad_words"):
-        llm.generate("x", SamplingParams(bad_words=("\ud800",)))
+        llm.generate("x", SequenceParams(bad_words=("\ud800",)))
 
 
 def test_allowed_tokens_are_the_only_ones(llm: LLM) -> None:
     allowed = tuple(sorted({*llm.tokenizer.encode("def return self pass\n")}))
-    params = SamplingParams(max_tokens=24, temperature=1.0, seed=3, allowed_token_ids=allowed, logprobs=0)
+    params = SequenceParams(max_tokens=24, temperature=1.0, seed=3, allowed_token_ids=allowed, logprobs=0)
     for sample in llm.generate("def main(", params, n=3)[0].samples:
         assert set(sample.token_ids) <= set(allowed)
     with pytest.raises(InvalidRequestError, match="vocabulary"):
-        llm.generate("x", SamplingParams(allowed_token_ids=(llm.info.facts.vocab_size,)))
+        llm.generate("x", SequenceParams(allowed_token_ids=(llm.info.facts.vocab_size,)))
 
 
 def test_long_prompts_are_cut_at_their_start_when_asked(llm: LLM) -> None:
@@ -231,7 +231,7 @@ NAMES = GuideSpec(grammar='start: "def " /[a-z]{3,6}/ "(" /[a-z]/ ("," /[a-z]/){
 
 def test_an_output_follows_its_guide_and_others_do_not(llm: LLM) -> None:
     prompts = ["# a function\n", "# another\n"]
-    params = SamplingParams(max_tokens=24, temperature=1.0, seed=5)
+    params = SequenceParams(max_tokens=24, temperature=1.0, seed=5)
     guided, free = llm.generate(prompts, params, n=2, guide=[NAMES, None])
     for sample in guided.samples:
         assert re.fullmatch(r"def [a-z]{3,6}\([a-z](,[a-z]){0,2}\):", sample.text)
@@ -244,22 +244,22 @@ def test_an_output_follows_its_guide_and_others_do_not(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("params", "guide"),
     [
-        (SamplingParams(max_tokens=20, temperature=0.0, logprobs=1), None),
-        (SamplingParams(max_tokens=20, temperature=0.9, seed=7, top_p=0.9, ignore_eos=True), None),
-        (SamplingParams(max_tokens=20, seed=8, presence_penalty=1.5, frequency_penalty=1.0), None),
-        (SamplingParams(max_tokens=20, seed=9, repetition_penalty=1.3, min_tokens=15, prompt_logprobs=0), None),
-        (SamplingParams(max_tokens=20, seed=10), NAMES),
+        (SequenceParams(max_tokens=20, temperature=0.0, logprobs=1), None),
+        (SequenceParams(max_tokens=20, temperature=0.9, seed=7, top_p=0.9, ignore_eos=True), None),
+        (SequenceParams(max_tokens=20, seed=8, presence_penalty=1.5, frequency_penalty=1.0), None),
+        (SequenceParams(max_tokens=20, seed=9, repetition_penalty=1.3, min_tokens=15, prompt_logprobs=0), None),
+        (SequenceParams(max_tokens=20, seed=10), NAMES),
     ],
 )
 def test_outputs_that_another_engine_began_continue_the_same(
-    llm: LLM, params: SamplingParams, guide: GuideSpec | None
+    llm: LLM, params: SequenceParams, guide: GuideSpec | None
 ) -> None:
     (whole,) = llm.generate("def main(", params, guide=guide)
     (sample,) = whole.samples
     for cut in (1, len(sample.token_ids) // 2, len(sample.token_ids) - 1):
         said = PriorOutput(sample.token_ids[:cut], 0.5)
         llm.core.add(Add(f"on {cut}", Prompt(whole.prompt_ids, params, guide=guide), outputs=[said]))
-        more: list[RequestOutput] = []
+        more: list[SequenceOutput] = []
         while llm.core.busy:
             more += llm.core.step()
         assert said.token_ids + [token for output in more for token in output.token_ids] == sample.token_ids
@@ -273,7 +273,7 @@ def test_outputs_that_another_engine_began_continue_the_same(
 @pytest.mark.parametrize("more", [{}, {"ignore_eos": True}, {"min_tokens": 20}, {"logprobs": 2, "temperature": 0.0}])
 def test_a_finished_grammar_ends_an_output_under_any_other_parameters(llm: LLM, more: dict[str, Any]) -> None:
     guide = GuideSpec(grammar='start: "pass" "!"?')
-    (sample,) = llm.generate("def main():\n", SamplingParams(max_tokens=24, **more), guide=guide)[0].samples
+    (sample,) = llm.generate("def main():\n", SequenceParams(max_tokens=24, **more), guide=guide)[0].samples
     assert sample.text in ("pass", "pass!") and sample.finish_reason is FinishReason.STOP
     if more.get("logprobs"):
         assert len(sample.logprobs) == len(sample.token_ids)
@@ -281,7 +281,7 @@ def test_a_finished_grammar_ends_an_output_under_any_other_parameters(llm: LLM, 
 
 def test_a_guide_and_allowed_tokens_that_leave_nothing_end_only_that_output(llm: LLM) -> None:
     (colon,) = llm.tokenizer.encode(":", add_special_tokens=False)
-    params = [SamplingParams(max_tokens=24, allowed_token_ids=(colon,)), SamplingParams(max_tokens=24)]
+    params = [SequenceParams(max_tokens=24, allowed_token_ids=(colon,)), SequenceParams(max_tokens=24)]
     wrong, right = llm.generate(["x", "x"], params, guide=NAMES)
     assert wrong.samples[0].finish_reason is FinishReason.ERROR
     assert "the output's constraint forbids all" in wrong.samples[0].error
@@ -299,7 +299,7 @@ def test_a_grammar_that_does_not_compile_is_an_error_and_leaves_nothing(llm: LLM
 def test_with_one_invalid_request_nothing_runs(llm: LLM) -> None:
     context = f"This model's maximum context length is {llm.info.facts.max_model_len} tokens"
     with pytest.raises(RequestTooLongError, match=f"^{context}. .* 2 in the prompt and 1000000 "):
-        llm.generate(["fine", "x"], [GREEDY, SamplingParams(max_tokens=10**6)])
+        llm.generate(["fine", "x"], [GREEDY, SequenceParams(max_tokens=10**6)])
     with pytest.raises(RequestTooLongError, match=f"^{context}. .*the prompt has 5000 tokens"):
         llm.generate([[1] * 5000], GREEDY)
     with pytest.raises(InvalidRequestError, match="vocabulary"):

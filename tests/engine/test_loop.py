@@ -9,11 +9,11 @@ import pytest
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.garbage import MAX_COLLECTION_INTERVAL_S, IdleGarbageCollector
 from roseinfer.core.guide import GuideSpec
-from roseinfer.core.outputs import FinishReason, RequestOutput
+from roseinfer.core.outputs import FinishReason, SequenceOutput
 from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import IDLE_TURN_WAIT_S, EngineCore
 from roseinfer.engine.loop import HEARTBEAT_S, PROMISE_INTERVAL_PER_WAITING_S, EngineLoop
@@ -83,7 +83,7 @@ class Script:
 
 
 def add(name: str, tokens: int = 6, n: int = 1) -> Add:
-    return Add(name, Prompt([5, 6, 7], SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1)), n)
+    return Add(name, Prompt([5, 6, 7], SequenceParams(max_tokens=tokens, ignore_eos=True, seed=1)), n)
 
 
 def play(
@@ -181,7 +181,7 @@ class NotedPlans(EngineCore):
 
     budgets: list[float | None]
 
-    def launch(self) -> list[RequestOutput]:
+    def launch(self) -> list[SequenceOutput]:
         outputs = super().launch()
         stats = self.stats()
         if stats.step > len(self.budgets):

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from roseinfer.core.guide import GuideSpec, Thinking, Trigger
-from roseinfer.core.outputs import PolicyStats, RequestOutput, SchedulerStats
+from roseinfer.core.outputs import PolicyStats, SchedulerStats, SequenceOutput
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import StepRecord
 from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Heartbeat, Outputs
 
@@ -22,7 +22,7 @@ from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Heartbe
 )
 def test_figures_of_the_policy_and_predictions_of_steps(policy: PolicyStats | None) -> None:
     stats, steps = SchedulerStats(step=3, steps_done=2, policy=policy), [StepRecord(5, 0.01, 0.02), StepRecord(1, 0.01)]
-    for message in (Outputs([RequestOutput("a:0", (1,))], stats, 1.0, steps), Heartbeat(stats, 1.0, steps)):
+    for message in (Outputs([SequenceOutput("a:0", (1,))], stats, 1.0, steps), Heartbeat(stats, 1.0, steps)):
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=EngineMessage)
         assert sent == message
         assert isinstance(sent.stats, SchedulerStats) and sent.steps[0].predicted_s == 0.02
@@ -33,5 +33,5 @@ def test_what_constrains_an_output() -> None:
     triggers = (Trigger(grammar="start: /b/", token_id=4), Trigger(grammar="start: /c/", text="<f>", at_start=True))
     spec = GuideSpec(grammar="start: /é/", triggers=triggers, ends_after=2, banned=(1,), thinking=thinking)
     for guide in (None, GuideSpec(), spec):
-        sent = Add("a", Prompt([1], SamplingParams(), guide=guide))
+        sent = Add("a", Prompt([1], SequenceParams(), guide=guide))
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=ClientMessage) == sent

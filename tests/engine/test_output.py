@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
-from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestOutput, RequestTimes
+from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestTimes, SequenceOutput
 from roseinfer.core.plan import TokenLogprobs
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.output import SequenceText, merge
 from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
@@ -17,18 +17,18 @@ STARTED = FirstToken(3, 1.0, 2.0, 3.0)
 TIMES = RequestTimes(1.0, 2.0, 3.0, 9.0)
 
 
-def outputs(tokens: list[int], cuts: list[int], end: End) -> list[RequestOutput]:
+def outputs(tokens: list[int], cuts: list[int], end: End) -> list[SequenceOutput]:
     """Return the tokens as outputs of steps that end at `cuts`."""
     steps = []
     for first, last in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         part = tuple(tokens[first:last])
         scores = tuple(TokenLogprobs(token, -float(first + i), 1, ()) for i, token in enumerate(part))
         started, prompt = (STARTED, (TokenLogprobs(7, -0.5, 1, ()),)) if first == 0 else (None, None)
-        steps.append(RequestOutput("a:0", part, scores, prompt, started, end if last == len(tokens) else None))
+        steps.append(SequenceOutput("a:0", part, scores, prompt, started, end if last == len(tokens) else None))
     return steps
 
 
-def merged(steps: list[RequestOutput], params: SamplingParams) -> SequenceChunk:
+def merged(steps: list[SequenceOutput], params: SequenceParams) -> SequenceChunk:
     """Return all chunks until the sequence ends, merged."""
     text, whole = SequenceText(0, params, TOKENIZER), None
     for output in steps:
@@ -44,7 +44,7 @@ def merged(steps: list[RequestOutput], params: SamplingParams) -> SequenceChunk:
 @pytest.mark.parametrize("min_tokens", [0, 4])
 def test_how_many_tokens_come_at_once_changes_nothing(include: bool, min_tokens: int) -> None:
     rng = random.Random(5)
-    params = SamplingParams(
+    params = SequenceParams(
         stop=("ab", "bcc"), include_stop_str_in_output=include, min_tokens=min_tokens, prompt_logprobs=0, logprobs=0
     )
     stopped = 0
@@ -63,7 +63,7 @@ def test_how_many_tokens_come_at_once_changes_nothing(include: bool, min_tokens:
 
 def test_text_after_a_stop_string_in_the_same_step_is_not_output() -> None:
     tokens = list(b"xxab tail")
-    params = SamplingParams(stop=("ab",), logprobs=0, prompt_logprobs=0)
+    params = SequenceParams(stop=("ab",), logprobs=0, prompt_logprobs=0)
     chunk = merged(outputs(tokens, [], End(FinishReason.LENGTH, TIMES)), params)
     assert (chunk.text, chunk.token_ids, chunk.num_output_tokens) == ("xx", list(b"xxab"), 4)
     assert [entry.token_id for entry in chunk.logprobs] == list(b"xxab")
@@ -71,14 +71,14 @@ def test_text_after_a_stop_string_in_the_same_step_is_not_output() -> None:
 
 
 def test_times_of_a_request_do_not_depend_on_the_delay_of_its_messages() -> None:
-    text = SequenceText(0, SamplingParams(prompt_logprobs=0, logprobs=0), TOKENIZER)
+    text = SequenceText(0, SequenceParams(prompt_logprobs=0, logprobs=0), TOKENIZER)
     steps = outputs([65, 66, 67], [1, 2], End(FinishReason.LENGTH, TIMES))
     chunks = [text.take(output, 5.0, shift_s) for output, shift_s in zip(steps, (100.0, 100.5, 101.0), strict=True)]
     assert chunks[-1] is not None and chunks[-1].times == RequestTimes(101.0, 102.0, 103.0, 109.0)
 
 
 def test_the_engine_that_continues_a_request_has_its_own_clock() -> None:
-    text = SequenceText(0, SamplingParams(prompt_logprobs=0, logprobs=0), TOKENIZER)
+    text = SequenceText(0, SequenceParams(prompt_logprobs=0, logprobs=0), TOKENIZER)
     first, last = outputs([65, 66], [1], End(FinishReason.LENGTH, TIMES))
     text.take(first, 5.0, 100.0)
     text.begin_on_engine()

@@ -17,7 +17,7 @@ from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.llm import LLM, make_engine_config
@@ -40,7 +40,7 @@ async def engine(config: EngineConfig) -> AsyncIterator[tuple[AsyncEngine, Proce
 
 
 def request(name: str, prompt_ids: list[int], **params: object) -> GenerateRequest:
-    sampling = SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **params})
+    sampling = SequenceParams(**{"max_tokens": 20, "temperature": 0.0, **params})
     return GenerateRequest(request_id=name, prompt=Prompt(prompt_ids, sampling))
 
 
@@ -56,7 +56,7 @@ def alive(pid: int) -> bool:
 def test_an_engine_process_gives_the_results_of_an_engine_in_this_process(overlap: bool) -> None:
     with LLM("tiny", num_kv_blocks=256, max_num_seqs=8, threads=1) as llm:
         prompt_ids = llm.tokenizer.encode("def fibonacci(")
-        expected = llm.generate([prompt_ids], SamplingParams(max_tokens=20, temperature=0.0))[0]
+        expected = llm.generate([prompt_ids], SequenceParams(max_tokens=20, temperature=0.0))[0]
 
     async def main() -> None:
         async with engine(tiny(overlap=overlap)) as (client, transport):

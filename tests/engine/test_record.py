@@ -14,7 +14,7 @@ from roseinfer.core.errors import ConfigError, InvalidRequestError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.plan import RowResult, StepPlan, StepResult
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.llm import LLM
 from roseinfer.engine.messages import Add
@@ -48,7 +48,7 @@ def run_all(core: EngineCore) -> None:
 def test_the_offline_engine_records_too(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     with LLM("tiny", threads=1, record=str(file)) as llm:
-        (said,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+        (said,) = llm.generate([[5, 6, 7]], SequenceParams(max_tokens=8, temperature=0.0, ignore_eos=True))
     found = read_recording(str(file))
     assert [add.prompt.ids for add in found.requests] == [[5, 6, 7]]
     assert list(found.outputs["llm-0:0"].values()) == said.samples[0].token_ids
@@ -77,7 +77,7 @@ def test_a_request_that_fails_fails_again(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     core = recording(make_core(runner=FailingRunner(64, 4, 50), scheduling_policy="fifo"), file)
     for name in ("a", "b"):
-        core.add(Add(name, Prompt([5, 6, 7], SamplingParams(max_tokens=4))))
+        core.add(Add(name, Prompt([5, 6, 7], SequenceParams(max_tokens=4))))
     run_all(core)
     found = read_recording(str(file))
     assert found.ends["b:0"].reason == "error"
@@ -95,7 +95,7 @@ def test_drafts_and_guides_cannot_be_recorded(tmp_path: Path) -> None:
 
 def test_an_engine_that_records_rejects_constraints(tmp_path: Path) -> None:
     with LLM("tiny", threads=1, num_kv_blocks=16, record=str(tmp_path / "run.jsonl")) as llm:
-        params = SamplingParams(max_tokens=2)
+        params = SequenceParams(max_tokens=2)
         with pytest.raises(InvalidRequestError, match="cannot constrain outputs"):
             llm.generate("x", params, guide=GuideSpec(grammar='start: "a"'))
         assert llm.generate("x", params)[0].samples[0].token_ids
@@ -105,7 +105,7 @@ def test_rejected_requests_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     core = recording(make_core(), file)
     with pytest.raises(Exception, match="vocabulary"):
-        core.add(Add("a", Prompt([99], SamplingParams())))
+        core.add(Add("a", Prompt([99], SequenceParams())))
     run_all(core)
     assert read_recording(str(file)).requests == []
 
@@ -113,7 +113,7 @@ def test_rejected_requests_are_left_out(tmp_path: Path) -> None:
 def test_a_run_that_was_cut_off_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     core = recording(make_core(), file)
-    core.add(Add("a", Prompt([5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True))))
+    core.add(Add("a", Prompt([5, 6, 7], SequenceParams(max_tokens=6, ignore_eos=True))))
     run_all(core)
     whole = read_recording(str(file))
     text = file.read_text()
@@ -129,7 +129,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_engine(caplog: pytest.LogCap
     recorder = Recorder(Path("/dev/full"))
     inner = make_core()
     core = RecordingCore(recorder, inner.scheduler, inner.runner, inner.clock, eos_ids=(3,), vocab_size=50)
-    core.add(Add("a", Prompt([5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True))))
+    core.add(Add("a", Prompt([5, 6, 7], SequenceParams(max_tokens=6, ignore_eos=True))))
     recorder.flush(1e9)
     run_all(core)
     assert "cannot write the recording" in caplog.text

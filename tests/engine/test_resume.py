@@ -10,7 +10,7 @@ from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.guide import GuideSpec, Thinking, Trigger
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import NO_META, Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guides import GuidedSequences
@@ -28,12 +28,12 @@ PROMPT = [5, 9, 2, 7, 11, 30, 8, 4, 17, 21]
 OUTPUTS = 14
 
 REQUESTS = {
-    "plain": SamplingParams(max_tokens=OUTPUTS, seed=4, ignore_eos=True),
-    "eos": SamplingParams(max_tokens=36, seed=16),
-    "penalties": SamplingParams(max_tokens=OUTPUTS, seed=5, ignore_eos=True, frequency_penalty=1.0),
-    "min_tokens": SamplingParams(max_tokens=36, min_tokens=9, stop_token_ids=tuple(range(25)), seed=3),
-    "logprobs": SamplingParams(max_tokens=OUTPUTS, seed=4, ignore_eos=True, logprobs=0, prompt_logprobs=0),
-    "edits": SamplingParams(
+    "plain": SequenceParams(max_tokens=OUTPUTS, seed=4, ignore_eos=True),
+    "eos": SequenceParams(max_tokens=36, seed=16),
+    "penalties": SequenceParams(max_tokens=OUTPUTS, seed=5, ignore_eos=True, frequency_penalty=1.0),
+    "min_tokens": SequenceParams(max_tokens=36, min_tokens=9, stop_token_ids=tuple(range(25)), seed=3),
+    "logprobs": SequenceParams(max_tokens=OUTPUTS, seed=4, ignore_eos=True, logprobs=0, prompt_logprobs=0),
+    "edits": SequenceParams(
         max_tokens=OUTPUTS, seed=8, ignore_eos=True, allowed_token_ids=(3, 4, 5), bad_token_ids=((3, 4), (5,))
     ),
 }
@@ -320,7 +320,7 @@ def test_a_guide_after_replay_allows_the_same_tokens(name: str) -> None:
 def test_a_resumed_output_continues_after_its_grammar_compiles() -> None:
     """The request waits like a new one. Its guide receives the earlier output once it is made."""
     spec = GuideSpec(grammar='start: "{" /[a-z]{6}/ "}"')
-    params = SamplingParams(max_tokens=20, seed=3)
+    params = SequenceParams(max_tokens=20, seed=3)
     whole = run(make_core(vocab_size=VOCAB, guides=grammar_guides()), Add("a", Prompt(PROMPT, params, guide=spec)))[
         "a:0"
     ]

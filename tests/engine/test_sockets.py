@@ -11,7 +11,7 @@ import pytest
 
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine import sockets
 from roseinfer.engine.messages import (
     Abort,
@@ -170,9 +170,9 @@ def test_last_messages_are_sent_before_the_close(place: Place) -> None:
 
 
 def test_an_unreadable_request_is_received_as_the_answer_to_it(place: Place) -> None:
-    good = Add("good", Prompt([5, 6], SamplingParams()))
-    worse = Add("worse", Prompt([5], SamplingParams(), RequestMeta(priority=0.5)))
-    place.connect().send(Add("bad", Prompt([5, True], SamplingParams())), good, worse)
+    good = Add("good", Prompt([5, 6], SequenceParams()))
+    worse = Add("worse", Prompt([5], SequenceParams(), RequestMeta(priority=0.5)))
+    place.connect().send(Add("bad", Prompt([5, True], SequenceParams())), good, worse)
     bad, read, unread = [message for _, message in place.receive(3)]
     assert read == good
     for rejected, name in ((bad, "bad"), (unread, "worse")):

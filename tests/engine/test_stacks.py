@@ -11,7 +11,7 @@ from roseinfer.config.hub import load_tokenizer
 from roseinfer.core import stacks
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.llm import make_engine_config
@@ -33,7 +33,7 @@ def test_the_log_shows_the_stacks_of_a_hanging_engine(tmp_path: Path, caplog: py
         tokenizer = load_tokenizer(config.model)
         client = await AsyncEngine.start(UnixSocketTransport(supervisor.addresses[0]), tokenizer)
         try:
-            params = SamplingParams(max_tokens=3)
+            params = SequenceParams(max_tokens=3)
             client.generate(GenerateRequest(request_id="a", prompt=Prompt([40, 41], params)))
             async with asyncio.timeout(PATIENCE_S):
                 while not supervisor.reports()[0].deaths:

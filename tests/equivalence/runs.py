@@ -6,7 +6,7 @@ import torch
 
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.engine.messages import Add
@@ -62,9 +62,9 @@ def start(path: Path, device: str, dtype: str, **options: object) -> EngineCore:
 def run(core: EngineCore) -> Run:
     """Return every prompt's output, and all positions of one prompt."""
     for name, prompt in PROMPTS.items():
-        params = SamplingParams(max_tokens=LENGTHS[name], temperature=0.0, ignore_eos=True, logprobs=LISTED)
+        params = SequenceParams(max_tokens=LENGTHS[name], temperature=0.0, ignore_eos=True, logprobs=LISTED)
         core.add(Add(name, Prompt(prompt, params)))
-    scored = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=LISTED, prompt_logprobs=LISTED)
+    scored = SequenceParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=LISTED, prompt_logprobs=LISTED)
     found: Run = {}
     drain(core, found)
     core.add(Add("scored", Prompt(PROMPTS["long"], scored)))

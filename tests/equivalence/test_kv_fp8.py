@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.engine.messages import Add
 from roseinfer.engine.process import build_engine
@@ -51,7 +51,7 @@ def embedded_loss(kept: str) -> float:
     """Return the embedded model's mean negative log likelihood per token of held-out text, in nats, in float32."""
     config = make_engine_config(model="tiny", device="cpu", dtype="float32", num_kv_blocks=96, kv_cache_dtype=kept)
     core = build_engine(config, TINY)[0]
-    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    params = SequenceParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     for number, ids in enumerate(held_out_tokens()):
         core.add(Add(str(number), Prompt(list(ids), params)))
     found: list[float] = []

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.llm import LLM
 from roseinfer.engine.messages import Add
 from roseinfer.runner import threaded
@@ -33,7 +33,7 @@ def talk(**options: object) -> tuple[list[list[list[int]]], tuple[int, int, int]
         history = turns(rng, [[rng.randrange(5, 200) for _ in range(40)] for _ in range(CONVERSATIONS)])
         for turn in range(TURNS):
             params = [
-                SamplingParams(max_tokens=16, temperature=float(i % 2), seed=turn, ignore_eos=True)
+                SequenceParams(max_tokens=16, temperature=float(i % 2), seed=turn, ignore_eos=True)
                 for i in range(CONVERSATIONS)
             ]
             outputs = [done.samples[0].token_ids for done in llm.generate(history, params)]
@@ -75,7 +75,7 @@ def test_an_engine_is_closed_after_its_copies(monkeypatch) -> None:
     offload = llm.core.scheduler.offload
     offload.cost = CostModel(CostParams(token_s=1.0), fit=False)
     for number in range(2):
-        llm.core.add(Add(f"{number}", Prompt([7] * 64, SamplingParams(max_tokens=8, ignore_eos=True))))
+        llm.core.add(Add(f"{number}", Prompt([7] * 64, SequenceParams(max_tokens=8, ignore_eos=True))))
         while not any(copies.told.values()) and llm.core.busy:
             llm.core.step()
     assert any(copies.told.values()), "under way"

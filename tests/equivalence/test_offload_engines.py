@@ -17,7 +17,7 @@ from roseinfer.attention.host_store import HostStore
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import HostCopy, TokenLogprobs
 from roseinfer.core.request import Prompt, Request
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
 from roseinfer.runner import assembly
@@ -136,7 +136,7 @@ class Engine:
 
     def ask(self, prompts: Sequence[list[int]], max_tokens: int) -> list[Answer]:
         """Run all prompts at once, greedily, with the likeliest tokens of every position."""
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=4)
+        params = SequenceParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=4)
         answers: dict[str, Answer] = {}
         for prompt in prompts:
             self._names += 1
@@ -155,7 +155,7 @@ class Engine:
 
     def score(self, texts: Sequence[list[int]]) -> list[list[TokenLogprobs]]:
         """Score each text's tokens after the first, as prompts."""
-        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=4)
+        params = SequenceParams(max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=4)
         scores: dict[str, list[TokenLogprobs]] = {}
         for text in texts:
             self._names += 1

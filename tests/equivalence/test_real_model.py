@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from roseinfer import LLM, SamplingParams
+from roseinfer import LLM, SequenceParams
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.gguf_weights import GgufWeights
 from tests.helpers.real_model import REAL_MODEL, needs_real_model
@@ -53,7 +53,7 @@ def test_tensors_are_the_same_to_the_bit(reference: PreTrainedModel) -> None:
 
 def test_greedy_chats_are_the_same(reference: PreTrainedModel) -> None:
     tokenizer = AutoTokenizer.from_pretrained(REAL_MODEL.parent, gguf_file=REAL_MODEL.name)
-    params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0)
+    params = SequenceParams(max_tokens=ANSWER_TOKENS, temperature=0)
     with LLM(str(REAL_MODEL), device="cpu", dtype="float32", max_model_len=256) as llm:
         answers = []
         for chat in CHATS:

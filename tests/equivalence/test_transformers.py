@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.engine.messages import Add
@@ -101,12 +101,12 @@ def test_greedy_output_is_that_of_transformers(family: str, setting: str, folder
     path, expected = checkpoint(family, folder)
     device = {"device": "cpu"} if family in EXPERTS else {}
     core = start(path, **SETTINGS[setting], **device)
-    sampling = SamplingParams(max_tokens=OUTPUT_LEN, temperature=0.0, ignore_eos=True)
+    sampling = SequenceParams(max_tokens=OUTPUT_LEN, temperature=0.0, ignore_eos=True)
     done: dict[str, Collected] = {}
     for repeat in range(2):  # the second round finds a warm prefix cache
         for name, ids in PROMPTS.items():
             core.add(Add(f"{name} {repeat}", Prompt(ids, sampling)))
-            core.add(Add(f"noise {name} {repeat}", Prompt(ids[::-1], SamplingParams(max_tokens=7, seed=repeat))))
+            core.add(Add(f"noise {name} {repeat}", Prompt(ids[::-1], SequenceParams(max_tokens=7, seed=repeat))))
         run_dry(core, done)
     for repeat in range(2):
         got = {name: done[f"{name} {repeat}:0"].tokens for name in PROMPTS}
@@ -122,7 +122,7 @@ def test_greedy_output_is_that_of_transformers(family: str, setting: str, folder
 def test_penalties_seeds_and_logprobs_do_not_depend_on_the_schedule(folder: Path, overlap: bool) -> None:
     path, _ = checkpoint("qwen3", folder)
     settings = [
-        SamplingParams(max_tokens=20, seed=i, logprobs=2, ignore_eos=True, **more)
+        SequenceParams(max_tokens=20, seed=i, logprobs=2, ignore_eos=True, **more)
         for i, more in enumerate(
             [
                 {"temperature": 1.2},

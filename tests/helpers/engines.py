@@ -2,10 +2,10 @@
 
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.guide import GuideSpec
-from roseinfer.core.outputs import End, FinishReason, RequestOutput
+from roseinfer.core.outputs import End, FinishReason, SequenceOutput
 from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.guides import GuideFactory
 from roseinfer.engine.messages import Add
@@ -78,7 +78,7 @@ def add(
     **params: object,
 ) -> None:
     """`guide`: a grammar that the core's `GuideFactory` know."""
-    sampling = SamplingParams(**{"max_tokens": 8, **params})
+    sampling = SequenceParams(**{"max_tokens": 8, **params})
     spec = None if guide is None else GuideSpec(grammar=guide)
     core.add(Add(request_id, Prompt(prompt, sampling, RequestMeta(cache_salt=salt), spec), n))
 
@@ -93,7 +93,7 @@ class Collected:
         self.end: End | None = None
         self.cached_tokens = 0
 
-    def take(self, output: RequestOutput) -> None:
+    def take(self, output: SequenceOutput) -> None:
         assert self.end is None, "output after the end"
         self.tokens += output.token_ids
         self.logprobs += [entry.token_id for entry in output.logprobs or ()]
@@ -107,7 +107,7 @@ class Collected:
         return self.end.reason if self.end else None
 
 
-def gather(outputs: list[RequestOutput], into: dict[str, Collected]) -> None:
+def gather(outputs: list[SequenceOutput], into: dict[str, Collected]) -> None:
     for output in outputs:
         into.setdefault(output.request_id, Collected()).take(output)
 

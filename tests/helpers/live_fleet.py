@@ -17,7 +17,7 @@ from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.process_transport import ProcessTransport
 from roseinfer.text.output import Event
@@ -170,7 +170,7 @@ def make_requests(tokenizer: Tokenizer, count: int, rng: random.Random, max_toke
         given = next(fields)
         n = given.pop("n", 1)
         # Without a seed each run would draw another text.
-        params = SamplingParams(**{"max_tokens": max_tokens, "ignore_eos": True, "seed": 1000 + number, **given})
+        params = SequenceParams(**{"max_tokens": max_tokens, "ignore_eos": True, "seed": 1000 + number, **given})
         prompt = tokenizer.encode(f"# {rng.randrange(10**6)}\n{TEXTS[number % len(TEXTS)]}")
         requests.append(GenerateRequest(request_id=f"r{number}", prompt=Prompt(prompt, params), n=n))
     return requests

@@ -8,7 +8,7 @@ import msgspec
 
 from roseinfer.core.clock import Clock, ManualClock
 from roseinfer.core.errors import EngineDeadError
-from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestOutput, RequestTimes, SchedulerStats
+from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestTimes, SchedulerStats, SequenceOutput
 from roseinfer.core.request import sequence_id
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.engine.api import EngineInfo
@@ -102,7 +102,7 @@ class ModelEngine:
     def step(self, tokens: int = 1, only: Callable[[Sample], bool] = lambda sample: True) -> None:
         self.say([self._advance(sample, tokens) for sample in list(self.samples.values()) if only(sample)])
 
-    def _advance(self, sample: Sample, tokens: int) -> RequestOutput:
+    def _advance(self, sample: Sample, tokens: int) -> SequenceOutput:
         add, ids = sample.add, sample.ids
         seed = add.seed if add.prompt.params.seed is None else add.prompt.params.seed
         assert seed is not None and len(ids) < add.prompt.params.max_tokens
@@ -116,7 +116,7 @@ class ModelEngine:
             end = End(FinishReason.LENGTH, TIMES)
         started = None if sample.begun or len(ids) > len(new) else FirstToken(0, 1.0, 2.0, 3.0)
         sample.begun = True
-        return RequestOutput(sample.name, tuple(new), None, None, started, end)
+        return SequenceOutput(sample.name, tuple(new), None, None, started, end)
 
     def refuse(
         self,
@@ -128,9 +128,9 @@ class ModelEngine:
         del self.samples[sample.name]
         rejection = Rejection("ttft", predicted_ttft_s, cause, attainable_s)
         end = End(FinishReason.REJECTED, TIMES, rejection=rejection)
-        self.say([RequestOutput(sample.name, end=end)])
+        self.say([SequenceOutput(sample.name, end=end)])
 
-    def say(self, outputs: list[RequestOutput]) -> None:
+    def say(self, outputs: list[SequenceOutput]) -> None:
         self.tell(Outputs(outputs, SchedulerStats(), self.clock.now()))
 
     def beat(self, **stats: int) -> None:

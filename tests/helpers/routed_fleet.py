@@ -15,7 +15,7 @@ from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import NO_META, Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.live import InflightLimit, LiveRequest, LiveRequests
 from tests.helpers.model_engine import INFO, ModelEngine, Sample, expected_ids
@@ -210,7 +210,7 @@ class Fleet:
         merged = {"max_tokens": 6, "seed": 7 * number, **params}
         request = GenerateRequest(
             request_id=f"r{number}",
-            prompt=Prompt(prompt or [number % 200, 5, 9, 2, 7], SamplingParams(**merged), meta),
+            prompt=Prompt(prompt or [number % 200, 5, 9, 2, 7], SequenceParams(**merged), meta),
             n=n,
         )
         reader = Reader()

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from roseinfer.core.outputs import End, FirstToken, RequestOutput
+from roseinfer.core.outputs import End, FirstToken, SequenceOutput
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.policy import Admitted, Decision, Ended, Event, Policy, Queued, View
@@ -83,10 +83,10 @@ class Recorder:
             self._planned[plan.step] = now_s, frozenset(self._scheduler.running)
         return plan
 
-    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[RequestOutput]:
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[SequenceOutput]:
         planned_s, seated = self._planned.pop(plan.step)
         self.steps.append(Step(plan.step, (planned_s, now_s), seated, frozenset(row.request_id for row in plan.rows)))
-        outputs: list[RequestOutput] = self._commit(plan, result, now_s)
+        outputs: list[SequenceOutput] = self._commit(plan, result, now_s)
         for output in outputs:
             timeline = self.found[output.request_id]
             timeline.tokens += [(plan.step, now_s)] * len(output.token_ids)

@@ -17,7 +17,7 @@ from roseinfer.cli.commands.groups import engine_config
 from roseinfer.config.options import OptionParser
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.integrations import kv_events
 from roseinfer.integrations.kv_events import END_OF_REPLAY, KvEventsPublisher, wire_events
@@ -83,7 +83,7 @@ def test_a_subscriber_follows_the_blocks_of_an_engine_and_gets_missed_events_by_
         with closing(LLM("tiny", **options, kv_events_endpoint=endpoint, kv_events_replay_endpoint=replay)) as llm:
             prompts = ([3 + number % 90] * 64 for number in count())
             for number, prompt in enumerate(prompts):
-                llm.generate([prompt], SamplingParams(max_tokens=4, ignore_eos=True))
+                llm.generate([prompt], SequenceParams(max_tokens=4, ignore_eos=True))
                 if number >= 3 and subscriber.poll(10):  # a late subscription misses events
                     break
             kept = replayed(dealer, 0)

@@ -3,7 +3,7 @@
 import pytest
 
 from roseinfer.core.request import Prompt, Request
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.kv.blocks import Chain, IndexEntry
 from roseinfer.kv.manager import KvManager
 from tests.helpers.engines import add, gather, make_core
@@ -126,7 +126,7 @@ def test_samples_do_not_hash_their_prompt_again(counts: Counts) -> None:
 
 def test_a_request_that_grew_is_looked_up_anew() -> None:
     kv = manager()
-    request = Request("w", Prompt(list(range(8)), SamplingParams()))
+    request = Request("w", Prompt(list(range(8)), SequenceParams()))
     compute(kv, "a", list(range(12)))
     assert kv.match("w", request.tokens).tokens == 8
     request.tokens.extend([8, 9, 10, 11])

@@ -11,7 +11,7 @@ import torch
 
 from roseinfer.core.request import Prompt
 from roseinfer.core.runner import ExpertChoice
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.llm import make_engine_config
 from roseinfer.engine.messages import Add
 from roseinfer.engine.process import build_engine
@@ -29,7 +29,7 @@ def test_dummy_routers_spread(rows: int, tmp_path: Path, monkeypatch: pytest.Mon
     )
     core, info = build_engine(config, tmp_path)
     assert info.facts.experts == ExpertChoice(16, 2)
-    draw, params = random.Random(0), SamplingParams(max_tokens=STEPS + 1, temperature=0.0, ignore_eos=True)
+    draw, params = random.Random(0), SequenceParams(max_tokens=STEPS + 1, temperature=0.0, ignore_eos=True)
     for number in range(rows):
         core.add(Add(f"r{number}", Prompt([draw.randrange(10, info.facts.vocab_size) for _ in range(32)], params)))
     while any(request.num_outputs == 0 for request in core.scheduler.roster.requests.values()):

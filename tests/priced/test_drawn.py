@@ -9,7 +9,7 @@ import pytest
 from roseinfer.core.errors import NO_TOKEN_ALLOWED, InvalidRequestError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import Admission, Row, StepLimits, StepPlan, TokenMasks
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.priced.drawn import DrawnRunner, DrawnVocabulary, drawn_length
 from tests.helpers.engines import EOS, Collected, add, make_core, run_dry
@@ -60,7 +60,7 @@ def test_the_texts_of_any_schedule_are_the_same():
 
 def test_an_output_that_was_begun_elsewhere_goes_on_the_same():
     whole = run({"a": [1, 2, 3]}, {"seed": 7, "ignore_eos": True})["a:0"].tokens
-    params = SamplingParams(max_tokens=20, seed=7, ignore_eos=True)
+    params = SequenceParams(max_tokens=20, seed=7, ignore_eos=True)
     for sent in (1, 4, 7):
         runner = drawn()
         known = [1, 2, 3, *whole[:sent]]
@@ -125,7 +125,7 @@ def test_guides_are_obeyed(depth):
 def masked(allowed: Sequence[int], end_at: int, **params: object):
     """The first token under a mask of these, of an output that is long enough from index `end_at` on."""
     runner = drawn(1.0)
-    sampling = SamplingParams(max_tokens=20, min_tokens=end_at, **params)
+    sampling = SequenceParams(max_tokens=20, min_tokens=end_at, **params)
     plan = StepPlan(
         0, [Row("a:0", 0, 0, 2, 1, True, 0, 0, (0,))], [Admission("a:0", 0, [1, 2], 2, sampling, 7, (EOS,), ())]
     )

@@ -6,7 +6,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roseinfer.core.outputs import RequestOutput
+from roseinfer.core.outputs import SequenceOutput
 from roseinfer.engine.core import EngineCore
 from tests.helpers.cases import examples
 from tests.helpers.drafters import Oracle
@@ -22,7 +22,7 @@ DRAFTERS = {
 class NeverDrained(EngineCore):
     """Core that also plans while drafts are being verified: the scheduler must not depend on the loop around it."""
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[SequenceOutput]:
         outputs, self._ended = self._ended, []
         self._open: deque = getattr(self, "_open", deque())
         plan = self.scheduler.plan(self.clock.now())

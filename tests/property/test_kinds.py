@@ -12,7 +12,7 @@ import pytest
 
 from roseinfer.core.outputs import COMPLETE, FinishReason
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -41,7 +41,7 @@ def objective(kind: str, rng: random.Random) -> Slo | None:
 def request(name: str, kind: str, rng: random.Random, arrival_s: float) -> Add:
     output = rng.choice([0, 1, 3, 10, 40])
     said = rng.choice([None, max(1, output), 1, 10 * output + 1])
-    params = SamplingParams(max_tokens=output, ignore_eos=True, seed=rng.randrange(4))
+    params = SequenceParams(max_tokens=output, ignore_eos=True, seed=rng.randrange(4))
     meta = RequestMeta(
         slo=objective(kind, rng),
         predicted_len=said,

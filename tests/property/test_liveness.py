@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from roseinfer.core.outputs import COMPLETE, FinishReason
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -42,7 +42,7 @@ def hint(rng: random.Random, output: int) -> int | None:
 
 
 def request(name: str, rng: random.Random, slo: Slo | None, *, n: int = 1, output: int) -> Add:
-    params = SamplingParams(max_tokens=output, min_tokens=output - 1, ignore_eos=True, seed=rng.randrange(4))
+    params = SequenceParams(max_tokens=output, min_tokens=output - 1, ignore_eos=True, seed=rng.randrange(4))
     prompt = [rng.randrange(12) for _ in range(rng.randrange(1, 14))]
     return Add(name, Prompt(prompt, params, RequestMeta(slo=slo, predicted_len=hint(rng, output))), n)
 

@@ -8,7 +8,7 @@ import pytest
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt, RequestMeta, sequence_id
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, PriorOutput
@@ -38,7 +38,7 @@ def requests(rng: random.Random) -> Iterator[Add]:
         prompt = [*head[: rng.randrange(7)], *(rng.randrange(50) for _ in range(rng.randrange(1, 8)))]
         guide = rng.choice([None, None, GuideSpec(grammar=f"3,{rng.randrange(4, 20)},{rng.randrange(3)}")])
         longest = rng.randrange(1, LONGEST)
-        params = SamplingParams(
+        params = SequenceParams(
             max_tokens=longest,
             min_tokens=0 if guide else min(longest, rng.choice([0, 5])),
             seed=rng.randrange(1000),

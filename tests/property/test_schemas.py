@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from roseinfer.core.guide import GuideSpec, Thinking
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.messages import Add
 from roseinfer.grammar.constraint import JsonOptions
@@ -91,7 +91,7 @@ def jobs_of(schemas: list[dict[str, Any]], rng: random.Random) -> list[Job]:
             thinking = Thinking(inside=True, begin=(THINK,), end=(THOUGHT,), budget=rng.randrange(4))
             guide = GuideSpec(grammar=grammar_of(schema), thinking=rng.choice([None, thinking]), banned=(CALL,))
         prompt = [rng.randrange(256) for _ in range(rng.choice([3, 24]))]
-        params = SamplingParams(
+        params = SequenceParams(
             max_tokens=MOST_TOKENS if schema is not None else 20,
             seed=rng.randrange(3),
             ignore_eos=rng.random() < 0.5,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepPlan, StepResult
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -59,7 +59,7 @@ def make_jobs(rng: random.Random, count: int) -> list[Job]:
     heads = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, 20))] for _ in range(3)]
     jobs = []
     for i in range(count):
-        params = SamplingParams(max_tokens=rng.choice([0, 1, 3, 14]), seed=i, ignore_eos=rng.random() < 0.5)
+        params = SequenceParams(max_tokens=rng.choice([0, 1, 3, 14]), seed=i, ignore_eos=rng.random() < 0.5)
         add = Add(str(i), Prompt([*rng.choice(heads), *rng.choices(range(VOCAB), k=rng.randrange(3))], params))
         add.n = rng.choice([1, 1, 1, 3])
         meta = RequestMeta(

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from roseinfer.core.errors import RoseinferError, UnsupportedModelError
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.llm import LLM
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
@@ -182,7 +182,7 @@ def test_scales_of_another_layout_than_the_config_says(tmp_path: Path) -> None:
 
 
 def test_the_engine_rounds_a_model_that_is_asked_for_in_fp8() -> None:
-    params = SamplingParams(max_tokens=48, temperature=0.0)
+    params = SequenceParams(max_tokens=48, temperature=0.0)
     options = {"num_kv_blocks": 64, "max_num_seqs": 2, "threads": 1, "device": "cpu"}
     with LLM(str(TINY), quantization="fp8", kv_cache_dtype="fp8", **options) as engine:
         assert (engine.info.facts.weights, engine.info.kv_cache) == ("fp8 by channel, widened", "fp8")

@@ -3,10 +3,10 @@
 from array import array
 
 from roseinfer.core.plan import Admission, BlockCopy, HostCopy, Row, RowResult, StepPlan, TokenMasks
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.ranks.calls import Call, CallReader, CallWriter, SampledDigest
 
-PARAMS = SamplingParams(max_tokens=9, logit_bias=((3, -1.5),), bad_token_ids=((1, 2), (3,)), allowed_token_ids=(5,))
+PARAMS = SequenceParams(max_tokens=9, logit_bias=((3, -1.5),), bad_token_ids=((1, 2), (3,)), allowed_token_ids=(5,))
 PLAN = StepPlan(
     7,
     [Row("a", 0, 4, 2, 1, True, 4, 1, (8, 9)), Row("b", 1, 0, 3, 3, True, 1, 0, (), (4, 5))],
@@ -26,7 +26,7 @@ def test_a_plan_is_decoded_as_it_was_sent() -> None:
     assert message[0] == Call.SUBMIT
     digest, plan = CallReader().submit(bytearray(message))
     assert plan == PLAN and digest == SampledDigest().digest()
-    assert type(plan.rows[0]) is Row and type(plan.admitted[0].params) is SamplingParams
+    assert type(plan.rows[0]) is Row and type(plan.admitted[0].params) is SequenceParams
 
 
 def test_masks_are_decoded_with_their_rows() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.core.guide import GuideSpec
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.llm import LLM, Completion
 from roseinfer.parallel import process_group
 from tests.helpers.cases import cases
@@ -79,12 +79,12 @@ def tokens(done: list[Completion]) -> list[list[int]]:
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True),
-        SamplingParams(max_tokens=12, temperature=1.0, seed=3, top_p=0.9, repetition_penalty=1.1),
+        SequenceParams(max_tokens=16, temperature=0.0, ignore_eos=True),
+        SequenceParams(max_tokens=12, temperature=1.0, seed=3, top_p=0.9, repetition_penalty=1.1),
     ],
     ids=["greedy", "sampled"],
 )
-def test_tokens_equal_those_of_one_process(alone: LLM, pair: LLM, params: SamplingParams) -> None:
+def test_tokens_equal_those_of_one_process(alone: LLM, pair: LLM, params: SequenceParams) -> None:
     """The second time prompts are in the prefix cache, or are loaded from host memory."""
     for _ in range(2):
         expected, got = (tokens(llm.generate(PROMPTS, params, n=2)) for llm in (alone, pair))
@@ -102,7 +102,7 @@ def test_the_cache_is_as_large_as_that_of_one_process(alone: LLM, pair: LLM) -> 
 
 
 def test_log_probabilities_equal_those_of_one_process(alone: LLM, pair: LLM) -> None:
-    params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, prompt_logprobs=1)
+    params = SequenceParams(max_tokens=6, temperature=0.0, logprobs=2, prompt_logprobs=1)
     one, two = (llm.generate(PROMPTS[3], params)[0] for llm in (alone, pair))
     assert one.prompt_logprobs and two.prompt_logprobs and one.samples[0].logprobs and two.samples[0].logprobs
     pairs = [*zip(one.prompt_logprobs[1:], two.prompt_logprobs[1:], strict=True)]
@@ -114,14 +114,14 @@ def test_log_probabilities_equal_those_of_one_process(alone: LLM, pair: LLM) -> 
 
 def test_guides_hold_on_all_ranks(alone: LLM, pair: LLM) -> None:
     guide = GuideSpec(grammar='start: "{" /[0-9]{3}/ "}"')
-    params = SamplingParams(max_tokens=20, temperature=1.0, seed=1)
+    params = SequenceParams(max_tokens=20, temperature=1.0, seed=1)
     one, two = (llm.generate(PROMPTS, params, guide=guide) for llm in (alone, pair))
     assert tokens(two) == tokens(one)
     assert all(len(done.text) == 5 and done.text[1:4].isdigit() for done in two)
 
 
 def test_a_closed_stream_leaves_no_request(pair: LLM) -> None:
-    stream = pair.stream(PROMPTS[0], SamplingParams(max_tokens=40, ignore_eos=True))
+    stream = pair.stream(PROMPTS[0], SequenceParams(max_tokens=40, ignore_eos=True))
     next(stream)
     stream.close()
     pair.core.scheduler.check_integrity()
@@ -132,7 +132,7 @@ def test_a_closed_stream_leaves_no_request(pair: LLM) -> None:
 def test_an_engine_that_is_dropped_without_close_leaves_no_process(overlap: bool) -> None:
     with new_pair(overlap=overlap) as pair:
         llm, _ = pair
-        assert len(llm.generate("def", SamplingParams(max_tokens=2, ignore_eos=True))[0].samples[0].token_ids) == 2
+        assert len(llm.generate("def", SequenceParams(max_tokens=2, ignore_eos=True))[0].samples[0].token_ids) == 2
         del llm, pair
         gc.collect()
 
@@ -142,7 +142,7 @@ def test_closing_does_not_wait_for_a_rank_that_is_stopped_in_the_middle_of_a_ste
 ) -> None:
     monkeypatch.setattr(process_group, "TIMEOUT_S", 3600.0)
     with new_pair() as (llm, rank):
-        stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=100, ignore_eos=True))
+        stream = llm.stream(PROMPTS[0], SequenceParams(max_tokens=100, ignore_eos=True))
         next(stream)
         os.kill(rank, signal.SIGSTOP)
         llm.core.launch()  # now rank 0 is in a step that the other rank has not begun
@@ -165,7 +165,7 @@ def test_an_interrupt_ends_the_wait_for_a_rank_that_is_stopped(monkeypatch: pyte
 
 def test_a_rank_that_dies_ends_running_requests() -> None:
     with new_pair() as (llm, rank):
-        stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=120, ignore_eos=True))
+        stream = llm.stream(PROMPTS[0], SequenceParams(max_tokens=120, ignore_eos=True))
         next(stream)
         os.kill(rank, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="the process of rank 1 ended with code -9"):

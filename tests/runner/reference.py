@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 
 MASK = 2**64 - 1
 
@@ -20,7 +20,7 @@ def _mix(z: int) -> int:
 
 
 def edited(
-    logits: list[float], params: SamplingParams, prompt: list[int], outputs: list[int], stop_ids: tuple[int, ...] = ()
+    logits: list[float], params: SequenceParams, prompt: list[int], outputs: list[int], stop_ids: tuple[int, ...] = ()
 ) -> list[float]:
     """Return the logits after penalties, logit bias and the masks."""
     counts = Counter(outputs)
@@ -46,7 +46,7 @@ def edited(
     return result
 
 
-def distribution(logits: list[float], params: SamplingParams) -> dict[int, float]:
+def distribution(logits: list[float], params: SequenceParams) -> dict[int, float]:
     """Return the probability of every token that can be drawn (temperature > 0)."""
     best = max(logits)
     weights = {t: math.exp((x - best) / params.temperature) for t, x in enumerate(logits)}

@@ -11,7 +11,7 @@ from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.plan import Admission, HostCopy, Row, StepPlan
 from roseinfer.core.runner import ExpertChoice
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.models import decoder
 from roseinfer.parallel.group import SingleRank
 from roseinfer.runner.build import BuiltRunner, build_runner, found_threads
@@ -55,7 +55,7 @@ def build(folder: Path, *, model: dict | None = None, cache: dict | None = None,
 
 def generate(built: BuiltRunner, prompt: list[int], steps: int, chunk: int) -> list[int]:
     """Return the greedy text of one request in seat 1, in blocks 5, 6, ..."""
-    params = SamplingParams(max_tokens=steps, temperature=0.0)
+    params = SequenceParams(max_tokens=steps, temperature=0.0)
     blocks = tuple(range(5, 5 + 16))
     admitted = [Admission("r", 1, prompt, len(prompt), params, 0, (), blocks)]
     out: list[int] = []
@@ -132,7 +132,7 @@ def test_host_memory_holds_blocks_by_its_size_and_copies_are_timed(folder):
     assert generate(built, [20] * 8, 6, 8) != text
     loads = [HostCopy(5, 2047), HostCopy(6, 0)]
     assert run(built.runner, StepPlan(91, [], released=[1], loads=loads)).loads_s > 0
-    params = SamplingParams(max_tokens=9, temperature=0.0)
+    params = SequenceParams(max_tokens=9, temperature=0.0)
     tokens = [7, 8, 9, 10, 11, 12, *text[:3]]
     again = Admission("r", 1, tokens, 6, params, 0, (), (5, 6, 7))
     result = run(built.runner, StepPlan(92, [Row("r", 1, 8, 1, 1, True, 8, 0, ())], [again], num_tokens=1))

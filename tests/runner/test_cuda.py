@@ -10,7 +10,7 @@ import torch
 
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.plan import Admission, Row, StepPlan
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.build import BuiltRunner, build_runner
 from roseinfer.runner.forward import Columns, build_batch
 from roseinfer.runner.sampler import Sampler
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 SEATS, VOCAB, LENGTH = 16, 3000, 64
 
 
-def seated(device: str, params: list[SamplingParams]) -> SeatTable:
+def seated(device: str, params: list[SequenceParams]) -> SeatTable:
     table = SeatTable(SEATS, LENGTH, 4, VOCAB, torch.device(device))
     prompts = [list(range(i, i + 10)) for i in range(SEATS)]
     table.admit(
@@ -104,7 +104,7 @@ def test_depth_2_equals_depth_1(folder):
     texts = []
     for depth in (1, 4):
         runner = build(folder, "cuda", num_kv_blocks=64).runner
-        params = [SamplingParams(max_tokens=40, temperature=t, top_p=0.9, logprobs=1) for t in (0.0, 1.0, 1.5)]
+        params = [SequenceParams(max_tokens=40, temperature=t, top_p=0.9, logprobs=1) for t in (0.0, 1.0, 1.5)]
         admitted = [
             Admission(f"r{i}", i, [5 + i] * 9, 9, p, i, (), tuple(range(4 * i, 4 * i + 4)))
             for i, p in enumerate(params)

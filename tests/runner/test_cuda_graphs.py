@@ -9,7 +9,7 @@ import torch
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.plan import Admission, BlockCopy, Row, StepPlan
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner import assembly
 from roseinfer.runner.build import BuiltRunner, build_runner
 
@@ -74,7 +74,7 @@ def build(folder: Path, shape: dict, *, dtype: str = "float32", **model: object)
 class Script:
     """The same work for any runner: prompts of odd lengths that join in chunks while others decode."""
 
-    def __init__(self, built: BuiltRunner, depth: int, params: SamplingParams) -> None:
+    def __init__(self, built: BuiltRunner, depth: int, params: SequenceParams) -> None:
         self.runner = built.runner
         self.depth = depth
         self.params = params
@@ -123,8 +123,8 @@ class Script:
             self.texts.setdefault(int(row.request_id[1:]), []).extend(row.token_ids)
 
 
-GREEDY = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
-DRAWN = SamplingParams(max_tokens=200, temperature=1.0, ignore_eos=True)
+GREEDY = SequenceParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+DRAWN = SequenceParams(max_tokens=200, temperature=1.0, ignore_eos=True)
 
 
 @pytest.mark.parametrize("shape", [QWEN3, GPT2, MISTRAL, MIXED_WINDOWS], ids=["qwen3", "gpt2", "mistral", "windows"])

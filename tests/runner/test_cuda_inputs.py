@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from roseinfer.core.plan import Admission, Row
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.kernels.common.inputs import expand_rows_reference
 from roseinfer.runner import cuda_inputs
 from roseinfer.runner.cuda_inputs import CudaInputs
@@ -42,7 +42,7 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> CudaInputs:
     monkeypatch.setattr(cuda_inputs, "Staging", HostStaging)
     monkeypatch.setattr(cuda_inputs, "expand_rows", expand_rows_reference)
     seats = SeatTable(ROWS, LENGTH, BLOCK, 50, torch.device("cpu"), spare_block=SPARE_BLOCK)
-    params = SamplingParams(max_tokens=1)
+    params = SequenceParams(max_tokens=1)
     blocks = LENGTH // BLOCK
     for seat in range(ROWS):
         tokens = [(seat * 7 + i) % 50 for i in range(LENGTH)]

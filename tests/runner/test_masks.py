@@ -12,7 +12,7 @@ from roseinfer.core.clock import ManualClock, MonotonicClock
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.plan import Admission, Row, StepPlan, TokenMasks
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.engine.messages import Add
@@ -161,11 +161,11 @@ def said_under_guides(overlap: bool) -> dict[str, list[int]]:
             guides=ArithmeticGuides(llm.info.facts.vocab_size),
         )
         for i in range(3):
-            params = SamplingParams(max_tokens=9, temperature=0.5 * i, seed=i, ignore_eos=True)
+            params = SequenceParams(max_tokens=9, temperature=0.5 * i, seed=i, ignore_eos=True)
             core.add(
                 Add(f"guided-{i}", Prompt([5, 6, 7 + i], params, RequestMeta(), GuideSpec(grammar=f"{i + 3},6,{i}")), 1)
             )
-        core.add(Add("free", Prompt([5, 6, 7], SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))))
+        core.add(Add("free", Prompt([5, 6, 7], SequenceParams(max_tokens=9, temperature=0.0, ignore_eos=True))))
         return {name: done.tokens for name, done in run_dry(core).items()}
 
 
@@ -183,7 +183,7 @@ def test_a_step_that_waits_for_its_masks_takes_that_long(monkeypatch, guided):
     clock = ManualClock()
     monkeypatch.setattr("roseinfer.runner.timing.perf_counter", clock.now)
     with closing(tiny_runner(threads=1, num_kv_blocks=8, max_num_seqs=1, device="cpu")) as runner:
-        params = SamplingParams(max_tokens=4)
+        params = SequenceParams(max_tokens=4)
         plan = StepPlan(
             0,
             [Row("a", 0, 0, 2, 1, True, 0, 0, ())],

@@ -9,7 +9,7 @@ import torch
 
 from roseinfer.core.observer import PHASES
 from roseinfer.core.plan import Row, StepPlan
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.llm import LLM
 from roseinfer.runner.cuda_graphs import DecodeGraphs
 from roseinfer.runner.forward import Columns, EagerForward
@@ -17,7 +17,7 @@ from roseinfer.runner.trace import ObservedRunner
 from tests.runner.fake_graphs import FakeRecorder
 
 ENGINE = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, "device": "cpu"}
-PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+PARAMS = SequenceParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 
 
 class Recorder:

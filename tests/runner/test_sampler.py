@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from roseinfer.core.plan import Admission
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.sampler import NOT_FINITE, NOTHING_LEFT, Sampler, likeliest
 from roseinfer.runner.seats import SeatTable
 from tests.runner.reference import distribution, edited, uniform
@@ -20,7 +20,7 @@ def make_table(seats: int = 8, length: int = 64, vocab_size: int = VOCAB) -> Sea
 def admission(
     seat: int, tokens: list[int], prompt_len: int | None = None, *, seed: int = 0, stop: tuple = (), **params: object
 ) -> Admission:
-    sampling = SamplingParams(**{"max_tokens": 64, **params})
+    sampling = SequenceParams(**{"max_tokens": 64, **params})
     prompt_len = len(tokens) if prompt_len is None else prompt_len
     return Admission(f"r{seat}", seat, tokens, prompt_len, sampling, seed, stop, ())
 
@@ -33,7 +33,7 @@ def random_logits(rows: int, seed: int = 0, vocab_size: int = VOCAB) -> torch.Te
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def expected_token(logits: list[float], params: SamplingParams, seed: int, index: int) -> int:
+def expected_token(logits: list[float], params: SequenceParams, seed: int, index: int) -> int:
     """Return the inverse of the cumulative distribution, in the order of the filters (or by id without them)."""
     if params.greedy:
         return max(range(len(logits)), key=lambda t: (logits[t], -t))
@@ -100,7 +100,7 @@ def test_end_to_end_distribution_follows_the_seeded_draws():
     table.admit([admission(0, [1], seed=1234, **params)])
     logits = random_logits(1, 3)
     tokens = sample(table, logits.expand(n, -1), [0] * n, list(range(1, n + 1)))
-    shares = distribution(logits[0].tolist(), SamplingParams(**params))
+    shares = distribution(logits[0].tolist(), SequenceParams(**params))
     assert set(tokens) == set(shares)
     chi_square = sum((tokens.count(t) - n * p) ** 2 / (n * p) for t, p in shares.items())
     assert chi_square < 20.5  # at most 5 degrees of freedom, p = 0.001
@@ -112,11 +112,11 @@ def random_bans(rng: random.Random) -> tuple[tuple[int, ...], ...]:
     return tuple(bans + bans[:1])
 
 
-def random_params(rng: random.Random) -> SamplingParams:
+def random_params(rng: random.Random) -> SequenceParams:
     def maybe(value: float, off: float) -> float:
         return value if rng.random() < 0.5 else off
 
-    return SamplingParams(
+    return SequenceParams(
         max_tokens=64,
         temperature=rng.choice([0.0, 0.5, 1.0, 1.5]),
         top_k=int(maybe(rng.randint(1, VOCAB), 0)),

@@ -8,7 +8,7 @@ from roseinfer.attention.batch import ForwardBatch
 from roseinfer.attention.host_store import HostStore
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.plan import Admission, BlockCopy, HostCopy, Row, StepLimits, StepPlan, StepResult
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.forward import EagerForward, PreparedBatch, build_batch
 from roseinfer.runner.host_copies import Copier, CpuCopier
 from roseinfer.runner.model_runner import ModelRunner
@@ -108,7 +108,7 @@ class Bench:
         stop: tuple[int, ...] = (),
         **params: object,
     ) -> Admission:
-        sampling = SamplingParams(**{"max_tokens": 64, "temperature": 0.0, **params})
+        sampling = SequenceParams(**{"max_tokens": 64, "temperature": 0.0, **params})
         self.held[seat] = len(blocks)
         name = f"r{seat}"
         return Admission(name, seat, tokens, prompt_len or len(tokens), sampling, seed, stop, blocks)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from roseinfer.core.request import Prompt, Request, RequestMeta, Status
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Rejection, Slo
 from roseinfer.sched.policy import Admitted, Decision, Policy, Queued, Verdict, View
 
@@ -34,7 +34,7 @@ class State:
             name,
             Prompt(
                 [1] * prompt,
-                SamplingParams(max_tokens=1000),
+                SequenceParams(max_tokens=1000),
                 RequestMeta(
                     slo=Slo(**objectives) if objectives else None,
                     predicted_len=predicted,

@@ -4,7 +4,7 @@ from typing import Any
 
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -12,7 +12,7 @@ from tests.helpers.engines import Collected, gather, make_core, run_dry
 
 
 def add(core: EngineCore, name: str, n: int = 1, **options: Any) -> None:
-    core.add(Add(name, Prompt([1] * 6, SamplingParams(max_tokens=8, ignore_eos=True), RequestMeta(**options)), n))
+    core.add(Add(name, Prompt([1] * 6, SequenceParams(max_tokens=8, ignore_eos=True), RequestMeta(**options)), n))
 
 
 def test_an_expired_request_ends_as_a_timeout_wherever_it_is() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.request import Prompt, Request, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -56,7 +56,7 @@ def test_samples_are_one_entry_before_and_after_their_prompt_is_computed() -> No
 @pytest.mark.parametrize("policy", ["fifo", "pack", "sarathi", "qoserve", "scorpio", "slack"])
 def test_all_samples_start_in_the_step_after_their_prompt(policy: str) -> None:
     core = make_core(scheduling_policy=policy, max_num_seqs=16)
-    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    params = SequenceParams(max_tokens=4, ignore_eos=True)
     core.add(Add("a", Prompt([1, 2, 3], params, RequestMeta(slo=Slo(ttft_s=10.0, tpot_s=10.0))), 9))
     run_dry(core)
     assert [len(plan.admitted) for plan in submitted(core)][:2] == [1, 8]
@@ -66,11 +66,11 @@ def test_samples_of_one_request_do_not_fill_the_window_of_slack() -> None:
     """24 samples could start but lack blocks to run to their end; who is behind them is looked at all the same."""
     core, seen = watched("slack", max_num_seqs=40, num_blocks=64, block_size=4)
     new = Add(
-        "many", Prompt([1] * 8, SamplingParams(max_tokens=20, ignore_eos=True), RequestMeta(slo=Slo(tpot_s=5.0))), 24
+        "many", Prompt([1] * 8, SequenceParams(max_tokens=20, ignore_eos=True), RequestMeta(slo=Slo(tpot_s=5.0))), 24
     )
     core.add(new)
     core.add(
-        Add("other", Prompt([2] * 4, SamplingParams(max_tokens=4, ignore_eos=True), RequestMeta(slo=Slo(tpot_s=5.0))))
+        Add("other", Prompt([2] * 4, SequenceParams(max_tokens=4, ignore_eos=True), RequestMeta(slo=Slo(tpot_s=5.0))))
     )
     done: dict[str, Collected] = {}
     while "other:0" not in done:
@@ -99,7 +99,7 @@ def test_a_preempted_sample_0_leads_its_family_again_from_the_head_of_the_queue(
 
 def test_a_preempted_sample_comes_before_its_siblings_that_never_ran() -> None:
     queue = WaitingQueue(lambda request: False)
-    samples = [Request(f"a:{i}", Prompt([1], SamplingParams()), fork_of="a:0" if i else None) for i in range(4)]
+    samples = [Request(f"a:{i}", Prompt([1], SequenceParams()), fork_of="a:0" if i else None) for i in range(4)]
     for sample in samples[1:]:
         queue.add(sample)
     queue.discard(samples[3])
@@ -116,7 +116,7 @@ def test_entries_and_requests_agree_whatever_comes_and_goes(seed: int) -> None:
     blocked: set[str] = set()
     queue = WaitingQueue(lambda request: request.fork_of in blocked)
     outside = [
-        Request(f"{family}:{i}", Prompt([1], SamplingParams()), fork_of=f"{family}:0" if i else None)
+        Request(f"{family}:{i}", Prompt([1], SequenceParams()), fork_of=f"{family}:0" if i else None)
         for family in range(4)
         for i in range(rng.choice([1, 1, 3, 5]))
     ]

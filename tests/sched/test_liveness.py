@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from roseinfer.core.request import Prompt, Request, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -64,7 +64,7 @@ class PreemptsAlways(Silent):
 
 
 def add_promised(core: EngineCore, name: str, prompt: int, *, n: int = 1, length: int, slo: Slo, **fields: int) -> None:
-    params = SamplingParams(max_tokens=length, min_tokens=length - 1, ignore_eos=True)
+    params = SequenceParams(max_tokens=length, min_tokens=length - 1, ignore_eos=True)
     core.add(Add(name, Prompt([i % 50 for i in range(prompt)], params, RequestMeta(slo=slo, **fields)), n))
 
 

@@ -9,7 +9,7 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import FinishReason, PolicyStats, SchedulerStats
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import Prompt, Request, RequestMeta, sequence_id
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -126,7 +126,7 @@ def test_sums_over_a_batch_stay_true_while_requests_come_and_go() -> None:
         else:
             slo = Slo(tpot_s=rng.choice((0.02, 0.03, 0.05, 0.1)))
             track = Track(
-                Request(str(number), Prompt([1] * rng.randrange(1, 900), SamplingParams(), RequestMeta(slo=slo)))
+                Request(str(number), Prompt([1] * rng.randrange(1, 900), SequenceParams(), RequestMeta(slo=slo)))
             )
             track.length = rng.randrange(1, 900)
             batch.add(track, 0.0)
@@ -190,7 +190,7 @@ def steps(core: EngineCore, runner: FixedLengthRunner, slo: Slo | None) -> list[
     """The snapshots after each turn that completed a step, for three requests of several lengths."""
     for number, (prompt, output) in enumerate(((100, 10), (30, 5), (10, 20))):
         meta = RequestMeta(slo=slo, predicted_len=output)
-        core.add(Add(str(number), Prompt([1] * prompt, SamplingParams(max_tokens=100), meta)))
+        core.add(Add(str(number), Prompt([1] * prompt, SequenceParams(max_tokens=100), meta)))
         runner.expect(sequence_id(str(number), 0), prompt, output)
     found = [core.stats()]
     while core.busy:

@@ -8,7 +8,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.promise import DUE_S, Promise
 from roseinfer.core.request import Prompt, Request, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.core import EngineCore
@@ -54,7 +54,7 @@ class Engine:
             self.outputs.expect(f"{name}:{sample}", prompt, 100)
         meta = RequestMeta(slo=Slo(**objectives) if objectives else None, predicted_len=100)
         ids = [1000 - self.number] * prompt if prompt > 100 else [self.number] * prompt
-        self.core.add(Add(name, Prompt(tuple(ids), SamplingParams(max_tokens=1000), meta), samples))
+        self.core.add(Add(name, Prompt(tuple(ids), SequenceParams(max_tokens=1000), meta), samples))
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -166,6 +166,6 @@ def test_while_nobody_has_objectives_nothing_is_owed() -> None:
 
 def test_the_usual_length_of_an_output() -> None:
     table = EcdfLengths()
-    assert table.usual == table.total(Request("a", Prompt([1], SamplingParams(max_tokens=10_000))))
+    assert table.usual == table.total(Request("a", Prompt([1], SequenceParams(max_tokens=10_000))))
     assert make_lengths("classifier").usual == table.usual
     assert OracleLengths().usual == 0.0

@@ -7,7 +7,7 @@ import pytest
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt, Request
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Rejection
 from roseinfer.engine.core import EngineCore
 from roseinfer.sched.policies.fifo import FifoPolicy
@@ -67,7 +67,7 @@ def faults(core: EngineCore) -> int:
 
 
 def stranger(name: str = "nobody") -> Request:
-    return Request(name, Prompt([1, 2], SamplingParams()))
+    return Request(name, Prompt([1, 2], SequenceParams()))
 
 
 # --- what goes out ----------------------------------------------------------------------------------------------

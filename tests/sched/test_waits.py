@@ -7,7 +7,7 @@ import pytest
 
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Prompt, Request, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Cause, Forecast, Rejection, Slo, Why
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add, PriorOutput
@@ -65,7 +65,7 @@ def test_one_that_comes_while_nothing_runs_is_on_its_way_until_it_starts() -> No
     core.clock.advance(1.0)
     sent_s = core.clock.now()
     core.clock.advance(0.25)
-    core.add(Add("b", Prompt([1, 2], SamplingParams(max_tokens=1)), age_s=0.5, sent_s=sent_s))
+    core.add(Add("b", Prompt([1, 2], SequenceParams(max_tokens=1)), age_s=0.5, sent_s=sent_s))
     core.clock.advance(0.25)
     assert run(core)["b"].waited == ((Cause.TRANSIT, 1.0),)
 
@@ -75,8 +75,8 @@ def test_what_a_message_waited_to_be_read_was_for_the_step_that_ran() -> None:
     fill(core, "a", 4, 3)
     turn(core, done)
     late = core.clock.now() - 0.5
-    core.add(Add("b", Prompt([1, 2], SamplingParams(max_tokens=1)), age_s=0.25, sent_s=late))
-    core.add(Add("c", Prompt([1, 2], SamplingParams(max_tokens=1), RequestMeta(arrival_s=late))))
+    core.add(Add("b", Prompt([1, 2], SequenceParams(max_tokens=1)), age_s=0.25, sent_s=late))
+    core.add(Add("c", Prompt([1, 2], SequenceParams(max_tokens=1), RequestMeta(arrival_s=late))))
     whys = run(core)
     assert whys["b"].waited == ((Cause.STEP, 0.5), (Cause.TRANSIT, 0.25))
     assert whys["c"].waited == ((Cause.STEP, 0.5),)
@@ -167,7 +167,7 @@ def test_samples_whose_sample_0_starts_at_once_wait_for_the_prompt_alone(policy:
 def test_who_ends_before_its_start_says_so_too() -> None:
     core, done = make_core(max_num_seqs=1), {}
     fill(core, "a", 2, 9)
-    core.add(Add("late", Prompt([1, 2], SamplingParams(max_tokens=2), RequestMeta(deadline_s=2.5))))
+    core.add(Add("late", Prompt([1, 2], SequenceParams(max_tokens=2), RequestMeta(deadline_s=2.5))))
     fill(core, "gone", 2, 2)
     turn(core, done)
     core.clock.advance(0.5)
@@ -183,7 +183,7 @@ def test_what_passed_in_another_engine() -> None:
     core = make_core(max_num_seqs=1)
     fill(core, "a", 2, 3)
     turn(core, {})
-    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    params = SequenceParams(max_tokens=3, ignore_eos=True)
     core.add(Add("again", Prompt([1, 2], params), age_s=5.0, moved=True))
     core.add(Add("plain", Prompt([1, 2], params), age_s=5.0))
     core.add(Add("resumed", Prompt([1, 2], params), 2, age_s=7.0, outputs=[PriorOutput([4], 1.0), None]))
@@ -211,10 +211,10 @@ def test_its_grammar() -> None:
     guides, done = SlowGuides(), {}
     core = make_core(guides=guides, max_num_seqs=1)
     fill(core, "free", 2, 3)
-    guided = Add("guided", Prompt([1, 2], SamplingParams(max_tokens=2), guide=GuideSpec(grammar="3,9")), age_s=0.5)
+    guided = Add("guided", Prompt([1, 2], SequenceParams(max_tokens=2), guide=GuideSpec(grammar="3,9")), age_s=0.5)
     core.add(guided)
     core.add(
-        Add("gone", Prompt([1, 2], SamplingParams(max_tokens=2), guide=guided.prompt.guide), age_s=3.0, moved=True)
+        Add("gone", Prompt([1, 2], SequenceParams(max_tokens=2), guide=guided.prompt.guide), age_s=3.0, moved=True)
     )
     turn(core, done)
     core.abort(["gone:0"])
@@ -344,7 +344,7 @@ def first_line(core: EngineCore, name: str) -> Cause:
 
 
 def promised(core: EngineCore, name: str, prompt: int, output: int, slo: Slo) -> None:
-    params = SamplingParams(max_tokens=output, ignore_eos=True)
+    params = SequenceParams(max_tokens=output, ignore_eos=True)
     core.add(Add(name, Prompt([len(name)] * prompt, params, RequestMeta(slo=slo))))
 
 

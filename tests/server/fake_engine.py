@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from roseinfer.core.errors import EngineClosedError, EngineDeadError, RoseinferError
-from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestOutput, RequestTimes, SchedulerStats
+from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestTimes, SchedulerStats, SequenceOutput
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.slo import Cause, Rejection
 from roseinfer.engine.api import (
@@ -162,7 +162,7 @@ class FakeEngine:
             scores = None
             if request.prompt.params.logprobs is not None:
                 scores = (fake_logprobs(token, i, request.prompt.params.logprobs),)
-            output = RequestOutput("", (token,), scores, None, started if i == 0 else None, end)
+            output = SequenceOutput("", (token,), scores, None, started if i == 0 else None, end)
             chunk = text.take(output, TIMES.finished_s)
             assert chunk is not None
             yield chunk

@@ -14,7 +14,7 @@ from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig, ProfileConfig, SchedulerConfig
 from roseinfer.core.outputs import COMPLETE, FinishReason
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import Engine, GenerateRequest, SequenceChunk
 from roseinfer.engine.start import start_engine
@@ -49,7 +49,7 @@ def make_request(number: int, rng: random.Random) -> GenerateRequest:
     max_tokens = 300 if leaves(number) else rng.randint(2, 60)
     if number == LONG_REQUEST:
         max_tokens = LONG_TOKENS
-    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, ignore_eos=number == LONG_REQUEST)
+    sampling = SequenceParams(max_tokens=max_tokens, stop_token_ids=stop, ignore_eos=number == LONG_REQUEST)
     return GenerateRequest(
         request_id=str(number),
         prompt=Prompt(prompt, sampling, RequestMeta(slo=SLOS[number % len(SLOS)])),

@@ -13,7 +13,7 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.messages import Add
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.manager import KvManager
@@ -85,7 +85,7 @@ def record(
         while number < len(arrivals) and arrivals[number].at_s <= clock.now():
             arrival = arrivals[number]
             prompt = [number // 2 % kinds] * 640 + [number] * 40 if kinds else list(arrival.prompt_ids)
-            add = Add(str(number), Prompt(prompt, SamplingParams(max_tokens=900)))
+            add = Add(str(number), Prompt(prompt, SequenceParams(max_tokens=900)))
             meta = RequestMeta(arrival_s=arrival.at_s, slo=arrival.slo, predicted_len=arrival.predicted_len)
             add.prompt = replace(add.prompt, meta=meta)
             core.add(add)

@@ -10,7 +10,7 @@ from roseinfer.cli.commands.generate import SAMPLING_HELP
 from roseinfer.cli.commands.groups import ENGINE, engine_config
 from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 
 if TYPE_CHECKING:
     from roseinfer.bench.streaming_compare import Setting, SettingRuns
@@ -19,7 +19,7 @@ NAME = "bench streaming"
 HELP = "measure client-side latencies of requests that arrive one after another"
 # `seed` is the engine's option, length and end have their own options, and nothing reads log probabilities.
 SAMPLING = Group(
-    SamplingParams,
+    SequenceParams,
     "sampling",
     skip=frozenset({"max_tokens", "ignore_eos", "seed", "logprobs", "prompt_logprobs"}),
     help=SAMPLING_HELP,
@@ -80,7 +80,7 @@ def make_setting(name: str, given: Mapping[str, Any]) -> "Setting":
     names = {option.name for option in SAMPLING.options()}
     sampling = {**SAMPLING.defaults, **{key: value for key, value in given.items() if key in names}}
     sampling |= {"max_tokens": bench.max_new_tokens, "ignore_eos": not bench.stop_on_eos}
-    return Setting(name, engine, StreamingLoad(bench, SamplingParams(**sampling)))
+    return Setting(name, engine, StreamingLoad(bench, SequenceParams(**sampling)))
 
 
 def _without_synonyms(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from roseinfer.config.options import Group, OptionParser, OptionSet
 from roseinfer.core.errors import ConfigError, RequestFailedError
 from roseinfer.core.generation_config import AUTO, given_document
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 
 if TYPE_CHECKING:
     from roseinfer.engine.api import SequenceChunk
@@ -41,7 +41,7 @@ SAMPLING_HELP = {
 # `seed` is the model's option of that name; log probabilities cannot be shown in printed text; lists of token ids and
 # truncated prompts are for programs.
 SAMPLING = Group(
-    SamplingParams,
+    SequenceParams,
     "sampling",
     skip=frozenset(
         {"seed", "logprobs", "prompt_logprobs", "bad_token_ids", "allowed_token_ids", "truncate_prompt_tokens"}
@@ -66,7 +66,7 @@ def configure(parser: OptionParser) -> None:
 
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
-    OPTIONS.build(SamplingParams, given)  # report a wrong value before the model is loaded
+    OPTIONS.build(SequenceParams, given)  # report a wrong value before the model is loaded
     given_document(given.get("generation_config", AUTO))
     if args.system is not None and not args.chat:
         raise ConfigError("--system needs --chat")
@@ -92,13 +92,13 @@ def _chat_ids(llm: "LLM", text: str, system: str | None) -> list[int]:
     return template.encode([*messages, {"role": "user", "content": text}])
 
 
-def _params(llm: "LLM", given: dict[str, Any], prompt_tokens: int) -> SamplingParams:
+def _params(llm: "LLM", given: dict[str, Any], prompt_tokens: int) -> SequenceParams:
     """Return sampling parameters: flags override the model's generation_config, which overrides the defaults. The
     default length fits the context.
     """
     room = max(llm.info.facts.max_model_len - prompt_tokens, 1)
     values = {"max_tokens": min(MAX_TOKENS, room), **llm.info.facts.default_sampling, **given}
-    return OPTIONS.build(SamplingParams, values)
+    return OPTIONS.build(SequenceParams, values)
 
 
 def _print(chunks: "Iterable[SequenceChunk]", at_once: bool) -> None:

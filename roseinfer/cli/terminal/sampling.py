@@ -6,7 +6,7 @@ from typing import Any
 from roseinfer.cli.terminal.remote import Remote, RemoteError
 from roseinfer.core.errors import ConfigError, InvalidRequestError
 from roseinfer.core.generation_config import conversation_sampling
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 
 _REALS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _INTEGERS = ("top_k", "max_tokens", "seed")
@@ -44,7 +44,7 @@ def parse_params(text: str) -> dict[str, Any]:
             raise ConfigError(f"unknown parameter {word!r} (expected for example temperature=0.5; {', '.join(NAMES)})")
         try:
             params[name] = int(value) if name in _INTEGERS else float(value)
-            SamplingParams(**{name: params[name]})
+            SequenceParams(**{name: params[name]})
         except InvalidRequestError as error:
             raise ConfigError(str(error)) from error
         except ValueError as error:

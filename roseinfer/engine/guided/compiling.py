@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from roseinfer.core.outputs import End, FinishReason, RequestOutput, RequestTimes
+from roseinfer.core.outputs import End, FinishReason, RequestTimes, SequenceOutput
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.engine.guided.guides import PendingGuide
@@ -38,7 +38,7 @@ def contains(compiling: list[CompilingRequest], sequence_id: str) -> bool:
     return any(request.request_id == sequence_id for one in compiling for request in one.requests)
 
 
-def abort(compiling: list[CompilingRequest], sequence_id: str, now_s: float) -> RequestOutput | None:
+def abort(compiling: list[CompilingRequest], sequence_id: str, now_s: float) -> SequenceOutput | None:
     """End a sequence. Return None if it is not one of these."""
     for one in compiling:
         for request in one.requests:
@@ -47,7 +47,7 @@ def abort(compiling: list[CompilingRequest], sequence_id: str, now_s: float) -> 
     return None
 
 
-def expire(compiling: list[CompilingRequest], now_s: float) -> list[RequestOutput]:
+def expire(compiling: list[CompilingRequest], now_s: float) -> list[SequenceOutput]:
     """End the sequences whose deadline has passed."""
     late = [(one, r) for one in compiling for r in one.requests if r.deadline_s is not None and r.deadline_s <= now_s]
     return [_end(compiling, one, request, FinishReason.TIMEOUT, now_s) for one, request in late]
@@ -55,10 +55,10 @@ def expire(compiling: list[CompilingRequest], now_s: float) -> list[RequestOutpu
 
 def _end(
     compiling: list[CompilingRequest], one: CompilingRequest, request: Request, reason: FinishReason, now_s: float
-) -> RequestOutput:
+) -> SequenceOutput:
     one.requests.remove(request)
     if not one.requests:
         compiling.remove(one)
     one.note_wait(request, now_s)
     times = RequestTimes(request.arrival_s, 0.0, 0.0, now_s)
-    return RequestOutput(request.request_id, end=End(reason, times, why=why_unqueued(request, now_s)))
+    return SequenceOutput(request.request_id, end=End(reason, times, why=why_unqueued(request, now_s)))

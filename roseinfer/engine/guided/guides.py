@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from roseinfer.core.errors import CONSTRAINT_TOO_SLOW, NO_TOKEN_ALLOWED, InvalidRequestError
 from roseinfer.core.guide import GuideSpec
-from roseinfer.core.outputs import GuideStats, RequestOutput
+from roseinfer.core.outputs import GuideStats, SequenceOutput
 from roseinfer.core.plan import StepPlan, TokenMasks
 from roseinfer.core.request import request_id_of
 from roseinfer.engine.guided.mask_budget import FREE_ROW_S, SHORT_CALL_S, HostClock, MaskBudget, Timer
@@ -178,7 +178,7 @@ class GuidedSequences:
                     return True
         return False
 
-    def advance(self, outputs: Iterable[RequestOutput]) -> list[GuideEnd]:
+    def advance(self, outputs: Iterable[SequenceOutput]) -> list[GuideEnd]:
         """Pass new tokens to the guides. Remove the guides of sequences that have ended."""
         ends = []
         live = self.live

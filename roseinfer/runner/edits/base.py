@@ -17,7 +17,7 @@ class LogitEdit(Protocol):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields of `SamplingParams`: a request uses the edit if one of them is not the default.
+        """Fields of `SequenceParams`: a request uses the edit if one of them is not the default.
 
         The edit is never called for seats of other requests.
         """

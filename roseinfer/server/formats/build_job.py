@@ -10,7 +10,7 @@ from typing import Any
 
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.server.formats.sampling import RequestedLogprobs, fit, sampling_params, with_bad_token_ids
 from roseinfer.server.formats.schemas import GenerationRequest, StreamOptions
 from roseinfer.server.formats.unsupported import ANY_TIER, check_extras
@@ -34,7 +34,7 @@ class RequestSettings:
     n: int
     stream: StreamChoices | None
     objectives: Objectives
-    params: SamplingParams
+    params: SequenceParams
     keep_last: int | None
     logprobs: RequestedLogprobs
     warnings: list[str]
@@ -80,7 +80,7 @@ def read_settings(
     return RequestSettings(model, n, stream, promised, params, keep_last, logprobs, warnings)
 
 
-async def spell_bad_words(call: RequestContext, params: SamplingParams) -> SamplingParams:
+async def spell_bad_words(call: RequestContext, params: SequenceParams) -> SequenceParams:
     """Turn `bad_words` into token ids, in a thread. Raises `InvalidRequestError`, `ApiError` 400."""
     if not params.bad_words:
         return params
@@ -91,7 +91,7 @@ def build_job(
     call: RequestContext,
     request: GenerationRequest,
     settings: RequestSettings,
-    params: SamplingParams,
+    params: SequenceParams,
     encoded: list[Encoded],
     output: OutputSettings,
     *,

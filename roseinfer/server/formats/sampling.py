@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roseinfer.core.request import context_error, kept_prompt_tokens
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.live import resolve_bad_words
 from roseinfer.server.formats.schemas import ChatRequest, CompletionRequest, GenerationRequest
@@ -79,7 +79,7 @@ def completion_max_tokens(request: CompletionRequest) -> int:
 
 def sampling_params(
     request: GenerationRequest, max_tokens: int | None, logprobs: RequestedLogprobs, info: EngineInfo, limits: Limits
-) -> tuple[SamplingParams, int | None]:
+) -> tuple[SequenceParams, int | None]:
     """Return the parameters, and how many tokens at the end of each prompt to keep (None = all).
 
     `max_tokens` None = the rest of the context. `fit` adapts the result to a prompt. Raises `InvalidRequestError` or
@@ -113,7 +113,7 @@ def sampling_params(
             fields[name] = value
     if fields.get("top_k") == -1:
         fields["top_k"] = 0
-    params = SamplingParams(**fields)
+    params = SequenceParams(**fields)
     if params.truncate_prompt_tokens is None:
         return params, None
     # The server truncates prompts. "The rest of the context" is at least one token of output.
@@ -121,7 +121,7 @@ def sampling_params(
     return replace(params, truncate_prompt_tokens=None), kept
 
 
-def fit(params: SamplingParams, prompt_len: int, max_model_len: int, param: str = "prompt") -> SamplingParams:
+def fit(params: SequenceParams, prompt_len: int, max_model_len: int, param: str = "prompt") -> SequenceParams:
     """Clamp the output to the rest of the context after the prompt.
 
     Raises `RequestTooLongError` naming `param`, the prompt's field, if nothing is left.
@@ -135,7 +135,7 @@ def fit(params: SamplingParams, prompt_len: int, max_model_len: int, param: str 
     return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
 
 
-def with_bad_token_ids(params: SamplingParams, tokenizer: Tokenizer, limits: Limits) -> SamplingParams:
+def with_bad_token_ids(params: SequenceParams, tokenizer: Tokenizer, limits: Limits) -> SequenceParams:
     """Turn `bad_words` into token ids. Too slow for the event loop. Raises `InvalidRequestError` or `ApiError` 400."""
     params = resolve_bad_words(params, tokenizer)
     if sum(map(len, params.bad_token_ids)) > limits.max_bad_words_tokens:

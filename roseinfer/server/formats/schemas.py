@@ -26,7 +26,7 @@ def _at_most(limit: str) -> FollowsOptions:
 
 
 def _in_range(name: str) -> Any:
-    """Return the bounds that `SamplingParams` sets for a number."""
+    """Return the bounds that `SequenceParams` sets for a number."""
     low, high, above = RANGES[name]
     return Field(gt=low, le=high) if above else Field(ge=low, le=high)
 

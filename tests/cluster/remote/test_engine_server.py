@@ -20,14 +20,14 @@ from roseinfer.cluster.remote.handshake import HandshakeError, Purpose
 from roseinfer.cluster.remote.tls import TlsFolder
 from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import EngineState, GenerateRequest
 from tests.helpers.in_loop import PATIENCE_S, run, until
 from tests.helpers.remote import client, engine_server, foreign_tls, own_tls, priced_config, write_certificate
 
 
 def ask(name: str, tokens: int = 12) -> GenerateRequest:
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=7, temperature=1.0)
+    params = SequenceParams(max_tokens=tokens, ignore_eos=True, seed=7, temperature=1.0)
     return GenerateRequest(request_id=name, prompt=Prompt(list(range(5, 45)), params))
 
 

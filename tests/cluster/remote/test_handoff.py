@@ -17,7 +17,7 @@ from roseinfer.cluster.remote.tls import MAX_FRAME_BYTES, TlsFrames, TlsSession
 from roseinfer.core.outputs import SchedulerStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.messages import (
     OWNER,
     Abort,
@@ -138,7 +138,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 BEAT = Heartbeat(SchedulerStats(), 1.0)
-ADD = Add("r", Prompt([1, 2], SamplingParams()), age_s=0.5, sent_s=123.0)
+ADD = Add("r", Prompt([1, 2], SequenceParams()), age_s=0.5, sent_s=123.0)
 
 
 def test_peers_are_served_like_clients_of_this_host_but_never_own_the_engine(engine: Engine) -> None:

@@ -24,7 +24,7 @@ from roseinfer.cluster.routed import RoutedEngine
 from roseinfer.config.hub import load_tokenizer
 from roseinfer.core.errors import EngineDeadError, EngineUnavailableError
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineState, GenerateRequest
 from tests.helpers.distant_engine import AHEAD_S
@@ -84,7 +84,7 @@ class Hosts:
 
 
 def ask(name: str, number: int, tokens: int, **meta: Any) -> GenerateRequest:
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=number, temperature=1.0)
+    params = SequenceParams(max_tokens=tokens, ignore_eos=True, seed=number, temperature=1.0)
     prompt = [5 + number, *range(5, 45)]
     return GenerateRequest(request_id=name, prompt=Prompt(prompt, params, RequestMeta(**meta)))
 

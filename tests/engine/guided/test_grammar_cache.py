@@ -10,7 +10,7 @@ from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.guide import GuideSpec, Trigger
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided import grammar_cache as shelf_module
 from roseinfer.engine.guided.grammar_cache import MAX_HITS_BEFORE_TRIM, GrammarCache, GrammarGuideFactory
@@ -219,7 +219,7 @@ def test_times_of_a_request_start_at_its_arrival_not_when_its_grammar_is_ready()
     core, tokens = slow_core()
     core.add(
         Add(
-            "a", Prompt(PROMPT, SamplingParams(max_tokens=9), RequestMeta(arrival_s=3.0), GuideSpec(grammar=LETTERS)), 1
+            "a", Prompt(PROMPT, SequenceParams(max_tokens=9), RequestMeta(arrival_s=3.0), GuideSpec(grammar=LETTERS)), 1
         )
     )
     tokens.come.set()
@@ -232,7 +232,7 @@ def test_a_request_that_waits_for_its_grammar_can_be_aborted_or_expire():
     core, tokens = slow_core()
     add(core, "a", PROMPT, n=2, guide=LETTERS)
     late = RequestMeta(arrival_s=0.0, deadline_s=5.0)
-    core.add(Add("late", Prompt(PROMPT, SamplingParams(max_tokens=9), late, GuideSpec(grammar=LETTERS)), 2))
+    core.add(Add("late", Prompt(PROMPT, SequenceParams(max_tokens=9), late, GuideSpec(grammar=LETTERS)), 2))
     collected: dict[str, Collected] = {}
     core.abort(["a:1"])
     gather(core.step(), collected)
@@ -269,8 +269,8 @@ def test_a_request_that_cannot_run_is_rejected_before_its_grammar_compiles():
 def test_an_unusable_grammar_ends_its_request_as_invalid(spec, error, code):
     core, tokens = slow_core(error)
     clock = core.clock
-    new = Add("a", Prompt(PROMPT, SamplingParams(max_tokens=4), guide=spec), 2)
-    other = Add("other", Prompt(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True)))
+    new = Add("a", Prompt(PROMPT, SequenceParams(max_tokens=4), guide=spec), 2)
+    other = Add("other", Prompt(PROMPT, SequenceParams(max_tokens=4, ignore_eos=True)))
     script = Script(core, clock, [(1, new), (2, other)])
     tokens.come.set()
     EngineLoop(core, script, script, clock).run()
@@ -283,7 +283,7 @@ def test_an_unusable_grammar_ends_its_request_as_invalid(spec, error, code):
 
 def test_an_aborted_request_gets_no_error_of_its_grammar():
     core, tokens = slow_core()
-    new = Add("a", Prompt(PROMPT, SamplingParams(), guide=GuideSpec(grammar=LETTERS)))
+    new = Add("a", Prompt(PROMPT, SequenceParams(), guide=GuideSpec(grammar=LETTERS)))
     script = Script(core, core.clock, [(1, new)], [(1, Abort(["a:0"]))])
     EngineLoop(core, script, script, core.clock).run()
     assert core.stats().guides.waiting == 0 and not [m for _, _, m in script.sent if isinstance(m, Invalid)]
@@ -305,5 +305,5 @@ def test_token_ids_outside_the_vocabulary_are_rejected():
     core = make_core(guides=grammar_guides(), vocab_size=VOCAB)
     for spec in (GuideSpec(banned=(VOCAB,)), GuideSpec(triggers=(Trigger(grammar=LETTERS, token_id=-1),))):
         with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
-            core.add(Add("a", Prompt(PROMPT, SamplingParams(), guide=spec)))
+            core.add(Add("a", Prompt(PROMPT, SequenceParams(), guide=spec)))
     assert not core.busy

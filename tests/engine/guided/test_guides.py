@@ -14,7 +14,7 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import Prompt, RequestMeta, request_id_of
 from roseinfer.core.runner import Capabilities
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
@@ -303,7 +303,7 @@ class CostlyRun:
         core.guided = GuidedSequences(self.guides, VOCAB, self.clock)
         for name, n in requests:
             spec = GuideSpec(grammar=f"start: /[a-z]{{{tokens}}}/")
-            core.add(Add(name, Prompt(PROMPT, SamplingParams(max_tokens=tokens + 1), guide=spec), n, seed=ord(name)))
+            core.add(Add(name, Prompt(PROMPT, SequenceParams(max_tokens=tokens + 1), guide=spec), n, seed=ord(name)))
         self.done = run_dry(core)
         self.stats = core.stats().guides
         assert_empty(core)
@@ -388,7 +388,7 @@ def test_a_guide_that_only_bans_tokens_delays_no_step() -> None:
     runner = Runner(64, 4, VOCAB)
     core = make_core(depth=2, runner=runner, guides=grammar_guides(), vocab_size=VOCAB)
     banned = tuple(range(40))
-    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    params = SequenceParams(max_tokens=9, ignore_eos=True)
     core.add(Add("a", Prompt(PROMPT, params, guide=GuideSpec(banned=banned))))
     assert min(run_dry(core)["a:0"].tokens) >= 40
     assert runner.log[:5] == ["plan 0", "sample 0", "plan 1", "sample 1", "result 0"]
@@ -400,7 +400,7 @@ def test_rows_and_grammars_are_counted() -> None:
     assert core.stats().guides is None, "nobody has asked"
     add(core, "a", PROMPT, guide=LETTERS, max_tokens=20)
     core.add(
-        Add("b", Prompt(PROMPT, SamplingParams(max_tokens=6, ignore_eos=True), guide=GuideSpec(triggers=(trigger,))))
+        Add("b", Prompt(PROMPT, SequenceParams(max_tokens=6, ignore_eos=True), guide=GuideSpec(triggers=(trigger,))))
     )
     run_dry(core)
     add(core, "c", PROMPT, guide=LETTERS, max_tokens=20)
@@ -425,7 +425,7 @@ def test_the_cost_model_learns_what_masks_take() -> None:
     cost = CostParams(step_s=0.010, token_s=0.0, pair_s=0.0, row_s=0.0, context_s=0.0)
     runner = PricedRunner(SlowMasks(128, 4), Machine(cost), clock)
     core = EngineCore(scheduler, runner, clock, vocab_size=50, guides=ArithmeticGuides())
-    params = SamplingParams(max_tokens=200, ignore_eos=True)
+    params = SequenceParams(max_tokens=200, ignore_eos=True)
     slo = RequestMeta(slo=Slo(tpot_s=0.1))
     core.add(Add("a", Prompt(PROMPT, params, slo, GuideSpec(grammar="3,200"))))
     for _ in range(120):

@@ -7,7 +7,7 @@ import torch
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.plan import StepLimits, StepPlan
 from roseinfer.core.request import Prompt, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.messages import Add
 from roseinfer.runner import cuda_inputs
@@ -79,7 +79,7 @@ def test_no_step_writes_behind_the_buffers(host_staging: None, policy: str, chun
     )
 
     def add(name: str, prompt: int, output: int) -> None:
-        params = SamplingParams(max_tokens=output, ignore_eos=True)
+        params = SequenceParams(max_tokens=output, ignore_eos=True)
         meta = RequestMeta(slo=Slo(tpot_s=5.0) if policy == "slack" else None)
         core.add(Add(name, Prompt([i % 50 for i in range(prompt)], params, meta)))
 

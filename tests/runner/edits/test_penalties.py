@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from roseinfer.core.plan import Admission
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.edits.penalties import Penalties
 from roseinfer.runner.rows import SampledRows
 from tests.runner.reference import edited
@@ -17,7 +17,7 @@ class Bench:
         self.pool = torch.zeros((seats, 16), dtype=torch.int32)
         self.penalties = Penalties(self.pool, vocab_size)
 
-    def admit(self, seat: int, params: SamplingParams, prompt: list[int], outputs: list[int] | None = None) -> None:
+    def admit(self, seat: int, params: SequenceParams, prompt: list[int], outputs: list[int] | None = None) -> None:
         known = [*prompt, *(outputs or [])]
         self.pool[seat, : len(known)] = torch.tensor(known, dtype=torch.int32)
         admission = Admission(f"r{seat}", seat, known, len(prompt), params, 0, (), ())
@@ -35,7 +35,7 @@ def test_state_is_kept_for_the_seats_that_need_it_only():
     vocab_size = 997  # no other tensor has this width
     bench = Bench(vocab_size)
     assert rows_of(vocab_size) == 0
-    params = SamplingParams(presence_penalty=1.0)
+    params = SequenceParams(presence_penalty=1.0)
     for seat in (200, 7, 31):
         bench.admit(seat, params, [1])
     assert rows_of(vocab_size) == 4  # grows by doubling, not to the number of seats
@@ -49,9 +49,9 @@ def test_growing_keeps_counts_and_seats_stay_apart():
     bench = Bench(5)
     penalties = bench.penalties
     params = [
-        SamplingParams(repetition_penalty=1.5, presence_penalty=0.3),
-        SamplingParams(frequency_penalty=0.7),
-        SamplingParams(repetition_penalty=0.5),
+        SequenceParams(repetition_penalty=1.5, presence_penalty=0.3),
+        SequenceParams(frequency_penalty=0.7),
+        SequenceParams(repetition_penalty=0.5),
     ]
     prompts, outputs = ([0, 1], [2], [4, 4]), ([1, 1, 3], [], [0])
     for seat, p in enumerate(params):

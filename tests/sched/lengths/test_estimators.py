@@ -6,7 +6,7 @@ import pytest
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.request import Prompt, Request, RequestMeta
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.sched.lengths.estimators import (
     LENGTH_ESTIMATORS,
     MAX_LENGTHS,
@@ -20,7 +20,7 @@ from roseinfer.sched.registry import make_policy, scheduler_config
 
 
 def request(predicted: int | None = None, max_tokens: int = 2000) -> Request:
-    return Request("a", Prompt([1] * 10, SamplingParams(max_tokens=max_tokens), RequestMeta(predicted_len=predicted)))
+    return Request("a", Prompt([1] * 10, SequenceParams(max_tokens=max_tokens), RequestMeta(predicted_len=predicted)))
 
 
 def test_the_oracle_knows() -> None:
@@ -41,12 +41,12 @@ def test_a_prediction_counts_down_and_what_outlives_it_may_be_anything() -> None
 def test_a_request_that_only_its_limit_ends_needs_no_prediction() -> None:
     lengths = CalibratedLengths(EcdfLengths())
     for stop, total in (((), 700.0), (("end",), 300.0)):
-        params = SamplingParams(max_tokens=700, ignore_eos=True, stop=stop)
+        params = SequenceParams(max_tokens=700, ignore_eos=True, stop=stop)
         fixed = Request("a", Prompt([1], params, RequestMeta(predicted_len=300)))
         assert lengths.total(fixed) == total
         assert lengths.left(fixed, 100) == total - 100
     assert (
-        lengths.total(Request("a", Prompt([1], SamplingParams(max_tokens=700), RequestMeta(predicted_len=300)))) == 300
+        lengths.total(Request("a", Prompt([1], SequenceParams(max_tokens=700), RequestMeta(predicted_len=300)))) == 300
     )
 
 
@@ -59,7 +59,7 @@ def test_no_estimate_goes_beyond_max_tokens() -> None:
 
 
 def test_no_prediction_is_below_what_the_request_itself_asks_for() -> None:
-    params = SamplingParams(max_tokens=700, min_tokens=200)
+    params = SequenceParams(max_tokens=700, min_tokens=200)
     assert make_lengths("classifier").total(Request("a", Prompt([1], params, RequestMeta(predicted_len=1)))) == 200
 
 

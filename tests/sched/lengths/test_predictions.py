@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from roseinfer.core.request import Prompt, Request, RequestMeta, Status
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.sched.lengths.estimators import CalibratedLengths, EcdfLengths, make_lengths
 from roseinfer.sched.lengths.predictions import (
     MAX_RECORD_PAIRS,
@@ -35,7 +35,7 @@ def lengths_of(count: int, seed: int = 0) -> list[int]:
 
 def hint(predicted: int, tenant: str = "", *, hinted: bool = True, max_tokens: int = 4000, **more: bool) -> Request:
     meta = RequestMeta(predicted_len=predicted, hinted=hinted, tenant=tenant)
-    return Request(f"{tenant} {predicted}", Prompt([1], SamplingParams(max_tokens=max_tokens, **more), meta))
+    return Request(f"{tenant} {predicted}", Prompt([1], SequenceParams(max_tokens=max_tokens, **more), meta))
 
 
 def alive(kind: type) -> int:
@@ -245,7 +245,7 @@ def test_hints_that_are_ten_times_too_high_are_worth_having_under_overload() -> 
 
 def test_without_predictions_it_is_the_table_of_what_ended() -> None:
     known, plain = make_lengths("classifier"), make_lengths("ecdf")
-    bare = Request("a", Prompt([1], SamplingParams(max_tokens=4000)))
+    bare = Request("a", Prompt([1], SequenceParams(max_tokens=4000)))
     for n in lengths_of(100):
         known.finished(bare, n)
         plain.finished(bare, n)

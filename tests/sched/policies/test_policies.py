@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.request import Prompt, Request, Status
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.sched.policy import Admitted, Policy, Verdict, View
 from roseinfer.sched.registry import make_policy, scheduler_config
 from tests.helpers.cases import examples
@@ -19,7 +19,7 @@ CONTEXT = 10_000
 
 
 def queue_of(costs: list[int]) -> list[Request]:
-    return [Request(str(i), Prompt([1] * cost, SamplingParams())) for i, cost in enumerate(costs)]
+    return [Request(str(i), Prompt([1] * cost, SequenceParams())) for i, cost in enumerate(costs)]
 
 
 def view_of(waiting: list[Request], *, seats: int = 64, context: int = CONTEXT, running: int = 0) -> View:
@@ -146,7 +146,7 @@ def test_budget_order_and_progress(seed: int, name: str, budget: int, limit: int
     next_id, head_age, head = len(waiting), 0, waiting[0].request_id
     for _ in range(60):
         while len(waiting) < 8:  # short ones keep coming: nobody may starve
-            waiting.append(Request(str(next_id), Prompt([1] * rng.randrange(1, 3), SamplingParams())))
+            waiting.append(Request(str(next_id), Prompt([1] * rng.randrange(1, 3), SequenceParams())))
             next_id += 1
         costs = {int(request.request_id): len(request.tokens) for request in waiting}
         chosen = started(tested, waiting)

@@ -8,13 +8,13 @@ from typing import Any
 import openai
 import pytest
 
-from roseinfer import LLM, SamplingParams
+from roseinfer import LLM, SequenceParams
 from tests.server.real_server import RealServer
 
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0.0}
 PROMPTS = ["def fibonacci(", "import os\n", "class Stack:\n", "def read(path):\n    "]
 MESSAGES: list[Any] = [{"role": "user", "content": "def fibonacci("}]
-PARAMS = SamplingParams(max_tokens=40, temperature=0.0)
+PARAMS = SequenceParams(max_tokens=40, temperature=0.0)
 
 
 def streamed(client: openai.OpenAI, **body: Any) -> str:

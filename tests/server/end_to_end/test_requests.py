@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.llm import LLM
 from tests.server.live import http_post
 from tests.server.real_server import PATIENCE_S, RealServer, until
@@ -31,7 +31,7 @@ COUNTERS = (
 @pytest.fixture(scope="module")
 def greedy(llm: LLM) -> dict[str, str]:
     """Return the greedy output of each of PROMPTS with at most LENGTH tokens, computed in this process."""
-    done = llm.generate(PROMPTS, SamplingParams(max_tokens=LENGTH, temperature=0.0))
+    done = llm.generate(PROMPTS, SequenceParams(max_tokens=LENGTH, temperature=0.0))
     return {prompt: completion.text for prompt, completion in zip(PROMPTS, done, strict=True)}
 
 
@@ -136,7 +136,7 @@ def test_a_repeated_prompt_is_found_in_the_cache(client: openai.OpenAI) -> None:
 
 
 def test_chat_whole_and_streamed(client: openai.OpenAI, llm: LLM) -> None:
-    expected = llm.chat(MESSAGES, SamplingParams(max_tokens=24, temperature=0.0))
+    expected = llm.chat(MESSAGES, SequenceParams(max_tokens=24, temperature=0.0))
     whole = client.chat.completions.create(**GREEDY, messages=MESSAGES, max_completion_tokens=24)  # type: ignore[call-overload]
     assert (whole.choices[0].message.role, whole.choices[0].message.content) == ("assistant", expected.text)
     assert whole.choices[0].finish_reason == "length"
@@ -155,7 +155,7 @@ def test_chat_whole_and_streamed(client: openai.OpenAI, llm: LLM) -> None:
 
 def test_chat_stops_at_a_stop_token(client: openai.OpenAI, llm: LLM) -> None:
     """The first greedy token, named as a stop token, leaves nothing to say."""
-    expected = llm.chat(MESSAGES, SamplingParams(max_tokens=1, temperature=0.0)).samples[0].token_ids
+    expected = llm.chat(MESSAGES, SequenceParams(max_tokens=1, temperature=0.0)).samples[0].token_ids
     done: Any = client.chat.completions.create(  # type: ignore[call-overload]
         **GREEDY, messages=MESSAGES, extra_body={"stop_token_ids": expected}
     )
@@ -193,7 +193,7 @@ def test_many_streams_at_once_say_what_each_says_alone(real: RealServer, greedy:
 def test_prompts_that_need_more_than_the_cache_holds(real: RealServer, client: openai.OpenAI, llm: LLM) -> None:
     """16 times 8 blocks of 80: some give theirs back on the way and compute them again."""
     preempted = real.metrics("vllm:num_preemptions_total")[0]
-    params = SamplingParams(max_tokens=110, temperature=0.0, ignore_eos=True)
+    params = SequenceParams(max_tokens=110, temperature=0.0, ignore_eos=True)
     expected = [completion.text for completion in llm.generate(PROMPTS, params)]
     body: Any = {"prompt": list(PROMPTS * 4), "max_tokens": 110, "extra_body": {"ignore_eos": True}}
     done = client.completions.create(**GREEDY, **body)

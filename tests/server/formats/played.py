@@ -7,7 +7,7 @@ import orjson
 
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.request.inference import AnswerFormat
@@ -49,7 +49,7 @@ def chunks(
 
 
 def job_of(stream: StreamChoices | None = None, **fields: Any) -> Job:
-    prompt = Prompt(ids=[1] * 7, params=SamplingParams())
+    prompt = Prompt(ids=[1] * 7, params=SequenceParams())
     head = {"api": "x", "id": "the-id", "request_id": "r", "model": "m", "created": 5, "arrival_s": 0.0}
     return Job(**head, prompts=(prompt,), parser=BracketParser, stream=stream, **fields)
 

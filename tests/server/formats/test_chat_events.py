@@ -7,9 +7,9 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestOutput, RequestTimes
+from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestTimes, SequenceOutput
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.engine.output import ParsedSequenceText, merge
 from roseinfer.server.formats.chat import ChatFormat
@@ -26,12 +26,12 @@ USAGE = Usage(3, 9, 0, 4)
 def chunks(said: str, end: FinishReason = FinishReason.STOP, **params: Any) -> list[SequenceChunk]:
     """A token each; the last one is EOS if it ends with `stop`."""
     tokens = [*said.encode()] + ([EOS_ID] if end is FinishReason.STOP else [])
-    text, found = ParsedSequenceText(0, SamplingParams(**params), TOKENIZER, BracketParser()), []
+    text, found = ParsedSequenceText(0, SequenceParams(**params), TOKENIZER, BracketParser()), []
     for i, token in enumerate(tokens):
         last = i == len(tokens) - 1
         ended = End(end, TIMES, stop_token=EOS_ID if token == EOS_ID else None) if last else None
         started = FirstToken(0, 1.0, 2.0, 3.0) if i == 0 else None
-        chunk = text.take(RequestOutput("a:0", (token,), None, None, started, ended), 5.0)
+        chunk = text.take(SequenceOutput("a:0", (token,), None, None, started, ended), 5.0)
         assert chunk is not None
         found.append(chunk)
         if text.ended:
@@ -40,7 +40,7 @@ def chunks(said: str, end: FinishReason = FinishReason.STOP, **params: Any) -> l
 
 
 def job_of(stream: StreamChoices | None = None, **fields: Any) -> Job:
-    prompt = Prompt(ids=[1, 2, 3], params=SamplingParams())
+    prompt = Prompt(ids=[1, 2, 3], params=SequenceParams())
     head = {
         "api": "chat.completion",
         "id": "chatcmpl-1",

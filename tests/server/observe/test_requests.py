@@ -12,7 +12,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.core.outputs import RequestTimes
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Cause, Forecast, Why
 from roseinfer.engine.api import GenerateRequest, Route
 from roseinfer.server.formats.request_document import RequestList, RequestState
@@ -32,7 +32,7 @@ from tests.server.live import PATIENCE_S, LiveServer, http_post
 
 Serve = Callable[..., LiveServer]
 BODY = {"prompt": "a secret", "max_tokens": 5}
-PROMPT = Prompt(ids=[1, 2, 3], params=SamplingParams(max_tokens=5))
+PROMPT = Prompt(ids=[1, 2, 3], params=SequenceParams(max_tokens=5))
 WHY = Why(((Cause.SEATS, 0.25),), Forecast(0.5, 0.1), chunks=1, steps=5, sat_out=0)
 
 

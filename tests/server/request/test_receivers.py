@@ -14,7 +14,7 @@ from openai import AsyncOpenAI, OpenAI
 from roseinfer.core.errors import EngineDeadError, OutputTextError, RequestFailedError, RequestTooLongError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.formats.answers import EventEncoder
 from roseinfer.server.formats.completions import CompletionFormat
@@ -350,7 +350,7 @@ class Connection:
 def streamed(
     connection: Connection, tokenizer: Tokenizer, keep_alive_s: float = 1000.0, **options: Any
 ) -> StreamAnswer:
-    prompt = Prompt(ids=[1], params=SamplingParams())
+    prompt = Prompt(ids=[1], params=SequenceParams())
     fields: dict[str, Any] = {
         "api": "text_completion",
         "id": "cmpl-r",

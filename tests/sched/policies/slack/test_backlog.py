@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from roseinfer.core.request import Prompt, RequestMeta, Status
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -20,7 +20,7 @@ MANY = 300
 
 
 def add(core: EngineCore, name: str, slo: Slo | None = None, n: int = 1, **options: Any) -> None:
-    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    params = SequenceParams(max_tokens=4, ignore_eos=True)
     core.add(Add(name, Prompt([1] * 4, params, RequestMeta(slo=slo, arrival_s=1.0, **options)), n))
 
 
@@ -89,7 +89,7 @@ def test_preemption_beside_objectives(seed: int) -> None:
     choices = [None, Slo(ttft_s=1.0, tpot_s=0.5), Slo(ttft_s=100.0, tpot_s=5.0), Slo(tpot_s=1.0)]
     for turn in range(400):
         if turn < 200 and rng.random() < 0.3:
-            params = SamplingParams(max_tokens=rng.randrange(1, 40), ignore_eos=True)
+            params = SequenceParams(max_tokens=rng.randrange(1, 40), ignore_eos=True)
             prompt, n, slo = [5] * rng.randrange(1, 20), rng.choice([1, 1, 3]), rng.choice(choices)
             core.add(Add(f"{turn}", Prompt(prompt, params, RequestMeta(arrival_s=1.0 + core.clock.now(), slo=slo)), n))
         core.clock.advance(rng.choice([0.001, 0.01]))

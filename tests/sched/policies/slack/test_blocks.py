@@ -3,7 +3,7 @@
 import pytest
 
 from roseinfer.core.request import Prompt, Request, RequestMeta, Status
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
@@ -121,7 +121,7 @@ def test_one_of_two_makes_room(depth: int) -> None:
 
 
 def submit(core: EngineCore, name: str, prompt: int, *, length: int, slo: Slo | None = None) -> None:
-    params = SamplingParams(max_tokens=length, ignore_eos=True)
+    params = SequenceParams(max_tokens=length, ignore_eos=True)
     core.add(
         Add(
             name,

@@ -6,7 +6,7 @@ import pytest
 
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt, Request, RequestMeta, Status
-from roseinfer.core.sampling import SamplingParams
+from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Slo
 from roseinfer.sched.lengths.estimators import OracleLengths
 from roseinfer.sched.policy import Ended, Queued
@@ -165,7 +165,7 @@ def test_a_priority_buys_ten_seconds_at_most(asked: int, levels: int) -> None:
     def key(priority: int) -> float:
         name = f"{priority}"
         meta = RequestMeta(arrival_s=0.0, slo=Slo(2.0, 0.05), priority=priority, predicted_len=10)
-        request = Request(name, Prompt([1] * 10, SamplingParams(max_tokens=100), meta))
+        request = Request(name, Prompt([1] * 10, SequenceParams(max_tokens=100), meta))
         made.policy.observe(Queued(request))
         return made.policy.state.ledger.waiting[name].key
 
