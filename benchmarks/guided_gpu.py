@@ -28,7 +28,7 @@ from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import Engine, GenerateRequest
-from roseinfer.engine.llm import make_engine_config
+from roseinfer.engine.options import make_engine_config
 from roseinfer.engine.start import start_engine
 from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.json_schema import schema_text

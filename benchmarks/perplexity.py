@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from math import exp, fsum
 from typing import Any, cast
 
-from roseinfer import LLM, SequenceParams
+from roseinfer import LLM, SamplingParams
 from roseinfer.bench.report import header, table, write_json
 from roseinfer.cli.commands import Command
 from roseinfer.cli.main import run_alone
@@ -87,10 +87,13 @@ def measure(config: PerplexityConfig, way: str) -> Perplexity:
     options |= {"threads": config.threads, "max_model_len": config.window + 1, "enable_prefix_caching": False}
     options |= WAYS[way]
     with LLM(config.model, **options) as llm:
-        prompts = windows_of(llm.tokenizer.encode(documentation()), config.windows, config.window)
-        params = SequenceParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-        answers = llm.generate(cast("list[str | list[int]]", prompts), params)
-    losses = [-entry.logprob for answer in answers for entry in answer.prompt_logprobs or () if entry is not None]
+        prompts = windows_of(llm.get_tokenizer().encode(documentation()), config.windows, config.window)
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+        answers = llm.generate(prompts, params)
+    scored = (
+        pair for answer in answers for pair in zip(answer.prompt_token_ids, answer.prompt_logprobs or (), strict=True)
+    )
+    losses = [-entry[token].logprob for token, entry in scored if entry is not None]
     loss = fsum(losses) / len(losses)
     return Perplexity(way, len(losses), loss, exp(loss))
 

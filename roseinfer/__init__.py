@@ -1,4 +1,4 @@
-"""roseinfer, an LLM inference engine: `from roseinfer import LLM, SequenceParams`.
+"""roseinfer, an LLM inference engine: `from roseinfer import LLM, SamplingParams`.
 
 Importing the package loads nothing else: each name below is fetched from its module when it is first used, so that the
 scheduler stays usable where neither PyTorch nor any other library is installed.
@@ -8,36 +8,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from roseinfer.core.guide import GuideSpec
     from roseinfer.core.outputs import FinishReason
-    from roseinfer.core.sampling import SequenceParams
     from roseinfer.core.slo import Slo
     from roseinfer.engine.api import SequenceChunk
-    from roseinfer.engine.llm import LLM, Completion, Sample
+    from roseinfer.llm.llm import LLM
+    from roseinfer.llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from roseinfer.llm.prompts import TextPrompt, TokensPrompt
+    from roseinfer.llm.sampling_params import SamplingParams
+    from roseinfer.llm.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Completion",
-    "FinishReason",
-    "GuideSpec",
     "LLM",
-    "Sample",
+    "CompletionOutput",
+    "FinishReason",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
     "SamplingParams",
     "SequenceChunk",
     "Slo",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 
 _HOMES = {
-    "Completion": "roseinfer.engine.llm",
+    "CompletionOutput": "roseinfer.llm.outputs",
     "FinishReason": "roseinfer.core.outputs",
-    "GuideSpec": "roseinfer.core.guide",
-    "LLM": "roseinfer.engine.llm",
-    "Sample": "roseinfer.engine.llm",
-    "SamplingParams": "roseinfer.core.sampling",
+    "LLM": "roseinfer.llm.llm",
+    "Logprob": "roseinfer.llm.outputs",
+    "RequestMetrics": "roseinfer.llm.outputs",
+    "RequestOutput": "roseinfer.llm.outputs",
+    "SamplingParams": "roseinfer.llm.sampling_params",
     "SequenceChunk": "roseinfer.engine.api",
     "Slo": "roseinfer.core.slo",
+    "StructuredOutputsParams": "roseinfer.llm.structured_outputs",
+    "TextPrompt": "roseinfer.llm.prompts",
+    "TokensPrompt": "roseinfer.llm.prompts",
 }
 
 

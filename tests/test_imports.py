@@ -45,10 +45,11 @@ MAY_IMPORT = {
         "integrations.kv_events",
     },
     "engine.start": {"core", "text", "config", "engine", "engine.process"},
-    "engine.llm": {"core", "sched", "text", "config", "engine", "engine.process"},
+    "engine.local": {"core", "text", "config", "engine", "engine.process"},
+    "llm": {"core", "text", "grammar", "config", "engine", "engine.local"},
     "cluster": {"core", "kv", "router", "processes", "text", "config", "engine", "engine.process"},
     "sim": {"core", "kv", "sched", "router", "priced", "engine"},
-    "calibration": {"core", "sched", "engine", "engine.llm", "sim"},
+    "calibration": {"core", "sched", "engine", "engine.local", "sim"},
     "predictor": {"core"},
     "kernels": {"core"},
     "parallel": {"core", "kernels"},
@@ -88,7 +89,7 @@ MAY_IMPORT = {
         "text",
         "priced",
         "engine",
-        "engine.llm",
+        "engine.local",
         "cluster",
         "integrations",
         "integrations.manifests",
@@ -106,7 +107,7 @@ MAY_IMPORT = {
     },
     "cli": {"core", "config", "cli.commands"},
     "assets": set(),
-    "__init__": {"core", "engine", "engine.llm"},
+    "__init__": {"core", "engine", "llm"},
 }
 STDLIB_ONLY = ("core", "kv", "sched", "router", "gguf")
 # Folders and modules of the server -> those that they may import.
@@ -161,9 +162,9 @@ ONE_IMPORTER = {
     ("cluster", "engine.process"): "roseinfer.cluster.remote.engine_process",
 }
 # Packages that use the interfaces of the engine and the cluster only.
-OUTSIDE = {"server", "server.run", "server.workers", "integrations", "bench", "cli.commands", "__init__"}
+OUTSIDE = {"llm", "server", "server.run", "server.workers", "integrations", "bench", "cli.commands", "__init__"}
 SEEN = {
-    "engine": ("api", "client", "live", "prepare"),
+    "engine": ("api", "client", "live", "options"),
     "cluster": (
         "addresses",
         "directory",
@@ -321,9 +322,9 @@ def test_imports_of(module):
         ("roseinfer.engine.core", "import torch"),
         ("roseinfer.engine.core", "def f():\n    from roseinfer.runner.build import build_runner"),
         ("roseinfer.engine.core", "from roseinfer.kv.manager import KvManager"),
-        ("roseinfer.engine.core", "from roseinfer.engine.llm import LLM"),
+        ("roseinfer.engine.core", "from roseinfer.engine.local import LocalEngine"),
         ("roseinfer.engine.loop", "def f():\n    from roseinfer.integrations.kv_events import KvEventsPublisher"),
-        ("roseinfer.engine.llm", "from roseinfer.engine.process import build_engine"),
+        ("roseinfer.engine.local", "from roseinfer.engine.process import build_engine"),
         ("roseinfer.ranks.leader", "def f():\n    from roseinfer.runner.build import build_runner"),
         ("roseinfer.cluster.dispatch", "from roseinfer.kv.blocks import BlockPool"),
         ("roseinfer.cluster.dispatch", "def f():\n    from roseinfer.engine.process import main"),
@@ -368,7 +369,7 @@ def test_the_rule_can_be_broken(importer, source):
             "import heapq\nfrom roseinfer.core import plan\nfrom roseinfer.kv.manager import X",
         ),
         ("roseinfer.engine.process", "def f():\n    from roseinfer.runner.build import build_runner"),
-        ("roseinfer.engine.llm", "def f():\n    from roseinfer.engine.process import build_engine"),
+        ("roseinfer.engine.local", "def f():\n    from roseinfer.engine.process import build_engine"),
         ("roseinfer.server.app", "import fastapi\nfrom roseinfer.engine.api import Engine"),
         ("roseinfer.runner.seats", "import torch\nfrom roseinfer.runner.build import x"),
     ],

@@ -12,7 +12,20 @@ import pytest
 import roseinfer
 from tests.test_imports import PACKAGE
 
-PUBLIC = ["Completion", "FinishReason", "GuideSpec", "LLM", "Sample", "SequenceParams", "SequenceChunk", "Slo"]
+PUBLIC = [
+    "CompletionOutput",
+    "FinishReason",
+    "LLM",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "SequenceChunk",
+    "Slo",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
+]
 
 
 def run_python(code: str, *flags: str) -> str:
@@ -53,8 +66,8 @@ def test_importing_the_package_loads_no_library() -> None:
     code = """
 import roseinfer
 assert not [name for name in sys.modules if name.startswith("roseinfer.")], "nothing of ours either"
-from roseinfer import FinishReason, SequenceParams, Slo
-print(SequenceParams(max_tokens=3).max_tokens, roseinfer.__version__)
+from roseinfer import FinishReason, SamplingParams, Slo
+print(SamplingParams(max_tokens=3).max_tokens, roseinfer.__version__)
 """
     assert run_python(code, "-I", "-S").split() == ["3", roseinfer.__version__]
 

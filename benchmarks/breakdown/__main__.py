@@ -94,7 +94,7 @@ def run(args: Namespace) -> int:
 def break_down(config: BreakdownConfig, model: ModelConfig, options: dict[str, Any]) -> Iterator["Breakdown"]:
     """Measure each load. `options`: the engine's.
 
-    Raise what `LLM` raises, `UnsteadyError`, and `ConfigError` for options that a breakdown does not support.
+    Raise what `LocalEngine` raises, `UnsteadyError`, and `ConfigError` for options that a breakdown does not support.
     """
     import torch
 
@@ -103,7 +103,8 @@ def break_down(config: BreakdownConfig, model: ModelConfig, options: dict[str, A
     from benchmarks.breakdown.measure import HostClock, measure
     from benchmarks.breakdown.report import start_as_text
     from roseinfer.config.hub import model_folder
-    from roseinfer.engine.llm import LLM
+    from roseinfer.engine.local import LocalEngine
+    from roseinfer.engine.options import make_engine_config
     from roseinfer.models.config import read_model_spec
 
     if model.threads is not None:
@@ -115,11 +116,11 @@ def break_down(config: BreakdownConfig, model: ModelConfig, options: dict[str, A
     flops_s = config.peak_tflops and 1e12 * config.peak_tflops
     limits = measure_limits(device, bytes_s, flops_s)  # before the engine takes the memory
     clock = HostClock()
-    with LLM(observer=clock, **options) as llm:
-        print(start_as_text(llm.info), flush=True)
-        cost = engine_cost(read_model_spec(model_folder(model), model.max_model_len), llm.info)
+    with LocalEngine(make_engine_config(**options), clock) as engine:
+        print(start_as_text(engine.info), flush=True)
+        cost = engine_cost(read_model_spec(model_folder(model), model.max_model_len), engine.info)
         for load in config.loads(model.seed):
-            yield measure(llm, clock, load, cost, limits)
+            yield measure(engine, clock, load, cost, limits)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from roseinfer.bench.load import make_prompts
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Prompt, sequence_id
 from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.llm import LLM
+from roseinfer.engine.local import LocalEngine
 from roseinfer.engine.messages import Add
 
 WARM_UP_STEPS = 16
@@ -61,15 +61,15 @@ def is_decoding(sequence: str) -> bool:
     return sequence.startswith(_DECODING)
 
 
-def steps_of(llm: LLM, load: Load) -> Generator[None, None, None]:
+def steps_of(engine: LocalEngine, load: Load) -> Generator[None, None, None]:
     """Run the engine's steps of `load`, one per item, once the whole batch decodes.
 
     The items cover warm-up and measured steps; there are fewer if the engine ends the batch.
     """
-    core, scheduler = llm.core, llm.core.scheduler.config
+    core, scheduler = engine.core, engine.core.scheduler.config
     prefills = math.ceil(load.batch_size * load.input_len / scheduler.max_num_batched_tokens)
     wanted = load.warm_up + 2 * load.steps + 2 * prefills + SPARE_STEPS
-    vocab = llm.info.facts.vocab_size
+    vocab = engine.info.facts.vocab_size
     added: list[str] = []
 
     def add(name: str, prompt: list[int], outputs: int) -> None:

@@ -25,7 +25,7 @@ from benchmarks.breakdown.loads import Load, is_decoding, steps_of
 from benchmarks.model_cost import Chunk, ModelCost, Work
 from roseinfer.core.errors import RoseinferError
 from roseinfer.core.plan import StepPlan
-from roseinfer.engine.llm import LLM
+from roseinfer.engine.local import LocalEngine
 
 _OVER = object()
 # A trace's categories of GPU work.
@@ -112,9 +112,9 @@ class HostClock:
         """Do nothing: there is nothing to close."""
 
 
-def measure(llm: LLM, clock: HostClock, load: Load, cost: ModelCost, limits: Limits) -> Breakdown:
-    """Measure a load on `llm`, whose observer is `clock`. Raise `UnsteadyError` if the batch does not fit in a step."""
-    steps = steps_of(llm, load)
+def measure(engine: LocalEngine, clock: HostClock, load: Load, cost: ModelCost, limits: Limits) -> Breakdown:
+    """Measure a load. `clock`: the engine's observer. Raise `UnsteadyError` if the batch does not fit in a step."""
+    steps = steps_of(engine, load)
     try:
         _advance(steps, load.warm_up)
         gc.collect()
@@ -126,7 +126,7 @@ def measure(llm: LLM, clock: HostClock, load: Load, cost: ModelCost, limits: Lim
         host = _host_phases(clock, step_s, load.steps)
         plans = clock.plans[-load.steps :]
         chunks = [_chunks(plan, load) for plan in plans]
-        kernels = _profiled(steps, load.steps, on_cuda=llm.info.facts.device.startswith("cuda"))
+        kernels = _profiled(steps, load.steps, on_cuda=engine.info.facts.device.startswith("cuda"))
     finally:
         gc.unfreeze()
         steps.close()

@@ -8,7 +8,7 @@ from roseinfer.calibration.recorded import recorded_samples
 from roseinfer.calibration.sweep import CalibrationSweep, EngineLimits
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.engine.api import EngineInfo
-from roseinfer.engine.llm import LLM
+from roseinfer.engine.local import LocalEngine
 from roseinfer.sched.cost.file import experts_as_json
 from roseinfer.sched.cost.offline_fit import CostSample, Fit, fit_cost
 
@@ -61,7 +61,7 @@ class Calibration:
 
 
 def calibrate(config: CalibrateConfig, engine: EngineConfig) -> Calibration:
-    """Calibrate. Raise `ConfigError`, `CalibrationError`, and the errors of `LLM`."""
+    """Calibrate. Raise `ConfigError`, `CalibrationError`, and the errors of `LocalEngine`."""
     if config.recorded:
         return Calibration(fit_cost(*recorded_samples(config.recorded)), {})
     samples, info = measure(config, engine)
@@ -74,13 +74,11 @@ def calibrate(config: CalibrateConfig, engine: EngineConfig) -> Calibration:
 def measure(config: CalibrateConfig, engine: EngineConfig) -> tuple[list[CostSample], EngineInfo]:
     """Run the sweep with the policy `fifo`, which starts every request that fits."""
     scheduler = replace(engine.scheduler, scheduling_policy="fifo")
-    options = {**asdict(engine.model), **asdict(engine.cache), **asdict(scheduler), **asdict(engine.profile)}
-    options |= asdict(engine.priced)
-    with LLM(**options) as llm:
-        info = llm.info
+    with LocalEngine(replace(engine, scheduler=scheduler)) as local:
+        info = local.info
         bounds = EngineLimits(
             info.facts.max_model_len, info.facts.num_blocks * info.block_size, info.max_num_seqs, info.facts.vocab_size
         )
         grid = config.grid(CPU_GRID if info.facts.device == "cpu" else GPU_GRID)
-        samples = CalibrationSweep(llm.core, bounds, grid, engine.model.seed).run()
+        samples = CalibrationSweep(local.core, bounds, grid, engine.model.seed).run()
     return samples, info

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.errors import EngineClosedError, InvalidRequestError, RoseinferError, TooManyInflightError
-from roseinfer.core.request import Prompt, check_context, kept_prompt_tokens, sequence_id
+from roseinfer.core.request import Prompt, check_context, context_error, kept_prompt_tokens, sequence_id
 from roseinfer.core.sampling import Seeds, SequenceParams
 from roseinfer.engine.api import EngineInfo, GenerateRequest, Route, SequenceChunk, Sink, Submission
-from roseinfer.engine.output import ParsedSequenceText, SequenceText, merge
+from roseinfer.engine.output import SequenceText, merge, sequence_text
 from roseinfer.text.tokenizer import Tokenizer
 
 
@@ -157,7 +157,7 @@ class LiveRequests:
         if prompt.meta.arrival_s is None:
             meta = replace(prompt.meta, arrival_s=self.clock.now())
             request = replace(request, prompt=replace(prompt, meta=meta))
-        live = LiveRequest(self, request, [self._text(request, i) for i in range(request.n)], sink)
+        live = LiveRequest(self, request, [sequence_text(request, i, self._tokenizer) for i in range(request.n)], sink)
         if prompt.params.seed is None:
             # Drawn in the client, so that another engine that continues the request draws the same tokens.
             self._seeds = self._seeds or Seeds(info.seed, self._prefix)
@@ -178,11 +178,6 @@ class LiveRequests:
         except TypeError as error:
             raise InvalidRequestError(f"the request cannot be sent to the engine: {error}", "prompt") from error
         check_context(count, prompt.params.max_tokens, info.facts.max_model_len)
-
-    def _text(self, request: GenerateRequest, index: int) -> SequenceText:
-        if request.parser is None:
-            return SequenceText(index, request.prompt.params, self._tokenizer)
-        return ParsedSequenceText(index, request.prompt.params, self._tokenizer, request.parser())
 
     def wire_id(self) -> str:
         """Return a new id for an engine. It is never reused, because messages about a cancelled or moved request may
@@ -266,6 +261,20 @@ class ChunkStream:
 
     def cancel(self) -> None:
         self._submission.cancel()
+
+
+def fit_context(params: SequenceParams, prompt_len: int, max_model_len: int, param: str = "prompt") -> SequenceParams:
+    """Clamp the output to the rest of the context after the prompt.
+
+    Raise `RequestTooLongError` naming `param`, the prompt's field, if nothing is left.
+    """
+    room = max_model_len - prompt_len
+    if room < min(1, params.max_tokens):
+        but = f"the prompt has {prompt_len} tokens, which leaves no room for an output"
+        raise context_error(max_model_len, but, param, prompt_len)
+    if params.max_tokens <= room:
+        return params
+    return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
 
 
 def prepare(prompt: Prompt, tokenizer: Tokenizer, max_model_len: int) -> Prompt:

@@ -9,7 +9,7 @@ from roseinfer.core.errors import OutputTextError, RequestFailedError, request_f
 from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestTimes, SequenceOutput
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.api import SequenceChunk
+from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.text.detokenize import IncrementalDetokenizer
 from roseinfer.text.output import Event, OutputParser, Text
 from roseinfer.text.stop import StopMatcher
@@ -324,6 +324,13 @@ def _one_by_one(output: SequenceOutput) -> Iterator[SequenceOutput]:
             started if i == 0 else None,
             end if i == last else None,
         )
+
+
+def sequence_text(request: GenerateRequest, index: int, tokenizer: Tokenizer) -> SequenceText:
+    """Return the converter of sample `index` of a request, with its parser if it has one."""
+    if request.parser is None:
+        return SequenceText(index, request.prompt.params, tokenizer)
+    return ParsedSequenceText(index, request.prompt.params, tokenizer, request.parser())
 
 
 def _matcher(params: SequenceParams) -> StopMatcher:

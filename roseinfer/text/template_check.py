@@ -43,10 +43,13 @@ def compiled(source: str, special_tokens: dict[str, str]) -> CompiledTemplate:
 
 def trusted_template(tokenizer: Tokenizer) -> ChatTemplate | None:
     """Return a template for this process after checking it in another one; None without one. Raise `ConfigError`."""
-    if tokenizer.chat_template is None:
-        return None
-    _try(tokenizer.chat_template, json.dumps(tokenizer.special_tokens))
-    return ChatTemplate.from_tokenizer(tokenizer)
+    return None if tokenizer.chat_template is None else checked_template(tokenizer.chat_template, tokenizer)
+
+
+def checked_template(source: str, tokenizer: Tokenizer) -> ChatTemplate:
+    """Return the template of `source` for this process after checking it in another one. Raise `ConfigError`."""
+    _try(source, json.dumps(tokenizer.special_tokens))
+    return ChatTemplate(source, tokenizer)
 
 
 @lru_cache(maxsize=8)

@@ -3,8 +3,7 @@
 import pytest
 
 from benchmarks import experiments
-from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.llm import LLM
+from roseinfer import LLM, SamplingParams
 
 ENGINE = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4}
 
@@ -12,9 +11,9 @@ ENGINE = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4}
 def texts() -> list[str]:
     """Return the texts of four requests that share a partly filled block and diverge."""
     with LLM("tiny", **ENGINE) as llm:
-        params = [SequenceParams(max_tokens=8, seed=seed, ignore_eos=True) for seed in range(4)]
+        params = [SamplingParams(max_tokens=8, seed=seed, ignore_eos=True) for seed in range(4)]
         llm.generate("def add(a, b):", params[0])
-        return [completion.text for completion in llm.generate(["def add(a, b):"] * 4, params)]
+        return [answer.outputs[0].text for answer in llm.generate(["def add(a, b):"] * 4, params)]
 
 
 def test_copies_one_by_one_are_the_same_copies():

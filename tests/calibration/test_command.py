@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from roseinfer import LLM
 from roseinfer.calibration.run import CONSTANTS, COPIES
 from roseinfer.cli import main as cli
-from roseinfer.engine.llm import LLM
 from roseinfer.sched.cost.file import read_cost
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
@@ -31,8 +31,8 @@ def test_calibrate_then_simulate_and_serve(capsys, tmp_path) -> None:
     setup = ["simulate", "--setup", "scorpio-8b", "--rates", "5", "--requests", "20", "--policies", "fifo,slack"]
     assert cli.main([*setup, "--jobs", "1", "--cost", str(file)]) == 0
     with LLM("tiny", threads=1, num_kv_blocks=64, max_num_seqs=2, cost_model=str(file)) as llm:
-        assert llm.core.scheduler.policy.state.cost.params == CostModel(params).params
-        assert len(llm.generate("def f(")[0].samples[0].token_ids) > 0
+        assert llm.engine.core.scheduler.policy.state.cost.params == CostModel(params).params
+        assert len(llm.generate("def f(")[0].outputs[0].token_ids) > 0
 
 
 @pytest.mark.parametrize(

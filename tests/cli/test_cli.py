@@ -116,7 +116,7 @@ def no_model(monkeypatch):
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("no model is needed to see that the options are wrong")
 
-    monkeypatch.setattr("roseinfer.engine.llm.model_folder", refuse)
+    monkeypatch.setattr("roseinfer.engine.local.model_folder", refuse)
 
 
 def failing(error: BaseException) -> SimpleNamespace:

@@ -16,7 +16,7 @@ from roseinfer.cluster.devices import EngineSpec, check_memory, engine_specs
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.engine.llm import make_engine_config
+from roseinfer.engine.options import make_engine_config
 
 H200 = "NVIDIA H200"
 

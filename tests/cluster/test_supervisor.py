@@ -781,7 +781,7 @@ OWNER = """
 import asyncio, sys
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.cluster.supervisor import EngineSupervisor
-from roseinfer.engine.llm import make_engine_config
+from roseinfer.engine.options import make_engine_config
 
 async def main():
     config = make_engine_config(device="priced", cost=sys.argv[1], num_kv_blocks=64, max_num_seqs=4)

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from roseinfer import LLM, SequenceParams
+from roseinfer import LLM, SamplingParams
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.gguf_files import as_floats, metadata_of, tensors_of, write
 from tests.helpers.held_out import TINY
 
 PROMPTS = ["def fibonacci(", "import os\n\n", "class Node:\n    "]
-PARAMS = SequenceParams(max_tokens=20, temperature=0)
+PARAMS = SamplingParams(max_tokens=20, temperature=0)
 OPTIONS = {"device": "cpu", "dtype": "float32", "max_model_len": 128}
 
 
@@ -30,10 +30,10 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_gguf_file_gives_the_answers_of_its_folder(embedded: Path) -> None:
     with LLM("tiny", **OPTIONS) as llm:
-        expected = [answer.text for answer in llm.generate(PROMPTS, PARAMS)]
+        expected = [answer.outputs[0].text for answer in llm.generate(PROMPTS, PARAMS)]
     with LLM(str(embedded.parent), gguf_file=embedded.name, tokenizer="tiny", **OPTIONS) as llm:
-        assert [answer.text for answer in llm.generate(PROMPTS, PARAMS)] == expected
-        assert (llm.info.facts.model_type, llm.info.facts.vocab_size) == ("LlamaForCausalLM", 4096)
+        assert [answer.outputs[0].text for answer in llm.generate(PROMPTS, PARAMS)] == expected
+        assert (llm.engine.info.facts.model_type, llm.engine.info.facts.vocab_size) == ("LlamaForCausalLM", 4096)
     assert all(expected)
 
 

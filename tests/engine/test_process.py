@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer import LLM, SamplingParams
 from roseinfer.config.hub import load_tokenizer, resolve_model
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError, EngineDeadError, UnsupportedModelError
@@ -20,7 +21,7 @@ from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
-from roseinfer.engine.llm import LLM, make_engine_config
+from roseinfer.engine.options import make_engine_config
 from roseinfer.engine.process_transport import ProcessTransport
 from tests.helpers.remote import priced_config
 
@@ -55,14 +56,14 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_engine_process_gives_the_results_of_an_engine_in_this_process(overlap: bool) -> None:
     with LLM("tiny", num_kv_blocks=256, max_num_seqs=8, threads=1) as llm:
-        prompt_ids = llm.tokenizer.encode("def fibonacci(")
-        expected = llm.generate([prompt_ids], SequenceParams(max_tokens=20, temperature=0.0))[0]
+        prompt_ids = llm.engine.tokenizer.encode("def fibonacci(")
+        expected = llm.generate([prompt_ids], SamplingParams(max_tokens=20, temperature=0.0))[0]
 
     async def main() -> None:
         async with engine(tiny(overlap=overlap)) as (client, transport):
             chunks = [chunk async for chunk in client.generate(request("a", prompt_ids))]
-            assert [i for chunk in chunks for i in chunk.token_ids] == expected.samples[0].token_ids
-            assert "".join(chunk.text for chunk in chunks) == expected.text
+            assert [i for chunk in chunks for i in chunk.token_ids] == expected.outputs[0].token_ids
+            assert "".join(chunk.text for chunk in chunks) == expected.outputs[0].text
             assert client.info.facts.max_model_len == 2048
             ids = load_tokenizer(tiny().model).encode("def f(x):\n    return x\n")
             chunks = [chunk async for chunk in client.generate(request("b", ids, max_tokens=400))]

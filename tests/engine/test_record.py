@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
+from roseinfer import LLM, SamplingParams, StructuredOutputsParams
 from roseinfer.cli import main as cli
 from roseinfer.core.errors import ConfigError, InvalidRequestError
-from roseinfer.core.guide import GuideSpec
 from roseinfer.core.plan import RowResult, StepPlan, StepResult
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.llm import LLM
 from roseinfer.engine.messages import Add
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.sim.parity import parity_of
@@ -48,11 +47,11 @@ def run_all(core: EngineCore) -> None:
 def test_the_offline_engine_records_too(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     with LLM("tiny", threads=1, record=str(file)) as llm:
-        (said,) = llm.generate([[5, 6, 7]], SequenceParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+        (said,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
     found = read_recording(str(file))
     assert [add.prompt.ids for add in found.requests] == [[5, 6, 7]]
-    assert list(found.outputs["llm-0:0"].values()) == said.samples[0].token_ids
-    assert found.ends["llm-0:0"].tokens == 8
+    assert list(found.outputs["0:0"].values()) == said.outputs[0].token_ids
+    assert found.ends["0:0"].tokens == 8
     assert parity_of(str(file)).plans_agree
 
 
@@ -95,10 +94,10 @@ def test_drafts_and_guides_cannot_be_recorded(tmp_path: Path) -> None:
 
 def test_an_engine_that_records_rejects_constraints(tmp_path: Path) -> None:
     with LLM("tiny", threads=1, num_kv_blocks=16, record=str(tmp_path / "run.jsonl")) as llm:
-        params = SequenceParams(max_tokens=2)
+        guided = SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(choice=["a"]))
         with pytest.raises(InvalidRequestError, match="cannot constrain outputs"):
-            llm.generate("x", params, guide=GuideSpec(grammar='start: "a"'))
-        assert llm.generate("x", params)[0].samples[0].token_ids
+            llm.generate("x", guided)
+        assert llm.generate("x", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
 
 
 def test_rejected_requests_are_left_out(tmp_path: Path) -> None:

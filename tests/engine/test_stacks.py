@@ -14,7 +14,7 @@ from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.client import AsyncEngine
-from roseinfer.engine.llm import make_engine_config
+from roseinfer.engine.options import make_engine_config
 from roseinfer.engine.transport import UnixSocketTransport
 from tests.helpers.hanging_engine import HangingTransport
 from tests.server.real_server import priced

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
+from roseinfer import LLM, SamplingParams
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.llm import LLM
 from roseinfer.engine.messages import Add
 from roseinfer.runner import threaded
 from roseinfer.sched.cost.online_fit import CostModel
@@ -28,18 +28,18 @@ def talk(**options: object) -> tuple[list[list[list[int]]], tuple[int, int, int]
     """
     rng, said = random.Random(3), []
     with LLM("tiny", threads=1, block_size=8, scheduling_policy="fifo", **options) as llm:
-        if llm.core.scheduler.offload is not None:  # this model is so small that nothing would be loaded
-            llm.core.scheduler.offload.cost = CostModel(CostParams(token_s=1.0), fit=False)
+        if llm.engine.core.scheduler.offload is not None:  # this model is so small that nothing would be loaded
+            llm.engine.core.scheduler.offload.cost = CostModel(CostParams(token_s=1.0), fit=False)
         history = turns(rng, [[rng.randrange(5, 200) for _ in range(40)] for _ in range(CONVERSATIONS)])
         for turn in range(TURNS):
             params = [
-                SequenceParams(max_tokens=16, temperature=float(i % 2), seed=turn, ignore_eos=True)
+                SamplingParams(max_tokens=16, temperature=float(i % 2), seed=turn, ignore_eos=True)
                 for i in range(CONVERSATIONS)
             ]
-            outputs = [done.samples[0].token_ids for done in llm.generate(history, params)]
+            outputs = [done.outputs[0].token_ids for done in llm.generate(history, params)]
             said.append(outputs)
             history = turns(rng, [before + new for before, new in zip(history, outputs, strict=True)])
-        stats = llm.core.stats()
+        stats = llm.engine.core.stats()
     offload = stats.offload
     return said, (stats.preemptions, offload.stored if offload else 0, offload.loaded if offload else 0)
 
@@ -72,12 +72,12 @@ def test_an_engine_is_closed_after_its_copies(monkeypatch) -> None:
     monkeypatch.setattr(threaded, "ThreadedRunner", lambda inner: inner)
     options = {"num_kv_blocks": 40, "kv_offloading_size": 1 / 64, "overlap": True, "block_size": 8}
     llm = LLM("tiny", threads=1, scheduling_policy="fifo", **options)
-    offload = llm.core.scheduler.offload
+    offload = llm.engine.core.scheduler.offload
     offload.cost = CostModel(CostParams(token_s=1.0), fit=False)
     for number in range(2):
-        llm.core.add(Add(f"{number}", Prompt([7] * 64, SequenceParams(max_tokens=8, ignore_eos=True))))
-        while not any(copies.told.values()) and llm.core.busy:
-            llm.core.step()
+        llm.engine.core.add(Add(f"{number}", Prompt([7] * 64, SequenceParams(max_tokens=8, ignore_eos=True))))
+        while not any(copies.told.values()) and llm.engine.core.busy:
+            llm.engine.core.step()
     assert any(copies.told.values()), "under way"
     llm.close()
     assert not any(copies.told.values())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from roseinfer import LLM, SequenceParams
+from roseinfer import LLM, SamplingParams
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.gguf_weights import GgufWeights
 from tests.helpers.real_model import REAL_MODEL, needs_real_model
@@ -53,14 +53,14 @@ def test_tensors_are_the_same_to_the_bit(reference: PreTrainedModel) -> None:
 
 def test_greedy_chats_are_the_same(reference: PreTrainedModel) -> None:
     tokenizer = AutoTokenizer.from_pretrained(REAL_MODEL.parent, gguf_file=REAL_MODEL.name)
-    params = SequenceParams(max_tokens=ANSWER_TOKENS, temperature=0)
+    params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0)
     with LLM(str(REAL_MODEL), device="cpu", dtype="float32", max_model_len=256) as llm:
         answers = []
         for chat in CHATS:
             prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
             expected = reference.generate(prompt, max_new_tokens=ANSWER_TOKENS, do_sample=False)
-            answer = llm.chat(chat, params)
-            assert answer.prompt_ids == prompt[0].tolist()
-            assert answer.samples[0].token_ids == expected[0, prompt.shape[1] :].tolist()
+            (answer,) = llm.chat(chat, params)
+            assert answer.prompt_token_ids == prompt[0].tolist()
+            assert answer.outputs[0].token_ids == expected[0, prompt.shape[1] :].tolist()
             answers.append(answer.text)
     assert answers[0] == "The capital of France is Paris."

@@ -12,8 +12,8 @@ import torch
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.llm import make_engine_config
 from roseinfer.engine.messages import Add
+from roseinfer.engine.options import make_engine_config
 from roseinfer.engine.process import build_engine
 from tests.helpers.checkpoints import EXPERTS, VOCAB, make_reference, save_reference
 from tests.helpers.engines import Collected, run_dry

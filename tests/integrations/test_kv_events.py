@@ -12,13 +12,13 @@ import msgspec
 import pytest
 import zmq
 
+from roseinfer import LLM, SamplingParams
 from roseinfer.cli.commands import serve
 from roseinfer.cli.commands.groups import engine_config
 from roseinfer.config.options import OptionParser
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.llm import LLM, make_engine_config
+from roseinfer.engine.options import make_engine_config
 from roseinfer.integrations import kv_events
 from roseinfer.integrations.kv_events import END_OF_REPLAY, KvEventsPublisher, wire_events
 from roseinfer.kv.events import CPU, GPU, BlockRemoved, BlockStored
@@ -83,11 +83,11 @@ def test_a_subscriber_follows_the_blocks_of_an_engine_and_gets_missed_events_by_
         with closing(LLM("tiny", **options, kv_events_endpoint=endpoint, kv_events_replay_endpoint=replay)) as llm:
             prompts = ([3 + number % 90] * 64 for number in count())
             for number, prompt in enumerate(prompts):
-                llm.generate([prompt], SequenceParams(max_tokens=4, ignore_eos=True))
+                llm.generate([prompt], SamplingParams(max_tokens=4, ignore_eos=True))
                 if number >= 3 and subscriber.poll(10):  # a late subscription misses events
                     break
             kept = replayed(dealer, 0)
-            entries = map(llm.core.scheduler.kv.index.full_entry, range(options["num_kv_blocks"]))
+            entries = map(llm.engine.core.scheduler.kv.index.full_entry, range(options["num_kv_blocks"]))
             expected = {int.from_bytes(entry.key[-8:], "big") for entry in entries if entry is not None}
             assert replayed(dealer, len(kept) - 1) == kept[-1:]
         assert [number for number, _ in kept] == list(range(len(kept)))

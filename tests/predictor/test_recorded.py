@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from roseinfer import LLM, SamplingParams
 from roseinfer.cli import main as cli
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.llm import LLM
 from roseinfer.predictor.config import TrainConfig
 from roseinfer.predictor.data import MIN_ROWS, TrainingRows, read_rows
 from roseinfer.predictor.model import LengthPredictor
@@ -131,14 +130,14 @@ def test_the_command_learns_from_what_an_engine_recorded(tmp_path, capsys) -> No
     prompts = [[5 + i, 6, 7] for i in range(90)]
     some_tokens = tuple(range(0, 4096, 4))
     with LLM("tiny", num_kv_blocks=400, threads=1, record=str(recording)) as llm:
-        params = SequenceParams(max_tokens=12, temperature=1.0, stop_token_ids=some_tokens)
+        params = SamplingParams(max_tokens=12, temperature=1.0, stop_token_ids=some_tokens)
         done = llm.generate(prompts, params)
-        llm.generate([1, 2, 3], SequenceParams(max_tokens=4, ignore_eos=True))
-    reasons = [completion.samples[0].finish_reason for completion in done]
+        llm.generate([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True))
+    reasons = [completion.outputs[0].finish_reason for completion in done]
     rows = read_rows(str(recording), str.split)
     assert rows.bad == [] and rows.left_out == {"ignore_eos": 1}
     assert sorted(rows.prompts) == prompts and sum(rows.cut) == reasons.count("length") > 0
-    assert sorted(rows.lengths) == sorted(len(completion.samples[0].token_ids) for completion in done)
+    assert sorted(rows.lengths) == sorted(len(completion.outputs[0].token_ids) for completion in done)
     assert cli.main(["train-predictor", str(recording), "--out", str(out), "--epochs", "1"]) == 0
     assert f"{sum(rows.cut)} of 90 outputs were cut" in capsys.readouterr().out
     assert LengthPredictor.load(str(out)).predict([5, 6, 7]) <= 12

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer import LLM, SamplingParams, StructuredOutputsParams
 from roseinfer.calibration.recorded import recorded_samples
 from roseinfer.config.hub import model_folder, tokenizer_folder
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError, InvalidRequestError
 from roseinfer.core.runner import ExpertChoice
-from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.llm import LLM, make_engine_config
+from roseinfer.engine.options import make_engine_config
 from roseinfer.priced.build import build_priced, read_vocabulary
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
@@ -34,26 +34,25 @@ def cost(tmp_path: Path) -> str:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_steps_take_their_time_and_texts_are_the_same(cost: str, overlap: bool) -> None:
     """No upper bound: a busy machine may take any time more."""
-    params = SequenceParams(max_tokens=12, ignore_eos=True, seed=3)
+    params = SamplingParams(max_tokens=12, ignore_eos=True, seed=3)
     texts = []
     for slow in (None, "2"):
         with LLM(device="priced", cost=cost, slow=slow, overlap=overlap) as llm:
             start = time.monotonic()
             (answer,) = llm.generate("def f():", params)
             assert time.monotonic() - start >= 12 * STEP_S * (2 if slow else 1)
-            texts.append(answer.text)
-        assert llm.info.facts.device == "priced"
+            texts.append(answer.outputs[0].text)
+        assert llm.engine.info.facts.device == "priced"
     assert texts[0] == texts[1] and len(texts[0].split()) == 12
 
 
 def test_grammars_are_obeyed(cost: str) -> None:
-    from roseinfer.core.guide import GuideSpec
-
     with LLM(device="priced", cost=cost, mean_output_len=4) as llm:
-        guide = GuideSpec(grammar='start: "[" /[0-9]{2,9}/ ("," /[0-9]+/)* "]"')
-        (answer,) = llm.generate("numbers", SequenceParams(max_tokens=200, seed=1), guide=guide)
-    assert answer.samples[0].finish_reason == "stop"
-    assert re.fullmatch(r"\[[0-9]{2,9}(,[0-9]+)*\]", answer.text)
+        numbers = StructuredOutputsParams(grammar='start: "[" /[0-9]{2,9}/ ("," /[0-9]+/)* "]"')
+        params = SamplingParams(max_tokens=200, seed=1, structured_outputs=numbers)
+        (output,) = llm.generate("numbers", params)[0].outputs
+    assert output.finish_reason == "stop"
+    assert re.fullmatch(r"\[[0-9]{2,9}(,[0-9]+)*\]", output.text)
 
 
 def test_the_experts_of_its_cost_file_are_known_to_its_policy_and_to_a_recording(tmp_path: Path) -> None:
@@ -61,9 +60,9 @@ def test_the_experts_of_its_cost_file_are_known_to_its_policy_and_to_a_recording
     costs = CostParams(1e-3, 1e-6, 0.0, 1e-6, 0.0, expert_s=2e-5, experts=ExpertChoice(64, 4))
     file.write_text(json.dumps(cost_as_json(costs)))
     with LLM(device="priced", cost=str(file), record=str(record)) as llm:
-        llm.generate(["def f():", "x = ", "import"], SequenceParams(max_tokens=8, ignore_eos=True))
-        assert llm.info.facts.experts == ExpertChoice(64, 4)
-        assert llm.core.scheduler.policy.state.cost.params.experts == ExpertChoice(64, 4)
+        llm.generate(["def f():", "x = ", "import"], SamplingParams(max_tokens=8, ignore_eos=True))
+        assert llm.engine.info.facts.experts == ExpertChoice(64, 4)
+        assert llm.engine.core.scheduler.policy.state.cost.params.experts == ExpertChoice(64, 4)
     recording = read_recording(str(record))
     samples, experts = recorded_samples(str(record))
     assert recording.setup.experts == experts == ExpertChoice(64, 4)
@@ -74,9 +73,9 @@ def test_the_experts_of_its_cost_file_are_known_to_its_policy_and_to_a_recording
 def test_it_needs_no_torch(cost: str) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from roseinfer import LLM, SequenceParams\n"
+        "from roseinfer import LLM, SamplingParams\n"
         f"with LLM(device='priced', cost={cost!r}) as llm:\n"
-        "    print(llm.generate('x', SequenceParams(max_tokens=2))[0].text)"
+        "    print(llm.generate('x', SamplingParams(max_tokens=2))[0].outputs[0].text)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -158,7 +157,7 @@ def test_each_of_several_engines_has_its_factor(cost: str) -> None:
 
 def test_log_probabilities_are_refused(cost: str) -> None:
     with LLM(device="priced", cost=cost) as llm, pytest.raises(InvalidRequestError, match="logprobs: not supported"):
-        llm.generate("x", SequenceParams(logprobs=1))
+        llm.generate("x", SamplingParams(logprobs=1))
 
 
 def test_blocks_in_host_memory_are_counted_and_priced(cost: str, tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from roseinfer import LLM, SamplingParams
 from roseinfer.core.errors import RoseinferError, UnsupportedModelError
-from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.llm import LLM
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
@@ -182,11 +181,11 @@ def test_scales_of_another_layout_than_the_config_says(tmp_path: Path) -> None:
 
 
 def test_the_engine_rounds_a_model_that_is_asked_for_in_fp8() -> None:
-    params = SequenceParams(max_tokens=48, temperature=0.0)
+    params = SamplingParams(max_tokens=48, temperature=0.0)
     options = {"num_kv_blocks": 64, "max_num_seqs": 2, "threads": 1, "device": "cpu"}
     with LLM(str(TINY), quantization="fp8", kv_cache_dtype="fp8", **options) as engine:
-        assert (engine.info.facts.weights, engine.info.kv_cache) == ("fp8 by channel, widened", "fp8")
-        text = engine.generate("def fibonacci(", params)[0].text
+        assert (engine.engine.info.facts.weights, engine.engine.info.kv_cache) == ("fp8 by channel, widened", "fp8")
+        text = engine.generate("def fibonacci(", params)[0].outputs[0].text
     assert "):" in text
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from roseinfer.core.errors import ConfigError, EngineDeadError, EngineUnavailableError, ResourceError, RoseinferError
 from roseinfer.core.runner import Runner
-from roseinfer.engine.llm import make_engine_config
+from roseinfer.engine.options import make_engine_config
 from roseinfer.parallel.group import SingleRank
 from roseinfer.processes.child import ErrorReport
 from roseinfer.processes.launch import ChildProcess, launch

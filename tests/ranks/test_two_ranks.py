@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
+from roseinfer import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from roseinfer.core.errors import EngineDeadError
-from roseinfer.core.guide import GuideSpec
-from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.llm import LLM, Completion
 from roseinfer.parallel import process_group
 from tests.helpers.cases import cases
 from tests.server.real_server import alive, children, command_line
@@ -72,67 +70,70 @@ def new_pair(**options: Any) -> Iterator[tuple[LLM, int]]:
     assert not alive(rank)
 
 
-def tokens(done: list[Completion]) -> list[list[int]]:
-    return [sample.token_ids for completion in done for sample in completion.samples]
+def tokens(done: list[RequestOutput]) -> list[list[int]]:
+    return [sample.token_ids for answer in done for sample in answer.outputs]
 
 
 @pytest.mark.parametrize(
     "params",
     [
-        SequenceParams(max_tokens=16, temperature=0.0, ignore_eos=True),
-        SequenceParams(max_tokens=12, temperature=1.0, seed=3, top_p=0.9, repetition_penalty=1.1),
+        SamplingParams(n=2, max_tokens=16, temperature=0.0, ignore_eos=True),
+        SamplingParams(n=2, max_tokens=12, temperature=1.0, seed=3, top_p=0.9, repetition_penalty=1.1),
     ],
     ids=["greedy", "sampled"],
 )
-def test_tokens_equal_those_of_one_process(alone: LLM, pair: LLM, params: SequenceParams) -> None:
+def test_tokens_equal_those_of_one_process(alone: LLM, pair: LLM, params: SamplingParams) -> None:
     """The second time prompts are in the prefix cache, or are loaded from host memory."""
     for _ in range(2):
-        expected, got = (tokens(llm.generate(PROMPTS, params, n=2)) for llm in (alone, pair))
+        expected, got = (tokens(llm.generate(PROMPTS, params)) for llm in (alone, pair))
         assert got == expected and len(got) == 2 * len(PROMPTS)
 
 
 def test_the_cache_is_as_large_as_that_of_one_process(alone: LLM, pair: LLM) -> None:
     """Blocks hold the same tokens, in two parts. Requests were preempted and loaded from host memory."""
     sizes = [
-        (llm.info.facts.num_blocks, llm.info.facts.num_host_blocks, llm.info.facts.block_bytes) for llm in (alone, pair)
+        (llm.engine.info.facts.num_blocks, llm.engine.info.facts.num_host_blocks, llm.engine.info.facts.block_bytes)
+        for llm in (alone, pair)
     ]
-    assert sizes[0] == sizes[1] and (alone.info.ranks, pair.info.ranks) == (1, 2)
-    stats = pair.core.stats()
+    assert sizes[0] == sizes[1] and (alone.engine.info.ranks, pair.engine.info.ranks) == (1, 2)
+    stats = pair.engine.core.stats()
     assert stats.preemptions and stats.offload is not None and stats.offload.loaded
 
 
 def test_log_probabilities_equal_those_of_one_process(alone: LLM, pair: LLM) -> None:
-    params = SequenceParams(max_tokens=6, temperature=0.0, logprobs=2, prompt_logprobs=1)
+    params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=2, prompt_logprobs=1)
     one, two = (llm.generate(PROMPTS[3], params)[0] for llm in (alone, pair))
-    assert one.prompt_logprobs and two.prompt_logprobs and one.samples[0].logprobs and two.samples[0].logprobs
+    assert one.prompt_logprobs and two.prompt_logprobs and one.outputs[0].logprobs and two.outputs[0].logprobs
     pairs = [*zip(one.prompt_logprobs[1:], two.prompt_logprobs[1:], strict=True)]
-    pairs += zip(one.samples[0].logprobs, two.samples[0].logprobs, strict=True)
+    pairs += zip(one.outputs[0].logprobs, two.outputs[0].logprobs, strict=True)
     for a, b in pairs:
         assert a is not None and b is not None
-        assert a.token_id == b.token_id and math.isclose(a.logprob, b.logprob, abs_tol=1e-4)
+        token = next(iter(a))
+        assert token == next(iter(b)) and math.isclose(a[token].logprob, b[token].logprob, abs_tol=1e-4)
 
 
 def test_guides_hold_on_all_ranks(alone: LLM, pair: LLM) -> None:
-    guide = GuideSpec(grammar='start: "{" /[0-9]{3}/ "}"')
-    params = SequenceParams(max_tokens=20, temperature=1.0, seed=1)
-    one, two = (llm.generate(PROMPTS, params, guide=guide) for llm in (alone, pair))
+    number = StructuredOutputsParams(grammar='start: "{" /[0-9]{3}/ "}"')
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=1, structured_outputs=number)
+    one, two = (llm.generate(PROMPTS, params) for llm in (alone, pair))
     assert tokens(two) == tokens(one)
-    assert all(len(done.text) == 5 and done.text[1:4].isdigit() for done in two)
+    texts = [answer.outputs[0].text for answer in two]
+    assert all(len(text) == 5 and text[1:4].isdigit() for text in texts)
 
 
 def test_a_closed_stream_leaves_no_request(pair: LLM) -> None:
-    stream = pair.stream(PROMPTS[0], SequenceParams(max_tokens=40, ignore_eos=True))
+    stream = pair.stream(PROMPTS[0], SamplingParams(max_tokens=40, ignore_eos=True))
     next(stream)
     stream.close()
-    pair.core.scheduler.check_integrity()
-    assert pair.core.scheduler.num_live == 0
+    pair.engine.core.scheduler.check_integrity()
+    assert pair.engine.core.scheduler.num_live == 0
 
 
 @cases("overlap", [True], exhaustive=[False])
 def test_an_engine_that_is_dropped_without_close_leaves_no_process(overlap: bool) -> None:
     with new_pair(overlap=overlap) as pair:
         llm, _ = pair
-        assert len(llm.generate("def", SequenceParams(max_tokens=2, ignore_eos=True))[0].samples[0].token_ids) == 2
+        assert len(llm.generate("def", SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
         del llm, pair
         gc.collect()
 
@@ -142,10 +143,10 @@ def test_closing_does_not_wait_for_a_rank_that_is_stopped_in_the_middle_of_a_ste
 ) -> None:
     monkeypatch.setattr(process_group, "TIMEOUT_S", 3600.0)
     with new_pair() as (llm, rank):
-        stream = llm.stream(PROMPTS[0], SequenceParams(max_tokens=100, ignore_eos=True))
+        stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=100, ignore_eos=True))
         next(stream)
         os.kill(rank, signal.SIGSTOP)
-        llm.core.launch()  # now rank 0 is in a step that the other rank has not begun
+        llm.engine.core.launch()  # now rank 0 is in a step that the other rank has not begun
         llm.close()
 
 
@@ -165,7 +166,7 @@ def test_an_interrupt_ends_the_wait_for_a_rank_that_is_stopped(monkeypatch: pyte
 
 def test_a_rank_that_dies_ends_running_requests() -> None:
     with new_pair() as (llm, rank):
-        stream = llm.stream(PROMPTS[0], SequenceParams(max_tokens=120, ignore_eos=True))
+        stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=120, ignore_eos=True))
         next(stream)
         os.kill(rank, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="the process of rank 1 ended with code -9"):
@@ -175,7 +176,7 @@ def test_a_rank_that_dies_ends_running_requests() -> None:
 
 INTERRUPTED_SCRIPT = """
 import os, signal, threading
-from roseinfer.engine.llm import LLM
+from roseinfer import LLM
 from tests.server.real_server import children, command_line
 
 llm = LLM("tiny", device="cpu", tensor_parallel_size=2, num_kv_blocks=20, threads=1)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from roseinfer import LLM
 from roseinfer.config.hub import resolve_model
 from roseinfer.core.clock import ManualClock, MonotonicClock
 from roseinfer.core.guide import GuideSpec
@@ -14,8 +15,8 @@ from roseinfer.core.plan import Admission, Row, StepPlan, TokenMasks
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.llm import LLM, make_engine_config
 from roseinfer.engine.messages import Add
+from roseinfer.engine.options import make_engine_config
 from roseinfer.runner.build import build_runner
 from roseinfer.runner.masks import HostMasks, MaskTable, RowMasks
 from roseinfer.runner.model_runner import ModelRunner
@@ -152,13 +153,13 @@ def said_under_guides(overlap: bool) -> dict[str, list[int]]:
     options: dict[str, Any] = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, "device": "cpu"}
     with LLM("tiny", **options, overlap=overlap) as llm, closing(tiny_runner(**options)) as runner:
         core = EngineCore(
-            llm.core.scheduler,
+            llm.engine.core.scheduler,
             ThreadedRunner(runner) if overlap else runner,
             MonotonicClock(),
             depth=1 + overlap,
-            eos_ids=llm.info.facts.eos_token_ids,
-            vocab_size=llm.info.facts.vocab_size,
-            guides=ArithmeticGuides(llm.info.facts.vocab_size),
+            eos_ids=llm.engine.info.facts.eos_token_ids,
+            vocab_size=llm.engine.info.facts.vocab_size,
+            guides=ArithmeticGuides(llm.engine.info.facts.vocab_size),
         )
         for i in range(3):
             params = SequenceParams(max_tokens=9, temperature=0.5 * i, seed=i, ignore_eos=True)

@@ -7,17 +7,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from roseinfer import LLM, SamplingParams
 from roseinfer.core.observer import PHASES
 from roseinfer.core.plan import Row, StepPlan
-from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.llm import LLM
 from roseinfer.runner.cuda_graphs import DecodeGraphs
 from roseinfer.runner.forward import Columns, EagerForward
 from roseinfer.runner.trace import ObservedRunner
 from tests.runner.fake_graphs import FakeRecorder
 
 ENGINE = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, "device": "cpu"}
-PARAMS = SequenceParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 
 
 class Recorder:
@@ -50,7 +49,7 @@ class Recorder:
 
 def texts(recorder: Recorder | None, **options) -> list[str]:
     with LLM("tiny", observer=recorder, **ENGINE, **options) as llm:
-        return [completion.text for completion in llm.generate(["def add(", "import"], PARAMS)]
+        return [answer.outputs[0].text for answer in llm.generate(["def add(", "import"], PARAMS)]
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer import LLM, SamplingParams
 from roseinfer.core.config.engine import ProfileConfig
 from roseinfer.core.errors import ConfigError
-from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.llm import LLM
 from roseinfer.runner.trace import TraceObserver
 from tests.server.real_server import RealServer
 
@@ -18,7 +17,7 @@ ENGINE = {"threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, "device": "cpu"}
 
 def generate(tokens: int, folder: Path, **options) -> None:
     with LLM("tiny", **ENGINE, profile=str(folder), **options) as llm:
-        llm.generate("def add(", SequenceParams(max_tokens=tokens, temperature=0.0, ignore_eos=True))
+        llm.generate("def add(", SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True))
 
 
 def spans(path: Path) -> list[str]:

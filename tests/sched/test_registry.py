@@ -21,7 +21,7 @@ from roseinfer.core.config.option import option
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Slo
 from roseinfer.core.traits import PolicyTraits
-from roseinfer.engine.llm import make_engine_config
+from roseinfer.engine.options import make_engine_config
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
@@ -336,8 +336,9 @@ def test_a_policy_from_outside_serves_from_a_config_file(site: Path) -> None:
     assert status == 0 and text.strip() == "lifo {'lifo_depth': 3}"
     run = (
         "from roseinfer import LLM; llm = LLM('tiny', threads=1, num_kv_blocks=64, max_num_seqs=2,"
-        "scheduling_policy='lifo', lifo_depth=3); print(llm.info.policy, len(llm.generate('def f(')[0].text) > 0)"
-    ).replace("from roseinfer import LLM", "from roseinfer.engine.llm import LLM")
+        "scheduling_policy='lifo', lifo_depth=3); (output,) = llm.generate('def f(')[0].outputs;"
+        "print(llm.engine.info.policy, len(output.text) > 0)"
+    )
     status, text = cli(site, code=run)
     assert status == 0 and text.strip().endswith("PolicyTraits(name='lifo', sheds=False, priorities=True) True")
 

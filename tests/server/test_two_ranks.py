@@ -9,8 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.llm import LLM
+from roseinfer import LLM, SamplingParams
 from tests.server.real_server import RealServer, alive, children, command_line, until
 
 TWO = ("--device", "cpu", "--tensor-parallel-size", "2", "--stall-timeout", "3", "--engine-timeout", "1")
@@ -46,7 +45,7 @@ def streams(server: RealServer) -> Iterator[list[Any]]:
 
 def test_the_text_equals_that_of_one_process(server: RealServer) -> None:
     with LLM("tiny", num_kv_blocks=80, max_num_seqs=16, threads=1) as alone, server.client() as client:
-        expected = alone.generate(PROMPT, SequenceParams(max_tokens=24, temperature=0.0))[0].text
+        expected = alone.generate(PROMPT, SamplingParams(max_tokens=24, temperature=0.0))[0].outputs[0].text
         done = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=24, temperature=0.0)
     assert done.choices[0].text == expected
 

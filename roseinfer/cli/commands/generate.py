@@ -11,11 +11,12 @@ from roseinfer.config.options import Group, OptionParser, OptionSet
 from roseinfer.core.errors import ConfigError, RequestFailedError
 from roseinfer.core.generation_config import AUTO, given_document
 from roseinfer.core.outputs import FinishReason
+from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 
 if TYPE_CHECKING:
     from roseinfer.engine.api import SequenceChunk
-    from roseinfer.engine.llm import LLM
+    from roseinfer.engine.local import LocalEngine
 
 NAME = "generate"
 HELP = "complete a prompt and print the text"
@@ -72,32 +73,36 @@ def run(args: Namespace) -> int:
         raise ConfigError("--system needs --chat")
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
 
-    from roseinfer.engine.llm import LLM
+    from roseinfer.engine.api import GenerateRequest
+    from roseinfer.engine.local import LocalEngine
+    from roseinfer.engine.options import make_engine_config
 
     engine_options = {option.name for group in ENGINE for option in group.options()}
-    with LLM(**{name: value for name, value in given.items() if name in engine_options}) as llm:
-        prompt_ids = _chat_ids(llm, text, args.system) if args.chat else llm.tokenizer.encode(text)
-        params = _params(llm, given, len(prompt_ids))
-        _print(llm.stream(prompt_ids, params), at_once=not args.stream)
+    config = make_engine_config(**{name: value for name, value in given.items() if name in engine_options})
+    with LocalEngine(config) as engine:
+        prompt_ids = _chat_ids(engine, text, args.system) if args.chat else engine.tokenizer.encode(text)
+        prompt = Prompt(prompt_ids, _params(engine, given, len(prompt_ids)))
+        steps = engine.run([GenerateRequest(request_id="0", prompt=prompt)])
+        _print((chunk for chunks in steps for _, chunk in chunks), at_once=not args.stream)
     return 0
 
 
-def _chat_ids(llm: "LLM", text: str, system: str | None) -> list[int]:
+def _chat_ids(engine: "LocalEngine", text: str, system: str | None) -> list[int]:
     from roseinfer.text.template_check import trusted_template
 
-    template = trusted_template(llm.tokenizer)
+    template = trusted_template(engine.tokenizer)
     if template is None:
-        raise ConfigError(f"--chat: {llm.info.model} has no chat template")
+        raise ConfigError(f"--chat: {engine.info.model} has no chat template")
     messages = [] if system is None else [{"role": "system", "content": system}]
     return template.encode([*messages, {"role": "user", "content": text}])
 
 
-def _params(llm: "LLM", given: dict[str, Any], prompt_tokens: int) -> SequenceParams:
+def _params(engine: "LocalEngine", given: dict[str, Any], prompt_tokens: int) -> SequenceParams:
     """Return sampling parameters: flags override the model's generation_config, which overrides the defaults. The
     default length fits the context.
     """
-    room = max(llm.info.facts.max_model_len - prompt_tokens, 1)
-    values = {"max_tokens": min(MAX_TOKENS, room), **llm.info.facts.default_sampling, **given}
+    room = max(engine.info.facts.max_model_len - prompt_tokens, 1)
+    values = {"max_tokens": min(MAX_TOKENS, room), **engine.info.facts.default_sampling, **given}
     return OPTIONS.build(SequenceParams, values)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
-from roseinfer.server.formats.sampling import RequestedLogprobs, fit, sampling_params, with_bad_token_ids
+from roseinfer.engine.live import fit_context
+from roseinfer.server.formats.sampling import RequestedLogprobs, sampling_params, with_bad_token_ids
 from roseinfer.server.formats.schemas import GenerationRequest, StreamOptions
 from roseinfer.server.formats.unsupported import ANY_TIER, check_extras
 from roseinfer.server.http.errors import bad_request
@@ -109,7 +110,7 @@ def build_job(
     prompts = []
     total = 0
     for entry in encoded:
-        fitted = fit(params, len(entry.ids), context, param)
+        fitted = fit_context(params, len(entry.ids), context, param)
         total += settings.n * (len(entry.ids) + fitted.max_tokens)
         prompts.append(Prompt(entry.ids, fitted, promised.meta, output.guide))
     if total > limits.max_total_tokens:

@@ -1,29 +1,16 @@
 """Constraint of an output from the fields `response_format`, `structured_outputs` and `guided_*`."""
 
 import re
-from typing import Any
-
-from orjson import JSONDecodeError, loads
 
 from roseinfer.core.guide import GuideSpec
-from roseinfer.grammar.constraint import (
-    JSON_OBJECT,
-    Choice,
-    Constraint,
-    GrammarText,
-    JsonOptions,
-    JsonSchema,
-    Regex,
-    StructuralTag,
-)
+from roseinfer.grammar.constraint import JSON_OBJECT, Constraint, JsonSchema, StructuralTag
+from roseinfer.grammar.structured_outputs import KINDS, OPTIONS, structured_constraint
 from roseinfer.server.formats.schemas import GenerationRequest, JsonSchemaFormat, ResponseFormat, StructuredOutputs
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import unknown_fields
 from roseinfer.server.request.grammars import Grammars, Proof
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-_OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 # Fields that set a constraint, or are named in a warning about one.
 CONSTRAINT_FIELDS = (
     "response_format",
@@ -43,7 +30,7 @@ class OutputConstraint:
     """Constraint that a request sets for its output, None without one. `param`: the field that sets it."""
 
     def __init__(self, request: GenerationRequest) -> None:
-        """Raise `ApiError` 400 that names the field."""
+        """Raise `ApiError` 400 or `InvalidRequestError` that names the field."""
         self.constraint: Constraint | None = None
         self.param = ""
         self.warnings: list[str] = []
@@ -117,60 +104,8 @@ def _of_json_schema(asked: JsonSchemaFormat, param: str, warnings: list[str]) ->
 
 # --- structured_outputs and guided_* ----------------------------------------------------------------------------
 def _of_outputs(asked: StructuredOutputs, param: str, warnings: list[str]) -> Constraint:
-    # `json_object: false` has no effect.
-    kinds = [name for name in _KINDS if getattr(asked, _attribute(name)) not in (None, False)]
-    if len(kinds) != 1:
-        found = f"got {', '.join(kinds)}" if kinds else "got none"
-        raise bad_request(f"{param} takes exactly one of {', '.join(_KINDS)}; {found}", param)
-    (kind,) = kinds
-    for name in _OPTIONS:
-        if kind not in ("json", "json_object", "structural_tag") and getattr(asked, name):
-            raise bad_request(f"{param}: {name} is for JSON only", param)
+    # `json` is a method of the model.
+    fields = {name: getattr(asked, "json_" if name == "json" else name) for name in (*KINDS, *OPTIONS)}
+    constraint = structured_constraint(fields, param)
     warnings += [f"{param}.{name}"[:100] for name in unknown_fields(asked)]
-    return _of_kind(asked, kind, param)
-
-
-def _of_kind(asked: StructuredOutputs, kind: str, param: str) -> Constraint:
-    options = _options(asked, param)
-    if kind == "json":
-        return JsonSchema(schema=_object(asked.json_, f"{param}: json", param), options=options)
-    if kind == "json_object":
-        return JsonSchema(schema=JSON_OBJECT.schema, strict=True, options=options)
-    if kind == "structural_tag":
-        spec = _object(asked.structural_tag, f"{param}: structural_tag", param)
-        return StructuralTag(spec=spec, options=options)
-    if kind == "choice":
-        assert asked.choice is not None
-        return Choice(asked.choice)
-    if kind == "regex":
-        assert asked.regex is not None
-        return Regex(asked.regex)
-    assert asked.grammar is not None
-    return GrammarText(asked.grammar)
-
-
-def _options(asked: StructuredOutputs, param: str) -> JsonOptions:
-    if asked.whitespace_pattern is not None and asked.disable_any_whitespace:
-        raise bad_request(f"{param}: whitespace_pattern and disable_any_whitespace cannot be combined", param)
-    return JsonOptions(
-        whitespace_pattern=asked.whitespace_pattern,
-        any_whitespace=not asked.disable_any_whitespace,
-        additional_properties=not asked.disable_additional_properties,
-    )
-
-
-def _object(value: str | dict[str, Any] | None, where: str, param: str) -> dict[str, Any]:
-    """Return an object, parsed if it is given as text."""
-    if isinstance(value, str):
-        try:
-            value = loads(value)
-        except JSONDecodeError as error:
-            raise bad_request(f"{where} is invalid JSON: {error}"[:300], param) from error
-    if not isinstance(value, dict):
-        raise bad_request(f"{where} must be an object", param)
-    return value
-
-
-def _attribute(name: str) -> str:
-    """Return the attribute of a field: `json` is a method of the model."""
-    return "json_" if name == "json" else name
+    return constraint

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roseinfer.core.request import context_error, kept_prompt_tokens
+from roseinfer.core.request import kept_prompt_tokens
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.live import resolve_bad_words
@@ -82,8 +82,8 @@ def sampling_params(
 ) -> tuple[SequenceParams, int | None]:
     """Return the parameters, and how many tokens at the end of each prompt to keep (None = all).
 
-    `max_tokens` None = the rest of the context. `fit` adapts the result to a prompt. Raises `InvalidRequestError` or
-    `ApiError` 400 naming the field.
+    `max_tokens` None = the rest of the context. `fit_context` adapts the result to a prompt. Raises
+    `InvalidRequestError` or `ApiError` 400 naming the field.
     """
     context = info.facts.max_model_len
     fields: dict[str, Any] = {
@@ -119,20 +119,6 @@ def sampling_params(
     # The server truncates prompts. "The rest of the context" is at least one token of output.
     kept = kept_prompt_tokens(params.truncate_prompt_tokens, 1 if max_tokens is None else max_tokens, context)
     return replace(params, truncate_prompt_tokens=None), kept
-
-
-def fit(params: SequenceParams, prompt_len: int, max_model_len: int, param: str = "prompt") -> SequenceParams:
-    """Clamp the output to the rest of the context after the prompt.
-
-    Raises `RequestTooLongError` naming `param`, the prompt's field, if nothing is left.
-    """
-    room = max_model_len - prompt_len
-    if room < min(1, params.max_tokens):
-        but = f"the prompt has {prompt_len} tokens, which leaves no room for an output"
-        raise context_error(max_model_len, but, param, prompt_len)
-    if params.max_tokens <= room:
-        return params
-    return replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
 
 
 def with_bad_token_ids(params: SequenceParams, tokenizer: Tokenizer, limits: Limits) -> SequenceParams:

@@ -8,13 +8,13 @@ from typing import Any
 import openai
 import pytest
 
-from roseinfer import LLM, SequenceParams
+from roseinfer import LLM, SamplingParams
 from tests.server.real_server import RealServer
 
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0.0}
 PROMPTS = ["def fibonacci(", "import os\n", "class Stack:\n", "def read(path):\n    "]
 MESSAGES: list[Any] = [{"role": "user", "content": "def fibonacci("}]
-PARAMS = SequenceParams(max_tokens=40, temperature=0.0)
+PARAMS = SamplingParams(max_tokens=40, temperature=0.0)
 
 
 def streamed(client: openai.OpenAI, **body: Any) -> str:
@@ -67,7 +67,7 @@ def test_truncated_prompts(client: openai.OpenAI, llm: LLM) -> None:
         body["extra_body"] = {"truncate_prompt_tokens": truncate}
         done = client.completions.create(**body)
         assert done.usage is not None and done.usage.prompt_tokens == kept
-        assert done.choices[0].text == llm.generate(text, params)[0].text == streamed(client, **body)
+        assert done.choices[0].text == llm.generate(text, params)[0].outputs[0].text == streamed(client, **body)
     chat: Any = client.chat.completions.create(
         **GREEDY,
         messages=[{"role": "user", "content": text}],
@@ -91,27 +91,27 @@ def holds(tokens: list[int], sequences: list[tuple[int, ...]]) -> bool:
 
 def test_bad_words(client: openai.OpenAI, llm: LLM) -> None:
     """Words are banned as the tokenizer writes them. The model may find another spelling."""
-    free = llm.generate(PROMPTS[0], PARAMS)[0]
+    free = llm.generate(PROMPTS[0], PARAMS)[0].outputs[0]
     word = banned_word(free.text)
-    spellings = llm.tokenizer.spellings(word)
-    assert holds(free.samples[0].token_ids, spellings)
+    spellings = llm.engine.tokenizer.spellings(word)
+    assert holds(free.token_ids, spellings)
     extra = {"bad_words": [word], "return_token_ids": True}
     body = {**GREEDY, "prompt": PROMPTS[0], "max_tokens": 40, "extra_body": extra}
     choice: Any = client.completions.create(**body, logprobs=1).choices[0]
     assert not holds(choice.token_ids, spellings)
-    (expected,) = llm.generate(PROMPTS[0], replace(PARAMS, bad_words=(word,)))
+    (expected,) = llm.generate(PROMPTS[0], replace(PARAMS, bad_words=[word]))[0].outputs
     assert choice.text == expected.text == streamed(client, **body)
     # Log probabilities are the model's own: what was banned is still the likeliest where it would have come.
     scores = zip(choice.logprobs.top_logprobs, choice.logprobs.tokens, strict=True)
     passed_over = [next(iter(top)) for top, token in scores if token not in list(top)[:1]]
-    assert any(llm.tokenizer.token_str(ids[-1]) == passed_over[0] for ids in spellings)
+    assert any(llm.engine.tokenizer.token_str(ids[-1]) == passed_over[0] for ids in spellings)
 
 
 def test_bad_words_in_every_sample_and_under_preemption(real: RealServer, client: openai.OpenAI, llm: LLM) -> None:
     """16 samples of 110 tokens need more than the cache holds."""
-    plain = replace(PARAMS, max_tokens=110, temperature=0.8, seed=5, ignore_eos=True)
-    words = tuple({banned_word(sample.text) for sample in llm.generate(PROMPTS[2], plain, n=16)[0].samples})
-    expected = llm.generate(PROMPTS[2], replace(plain, bad_words=words), n=16)[0].samples
+    plain = replace(PARAMS, n=16, max_tokens=110, temperature=0.8, seed=5, ignore_eos=True)
+    words = tuple({banned_word(sample.text) for sample in llm.generate(PROMPTS[2], plain)[0].outputs})
+    expected = llm.generate(PROMPTS[2], replace(plain, bad_words=words))[0].outputs
     preempted = real.metrics("vllm:num_preemptions_total")[0]
     done = client.completions.create(
         model="tiny",
@@ -124,14 +124,14 @@ def test_bad_words_in_every_sample_and_under_preemption(real: RealServer, client
     )
     assert real.metrics("vllm:num_preemptions_total")[0] > preempted
     assert [choice.text for choice in done.choices] == [sample.text for sample in expected]
-    banned = [ids for word in words for ids in llm.tokenizer.spellings(word)]
+    banned = [ids for word in words for ids in llm.engine.tokenizer.spellings(word)]
     assert len(words) > 1 and not any(holds(sample.token_ids, banned) for sample in expected)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_choice_among_allowed_tokens(client: openai.OpenAI, llm: LLM, stream: bool) -> None:
     choices = ["return", "class", "import"]
-    ids = [llm.tokenizer.encode(choice, add_special_tokens=False) for choice in choices]
+    ids = [llm.engine.tokenizer.encode(choice, add_special_tokens=False) for choice in choices]
     assert all(len(one) == 1 for one in ids), "each is one token"
     done: Any = client.chat.completions.create(
         **GREEDY,
@@ -207,7 +207,7 @@ def test_a_developer_speaks_like_the_system(client: openai.OpenAI) -> None:
 
 def test_many_stop_strings(client: openai.OpenAI, llm: LLM) -> None:
     """Evaluation harnesses send many stop strings."""
-    whole = llm.generate(PROMPTS[0], PARAMS)[0].text
+    whole = llm.generate(PROMPTS[0], PARAMS)[0].outputs[0].text
     stops = [f"\nNever {i}" for i in range(63)] + [whole[10:13]]
     done = client.completions.create(**GREEDY, prompt=PROMPTS[0], max_tokens=40, stop=stops)
     assert done.choices[0].text == whole[: whole.index(stops[-1])]
@@ -220,8 +220,8 @@ def test_many_stop_strings(client: openai.OpenAI, llm: LLM) -> None:
 
 def test_what_clients_ask_of_the_tokenizer(real: RealServer, llm: LLM) -> None:
     info = real.http.get("/tokenizer_info").json()
-    assert info["chat_template"] == llm.tokenizer.chat_template
-    assert {name: info[name] for name in llm.tokenizer.special_tokens} == llm.tokenizer.special_tokens
+    assert info["chat_template"] == llm.engine.tokenizer.chat_template
+    assert {name: info[name] for name in llm.engine.tokenizer.special_tokens} == llm.engine.tokenizer.special_tokens
 
 
 def test_a_wrong_method_names_the_right_ones(real: RealServer) -> None:

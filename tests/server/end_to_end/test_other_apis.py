@@ -13,7 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from roseinfer import LLM, SequenceParams
+from roseinfer import LLM, SamplingParams
 from tests.server.real_server import PATIENCE_S, RealServer
 
 MESSAGES = [{"role": "user", "content": "def fibonacci("}]
@@ -40,8 +40,8 @@ def claude(made: anthropic.Anthropic, real: RealServer) -> anthropic.Anthropic:
 @pytest.fixture(scope="module")
 def said(llm: LLM) -> tuple[str, int]:
     """Return the model's greedy output and the prompt's length, computed in this process."""
-    done = llm.chat(MESSAGES, SequenceParams(max_tokens=LENGTH, temperature=0.0))
-    return done.text, len(done.prompt_ids)
+    (done,) = llm.chat(MESSAGES, SamplingParams(max_tokens=LENGTH, temperature=0.0))
+    return done.outputs[0].text, len(done.prompt_token_ids)
 
 
 def test_a_response_whole_and_streamed(client: openai.OpenAI, said: tuple[str, int]) -> None:

@@ -8,8 +8,7 @@ import httpx
 import openai
 import pytest
 
-from roseinfer.core.sampling import SequenceParams
-from roseinfer.engine.llm import LLM
+from roseinfer import LLM, SamplingParams
 from tests.server.live import http_post
 from tests.server.real_server import PATIENCE_S, RealServer, until
 
@@ -31,8 +30,8 @@ COUNTERS = (
 @pytest.fixture(scope="module")
 def greedy(llm: LLM) -> dict[str, str]:
     """Return the greedy output of each of PROMPTS with at most LENGTH tokens, computed in this process."""
-    done = llm.generate(PROMPTS, SequenceParams(max_tokens=LENGTH, temperature=0.0))
-    return {prompt: completion.text for prompt, completion in zip(PROMPTS, done, strict=True)}
+    done = llm.generate(PROMPTS, SamplingParams(max_tokens=LENGTH, temperature=0.0))
+    return {prompt: answer.outputs[0].text for prompt, answer in zip(PROMPTS, done, strict=True)}
 
 
 # --- completions ------------------------------------------------------------------------------------------------
@@ -47,7 +46,7 @@ def test_greedy_text_is_that_of_the_engine_in_process(client: openai.OpenAI, gre
 
 
 def test_prompts_in_all_four_forms(client: openai.OpenAI, greedy: dict[str, str], llm: LLM) -> None:
-    ids = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    ids = [llm.engine.tokenizer.encode(prompt) for prompt in PROMPTS]
     forms: list[tuple[Any, int]] = [(PROMPTS[0], 1), (ids[0], 1), (list(PROMPTS), 4), (ids, 4)]
     for prompt, count in forms:
         done = client.completions.create(**GREEDY, prompt=prompt, max_tokens=LENGTH)
@@ -97,7 +96,7 @@ def test_scoring_a_prompt(client: openai.OpenAI, max_tokens: int) -> None:
 
 def test_scoring_a_text_finds_the_logprobs_it_was_written_with(client: openai.OpenAI, llm: LLM) -> None:
     """Token by token while decoding, or all at once as a prompt: the model is the same."""
-    ids = llm.tokenizer.encode(PROMPTS[1])
+    ids = llm.engine.tokenizer.encode(PROMPTS[1])
     options: Any = {"logprobs": 0, "extra_body": {"return_token_ids": True}}
     written = client.completions.create(**GREEDY, prompt=ids, max_tokens=24, **options).choices[0]
     scored = client.completions.create(
@@ -136,26 +135,26 @@ def test_a_repeated_prompt_is_found_in_the_cache(client: openai.OpenAI) -> None:
 
 
 def test_chat_whole_and_streamed(client: openai.OpenAI, llm: LLM) -> None:
-    expected = llm.chat(MESSAGES, SequenceParams(max_tokens=24, temperature=0.0))
+    (expected,) = llm.chat(MESSAGES, SamplingParams(max_tokens=24, temperature=0.0))
     whole = client.chat.completions.create(**GREEDY, messages=MESSAGES, max_completion_tokens=24)  # type: ignore[call-overload]
-    assert (whole.choices[0].message.role, whole.choices[0].message.content) == ("assistant", expected.text)
+    assert (whole.choices[0].message.role, whole.choices[0].message.content) == ("assistant", expected.outputs[0].text)
     assert whole.choices[0].finish_reason == "length"
     usage = whole.usage
-    assert (usage.prompt_tokens, usage.completion_tokens) == (len(expected.prompt_ids), 24)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(expected.prompt_token_ids), 24)
     assert usage.total_tokens == usage.prompt_tokens + 24
 
     options: Any = {"stream": True, "stream_options": {"include_usage": True}}
     chunks: Any = list(client.chat.completions.create(**GREEDY, messages=MESSAGES, max_tokens=24, **options))
     role, *deltas, end, last = chunks
     assert role.choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content for chunk in deltas) == expected.text
+    assert "".join(chunk.choices[0].delta.content for chunk in deltas) == expected.outputs[0].text
     assert end.choices[0].finish_reason == "length" and end.choices[0].delta.content is None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (usage.prompt_tokens, 24)
 
 
 def test_chat_stops_at_a_stop_token(client: openai.OpenAI, llm: LLM) -> None:
     """The first greedy token, named as a stop token, leaves nothing to say."""
-    expected = llm.chat(MESSAGES, SequenceParams(max_tokens=1, temperature=0.0)).samples[0].token_ids
+    expected = llm.chat(MESSAGES, SamplingParams(max_tokens=1, temperature=0.0))[0].outputs[0].token_ids
     done: Any = client.chat.completions.create(  # type: ignore[call-overload]
         **GREEDY, messages=MESSAGES, extra_body={"stop_token_ids": expected}
     )
@@ -193,8 +192,8 @@ def test_many_streams_at_once_say_what_each_says_alone(real: RealServer, greedy:
 def test_prompts_that_need_more_than_the_cache_holds(real: RealServer, client: openai.OpenAI, llm: LLM) -> None:
     """16 times 8 blocks of 80: some give theirs back on the way and compute them again."""
     preempted = real.metrics("vllm:num_preemptions_total")[0]
-    params = SequenceParams(max_tokens=110, temperature=0.0, ignore_eos=True)
-    expected = [completion.text for completion in llm.generate(PROMPTS, params)]
+    params = SamplingParams(max_tokens=110, temperature=0.0, ignore_eos=True)
+    expected = [answer.outputs[0].text for answer in llm.generate(PROMPTS, params)]
     body: Any = {"prompt": list(PROMPTS * 4), "max_tokens": 110, "extra_body": {"ignore_eos": True}}
     done = client.completions.create(**GREEDY, **body)
     assert [choice.text for choice in done.choices] == expected * 4
@@ -243,7 +242,7 @@ def test_tokenize_and_detokenize(real: RealServer, llm: LLM) -> None:
     for special, before in ((True, "<|endoftext|>"), (False, "")):
         asked = {"prompt": text, "add_special_tokens": special, "return_token_strs": True}
         there = real.http.post("/tokenize", json=asked).json()
-        assert there["tokens"] == llm.tokenizer.encode(text, special)
+        assert there["tokens"] == llm.engine.tokenizer.encode(text, special)
         assert there["count"] == len(there["tokens"]) == len(there["token_strs"])
         assert real.http.post("/detokenize", json={"tokens": there["tokens"]}).json() == {"prompt": before + text}
     chat = real.http.post("/tokenize", json={"messages": MESSAGES}).json()

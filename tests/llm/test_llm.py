@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from roseinfer import LLM, SamplingParams, StructuredOutputsParams
 from roseinfer.core.errors import (
     ConfigError,
     EngineClosedError,
@@ -18,66 +19,71 @@ from roseinfer.core.errors import (
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import FinishReason, SequenceOutput
 from roseinfer.core.request import Prompt
-from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Cause, Slo
+from roseinfer.engine.api import GenerateRequest
 from roseinfer.engine.core import IDLE_TURN_WAIT_S
-from roseinfer.engine.llm import LLM
 from roseinfer.engine.messages import Add, PriorOutput
 from tests.helpers.engine_info import engine_info
 from tests.helpers.engines import make_core
 
-GREEDY = SequenceParams(max_tokens=24, temperature=0.0)
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+
+
+def request(llm: LLM, prompt: str, name: str) -> GenerateRequest:
+    """Return a greedy request for the engine."""
+    ids = llm.engine.tokenizer.encode(prompt)
+    return GenerateRequest(request_id=name, prompt=Prompt(ids, GREEDY.for_sequence(max_tokens=0)))
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with LLM("tiny", num_kv_blocks=256, max_num_seqs=8, threads=1) as engine:
         yield engine
-        engine.core.scheduler.check_integrity()
-        assert engine.core.scheduler.num_live == 0
+        engine.engine.core.scheduler.check_integrity()
+        assert engine.engine.core.scheduler.num_live == 0
 
 
 def test_it_writes_python(llm: LLM) -> None:
-    text = llm.generate("def fibonacci(", SequenceParams(max_tokens=80, temperature=0.0))[0].text
+    text = llm.generate("def fibonacci(", SamplingParams(max_tokens=80, temperature=0.0))[0].outputs[0].text
     assert "):" in text
     assert "return" in text or '"""' in text
 
 
 def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM) -> None:
     prompts = ["import os\n", "class Queue:\n", "def main(", "for line in "]
-    together = [completion.samples[0].token_ids for completion in llm.generate(prompts, GREEDY)]
-    alone = [llm.generate(prompt, GREEDY)[0].samples[0].token_ids for prompt in prompts]
+    together = [answer.outputs[0].token_ids for answer in llm.generate(prompts, GREEDY)]
+    alone = [llm.generate(prompt, GREEDY)[0].outputs[0].token_ids for prompt in prompts]
     assert together == alone
 
 
 def test_streamed_text_adds_up_to_the_completion(llm: LLM) -> None:
-    whole = llm.generate("def main(", GREEDY)[0]
+    whole = llm.generate("def main(", GREEDY)[0].outputs[0]
     chunks = list(llm.stream("def main(", GREEDY))
     assert "".join(chunk.text for chunk in chunks) == whole.text
-    assert [i for chunk in chunks for i in chunk.token_ids] == whole.samples[0].token_ids
-    assert chunks[-1].finish_reason == whole.samples[0].finish_reason
+    assert [i for chunk in chunks for i in chunk.token_ids] == whole.token_ids
+    assert chunks[-1].finish_reason == whole.finish_reason
 
 
 def test_each_sample_reports_what_it_waited_for(llm: LLM) -> None:
-    first, second = llm.generate("def area(", SequenceParams(max_tokens=4, ignore_eos=True), n=2)[0].samples
+    first, second = llm.generate("def area(", SamplingParams(n=2, max_tokens=4, ignore_eos=True))[0].outputs
     assert first.why is not None and second.why is not None
     assert Cause.PARENT in dict(second.why.waited) and Cause.PARENT not in dict(first.why.waited)
     assert (first.why.steps, first.why.sat_out) == (second.why.steps, second.why.sat_out) == (4, 0)
 
 
 def test_leaving_a_stream_early_frees_it(llm: LLM) -> None:
-    stream = llm.stream("def main(", SequenceParams(max_tokens=200, temperature=0.0, ignore_eos=True))
+    stream = llm.stream("def main(", SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True))
     next(stream)
     with pytest.raises(InvalidRequestError, match="another call"):
         llm.generate("x", GREEDY)
     stream.close()
-    assert llm.core.scheduler.num_live == 0
+    assert llm.engine.core.scheduler.num_live == 0
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_closing_ends_a_stream_that_is_under_way(overlap: bool) -> None:
     llm = LLM("tiny", num_kv_blocks=20, overlap=overlap, threads=1)
-    stream, left = (llm.stream("def main(", SequenceParams(max_tokens=40, ignore_eos=True)) for _ in range(2))
+    stream, left = (llm.stream("def main(", SamplingParams(max_tokens=40, ignore_eos=True)) for _ in range(2))
     next(stream)
     llm.close()
     for each in (stream, left):
@@ -87,17 +93,18 @@ def test_closing_ends_a_stream_that_is_under_way(overlap: bool) -> None:
 
 def test_steps_bring_the_chunks_of_all_prompts(llm: LLM) -> None:
     prompts = ["import os\n", "def main("]
-    whole = [completion.samples[0].token_ids for completion in llm.generate(prompts, GREEDY)]
+    whole = [answer.outputs[0].token_ids for answer in llm.generate(prompts, GREEDY)]
     seen: list[list[int]] = [[], []]
-    for chunks in llm.stream_steps(prompts, GREEDY):
+    requests = [request(llm, prompt, str(i)) for i, prompt in enumerate(prompts)]
+    for chunks in llm.engine.run(requests):
         assert len(chunks) <= len(prompts)
         for number, chunk in chunks:
             seen[number] += chunk.token_ids
     assert seen == whole
-    steps = llm.stream_steps(prompts, GREEDY)
+    steps = llm.engine.run(requests)
     next(steps)
     steps.close()  # type: ignore[attr-defined]
-    assert not llm.core.busy
+    assert not llm.engine.core.busy
 
 
 def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,24 +112,24 @@ def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("roseinfer.engine.llm._Job.take", interrupt)
+        patch.setattr("roseinfer.llm.answers.AnswerBuilder.take", interrupt)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["def main(", "import "], GREEDY)
-    assert llm.core.scheduler.num_live == 0
-    assert llm.generate("def main(", GREEDY)[0].text
+    assert llm.engine.core.scheduler.num_live == 0
+    assert llm.generate("def main(", GREEDY)[0].outputs[0].text
 
 
 def test_samples_differ_and_seeds_repeat(llm: LLM) -> None:
-    params = SequenceParams(max_tokens=16, temperature=1.0, seed=11)
-    first = llm.generate("def ", params, n=3)[0]
-    assert len({sample.text for sample in first.samples}) == 3
-    again = llm.generate(["import ", "def ", "class "], params, n=3)[1]
-    assert [s.token_ids for s in again.samples] == [s.token_ids for s in first.samples]
+    params = SamplingParams(n=3, max_tokens=16, temperature=1.0, seed=11)
+    first = llm.generate("def ", params)[0]
+    assert len({output.text for output in first.outputs}) == 3
+    again = llm.generate(["import ", "def ", "class "], params)[1]
+    assert [output.token_ids for output in again.outputs] == [output.token_ids for output in first.outputs]
 
 
 def test_a_stop_string_ends_a_stream_with_its_times(llm: LLM) -> None:
-    whole = llm.generate("import os\n", GREEDY)[0].text
-    params = SequenceParams(max_tokens=24, temperature=0.0, stop=(whole[8:12],))
+    whole = llm.generate("import os\n", GREEDY)[0].outputs[0].text
+    params = SamplingParams(max_tokens=24, temperature=0.0, stop=(whole[8:12],))
     last = list(llm.stream("import os\n", params))[-1]
     assert last.finish_reason is FinishReason.STOP and last.times is not None
     assert 0 < last.times.arrival_s <= last.times.scheduled_s <= last.times.first_token_s <= last.times.finished_s
@@ -134,19 +141,19 @@ def test_idle_turns_do_not_make_a_busy_loop(monkeypatch: pytest.MonkeyPatch) -> 
     plan, asked = core.scheduler.plan, itertools.count(1)
     monkeypatch.setattr(core.scheduler, "plan", lambda now_s: None if next(asked) <= held_back_turns else plan(now_s))
     monkeypatch.setattr("roseinfer.engine.process.build_engine", lambda *args: (core, engine_info(max_model_len=64)))
-    monkeypatch.setattr("roseinfer.engine.llm.time.sleep", slept.append)
+    monkeypatch.setattr("roseinfer.engine.local.time.sleep", slept.append)
     with LLM("tiny") as idle_turn:
-        (completion,) = idle_turn.generate([[5, 6, 7]], SequenceParams(max_tokens=4, ignore_eos=True))
-    assert len(completion.samples[0].token_ids) == 4
+        (completion,) = idle_turn.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))
+    assert len(completion.outputs[0].token_ids) == 4
     assert slept == [IDLE_TURN_WAIT_S] * held_back_turns
 
 
 def test_output_that_cannot_be_decoded_ends_only_its_sequence(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fine, broken = (completion.samples[0].token_ids for completion in llm.generate(["import os\n", "class "], GREEDY))
+    fine, broken = (answer.outputs[0].token_ids for answer in llm.generate(["import os\n", "class "], GREEDY))
     planted = next(token for token in broken if token not in fine)
-    token_bytes = llm.tokenizer.token_bytes
+    token_bytes = llm.engine.tokenizer.token_bytes
 
     def poor(id: int) -> bytes:
         if id == planted:
@@ -154,159 +161,164 @@ def test_output_that_cannot_be_decoded_ends_only_its_sequence(
         return token_bytes(id)
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.tokenizer, "token_bytes", poor)
-        first, second = (completion.samples[0] for completion in llm.generate(["import os\n", "class "], GREEDY))
+        patch.setattr(llm.engine.tokenizer, "token_bytes", poor)
+        first, second = (answer.outputs[0] for answer in llm.generate(["import os\n", "class "], GREEDY))
     assert first.token_ids == fine and first.error is None
     assert second.finish_reason is FinishReason.ERROR
     assert "cannot decode the output: LookupError" in (second.error or "")
-    assert llm.core.scheduler.num_live == 0 and "planted" in caplog.text
+    assert llm.engine.core.scheduler.num_live == 0 and "planted" in caplog.text
 
 
 def test_stop_strings_and_log_probabilities(llm: LLM) -> None:
-    whole = llm.generate("import os\n", GREEDY)[0].text
+    whole = llm.generate("import os\n", GREEDY)[0].outputs[0].text
     stop = whole[8:12]
-    params = SequenceParams(max_tokens=24, temperature=0.0, stop=(stop,), logprobs=2, prompt_logprobs=1)
-    completion = llm.generate("import os\n", params)[0]
-    sample = completion.samples[0]
+    params = SamplingParams(max_tokens=24, temperature=0.0, stop=(stop,), logprobs=2, prompt_logprobs=1)
+    answer = llm.generate("import os\n", params)[0]
+    sample = answer.outputs[0]
     assert sample.text == whole[: whole.index(stop)]
     assert (sample.finish_reason, sample.stop_reason) == (FinishReason.STOP, stop)
-    assert [entry.token_id for entry in sample.logprobs or []] == sample.token_ids
-    assert all(entry.rank == 1 and len(entry.top) == 2 for entry in sample.logprobs or [])
-    scored = completion.prompt_logprobs or []
+    assert [next(iter(entry)) for entry in sample.logprobs or []] == sample.token_ids
+    assert all([found.rank for found in entry.values()] == [1, 2] for entry in sample.logprobs or [])
+    scored = answer.prompt_logprobs or []
     assert scored[0] is None
-    assert [entry.token_id for entry in scored[1:] if entry] == completion.prompt_ids[1:]
+    assert [next(iter(entry)) for entry in scored[1:] if entry] == answer.prompt_token_ids[1:]
 
 
 def test_bad_words_do_not_appear(llm: LLM) -> None:
     prompts = ["import os\n", "def main("]
-    for prompt, whole in zip(prompts, (c.text for c in llm.generate(prompts, GREEDY)), strict=True):
+    for prompt, whole in zip(
+        prompts, (answer.outputs[0].text for answer in llm.generate(prompts, GREEDY)), strict=True
+    ):
         words = [word for word in whole.split() if word.isalpha()]
         assert words
         word = max(words, key=len)
-        banned = SequenceParams(max_tokens=24, temperature=0.0, bad_words=(word,))
-        text = llm.generate(prompt, banned)[0].text
+        banned = SamplingParams(max_tokens=24, temperature=0.0, bad_words=(word,))
+        text = llm.generate(prompt, banned)[0].outputs[0].text
         assert text != whole and f" {word} " not in f" {text} "
     with pytest.raises(InvalidRequestError, match="bad_words"):
-        llm.generate("x", SequenceParams(bad_words=("\ud800",)))
+        llm.generate("x", SamplingParams(bad_words=("\ud800",)))
 
 
 def test_allowed_tokens_are_the_only_ones(llm: LLM) -> None:
-    allowed = tuple(sorted({*llm.tokenizer.encode("def return self pass\n")}))
-    params = SequenceParams(max_tokens=24, temperature=1.0, seed=3, allowed_token_ids=allowed, logprobs=0)
-    for sample in llm.generate("def main(", params, n=3)[0].samples:
+    allowed = tuple(sorted({*llm.engine.tokenizer.encode("def return self pass\n")}))
+    params = SamplingParams(n=3, max_tokens=24, temperature=1.0, seed=3, allowed_token_ids=allowed, logprobs=0)
+    for sample in llm.generate("def main(", params)[0].outputs:
         assert set(sample.token_ids) <= set(allowed)
     with pytest.raises(InvalidRequestError, match="vocabulary"):
-        llm.generate("x", SequenceParams(allowed_token_ids=(llm.info.facts.vocab_size,)))
+        llm.generate("x", SamplingParams(allowed_token_ids=(llm.engine.info.facts.vocab_size,)))
 
 
 def test_long_prompts_are_cut_at_their_start_when_asked(llm: LLM) -> None:
-    context = llm.info.facts.max_model_len
+    context = llm.engine.info.facts.max_model_len
     text = "x = 1\n" * context
-    whole = llm.tokenizer.encode(text)
+    whole = llm.engine.tokenizer.encode(text)
     with pytest.raises(RequestTooLongError):
         llm.generate(text, GREEDY)
     for truncate, kept in ((10, 10), (-1, context - GREEDY.max_tokens)):
         params = replace(GREEDY, truncate_prompt_tokens=truncate)
         for prompt in (text, whole):
-            completion = llm.generate(prompt, params)[0]
-            assert completion.prompt_ids[1:] == whole[1 - kept :] and len(completion.samples[0].token_ids) > 0
-        (ids,) = {len(completion.prompt_ids) for completion in llm.generate([text, whole], params)}
+            answer = llm.generate(prompt, params)[0]
+            assert answer.prompt_token_ids[1:] == whole[1 - kept :] and len(answer.outputs[0].token_ids) > 0
+        (ids,) = {len(answer.prompt_token_ids) for answer in llm.generate([text, whole], params)}
         assert ids == kept
     short = llm.generate("import os", replace(GREEDY, truncate_prompt_tokens=100))[0]
-    assert short.prompt_ids == llm.tokenizer.encode("import os")
+    assert short.prompt_token_ids == llm.engine.tokenizer.encode("import os")
     with pytest.raises(InvalidRequestError, match="truncate_prompt_tokens"):
         llm.generate("x", replace(GREEDY, truncate_prompt_tokens=context + 1))
-    chat = llm.chat([{"role": "user", "content": text}], replace(GREEDY, truncate_prompt_tokens=20))
-    assert len(chat.prompt_ids) == 20
+    (chat,) = llm.chat([{"role": "user", "content": text}], replace(GREEDY, truncate_prompt_tokens=20))
+    assert len(chat.prompt_token_ids) == 20
 
 
 def test_chat_goes_through_the_template(llm: LLM) -> None:
-    completion = llm.chat([{"role": "user", "content": "Write a Python function that adds two numbers."}], GREEDY)
-    assert completion.prompt_ids[0] in llm.tokenizer.special_ids
-    assert completion.samples[0].token_ids
+    (answer,) = llm.chat([{"role": "user", "content": "Write a Python function that adds two numbers."}], GREEDY)
+    assert answer.prompt_token_ids[0] in llm.engine.tokenizer.special_ids
+    assert answer.prompt is not None and "<|user|>Write a Python" in answer.prompt
+    assert answer.outputs[0].token_ids
 
 
-NAMES = GuideSpec(grammar='start: "def " /[a-z]{3,6}/ "(" /[a-z]/ ("," /[a-z]/){0,2} "):"')
+NAMES = StructuredOutputsParams(grammar='start: "def " /[a-z]{3,6}/ "(" /[a-z]/ ("," /[a-z]/){0,2} "):"')
 
 
 def test_an_output_follows_its_guide_and_others_do_not(llm: LLM) -> None:
     prompts = ["# a function\n", "# another\n"]
-    params = SequenceParams(max_tokens=24, temperature=1.0, seed=5)
-    guided, free = llm.generate(prompts, params, n=2, guide=[NAMES, None])
-    for sample in guided.samples:
+    plain = SamplingParams(n=2, max_tokens=24, temperature=1.0, seed=5)
+    named = replace(plain, structured_outputs=NAMES)
+    guided, free = llm.generate(prompts, [named, plain])
+    for sample in guided.outputs:
         assert re.fullmatch(r"def [a-z]{3,6}\([a-z](,[a-z]){0,2}\):", sample.text)
         assert sample.finish_reason is FinishReason.STOP
-    assert free.samples[0].token_ids == llm.generate(prompts[1], params)[0].samples[0].token_ids
-    again = llm.generate(prompts[0], params, n=2, guide=NAMES)[0]
-    assert [s.token_ids for s in again.samples] == [s.token_ids for s in guided.samples] and again.cached_tokens
+    assert free.outputs[0].token_ids == llm.generate(prompts[1], plain)[0].outputs[0].token_ids
+    again = llm.generate(prompts[0], named)[0]
+    assert [s.token_ids for s in again.outputs] == [s.token_ids for s in guided.outputs] and again.num_cached_tokens
 
 
 @pytest.mark.parametrize(
-    ("params", "guide"),
+    "params",
     [
-        (SequenceParams(max_tokens=20, temperature=0.0, logprobs=1), None),
-        (SequenceParams(max_tokens=20, temperature=0.9, seed=7, top_p=0.9, ignore_eos=True), None),
-        (SequenceParams(max_tokens=20, seed=8, presence_penalty=1.5, frequency_penalty=1.0), None),
-        (SequenceParams(max_tokens=20, seed=9, repetition_penalty=1.3, min_tokens=15, prompt_logprobs=0), None),
-        (SequenceParams(max_tokens=20, seed=10), NAMES),
+        SamplingParams(max_tokens=20, temperature=0.0, logprobs=1),
+        SamplingParams(max_tokens=20, temperature=0.9, seed=7, top_p=0.9, ignore_eos=True),
+        SamplingParams(max_tokens=20, seed=8, presence_penalty=1.5, frequency_penalty=1.0),
+        SamplingParams(max_tokens=20, seed=9, repetition_penalty=1.3, min_tokens=15, prompt_logprobs=0),
+        SamplingParams(max_tokens=20, seed=10, structured_outputs=NAMES),
     ],
 )
-def test_outputs_that_another_engine_began_continue_the_same(
-    llm: LLM, params: SequenceParams, guide: GuideSpec | None
-) -> None:
-    (whole,) = llm.generate("def main(", params, guide=guide)
-    (sample,) = whole.samples
+def test_outputs_that_another_engine_began_continue_the_same(llm: LLM, params: SamplingParams) -> None:
+    (whole,) = llm.generate("def main(", params)
+    (sample,) = whole.outputs
+    guide = None if params.structured_outputs is None else GuideSpec(grammar=str(NAMES.grammar))
+    prompt = Prompt(whole.prompt_token_ids, params.for_sequence(max_tokens=0), guide=guide)
     for cut in (1, len(sample.token_ids) // 2, len(sample.token_ids) - 1):
         said = PriorOutput(sample.token_ids[:cut], 0.5)
-        llm.core.add(Add(f"on {cut}", Prompt(whole.prompt_ids, params, guide=guide), outputs=[said]))
+        llm.engine.core.add(Add(f"on {cut}", prompt, outputs=[said]))
         more: list[SequenceOutput] = []
-        while llm.core.busy:
-            more += llm.core.step()
+        while llm.engine.core.busy:
+            more += llm.engine.core.step()
         assert said.token_ids + [token for output in more for token in output.token_ids] == sample.token_ids
         assert more[-1].end is not None and more[-1].end.reason is sample.finish_reason
         assert not any(output.prompt_logprobs or output.started for output in more)
         if sample.logprobs is not None:
             scores = [entry.logprob for output in more for entry in output.logprobs or ()]
-            assert scores == pytest.approx([entry.logprob for entry in sample.logprobs[cut:]], abs=1e-4)
+            expected = [next(iter(entry.values())).logprob for entry in sample.logprobs[cut:]]
+            assert scores == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("more", [{}, {"ignore_eos": True}, {"min_tokens": 20}, {"logprobs": 2, "temperature": 0.0}])
 def test_a_finished_grammar_ends_an_output_under_any_other_parameters(llm: LLM, more: dict[str, Any]) -> None:
-    guide = GuideSpec(grammar='start: "pass" "!"?')
-    (sample,) = llm.generate("def main():\n", SequenceParams(max_tokens=24, **more), guide=guide)[0].samples
+    outputs = StructuredOutputsParams(grammar='start: "pass" "!"?')
+    params = SamplingParams(max_tokens=24, structured_outputs=outputs, **more)
+    (sample,) = llm.generate("def main():\n", params)[0].outputs
     assert sample.text in ("pass", "pass!") and sample.finish_reason is FinishReason.STOP
     if more.get("logprobs"):
         assert len(sample.logprobs) == len(sample.token_ids)
 
 
 def test_a_guide_and_allowed_tokens_that_leave_nothing_end_only_that_output(llm: LLM) -> None:
-    (colon,) = llm.tokenizer.encode(":", add_special_tokens=False)
-    params = [SequenceParams(max_tokens=24, allowed_token_ids=(colon,)), SequenceParams(max_tokens=24)]
-    wrong, right = llm.generate(["x", "x"], params, guide=NAMES)
-    assert wrong.samples[0].finish_reason is FinishReason.ERROR
-    assert "the output's constraint forbids all" in wrong.samples[0].error
-    assert right.samples[0].finish_reason is FinishReason.STOP
+    (colon,) = llm.engine.tokenizer.encode(":", add_special_tokens=False)
+    free = SamplingParams(max_tokens=24, structured_outputs=NAMES)
+    wrong, right = llm.generate(["x", "x"], [replace(free, allowed_token_ids=[colon]), free])
+    assert wrong.outputs[0].finish_reason is FinishReason.ERROR
+    assert "the output's constraint forbids all" in (wrong.outputs[0].error or "")
+    assert right.outputs[0].finish_reason is FinishReason.STOP
 
 
 def test_a_grammar_that_does_not_compile_is_an_error_and_leaves_nothing(llm: LLM) -> None:
-    with pytest.raises(InvalidRequestError, match="unknown name"):
-        llm.generate(["x", "y"], GREEDY, guide=[GuideSpec(grammar="start: nothing"), NAMES])
-    assert llm.core.scheduler.num_live == 0 and not llm.core.busy
-    with pytest.raises(InvalidRequestError, match="1 guides for 2 prompts"):
-        llm.generate(["x", "y"], GREEDY, guide=[NAMES])
+    wrong = replace(GREEDY, structured_outputs=StructuredOutputsParams(grammar="start: nothing"))
+    with pytest.raises(InvalidRequestError, match=r"prompts\[1\]: structured_outputs: .*unknown name"):
+        llm.generate(["x", "y"], [GREEDY, wrong])
+    assert llm.engine.core.scheduler.num_live == 0 and not llm.engine.core.busy
 
 
 def test_with_one_invalid_request_nothing_runs(llm: LLM) -> None:
-    context = f"This model's maximum context length is {llm.info.facts.max_model_len} tokens"
-    with pytest.raises(RequestTooLongError, match=f"^{context}. .* 2 in the prompt and 1000000 "):
-        llm.generate(["fine", "x"], [GREEDY, SequenceParams(max_tokens=10**6)])
+    context = f"This model's maximum context length is {llm.engine.info.facts.max_model_len} tokens"
     with pytest.raises(RequestTooLongError, match=f"^{context}. .*the prompt has 5000 tokens"):
         llm.generate([[1] * 5000], GREEDY)
-    with pytest.raises(InvalidRequestError, match="vocabulary"):
-        llm.generate([[1, 10**6]], GREEDY)
-    with pytest.raises(InvalidRequestError, match="2 sampling parameters for 1"):
+    with pytest.raises(RequestTooLongError, match=rf"^prompts\[1\]: {context}. .*the prompt has 5000 tokens"):
+        llm.generate(["fine", [1] * 5000], GREEDY)
+    with pytest.raises(InvalidRequestError, match=r"prompts\[2\]: .*vocabulary"):
+        llm.generate(["fine", "fine", [1, 10**6]], GREEDY)
+    with pytest.raises(InvalidRequestError, match="sampling_params has 2 entries for 1 prompts"):
         llm.generate("x", [GREEDY, GREEDY])
-    assert not llm.core.busy
+    assert not llm.engine.core.busy
 
 
 @pytest.mark.parametrize("wrong", ["a", None, 1.5, [1]])
@@ -314,24 +326,24 @@ def test_a_prompt_with_an_invalid_token_is_rejected_and_leaves_nothing(llm: LLM,
     with pytest.raises(InvalidRequestError, match="integers") as caught:
         llm.generate([[1, 2, 3], [1, wrong]], GREEDY)
     assert caught.value.param == "prompt"
-    assert llm.core.scheduler.num_live == 0
-    assert llm.generate([1, 2, 3], GREEDY)[0].samples[0].token_ids
+    assert llm.engine.core.scheduler.num_live == 0
+    assert llm.generate([1, 2, 3], GREEDY)[0].outputs[0].token_ids
 
 
 def test_a_failure_while_prompts_are_queued_leaves_none_of_them_behind(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add, left = llm.core.add, iter([True, False])
+    add, left = llm.engine.core.add, iter([True, False])
 
     def fails_at_the_second(new: object) -> None:
         if not next(left):
             raise KeyboardInterrupt
         add(new)
 
-    monkeypatch.setattr(llm.core, "add", fails_at_the_second)
+    monkeypatch.setattr(llm.engine.core, "add", fails_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1, 2, 3], [1, 2]], GREEDY)
-    assert llm.core.scheduler.num_live == 0 and not llm.core.busy
+    assert llm.engine.core.scheduler.num_live == 0 and not llm.engine.core.busy
 
 
 def test_unknown_options_are_rejected() -> None:
@@ -341,10 +353,10 @@ def test_unknown_options_are_rejected() -> None:
 
 def test_objectives_without_a_server(llm: LLM) -> None:
     kept, away = Slo(ttft_s=100.0, tpot_s=10.0), Slo(ttft_s=1e-6)
-    (sample,) = llm.generate("def main(", GREEDY, slo=kept)[0].samples
-    assert sample.token_ids == llm.generate("def main(", GREEDY)[0].samples[0].token_ids
+    (sample,) = llm.generate("def main(", GREEDY, slo=kept)[0].outputs
+    assert sample.token_ids == llm.generate("def main(", GREEDY)[0].outputs[0].token_ids
     assert sample.finish_reason is FinishReason.LENGTH and sample.rejection is None
-    for sample in llm.generate("def main(", GREEDY, n=2, slo=away)[0].samples:
+    for sample in llm.generate("def main(", replace(GREEDY, n=2), slo=away)[0].outputs:
         assert sample.finish_reason is FinishReason.REJECTED and not sample.text
         assert sample.rejection is not None and sample.rejection.hopeless
 
@@ -358,7 +370,7 @@ def test_later_calls_fail_after_an_interrupt_during_a_step(monkeypatch: pytest.M
         def interrupted(handle: object) -> object:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(engine.core.runner, "collect", interrupted)
+        monkeypatch.setattr(engine.engine.core.runner, "collect", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.generate(["a", "b"], GREEDY)
         monkeypatch.undo()

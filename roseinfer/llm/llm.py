@@ -1,0 +1,309 @@
+"""Text generation in this process, without a server: `LLM("tiny").generate("def fibonacci(")`."""
+
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.observer import StepObserver
+from roseinfer.core.request import Prompt, RequestMeta, kept_prompt_tokens
+from roseinfer.core.slo import Slo
+from roseinfer.engine.api import GenerateRequest, SequenceChunk
+from roseinfer.engine.live import fit_context
+from roseinfer.engine.local import LocalEngine, naming_prompt
+from roseinfer.engine.options import make_engine_config
+from roseinfer.llm.answers import AnswerBuilder
+from roseinfer.llm.guides import GuideMaker
+from roseinfer.llm.options import engine_options
+from roseinfer.llm.outputs import RequestOutput
+from roseinfer.llm.progress import MakeBar, progress_bar
+from roseinfer.llm.prompts import Conversation, PromptInput, PromptType, as_batch, as_conversations, read_prompt
+from roseinfer.llm.sampling_params import SamplingParams
+from roseinfer.llm.templates import Templates
+from roseinfer.llm.tokenizer import LLMTokenizer
+
+log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+# Methods of vLLM's LLM that have no counterpart.
+_UNSUPPORTED = (
+    "apply_model",
+    "beam_search",
+    "classify",
+    "collective_rpc",
+    "embed",
+    "encode",
+    "reward",
+    "score",
+    "sleep",
+)
+
+
+class LLM:
+    """Model with an engine in this process. Not usable in a fork of it. Not thread safe; one call at a time.
+
+    It frees its memory when it is closed or garbage collected, and is a context manager that closes it.
+
+    Args:
+        model: `tiny` (embedded), a folder, a GGUF file, or a Hugging Face id.
+        observer: called for every step of the engine.
+        chat_template: source or file of a template that replaces the model's own.
+        options: options of the engine, as `roseinfer serve --help=all` lists them, with underscores: `dtype`,
+            `max_model_len`, `gpu_memory_utilization`, `tensor_parallel_size`, `quantization`, `seed`, ... Arguments of
+            vLLM's `LLM` have vLLM's meaning. Those without effect are logged. Those that are not supported are refused.
+
+    Raise `ConfigError` for an invalid or unsupported option, and `ModelNotFoundError` or `UnsupportedModelError` for a
+    model that cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] = "tiny",
+        *,
+        observer: StepObserver | None = None,
+        chat_template: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        known, notes = engine_options(options)
+        if notes:
+            log.warning("%s", "; ".join(notes))
+        self.engine = LocalEngine(make_engine_config(model=os.fspath(model), **known), observer)
+        self._templates = Templates(self.engine.tokenizer, chat_template)
+        facts = self.engine.info.facts
+        self._guides = GuideMaker(self.engine.tokenizer, facts.vocab_size, facts.eos_token_ids)
+        self._numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | MakeBar = True,
+        lora_request: object = None,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        slo: Slo | Sequence[Slo | None] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or many in a batch. Return results in the order of the prompts.
+
+        Args:
+            prompts: one prompt or a list. A prompt is text, a list of token ids, or a dictionary with `prompt` or
+                `prompt_token_ids`, and perhaps `cache_salt`.
+            sampling_params: for all prompts, or one for each; default: `get_default_sampling_params()`.
+            use_tqdm: show a progress bar, if standard error is a terminal; or a function that makes the bar.
+            lora_request: not supported.
+            priority: for all prompts, or one for each; lower runs sooner. Only with policies that use priorities.
+            tokenization_kwargs: `add_special_tokens` only.
+            slo: objectives of all requests, or of each, counted from now. The scheduler may reject a request that
+                cannot meet them.
+
+        Raise `InvalidRequestError` for an invalid prompt or parameter, before any of them runs. The message names the
+        number of the prompt.
+        """
+        _refuse_lora(lora_request)
+        special = _special_tokens_wanted(tokenization_kwargs)
+        inputs = as_batch(prompts)
+        answers = self._answers(
+            inputs,
+            lambda given, keep: self._tokenised(read_prompt(given), special, keep),
+            sampling_params,
+            priority,
+            slo,
+        )
+        return self._run(answers, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | MakeBar = True,
+        lora_request: object = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        priority: int | Sequence[int] | None = None,
+        slo: Slo | Sequence[Slo | None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several through the model's chat template. Return a list in either case.
+
+        Args:
+            messages: a list of dictionaries with `role` and `content`, or a list of such lists.
+            sampling_params: as in `generate`.
+            use_tqdm: as in `generate`.
+            lora_request: not supported.
+            chat_template: source or file of another template.
+            chat_template_content_format: `auto` or `string`: templates receive the text of a message.
+            add_generation_prompt: end the prompt with the opening of an assistant's turn.
+            continue_final_message: leave the last message open, so that the model continues it.
+            tools: tools that the template describes to the model. Calls are part of the output's text.
+            chat_template_kwargs: further variables of the template.
+            priority: as in `generate`.
+            slo: as in `generate`.
+
+        Raise the errors of `generate`, and `InvalidRequestError` if the template refuses the messages.
+        """
+        _refuse_lora(lora_request)
+        if chat_template_content_format not in ("auto", "string"):
+            message = f"chat_template_content_format {chat_template_content_format!r} is not supported (expected auto)"
+            raise InvalidRequestError(message, "chat_template_content_format")
+        conversations = as_conversations(messages)
+        template = self._templates.get(chat_template)
+        options: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
+        if tools is not None:
+            options["tools"] = list(tools)
+
+        def tokenised(given: Any, keep: int | None) -> PromptInput:
+            return PromptInput(template.render(given, **options), template.encode(given, keep_last=keep, **options))
+
+        return self._run(self._answers(conversations, tokenised, sampling_params, priority, slo), use_tqdm)
+
+    def stream(
+        self, prompt: PromptType, sampling_params: SamplingParams | None = None, *, slo: Slo | None = None
+    ) -> Iterator[SequenceChunk]:
+        """Yield the output of one prompt as it is generated. Leaving the loop early aborts the request.
+
+        Arguments are those of `generate`. The first step of the loop raises its errors.
+        """
+        (answer,) = self._answers(
+            [prompt], lambda given, keep: self._tokenised(read_prompt(given), True, keep), sampling_params, None, slo
+        )
+        with closing(self.engine.run([answer.request])) as steps:
+            for chunks in steps:
+                for _, chunk in chunks:
+                    yield chunk
+
+    def get_tokenizer(self) -> LLMTokenizer:
+        """Return the model's tokenizer, with the interface of transformers' tokenizers."""
+        return LLMTokenizer(self.engine.tokenizer, self._templates)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters that apply if a call gives none: the model's own and, beyond these, the defaults."""
+        defaults: dict[str, Any] = dict(self.engine.info.facts.default_sampling)
+        return SamplingParams(**defaults)
+
+    def close(self) -> None:
+        """Stop the engine and free its memory. Later calls raise `EngineClosedError`."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    if not TYPE_CHECKING:  # a type checker knows that other attributes do not exist
+
+        def __getattr__(self, name: str) -> Any:
+            hint = " is not supported; see docs/from-vllm.md" if name in _UNSUPPORTED else " does not exist"
+            raise AttributeError(f"LLM.{name}{hint}", name=name, obj=self)
+
+    # --- internals ------------------------------------------------------------------------------------------------
+    def _answers(
+        self,
+        inputs: Sequence[Any],
+        tokenised: Callable[[Any, int | None], PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int] | None,
+        slo: Slo | Sequence[Slo | None] | None,
+    ) -> list[AnswerBuilder]:
+        """Make the requests of a call. `tokenised`: makes a prompt, of its last tokens only if a number is given."""
+        count = len(inputs)
+        default = self.get_default_sampling_params() if sampling_params is None else None
+        all_params = _each(default or sampling_params, SamplingParams, count, "sampling_params")
+        priorities = _each(priority or 0, int, count, "priority")
+        slos = _each(slo, Slo, count, "slo", optional=True)
+        if any(priorities) and not self.engine.info.policy.priorities:
+            message = f"priority is not supported by the scheduling policy {self.engine.info.policy.name}"
+            raise InvalidRequestError(message, "priority", "unsupported_field")
+        answers = []
+        for number, (given, params) in enumerate(zip(inputs, all_params, strict=True)):
+            with naming_prompt(number, count):
+                answers.append(self._answer(given, tokenised, params, priorities[number], slos[number]))
+        return answers
+
+    def _answer(
+        self,
+        given: Any,
+        tokenised: Callable[[Any, int | None], PromptInput],
+        params: SamplingParams,
+        priority: int,
+        slo: Slo | None,
+    ) -> AnswerBuilder:
+        context = self.engine.info.facts.max_model_len
+        fields = params.for_sequence(max_tokens=context)
+        # "The rest of the context" is at least one token of output.
+        wanted = 1 if params.max_tokens is None else fields.max_tokens
+        prompt = tokenised(given, kept_prompt_tokens(fields.truncate_prompt_tokens, wanted, context))
+        assert prompt.ids is not None
+        guide = None if params.structured_outputs is None else self._guides.guide(params.structured_outputs)
+        meta = RequestMeta(slo=slo, priority=priority, cache_salt=prompt.cache_salt)
+        fitted = fit_context(fields, len(prompt.ids), context)
+        request = GenerateRequest(
+            request_id=str(next(self._numbers)), prompt=Prompt(prompt.ids, fitted, meta, guide), n=params.n
+        )
+        return AnswerBuilder(request, prompt.text, self.engine.tokenizer, params.detokenize)
+
+    def _tokenised(self, prompt: PromptInput, add_special_tokens: bool, keep: int | None) -> PromptInput:
+        ids = prompt.ids
+        if ids is None:
+            assert prompt.text is not None
+            ids = self.engine.tokenizer.encode(prompt.text, add_special_tokens, keep)
+        elif keep is not None:
+            ids = ids[-keep:]
+        return PromptInput(prompt.text, ids, prompt.cache_salt)
+
+    def _run(self, answers: list[AnswerBuilder], use_tqdm: bool | MakeBar) -> list[RequestOutput]:
+        requests = [answer.request for answer in answers]
+        with progress_bar(use_tqdm, len(answers)) as ended, closing(self.engine.run(requests)) as steps:
+            for chunks in steps:
+                for number, chunk in chunks:
+                    answer = answers[number]
+                    answer.take(chunk)
+                    if answer.open == 0:
+                        ended(len(answer.request.prompt.ids), answer.output_tokens)
+        return [answer.output() for answer in answers]
+
+
+def _each(given: Any, kind: type[Value], count: int, name: str, optional: bool = False) -> list[Any]:
+    """Return one value for each of `count` prompts. Raise `InvalidRequestError` for other types or another number."""
+    if isinstance(given, kind) or (optional and given is None):
+        return [given] * count
+    expected = f"{name} must be {kind.__name__}, or a list with one for each prompt"
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise InvalidRequestError(f"{expected}; got {type(given).__name__}", name)
+    values = list(given)
+    wrong = next((value for value in values if not isinstance(value, kind) and not (optional and value is None)), None)
+    if wrong is not None:
+        raise InvalidRequestError(f"{expected}; got a list with {type(wrong).__name__}", name)
+    if len(values) != count:
+        raise InvalidRequestError(f"{name} has {len(values)} entries for {count} prompts", name)
+    return values
+
+
+def _refuse_lora(lora_request: object) -> None:
+    if lora_request:
+        raise InvalidRequestError("lora_request is not supported: LoRA adapters; see docs/from-vllm.md", "lora_request")
+
+
+def _special_tokens_wanted(kwargs: Mapping[str, Any] | None) -> bool:
+    given = dict(kwargs or {})
+    wanted = given.pop("add_special_tokens", True)
+    if given:
+        message = f"tokenization_kwargs: {min(given)} is not supported (expected add_special_tokens)"
+        raise InvalidRequestError(message, "tokenization_kwargs")
+    return bool(wanted)

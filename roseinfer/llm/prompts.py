@@ -1,0 +1,111 @@
+"""Prompts in the forms that `LLM` takes."""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, NotRequired, TypedDict
+
+from roseinfer.core.errors import InvalidRequestError
+
+
+class TextPrompt(TypedDict):
+    """Prompt as text. Only prompts with the same `cache_salt` share cached prefixes."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """Prompt as token ids. `prompt`: its text, which is only returned."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
+Message = Mapping[str, Any]
+Conversation = Sequence[Message]
+
+_EXPECTED = "text, a list of token ids, or a dictionary with 'prompt' or 'prompt_token_ids'"
+_MEDIA = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "prompt_embeds", "encoder_prompt")
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInput:
+    """One prompt: text, token ids, or both, which are then not tokenised again."""
+
+    text: str | None
+    ids: list[int] | None
+    cache_salt: str = ""
+
+
+def as_batch(prompts: Any) -> list[Any]:
+    """Return a list of prompts from one or several. Raise `InvalidRequestError` for what is neither."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise InvalidRequestError(f"prompts must be {_EXPECTED}, or a list of these; got {_kind(prompts)}", "prompts")
+    batch = list(prompts)
+    return [batch] if batch and all(isinstance(item, Integral) for item in batch) else batch
+
+
+def read_prompt(prompt: Any) -> PromptInput:
+    """Raise `InvalidRequestError` for a prompt of another type."""
+    if isinstance(prompt, str):
+        return PromptInput(prompt, None)
+    if isinstance(prompt, Mapping):
+        return _read_dictionary(prompt)
+    if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+        raise InvalidRequestError(f"a prompt must be {_EXPECTED}; got {_kind(prompt)}", "prompt")
+    return PromptInput(None, _as_ids(prompt))
+
+
+def as_conversations(messages: Any) -> list[list[dict[str, Any]]]:
+    """Return a list of conversations from one or several. Raise `InvalidRequestError` for what is neither."""
+    expected = "messages must be a list of dictionaries with 'role' and 'content', or a list of such lists"
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        raise InvalidRequestError(f"{expected}; got {_kind(messages)}", "messages")
+    given = list(messages)
+    if not given or all(isinstance(item, Mapping) for item in given):
+        return [_as_dictionaries(given)]
+    if any(isinstance(item, str | bytes | Mapping) or not isinstance(item, Iterable) for item in given):
+        wrong = next(item for item in given if not isinstance(item, Mapping))
+        raise InvalidRequestError(f"{expected}; got a list with {_kind(wrong)}", "messages")
+    return [_as_dictionaries(conversation) for conversation in given]
+
+
+def _as_dictionaries(messages: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return messages as dictionaries. Others are left for the template, which names them."""
+    return [dict(message) if isinstance(message, Mapping) else message for message in messages]
+
+
+def _read_dictionary(prompt: Mapping[str, Any]) -> PromptInput:
+    media = next((name for name in _MEDIA if prompt.get(name)), None)
+    if media is not None:
+        raise InvalidRequestError(f"{media} is not supported: prompts are text or token ids", media)
+    unknown = next((name for name in prompt if name not in _KEYS and name not in _MEDIA), None)
+    if unknown is not None:
+        raise InvalidRequestError(f"unknown key {unknown!r} in a prompt; known: {', '.join(_KEYS)}", "prompt")
+    text, ids, salt = (prompt.get(name) for name in _KEYS)
+    if text is None and ids is None:
+        raise InvalidRequestError(f"a prompt must be {_EXPECTED}; got a dictionary without both keys", "prompt")
+    for name, value in (("prompt", text), ("cache_salt", salt)):
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequestError(f"{name} must be text, got {_kind(value)}", name)
+    if ids is not None and (isinstance(ids, str | bytes) or not isinstance(ids, Iterable)):
+        raise InvalidRequestError(f"prompt_token_ids must be a list of integers, got {_kind(ids)}", "prompt_token_ids")
+    return PromptInput(text, None if ids is None else _as_ids(ids), salt or "")
+
+
+def _as_ids(prompt: Iterable[Any]) -> list[int]:
+    try:
+        return list(map(operator.index, prompt))
+    except TypeError:
+        raise InvalidRequestError("the token ids of a prompt must be integers", "prompt") from None
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
