@@ -64,7 +64,7 @@ class SamplingParams:
         prompt_logprobs: the same for prompt tokens.
         structured_outputs: constraint of the output.
         skip_special_tokens: leave special tokens out of the text.
-        detokenize: False: outputs have token ids and no text. `stop` and `bad_words` need the text.
+        detokenize: False: outputs have token ids and no text; `stop` needs the text.
         truncate_prompt_tokens: number of the prompt's last tokens to use; -1 = as many as leave room for the output.
         best_of: not supported.
         logits_processors: not supported.
