@@ -27,7 +27,9 @@ def num_kv_blocks(
         blocks = config.kv_cache_memory_bytes // bytes_per_block
         if blocks == 0:
             given = config.kv_cache_memory_bytes
-            raise ConfigError(f"kv_cache_memory_bytes is {given}, but one KV block takes {bytes_per_block} bytes")
+            raise ConfigError(
+                f"kv_cache_memory_bytes is {given}, but one KV block takes {bytes_per_block} bytes; raise it"
+            )
         return blocks
     available = default_bytes()
     blocks = min(blocks_of_use, available // bytes_per_block)

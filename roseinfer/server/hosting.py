@@ -224,7 +224,11 @@ def listen(config: ServerConfig) -> socket.socket:
         listener = socket.create_server((config.host, config.port), family=family, backlog=MAX_BACKLOG)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        hint = "; stop the other server or choose another --port" if error.errno == errno.EADDRINUSE else ""
+        hint = (
+            "; stop the other server, or choose another --port (0 = any free one)"
+            if error.errno == errno.EADDRINUSE
+            else ""
+        )
         raise ConfigError(f"cannot listen on {config.host} port {config.port}: {reason}{hint}") from error
     # Connections inherit it. Without it the body, written after the header, waits 40 ms for the client's delayed
     # acknowledgement.

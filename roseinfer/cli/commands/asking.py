@@ -1,8 +1,10 @@
 """Server of `chat` and `complete`: one that is running, or one started for them."""
 
+import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roseinfer.cli.commands.groups import ENGINE
@@ -18,6 +20,7 @@ from roseinfer.core.progress import report, stage
 if TYPE_CHECKING:
     from roseinfer.cli.terminal.own_server import OwnServer
 
+_ADDRESS = re.compile(r"[\w.-]+:\d+(/v1)?/?")
 SERVER, ANSWERS = Group(RemoteConfig, "server"), Group(AskConfig, "answers")
 # One person asks one question at a time: fewer seats start faster and leave more memory for the context.
 DEFAULT_OWN_SEATS = 4
@@ -30,7 +33,10 @@ def add_quick(parser: OptionParser, help: str) -> None:
 def read(options: OptionSet, args: Namespace) -> dict[str, Any]:
     """Return the given options; MODEL may be a URL. Raises `ConfigError`."""
     given = options.read(args)
-    if is_url(str(given.get("model", ""))):
+    model = str(given.get("model", ""))
+    if _ADDRESS.fullmatch(model) and not Path(model).exists():
+        raise ConfigError(f"{model!r} is no model; if it is a server, write http://{model}")
+    if is_url(model):
         if "url" in given:
             raise ConfigError("url is given twice")
         given["url"] = given.pop("model")

@@ -131,6 +131,8 @@ class Remote:
 
     def _lost(self, error: Exception) -> UnreachableError:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, ConnectionRefusedError):
+            reason += " (start a server there, for example with `roseinfer serve`)"
         return UnreachableError(f"cannot reach {self.url}: {reason}")
 
 
@@ -143,7 +145,11 @@ def _error_of(body: bytes) -> Mapping[str, Any]:
     try:
         answer = json.loads(body)
     except ValueError:
-        return {"message": body[:200].decode("utf-8", "replace").strip()}
+        text = body[:200].decode("utf-8", "replace").strip()
+        is_page = text.lower().startswith(("<!doctype", "<html"))
+        return {
+            "message": "the answer is a web page (is this the URL of an OpenAI-compatible server?)" if is_page else text
+        }
     return _fields(answer.get("error", answer)) if isinstance(answer, dict) else {}
 
 

@@ -280,6 +280,8 @@ def test_what_is_no_text_is_not_asked(
         (["--slo", "soon"], "--slo: unknown objective 'soon'"),
         (["--max-tokens", "0"], "--max-tokens must be positive"),
         (["ftp://x"], "no such folder"),
+        (["localhost:8000"], "'localhost:8000' is no model; if it is a server, write http://localhost:8000"),
+        (["http://127.0.0.1:1"], "Connection refused (start a server there, for example with `roseinfer serve`)"),
     ],
 )
 def test_wrong_options_start_nothing(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,10 @@ def test_what_is_no_url(url: str) -> None:
     ("answer", "error"),
     [
         (b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 4\r\n\r\nnope", "rejected \\(502\\): nope"),
+        (
+            b"HTTP/1.1 404 Not Found\r\nContent-Length: 15\r\n\r\n<!DOCTYPE HTML>",
+            "rejected \\(404\\): the answer is a web page",
+        ),
         (b'HTTP/1.1 400 Bad\r\nContent-Length: 16\r\n\r\n{"error": "why"}', "rejected \\(400\\): why"),
         (b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices": []}\n\n', "closed the connection before the end"),
         (b"HTTP/1.1 200 OK\r\n\r\ndata: {", "not JSON"),
