@@ -104,7 +104,7 @@ def delays_of(timeline: Timeline, before: Phase, after: Phase) -> dict[str, tupl
 
 
 def expected(delays: dict[str, float], ran_s: float, share: float) -> set[str]:
-    """Return the names that the rule of docs/why.md allows; several if times are equal but for rounding."""
+    """Return the names that the rule of docs/how-to/why.md allows; several if times are equal but for rounding."""
     late_s = (sum(delays.values()) + ran_s) * (1 - share)
     longest, close = max(delays.values()), 1e-6
     names = {name for name, seconds in delays.items() if seconds > longest - close}
