@@ -22,6 +22,7 @@ from roseinfer.bench.config import OpenLoopConfig
 from roseinfer.bench.exchange import Clock, Exchange, send_request
 from roseinfer.bench.requests import RequestTemplate, authorization, fixed_work
 from roseinfer.core.errors import ConfigError, RoseinferError
+from roseinfer.core.extras import install_command
 from roseinfer.core.interrupts import sigint_blocked
 
 START_DELAY_S = 0.1
@@ -117,7 +118,7 @@ def check_client() -> None:
     try:
         import aiohttp  # noqa: F401
     except ImportError as error:
-        raise ConfigError("the client needs aiohttp: pip install 'roseinfer[bench]'") from error
+        raise ConfigError(f"the client needs aiohttp: {install_command('bench')}") from error
 
 
 def first_model(config: OpenLoopConfig, headers: Mapping[str, str] | None = None) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.extras import install_command
 
 PANELS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "latency_ms": "Latency"}
 
@@ -12,7 +13,7 @@ def check_plot(path: str) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
-        raise ConfigError("plot needs matplotlib: pip install 'roseinfer[bench]'") from error
+        raise ConfigError(f"plot needs matplotlib: {install_command('bench')}") from error
     kind = path.rpartition(".")[2]
     if kind not in FigureCanvasAgg.get_supported_filetypes():
         raise ConfigError(f"plot: {path!r} must end in a picture format, such as .png")

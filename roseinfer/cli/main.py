@@ -20,6 +20,13 @@ DESCRIPTION = "An LLM inference engine and OpenAI-compatible server."
 MODEL_COMMANDS = frozenset(
     {"serve", "engine", "deploy", "generate", "calibrate", "bench latency", "bench throughput", "bench streaming"}
 )
+EXAMPLES = (
+    "roseinfer serve                                     the embedded model on http://127.0.0.1:8000",
+    "roseinfer serve Qwen/Qwen3-0.6B --max-model-len 8k  a model of the Hugging Face hub",
+    "roseinfer chat model.Q4_K_M.gguf                    a conversation in the terminal",
+    "roseinfer top                                       promises, engines and slow requests of a server",
+    "roseinfer COMMAND --help                            options of a command",
+)
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -30,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     prepare_cpu_libraries()
     _replace_unencodable()
-    parser = OptionParser(prog="roseinfer", description=DESCRIPTION)
+    parser = OptionParser(prog="roseinfer", description=DESCRIPTION, examples=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"roseinfer {__version__}")
     _add_commands(parser, COMMANDS)
     args = parser.parse_args(argv)
@@ -77,7 +84,9 @@ def _described(make: Callable[..., OptionParser], command: Command, prog: str) -
     """Make a parser with the command's usage, description and options."""
     positionals = [group.positional for group in command.OPTIONS.groups if group.positional]
     usage = " ".join([prog, *(f"[{name.upper()}]" for name in positionals), "[options]"])
-    parser = make(usage=usage, description=f"{command.HELP[0].upper()}{command.HELP[1:]}.")
+    common, examples = getattr(command, "COMMON", ()), getattr(command, "EXAMPLES", ())
+    described = f"{command.HELP[0].upper()}{command.HELP[1:]}."
+    parser = make(usage=usage, description=described, common=common, examples=examples)
     add_arguments(command, parser)
     return parser
 

@@ -164,7 +164,7 @@ class Option:
 
     def _described(self) -> str:
         text = self.help
-        if self.default not in (None, ()) and self.default is not dataclasses.MISSING and "default:" not in text:
+        if self.default not in (None, (), "") and self.default is not dataclasses.MISSING and "default:" not in text:
             shown = {True: "on", False: "off"}[self.default] if isinstance(self.default, bool) else self.default
             text = f"{text} (default: {shown})".lstrip()
         return text.replace("%", "%%")
@@ -346,16 +346,65 @@ class _VllmOption(argparse.Action):
         setattr(namespace, VLLM_GIVEN, given)
 
 
+class _HelpWord(argparse.Action):
+    """`--help` shows the common options, `--help=all` all, `--help=WORD` those that contain the word."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        assert isinstance(parser, OptionParser)
+        word = values or ""
+        text = parser.format_help() if word == "all" else parser.format_some_help(word.removeprefix("--"))
+        sys.stdout.write(text)
+        parser.exit()
+
+
 class OptionParser(argparse.ArgumentParser):
     """Argument parser that accepts `--max_num_seqs` for `--max-num-seqs` and no abbreviations.
 
     An unknown option is reported by the command's own parser (`parser` in the namespace), with the most similar option.
+    `common`: options that `--help` shows; the others need `--help=all`. `examples`: command lines, which it ends with.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, **options})
+    def __init__(self, *, common: Sequence[str] = (), examples: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, "add_help": not common, **options})
+        self._common = common
+        self._examples = examples
+        if common:
+            help = "show these common options; --help=all: all options; --help=WORD: those that contain the word"
+            self.add_argument("-h", "--help", action=_HelpWord, nargs="?", metavar="WORD", help=help)
         # What adds hidden options when this parser is first used: building those of all commands takes 0.1 s.
         self.later: list[Callable[[argparse.ArgumentParser], None]] = []
+
+    def format_help(self) -> str:
+        return super().format_help() + self._format_examples()
+
+    def format_some_help(self, word: str) -> str:
+        """Return the help on the options that contain a word, with their groups; on the common ones for no word."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        if not word:
+            formatter.add_text(self.description)
+            formatter.start_section("common options")
+            shown = [action for action in self._actions if self._is_common(action)]
+            formatter.add_arguments(sorted(shown, key=lambda action: bool(action.option_strings)))
+            formatter.end_section()
+            return formatter.format_help() + self._format_examples()
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_arguments([action for action in group._group_actions if _has_word(action, word)])
+            formatter.end_section()
+        found = formatter.format_help()
+        return found if "--" in found else f"no option contains {word!r}\n"
+
+    def _is_common(self, action: argparse.Action) -> bool:
+        named = action.dest in self._common and action.help != argparse.SUPPRESS
+        return named or not action.option_strings or isinstance(action, _HelpWord)
+
+    def _format_examples(self) -> str:
+        if not self._examples:
+            return ""
+        return "\nexamples:\n" + "".join(f"  {example}\n" for example in self._examples)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         while self.later:
@@ -380,6 +429,11 @@ class OptionParser(argparse.ArgumentParser):
     def _suggestion(self, unknown: str) -> str:
         near = difflib.get_close_matches(unknown.partition("=")[0], self._option_string_actions, 1)
         return f"; did you mean {near[0]}?" if near else ""
+
+
+def _has_word(action: argparse.Action, word: str) -> bool:
+    texts = (*action.option_strings, action.help or "")
+    return action.help != argparse.SUPPRESS and any(word.lower() in text.lower() for text in texts)
 
 
 def with_dashes(args: Iterable[str]) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.core.extras import install_command
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -115,7 +116,7 @@ def require_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
-        raise ResourceError("making certificates needs cryptography: pip install 'roseinfer[tls]'") from error
+        raise ResourceError(f"making certificates needs cryptography: {install_command('tls')}") from error
 
 
 def check_host(name: str) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.core.extras import install_command
 from roseinfer.kv.events import BlockRemoved, KvEvent, KvEvents
 
 log = logging.getLogger("roseinfer.engine")
@@ -181,5 +182,5 @@ def _zmq() -> Any:
     try:
         import zmq
     except ImportError as error:
-        raise ConfigError("kv_events_endpoint needs ZeroMQ: pip install 'roseinfer[kv-events]'") from error
+        raise ConfigError(f"kv_events_endpoint needs ZeroMQ: {install_command('kv-events')}") from error
     return zmq

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.extras import install_command
 
 
 def check_plot(path: str) -> None:
@@ -11,7 +12,7 @@ def check_plot(path: str) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
-        raise ConfigError("plot needs matplotlib: pip install 'roseinfer[bench]'") from error
+        raise ConfigError(f"plot needs matplotlib: {install_command('bench')}") from error
     if path.rpartition(".")[2] not in FigureCanvasAgg.get_supported_filetypes():
         raise ConfigError(f"plot: unsupported format {path!r}; use .png or another image format")
 

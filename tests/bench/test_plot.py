@@ -18,5 +18,5 @@ def test_refused_before_anything_runs(monkeypatch):
     with pytest.raises(ConfigError, match=r"out\.txt"):
         check_plot("out.txt")
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    with pytest.raises(ConfigError, match=r"roseinfer\[bench\]"):
+    with pytest.raises(ConfigError, match=r"\[bench\]"):
         check_plot("out.png")

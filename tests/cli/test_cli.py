@@ -26,6 +26,7 @@ from roseinfer.core.errors import (
 HELPS = [
     ["--help"],
     ["serve", "--help"],
+    ["serve", "--help=all"],
     ["generate", "--help"],
     ["bench", "latency", "--help"],
     ["bench", "streaming", "--help"],
@@ -61,6 +62,44 @@ def test_help_lists_the_commands(capsys):
     out = capsys.readouterr().out
     for command in (commands.bench_latency, commands.bench_throughput):
         assert command.NAME.split()[1] in out and command.HELP in out
+
+
+def help_of(capsys, *argv):
+    with pytest.raises(SystemExit) as exit:
+        cli.main([*argv])
+    assert exit.value.code == 0
+    return capsys.readouterr().out
+
+
+def flags_in(text):
+    return {word.rstrip(",") for word in text.split()}
+
+
+WITH_COMMON = [command for command in commands.COMMANDS if hasattr(command, "COMMON")]
+
+
+@pytest.mark.parametrize("command", WITH_COMMON, ids=lambda command: command.NAME)
+def test_help_shows_common_options_and_examples(command, capsys):
+    argv = command.NAME.split()
+    short, full = help_of(capsys, *argv, "--help"), help_of(capsys, *argv, "--help=all")
+    options = {name: option.flag for name, option in command.OPTIONS.options.items()}
+    for name in command.COMMON:
+        assert options.get(name, "--quick" if name == "quick" else "--config") in flags_in(short)
+    assert len(short.splitlines()) < len(full.splitlines()) / 3
+    assert all(flag in full for flag in options.values())
+    for text in (short, full):
+        assert all(example in text for example in command.EXAMPLES)
+
+
+def test_help_finds_options_by_a_word(capsys):
+    found = help_of(capsys, "serve", "--help=ssl")
+    assert "--ssl-certfile" in found and "server:" in found and "--port" not in found
+    assert "--max-num-seqs" in help_of(capsys, "serve", "--help=--max-num-seqs")
+    assert help_of(capsys, "serve", "--help=xylophone") == "no option contains 'xylophone'\n"
+
+
+def test_examples_of_all_commands(capsys):
+    assert "roseinfer serve Qwen/Qwen3-0.6B" in help_of(capsys, "--help")
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_a_topic_names_the_model_as_requests_do():
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(ConfigError, match=r"roseinfer\[kv-events\]"):
+    with pytest.raises(ConfigError, match=r"pip install .*\[kv-events\]"):
         KvEventsPublisher(KvEventsConfig(kv_events_endpoint="tcp://127.0.0.1:5557"), "m")
 
 

@@ -29,7 +29,8 @@ from roseinfer.config.options import OptionParser, OptionSet
 class Command(Protocol):
     """Interface of the modules of this package. A NAME of two words is a command of a group, such as `bench latency`.
 
-    A module may also define `configure(parser)` to add arguments that OPTIONS does not cover.
+    A module may also define `configure(parser)` to add arguments that OPTIONS does not cover, COMMON, the names of the
+    options that `--help` shows without `=all`, and EXAMPLES, command lines with a meaning.
     """
 
     NAME: str

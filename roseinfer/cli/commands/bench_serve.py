@@ -26,6 +26,26 @@ if TYPE_CHECKING:
 
 NAME = "bench serve"
 HELP = "measure latencies and throughput of any running OpenAI-compatible server"
+COMMON = (
+    "url",
+    "model",
+    "dataset_name",
+    "num",
+    "rate",
+    "max_concurrency",
+    "in_len",
+    "out_len",
+    "slo_classes",
+    "goodput",
+    "api_key",
+    "save_result",
+    "seed",
+)
+EXAMPLES = (
+    "roseinfer bench serve --num-prompts 200 --request-rate 10           random prompts at 10 requests/s",
+    "roseinfer bench serve --dataset-name sharegpt --dataset-path FILE   conversations",
+    "roseinfer bench serve --slo-classes classes.json --request-rate 20  classes of objectives",
+)
 OPTIONS = OptionSet(
     Group(OpenLoopConfig, "load (lengths, cycle, shared_prefix, same_prompt and vocab: of the dataset ids)"),
     Group(DatasetConfig, "datasets"),

@@ -11,6 +11,12 @@ from roseinfer.core.errors import ConfigError
 
 NAME = "chat"
 HELP = "talk to a model in the terminal; MODEL may be the URL of a server"
+COMMON = ("system_prompt", "quick", "max_tokens", "temperature", "slo", "url", "api_key", "dtype", "max_model_len")
+EXAMPLES = (
+    "roseinfer chat                                  the embedded model",
+    "roseinfer chat http://127.0.0.1:8000            a running server",
+    'roseinfer chat model.gguf -q "What is a heap?"  one question',
+)
 OPTIONS = OptionSet(Group(ChatConfig, "conversation"), asking.ANSWERS, asking.SERVER, *ENGINE)
 
 

@@ -26,6 +26,26 @@ RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno
 # An additional API key. Unlike a command line, other users of the machine cannot read it.
 KEY_VARIABLE = "ROSEINFER_API_KEY"
 HELP = "serve a model over the OpenAI API"
+COMMON = (
+    "config_file",
+    "host",
+    "port",
+    "api_key",
+    "served_model_name",
+    "dtype",
+    "quantization",
+    "max_model_len",
+    "gpu_memory_utilization",
+    "tensor_parallel_size",
+    "replicas",
+    "scheduling_policy",
+    "slo_classes",
+)
+EXAMPLES = (
+    "roseinfer serve                                          the embedded model",
+    "roseinfer serve Qwen/Qwen3-8B --quantization fp8         a model of the hub, in eight bits, on a GPU",
+    "roseinfer serve model.gguf --host 0.0.0.0 --api-key KEY  a file, for other machines",
+)
 ENGINES = Group(ReplicasConfig, "engines", choices={"router": ROUTERS})
 OPTIONS = OptionSet(*ENGINE, ENGINES, Group(ServerConfig, "server"), removed=REMOVED_SECRET, vllm=True)
 # Engine options that also apply to a server in front of remote engines.

@@ -10,6 +10,7 @@ from roseinfer.cli.terminal.config import TopConfig
 from roseinfer.cli.terminal.remote import Remote, given_key
 from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.extras import install_command
 
 NAME = "top"
 HELP = "show promises, engines and the slowest requests of a running server"
@@ -23,7 +24,7 @@ def run(args: Namespace) -> int:
     if config.once:
         return _once(remote, config)
     if find_spec("rich") is None:
-        raise ConfigError("the live view requires rich (pip install 'roseinfer[terminal]'); --once does not")
+        raise ConfigError(f"the live view requires rich ({install_command('terminal')}); --once does not")
     if not sys.stdout.isatty():
         raise ConfigError("the live view requires a terminal; --once does not")
 

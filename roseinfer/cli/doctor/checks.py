@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from roseinfer.cli.doctor.facts import Facts, Gpu, Hosts, Model, Package, Peer, RayCluster, Torch
+from roseinfer.core.extras import install_command
 from roseinfer.core.support import FP8_WEIGHTS, generation_of, missing_features, system_error
 
 GB = 2**30
@@ -145,7 +146,7 @@ def _kernels(facts: Facts) -> Iterator[Check]:
         return
     if torch.triton is None:
         yield warning(
-            "kernels", "Triton is not installed: no custom kernels and no CUDA graphs", "pip install 'roseinfer[cuda]'"
+            "kernels", "Triton is not installed: no custom kernels and no CUDA graphs", install_command("cuda")
         )
         return
     if torch.kernel_error is not None:
@@ -211,11 +212,9 @@ def _extras(facts: Facts) -> Iterator[Check]:
     for name in installed:
         for package in facts.extras[name]:
             if package.why_not is not None:
-                yield warning("extras", f"{name}: {package.name} {package.found} {package.why_not}", _install(name))
-
-
-def _install(extra: str) -> str:
-    return f"pip install 'roseinfer[{extra}]'"
+                yield warning(
+                    "extras", f"{name}: {package.name} {package.found} {package.why_not}", install_command(name)
+                )
 
 
 def _installed(facts: Facts) -> list[str]:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.extras import install_command
 
 # opentelemetry.io/docs/specs/otel/protocol/exporter: the first is used as is; the signal's path is appended to the
 # second.
@@ -58,7 +59,7 @@ def _check(source: str, url: str, exporter: str, environment: Mapping[str, str])
         raise ConfigError(f"{PROTOCOL_VARIABLES[1]}: {asked[:40]!r} is not supported (expected {PROTOCOL})")
     if not _installed():
         why = "without them, unset it or set OTEL_SDK_DISABLED=true" if source != "otlp_endpoint" else "or do without"
-        raise ConfigError(f"{source}: traces require an extra: pip install 'roseinfer[otel]' ({why})")
+        raise ConfigError(f"{source}: traces require an extra: {install_command('otel')} ({why})")
 
 
 def _installed() -> bool:

