@@ -50,12 +50,13 @@ def run(args: Namespace) -> int:
         if question is not None:
             return 0 if chat.ask(question, once=True) else 1
         screen.note(_welcome(model, None if own is not None else remote.url))
-        screen.note(f"{shown_params(conversation.params) or 'sampling as the server decides'} (/params changes it)")
+        sampled = shown_params(conversation.params) or "sampling as the server decides"
+        screen.note(f"{sampled}; /params sets these, /help lists all, Ctrl+D quits")
         chat.converse(own.check if own is not None else lambda lost: None)
     return 0
 
 
 def _welcome(model: str, url: str | None) -> str:
     where = "in this terminal" if url is None else f"on {url}"
-    embedded = " (the embedded model: it is tiny, and writes something like Python)" if model == "tiny" else ""
-    return f"{model} {where}{embedded}; /help lists commands, Ctrl+D quits"
+    embedded = " (the embedded model; it writes something like Python)" if model == "tiny" else ""
+    return f"{model} {where}{embedded}"

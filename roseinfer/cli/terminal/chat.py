@@ -2,8 +2,8 @@
 
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from roseinfer.cli.terminal.answer import Answer, AnswerStream, describe
@@ -93,14 +93,34 @@ def stream_to(screen: Screen, asking: AnswerStream) -> StreamEnd:
     """Show an answer while it streams. Ctrl+C stops it, on the server too."""
     error, stopped = None, False
     try:
-        for piece in asking:
-            screen.piece(piece.text, thought=piece.thought)
+        with _no_echo():
+            for piece in asking:
+                screen.piece(piece.text, thought=piece.thought)
     except KeyboardInterrupt:
         stopped = True
     except RemoteError as raised:
         error = raised
     screen.end()
     return StreamEnd(asking.answer.first_s is None and (stopped or error is not None), stopped, error)
+
+
+@contextmanager
+def _no_echo() -> Iterator[None]:
+    """Hide what is typed meanwhile, if standard input is a terminal. It is the next input, which shows it."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    hidden = termios.tcgetattr(terminal)
+    hidden[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, hidden)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 def show_figures(screen: Screen, answer: Answer, promised: Mapping[str, Any], *, stats: bool) -> str:

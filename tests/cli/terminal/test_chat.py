@@ -302,8 +302,10 @@ def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
         terminal.type("/stats off\nhello\n")
         terminal.until("> hello\r\n")
         terminal.until(" ")
+        terminal.type("QQQ")
+        answer = "".join(terminal.until(" ") for _ in range(5))
         terminal.type("\x03")
-        terminal.until("stopped")
+        assert "QQQ" not in answer + terminal.until("stopped")
         terminal.type("/slo ttft=1ms\nagain\n")
         terminal.until("possible now: /slo ttft=")
     until(lambda: not alive(server))
@@ -312,7 +314,7 @@ def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ignores_interrupts", [False, True])
 def test_leaving(server: LiveServer, ignores_interrupts: bool) -> None:
     with PseudoTerminal("chat", server.url, ignores_interrupts=ignores_interrupts) as terminal:
-        terminal.until("temperature=0.7 top_p=0.95 (/params changes it)")
+        terminal.until("temperature=0.7 top_p=0.95; /params sets these, /help lists all, Ctrl+D quits")
         terminal.until("> ")
         terminal.type("half a line")
         terminal.until("half a line")
