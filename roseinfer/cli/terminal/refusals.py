@@ -23,14 +23,14 @@ _REMEDIES = {
     "invalid_api_key": "give the server's key with --api-key or in ROSEINFER_API_KEY",
     "no_chat_template": "this model has no chat template: use `roseinfer complete`",
     "context_length_exceeded": "/clear starts over with an empty context",
-    "loading": "the model is still loading: /retry in a moment",
+    "loading": "/retry in a moment",
     "queue_full": "the server has too many requests: /retry in a moment",
     "draining": "the server is shutting down",
 }
 # The same advice for commands without a conversation.
 _REMEDIES_ONCE = _REMEDIES | {
     "context_length_exceeded": "shorten the text or give a smaller --max-tokens",
-    "loading": "the model is still loading: try again in a moment",
+    "loading": "try again in a moment",
     "queue_full": "the server has too many requests: try again in a moment",
 }
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from roseinfer.cli.terminal.remote import Remote, RemoteError
+from roseinfer.cli.terminal.refusals import advice
+from roseinfer.cli.terminal.remote import RefusedError, Remote, RemoteError
 from roseinfer.core.errors import ConfigError, InvalidRequestError
 from roseinfer.core.generation_config import conversation_sampling
 from roseinfer.core.sampling import SequenceParams
@@ -21,9 +22,10 @@ def model_of(remote: Remote, name: str | None) -> tuple[str, dict[str, Any]]:
     """
     try:
         cards = remote.models()
-    except RemoteError:
+    except RemoteError as error:
         if name is None:
-            raise
+            hints = advice(error, once=True) if isinstance(error, RefusedError) else ()
+            raise RemoteError("; ".join([str(error), *hints])) from error
         cards = {}
     if name is None:
         if not cards:

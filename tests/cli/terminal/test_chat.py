@@ -15,8 +15,10 @@ from roseinfer.cli.terminal.remote import Remote
 from roseinfer.cli.terminal.sampling import model_of
 from roseinfer.cli.terminal.screen import Screen, printable
 from roseinfer.cli.terminal.slash import Leave, run_command
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Cause
+from roseinfer.text.tokenizer import Tokenizer
 from tests.cli.terminal.pseudo_terminal import PseudoTerminal
 from tests.cli.terminal.saying import saying
 from tests.server.fake_engine import rejected
@@ -220,6 +222,12 @@ def test_sampling_is_the_users_then_the_models_then_ours(
         defaults.clear()
     params = server.engine.requests[0].prompt.params
     assert (params.temperature, params.top_p) == (temperature, top_p)
+
+
+def test_a_wrong_key_says_what_to_do(tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveServer(tokenizer, ServerConfig(api_key=("right",))) as server:
+        assert cli.main(["chat", server.url, "-q", "hi"]) == 1
+    assert "rejected (401): Missing or wrong API key; give the server's key with --api-key" in capsys.readouterr().err
 
 
 def test_other_servers_decide_on_sampling_themselves() -> None:
