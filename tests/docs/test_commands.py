@@ -1,0 +1,99 @@
+"""Commands and programs of the pages: options exist, and what needs neither network nor GPU runs against one server."""
+
+import contextlib
+import io
+import json
+import re
+from argparse import Namespace
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from roseinfer.cli import main as cli
+from roseinfer.cli.commands import COMMANDS
+from tests.docs.blocks import Block, blocks, commands
+from tests.server.real_server import RealServer
+
+ALL = list(blocks())
+ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|localhost):8000|(?<=')localhost:8000")
+# A page's programs run in order, as one: later ones use names of earlier ones.
+PROGRAMS = {
+    page: [block for block in ALL if block.page == page and block.language == "python" and block.mark != "not run"]
+    for page in dict.fromkeys(block.page for block in ALL)
+}
+PROGRAMS = {page: programs for page, programs in PROGRAMS.items() if programs}
+REQUESTS = [
+    pytest.param(block, words, id=f"{block.place}-{number}")
+    for block in ALL
+    if block.language == "sh" and block.mark != "not run"
+    for number, words in enumerate(commands(block))
+    if words[0] == "curl"
+]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with RealServer() as server:
+        yield server.url
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, id=block.place) for block in ALL if any(True for _ in commands(block))]
+)
+def test_options_of_commands_exist(block: Block, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """Commands are parsed, not run."""
+    ran: list[Namespace] = []
+    for command in COMMANDS:
+        monkeypatch.setattr(command, "run", lambda args: ran.append(args) or 0)
+    for words in commands(block):
+        if words[0] != "roseinfer" or "..." in words:
+            continue
+        for option in ("--config", "--config-file"):
+            if option in words:  # the file is the reader's
+                at = words.index(option)
+                words = words[:at] + words[at + 2 :]
+        output = io.StringIO()
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
+            try:
+                status = cli.main(words[1:])
+            except SystemExit as exit:
+                status = exit.code
+        assert status in (0, None), f"{' '.join(words)}: {output.getvalue()[-300:]}"
+
+
+@pytest.mark.parametrize(("block", "words"), REQUESTS)
+def test_requests_are_answered(block: Block, words: list[str], url: str) -> None:
+    answer = send(words[1:], url)
+    assert answer.status_code == (int(block.value) if block.mark == "expect" else 200), answer.text
+
+
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_programs_run(page: str, url: str) -> None:
+    names: dict[str, object] = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(io.StringIO()):
+        for block in PROGRAMS[page]:
+            exec(compile(ADDRESS.sub(url, block.text), block.place, "exec"), names)
+    for value in names.values():
+        if type(value).__name__ == "LLM":
+            value.close()
+
+
+def send(arguments: list[str], url: str) -> httpx.Response:
+    """Send the request that curl would send with these arguments."""
+    headers, body, method, address = {}, None, None, ""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in ("-H", "--header"):
+            name, _, value = next(rest).partition(":")
+            headers[name] = value.strip()
+        elif argument in ("-d", "--data"):
+            body = next(rest)
+        elif argument in ("-X", "--request"):
+            method = next(rest)
+        elif not argument.startswith("-"):
+            address = ADDRESS.sub(url, argument)
+    assert address.startswith(url), address
+    if body is not None:
+        json.loads(body)
+    return httpx.request(method or ("POST" if body else "GET"), address, headers=headers, content=body, timeout=60)
