@@ -16,7 +16,7 @@ from tests.docs.blocks import Block, blocks, commands
 from tests.server.real_server import RealServer
 
 ALL = list(blocks())
-ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|localhost):8000|(?<=')localhost:8000")
+ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|localhost):8000")
 # A page's programs run in order, as one: later ones use names of earlier ones.
 PROGRAMS = {
     page: [block for block in ALL if block.page == page and block.language == "python" and block.mark != "not run"]
@@ -92,7 +92,7 @@ def send(arguments: list[str], url: str) -> httpx.Response:
         elif argument in ("-X", "--request"):
             method = next(rest)
         elif not argument.startswith("-"):
-            address = ADDRESS.sub(url, argument)
+            address = ADDRESS.sub(url, argument if "://" in argument else f"http://{argument}")
     assert address.startswith(url), address
     if body is not None:
         json.loads(body)
