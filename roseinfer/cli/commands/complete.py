@@ -11,6 +11,7 @@ from roseinfer.core.errors import ConfigError
 
 NAME = "complete"
 HELP = "continue a text; MODEL may be the URL of a server"
+MAX_TOKENS = 128  # the API's 16 are a sentence
 OPTIONS = OptionSet(asking.ANSWERS, asking.SERVER, *ENGINE)
 
 
@@ -35,7 +36,7 @@ def run(args: Namespace) -> int:
     slo = parse_objectives(answers.slo or "")
     with asking.server(OPTIONS, given) as (remote, _):
         model, sampling = model_of(remote, given.get("model_name"))
-        body = {"model": model, "prompt": prompt, **sampling, **answers.fields}
+        body = {"model": model, "prompt": prompt, "max_tokens": MAX_TOKENS, **sampling, **answers.fields}
         reply = AnswerStream(remote, "/v1/completions", {**body, **slo_fields(slo)})
         outcome = stream_to(screen, reply)
     if not outcome.nothing:

@@ -1,8 +1,10 @@
-"""Output of a conversation: a terminal with colours, or a file with the answers only."""
+"""Output of a conversation: a terminal with colours and whole words, or a file with the answers only."""
 
 import re
 import sys
 from typing import TextIO
+
+from roseinfer.cli.terminal.word_wrap import WordWrap
 
 _DIM, _RED, _BOLD, _OFF = "\x1b[2m", "\x1b[31m", "\x1b[1m", "\x1b[0m"
 # A model may write control characters, which terminals obey; newlines and tabs stay.
@@ -23,6 +25,7 @@ class Screen:
         self.plain = not self._out.isatty()
         self._thinking = False
         self._in_line = False
+        self._wrapped = WordWrap()
 
     def stats_wanted(self, asked: bool | None) -> bool:
         """True if answers are followed by a line of figures: by default on a terminal."""
@@ -37,8 +40,9 @@ class Screen:
         text = printable(text)
         if thought != self._thinking:
             self._write(_DIM if thought else f"{_OFF}\n\n")
+            self._wrapped.reset()
             self._thinking = thought
-        self._write(text)
+        self._write(self._wrapped(text))
 
     def end(self) -> None:
         """End an answer: start a new line."""
@@ -47,6 +51,7 @@ class Screen:
             self._thinking = False
         if self._in_line:
             self._write("\n")
+        self._wrapped.reset()
 
     def note(self, text: str) -> None:
         """Write a dim note of the program; to standard error if plain."""
