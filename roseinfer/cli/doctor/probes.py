@@ -117,7 +117,7 @@ def read_model(
     name: str, gguf_file: str | None = None, *, revision: str | None = None, download_dir: str | None = None
 ) -> Model:
     """Read the model's folder or GGUF file; nothing is downloaded."""
-    from roseinfer.config.hub import cached_model
+    from roseinfer.config.hub import cached_model, did_you_mean
     from roseinfer.core.errors import RoseinferError
     from roseinfer.models.config import read_model_spec
     from roseinfer.models.documents import weight_bytes, widened_weights
@@ -126,7 +126,7 @@ def read_model(
     try:
         folder = cached_model(name, gguf_file, revision=revision, download_dir=download_dir)
         if folder is None:
-            return Model(name, needs="not downloaded yet")
+            return Model(name, needs=f"not downloaded yet{did_you_mean(name)}")
         spec = read_model_spec(folder)
         weights = weight_bytes(folder)
         if not weights:

@@ -89,6 +89,7 @@ def test_quota(text: str | None, cores: float | None, tmp_path: Path) -> None:
         ("./no-such-folder", "no such folder", None),
         ("no/such/hub/name", "no such folder", None),
         ("somebody/who-is-not-in-the-cache", None, "not downloaded yet"),
+        ("tinny", None, "not downloaded yet; did you mean 'tiny', the embedded model?"),
         ("--bad--name--", "neither a folder", None),
     ],
 )
@@ -113,7 +114,7 @@ def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     assert (model.error, model.architecture, model.context) == (None, "LlamaForCausalLM", 512)
     assert model.weight_bytes is not None and 0 < model.weight_bytes < path.stat().st_size
     assert model.widened == (model.weight_bytes // 4, "F32")
-    assert probes.read_model(str(tmp_path), "m.gguf").error is None
+    assert probes.read_model(str(tmp_path), "m.gguf").error is probes.read_model(str(tmp_path)).error is None
     path.write_bytes(path.read_bytes()[:2000])
     assert "truncated or damaged" in str(probes.read_model(str(path)).error)
 
