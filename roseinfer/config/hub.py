@@ -108,7 +108,7 @@ def _local(name: str, gguf_file: str | None, weights: bool = True) -> Path | Non
 def did_you_mean(name: str) -> str:
     """Return the end of a message that suggests the most similar model of this machine; empty if none is similar."""
     path, here = Path(name), []
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         here = [str(entry) for entry in islice(path.parent.iterdir(), MAX_ENTRIES_COUNT) if _may_be_model(entry)]
     near = difflib.get_close_matches(str(path), [EMBEDDED, *here], 1, MIN_SIMILARITY_SHARE)
     if not near:
@@ -117,7 +117,9 @@ def did_you_mean(name: str) -> str:
 
 
 def _may_be_model(path: Path) -> bool:
-    return path.suffix == SUFFIX or (path / "config.json").is_file() or any(path.glob(f"*{SUFFIX}"))
+    with suppress(OSError):  # of a folder that may not be read
+        return path.suffix == SUFFIX or (path / "config.json").is_file() or any(path.glob(f"*{SUFFIX}"))
+    return False
 
 
 def _in_folder(folder: Path, name: str, gguf_file: str | None, weights: bool) -> Path:

@@ -288,6 +288,7 @@ def test_errors_are_one_clear_line(monkeypatch, tmp_path, error, message):
         ("./smollm.ggu", None),
         ("models/Smol-Q8.gguf", "'models/Smol-Q4.gguf'"),
         ("gpt3", None),
+        ("a\0/b", None),
     ],
 )
 def test_a_near_name_is_suggested(monkeypatch, tmp_path, name, near):
