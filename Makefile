@@ -3,7 +3,7 @@
 #   make test ARGS="tests/kv -x"        run the tests, WORKERS=2 files at a time
 #   make test-all                       run these and the exhaustive ones; fetches a real model and Ray
 #   make test-clients ARGS="llm aider"  run clients from PyPI against a server, each in an environment of its own
-#   make docs                           build the documentation's site into site/
+#   make docs                           write the generated pages of docs/, build the site into site/
 #   make lint | types | clean
 # PYTHON=python3.12 picks the interpreter, PIP_ARGS passes options to pip (another index, for example).
 
@@ -37,6 +37,9 @@ test-clients: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.clients $(ARGS)
 
 docs: $(VENV)/.installed-docs
+	$(BIN)/python .ci/cli_reference.py
+	$(BIN)/python .ci/python_reference.py
+	$(BIN)/python .ci/vllm_table.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 lint: $(VENV)/.installed-dev
