@@ -60,7 +60,7 @@ class LocalEngine:
         """
         batch = self._add(requests)
         try:
-            while batch.sequences:
+            while batch.open:
                 outputs = self._turn()
                 for _, error in self.core.take_invalid():
                     raise error
@@ -150,6 +150,10 @@ class _Batch(OutputDelivery["_Numbered"]):
         super().__init__()
         self._core = core
         self._chunks: NumberedChunks = []
+
+    @property
+    def open(self) -> bool:
+        return bool(self._sequences)
 
     @property
     def sequences(self) -> list[str]:

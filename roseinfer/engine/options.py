@@ -69,9 +69,10 @@ def _check_types(kind: type, given: dict[str, Any]) -> None:
     for name, value in given.items():
         hint = hints.get(name)
         allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        if not set(allowed) <= _WORDS.keys() | {NoneType} or type(value) in allowed:
+        if not set(allowed) <= _WORDS.keys() | {NoneType}:
             continue
-        if float in allowed and type(value) is int:
+        accepted = (*allowed, int) if float in allowed else allowed
+        if isinstance(value, accepted) and (bool in allowed or not isinstance(value, bool)):
             continue
         expected = " or ".join(word for one, word in _WORDS.items() if one in allowed)
         raise ConfigError(f"{name} must be {expected}, got {value!r}")

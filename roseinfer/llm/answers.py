@@ -67,8 +67,11 @@ class AnswerBuilder:
             sample.error, sample.stop_reason = str(chunk.stop_reason), None
 
     def _add_logprobs(self, sample: CompletionOutput, entries: Sequence[TokenLogprobs]) -> None:
-        sample.logprobs = (sample.logprobs or []) + [self._logprobs(entry) for entry in entries]
-        sample.cumulative_logprob = (sample.cumulative_logprob or 0.0) + sum(entry.logprob for entry in entries)
+        if sample.logprobs is None:
+            sample.logprobs, sample.cumulative_logprob = [], 0.0
+        assert sample.cumulative_logprob is not None
+        sample.logprobs += map(self._logprobs, entries)
+        sample.cumulative_logprob += sum(entry.logprob for entry in entries)
 
     def _logprobs(self, entry: TokenLogprobs) -> TokenLogprob:
         """Return log probabilities by token id: first the chosen token, then the most likely ones."""
