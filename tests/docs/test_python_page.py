@@ -1,15 +1,13 @@
-"""docs/reference/python.md: its reference is that of the docstrings, and its examples run."""
+"""docs/reference/python.md: its reference is that of the docstrings. `test_commands.py` runs its examples."""
 
 import inspect
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
-import roseinfer
 from roseinfer import LLM
 from tests.test_public_face import PUBLIC
 
@@ -36,16 +34,3 @@ def test_every_public_name_and_method_is_on_the_page(writer: ModuleType) -> None
     methods = {name for name, _ in inspect.getmembers(LLM, inspect.isfunction) if not name.startswith("_")}
     assert sorted(headings) == sorted([*PUBLIC, *(f"LLM.{name}" for name in methods)])
     assert "|  |" not in text, "every argument is explained"
-
-
-def test_examples_run_in_order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    class SmallLLM(LLM):
-        def __init__(self, model: str) -> None:
-            super().__init__(model, threads=1, num_kv_blocks=128, device="cpu")
-
-    monkeypatch.setattr(roseinfer, "LLM", SmallLLM)
-    names: dict[str, Any] = {}
-    examples = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    for number, example in enumerate(examples):
-        exec(compile(example, f"example {number} of {PAGE.name}", "exec"), names)
-    assert len(examples) > 6 and '{"age":' in capsys.readouterr().out.replace(" ", "")
