@@ -14,6 +14,7 @@ from roseinfer.cli.commands import (
     certificates,
     chat,
     complete,
+    demo,
     deploy,
     doctor,
     engine,
@@ -45,6 +46,7 @@ class Command(Protocol):
 
 COMMANDS: tuple[Command, ...] = (
     serve,
+    demo,
     engine,
     certificates,
     deploy,

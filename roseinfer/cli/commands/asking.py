@@ -60,22 +60,21 @@ def server(options: OptionSet, given: Mapping[str, Any]) -> "Iterator[tuple[Remo
         return
     from roseinfer.cli.terminal.own_server import OwnServer
 
-    _download(options, given)
-    wanted = {"max_num_seqs": DEFAULT_OWN_SEATS, **given}
-    flags = [
-        flag
-        for group in ENGINE
-        for option in group.options()
-        if option.name in wanted
-        for flag in option.as_flags(wanted[option.name])
-    ]
+    download(options, given)
+    flags = engine_flags({"max_num_seqs": DEFAULT_OWN_SEATS, **given})
     with ExitStack() as stack:
         with stage("starting the engine"):
             own = stack.enter_context(OwnServer(flags, report))
         yield own.remote, own
 
 
-def _download(options: OptionSet, given: Mapping[str, Any]) -> None:
+def engine_flags(given: Mapping[str, Any]) -> list[str]:
+    """Return the flags of `serve` for the given options of an engine."""
+    options = [option for group in ENGINE for option in group.options() if option.name in given]
+    return [flag for option in options for flag in option.as_flags(given[option.name])]
+
+
+def download(options: OptionSet, given: Mapping[str, Any]) -> None:
     """Download the model in this process, where the hub's progress bar and Ctrl+C work."""
     from roseinfer.config.hub import model_folder, tokenizer_folder
     from roseinfer.core.config.engine import ModelConfig

@@ -1,6 +1,7 @@
 """Options of the terminal commands, as frozen dataclasses."""
 
 from dataclasses import dataclass
+from math import inf
 
 from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
@@ -65,3 +66,16 @@ class TopConfig:
         check_positive(self, "interval", "slowest")
         if self.json and not self.once:
             raise ConfigError("json requires once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoConfig:
+    """Options of `demo`."""
+
+    duration: float = option(60.0, "seconds of load; 0 = until Ctrl+C", metavar="S")
+    port: int | None = option(None, "port of the server; default: 8000 if it is free, else any")
+    load_seed: int = option(0, "seed of the load's requests and arrivals")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.duration < inf:
+            raise ConfigError(f"duration must not be negative, got {self.duration}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from roseinfer.cli.terminal.remote import KEY_VARIABLE, Remote
+from roseinfer.cli.terminal.remote import KEY_VARIABLE, Remote, given_key
 from roseinfer.core.errors import RoseinferError
 from roseinfer.processes.launch import launch
 
@@ -27,25 +27,27 @@ class OwnServerError(RoseinferError):
 
 
 class OwnServer:
-    """`roseinfer serve` on a free loopback port with a random API key. It exits with this process, however this one
-    ends.
+    """`roseinfer serve` on a loopback port. It exits with this process, however this one ends.
 
-    Use it as a context manager: `remote` connects to the running server. `on_stage` reports start-up stages. Raises
-    `OwnServerError` with the server's last error if it does not start.
+    Use it as a context manager: `remote` connects to the running server. `flags` may name a port; otherwise it is any
+    free one. `keyed`: the server has a random API key, so that no other user of the machine can use it. `on_stage`
+    reports start-up stages. Raises `OwnServerError` with the server's last error if it does not start.
     """
 
-    def __init__(self, flags: Sequence[str], on_stage: Callable[[str], None] = lambda stage: None) -> None:
+    def __init__(
+        self, flags: Sequence[str], on_stage: Callable[[str], None] = lambda stage: None, *, keyed: bool = True
+    ) -> None:
+        self._key = secrets.token_hex(16) if keyed else given_key(None)
         self._arguments = ["serve", "--port=0", "--api-workers=1", "--shutdown-timeout=1", *flags]
         self._on_stage = on_stage
         self._lines: deque[str] = deque(maxlen=_MAX_LOG_LINES)
         self._up = False
 
     def __enter__(self) -> Self:
-        key = secrets.token_hex(16)
         self.process = launch(
             "roseinfer.cli.terminal.child_server",
             arguments=self._arguments,
-            environment={KEY_VARIABLE: key},
+            environment={} if self._key is None else {KEY_VARIABLE: self._key},
             new_session=True,  # Ctrl+C stops an answer, not the server
             read_stdout=True,
             read_stderr=True,
@@ -53,7 +55,7 @@ class OwnServer:
         self._listening = threading.Thread(target=self._listen, name="server-log", daemon=True)
         self._listening.start()
         try:
-            self.remote = Remote(self._address(), key)
+            self.remote = Remote(self._address(), self._key)
         except BaseException:
             self.close()
             raise

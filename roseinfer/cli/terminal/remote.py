@@ -81,14 +81,16 @@ class Remote:
         except ValueError as error:
             raise RemoteError(f"the answer of {self.url}{path} is not JSON") from error
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def stream(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yield the events of a streamed answer up to `[DONE]`. Closing the iterator cancels the request.
 
         Raises `UnreachableError`, also if the stream ends without `[DONE]`; `RefusedError`, also for an error event.
         """
         with closing(self._connection()) as connection:
             try:
-                yield from self._events(self._ask(connection, "POST", path, {**body, "stream": True}))
+                yield from self._events(self._ask(connection, "POST", path, {**body, "stream": True}, headers or {}))
             except (OSError, HTTPException) as error:
                 raise self._lost(error) from error
 
@@ -102,9 +104,11 @@ class Remote:
         host, port = self._address
         return self._connect(host, port, timeout=self._timeout_s)
 
-    def _ask(self, connection: HTTPConnection, method: str, path: str, body: Any = None) -> HTTPResponse:
+    def _ask(
+        self, connection: HTTPConnection, method: str, path: str, body: Any = None, more: Mapping[str, str] = {}
+    ) -> HTTPResponse:
         data = None if body is None else json.dumps(body).encode()
-        headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
+        headers = {**self._headers, **({} if data is None else {"Content-Type": "application/json"}), **more}
         connection.request(method, self._path + path, data, headers)
         response = connection.getresponse()
         if response.status != 200:
