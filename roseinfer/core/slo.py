@@ -83,6 +83,19 @@ class Rejection(NamedTuple):
         return self.cause is Cause.IDLE
 
 
+SUGGESTED_MARGIN_SHARE = 0.05  # added to an attainable objective, so that it still holds a moment later
+
+
+def suggested_ms(attainable_ms: float) -> float:
+    """Round an attainable objective up to two digits, with a margin. Messages give this number."""
+    digits = 1.0
+    while attainable_ms / digits >= 100:
+        digits *= 10
+    while attainable_ms / digits < 10:
+        digits /= 10
+    return round((int(attainable_ms * (1 + SUGGESTED_MARGIN_SHARE) / digits) + 1) * digits, 6)
+
+
 class Forecast(NamedTuple):
     """Expectation of a policy before a request started; None: no expectation.
 

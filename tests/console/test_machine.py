@@ -49,6 +49,73 @@ def test_what_runs_shows_while_it_runs(open_page: OpenPage, server: RealServer) 
     expect(running).to_have_text("0")
 
 
+def test_latency_as_quantiles(open_page: OpenPage, server: RealServer) -> None:
+    page = open_page(server.url + "/#machine")
+    (known,) = server.http.get("/v1/requests?limit=1").json()["data"] or [{"object": "request", "class": "none"}]
+    seen = [{"ttft_ms": n * 10.0, "tpot_ms": float(n), "e2e_ms": None} for n in range(1, 101)]
+    many = [
+        {**known, "id": f"q-{n}", "request_id": f"q-{n}", "created": 4e9 + n, "state": "ended", "seen": each}
+        for n, each in enumerate(seen)
+    ]
+    page.evaluate(
+        """many => import("/console/data.js").then((data) => {
+            const { byKey, sorted } = data.requests.get();
+            byKey.clear();
+            sorted.length = 0;
+            data.addRequests(many);
+        })""",
+        many,
+    )
+    latency = page.get_by_role("region", name="Latency")
+    for name, cells in (("First token", ["510 ms", "960 ms"]), ("Time per token", ["51 ms", "96 ms"])):
+        row = latency.get_by_role("row", name=name)
+        expect(row.get_by_role("cell").nth(0)).to_have_text(cells[0])
+        expect(row.get_by_role("cell").nth(1)).to_have_text(cells[1])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (2.81, "2.8 times slower than calibrated"),
+        (0.5, "2.0 times faster than calibrated"),
+        (1.04, "as calibrated"),
+        (41.7, "42 times slower than calibrated"),
+        (None, "\N{EN DASH}"),
+    ],
+)
+def test_speed_in_words(page: Any, ratio: float | None, words: str) -> None:
+    said = "(ratio) => import('/console/words.js').then((it) => it.speedWords(ratio))"
+    assert page.evaluate(said, ratio) == words
+
+
+def test_a_slow_machine_has_a_banner(page: Any) -> None:
+    """Only after some seconds, and until it is clearly as fast as it should be."""
+    found = page.evaluate("""async () => {
+        const { machine, slowdown } = await import("/console/data.js");
+        const samples = (speeds) => speeds.map((slowdown) => ({ slowdown }));
+        const after = (speeds) => {
+            machine.set({ samples: samples(speeds) });
+            return slowdown.get().factor;
+        };
+        const all = (speed, count) => Array(count).fill(speed);
+        return [
+            after(all(3, 10)),
+            after([...all(1, 15), ...all(9, 5)]),
+            after(all(1.25, 20)),
+            after(all(2.8, 20)),
+            after(all(1.25, 20)),
+            after(all(1.1, 20)),
+            after(all(null, 20)),
+        ];
+    }""")
+    assert found == [None, None, None, 2.8, 1.3, None, None]
+    page.evaluate("import('/console/data.js').then((data) => data.slowdown.set({ factor: 2.8 }))")
+    page.evaluate("""import('/console/data.js').then(({ machine, slowdown }) =>
+        machine.subscribe(() => slowdown.get().factor === 2.8 || slowdown.set({ factor: 2.8 })))""")
+    banner = page.locator(".banner")
+    expect(banner).to_have_text("The machine is 2.8 times slower than calibrated. Fewer objectives can be met.")
+
+
 def test_several_engines_and_their_router(open_page: OpenPage, server: RealServer) -> None:
     page = open_page(server.url + "/#machine")
     expect(page.get_by_role("region", name="Engines")).to_be_visible()

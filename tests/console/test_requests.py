@@ -103,6 +103,63 @@ def test_requests_without_objectives_are_not_judged(open_page: OpenPage, asked: 
     expect(tile).to_have_text("no objectives1servedbest effort, 1 rejected")
 
 
+def test_the_class_column_shows_the_class(open_page: OpenPage, asked: RealServer) -> None:
+    page = open_page(asked.url + "/#requests")
+    for name, shown in (("first-plain", "no objectives"), ("first-refused", "own objectives"), ("first-kept", "quick")):
+        expect(row(page, name).locator(".c-class")).to_have_text(shown)
+        expect(row(page, name).locator(".c-request")).to_have_text("completions")
+
+
+@pytest.mark.parametrize("size", [None, PHONE], ids=["desktop", "phone"])
+def test_a_late_row_shows_what_was_late(open_page: OpenPage, asked: RealServer, size: dict[str, int] | None) -> None:
+    page = open_page(asked.url + "/#requests", **({"viewport": size} if size else {}))
+    (known,) = asked.http.get("/v1/requests?limit=1").json()["data"]
+    late = {
+        "objectives": {"ttft_ms": 500, "tpot_ms": 20, "e2e_ms": 3000},
+        "seen": {"ttft_ms": 101, "tpot_ms": 42, "e2e_ms": 4321},
+    }
+    outcomes = ("missed_tpot", "missed_e2e", "missed_ttft")
+    many = [{**known, **late, "id": f"late-{each}", "request_id": f"late-{each}", "outcome": each} for each in outcomes]
+    page.evaluate("many => import('/console/data.js').then((data) => data.addRequests(many))", many)
+    for outcome, figure in zip(outcomes, (".c-tpot", ".c-total", ".c-ttft"), strict=True):
+        shown = row(page, f"late-{outcome}").locator(figure)
+        expect(shown).to_be_visible()
+    expect(row(page, "late-missed_tpot").locator(".c-tpot")).to_contain_text("42 ms> 20 ms")
+    expect(row(page, "late-missed_tpot").locator(".c-tpot.late")).to_have_count(1)
+    if size:
+        expect(row(page, "late-missed_tpot").locator(".c-ttft")).to_be_hidden()
+
+
+def test_ones_own_requests_show_their_first_words(open_page: OpenPage, asked: RealServer) -> None:
+    page = open_page(asked.url)
+    page.get_by_label("Max tokens").fill("4")
+    words = "Where is my own request? " + "x" * 100
+    page.get_by_role("textbox", name="Message").fill(f"  {words}\nsecond line")
+    with page.expect_response("**/v1/chat/completions") as answered:
+        page.keyboard.press("Enter")
+    name = answered.value.headers["x-request-id"]
+    page.get_by_role("tab", name="Requests").click()
+    mine = row(page, "my own request")
+    expect(mine.locator(".c-request")).to_have_text(words[:80] + "…")
+    mine.click()
+    detail = page.get_by_role("complementary", name="Request details")
+    expect(detail.locator(".prompt")).to_contain_text("sent from this browser")
+    assert "own request" not in asked.http.get(f"/v1/requests/{name}").text  # the server keeps no prompt
+    page.reload()
+    expect(row(page, "my own request").locator(".c-request")).to_contain_text("Where is my own")
+
+
+def test_only_so_many_prompts_are_kept(open_page: OpenPage, asked: RealServer) -> None:
+    page = open_page(asked.url)
+    kept = page.evaluate("""async () => {
+        const { notePrompt } = await import("/console/prompts.js");
+        for (let n = 0; n < 250; n++) notePrompt(`id-${n}`, `prompt ${n}`);
+        notePrompt(null, "without an id");
+        return JSON.parse(localStorage.getItem("roseinfer.prompts")).map(([id]) => id);
+    }""")
+    assert kept == [f"id-{n}" for n in range(50, 250)]
+
+
 def test_keyboard_navigation_of_the_list(open_page: OpenPage, asked: RealServer) -> None:
     page = open_page(asked.url + "/#requests")
     expect(page.locator(".window").get_by_role("row").nth(2)).to_be_visible()

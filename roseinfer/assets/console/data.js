@@ -80,6 +80,7 @@ function sampleOf(at, engines, before) {
     running: sum(engines, "running"),
     waiting: sum(engines, "waiting"),
     kv: sum(engines, "kv_blocks") ? sum(engines, "kv_blocks_used") / sum(engines, "kv_blocks") : null,
+    slowdown: Math.min(...engines.map((engine) => engine.speed ?? Infinity)),
     utilisation: used.length ? used.reduce((a, b) => a + b, 0) / used.length : null,
   };
 }
@@ -103,3 +104,18 @@ export function watch() {
   };
   return openFeed((state) => connection.get().state === "live" && state.state === "live" || connection.set(state), onEvent);
 }
+
+const SLOW = { from: 1.3, until: 1.2 }; // Times slower than calibrated: where the page begins and ceases to say so.
+const SLOW_SAMPLES = 20; // Five seconds: one slow step is no news.
+
+// How many times slower than calibrated the fastest engine has been for some seconds; null if it is not.
+export const slowdown = createStore({ factor: null });
+
+machine.subscribe(() => {
+  const recent = machine.get().samples.slice(-SLOW_SAMPLES).map((sample) => sample.slowdown);
+  const middle = recent.sort((a, b) => a - b)[Math.floor(recent.length / 2)];
+  const { factor } = slowdown.get();
+  const is = recent.length === SLOW_SAMPLES && Number.isFinite(middle) && middle > (factor === null ? SLOW.from : SLOW.until);
+  const next = is ? Math.round(middle * 10) / 10 : null;
+  if (next !== factor) slowdown.set({ factor: next });
+});

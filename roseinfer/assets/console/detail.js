@@ -1,7 +1,9 @@
 // One request: the verdict in a sentence, where its time went, and all that is known of it.
 import { html, useEffect, useRef } from "./vendor/htm-preact-3.1.1.js";
 import { clock, count, ms } from "./format.js";
-import { ICONS, OBJECTIVES, outcomeOf, waitedFor, whyRejected } from "./words.js";
+import { prompts } from "./prompts.js";
+import { useStore } from "./store.js";
+import { className, ICONS, OBJECTIVES, outcomeOf, waitedFor, whyRejected } from "./words.js";
 
 const MAX_SEGMENTS = 120;
 const PHASES = { prefill: "computed its prompt", decode: "wrote its answer" };
@@ -28,12 +30,14 @@ function Known({ record }) {
   const { kind, label } = outcomeOf(record);
   const why = record.why ?? {};
   const refused = why.refused;
+  const prompt = useStore(prompts).get(record.request_id);
   return html`<div class="known">
     <p class="lead"><span class=${`badge ${kind}`}><i aria-hidden="true">${ICONS[kind]}</i>${label}</span> <span class="dim">${record.api}, ${clock(record.created)}</span></p>
+    ${prompt && html`<p class="prompt">${prompt} <span class="dim">(sent from this browser)</span></p>`}
     ${why.summary && html`<p class="sentence">${why.summary}</p>`}
     ${refused && html`<div class="notice refused">${!why.summary && html`<p>${whyRejected(refused.cause)}</p>`}
       <dl class="pairs">
-        ${refused.predicted_ttft_ms != null && html`<div><dt>Predicted first token</dt><dd>${ms(refused.predicted_ttft_ms)}</dd></div>`}
+        ${refused.attainable_ms == null && refused.predicted_ttft_ms != null && html`<div><dt>Predicted first token</dt><dd>${ms(refused.predicted_ttft_ms)}</dd></div>`}
         ${refused.attainable_ms != null && html`<div><dt>${capital(OBJECTIVES[refused.objective])} attainable</dt><dd>${ms(refused.attainable_ms)}</dd></div>`}
       </dl></div>`}
     <${Timeline} record=${record} />
@@ -115,7 +119,8 @@ function Facts({ record, why }) {
   const facts = [
     ["Prompt", `${count(record.prompt_tokens)} tokens${record.cached_tokens ? `, ${count(record.cached_tokens)} of them cached` : ""}`],
     ["Output", `${count(record.output_tokens)} tokens${record.choices > 1 ? `, ${record.choices} choices` : ""}${record.finish ? `, ended by ${record.finish}` : ""}`],
-    ["Class", record.class],
+    ["Class", className(record.class)],
+    ["API", record.api],
     ["Status", `${record.status ?? "–"}${record.stream ? ", streamed" : ""}`],
     ["Engine", record.engine],
     ["Routed", routing && [routing.reason, routing.retries && `${routing.retries} retries`, routing.placed_again && "placed again", routing.resumes && `${routing.resumes} resumes`].filter(Boolean).join(", ")],

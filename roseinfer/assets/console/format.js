@@ -31,6 +31,9 @@ export function bytes(value) {
 }
 export const clock = (unixS) => (known(unixS) ? new Date(unixS * 1000).toLocaleTimeString("en-GB") : DASH);
 
+// Of sorted values; null if there are none.
+export const quantile = (sorted, share) => (sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : null);
+
 // The least round number that is not below `value`: two digits, so that what can be kept is still kept.
 export function roundUp(value) {
   const unit = 10 ** (Math.floor(Math.log10(value)) - 1);

@@ -1,9 +1,10 @@
 // The third tab: state and steps of the engines.
-import { html, useMemo, useState } from "./vendor/htm-preact-3.1.1.js";
+import { html, useEffect, useMemo, useState } from "./vendor/htm-preact-3.1.1.js";
 import { Chart } from "./chart.js";
-import { hello, machine } from "./data.js";
-import { bytes, count, counted, decimal, known, ms, percent, rate } from "./format.js";
+import { hello, loadRequests, machine, requests } from "./data.js";
+import { bytes, count, counted, decimal, known, ms, percent, quantile, rate } from "./format.js";
 import { useStore } from "./store.js";
+import { speedWords } from "./words.js";
 
 const WINDOW_S = 30;
 const GAP_S = 0.25; // A longer time between steps is drawn as a gap.
@@ -32,6 +33,7 @@ export function Machine() {
       <figure><figcaption>Rows of each step <span class="key ink">rows</span> <span class="key second">prompt tokens, right</span></figcaption>
         <${Chart} label="Rows and prompt tokens of the steps of the last 30 seconds" build=${loads} data=${columns.loads} height=${160} /></figure>
     </section>
+    <${Latency} steps=${columns.durations[1]} />
     <${Engines} engines=${engines} />
     ${held.router && html`<${Router} router=${held.router} />`}
   </div>`;
@@ -168,6 +170,27 @@ function Spark({ samples, name, full }) {
   return html`<svg class="spark" viewBox=${`0 0 ${width} ${height}`} preserveAspectRatio="none" aria-hidden="true"><polyline points=${points.join(" ")} /></svg>`;
 }
 
+// --- latency ----------------------------------------------------------------------------------------------------
+const LATENCIES = [["First token", "ttft_ms"], ["Time per token", "tpot_ms"], ["Whole answer", "e2e_ms"]];
+
+// Half of the values are at most p50, and 95 of 100 at most p95.
+function Latency({ steps }) {
+  const held = useStore(requests);
+  useEffect(() => {
+    loadRequests().catch(() => {}); // What the feed brings is shown anyway.
+  }, []);
+  const ended = useMemo(() => held.sorted.filter((record) => record.state === "ended"), [held.version]);
+  const rows = useMemo(() => LATENCIES.map(([name, field]) => row(name, ended.map((record) => record.seen?.[field]))), [ended]);
+  const all = [...rows, row(`Step, last ${WINDOW_S} s`, steps)];
+  return html`<section class="card" aria-labelledby="latency-title"><h2 id="latency-title">Latency</h2>
+    <div class="scroll-x"><table class="plain numbers"><thead><tr>${["", "p50", "p95", "Values"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+      <tbody>${all.map(({ name, values }) => html`<tr key=${name}><th scope="row">${name}</th><td>${ms(quantile(values, 0.5))}</td><td>${ms(quantile(values, 0.95))}</td><td>${count(values.length)}</td></tr>`)}</tbody>
+    </table></div>
+    <p class="hint">Of the newest ${counted(ended.length, "ended request")} in the list.</p></section>`;
+}
+
+const row = (name, values) => ({ name, values: values.filter((value) => known(value) && value > 0).sort((a, b) => a - b) });
+
 // --- engines and router -----------------------------------------------------------------------------------------
 const COLUMNS = [
   ["Engine", (one) => one.engine],
@@ -176,7 +199,7 @@ const COLUMNS = [
   ["Waiting", (one) => count(one.waiting)],
   ["KV cache", (one) => percent(one.kv_blocks ? one.kv_blocks_used / one.kv_blocks : null)],
   ["Promised", (one) => percent(one.utilisation)],
-  ["Speed", (one) => (known(one.speed) ? `× ${decimal(one.speed)}` : decimal(null)), "Duration of steps divided by the cost model's prediction; above 1 = slower"],
+  ["Speed", (one) => speedWords(one.speed), "Duration of steps compared with the cost model's prediction"],
   ["Margin", (one) => percent(one.margin), "Safety margin on token deadlines"],
   ["Demoted", (one) => count(one.demoted), "Requests served with spare capacity because their objective is already missed"],
   ["Restarts", (one) => count(one.restarts)],

@@ -1,11 +1,12 @@
 // The page: three tabs, state of the connection, keyboard shortcuts, and the address.
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { connection, hello, watch } from "./data.js";
+import { connection, hello, slowdown, watch } from "./data.js";
 import { Machine } from "./machine.js";
 import { Playground } from "./playground.js";
 import { Requests } from "./requests.js";
 import { setKey, settings, switchTheme } from "./settings.js";
 import { useStore } from "./store.js";
+import { speedWords } from "./words.js";
 
 const TABS = [
   { name: "playground", label: "Playground" },
@@ -124,9 +125,16 @@ function Banner({ link, askKey }) {
     return html`<div class="banner" role="alert"><p>This server needs an API key.</p><button type="button" class="primary" onClick=${askKey}>Enter the key</button></div>`;
   }
   if (link.state === "loading") return html`<div class="banner loading" role="status"><p>The server is loading its model. This page continues automatically.</p></div>`;
+  if (link.state === "live") return html`<${Slow} />`;
   if (link.state !== "lost") return null;
   return html`<div class="banner lost" role="alert"><p><strong>No connection.</strong> ${link.why || "Connecting again"}. The data is out of date; reconnecting automatically.</p>
     <button type="button" onClick=${reconnect}>Try now</button></div>`;
+}
+
+function Slow() {
+  const { factor } = useStore(slowdown);
+  if (factor === null) return null;
+  return html`<div class="banner slow" role="status"><p><strong>The machine is ${speedWords(factor)}.</strong> Fewer objectives can be met.</p></div>`;
 }
 
 function Theme() {
@@ -160,10 +168,10 @@ function KeyDialog({ dialog }) {
 
 const KEYS = [
   ["1 2 3", "the tabs"],
-  ["Ctrl Enter", "send the message"],
+  ["Enter", "send the message, or open the request"],
+  ["Shift Enter", "a new line"],
   ["/", "filter or message"],
   ["j k", "down and up the list"],
-  ["Enter", "open the request"],
   ["Esc", "close the request"],
   ["?", "this list"],
 ];

@@ -1,10 +1,11 @@
 // The first tab: a conversation, or completions, with objectives and their outcome.
 import { Component, html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { clear, conversation, exported, importFile } from "./conversation.js";
+import { begin, conversation, discard, earlier, exported, forget, importFile, reopen, titleOf } from "./conversation.js";
 import { hello } from "./data.js";
-import { ms } from "./format.js";
+import { known, ms } from "./format.js";
 import { Objectives, Seen } from "./promise.js";
-import { isRunning, loosen, offer, sendAgain, sendDraft, stop } from "./send.js";
+import { speed } from "./presets.js";
+import { asked, isRunning, loosen, offer, sendAgain, sendDraft, stop } from "./send.js";
 import { useStore } from "./store.js";
 import { Text } from "./text.js";
 import { OBJECTIVES, whyRejected } from "./words.js";
@@ -32,6 +33,7 @@ export function Playground({ openRequest, askKey }) {
         <${Seen} turn=${shown} />
       </section>
       <${Sampling} settings=${settings} models=${models ?? []} suggested=${sampling ?? {}} />
+      <${Earlier} />
     </aside>
   </div>`;
 }
@@ -94,7 +96,7 @@ class Turn extends Component {
 }
 
 function Refused({ turn, last }) {
-  const { reason, cause, predicted_ttft_ms: predicted, attainable_ms: attainable } = turn.refusal;
+  const { reason, cause } = turn.refusal;
   const instead = offer(turn);
   const said = turn.promised[`${reason}_ms`];
   return html`<div class="notice refused" role="alert">
@@ -102,8 +104,7 @@ function Refused({ turn, last }) {
     <p>${whyRejected(cause)}</p>
     <dl class="pairs">
       <div><dt>Objective</dt><dd>${ms(said)}</dd></div>
-      ${predicted != null && html`<div><dt>Predicted first token</dt><dd>${ms(predicted)}</dd></div>`}
-      ${attainable != null && html`<div><dt>Attainable now</dt><dd>${ms(attainable)}</dd></div>`}
+      ${instead && known(instead.least) && html`<div><dt>Possible now, with a margin</dt><dd>${ms(instead.ms)}</dd></div>`}
     </dl>
     ${last && html`<div class="actions">
       ${instead && html`<button type="button" class="primary" onClick=${() => loosen(turn, instead)}>Ask for ${ms(instead.ms)} and send again</button>`}
@@ -155,8 +156,8 @@ function Verdict({ turn }) {
 // --- below and beside it ----------------------------------------------------------------------------------------
 function Composer({ settings, running }) {
   const onKey = (event) => {
-    const sends = event.key === "Enter" && (event.ctrlKey || event.metaKey);
-    if (!sends || event.isComposing) return;
+    // While an input method composes, Enter chooses a word.
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     sendDraft();
   };
@@ -178,16 +179,17 @@ function Composer({ settings, running }) {
       </div>
       <${Promised} settings=${settings} />
       <button type="submit" class=${running ? "stop" : "primary"} disabled=${!running && !settings.draft.trim()}
-        title="Ctrl+Enter">${running ? "Stop" : "Send"}</button>
+        title=${running ? "" : "Enter; Shift+Enter begins a new line"}>${running ? "Stop" : "Send"}</button>
     </div>
   </form>`;
 }
 
 // Objectives of the next request beside the button: on a phone the sliders may be out of sight.
 function Promised({ settings }) {
-  const { ttft_ms: ttft, tpot_ms: tpot, e2e_ms: e2e } = settings;
+  useStore(speed);
+  const { class: inClass, ttft_ms: ttft, tpot_ms: tpot, e2e_ms: e2e } = asked(settings, useStore(hello).classes ?? {});
   const said = [ttft !== null && `first ${ms(ttft)}`, tpot !== null && `per token ${ms(tpot)}`, e2e !== null && `all ${ms(e2e)}`].filter(Boolean);
-  const text = settings.class ? `class ${settings.class}` : said.join(" · ") || "no objectives";
+  const text = inClass ? `class ${inClass}` : said.join(" · ") || "no objectives";
   const show = () => document.querySelector(".objectives").scrollIntoView({ block: "start" });
   return html`<button type="button" class="link promised-line" title="Objectives" onClick=${show}>${text}</button>`;
 }
@@ -217,7 +219,26 @@ function Sampling({ settings, models, suggested }) {
       <label>Max tokens<input type="number" min="1" step="1" value=${settings.maxTokens} onChange=${number("maxTokens", 1, 1e6)} /></label>
     </div>
     <${Files} empty=${settings.turns.length === 0} />
-    <p class="hint">Stored in this browser only.</p>
+    <p class="hint">Conversations are stored in this browser only.</p>
+  </section>`;
+}
+
+// A hidden answer that still runs would block sending.
+const leaving = (change) => () => {
+  stop();
+  change();
+};
+
+function Earlier() {
+  const { list } = useStore(earlier);
+  if (!list.length) return null;
+  return html`<section class="card earlier" aria-labelledby="earlier-title">
+    <h2 id="earlier-title">Earlier conversations</h2>
+    <ul>${list.map((one) => html`<li key=${one.id}>
+      <button type="button" class="link" onClick=${leaving(() => reopen(one.id))}>${titleOf(one)}</button>
+      <button type="button" class="close" aria-label=${`Delete ${titleOf(one)}`} onClick=${() => forget([one.id])}>✕</button>
+    </li>`)}</ul>
+    <div class="actions"><button type="button" onClick=${() => forget(list.map((one) => one.id))}>Delete all</button></div>
   </section>`;
 }
 
@@ -229,12 +250,9 @@ function Files({ empty }) {
     event.target.value = "";
     if (file) await importFile(file).then(() => setProblem(""), (error) => setProblem(error.message));
   };
-  const begin = () => {
-    stop(); // Otherwise a hidden answer would block sending.
-    clear();
-  };
   return html`<div class="actions">
-    <button type="button" disabled=${empty} onClick=${begin}>New</button>
+    <button type="button" disabled=${empty} onClick=${leaving(begin)}>New</button>
+    <button type="button" disabled=${empty} onClick=${leaving(discard)}>Delete</button>
     <button type="button" disabled=${empty} onClick=${save}>Export</button>
     <button type="button" onClick=${() => chooser.current.click()}>Import</button>
     <input ref=${chooser} type="file" accept="application/json,.json" hidden aria-label="File of a conversation" onChange=${take} />

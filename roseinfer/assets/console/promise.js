@@ -3,7 +3,9 @@ import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
 import { Chart } from "./chart.js";
 import { conversation } from "./conversation.js";
 import { count, known, ms, rate } from "./format.js";
-import { isRunning } from "./send.js";
+import { presetsOf, speed } from "./presets.js";
+import { asked, isRunning, offer } from "./send.js";
+import { useStore } from "./store.js";
 
 // Sliders are logarithmic: as many steps from 1 to 10 ms as from 1 to 10 s.
 const SLIDERS = [
@@ -12,37 +14,32 @@ const SLIDERS = [
   { name: "e2e_ms", label: "Whole answer within", low: 10, high: 600_000, usual: 10_000 },
 ];
 const STEPS = 300;
-const PRESETS = [
-  { label: "None", hint: "best effort", ttft_ms: null, tpot_ms: null },
-  { label: "Relaxed", hint: "2 s, 200 ms per token", ttft_ms: 2000, tpot_ms: 200 },
-  { label: "Chat", hint: "500 ms, 50 ms per token", ttft_ms: 500, tpot_ms: 50 },
-  { label: "Tight", hint: "1 ms: see it rejected", ttft_ms: 1, tpot_ms: null },
-];
+const NONE = { class: "", preset: "", ttft_ms: null, tpot_ms: null, e2e_ms: null };
 
 const toStep = (value, { low, high }) => Math.round((STEPS * Math.log(value / low)) / Math.log(high / low));
 const fromStep = (step, { low, high }) => Number((low * (high / low) ** (step / STEPS)).toPrecision(2));
 
 export function Objectives({ settings, classes }) {
-  const chosen = settings.class && classes[settings.class] ? classes[settings.class] : null;
-  const values = chosen ?? settings;
-  const same = (preset) => !chosen && settings.e2e_ms === null && settings.ttft_ms === preset.ttft_ms && settings.tpot_ms === preset.tpot_ms;
-  const set = ({ ttft_ms, tpot_ms }) => conversation.set({ class: "", ttft_ms, tpot_ms, e2e_ms: null });
-  const change = (name, value) => {
-    const { ttft_ms = null, tpot_ms = null, e2e_ms = null } = values;
-    conversation.set({ class: "", ttft_ms, tpot_ms, e2e_ms, [name]: value });
-  };
+  const measured = useStore(speed);
+  const { class: inClass, ...values } = asked(settings, classes);
+  const none = !inClass && Object.values(values).every((value) => value === null);
+  const change = (name, value) => conversation.set({ class: "", preset: "", ...values, [name]: value });
   return html`<fieldset class="objectives">
     <legend>Objectives</legend>
     <div class="chips" role="group" aria-label="Presets">
-      ${PRESETS.map(
-        (preset) => html`<button type="button" class="chip" aria-pressed=${same(preset)} title=${preset.hint}
-          onClick=${() => set(preset)}>${preset.label}</button>`,
+      <button type="button" class="chip" aria-pressed=${none} title="Best effort" onClick=${() => conversation.set(NONE)}>None</button>
+      ${presetsOf(measured).map(
+        ({ name, label, ttft_ms, tpot_ms }) => html`<button type="button" class="chip" aria-pressed=${!inClass && settings.preset === name}
+          title=${`${ms(ttft_ms)}, ${ms(tpot_ms)} per token`} onClick=${() => conversation.set({ ...NONE, preset: name })}>${label}</button>`,
       )}
     </div>
+    <p class="hint">${measured.measured
+      ? `Presets fit this machine: alone, a token takes ${ms(measured.token_ms)} here.`
+      : "The server has not measured its speed yet: presets are generous until it has."}</p>
     ${Object.keys(classes).length > 0 && html`<div class="chips of-classes" role="group" aria-label="Classes of this server"><span class="hint">Classes</span>
       ${Object.keys(classes).map(
-        (name) => html`<button type="button" class="chip" aria-pressed=${settings.class === name} title="A class of this server"
-          onClick=${() => conversation.set({ class: name })}>${name}</button>`,
+        (name) => html`<button type="button" class="chip" aria-pressed=${inClass === name} title="A class of this server"
+          onClick=${() => conversation.set({ ...NONE, class: name })}>${name}</button>`,
       )}
     </div>`}
     ${SLIDERS.map((slider) => html`<${Slider} key=${slider.name} slider=${slider} value=${values[slider.name] ?? null}
@@ -103,12 +100,16 @@ export function Seen({ turn }) {
   </div>`;
 }
 
-// A rejected request: its objectives and the forecast.
+// A rejected request: its objectives, and what could be promised instead of the one that was out of reach.
+const NAMES = [["ttft", "First token"], ["tpot", "Per token"], ["e2e", "Whole answer"]];
+
 function Turned({ turn }) {
   const { promised, refusal } = turn;
+  const instead = offer(turn);
+  const possible = (name) => (refusal.reason === name && instead && known(instead.least) ? instead.ms : null);
   return html`<div class="seen">
-    <${Meter} label="First token, predicted" value=${refusal.predicted_ttft_ms} promise=${promised.ttft_ms} refused=${refusal.reason === "ttft"} />
-    ${promised.tpot_ms !== null && html`<${Meter} label="Per token" value=${refusal.reason === "tpot" ? refusal.attainable_ms : null} promise=${promised.tpot_ms} refused=${refusal.reason === "tpot"} />`}
+    ${NAMES.filter(([name]) => promised[`${name}_ms`] !== null).map(([name, label]) => html`<${Meter} label=${possible(name) === null ? label : `${label}, possible now`}
+      value=${possible(name)} promise=${promised[`${name}_ms`]} refused=${refusal.reason === name} />`)}
     <p class="hint">Rejected before its first token: nothing was computed.</p>
   </div>`;
 }

@@ -4,7 +4,8 @@ import { askForRequest, connection, heldRequest, hello, loadRequests, requests }
 import { Detail } from "./detail.js";
 import { clock, count, ms, percent } from "./format.js";
 import { useStore } from "./store.js";
-import { ICONS, outcomeOf, shortly } from "./words.js";
+import { prompts } from "./prompts.js";
+import { className, ICONS, judgedBy, outcomeOf, shortly } from "./words.js";
 
 const KINDS = [
   { kind: "", label: "All" },
@@ -18,6 +19,7 @@ const narrow = matchMedia("(max-width: 760px)");
 
 export function Requests({ open, onOpen }) {
   const held = useStore(requests);
+  const said = useStore(prompts);
   const [kind, setKind] = useState("");
   const [filter, setFilter] = useState("");
   const [problem, setProblem] = useState("");
@@ -26,7 +28,7 @@ export function Requests({ open, onOpen }) {
     // Again when a key was given, or the server has come back.
     if (link === "live") loadRequests().then(() => setProblem(""), (error) => setProblem(error.message));
   }, [link]);
-  const rows = useMemo(() => chosen(held.sorted, kind, filter), [held.version, kind, filter]);
+  const rows = useMemo(() => chosen(held.sorted, kind, filter, said), [held.version, kind, filter, said]);
   return html`<div class=${`requests ${open ? "with-detail" : ""}`}>
     <section class="list" aria-label="Requests">
       <${Summary} records=${held.sorted} version=${held.version} />
@@ -35,10 +37,10 @@ export function Requests({ open, onOpen }) {
           ${KINDS.map((one) => html`<button type="button" class="chip" aria-pressed=${kind === one.kind}
             onClick=${() => setKind(one.kind)}>${one.kind && html`<i class=${one.kind} aria-hidden="true">${ICONS[one.kind]}</i>`}${one.label}</button>`)}
         </div>
-        <input id="filter" type="search" placeholder="Filter by id, class, cause, api" aria-label="Filter requests" aria-keyshortcuts="/"
+        <input id="filter" type="search" placeholder="Filter by prompt, class, cause, id" aria-label="Filter requests" aria-keyshortcuts="/"
           value=${filter} onInput=${(event) => setFilter(event.target.value)} />
       </div>
-      <${List} rows=${rows} all=${held.sorted.length} open=${open} onOpen=${onOpen} />
+      <${List} rows=${rows} said=${said} all=${held.sorted.length} open=${open} onOpen=${onOpen} />
       ${held.dropped > 0 && html`<p class="hint">${count(held.dropped)} updates were skipped; the list may be out of date.</p>`}
       ${problem && html`<p class="hint">Older requests could not be read: ${problem}</p>`}
     </section>
@@ -58,10 +60,10 @@ function wordsOf(record) {
   return words;
 }
 
-function chosen(sorted, kind, filter) {
+function chosen(sorted, kind, filter, said) {
   const words = filter.toLowerCase().split(/\s+/).filter(Boolean);
   return sorted.filter(
-    (record) => (!kind || outcomeOf(record).kind === kind) && words.every((word) => wordsOf(record).includes(word)),
+    (record) => (!kind || outcomeOf(record).kind === kind) && words.every((word) => wordsOf(record).includes(word) || said.get(record.request_id)?.toLowerCase().includes(word)),
   );
 }
 
@@ -89,7 +91,7 @@ function Summary({ records, version }) {
       const { ttft_ms: ttft, tpot_ms: tpot } = promised[one.name] ?? {};
       const terms = [ttft && `first ${ms(ttft)}`, tpot && `per token ${ms(tpot)}`].filter(Boolean).join(" · ");
       return html`<li key=${one.name}>
-        <span class="class-name">${one.name === "none" ? "no objectives" : one.name}</span>
+        <span class="class-name">${className(one.name)}</span>
         <strong>${judged ? percent(one.kept / judged) : count(one.plain || one.live)}</strong><span class="class-kept">${judged ? "in time" : one.plain || !one.live ? "served" : "running"}</span>
         <span class="stack" aria-hidden="true">${["kept", "late", "refused"].map((kind) => one[kind] > 0 && html`<span class=${kind} style=${{ flexGrow: one[kind] }}></span>`)}</span>
         <span class="class-counts">${judged ? `${count(one.kept)} in time, ${count(one.late)} late, ${count(one.refused)} rejected` : one.name === "none" ? `best effort${one.refused ? `, ${count(one.refused)} rejected` : ""}` : ""}${terms && html`<br />${terms}`}</span>
@@ -110,7 +112,7 @@ function useNarrow() {
 }
 
 // Only visible rows are in the document. The selected row is stored by its request, since new rows move it down.
-function List({ rows, all, open, onOpen }) {
+function List({ rows, said, all, open, onOpen }) {
   const height = useNarrow() ? 58 : 38;
   const box = useRef(null);
   const [view, setView] = useState({ top: 0, height: 800 });
@@ -148,11 +150,11 @@ function List({ rows, all, open, onOpen }) {
       setView((seen) => ({ ...seen, top }));
     }}>
     <div class="row head" role="row" aria-rowindex="1">
-      ${["Outcome", "Arrived", "Class", "Tokens", "First token", "Per token", "Total", "Why"].map((name) => html`<span role="columnheader">${name}</span>`)}
+      ${["Outcome", "Arrived", "Class", "Request", "Tokens", "First token", "Per token", "Total", "Why"].map((name) => html`<span role="columnheader">${name}</span>`)}
     </div>
     ${rows.length === 0 && html`<p class="none">${all ? "No request matches the filter." : "No requests yet. Send one in the playground."}</p>`}
     <div class="window" role="presentation" style=${{ height: `${rows.length * height}px` }}>
-      ${rows.slice(from, to).map((record, i) => html`<${Row} key=${record.key} record=${record} index=${from + i} top=${(from + i) * height}
+      ${rows.slice(from, to).map((record, i) => html`<${Row} key=${record.key} record=${record} prompt=${said.get(record.request_id)} index=${from + i} top=${(from + i) * height}
         at=${record.key === at} open=${open !== "" && (record.request_id === open || record.id === open)}
         onClick=${() => {
           setAt(record.key);
@@ -181,18 +183,19 @@ function reveal(box, top, height) {
   else if (top + height + head > box.scrollTop + box.clientHeight) box.scrollTop = top + height + head - box.clientHeight;
 }
 
-function Row({ record, index, top, at, open, onClick }) {
+function Row({ record, prompt, index, top, at, open, onClick }) {
   const { kind, label } = outcomeOf(record);
   const { objectives = {}, seen = {}, why } = record;
-  return html`<div class=${`row ${at ? "at" : ""} ${open ? "open" : ""}`} id=${`row-${record.key}`} role="row" aria-rowindex=${index + 2}
+  return html`<div class=${`row by-${judgedBy(record)} ${prompt ? "with-prompt" : ""} ${at ? "at" : ""} ${open ? "open" : ""}`} id=${`row-${record.key}`} role="row" aria-rowindex=${index + 2}
     aria-selected=${open} style=${{ transform: `translateY(${top}px)` }} onClick=${onClick}>
     <span role="gridcell" class="c-outcome"><span class=${`badge ${kind}`}><i aria-hidden="true">${ICONS[kind]}</i>${label}</span></span>
     <span role="gridcell" class="c-time">${clock(record.created)}</span>
-    <span role="gridcell" class="c-class">${record.class === "none" ? html`<span class="dim">${record.api}</span>` : record.class}</span>
+    <span role="gridcell" class=${`c-class ${["none", "custom"].includes(record.class) ? "dim" : ""}`}>${className(record.class)}</span>
+    <span role="gridcell" class=${`c-request ${prompt ? "" : "dim"}`} title=${prompt}>${prompt ?? record.api}</span>
     <span role="gridcell" class="c-tokens">${count(record.prompt_tokens)} → ${count(record.output_tokens)}</span>
     <${Against} name="c-ttft" value=${seen.ttft_ms} promise=${objectives.ttft_ms} />
-    <${Against} name="c-tpot" value=${seen.tpot_ms} promise=${objectives.tpot_ms} />
-    <span role="gridcell" class="c-total">${ms(seen.e2e_ms)}</span>
+    <${Against} name="c-tpot" value=${seen.tpot_ms || null} promise=${objectives.tpot_ms} />
+    <${Against} name="c-total" value=${seen.e2e_ms} promise=${objectives.e2e_ms} />
     <span role="gridcell" class="c-why">${shortly(why?.refused?.cause ?? why?.verdict)}</span>
   </div>`;
 }

@@ -45,7 +45,10 @@ const FITS = {
 for (const name of OBJECTIVES) FITS[name] = (value) => value === null || (Number.isFinite(value) && value > 0);
 
 // The fields of `defaults`, as they were saved where that is possible.
-export function whole(saved, defaults) {
+export function whole(given, defaults) {
+  // What was saved before there were presets has objectives of its own.
+  const own = given && given.preset === undefined && OBJECTIVES.some((name) => given[name] != null);
+  const saved = own ? { ...given, preset: "" } : given;
   const fits = (name) => (FITS[name] ?? ((value) => typeof value === typeof defaults[name]))(saved?.[name]);
   const kept = Object.keys(defaults).filter(fits);
   return { ...defaults, ...Object.fromEntries(kept.map((name) => [name, saved[name]])), turns: listed(saved?.turns, isTurn).map(wholeTurn) };

@@ -3,14 +3,16 @@ import { ApiError, call, events } from "./api.js";
 import { changeTurn, conversation, newTurn, RUNNING } from "./conversation.js";
 import { hello } from "./data.js";
 import { known, roundUp } from "./format.js";
+import { presetNamed } from "./presets.js";
+import { notePrompt } from "./prompts.js";
 
 let running = null;
 
 export const stop = () => running?.abort();
 
-// What is promised to a request sent now: the class's objectives, or those set by hand.
+// What is promised to a request sent now: the objectives of the class or preset, or those set by hand.
 export function asked(settings, classes) {
-  const { ttft_ms = null, tpot_ms = null, e2e_ms = null } = classes[settings.class] ?? settings;
+  const { ttft_ms = null, tpot_ms = null, e2e_ms = null } = classes[settings.class] ?? presetNamed(settings.preset) ?? settings;
   return { class: classes[settings.class] ? settings.class : "", ttft_ms, tpot_ms, e2e_ms };
 }
 
@@ -73,8 +75,11 @@ async function answer() {
   conversation.set({ turns: [...settings.turns, turn] });
   running = new AbortController();
   try {
-    await receive(turn, await call(`v1/${settings.mode === "chat" ? "chat/completions" : "completions"}`, { body, signal: running.signal }));
+    const response = await call(`v1/${settings.mode === "chat" ? "chat/completions" : "completions"}`, { body, signal: running.signal });
+    notePrompt(response.headers.get("x-request-id"), settings.turns.at(-1).text);
+    await receive(turn, response);
   } catch (error) {
+    if (error instanceof ApiError) notePrompt(error.requestId, settings.turns.at(-1).text);
     changeTurn(turn.id, failure(error, running.signal.aborted));
   } finally {
     running = null;
@@ -162,6 +167,6 @@ export function offer(turn) {
 // Asks for `name` within `ms`, with the other objectives as they were, and sends again.
 export function loosen(turn, { name, ms }) {
   const { ttft_ms, tpot_ms, e2e_ms } = turn.promised;
-  conversation.set({ class: "", ttft_ms, tpot_ms, e2e_ms, [name]: ms });
+  conversation.set({ class: "", preset: "", ttft_ms, tpot_ms, e2e_ms, [name]: ms });
   return sendAgain();
 }

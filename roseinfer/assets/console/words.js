@@ -97,4 +97,20 @@ export function outcomeOf(record) {
   }
 }
 
+// A class of requests by its name in the records.
+export const className = (name) => ({ none: "no objectives", custom: "own objectives" })[name] ?? name ?? "no objectives";
+
+// What late requests are judged by; other rows show their first token.
+export const judgedBy = (record) => ({ missed_tpot: "tpot", missed_e2e: "e2e" })[record.outcome] ?? "ttft";
+
+const USUAL_SPEED = 0.1; // Within this share, the machine is as fast as calibrated.
+
+// The duration of steps compared with the cost model's prediction, for people.
+export function speedWords(ratio) {
+  if (!Number.isFinite(ratio) || ratio <= 0) return "–";
+  if (Math.abs(ratio - 1) <= USUAL_SPEED) return "as calibrated";
+  const factor = ratio > 1 ? ratio : 1 / ratio;
+  return `${factor.toFixed(factor < 9.95 ? 1 : 0)} times ${ratio > 1 ? "slower" : "faster"} than calibrated`;
+}
+
 export const ICONS = { kept: "✓", late: "!", refused: "✕", live: "●", plain: "·" };

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from roseinfer.cli.terminal.remote import RefusedError
+from roseinfer.core.slo import suggested_ms
 
 # Cause of a rejection -> what prevented the objectives.
 _CAUSES = {
@@ -50,19 +51,9 @@ def advice(error: RefusedError, *, once: bool = False) -> Iterator[str]:
     if attainable_ms is None and objective == "ttft":
         attainable_ms = fields.get("predicted_ttft_ms")
     if objective and attainable_ms:
-        wanted = f"{objective}={_rounded_up(attainable_ms):g}ms"
+        wanted = f"{objective}={suggested_ms(attainable_ms):g}ms"
         yield f"possible now: {f'--slo {wanted}' if once else f'/slo {wanted}, then /retry'}"
     elif once:
         yield "try a looser objective (--slo), or none"
     else:
         yield "try a looser objective (/slo) or none (/slo off), then /retry"
-
-
-def _rounded_up(ms: float) -> float:
-    """Round up to two digits with a margin, so that a suggestion still holds a moment later."""
-    digits = 1.0
-    while ms / digits >= 100:
-        digits *= 10
-    while ms / digits < 10:
-        digits /= 10
-    return round((int(ms * 1.05 / digits) + 1) * digits, 6)

@@ -11,6 +11,9 @@ from roseinfer.engine.api import EngineReport
 from roseinfer.server.observe.record_json import ms, objectives_json
 from roseinfer.server.request.service import Service
 
+# Before so many steps, the costs of an engine are guesses.
+MIN_MEASURED_STEPS = 16
+
 
 def hello(service: Service) -> dict[str, Any]:
     """Return the constant data of a server. Raises `ApiError` 503 while the engine is loading."""
@@ -51,6 +54,7 @@ def _engine(report: EngineReport) -> dict[str, Any]:
         "speed": policy.speed,
         "margin": policy.margin,
         "budget_ms": ms(policy.step_budget_s),
+        **_cost(report),
         "demoted": policy.demoted,
         "restarts": report.restarts,
         "deaths": report.deaths,
@@ -59,6 +63,14 @@ def _engine(report: EngineReport) -> dict[str, Any]:
         "prompt_tokens": stats.prompt_tokens,
         **_host_memory(report, up),
     }
+
+
+def _cost(report: EngineReport) -> dict[str, float | None]:
+    """Return what a step of one decoding row takes at present, and a prompt token more. None: unknown."""
+    promise = report.promise
+    if promise is None or not promise.cost.is_known or promise.steps < MIN_MEASURED_STEPS:
+        return {"step_ms": None, "prompt_token_ms": None}
+    return {"step_ms": ms(promise.constant_s + promise.cost.row_s), "prompt_token_ms": ms(promise.cost.token_s)}
 
 
 def _host_memory(report: EngineReport, up: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from roseinfer.core.errors import (
     RoseinferError,
     TokenizerFailedError,
 )
-from roseinfer.core.slo import Rejection
+from roseinfer.core.slo import Rejection, suggested_ms
 
 log = logging.getLogger(__name__)
 
@@ -213,6 +213,9 @@ def _attainable_ms(rejection: Rejection) -> float | None:
 def _why_unattainable(rejection: Rejection, predicted_s: float | None) -> str:
     where = "even on an idle server" if rejection.hopeless else "under the present load"
     message = f"The request's {rejection.reason.upper()} objective cannot be met {where}"
+    attainable_ms = _attainable_ms(rejection)
+    if attainable_ms:  # the expected first token is earlier: it has no margin, and would be a second number
+        return f"{message}: {suggested_ms(attainable_ms):g} ms could be met now"
     if predicted_s is None or rejection.reason != "ttft":
         return message
     return f"{message}: the first token would come after {predicted_s * 1000:.1f} ms"

@@ -96,10 +96,10 @@ def _of_rejection(record: RequestEntry, rejection: Rejection) -> Explanation:
     text = f"Rejected: {_ms(target)} for the {_NAMES.get(rejection.reason, rejection.reason)} was out of reach"
     text += f" because of {_BECAUSE_OF[rejection.cause]}"
     # A forecast within the objective may still be rejected: the policy keeps a margin.
-    if rejection.reason == "ttft" and (target or 0.0) < rejection.predicted_ttft_s < float("inf"):
-        text += f"; it was expected after {_ms(rejection.predicted_ttft_s)}"
     if rejection.attainable_s is not None:
         text += f". {_ms(rejection.attainable_s)} was attainable"
+    elif rejection.reason == "ttft" and (target or 0.0) < rejection.predicted_ttft_s < float("inf"):
+        text += f"; it was expected after {_ms(rejection.predicted_ttft_s)}"
     return Explanation(rejection.cause, text + ".")
 
 

@@ -8,9 +8,12 @@ import pytest
 
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.outputs import SchedulerStats
+from roseinfer.core.promise import Promise
+from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
 from roseinfer.server.console import reader as reader_module
 from roseinfer.server.console import updates
+from roseinfer.server.console.events import engines_json
 from roseinfer.server.console.reader import LIVE_INTERVAL_COUNT, ConsoleReader, answer_engine_queries, answer_queries
 from roseinfer.server.console.steps import NewSteps
 from roseinfer.server.console.updates import EngineUpdates, Position, RequestUpdate, Updates
@@ -61,6 +64,21 @@ class Supervisor:
 
     def on_step(self, listener: Any) -> None:
         raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("promise", "found"),
+    [
+        (None, (None, None)),
+        (Promise(0.0, steps=100), (None, None)),  # its policy fits no costs
+        (Promise(0.0, steps=3, cost=StepCost(0.004, 0.001)), (None, None)),  # nothing is measured yet
+        (Promise(0.0, steps=100, cost=StepCost(0.004, 0.001, 0.0005)), (4.5, 1.0)),
+    ],
+)
+def test_the_speed_of_an_engine_is_shown_once_measured(promise: Promise | None, found: tuple[Any, Any]) -> None:
+    report = EngineReport(0, EngineState.READY, EngineHealth(True, 0.1), SchedulerStats(), promise=promise)
+    (shown,) = engines_json([report])
+    assert (shown["step_ms"], shown["prompt_token_ms"]) == found
 
 
 def test_engines_and_steps_come_from_their_owner_alone() -> None:
