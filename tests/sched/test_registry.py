@@ -304,7 +304,7 @@ def cli(site: Path, *argv: str, code: str = "from roseinfer.cli.main import main
 
 
 def test_a_policy_from_outside_is_a_choice_with_its_own_flags(site: Path) -> None:
-    status, text = cli(site, "serve", "--help")
+    status, text = cli(site, "serve", "--help=all")
     text = " ".join(text.split())
     assert status == 0 and "lifo,broken}" in text and "--lifo-depth N lifo: the youngest requests" in text
     assert "fifo, pack, sarathi, slack, lifo: " in text, "and it has the flags that it shares"

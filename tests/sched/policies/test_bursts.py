@@ -17,7 +17,7 @@ from roseinfer.sim.simulator import add_of
 from roseinfer.sim.workload import Arrival
 
 COST = CostParams(step_s=5e-3, token_s=20e-6, row_s=10e-6, context_s=20e-9)
-BUDGET, BURST, PROMPT = 512, 4096, 256
+BUDGET, BURST, PROMPT = 512, 2048, 256
 
 
 def prompts(count: int, at_s: float = 0.0, slo: Slo | None = None) -> list[Arrival]:
@@ -67,14 +67,14 @@ def test_no_step_grows_while_somebody_has_objectives_nor_soon_after() -> None:
     assert longest([step for step in found if step[0] < late_s]) <= BUDGET < longest(found)
 
 
-@pytest.mark.parametrize("slower", [1, 2, 8])
-def test_no_step_is_longer_than_a_fifth_of_a_second(slower: int) -> None:
-    """An arriving request with an objective waits that long."""
+@pytest.mark.parametrize("slower", [1, 2, 3])
+def test_no_step_is_longer_than_its_bound(slower: int) -> None:
+    """The tokens of running requests are that far apart, and an arriving request with an objective waits that long."""
     cost = COST.slower(slower)
     found = steps(prompts(256), cost, slack_burst_tokens=1 << 16)
     durations = [later[0] - before[0] for before, later in pairwise(found) if later[1] > BUDGET]
     assert durations and max(durations) < 1.03 * MAX_STEP_S
-    assert slower == 1 or max(durations) > 0.9 * MAX_STEP_S
+    assert max(durations) > 0.9 * MAX_STEP_S
 
 
 def test_a_step_is_no_longer_than_pays() -> None:
