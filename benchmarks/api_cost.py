@@ -1,7 +1,7 @@
 """CPU cost of an API process: a streamed request, and each of its tokens. No engine, no sockets.
 
     python -m benchmarks.api_cost [--rounds 24] [--requests 128] [--ids 1 65 1025] [--streams 1 64 256]
-                                  [--words 20 1000] [--traces]
+                                  [--words 20 1000] [--traces] [--log]
 
 The application, uvicorn's connection class and the engine client are the real ones; connections are given bytes and
 take bytes, the engine's messages are encoded and decoded. Figures are microseconds of one thread's CPU, the smallest
@@ -9,12 +9,16 @@ of all rounds and, in brackets, the median. What the kernel adds is about 50 us 
 request logs a line to standard error: send that to a file. With `--traces` each request also leaves its spans; the
 thread that encodes and sends them is not in these figures, and what takes them here drops them.
 
+With `--log`, the only rows are those of requests of 65 prompt ids with the log level info and error, in turn, and their
+difference: what the log line of a request takes, as text and as JSON.
+
 The rows of responses are those of POST /v1/responses, not stored and stored, in turn: CPU of the event loop's thread,
 then of all threads of the process.
 """
 
 import argparse
 import asyncio
+import logging
 import statistics
 import tempfile
 import time
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 CONTEXT, VOCAB, TOKEN = 4096, 4096, 150
+LOGGED_IDS = 65  # in the prompts of requests whose log lines are measured
 INFO = EngineInfo(
     model="none",
     facts=RunnerFacts(
@@ -260,7 +265,25 @@ async def show_responses(bench: Bench, args: argparse.Namespace, words: int) -> 
 
 async def show(name: str, rounds: int, measure: Callable[[], Awaitable[float]]) -> None:
     taken = [await measure() for _ in range(rounds)]
-    print(f"{name:<36} {min(taken):8.2f} us  ({statistics.median(taken):.2f})", flush=True)
+    show_row(name, min(taken), statistics.median(taken))
+
+
+async def show_log(bench: Bench, args: argparse.Namespace, log_format: str) -> None:
+    logging.getLogger().handlers.clear()
+    configure_logging(ServerConfig(log_format=log_format))
+    taken: dict[str, list[float]] = {"info": [], "error": []}
+    for _ in range(args.rounds):
+        for level, found in taken.items():
+            logging.getLogger("roseinfer").setLevel(level.upper())
+            found.append(await request_us(bench, args.requests, LOGGED_IDS))
+    for level, found in taken.items():
+        show_row(f"a request, log level {level}, {log_format}", min(found), statistics.median(found))
+    pairs = [logged - silent for logged, silent in zip(*taken.values(), strict=True)]
+    show_row(f"its log line, {log_format}", min(taken["info"]) - min(taken["error"]), statistics.median(pairs))
+
+
+def show_row(name: str, least_us: float, median_us: float) -> None:
+    print(f"{name:<36} {least_us:8.2f} us  ({median_us:.2f})", flush=True)
 
 
 async def run(args: argparse.Namespace) -> None:
@@ -272,6 +295,10 @@ async def run(args: argparse.Namespace) -> None:
 
 
 async def measure(bench: Bench, args: argparse.Namespace) -> None:
+    if args.log:
+        for log_format in ("text", "json"):
+            await show_log(bench, args, log_format)
+        return
     for ids in args.ids:
         await show(f"a request of {ids} prompt ids", args.rounds, partial(request_us, bench, args.requests, ids))
     for streams in args.streams:
@@ -288,6 +315,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--words", type=int, nargs="+", default=[20, 1000], help="of the input of responses")
     parser.add_argument("--traces", action="store_true", help="with traces of all requests")
+    parser.add_argument("--log", action="store_true", help="measure the log lines of requests only")
     args = parser.parse_args()
     print(header("API process", vars(args)))
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

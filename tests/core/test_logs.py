@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -63,3 +64,16 @@ def test_text_is_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_engine_of_several_says_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert " engine 2 INFO " in said(monkeypatch, as_json=False, engine=2)[0]
+
+
+@pytest.mark.parametrize(("as_json", "times"), [
+    (True, ["1970-01-01T00:00:01.250Z", "1970-01-01T00:00:02.000Z", "1970-01-01T00:00:01.999Z"]),
+    (False, ["01,250", "02,000", "01,999"]),
+])  # fmt: skip
+def test_each_line_has_its_own_time(monkeypatch: pytest.MonkeyPatch, as_json: bool, times: list[str]) -> None:
+    said(monkeypatch, as_json=as_json)
+    [handler] = logging.getLogger().handlers
+    for created, time in zip((1.25, 2.0, 1.999), times, strict=True):
+        record = logging.makeLogRecord({"msg": "x", "created": created, "msecs": created % 1 * 1000})
+        line = handler.format(record)
+        assert json.loads(line)["time"] == time if as_json else re.match(rf"[\d-]{{10}} \d\d:\d\d:{time} ", line)

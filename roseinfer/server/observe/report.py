@@ -1,13 +1,11 @@
 """Observation of requests and engines: metrics, records, log lines, and the text of `/metrics`."""
 
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
 from prometheus_client.core import Metric
 
-from roseinfer.core.errors import RoseinferError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.api import Engine, EngineReport, StepRecord
 from roseinfer.server.http.errors import SloUnattainable
@@ -24,10 +22,10 @@ from roseinfer.server.observe.metrics import (
     TextMetrics,
 )
 from roseinfer.server.observe.record_json import why_json
-from roseinfer.server.observe.records import RequestEntry, RequestRecords
+from roseinfer.server.observe.records import RequestRecords
+from roseinfer.server.observe.request_log import log_early_abort, log_end, log_start
 from roseinfer.server.observe.routing import RoutingMetrics
 from roseinfer.server.observe.tracing import Tracing
-from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.job import (
     Job,
@@ -92,8 +90,6 @@ def _worst(outcomes: Iterable[Outcome]) -> Outcome:
     return next((each for each in outcomes if each is not Outcome.MET), Outcome.MET)
 
 
-log = logging.getLogger(__name__)
-
 # Merges this process's numbers with those of the server's other processes.
 Gather = Callable[[Snapshot], Awaitable[Snapshot]]
 # Metrics read at scrape time that are the same in all processes.
@@ -123,21 +119,14 @@ class RequestReports:
     def started(self, job: Job, progress: JobProgress, state: Mapping[str, Any], now_s: float) -> None:
         self._records.started(job, progress, state, now_s)
         if self._log_starts:
-            self._log_start(job)
-
-    def _log_start(self, job: Job) -> None:
-        tokens = sum(len(prompt.ids) for prompt in job.prompts)
-        kind = "stream" if job.stream else "whole"
-        fields = {"request": job.request_id, "started": kind, "choices": job.num_choices, "prompt_tokens": tokens}
-        log.info(LogLine("request started", fields))
+            log_start(job)
 
     def ended_early(self, request_id: str, cause: BaseException) -> None:
         """Count and log a request that the client or the server aborted. Invalid requests are only answered."""
         end = request_end(cause)
         if end.finish == FinishReason.ABORT:
             self._metrics.aborted(end.reason)
-            fields = {"request": request_id, "finish": end.finish, "why": end.reason}
-            log.info(LogLine("request aborted before it reached the engine", fields))
+            log_early_abort(request_id, end)
 
     def ended(self, job: Job, progress: JobProgress, now_s: float, cause: BaseException | None) -> None:
         end = request_end(cause)
@@ -151,17 +140,7 @@ class RequestReports:
             self._metrics.refused("slo_unattainable")
         came = self._slo_metrics.ended(job, progress.runs, end)
         record = self._records.ended(job, progress, now_s, end._replace(outcome=came))
-        fields = _fields(record, job, progress, end.finish)
-        fields["slo_class"], fields["slo"] = slo_class_name(job), came or "invalid"
-        if end.reason:
-            fields["why"] = end.reason
-        if came in _EXPLAINED:
-            fields["verdict"] = verdict(record).name or "none"
-        line = LogLine("request ended", fields)
-        if end.finish == FinishReason.ERROR:
-            log.error(line, exc_info=None if isinstance(cause, RoseinferError) else cause)
-        else:
-            log.info(line)
+        log_end(job, progress, record, end)
 
     def why(self, job: Job, progress: JobProgress, now_s: float) -> dict[str, Any]:
         """Return `usage.slo.why` of a request whose samples have ended."""
@@ -257,64 +236,3 @@ class Observation:
             shown = await self._gather(shown)
         more = () if self._gauges is None else await self._gauges()
         return self.exposition.text(shown, None if self._engine is None else self._engine.info, more)
-
-
-# Outcomes that the log explains with a verdict: missed objectives.
-_EXPLAINED = frozenset(
-    (Outcome.MISSED_TTFT, Outcome.MISSED_TPOT, Outcome.MISSED_E2E, Outcome.REJECTED, Outcome.TIMEOUT)
-)
-
-
-class LogLine:
-    """Log line about a request: `name=value` pairs as text. JSON logs use `event` and `fields` directly."""
-
-    __slots__ = ("event", "fields")
-
-    def __init__(self, event: str, fields: dict[str, Any]) -> None:
-        self.event = event
-        self.fields = fields
-
-    def __str__(self) -> str:
-        return " ".join(
-            [
-                f"{name}={value:.1f}"
-                if type(value) is float
-                else f"{name}={value!r}"
-                if name == "why"
-                else f"{name}={value}"
-                for name, value in self.fields.items()
-            ]
-        )
-
-
-def _fields(record: RequestEntry, job: Job, progress: JobProgress, reason: str) -> dict[str, Any]:
-    """Return the fields of an ended request's log line. `reason`: finish reason of unfinished samples."""
-    sample = record.worst
-    finish, first_s, seat_s = record.finish, sample.first_s, sample.scheduled_s
-    if record.choices > 1:
-        finish, first_s, seat_s = _of_all(job, progress, reason)
-    fields: dict[str, Any] = {
-        "request": record.request_id,
-        "api": job.api,
-        "choices": record.choices,
-        "finish": finish or reason,
-        "prompt_tokens": record.prompt_tokens,
-        "cached_tokens": record.cached_tokens,
-        "output_tokens": record.output_tokens,
-        "e2e_ms": record.age_s * 1000,
-    }
-    if first_s is not None:
-        fields["ttft_ms"] = first_s * 1000
-    if seat_s is not None:
-        fields["queue_ms"] = seat_s * 1000
-    return fields
-
-
-def _of_all(job: Job, progress: JobProgress, reason: str) -> tuple[str, float | None, float | None]:
-    """Return the finish reasons of all choices, the earliest first token and the latest seat, in seconds."""
-    samples = [sample for run in progress.runs for sample in run.samples]
-    ends = sorted({str(sample.finish_reason or reason) for sample in samples})
-    firsts = [sample.first_s - job.arrival_s for sample in samples if sample.first_s]
-    times = [sample.times for sample in samples if sample.times is not None and sample.times.scheduled_s]
-    seats = [each.scheduled_s - each.arrival_s for each in times]
-    return ",".join(ends), min(firsts, default=None), max(seats, default=None)

@@ -155,6 +155,19 @@ def test_whatever_ends_a_request_is_counted_for_each_prompt(server: LiveServer, 
     assert new(server, before) == {("custom", outcome): 2.0}
 
 
+@pytest.mark.parametrize(("error", "traced"), [(RuntimeError("bug"), True), (EngineDeadError("gone"), False)])
+def test_the_log_has_the_traceback_of_a_bug(
+    server: LiveServer, error: Exception, traced: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.engine.script = lambda request: [error]
+    with caplog.at_level(logging.ERROR, logger="roseinfer.server"):
+        assert server.post("/v1/completions", {"prompt": "a"}).status_code >= 500
+        server.until(lambda: server.service.lifecycle.requests == 0)
+    [line] = [record for record in caplog.records if record.name == "roseinfer.server.observe.report"]
+    assert line.levelname == "ERROR" and f"why='{type(error).__name__}: {error}'" in line.getMessage()
+    assert (line.exc_info is not None and line.exc_info[1] is error) == traced
+
+
 def test_clients_that_leave_are_counted_apart(server: LiveServer) -> None:
     server.engine.script = lambda request: [Wait()]
     before = outcomes(server)

@@ -1,0 +1,104 @@
+"""Log lines about requests: one at the end of each, and one at its start if that is configured."""
+
+import logging
+from typing import Any
+
+from roseinfer.core.errors import RoseinferError
+from roseinfer.core.outputs import FinishReason
+from roseinfer.server.observe.records import RequestEntry
+from roseinfer.server.observe.verdict import verdict
+from roseinfer.server.request.job import Job, JobProgress, Outcome, RequestEnd, slo_class_name
+
+# Part of the log's format: filters and the JSON field `logger` have this name.
+log = logging.getLogger("roseinfer.server.observe.report")
+
+# Outcomes that the log explains with a verdict: missed objectives.
+_EXPLAINED = frozenset(
+    (Outcome.MISSED_TTFT, Outcome.MISSED_TPOT, Outcome.MISSED_E2E, Outcome.REJECTED, Outcome.TIMEOUT)
+)
+
+
+class LogLine:
+    """Log line about a request: `name=value` pairs as text. JSON logs use `event` and `fields` directly."""
+
+    __slots__ = ("event", "fields")
+
+    def __init__(self, event: str, fields: dict[str, Any]) -> None:
+        self.event = event
+        self.fields = fields
+
+    def __str__(self) -> str:
+        return " ".join(
+            [
+                f"{name}={value:.1f}"
+                if type(value) is float
+                else f"{name}={value!r}"
+                if name == "why"
+                else f"{name}={value}"
+                for name, value in self.fields.items()
+            ]
+        )
+
+
+def log_start(job: Job) -> None:
+    tokens = sum(len(prompt.ids) for prompt in job.prompts)
+    kind = "stream" if job.stream else "whole"
+    fields = {"request": job.request_id, "started": kind, "choices": job.num_choices, "prompt_tokens": tokens}
+    log.info(LogLine("request started", fields))
+
+
+def log_early_abort(request_id: str, end: RequestEnd) -> None:
+    fields = {"request": request_id, "finish": end.finish, "why": end.reason}
+    log.info(LogLine("request aborted before it reached the engine", fields))
+
+
+def log_end(job: Job, progress: JobProgress, record: RequestEntry, end: RequestEnd) -> None:
+    """Log the end of a request that reached the engine. Cheap if the level is off."""
+    level = logging.ERROR if end.finish == FinishReason.ERROR else logging.INFO
+    if not log.isEnabledFor(level):
+        return
+    fields = _fields(record, job, progress, end.finish)
+    fields["slo_class"], fields["slo"] = slo_class_name(job), record.outcome or "invalid"
+    if end.reason:
+        fields["why"] = end.reason
+    if record.outcome in _EXPLAINED:
+        fields["verdict"] = verdict(record).name or "none"
+    bug = end.cause if level == logging.ERROR and not isinstance(end.cause, RoseinferError) else None
+    error = None if bug is None else (type(bug), bug, bug.__traceback__)
+    # `log.log` would search the stack for this line, which takes a fifth of the time.
+    log.handle(
+        log.makeRecord(log.name, level, __file__, 0, LogLine("request ended", fields), (), error, log_end.__name__)
+    )
+
+
+def _fields(record: RequestEntry, job: Job, progress: JobProgress, reason: str) -> dict[str, Any]:
+    """Return the fields of an ended request's log line. `reason`: finish reason of unfinished samples."""
+    sample = record.worst
+    finish, first_s, seat_s = record.finish, sample.first_s, sample.scheduled_s
+    if record.choices > 1:
+        finish, first_s, seat_s = _of_all(job, progress, reason)
+    fields: dict[str, Any] = {
+        "request": record.request_id,
+        "api": job.api,
+        "choices": record.choices,
+        "finish": finish or reason,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "output_tokens": record.output_tokens,
+        "e2e_ms": record.age_s * 1000,
+    }
+    if first_s is not None:
+        fields["ttft_ms"] = first_s * 1000
+    if seat_s is not None:
+        fields["queue_ms"] = seat_s * 1000
+    return fields
+
+
+def _of_all(job: Job, progress: JobProgress, reason: str) -> tuple[str, float | None, float | None]:
+    """Return the finish reasons of all choices, the earliest first token and the latest seat, in seconds."""
+    samples = [sample for run in progress.runs for sample in run.samples]
+    ends = sorted({str(sample.finish_reason or reason) for sample in samples})
+    firsts = [sample.first_s - job.arrival_s for sample in samples if sample.first_s]
+    times = [sample.times for sample in samples if sample.times is not None and sample.times.scheduled_s]
+    seats = [each.scheduled_s - each.arrival_s for each in times]
+    return ",".join(ends), min(firsts, default=None), max(seats, default=None)
