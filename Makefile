@@ -1,4 +1,5 @@
 # Everyday commands, each of which works from a bare clone with nothing but Python >= 3.11.
+#   make demo                           serve the embedded model under a small load for a minute
 #   make serve ARGS="--port 9000"       serve the embedded model
 #   make test ARGS="tests/kv -x"        run the tests, WORKERS=2 files at a time
 #   make test-all                       run these and the exhaustive ones; fetches a real model and Ray
@@ -17,10 +18,13 @@ CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11
 
 TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve test test-all test-clients docs lint types clean
+.PHONY: help demo serve test test-all test-clients docs lint types clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+demo: $(VENV)/.installed
+	$(BIN)/roseinfer demo $(ARGS)
 
 serve: $(VENV)/.installed
 	$(BIN)/roseinfer serve $(ARGS)
