@@ -308,3 +308,11 @@ def test_commands_that_run_a_model_are_rejected_on_macos(
     monkeypatch.setattr(sys, "platform", "darwin")
     assert cli.main(command.split()) == 1
     assert capsys.readouterr().err.startswith("roseinfer: error: models run on Linux only, not on macOS: use")
+
+
+@pytest.mark.parametrize(("options", "noted"), [((), True), (("--api-key", "k"), False)])
+def test_vllms_key_variable_is_mentioned_if_there_is_no_key(monkeypatch, capsys, options, noted):
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert cli.main(["serve", "--ssl-certfile", "/none", *options]) == 2
+    err = capsys.readouterr().err
+    assert ("VLLM_API_KEY is not read" in err) is noted and "secret" not in err

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
@@ -25,6 +26,8 @@ NAME = "serve"
 RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # An additional API key. Unlike a command line, other users of the machine cannot read it.
 KEY_VARIABLE = "ROSEINFER_API_KEY"
+# vLLM's variable. It is not read, but a server that its owner thinks protected should say so.
+VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 HELP = "serve a model over the OpenAI API"
 COMMON = (
     "config_file",
@@ -59,6 +62,10 @@ def run(args: Namespace) -> int:
     _check_engine_options(replicas, given)
     given_document(engine.model.generation_config)  # report an unusable file before the model is downloaded
     server = with_traces(with_keys(OPTIONS.build(ServerConfig, given), os.environ), os.environ)
+    if VLLM_KEY_VARIABLE in os.environ and not server.api_key:
+        print(
+            f"roseinfer: note: {VLLM_KEY_VARIABLE} is not read, and no key is set: use {KEY_VARIABLE}", file=sys.stderr
+        )
     if server.length_predictor is not None:
         check_predictor(server.length_predictor, None if replicas.engine_list else engine)
     if server.slo_classes is not None:

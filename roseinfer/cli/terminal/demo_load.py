@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from functools import partial
+from statistics import median
 from typing import Any
 
-from roseinfer.cli.terminal.demo_plan import DemoKind, DemoRequest, Speed, probe
+from roseinfer.cli.terminal.demo_plan import DemoKind, DemoRequest, Speed, format_probe, probe
 from roseinfer.cli.terminal.remote import RefusedError, Remote, RemoteError
 
 PATH = "/v1/completions"
-PROBE_COUNT = 4
+PROBE_COUNT = 5
 WARM_UP_COUNT = 12
 STEP_S = 0.25
 # How long the last requests may take after the load.
@@ -61,15 +62,16 @@ class Tally:
 
 
 def measure(remote: Remote, model: str) -> Speed:
-    """Return the speed of the idle machine: the best of a few requests.
+    """Return the speed of the idle machine: the median of a few requests, since other programs may run.
 
     The server learns its costs from them, and from some that run together.
     """
+    _usage(remote, {**format_probe(), "model": model})
     found = [_usage(remote, {**probe(number), "model": model})["slo"] for number in range(PROBE_COUNT)]
     bodies = [{**probe(PROBE_COUNT + number), "model": model} for number in range(WARM_UP_COUNT)]
     with ThreadPoolExecutor(WARM_UP_COUNT) as pool:
         list(pool.map(partial(_usage, remote), bodies))
-    return Speed(min(slo["ttft_ms"] for slo in found) / 1000, min(slo["tpot_ms"] for slo in found) / 1000)
+    return Speed(median(slo["ttft_ms"] for slo in found) / 1000, median(slo["tpot_ms"] for slo in found) / 1000)
 
 
 def run(

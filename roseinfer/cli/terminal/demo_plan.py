@@ -72,6 +72,11 @@ def probe(number: int) -> dict[str, Any]:
     return _body(_prompt(random.Random(f"probe {number}")), EASY_TOKENS)
 
 
+def format_probe() -> dict[str, Any]:
+    """Return the body of a request after which the server knows the format of surprises."""
+    return {**probe(-1), **LONG_FORMAT}
+
+
 def _easy(speed: Speed, began_s: float, cycle_s: float, rng: random.Random) -> Iterator[DemoRequest]:
     rate = min(max(EASY_SHARE / (speed.tpot_s * EASY_TOKENS), MIN_EASY_RATE), MAX_EASY_RATE)
     promised = {"ttft_ms": _ms(20 * speed.ttft_s), "tpot_ms": _ms(10 * speed.tpot_s)}
