@@ -64,6 +64,9 @@ class RequestMetrics:
         time_in_queue: seconds from arrival to the first step.
         num_generation_tokens: output tokens of all samples.
         preemptions: how often its samples lost their seat to other requests.
+
+    The same times have the names of vLLM's newer versions: `queued_ts` (arrival), `scheduled_ts`, `first_token_ts` and
+    `last_token_ts`; `first_token_latency` is the time from arrival to the first token.
     """
 
     arrival_time: float
@@ -77,8 +80,23 @@ class RequestMetrics:
 
     @property
     def first_token_latency(self) -> float | None:
-        """Seconds from arrival to the first token."""
         return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+
+    @property
+    def queued_ts(self) -> float:
+        return self.arrival_time
+
+    @property
+    def scheduled_ts(self) -> float | None:
+        return self.first_scheduled_time
+
+    @property
+    def first_token_ts(self) -> float | None:
+        return self.first_token_time
+
+    @property
+    def last_token_ts(self) -> float | None:
+        return self.last_token_time
 
 
 @dataclass(slots=True)

@@ -266,6 +266,7 @@ metrics = first.metrics
 assert began - 1 < metrics.arrival_time <= metrics.first_scheduled_time <= metrics.first_token_time
 assert metrics.first_token_time <= metrics.last_token_time <= metrics.finished_time <= time.time() + 1
 assert metrics.first_token_latency > 0 and metrics.num_generation_tokens == 4
+assert metrics.queued_ts <= metrics.scheduled_ts <= metrics.first_token_ts <= metrics.last_token_ts
 """,
     "objectives, which vLLM does not have": """
 from roseinfer import LLM, SamplingParams, Slo
