@@ -5,6 +5,7 @@
 #   make test-all                       run these and the exhaustive ones; fetches a real model and Ray
 #   make test-clients ARGS="llm aider"  run clients from PyPI against a server, each in an environment of its own
 #   make docs                           write the generated pages of docs/, build the site into site/
+#   make release                        build, check and upload the package; needs credentials (.ci/release.py)
 #   make lint | types | clean
 # PYTHON=python3.12 picks the interpreter, PIP_ARGS passes options to pip (another index, for example).
 
@@ -18,7 +19,7 @@ CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11
 
 TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo serve test test-all test-clients docs lint types clean
+.PHONY: help demo serve test test-all test-clients docs release lint types clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -46,6 +47,9 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python .ci/vllm_table.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
+release: $(VENV)/.installed-release
+	$(BIN)/python .ci/release.py
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -69,6 +73,10 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[docs]'
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-release: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[release]'
 	@touch $(VENV)/.installed $@
 
 $(BIN)/python:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from roseinfer.llm.sampling_params import SamplingParams
     from roseinfer.llm.structured_outputs import StructuredOutputsParams
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LLM",

@@ -18,7 +18,7 @@ import roseinfer
 pytest.importorskip("setuptools", reason="the package is built with setuptools")
 
 REPOSITORY = Path(__file__).parents[2]
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "roseinfer")
+SOURCES = ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "roseinfer")
 PATIENCE_S = 120
 
 
@@ -91,7 +91,7 @@ def package_files() -> set[str]:
 def test_the_source_archive_is_complete(sdist: Path):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert package_files() | {"pyproject.toml", "README.md", "LICENSE"} <= names
+    assert package_files() | {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE"} <= names
 
 
 def test_the_wheel_has_exactly_the_files_of_the_package(wheel: Path):
@@ -107,21 +107,34 @@ def test_the_metadata_is_complete(metadata: Message):
     assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
     assert metadata["Description-Content-Type"] == "text/markdown" and metadata["Summary"] and metadata["Keywords"]
     assert metadata.get_payload() == (REPOSITORY / "README.md").read_text()
-    assert {"cuda", "bench", "otel", "terminal"} <= set(metadata.get_all("Provides-Extra", []))
+    assert {"cuda", "bench", "ray", "tls", "kv-events", "otel", "terminal"} <= set(
+        metadata.get_all("Provides-Extra", [])
+    )
+    assert metadata["Author"] == "The roseinfer authors" and metadata["Requires-Python"] == ">=3.11"
     assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(metadata.get_all("Classifier", []))
+
+
+def test_the_index_accepts_the_archives(sdist: Path, wheel: Path, tmp_path: Path):
+    """Metadata that is valid, and a page that renders."""
+    pytest.importorskip("twine", reason="archives are checked with twine")
+    assert run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel, cwd=tmp_path).count("PASSED") == 2
 
 
 USED = """
 import sys
 from pathlib import Path
 import roseinfer
+from roseinfer import LLM, SamplingParams
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.config.hub import model_folder, tokenizer_folder
 from roseinfer.text.tokenizer import Tokenizer
 assert Path(roseinfer.__file__).is_relative_to(sys.prefix), roseinfer.__file__
 tiny = ModelConfig()
 assert (Path(model_folder(tiny)) / "model.safetensors").is_relative_to(sys.prefix)
-print(len(Tokenizer.from_folder(tokenizer_folder(tiny)).encode("def f(x):")) > 0)
+assert len(Tokenizer.from_folder(tokenizer_folder(tiny)).encode("def f(x):")) > 0
+with LLM("tiny") as llm:
+    [answer] = llm.generate("def f(", SamplingParams(max_tokens=4, temperature=0, ignore_eos=True), use_tqdm=False)
+print(len(answer.outputs[0].token_ids))
 """
 
 
@@ -135,4 +148,4 @@ def test_the_wheel_works_in_a_fresh_environment(wheel: Path, tmp_path: Path):
     (packages,) = environment.glob("lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     assert run(environment / "bin" / "roseinfer", "--version", cwd=tmp_path) == f"roseinfer {roseinfer.__version__}\n"
-    assert run(python, "-c", USED, cwd=tmp_path) == "True\n"
+    assert run(python, "-c", USED, cwd=tmp_path) == "4\n"
