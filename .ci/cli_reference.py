@@ -11,14 +11,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from roseinfer.cli.commands import COMMANDS, Command, add_arguments  # noqa: E402
-from roseinfer.config.options import Group, Option, OptionParser  # noqa: E402
+from roseinfer.config.options import Group, Option  # noqa: E402
+from roseinfer.config.parser import OptionParser  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "cli.md"
 HEAD = """# Commands and their options
 
 Look up the commands of `roseinfer` and every option with its default. [Commands for the
 terminal](../how-to/terminal.md) and [Run a server](../how-to/serve.md) explain how to use them. `roseinfer COMMAND
---help` prints the options of one command.
+--help` prints the options of one command; if it shows only the common ones, `--help=all` prints all.
 
 Every option `--some-name` is the key `some_name` of the file that `--config` names (TOML, JSON or YAML); a flag
 overrides the file. Sizes may be written `8k` (8,000) or `8K` (8,192). `serve`, `engine` and `deploy` know [vLLM's

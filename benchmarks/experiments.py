@@ -24,7 +24,7 @@ from roseinfer.bench.report import hardware, versions
 from roseinfer.bench.streaming_compare import Setting, SettingRuns, measure
 from roseinfer.bench.streaming_report import samples, summarise
 from roseinfer.cli.commands.bench_streaming import OPTIONS, make_setting
-from roseinfer.config.options import OptionParser
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.plan import StepPlan
 
 Around = Callable[[], AbstractContextManager[object]]

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from roseinfer.cli.commands import Command
 from roseinfer.cli.commands.groups import ENGINE, engine_config
 from roseinfer.cli.main import run_alone
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError

@@ -20,7 +20,8 @@ from roseinfer.cli.commands import Command
 from roseinfer.cli.commands.groups import POLICY, SCHEDULER, scheduler_options
 from roseinfer.cli.commands.simulate import POLICY_KNOWLEDGE_OPTIONS, SINGLE_RUN_OPTIONS
 from roseinfer.cli.main import run_alone
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.config.option import check_positive, option
 from roseinfer.core.errors import ConfigError
 

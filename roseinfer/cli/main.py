@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from roseinfer import __version__
 from roseinfer.cli.commands import COMMANDS, Command, add_arguments
 from roseinfer.cli.commands.progress import shown
-from roseinfer.config.options import OptionParser
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.cpu_settings import prepare_cpu_libraries
 from roseinfer.core.errors import ConfigError, InvalidRequestError, RoseinferError
 from roseinfer.core.support import system_error

@@ -7,26 +7,25 @@ accepted too. A bool becomes `--x` and `--no-x`; a tuple may be given several ti
 
 import argparse
 import dataclasses
-import difflib
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from roseinfer.config.file import load_file
-from roseinfer.config.vllm_names import LISTS, VLLM_OPTIONS, IgnoredValue, VllmOption, Works, is_switch
-from roseinfer.config.vllm_options import Translation, our_value, split_list
+from roseinfer.config.parser import VLLM_GIVEN, OptionParser, RemovedOption, VllmAction
+from roseinfer.config.readers import ChoicesOrDefault, WordReader, flag_of, reader, type_name
+from roseinfer.config.vllm_names import VLLM_OPTIONS, VllmOption, Works
+from roseinfer.config.vllm_options import Translation, split_list
 from roseinfer.core.errors import ConfigError
 
 Config = TypeVar("Config")
 
 CONFIG_FILE = "config_file"
-VLLM_GIVEN = "vllm_given"  # in the namespace: vLLM's options as (name, value, flag)
-_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
@@ -88,11 +87,11 @@ class Option:
 
     @property
     def flag(self) -> str:
-        return _flag(self.name)
+        return flag_of(self.name)
 
     @property
     def flags(self) -> list[str]:
-        return [self.flag, *map(_flag, self.aliases)]
+        return [self.flag, *map(flag_of, self.aliases)]
 
     def add_to(self, group: "argparse._ArgumentGroup", hidden: Sequence[str] = ()) -> None:
         """Add the option to a parser. An option that is not given is absent from the namespace, so that the config file
@@ -111,10 +110,12 @@ class Option:
         if self.spaced:
             common["nargs"] = "+"
         if self.choices:
-            group.add_argument(*flags, type=_WordReader(self.name, str), choices=_Choices(self.choices), **common)
+            group.add_argument(
+                *flags, type=WordReader(self.name, str), choices=ChoicesOrDefault(self.choices), **common
+            )
         else:
-            reader = _WordReader(self.name, _reader(self.type))
-            group.add_argument(*flags, type=reader, metavar=self._metavar(), **common)
+            read = WordReader(self.name, reader(self.type))
+            group.add_argument(*flags, type=read, metavar=self._metavar(), **common)
 
     def values(self, found: Any) -> Any:
         """Return the value of what the parser found; for a `many` option, of all its flags."""
@@ -157,10 +158,10 @@ class Option:
             return value
         if self.type is not bool and self.type is not str and isinstance(value, str):
             try:
-                return _reader(self.type)(value)
+                return reader(self.type)(value)
             except ValueError:
                 pass
-        raise ConfigError(f"{self.name}: invalid value {value!r} (expected {_type_name(self.type)})")
+        raise ConfigError(f"{self.name}: invalid value {value!r} (expected {type_name(self.type)})")
 
     def _described(self) -> str:
         text = self.help
@@ -211,14 +212,14 @@ class OptionSet:
         if self.vllm and isinstance(parser, OptionParser):
             parser.later.append(self._add_vllm)
         for name, instead in self.removed.items():
-            parser.add_argument(_flag(name), action=_RemovedOption, const=instead, help=argparse.SUPPRESS)
+            parser.add_argument(flag_of(name), action=RemovedOption, const=instead, help=argparse.SUPPRESS)
 
     def _add_vllm(self, parser: argparse.ArgumentParser) -> None:
         """Add vLLM's options that are not ours by name. The help does not show them."""
         for name, option in VLLM_OPTIONS.items():
             if self._is_foreign(name, option):
-                flags = [_flag(name), *option.short]
-                parser.add_argument(*flags, action=_VllmOption, dest=name, help=argparse.SUPPRESS)
+                flags = [flag_of(name), *option.short]
+                parser.add_argument(*flags, action=VllmAction, dest=name, help=argparse.SUPPRESS)
 
     def _is_foreign(self, name: str, option: VllmOption) -> bool:
         if name in self.options or name == "config":
@@ -317,142 +318,6 @@ class OptionSet:
         return self.vllm and self._is_foreign(name, option)
 
 
-class _RemovedOption(argparse.Action):
-    """Flag that no longer exists. `const` says what to use instead."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(nargs="?", default=argparse.SUPPRESS, **options)
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(f"{self.option_strings[0]} was removed: {self.const}")
-
-
-class _VllmOption(argparse.Action):
-    """Option of vLLM that is not ours by name. It is added to `VLLM_GIVEN` with the flag that was used."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
-        flags, nargs = list(option_strings), "*" if dest in LISTS else None
-        if is_switch(dest):
-            flags += [flag.replace("--", "--no-", 1) for flag in flags if flag.startswith("--")]
-            nargs = 0  # type: ignore[assignment]
-        super().__init__(flags, dest, nargs=nargs, default=argparse.SUPPRESS, **options)
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
-    ) -> None:
-        assert flag is not None
-        value = not flag.startswith("--no-") if self.nargs == 0 else values
-        given = [*getattr(namespace, VLLM_GIVEN, []), (self.dest, value, flag)]
-        setattr(namespace, VLLM_GIVEN, given)
-
-
-class _HelpWord(argparse.Action):
-    """`--help` shows the common options, `--help=all` all, `--help=WORD` those that contain the word."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
-    ) -> None:
-        assert isinstance(parser, OptionParser)
-        word = values or ""
-        text = parser.format_help() if word == "all" else parser.format_some_help(word.removeprefix("--"))
-        sys.stdout.write(text)
-        parser.exit()
-
-
-class OptionParser(argparse.ArgumentParser):
-    """Argument parser that accepts `--max_num_seqs` for `--max-num-seqs` and no abbreviations.
-
-    An unknown option is reported by the command's own parser (`parser` in the namespace), with the most similar option.
-    `common`: options that `--help` shows; the others need `--help=all`. `examples`: command lines, which it ends with.
-    """
-
-    def __init__(self, *, common: Sequence[str] = (), examples: Sequence[str] = (), **options: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "add_help": not common, **options})
-        self._common = common
-        self._examples = examples
-        if common:
-            help = "show these common options; --help=all: all options; --help=WORD: those that contain the word"
-            self.add_argument("-h", "--help", action=_HelpWord, nargs="?", metavar="WORD", help=help)
-        # What adds hidden options when this parser is first used: building those of all commands takes 0.1 s.
-        self.later: list[Callable[[argparse.ArgumentParser], None]] = []
-
-    def format_help(self) -> str:
-        return super().format_help() + self._format_examples()
-
-    def format_some_help(self, word: str) -> str:
-        """Return the help on the options that contain a word, with their groups; on the common ones for no word."""
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
-        if not word:
-            formatter.add_text(self.description)
-            formatter.start_section("common options")
-            shown = [action for action in self._actions if self._is_common(action)]
-            formatter.add_arguments(sorted(shown, key=lambda action: bool(action.option_strings)))
-            formatter.end_section()
-            return formatter.format_help() + self._format_examples()
-        for group in self._action_groups:
-            formatter.start_section(group.title)
-            formatter.add_arguments([action for action in group._group_actions if _has_word(action, word)])
-            formatter.end_section()
-        found = formatter.format_help()
-        return found if "--" in found else f"no option contains {word!r}\n"
-
-    def _is_common(self, action: argparse.Action) -> bool:
-        named = action.dest in self._common and action.help != argparse.SUPPRESS
-        return named or not action.option_strings or isinstance(action, _HelpWord)
-
-    def _format_examples(self) -> str:
-        if not self._examples:
-            return ""
-        return "\nexamples:\n" + "".join(f"  {example}\n" for example in self._examples)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        while self.later:
-            self.later.pop()(self)
-        flags = with_dashes(sys.argv[1:] if args is None else args)
-        return super().parse_known_args([self._without_key(flag) for flag in flags], namespace)
-
-    def _without_key(self, arg: str) -> str:
-        """Shorten `--compilation-config.mode=3`, one key of an option of vLLM, to the option."""
-        flag, equals, value = arg.partition("=")
-        name = flag.partition(".")[0]
-        known = isinstance(self._option_string_actions.get(name), _VllmOption)
-        return name + equals + value if name != flag and known else arg
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        known, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            parser: OptionParser = getattr(known, "parser", self)
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}{parser._suggestion(unknown[0])}")
-        return known
-
-    def _suggestion(self, unknown: str) -> str:
-        near = difflib.get_close_matches(unknown.partition("=")[0], self._option_string_actions, 1)
-        return f"; did you mean {near[0]}?" if near else ""
-
-
-def _has_word(action: argparse.Action, word: str) -> bool:
-    texts = (*action.option_strings, action.help or "")
-    return action.help != argparse.SUPPRESS and any(word.lower() in text.lower() for text in texts)
-
-
-def with_dashes(args: Iterable[str]) -> list[str]:
-    """Replace underscores in flags: `--max_num_seqs=8` -> `--max-num-seqs=8`. Values, and arguments after `--`, stay as
-    they are.
-    """
-    changed, flags = [], True
-    for arg in args:
-        flags = flags and arg != "--"
-        name, equals, value = arg.partition("=")
-        changed.append(name.replace("_", "-") + equals + value if flags and arg.startswith("--") else arg)
-    return changed
-
-
-def _flag(name: str) -> str:
-    """Return the flag of a name or alias; an alias may already be a flag."""
-    return name if name.startswith("-") else "--" + name.replace("_", "-")
-
-
 def _positional(name: str) -> str:
     return f"positional_{name}"
 
@@ -464,72 +329,3 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     rest = [part for part in typing.get_args(hint) if part is not types.NoneType]
     assert len(rest) == 1, f"an option has one type, not {hint}"
     return rest[0], True
-
-
-def _reader(kind: Any) -> Callable[[str], Any]:
-    """Return the function that parses the text of one value. It raises ValueError."""
-    if kind is int:
-        return parse_int
-    if typing.get_origin(kind) is tuple:
-        return _PairReader(typing.get_args(kind))
-    assert kind in (str, float), f"no option can be of type {kind}"
-    return typing.cast(Callable[[str], Any], kind)
-
-
-def parse_int(text: str) -> int:
-    """Parse an integer. 8k is 8,000 and 8K is 8,192; likewise m, M, g and G."""
-    factor = _SUFFIXES.get(text[-1:])
-    if factor is None:
-        return int(text)
-    product = float(text[:-1]) * factor
-    if not product.is_integer():
-        raise ValueError(f"{text!r} is not an integer")
-    return int(product)
-
-
-parse_int.__name__ = "integer"  # argparse prints the function's name in its message
-
-
-class _Choices(tuple[str, ...]):
-    """Choices of an option, which a word of vLLM may leave to the default."""
-
-    def __contains__(self, value: object) -> bool:
-        return value is None or super().__contains__(value)
-
-
-class _WordReader:
-    """Parser of a value that also takes vLLM's word for it."""
-
-    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
-        self._name = name
-        self._read = read
-        self.__name__ = read.__name__
-
-    def __call__(self, text: str) -> Any:
-        try:
-            meant = our_value(self._name, text, "")
-        except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-        if isinstance(meant, IgnoredValue):
-            print(f"roseinfer: note: {_flag(self._name)} {text} is ignored: {meant.why}", file=sys.stderr)
-            return None
-        return self._read(meant) if isinstance(meant, str) else meant
-
-
-class _PairReader:
-    """Parser of `ID:VALUE` into a tuple of the given types."""
-
-    __name__ = "ID:VALUE"
-
-    def __init__(self, kinds: Sequence[type]) -> None:
-        self._kinds = kinds
-
-    def __call__(self, text: str) -> tuple[Any, ...]:
-        parts = text.split(":")
-        if len(parts) != len(self._kinds):
-            raise ValueError(f"{text!r} is not a valid {self.__name__}")
-        return tuple(kind(part) for kind, part in zip(self._kinds, parts, strict=True))
-
-
-def _type_name(kind: Any) -> str:
-    return {bool: "true or false", int: "an integer", float: "a number", str: "text"}.get(kind, "ID:VALUE")

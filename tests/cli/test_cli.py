@@ -11,7 +11,8 @@ import pytest
 from roseinfer.cli import commands
 from roseinfer.cli import main as cli
 from roseinfer.cli.commands.serve import with_keys
-from roseinfer.config.options import OptionParser, OptionSet
+from roseinfer.config.options import OptionSet
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.config.engine import EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig

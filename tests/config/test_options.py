@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from roseinfer.config.file import load_file
-from roseinfer.config.options import Group, OptionParser, OptionSet, parse_int, with_dashes
+from roseinfer.config.options import Group, OptionSet
+from roseinfer.config.parser import OptionParser, with_dashes
+from roseinfer.config.readers import parse_int
 from roseinfer.core.config.engine import (
     CacheConfig,
     EngineConfig,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from roseinfer.cli.commands import serve
-from roseinfer.config.options import OptionParser
+from roseinfer.config.parser import OptionParser
 from roseinfer.config.vllm_names import (
     LISTS,
     VLLM_OPTIONS,

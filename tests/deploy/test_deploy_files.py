@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from roseinfer.cli.commands import serve
-from roseinfer.config.options import OptionParser
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.config.server import ServerConfig
 from tests.server.live import LiveServer

@@ -15,7 +15,7 @@ import zmq
 from roseinfer import LLM, SamplingParams
 from roseinfer.cli.commands import serve
 from roseinfer.cli.commands.groups import engine_config
-from roseinfer.config.options import OptionParser
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.errors import ConfigError, ResourceError
 from roseinfer.engine.options import make_engine_config

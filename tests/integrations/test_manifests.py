@@ -11,7 +11,7 @@ import yaml
 
 from roseinfer.cli import main as cli
 from roseinfer.cli.commands import deploy, serve
-from roseinfer.config.options import OptionParser
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError

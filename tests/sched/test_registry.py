@@ -15,7 +15,7 @@ import pytest
 import roseinfer
 from roseinfer.cli.commands.groups import NESTED_OPTIONS, POLICY, SCHEDULER, TAKEN, engine_config, scheduler_options
 from roseinfer.cli.commands.serve import OPTIONS as SERVE
-from roseinfer.config.options import OptionParser
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.config.engine import EngineConfig, SchedulerConfig
 from roseinfer.core.config.option import option
 from roseinfer.core.errors import ConfigError
@@ -328,7 +328,7 @@ def test_a_policy_from_outside_serves_from_a_config_file(site: Path) -> None:
     (site / "options.toml").write_text('scheduling_policy = "lifo"\nlifo_depth = 3\n')
     read = (
         "from roseinfer.cli.commands.serve import OPTIONS; from roseinfer.cli.commands.groups import engine_config;"
-        "from roseinfer.config.options import OptionParser; p = OptionParser(); OPTIONS.add_to(p);"
+        "from roseinfer.config.parser import OptionParser; p = OptionParser(); OPTIONS.add_to(p);"
         "c = engine_config(OPTIONS, OPTIONS.read(p.parse_args(sys.argv[1:])));"
         "print(c.scheduler.policy_name, c.scheduler.policy_options)"
     )

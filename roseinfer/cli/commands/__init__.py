@@ -24,7 +24,8 @@ from roseinfer.cli.commands import (
     top,
     train_predictor,
 )
-from roseinfer.config.options import OptionParser, OptionSet
+from roseinfer.config.options import OptionSet
+from roseinfer.config.parser import OptionParser
 
 
 class Command(Protocol):

@@ -11,7 +11,8 @@ from roseinfer.cli.commands.groups import ENGINE
 from roseinfer.cli.terminal.config import AskConfig, RemoteConfig
 from roseinfer.cli.terminal.objectives import parse_objectives
 from roseinfer.cli.terminal.remote import Remote, given_key, is_url
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.config.engine import PRICED
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.generation_config import given_document

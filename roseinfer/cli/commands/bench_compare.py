@@ -2,7 +2,8 @@
 
 from argparse import Namespace
 
-from roseinfer.config.options import OptionParser, OptionSet
+from roseinfer.config.options import OptionSet
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.errors import ConfigError
 
 NAME = "bench compare"

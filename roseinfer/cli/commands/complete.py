@@ -6,7 +6,8 @@ from roseinfer.cli.commands import asking
 from roseinfer.cli.commands.groups import ENGINE
 from roseinfer.cli.terminal.config import AskConfig
 from roseinfer.cli.terminal.objectives import parse_objectives
-from roseinfer.config.options import OptionParser, OptionSet
+from roseinfer.config.options import OptionSet
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.errors import ConfigError
 
 NAME = "complete"

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from roseinfer.cli.commands.groups import ENGINE
-from roseinfer.config.options import Group, OptionParser, OptionSet
+from roseinfer.config.options import Group, OptionSet
+from roseinfer.config.parser import OptionParser
 from roseinfer.core.errors import ConfigError, RequestFailedError
 from roseinfer.core.generation_config import AUTO, given_document
 from roseinfer.core.outputs import FinishReason
