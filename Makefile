@@ -45,7 +45,7 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python .ci/cli_reference.py
 	$(BIN)/python .ci/python_reference.py
 	$(BIN)/python .ci/vllm_table.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 release: $(VENV)/.installed-release
 	$(BIN)/python .ci/release.py

@@ -38,12 +38,12 @@ def page() -> str:
 
 def _commands() -> str:
     titles = {group.kind: title for title, users in _sections() for _, group in users}
-    rows = ["## Commands", "| command | does | its own arguments | options |", "| --- | --- | --- | --- |"]
+    rows = ["## Commands", "| command | does | options |", "| --- | --- | --- |"]
     for command in COMMANDS:
-        own = "; ".join(f"`{name}`: {help}" for name, help in _own_arguments(command))
+        own = [f"`{name}`: {help}" for name, help in _own_arguments(command)]
         names = dict.fromkeys(titles[group.kind] for group in command.OPTIONS.groups)
-        groups = ", ".join(f"[{name}](#{_anchor(name)})" for name in names)
-        rows.append(f"| `roseinfer {command.NAME}` | {_cell(command.HELP)} | {own} | {groups} |")
+        groups = [", ".join(f"[{name}](#{_anchor(name)})" for name in names)] if names else []
+        rows.append(f"| `roseinfer {command.NAME}` | {_cell(command.HELP)} | {'; '.join([*own, *groups])} |")
     return "\n".join(rows)
 
 

@@ -41,4 +41,4 @@ def _outside(link: re.Match[str], folder: str, config: Any) -> str:
         return link[0]
     if config["repo_url"]:
         return f"[{text}]({config['repo_url'].rstrip('/')}/blob/main/{path[3:]})"
-    return f"{text} (`{path[3:]}`)" if text.strip("`") not in path else f"`{path[3:]}`"
+    return f"{text} (`{path[3:]}`)" if text.strip("`/") not in path else f"`{path[3:]}`"
