@@ -57,6 +57,7 @@ class SamplingParams:
         include_stop_str_in_output: keep the text or token that ended the output.
         ignore_eos: continue after the model's end-of-text tokens.
         bad_words: texts that the output must not contain, as they are tokenised.
+        bad_token_ids: sequences of token ids that the output must not contain.
         allowed_token_ids: sample only these; end-of-text tokens must be listed, too. None = all.
         logit_bias: token id -> number to add to its logit, -100 to 100.
         logprobs: number of most likely tokens whose log probabilities are returned with each output token; 0 = the
@@ -94,6 +95,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     bad_words: Sequence[str] | None = None
+    bad_token_ids: Sequence[Sequence[int]] | None = None
     allowed_token_ids: Sequence[int] | None = None
     logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None
@@ -124,6 +126,9 @@ class SamplingParams:
         values |= {name: _as_tuple(name, value) for name in _LISTS if (value := getattr(self, name)) is not None}
         if self.stop:
             values["stop"] = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
+        if self.bad_token_ids:
+            sequences = _as_tuple("bad_token_ids", self.bad_token_ids)
+            values["bad_token_ids"] = tuple(_as_tuple("bad_token_ids", sequence) for sequence in sequences)
         if self.logit_bias:
             values["logit_bias"] = _biases(self.logit_bias)
         values["top_k"] = 0 if self.top_k == -1 else self.top_k

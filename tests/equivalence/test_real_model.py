@@ -62,5 +62,5 @@ def test_greedy_chats_are_the_same(reference: PreTrainedModel) -> None:
             (answer,) = llm.chat(chat, params)
             assert answer.prompt_token_ids == prompt[0].tolist()
             assert answer.outputs[0].token_ids == expected[0, prompt.shape[1] :].tolist()
-            answers.append(answer.text)
+            answers.append(answer.outputs[0].text)
     assert answers[0] == "The capital of France is Paris."

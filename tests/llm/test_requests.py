@@ -35,6 +35,7 @@ def llm() -> Iterator[LLM]:
         ({"stop": [""]}, "stop must not hold an empty string"),
         ({"stop": 5}, "stop must be a list, got int"),
         ({"stop_token_ids": 5}, "stop_token_ids must be a list, got int"),
+        ({"bad_token_ids": [5]}, "bad_token_ids must be a list, got int"),
         ({"bad_words": "word"}, "bad_words must be a list, got str"),
         ({"logit_bias": [1]}, "logit_bias must be a dictionary"),
         ({"ignore_eos": 1}, "ignore_eos must be True or False, got 1"),
@@ -193,6 +194,14 @@ def test_an_output_ends_with_its_context(llm: LLM) -> None:
     for max_tokens in (10**6, None):
         (answer,) = llm.generate([[5] * (context - 3)], SamplingParams(max_tokens=max_tokens, ignore_eos=True))
         assert len(answer.outputs[0].token_ids) == 3 and answer.outputs[0].finish_reason == "length"
+
+
+def test_banned_token_ids_do_not_appear(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    free = llm.generate("def f(", params)[0].outputs[0].token_ids
+    params.bad_token_ids = [free[2:4]]
+    bound = llm.generate("def f(", params)[0].outputs[0].token_ids
+    assert bound[:3] == free[:3] and bound[3] != free[3]
 
 
 def test_outputs_without_text(llm: LLM) -> None:
