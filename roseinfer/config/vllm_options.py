@@ -36,6 +36,8 @@ class Translation:
 
     def _add_ours(self, option: Works, value: Any, shown: str) -> None:
         meant = our_value(option.name, value, shown)
+        if isinstance(meant, dict):
+            meant = json.dumps(meant)  # as on a command line
         if isinstance(meant, IgnoredValue):
             self.notes.append(f"{_with_value(shown, value)} is ignored: {meant.why}")
         elif not option.inverse:

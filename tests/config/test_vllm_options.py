@@ -171,6 +171,10 @@ def test_a_config_file_may_have_vllms_options(parser, tmp_path, capsys):
         "enable_log_requests": False,
     }
     assert capsys.readouterr().err.count("note: ") == 1
+    file.write_text("default-chat-template-kwargs: {enable_thinking: false}")
+    assert OPTIONS.read(parser.parse_args(["--config", str(file)])) == {
+        "default_chat_template_kwargs": '{"enable_thinking": false}'
+    }
     for option, value in (("enable_lora", True), ("quantization", "awq"), ("disable-log-requests", "often")):
         wrong = tmp_path / "wrong.json"
         wrong.write_text(json.dumps({option: value}))

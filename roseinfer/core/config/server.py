@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from roseinfer.core.config.option import check_choices, check_positive, option
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.json_file import parse_json
 
 # Value of `response_store` that disables it.
 STORE_OFF = "off"
@@ -35,6 +37,11 @@ class ServerConfig:
         (), "names to serve the model under; default: MODEL", metavar="NAME", spaced=True
     )
     chat_template: str | None = option(None, "file with a chat template instead of the model's", metavar="FILE")
+    default_chat_template_kwargs: str | None = option(
+        None,
+        "variables of the chat template for chats that do not set them, for example '{\"enable_thinking\": false}'",
+        metavar="JSON",
+    )
     tool_call_parser: str | None = option(
         None, "format of the model's tool calls, 'none' = no tool calls; default: by its chat template", metavar="NAME"
     )
@@ -86,8 +93,22 @@ class ServerConfig:
     def stores_responses(self) -> bool:
         return self.response_store != STORE_OFF
 
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Return `default_chat_template_kwargs` by name. Raise `ConfigError` for anything but a JSON object."""
+        if self.default_chat_template_kwargs is None:
+            return {}
+        try:
+            found = parse_json(self.default_chat_template_kwargs)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"default_chat_template_kwargs: invalid JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise ConfigError("default_chat_template_kwargs must be a JSON object")
+        return found
+
     def __post_init__(self) -> None:
         check_choices(self)
+        _ = self.template_variables
         check_positive(self, "max_num_queued_reqs", "max_body_bytes", "max_prompts", "max_choices", "stall_timeout")
         check_positive(self, "api_workers", "worker_timeout", "max_body_readers", "body_timeout", "write_timeout")
         check_positive(self, "response_store_max_count", "response_store_max_bytes", "response_store_max_days")

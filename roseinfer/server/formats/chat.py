@@ -94,7 +94,7 @@ def chat_prompt(
         add_generation_prompt=not request.continue_final_message if generate is None else generate,
         continue_final_message=bool(request.continue_final_message),
         add_special_tokens=bool(request.add_special_tokens),
-        kwargs=output | variables,
+        kwargs=prompts.default_variables | output | variables,
         keep_last=keep_last,
         context=prompts.max_model_len,
     )

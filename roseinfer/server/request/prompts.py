@@ -1,10 +1,11 @@
 """Prompts of requests: text, messages or token ids become token ids, off the event loop."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from roseinfer.core.errors import ConfigError
 from roseinfer.core.request import context_error
 from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.server.text_work.texts import Texts
@@ -29,12 +30,22 @@ class Encoded:
 class PromptEncoder:
     """Encoder of prompts."""
 
-    def __init__(self, texts: Texts, max_model_len: int, vocab_size: int) -> None:
-        """Raise `ConfigError` if the chat template does not compile, unless `texts` have been started."""
+    def __init__(
+        self, texts: Texts, max_model_len: int, vocab_size: int, default_variables: Mapping[str, Any] | None = None
+    ) -> None:
+        """`default_variables`: variables of the chat template for chats that do not set them.
+
+        Raise `ConfigError` if the chat template does not compile, unless `texts` have been started; also if it reads
+        one of the default variables nowhere.
+        """
+        self.default_variables = dict(default_variables or {})
         self._texts = texts
         self._facts = texts.facts
         self.max_model_len = max_model_len
         self._vocab_size = vocab_size
+        unread = sorted(self.default_variables.keys() - (self.template_variables - _NO_TEMPLATE_KWARGS))
+        if unread:
+            raise ConfigError(f"default_chat_template_kwargs: the model's chat template does not read {unread[0]!r}")
 
     def check_template(self) -> None:
         """Raise `ApiError` 400 without a chat template."""

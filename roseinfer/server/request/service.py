@@ -124,7 +124,9 @@ class Service:
             engine=engine,
             info=info,
             tokenizer=tokenizer,
-            prompts=PromptEncoder(texts, info.facts.max_model_len, info.facts.vocab_size),
+            prompts=PromptEncoder(
+                texts, info.facts.max_model_len, info.facts.vocab_size, self.config.template_variables
+            ),
             offload=self._preparation_offload,
             observer=observer,
             grammars=grammars,

@@ -10,7 +10,9 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.server.answer_shapes import ChatCompletion
+from roseinfer.server.request.prompts import PromptEncoder
 from roseinfer.server.request.speech import Speech
+from roseinfer.server.text_work.texts import Texts
 from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.engine_info import changed
 from tests.server.fake_engine import INFO, rejected
@@ -240,6 +242,27 @@ def test_no_thinking(thinker: LiveServer, fields: dict[str, Any]) -> None:
 def test_what_the_template_says_goes_before_what_effort_says(thinker: LiveServer) -> None:
     request = asked(thinker, reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
     assert prompt(thinker, request).endswith("<|assistant|>")
+
+
+def test_the_servers_default_for_thinking() -> None:
+    with live(tool_caller(thinks=True), default_chat_template_kwargs='{"enable_thinking": false}') as server:
+        assert prompt(server, asked(server)).endswith("<|assistant|><think>\n\n</think>\n\n")
+        for fields in ({"chat_template_kwargs": {"enable_thinking": True}}, {"reasoning_effort": "none"}):
+            thinks = "chat_template_kwargs" in fields
+            assert prompt(server, asked(server, **fields)).endswith("<|assistant|>") is thinks
+
+
+def test_a_default_that_the_template_does_not_read() -> None:
+    texts = Texts(tool_caller(), lambda: None, lambda kind, seconds: None)
+    for text, said in (
+        ('{"tools": []}', "does not read 'tools'"),
+        ('{"mood": 1}', "does not read 'mood'"),
+        ("[1]", "must be a JSON object"),
+        ("{", "invalid JSON"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            config = ServerConfig(default_chat_template_kwargs=text)
+            PromptEncoder(texts, 100, 100, config.template_variables)
 
 
 @pytest.mark.parametrize("name", ["thinking_token_budget", "thinking_budget"])
