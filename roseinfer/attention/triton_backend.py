@@ -61,10 +61,9 @@ def unsupported_reason(specs: Sequence[AttentionSpec], device: torch.device, kv_
 
     kv_dtype: dtype of K and V in the store.
     """
-    if kv_dtype == CODES and device.type == "cuda":
-        found = torch.cuda.get_device_capability(device)
-        if not FP8_KV.runs_on(found):
-            return f"K and V in FP8 need compute capability 8.9 or newer, and this GPU's is {found[0]}.{found[1]}"
+    found = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if kv_dtype == CODES and found is not None and not FP8_KV.runs_on(found):
+        return f"K and V in FP8 need a GPU of compute capability 8.9 or newer, and this one's is {found[0]}.{found[1]}"
     if len({replace(spec, window=None) for spec in specs}) > 1:
         return "its map of prompt chunks serves all layers of a step, and the heads of the model's layers differ"
     return unsupported(specs, longest_head=_MAX_HEAD_DIM)

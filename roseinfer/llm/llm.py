@@ -3,16 +3,18 @@
 import itertools
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.errors import ConfigError, InvalidRequestError
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.request import Prompt, RequestMeta, kept_prompt_tokens
 from roseinfer.core.slo import Slo
+from roseinfer.core.support import system_error
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
 from roseinfer.engine.live import fit_context
 from roseinfer.engine.local import LocalEngine, naming_prompt
@@ -69,6 +71,9 @@ class LLM:
         chat_template: str | Path | None = None,
         **options: Any,
     ) -> None:
+        error = system_error(sys.platform)
+        if error is not None:
+            raise ConfigError(error)
         known, notes = engine_options(options)
         if notes:
             log.warning("%s", "; ".join(notes))

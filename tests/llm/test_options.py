@@ -120,3 +120,9 @@ stream = llm.stream("x", SamplingParams(max_tokens=50))
 next(stream)
 """
     assert run_python(f"import sys\n{code}\nprint(file=sys.stderr)").strip() in ("yes", "no")
+
+
+def test_a_system_that_is_not_supported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roseinfer.llm.llm.sys.platform", "darwin")
+    with pytest.raises(ConfigError, match="models run on Linux only, not on macOS"):
+        LLM("tiny")
