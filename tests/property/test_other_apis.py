@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.outputs import FinishReason
-from roseinfer.server.formats import as_chat
+from roseinfer.server.formats import chat_builder
 from roseinfer.server.formats.messages import request as messages
 from roseinfer.server.formats.messages.format import MessagesFormat
 from roseinfer.server.formats.responses import request as responses
@@ -170,7 +170,7 @@ def test_any_body_is_a_chat_or_a_wrong_message(body: dict[str, Any]) -> None:
 @given(pieces=st.lists(st.sampled_from(["user", "answer", "think", "call", "result"]), max_size=8))
 def test_pieces_of_a_conversation_keep_their_order(pieces: list[str]) -> None:
     """In any grouping into messages."""
-    chat = as_chat.ChatBuilder()
+    chat = chat_builder.ChatBuilder()
     for i, piece in enumerate(pieces):
         if piece == "user":
             chat.add_text("user", [str(i)])
