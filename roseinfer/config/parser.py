@@ -74,7 +74,7 @@ class OptionParser(argparse.ArgumentParser):
         return super().format_help() + self._format_examples()
 
     def format_some_help(self, word: str) -> str:
-        """Return the help on the options that contain a word, with their groups; on the common ones for no word."""
+        """Return the help on the options and groups that contain a word; on the common options for no word."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         if not word:
@@ -86,7 +86,8 @@ class OptionParser(argparse.ArgumentParser):
             return formatter.format_help() + self._format_examples()
         for group in self._action_groups:
             formatter.start_section(group.title)
-            formatter.add_arguments([action for action in group._group_actions if _has_word(action, word)])
+            titled = word.lower() in (group.title or "").lower()
+            formatter.add_arguments([one for one in group._group_actions if titled or _has_word(one, word)])
             formatter.end_section()
         found = formatter.format_help()
         return found if "--" in found else f"no option contains {word!r}\n"

@@ -274,7 +274,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
             "num_scheduler_steps "
             "multi_step_stream_outputs num_lookahead_slots preemption_mode use_v2_block_manager "
             "disable_async_output_proc disable_hybrid_kv_cache_manager",
-            "it tunes vLLM's scheduler; ours has options of its own",
+            "it tunes vLLM's scheduler; see `roseinfer serve --help=scheduler`",
         ),
         *_ignored("disable_chunked_mm_input", _ONLY_TEXT),
         *_refused(
@@ -301,7 +301,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         *_refused("data_parallel_hybrid_lb", _OTHER_HOSTS, ("-dph",)),
         *_refused("data_parallel_external_lb", _OTHER_HOSTS, ("-dpe",)),
         *_refused("data_parallel_multi_port_external_lb", _OTHER_HOSTS, ("-dpm",)),
-        *_ignored("data_parallel_rpc_port", "engines are reached by sockets of files", ("-dpp",)),
+        *_ignored("data_parallel_rpc_port", "engines of this host need no port", ("-dpp",)),
         *_ignored(
             "data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s "
             "dp_supervisor_probe_failure_threshold dp_sync_interval disable_nccl_for_dp_synchronization",
@@ -328,11 +328,11 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         *_ignored(
             "enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold enable_hc_sp "
             "enable_batch_sharded_sampling enable_shm_tensor_arena disable_custom_all_reduce ray_workers_use_nsight",
-            "ranks exchange data in one way only",
+            "how GPUs exchange data is chosen by our own code",
         ),
         *_refused("worker_cls", _NO_PLUGINS, harmless=("auto",)),
         *_refused("worker_extension_cls", _NO_PLUGINS, harmless=("",)),
-        *_ignored("enable_fault_tolerance", "an engine that dies is always replaced, and its requests go on elsewhere"),
+        *_ignored("enable_fault_tolerance", "an engine that dies is replaced, and its requests continue on another"),
         *_ignored("fault_tolerance_config watchdog_config", "see --engine-timeout and --stall-timeout"),
     ),
     "Compilation and kernels": (

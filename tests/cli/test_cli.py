@@ -96,6 +96,8 @@ def test_help_finds_options_by_a_word(capsys):
     found = help_of(capsys, "serve", "--help=ssl")
     assert "--ssl-certfile" in found and "server:" in found and "--port" not in found
     assert "--max-num-seqs" in help_of(capsys, "serve", "--help=--max-num-seqs")
+    scheduler = help_of(capsys, "serve", "--help=scheduler")
+    assert "--max-num-seqs" in scheduler and "--no-overlap" in scheduler and "--swap-space" not in scheduler
     assert help_of(capsys, "serve", "--help=xylophone") == "no option contains 'xylophone'\n"
 
 
