@@ -88,6 +88,18 @@ def test_speed_in_words(page: Any, ratio: float | None, words: str) -> None:
     assert page.evaluate(said, ratio) == words
 
 
+@pytest.mark.parametrize(
+    ("value", "limit", "shown"),
+    [
+        (25.3, 25, "25.3 ms"), (25, 25, "25 ms"), (24.8, 25, "25 ms"), (25.004, 25, "25.004 ms"), (30, 25, "30 ms"),
+        (2004, 2000, "2.004 s"), (25.00001, 25, "25 ms and more"), (None, 25, "\N{EN DASH}"), (25.3, None, "25 ms"),
+    ],
+)  # fmt: skip
+def test_a_missed_limit_does_not_look_met(page: Any, value: float | None, limit: float | None, shown: str) -> None:
+    said = "([value, limit]) => import('/console/format.js').then((it) => it.msAgainst(value, limit))"
+    assert page.evaluate(said, [value, limit]) == shown
+
+
 def test_a_slow_machine_has_a_banner(page: Any) -> None:
     """Only after some seconds, and until it is clearly as fast as it should be."""
     found = page.evaluate("""async () => {

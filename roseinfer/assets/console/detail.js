@@ -1,6 +1,6 @@
 // One request: the verdict in a sentence, where its time went, and all that is known of it.
 import { html, useEffect, useRef } from "./vendor/htm-preact-3.1.1.js";
-import { clock, count, ms } from "./format.js";
+import { clock, count, ms, msAgainst } from "./format.js";
 import { prompts } from "./prompts.js";
 import { useStore } from "./store.js";
 import { className, ICONS, OBJECTIVES, outcomeOf, waitedFor, whyRejected } from "./words.js";
@@ -99,7 +99,7 @@ function Promises({ record }) {
       const judged = row.promised != null && row.seen != null;
       const late = judged && row.seen > row.promised;
       return html`<tr><th scope="row">${capital(OBJECTIVES[row.name])}</th><td class="promised">${ms(row.promised)}</td><td>${ms(row.predicted)}</td>
-        <td class=${judged ? (late ? "late" : "kept") : ""}>${judged && html`<i aria-hidden="true">${late ? "! " : "✓ "}</i>`}${ms(row.seen)}${judged && html`<span class="hidden">${late ? ", late" : ", in time"}</span>`}</td></tr>`;
+        <td class=${judged ? (late ? "late" : "kept") : ""}>${judged && html`<i aria-hidden="true">${late ? "! " : "✓ "}</i>`}${msAgainst(row.seen, row.promised)}${judged && html`<span class="hidden">${late ? ", late" : ", in time"}</span>`}</td></tr>`;
     })}</tbody>
   </table>`;
 }

@@ -14,6 +14,15 @@ export function ms(value) {
   return size < 600_000 ? `${upTo(value / 1000, 0)} s` : `${upTo(value / 60_000, 1)} min`;
 }
 
+// A time that misses its limit does not look like the limit: 25.3 ms, not 25, if 25 ms were promised.
+export function msAgainst(value, limit) {
+  const text = ms(value);
+  if (!known(value) || !known(limit) || value <= limit || text !== ms(limit)) return text;
+  const [unit, name] = Math.abs(value) < 999.5 ? [1, "ms"] : [1000, "s"];
+  const places = [1, 2, 3].find((count) => digits(value / unit, count) !== digits(limit / unit, count));
+  return places === undefined ? `${text} and more` : `${digits(value / unit, places)} ${name}`;
+}
+
 export function count(value) {
   if (!known(value)) return DASH;
   if (Math.abs(value) < 100_000) return digits(value, 0);

@@ -2,7 +2,7 @@
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
 import { Chart } from "./chart.js";
 import { conversation } from "./conversation.js";
-import { count, known, ms, rate } from "./format.js";
+import { count, known, ms, msAgainst, rate } from "./format.js";
 import { presetsOf, speed } from "./presets.js";
 import { asked, isRunning, offer } from "./send.js";
 import { useStore } from "./store.js";
@@ -128,7 +128,7 @@ export function Meter({ label, value, promise, settled, refused }) {
   };
   return html`<div class=${`meter ${state}`}>
     <span class="meter-label">${label}</span>
-    <strong>${known(value) ? ms(value) : "–"}</strong>
+    <strong>${known(value) ? msAgainst(value, promise) : "–"}</strong>
     <span class="meter-state">${words[state]}</span>
     ${has && html`<span class="track" role="meter" aria-label=${`${label}: measured and objective`} aria-valuemin="0" aria-valuemax=${promise}
       aria-valuenow=${Math.min(value ?? 0, promise)} aria-valuetext=${`${ms(value)} of ${ms(promise)}`}>

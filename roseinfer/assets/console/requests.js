@@ -2,7 +2,7 @@
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { askForRequest, connection, heldRequest, hello, loadRequests, requests } from "./data.js";
 import { Detail } from "./detail.js";
-import { clock, count, ms, percent } from "./format.js";
+import { clock, count, ms, msAgainst, percent } from "./format.js";
 import { useStore } from "./store.js";
 import { prompts } from "./prompts.js";
 import { className, ICONS, judgedBy, outcomeOf, shortly } from "./words.js";
@@ -203,7 +203,7 @@ function Row({ record, prompt, index, top, at, open, onClick }) {
 function Against({ name, value, promise }) {
   const late = promise != null && value != null && value > promise;
   return html`<span role="gridcell" class=${`against ${name} ${late ? "late" : ""}`}>
-    <b>${ms(value)}</b>${promise != null && html`<span class="of">${late ? "> " : "/ "}${ms(promise)}</span>`}
+    <b>${msAgainst(value, promise)}</b>${promise != null && html`<span class="of">${late ? "> " : "/ "}${ms(promise)}</span>`}
   </span>`;
 }
 
