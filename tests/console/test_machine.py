@@ -117,10 +117,11 @@ def test_a_slow_machine_has_a_banner(page: Any) -> None:
             after(all(2.8, 20)),
             after(all(1.25, 20)),
             after(all(1.1, 20)),
-            after(all(null, 20)),
+            after([...all(2.8, 10), ...all(null, 200), ...all(2.8, 10)]),
+            after([...all(2.8, 20), ...all(null, 240)]),
         ];
     }""")
-    assert found == [None, None, None, 2.8, 1.3, None, None]
+    assert found == [None, None, None, 2.8, 1.3, None, 2.8, None]
     page.evaluate("import('/console/data.js').then((data) => data.slowdown.set({ factor: 2.8 }))")
     page.evaluate("""import('/console/data.js').then(({ machine, slowdown }) =>
         machine.subscribe(() => slowdown.get().factor === 2.8 || slowdown.set({ factor: 2.8 })))""")

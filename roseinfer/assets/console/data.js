@@ -65,7 +65,7 @@ function addSteps(held, rows) {
 
 const sum = (engines, name) => engines.reduce((total, engine) => total + (engine[name] ?? 0), 0);
 
-function sampleOf(at, engines, before) {
+function sampleOf(at, engines, before, ran) {
   const tokens = sum(engines, "generation_tokens");
   const prompts = sum(engines, "prompt_tokens");
   const span = before ? at - before.at : 0;
@@ -80,7 +80,7 @@ function sampleOf(at, engines, before) {
     running: sum(engines, "running"),
     waiting: sum(engines, "waiting"),
     kv: sum(engines, "kv_blocks") ? sum(engines, "kv_blocks_used") / sum(engines, "kv_blocks") : null,
-    slowdown: Math.min(...engines.map((engine) => engine.speed ?? Infinity)),
+    slowdown: ran ? Math.min(...engines.map((engine) => engine.speed ?? Infinity)) : null, // of the last steps
     utilisation: used.length ? used.reduce((a, b) => a + b, 0) / used.length : null,
   };
 }
@@ -90,7 +90,7 @@ function onTick(tick) {
     const samples = held.samples;
     const last = samples[samples.length - 1];
     addSteps(held.steps, tick.steps);
-    if (!last || tick.at > last.at) samples.push(sampleOf(tick.at, tick.engines, last));
+    if (!last || tick.at > last.at) samples.push(sampleOf(tick.at, tick.engines, last, tick.steps.length > 0));
     if (samples.length > MAX_SAMPLES) samples.shift();
     return { ...held, version: held.version + 1, at: tick.at, engines: tick.engines, router: tick.router };
   });
@@ -106,16 +106,18 @@ export function watch() {
 }
 
 const SLOW = { from: 1.3, until: 1.2 }; // Times slower than calibrated: where the page begins and ceases to say so.
-const SLOW_SAMPLES = 20; // Five seconds: one slow step is no news.
+const SLOW_SAMPLES = 20; // Five seconds with steps: one slow step is no news.
+const SLOW_WITHIN = 240; // One minute: what an idle machine did earlier is none either.
 
 // How many times slower than calibrated the fastest engine has been for some seconds; null if it is not.
 export const slowdown = createStore({ factor: null });
 
 machine.subscribe(() => {
-  const recent = machine.get().samples.slice(-SLOW_SAMPLES).map((sample) => sample.slowdown);
+  const known = machine.get().samples.slice(-SLOW_WITHIN).map((sample) => sample.slowdown).filter(Number.isFinite);
+  const recent = known.slice(-SLOW_SAMPLES);
   const middle = recent.sort((a, b) => a - b)[Math.floor(recent.length / 2)];
   const { factor } = slowdown.get();
-  const is = recent.length === SLOW_SAMPLES && Number.isFinite(middle) && middle > (factor === null ? SLOW.from : SLOW.until);
+  const is = recent.length === SLOW_SAMPLES && middle > (factor === null ? SLOW.from : SLOW.until);
   const next = is ? Math.round(middle * 10) / 10 : null;
   if (next !== factor) slowdown.set({ factor: next });
 });

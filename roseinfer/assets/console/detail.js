@@ -85,7 +85,9 @@ function phaseOf({ phase, cause }) {
 }
 
 function Promises({ record }) {
-  const { objectives = {}, predicted = {}, seen = {} } = record;
+  const { objectives = {}, seen = {} } = record;
+  // Of a rejected request the attainable value is shown: its forecast has no margin and would be a second number.
+  const predicted = record.why?.refused?.attainable_ms != null ? {} : record.predicted;
   const rows = ["ttft", "tpot", "e2e"].map((name) => ({
     name,
     promised: objectives[`${name}_ms`],
