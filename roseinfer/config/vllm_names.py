@@ -102,7 +102,7 @@ _OTHER_HOSTS = "engines on other hosts are started by `roseinfer engine` or `ros
 _ONLY_TENSOR_PARALLEL = "a model is shared by tensor parallelism only (--tensor-parallel-size)"
 _NO_MAMBA = "there are no models with Mamba layers"
 _NO_CONFIG_CHANGES = "config.json is used as it is"
-_OWN_METRICS = "metrics are those of docs/how-to/monitoring.md, always on"
+_OWN_METRICS = "metrics are those of docs/reference/metrics.md, always on"
 _OWN_LOG = "log lines are our own; see --log-level and --log-format"
 _OWN_LOADER = "weights are read by our own loader, which needs no such setting"
 _NO_WEIGHT_OFFLOAD = "weights stay on the device"
@@ -278,7 +278,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         ),
         *_ignored("disable_chunked_mm_input", _ONLY_TEXT),
         *_refused(
-            "scheduler_cls", "a policy of another package is found by its entry point (docs/explanation/scheduling.md)"
+            "scheduler_cls", "a policy of another package is found by its entry point (docs/how-to/add-a-policy.md)"
         ),
         *_ignored("stream_interval", "each token is sent as soon as it is there"),
     ),

@@ -17,6 +17,9 @@ from tests.server.real_server import RealServer
 
 ALL = list(blocks())
 ADDRESS = re.compile(r"http://(?:127\.0\.0\.1|localhost):8000")
+# Objectives of the pages are those of a machine that does nothing else. Tests give a thousand times as much, except to
+# one millisecond, which no machine can keep.
+OBJECTIVE = re.compile(r'((?:ttft|tpot|e2e)_m?s(?:": |=))([\d.]+)')
 # A page's programs run in order, as one: later ones use names of earlier ones.
 PROGRAMS = {
     page: [block for block in ALL if block.page == page and block.language == "python" and block.mark != "not run"]
@@ -73,10 +76,14 @@ def test_programs_run(page: str, url: str) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
     with contextlib.redirect_stdout(io.StringIO()):
         for block in PROGRAMS[page]:
-            exec(compile(ADDRESS.sub(url, block.text), block.place, "exec"), names)
+            exec(compile(ADDRESS.sub(url, patient(block.text)), block.place, "exec"), names)
     for value in names.values():
         if type(value).__name__ == "LLM":
             value.close()
+
+
+def patient(text: str) -> str:
+    return OBJECTIVE.sub(lambda found: found[0] if found[2] == "1" else f"{found[1]}{float(found[2]) * 1000:g}", text)
 
 
 def send(arguments: list[str], url: str) -> httpx.Response:
@@ -88,11 +95,11 @@ def send(arguments: list[str], url: str) -> httpx.Response:
             name, _, value = next(rest).partition(":")
             headers[name] = value.strip()
         elif argument in ("-d", "--data"):
-            body = next(rest)
+            body = patient(next(rest))
         elif argument in ("-X", "--request"):
             method = next(rest)
         elif not argument.startswith("-"):
-            address = ADDRESS.sub(url, argument if "://" in argument else f"http://{argument}")
+            address = ADDRESS.sub(url, patient(argument if "://" in argument else f"http://{argument}"))
     assert address.startswith(url), address
     if body is not None:
         json.loads(body)

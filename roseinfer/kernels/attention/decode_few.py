@@ -21,7 +21,7 @@ MAX_ROWS: int = 32
 # `decode_few` is the fastest up to so many rows, or up to so many KV heads of all rows together.
 _MAX_ROWS_ANY_HEADS, _MAX_KV_HEADS = 16, 128
 MAX_PARTS: int = 32  # per row
-# Small programs wait the least for each other's warps and for K and V; docs/explanation/attention.md has figures.
+# Small programs wait the least for each other's warps and for K and V; docs/research/2026-11-attention.md has figures.
 _TILE_TOKENS, _WARPS, _STAGES = 32, 2, 3
 _MAX_PROGRAMS = 4  # per multiprocessor, if contexts are long enough
 # Parts of a row that is not long. A row is long if such parts exceed `_LONG` tiles.
