@@ -27,7 +27,8 @@ from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig,
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.start import start_engine
 from roseinfer.server.app import server_parts
-from roseinfer.server.hosting import Server, listen, new_event_loop, uvicorn_config
+from roseinfer.server.asgi import Server, uvicorn_config
+from roseinfer.server.hosting import listen, new_event_loop
 
 PACKAGE = Path(roseinfer.__file__).parent
 PREFIX = f"{PACKAGE}/"

@@ -123,9 +123,10 @@ SERVER_MAY_IMPORT = {
     "console": {"http", "request", "observe"},
     "routes": {"http", "request", "response_store", "formats", "observe", "answer_shapes", "documents"},
     "app": {"http", "request", "response_store", "formats", "observe", "documents", "routes", "console"},
-    "hosting": {"http", "request", "app"},
-    "run": {"http", "request", "response_store", "app", "hosting"},
-    "workers": {"http", "request", "response_store", "observe", "console", "app", "hosting"},
+    "asgi": {"http", "request", "app"},
+    "hosting": set(),
+    "run": {"http", "request", "response_store", "app", "asgi", "hosting"},
+    "workers": {"http", "request", "response_store", "observe", "console", "app", "asgi", "hosting"},
 }
 # Packages that use tensors; benchmarks compare with other engines, and the doctor asks PyTorch.
 TENSORS = {
@@ -409,6 +410,14 @@ def test_only_execution_needs_torch():
     parts = ("engine", "priced", "server", "text", "grammar", "config", "cli", "sim", "calibration", "integrations")
     imported = import_all(tuple(part for part in parts if any(_part(module) == part for module in _modules())))
     assert "roseinfer.engine.process" in imported and "roseinfer.server.app" in imported
+
+
+def test_the_manager_of_several_processes_loads_no_web_framework():
+    """Each start of a server waits for its imports, and it serves no requests."""
+    code = "import sys, roseinfer.server.workers.manager; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120).stdout.split()
+    assert "roseinfer.server.hosting" in loaded
+    assert {"fastapi", "starlette", "pydantic", "uvicorn", "roseinfer.server.app"}.isdisjoint(loaded)
 
 
 def _import_graph() -> dict[str, set[str]]:

@@ -1,4 +1,4 @@
-"""Hosting of HTTP in one of one or more processes: socket, uvicorn, signals, logging."""
+"""Hosting of a server in one or more processes: socket, signals, logging, greeting. Not the application."""
 
 import asyncio
 import contextlib
@@ -10,43 +10,25 @@ import os
 import shlex
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any, Protocol, TypeVar
-
-import uvicorn
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from roseinfer.core import logs
 from roseinfer.core.config.engine import PRICED
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, ResourceError
-from roseinfer.engine.api import Engine, EngineInfo
+from roseinfer.engine.api import EngineInfo
 from roseinfer.integrations.systemd import SystemdNotifier
-from roseinfer.server.app import ServerParts, build_app
-from roseinfer.server.http.connection import limited_protocol
-from roseinfer.server.http.tls import server_tls
-from roseinfer.server.request.service import Service
-from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger("roseinfer.server")
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 MAX_BACKLOG = 2048
-# Time for the last events of requests that a shutdown ends.
-LAST_WORDS_S = 2
-KEEP_ALIVE_S = 75
 # New objects between two young collections: a few hundred running requests.
 MAX_YOUNG_OBJECTS = 50_000
 MAX_AUTO_WORKERS = 4
 # Open files: minimum for a start with some clients, and the limit to set where the system has none.
 MIN_DESCRIPTORS, MAX_DESCRIPTORS = 128, 2**16
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its signal handling, which would cut the drain short."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Signals:
@@ -141,28 +123,6 @@ async def first_of(*awaitables: Awaitable[object]) -> None:
             task.cancel()
 
 
-Started = TypeVar("Started", bound=Engine)
-
-
-async def with_texts(service: Service, tokenizer: Tokenizer, start_engine: Coroutine[Any, Any, Started]) -> Started:
-    """Start the engine while the service tests the chat template. An unusable template ends the start.
-
-    Raises `ConfigError` for the template, and what `start_engine` raises.
-    """
-    loading = asyncio.create_task(service.load_texts(tokenizer))
-    starting = asyncio.create_task(start_engine)
-    try:
-        await loading
-        return await starting
-    except BaseException:
-        for task in (loading, starting):
-            task.cancel()
-        await asyncio.wait({loading, starting})
-        if not starting.cancelled() and starting.exception() is None:
-            await starting.result().close()
-        raise
-
-
 class _Quiet(logging.Filter):
     """Filter of uvicorn's error about unfinished answers: failed streams are cut on purpose."""
 
@@ -234,25 +194,6 @@ def listen(config: ServerConfig) -> socket.socket:
     # acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
-
-
-def uvicorn_config(parts: ServerParts, on_closed: Callable[[], None] | None = None) -> uvicorn.Config:
-    """Return uvicorn's configuration. `on_closed`: called after the end of each connection."""
-    tls = server_tls(parts.service.config)
-    return uvicorn.Config(
-        build_app(parts).front,
-        http=limited_protocol(parts.service.limits, on_closed),
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        log_level="debug" if parts.service.config.log_level == "debug" else "warning",
-        access_log=False,
-        ssl_context_factory=None if tls is None else lambda config, default: tls,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=LAST_WORDS_S,
-    )
 
 
 def say(text: str) -> None:

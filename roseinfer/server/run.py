@@ -15,10 +15,9 @@ from roseinfer.engine.live import InflightLimit
 from roseinfer.integrations.otel.start import traces_to
 from roseinfer.integrations.systemd import SystemdNotifier
 from roseinfer.server.app import server_parts
+from roseinfer.server.asgi import LAST_WORDS_S, Server, uvicorn_config, with_texts
 from roseinfer.server.hosting import (
-    LAST_WORDS_S,
     Reload,
-    Server,
     Signals,
     configure_logging,
     end_of,
@@ -27,8 +26,6 @@ from roseinfer.server.hosting import (
     listen,
     say,
     settle_garbage_collector,
-    uvicorn_config,
-    with_texts,
 )
 from roseinfer.server.request.service import Service
 from roseinfer.server.response_store.start import response_file

@@ -30,7 +30,8 @@ from roseinfer.integrations.ray.plan import Plan
 from roseinfer.integrations.ray.register import REGISTER_INTERVAL_S, RegisteredEngine, RequestCounts
 from roseinfer.processes.private_folder import private_folder, remove_folder
 from roseinfer.server.app import build_app, server_parts
-from roseinfer.server.hosting import LAST_WORDS_S, configure_logging, settle_garbage_collector, with_texts
+from roseinfer.server.asgi import LAST_WORDS_S, with_texts
+from roseinfer.server.hosting import configure_logging, settle_garbage_collector
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.connection import EXTENSION, limited_protocol
 from roseinfer.server.http.errors import unavailable

@@ -2,47 +2,23 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
-import msgspec
 import orjson
 
+from roseinfer.server.console.engines import engine_updates
 from roseinfer.server.console.events import hello
-from roseinfer.server.console.steps import StepHistory
-from roseinfer.server.console.updates import (
-    MAX_REQUESTS_PER_EVENT,
-    EngineUpdates,
-    Position,
-    Updates,
-    engine_updates,
-    request_updates,
-    routed_numbers,
-    router_json,
-)
+from roseinfer.server.console.exchange import TOPIC, EngineUpdates, Position, Updates, decode_updates, encode
+from roseinfer.server.console.updates import MAX_REQUESTS_PER_EVENT, request_updates, routed_numbers, router_json
 from roseinfer.server.observe.metric_registry import total
 from roseinfer.server.observe.peer_queries import PeerQueries
-from roseinfer.server.observe.report import EngineOwner, Observation
+from roseinfer.server.observe.report import Observation
 from roseinfer.server.request.service import Service
 
-TOPIC = "console"
 # Running requests are large: only every fourth tick has them.
 LIVE_INTERVAL_COUNT = 4
-
-_encode = msgspec.msgpack.Encoder().encode
-_position = msgspec.msgpack.Decoder(Position).decode
-_updates = msgspec.msgpack.Decoder(Updates).decode
-
-
-def answer_queries(peer_queries: PeerQueries, updates: Callable[[Position], Updates]) -> None:
-    """Answer queries of other processes with `updates`."""
-    peer_queries.on(TOPIC, lambda body: _encode(updates(_position(body))))
-
-
-def answer_engine_queries(peer_queries: PeerQueries, history: StepHistory, owner: EngineOwner) -> None:
-    """Answer queries in the process that owns the engines and serves no requests."""
-    answer_queries(peer_queries, lambda position: Updates(engine_updates(position, history, owner.reports())))
 
 
 class LocalUpdates:
@@ -80,7 +56,7 @@ class ConsoleReader:
     async def tick(self) -> dict[str, Any]:
         position, at_s = self._at, time.time()
         updates = [self._local(position)]
-        updates += map(_updates, await self._peer_queries.ask(TOPIC, _encode(position)))
+        updates += map(decode_updates, await self._peer_queries.ask(TOPIC, encode(position)))
         engines = next((each.engines for each in updates if each.engines is not None), None)
         self._note(updates, engines)
         found, dropped = _requests(updates)

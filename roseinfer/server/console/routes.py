@@ -6,9 +6,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from roseinfer.server.console.exchange import answer_queries
 from roseinfer.server.console.feed import Feeds
 from roseinfer.server.console.files import INDEX, ConsoleFiles
-from roseinfer.server.console.reader import ConsoleReader, LocalUpdates, answer_queries
+from roseinfer.server.console.reader import ConsoleReader, LocalUpdates
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.report import Observation
 from roseinfer.server.request.service import Service

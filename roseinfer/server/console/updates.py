@@ -1,66 +1,20 @@
-"""Updates that one process contributes to a console: engines from their owner, requests from API processes."""
+"""Updates that an API process contributes to a console: requests and routing."""
 
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import orjson
 
-from roseinfer.engine.api import EngineReport
-from roseinfer.server.console.events import engines_json
-from roseinfer.server.console.steps import NewSteps, StepHistory, steps_since
+from roseinfer.server.console.exchange import Position, RequestUpdate, Updates
 from roseinfer.server.observe.metric_registry import Numbers
 from roseinfer.server.observe.record_json import record_json
 from roseinfer.server.observe.records import RequestEntry, RequestRecords
 from roseinfer.server.observe.routing import PLACED_AGAIN, PLACEMENTS, RESUMES, RETRIES
 
 # A console that missed more gets the newest ones only.
-MAX_STEPS_PER_EVENT = 600
 MAX_REQUESTS_PER_EVENT = 200
 _ROUTED = (PLACEMENTS, RETRIES, PLACED_AGAIN, RESUMES)
-
-
-class Position(msgspec.Struct, array_like=True):
-    """Position of a console: steps seen, and ended requests seen of each `source`. `live`: include running requests."""
-
-    steps: int = 0
-    ended: dict[int, int] = {}
-    live: bool = True
-
-
-class EngineUpdates(msgspec.Struct, array_like=True):
-    """Updates from the owner of the engines."""
-
-    engines: list[dict[str, Any]]
-    steps: NewSteps
-
-
-class RequestUpdate(NamedTuple):
-    """Record of a request as JSON."""
-
-    live: bool
-    record: bytes
-
-
-class Updates(msgspec.Struct, array_like=True):
-    """Updates from one process.
-
-    `requests`: ended ones, newest first, then running ones. `ended`: all requests that ended so far in `source`;
-    `dropped`: new ones that are not in `requests`. `routed`: routing metrics, None with one engine.
-    """
-
-    engines: EngineUpdates | None = None
-    requests: list[RequestUpdate] = []
-    source: int = 0
-    ended: int = 0
-    dropped: int = 0
-    routed: Numbers | None = None
-    breakers: list[int] = []
-
-
-def engine_updates(position: Position, history: StepHistory, reports: Iterable[EngineReport]) -> EngineUpdates:
-    return EngineUpdates(engines_json(reports), steps_since(history, position.steps, MAX_STEPS_PER_EVENT))
 
 
 def request_updates(position: Position, source: int, records: RequestRecords, now_s: float) -> Updates:

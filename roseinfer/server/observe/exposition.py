@@ -12,8 +12,7 @@ from prometheus_client.exposition import generate_latest
 from roseinfer.cluster.forecast import forecasts
 from roseinfer.core.outputs import GuideStats, OffloadStats, PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState
-from roseinfer.server.observe.metric_registry import MetricRegistry, Numbers, total
-from roseinfer.server.observe.metrics import LABELS
+from roseinfer.server.observe.metric_registry import LABELS, MetricRegistry, Numbers, total
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FORECAST_PROMPT_TOKENS = 1000  # prompt length of the exported time-to-first-token forecast

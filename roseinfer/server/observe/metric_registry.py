@@ -15,6 +15,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.utils import floatToGoString
 
 Labels = tuple[str, ...]
+# Labels of metrics by engine.
+LABELS = ("model_name", "engine")
 # Metric -> label values -> numbers: [count] for a counter, [count per bucket ..., sum] for a histogram.
 Numbers = dict[str, dict[Labels, list[float]]]
 

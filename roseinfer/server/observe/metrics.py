@@ -4,16 +4,14 @@
 mixed fleets still aggregate.
 """
 
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.slo import Cause
-from roseinfer.engine.api import EngineInfo, StepRecord
-from roseinfer.server.observe.metric_registry import Counter, Histogram, Labels, MetricRegistry
+from roseinfer.engine.api import EngineInfo
+from roseinfer.server.observe.metric_registry import LABELS, Counter, Histogram, Labels, MetricRegistry
 from roseinfer.server.request.job import PromptRun, SampleRecord
 
-LABELS = ("model_name", "engine")
 # `engine` label of metrics by request: a request may move between several engines.
 ONE_ENGINE, ALL_ENGINES = "0", "all"
 
@@ -24,13 +22,9 @@ TOKEN_S = (.001, .002, .003, .004, .005, .0075, .01, .015, .02, .025, .03, .04, 
            .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 REQUEST_S = (.001, .0025, .005, .01, .025, .05, .1, .2, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60,
              120, 240, 480, 960, 1920, 7680)
-STEP_S = (.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5)
-STEP_RATIO = (.25, .5, .67, .8, .9, .95, .98, 1, 1.02, 1.05, 1.1, 1.25, 1.5, 2, 4)
 HTTP_S = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 LENGTH_RATIO = (.1, .2, .33, .5, .67, .8, .9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100)
 PREDICTION_S = (.0001, .0002, .0003, .0005, .00075, .001, .002, .005, .01, .025, .1)
-MASK_S = (.00005, .0001, .0002, .0003, .0005, .00075, .001, .0015, .002, .003, .005, .01, .02, .05, .1)
 TEXT_S = (.0005, .001, .002, .005, .01, .02, .05, .1, .25, .5, 1, 2, 5, 10)
 GRAMMAR_S = (.0005, .001, .002, .003, .005, .01, .02, .05, .1, .25, .5, 1, 2, 5)
 CHOICES = (1, 2, 5, 10, 20)
@@ -80,47 +74,6 @@ def _route_of(path: str) -> str:
 
 _WITH_IDS = ("/v1/models/{model_id}", "/v1/requests/{request_id}", "/v1/responses/{response_id}")
 _BELOW_RESPONSES = ("input_items", "cancel")
-
-
-class StepMetrics:
-    """Metrics of engine steps, kept by the process that owns the engines.
-
-    `count`: all steps so far; `newest`: the last `keep` steps with their engines.
-    """
-
-    def __init__(self, registry: MetricRegistry, model_name: str, keep: int = 0) -> None:
-        tokens, seconds = "Tokens computed in a step", "Duration of an engine step"
-        self._tokens = registry.histograms("vllm:iteration_tokens_total", tokens, STEP_TOKENS, LABELS)
-        self._times = registry.histograms("roseinfer:step_time_seconds", seconds, STEP_S, LABELS)
-        ratio = "Duration of an engine step divided by the cost model's prediction"
-        self._ratios = registry.histograms("roseinfer:step_time_ratio", ratio, STEP_RATIO, LABELS)
-        help = "Host time for the masks of constrained outputs, per step with such outputs"
-        self._masks = registry.histograms("roseinfer:mask_time_seconds", help, MASK_S, LABELS)
-        self._model_name = model_name
-        self.count = 0
-        self.newest: deque[tuple[int, StepRecord]] = deque(maxlen=keep)
-
-    def expect(self, engines: Iterable[int]) -> None:
-        """Create the series of `engines`, so that they are 0 and not absent before the first step."""
-        for engine in engines:
-            for family in (self._tokens, self._times, self._ratios, self._masks):
-                family.labels(self._model_name, str(engine))
-
-    def forget(self, engine: int) -> None:
-        """Drop the series of an engine that will not return."""
-        for family in (self._tokens, self._times, self._ratios, self._masks):
-            family.drop(self._model_name, str(engine))
-
-    def step(self, engine: int, record: StepRecord) -> None:
-        self.count += 1
-        self.newest.append((engine, record))
-        values = (self._model_name, str(engine))
-        self._tokens.labels(*values).observe(record.tokens)
-        self._times.labels(*values).observe(record.duration_s)
-        if record.predicted_s > 0:
-            self._ratios.labels(*values).observe(record.duration_s / record.predicted_s)
-        if record.mask_s > 0:
-            self._masks.labels(*values).observe(record.mask_s)
 
 
 class LengthMetrics:

@@ -5,6 +5,7 @@ from typing import Any
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.slo import NO_CLASS, Cause, Forecast, Rejection, Slo
 from roseinfer.server.observe.delays import waits_before_seat
+from roseinfer.server.observe.milliseconds import ms
 from roseinfer.server.observe.records import RequestEntry
 from roseinfer.server.observe.verdict import verdict
 
@@ -112,8 +113,3 @@ def _refused(rejection: Rejection) -> dict[str, Any]:
 def objectives_json(slo: Slo) -> dict[str, float | None]:
     """Return objectives in ms; null = none."""
     return {"ttft_ms": ms(slo.ttft_s), "tpot_ms": ms(slo.tpot_s), "e2e_ms": ms(slo.e2e_s)}
-
-
-def ms(seconds: float | None) -> float | None:
-    """Convert to ms; None for infinity, which JSON lacks."""
-    return None if seconds is None or seconds == float("inf") else round(seconds * 1000, 3)

@@ -10,21 +10,20 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.api import Engine, EngineReport, StepRecord
 from roseinfer.server.http.errors import SloUnattainable
 from roseinfer.server.observe.exposition import Exposition, Snapshot
-from roseinfer.server.observe.metric_registry import Labels, MetricRegistry
+from roseinfer.server.observe.metric_registry import LABELS, Labels, MetricRegistry
 from roseinfer.server.observe.metrics import (
     ALL_ENGINES,
-    LABELS,
     ONE_ENGINE,
     EngineMetrics,
     GrammarMetrics,
     LengthMetrics,
-    StepMetrics,
     TextMetrics,
 )
 from roseinfer.server.observe.record_json import why_json
 from roseinfer.server.observe.records import RequestRecords
 from roseinfer.server.observe.request_log import log_early_abort, log_end, log_start
 from roseinfer.server.observe.routing import RoutingMetrics
+from roseinfer.server.observe.step_metrics import StepMetrics
 from roseinfer.server.observe.tracing import Tracing
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.job import (

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from roseinfer.server.observe.metric_registry import MetricRegistry
-from roseinfer.server.observe.metrics import LABELS
+from roseinfer.server.observe.metric_registry import LABELS, MetricRegistry
 
 # Why a request leaves an engine.
 CAUSES = ("death", "quiet", "drain")

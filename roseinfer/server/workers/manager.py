@@ -15,7 +15,7 @@ from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.integrations.systemd import SystemdNotifier
 from roseinfer.processes.shared_rows import SharedRows
-from roseinfer.server.console.reader import answer_engine_queries
+from roseinfer.server.console.engines import answer_engine_queries
 from roseinfer.server.console.steps import MAX_STEPS
 from roseinfer.server.hosting import (
     Reload,
@@ -29,8 +29,8 @@ from roseinfer.server.hosting import (
 )
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.metric_registry import MetricRegistry
-from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.peer_queries import PeerQueries
+from roseinfer.server.observe.step_metrics import StepMetrics
 from roseinfer.server.request.slo_classes import configured_classes
 from roseinfer.server.response_store.start import response_file
 from roseinfer.server.workers.acceptor import Acceptor
@@ -98,7 +98,7 @@ class ServerManager:
         self._peer_queries = PeerQueries()
         self._queries = QueryForwarder(self._peer_queries)
         self._steps = StepMetrics(self._registry, served.shown_name, MAX_STEPS if served.server.console else 0)
-        answer_engine_queries(self._peer_queries, self._steps, self._supervisor)
+        answer_engine_queries(self._peer_queries, self._steps, self._supervisor.reports)
         self._pool = WorkerPool(
             served.workers,
             WorkerLauncher(self._boot),

@@ -19,19 +19,16 @@ from roseinfer.processes.channel import MessageChannel
 from roseinfer.processes.child import ErrorReport, exit_with_parent, ignore_terminal_signals, read_boot
 from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.server.app import server_parts
+from roseinfer.server.asgi import LAST_WORDS_S, Server, uvicorn_config, with_texts
 from roseinfer.server.hosting import (
-    LAST_WORDS_S,
-    Server,
     configure_logging,
     first_of,
     new_event_loop,
     settle_garbage_collector,
-    uvicorn_config,
-    with_texts,
 )
 from roseinfer.server.http.errors import unavailable
 from roseinfer.server.observe.exposition import Snapshot
-from roseinfer.server.workers.counters import WORKER_ROWS, Count, SharedInflight, SharedOccupancy
+from roseinfer.server.workers.counters import WORKER_ROWS, Count
 from roseinfer.server.workers.handover import ConnectionReceiver
 from roseinfer.server.workers.heartbeat import LoopHeartbeat
 from roseinfer.server.workers.messages import (
@@ -52,6 +49,7 @@ from roseinfer.server.workers.messages import (
     WorkerFailed,
 )
 from roseinfer.server.workers.queries import WorkerPeerQueries
+from roseinfer.server.workers.shared_limits import SharedInflight, SharedOccupancy
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger("roseinfer.server.worker")

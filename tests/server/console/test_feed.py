@@ -9,7 +9,7 @@ import pytest
 
 from roseinfer.core.outputs import OffloadStats, PolicyStats, SchedulerStats
 from roseinfer.engine.api import StepRecord
-from roseinfer.server.console import feed, updates
+from roseinfer.server.console import engines, feed
 from roseinfer.server.console.steps import MAX_STEPS
 from tests.server.console.feeds import looking, ticks
 from tests.server.fake_engine import INFO, Wait
@@ -118,7 +118,7 @@ def test_a_drain_ends_feeds_at_once_and_lets_requests_finish(serve: Serve) -> No
 @contextmanager
 def stopped(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A feed whose reader takes nothing any more: uvicorn's object of its connection."""
-    monkeypatch.setattr(updates, "MAX_STEPS_PER_EVENT", MAX_STEPS)  # to fill what the kernel holds
+    monkeypatch.setattr(engines, "MAX_STEPS_PER_EVENT", MAX_STEPS)  # to fill what the kernel holds
     with server.connect() as reader:
         reader.sendall(b"GET /console/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert reader.recv(15) == b"HTTP/1.1 200 OK"

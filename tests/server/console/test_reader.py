@@ -13,15 +13,15 @@ from roseinfer.core.step_cost import StepCost
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
 from roseinfer.server.console import reader as reader_module
 from roseinfer.server.console import updates
-from roseinfer.server.console.events import engines_json
-from roseinfer.server.console.reader import LIVE_INTERVAL_COUNT, ConsoleReader, answer_engine_queries, answer_queries
+from roseinfer.server.console.engines import answer_engine_queries, engines_json
+from roseinfer.server.console.exchange import EngineUpdates, Position, RequestUpdate, Updates, answer_queries
+from roseinfer.server.console.reader import LIVE_INTERVAL_COUNT, ConsoleReader
 from roseinfer.server.console.steps import NewSteps
-from roseinfer.server.console.updates import EngineUpdates, Position, RequestUpdate, Updates
 from roseinfer.server.observe.metric_registry import MetricRegistry
-from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.records import RequestEntry, SampleSummary
 from roseinfer.server.observe.routing import RoutingMetrics
+from roseinfer.server.observe.step_metrics import StepMetrics
 from roseinfer.server.request.service import Service
 
 
@@ -83,7 +83,7 @@ def test_the_speed_of_an_engine_is_shown_once_measured(promise: Promise | None, 
 
 def test_engines_and_steps_come_from_their_owner_alone() -> None:
     steps, manager = StepMetrics(MetricRegistry(), "m", keep=10), PeerQueries()
-    answer_engine_queries(manager, steps, Supervisor())
+    answer_engine_queries(manager, steps, Supervisor().reports)
     reader = look(lambda since: Updates(), Together(knowing(Updates()), manager))
     steps.step(1, StepRecord(5, 0.01, budget_s=0.02))
     first = tick(reader)

@@ -5,7 +5,7 @@ import time
 from roseinfer.engine.api import StepRecord
 from roseinfer.server.console.steps import MAX_STEPS, steps_since
 from roseinfer.server.observe.metric_registry import MetricRegistry
-from roseinfer.server.observe.metrics import StepMetrics
+from roseinfer.server.observe.step_metrics import StepMetrics
 
 
 def kept() -> StepMetrics:

@@ -11,9 +11,9 @@ from roseinfer.core.outputs import PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.metric_registry import MetricRegistry
-from roseinfer.server.observe.metrics import StepMetrics
 from roseinfer.server.observe.report import Observation
 from roseinfer.server.observe.routing import RoutingMetrics
+from roseinfer.server.observe.step_metrics import StepMetrics
 from tests.server.fake_engine import INFO, FakeEngine
 from tests.server.live import LiveServer
 from tests.text.tokenizers import byte_level

@@ -9,7 +9,8 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import TooManyInflightError
 from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.server.request.lifecycle import Lifecycle, Ticket
-from roseinfer.server.workers.counters import WORKER_ROWS, SharedInflight, SharedOccupancy
+from roseinfer.server.workers.counters import WORKER_ROWS
+from roseinfer.server.workers.shared_limits import SharedInflight, SharedOccupancy
 
 WORKERS = 3
 
