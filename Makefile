@@ -4,7 +4,8 @@
 #   make test ARGS="tests/kv -x"        run the tests, WORKERS=2 files at a time
 #   make test-all                       run these and the exhaustive ones; fetches a real model and Ray
 #   make test-clients ARGS="llm aider"  run clients from PyPI against a server, each in an environment of its own
-#   make docs                           write the generated pages of docs/, build the site into site/
+#   make pages                          write the pages of docs/ that are made from code
+#   make docs                           build the documentation's site into site/
 #   make release                        build, check and upload the package; needs credentials (.ci/release.py)
 #   make lint | types | clean
 # PYTHON=python3.12 picks the interpreter, PIP_ARGS passes options to pip (another index, for example).
@@ -19,7 +20,7 @@ CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11
 
 TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo serve test test-all test-clients docs release lint types clean
+.PHONY: help demo serve test test-all test-clients pages docs release lint types clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -41,10 +42,12 @@ test-all: $(VENV)/.installed-dev
 test-clients: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.clients $(ARGS)
 
-docs: $(VENV)/.installed-docs
+pages: $(VENV)/.installed
 	$(BIN)/python .ci/cli_reference.py
 	$(BIN)/python .ci/python_reference.py
 	$(BIN)/python .ci/vllm_table.py
+
+docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 release: $(VENV)/.installed-release

@@ -13,7 +13,7 @@ SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "ro
 
 def test_the_page_of_commands_is_what_its_program_writes() -> None:
     written = runpy.run_path(str(ROOT / ".ci" / "cli_reference.py"))["page"]()
-    assert (REFERENCE / "cli.md").read_text(encoding="utf-8") == written, "run: python .ci/cli_reference.py"
+    assert (REFERENCE / "cli.md").read_text(encoding="utf-8") == written, "run: make pages"
 
 
 def test_the_fields_of_completions_and_chats() -> None:
