@@ -12,6 +12,7 @@ from roseinfer.core.promise import Promise
 from roseinfer.core.request import Prompt
 from roseinfer.core.runner import RunnerFacts
 from roseinfer.core.slo import Rejection, Why
+from roseinfer.core.step_cost import StepCost
 from roseinfer.core.traits import PolicyTraits
 from roseinfer.text.output import Event, OutputParser
 
@@ -70,7 +71,7 @@ class EngineInfo:
 
     `facts`: what building its runner found; their `startup_s` has the whole start as `engine`. `kv_cache`: format of K
     and V. `seed`: seeds the requests that name none. `prefix_caching`: prompts share cached prefixes. `ranks`:
-    processes that share the model.
+    processes that share the model. `calibrated`: costs of its cost file; None without.
     """
 
     model: str
@@ -82,6 +83,7 @@ class EngineInfo:
     seed: int = 0
     prefix_caching: bool = True
     ranks: int = 1
+    calibrated: StepCost | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.processes.start_log import LoggedStages
 from roseinfer.ranks.other_ranks import OtherRanks, RankHost
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.estimates import Estimates, calibrated_cost
 from roseinfer.sched.idle_audit import IdleAudit
 from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import entry_of, make_policy, options_of
@@ -161,6 +161,7 @@ def _build_core(
         seed=config.model.seed,
         prefix_caching=config.cache.enable_prefix_caching,
         ranks=config.model.tensor_parallel_size,
+        calibrated=calibrated_cost(options),
     )
     return core, info
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from roseinfer.core.config.option import check_choices, option
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.runner import ExpertChoice
+from roseinfer.core.step_cost import StepCost
 from roseinfer.sched.cost.file import read_cost
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
@@ -72,6 +73,12 @@ class Estimates:
                 replace(FAST, expert_s=ALL_EXPERTS_S / experts.count, experts=experts), trust=1.0
             )
         return estimates
+
+
+def calibrated_cost(options: object) -> StepCost | None:
+    """Return the costs that a policy's options give in a file. Raise `ConfigError` if it cannot be read."""
+    given = isinstance(options, CostOptions) and options.cost_model
+    return read_cost(given).published if given else None
 
 
 def _from_file(path: str, experts: ExpertChoice | None) -> CostModel:

@@ -80,7 +80,7 @@ function sampleOf(at, engines, before, ran) {
     running: sum(engines, "running"),
     waiting: sum(engines, "waiting"),
     kv: sum(engines, "kv_blocks") ? sum(engines, "kv_blocks_used") / sum(engines, "kv_blocks") : null,
-    slowdown: ran ? Math.min(...engines.map((engine) => engine.speed ?? Infinity)) : null, // of the last steps
+    slowdown: ran ? Math.min(...engines.map((engine) => engine.slowdown ?? Infinity)) : null, // of the last steps
     utilisation: used.length ? used.reduce((a, b) => a + b, 0) / used.length : null,
   };
 }

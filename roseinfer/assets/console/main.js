@@ -134,7 +134,7 @@ function Banner({ link, askKey }) {
 function Slow() {
   const { factor } = useStore(slowdown);
   if (factor === null) return null;
-  return html`<div class="banner slow" role="status"><p><strong>The machine is ${speedWords(factor)}.</strong> Fewer objectives can be met.</p></div>`;
+  return html`<div class="banner slow" role="note"><p><strong>The machine is ${speedWords(factor)}.</strong> Fewer objectives can be met.</p></div>`;
 }
 
 function Theme() {

@@ -61,11 +61,20 @@ def _engine(report: EngineReport) -> dict[str, Any]:
 
 
 def _cost(report: EngineReport) -> dict[str, float | None]:
-    """Return what a step of one decoding row takes at present, and a prompt token more. None: unknown."""
-    promise = report.promise
+    """Return what a step of one decoding row takes at present, and a prompt token more. None: unknown.
+
+    `slowdown`: such a step's time divided by the calibrated one, None without a cost file.
+    """
+    promise, calibrated = report.promise, None if report.info is None else report.info.calibrated
     if promise is None or not promise.cost.is_known or promise.steps < MIN_MEASURED_STEPS:
-        return {"step_ms": None, "prompt_token_ms": None}
-    return {"step_ms": ms(promise.constant_s + promise.cost.row_s), "prompt_token_ms": ms(promise.cost.token_s)}
+        return {"step_ms": None, "prompt_token_ms": None, "slowdown": None}
+    step_s = promise.constant_s + promise.cost.row_s
+    usual_s = 0.0 if calibrated is None else promise._replace(cost=calibrated).constant_s + calibrated.row_s
+    return {
+        "step_ms": ms(step_s),
+        "prompt_token_ms": ms(promise.cost.token_s),
+        "slowdown": round(step_s / usual_s, 3) if usual_s > 0 else None,
+    }
 
 
 def _host_memory(report: EngineReport, up: bool) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from roseinfer.server.observe.records import RequestEntry, SampleSummary
 from roseinfer.server.observe.routing import RoutingMetrics
 from roseinfer.server.observe.step_metrics import StepMetrics
 from roseinfer.server.request.service import Service
+from tests.helpers.engine_info import engine_info
 
 
 class Together(PeerQueries):
@@ -79,6 +80,15 @@ def test_the_speed_of_an_engine_is_shown_once_measured(promise: Promise | None, 
     report = EngineReport(0, EngineState.READY, EngineHealth(True, 0.1), SchedulerStats(), promise=promise)
     (shown,) = engines_json([report])
     assert (shown["step_ms"], shown["prompt_token_ms"]) == found
+    assert shown["slowdown"] is None, "not calibrated"
+
+
+def test_an_engine_is_compared_with_its_calibration() -> None:
+    info = engine_info(calibrated=StepCost(0.002, 0.001, 0.0005, expert_s=0.0001))
+    promise = Promise(0.0, steps=100, cost=StepCost(0.008, 0.001, 0.001, expert_s=0.0002), experts=5.0)
+    report = EngineReport(0, EngineState.READY, EngineHealth(True, 0.1), SchedulerStats(), info=info, promise=promise)
+    (shown,) = engines_json([report])
+    assert shown["slowdown"] == pytest.approx(10 / 3, abs=1e-3)
 
 
 def test_engines_and_steps_come_from_their_owner_alone() -> None:
