@@ -1,6 +1,9 @@
 """Log lines about requests: one at the end of each, and one at its start if that is configured."""
 
 import logging
+import os
+import time
+from functools import cache
 from typing import Any
 
 from roseinfer.core.errors import RoseinferError
@@ -28,16 +31,37 @@ class LogLine:
         self.fields = fields
 
     def __str__(self) -> str:
-        return " ".join(
-            [
-                f"{name}={value:.1f}"
-                if type(value) is float
-                else f"{name}={value!r}"
-                if name == "why"
-                else f"{name}={value}"
-                for name, value in self.fields.items()
-            ]
-        )
+        return _template(tuple(self.fields)) % tuple(self.fields.values())
+
+
+@cache
+def _template(names: tuple[str, ...]) -> str:
+    """Return the text of a line with these fields. Few combinations occur, each of them often."""
+    return " ".join([f"{name}=%{'.1f' if name.endswith('_ms') else 'r' if name == 'why' else 's'}" for name in names])
+
+
+class _RequestRecord(logging.LogRecord):
+    """Record of a line about a request, made in half the time of the standard library's.
+
+    It has no thread and no task, as if `logging.logThreads` were off. The fields of all lines are copied.
+    """
+
+    def __init__(self, level: int, line: LogLine, error: BaseException | None) -> None:
+        self.__dict__.update(_SHARED)
+        self.levelno, self.levelname = level, _LEVELS[level]
+        self.msg = line
+        self.exc_info = None if error is None else (type(error), error, error.__traceback__)
+        self.process = os.getpid()
+        self.created = now_s = time.time()
+        self.msecs = now_s % 1 * 1000
+        self.relativeCreated = (now_s - _START_S) * 1000
+
+
+_START_S = time.time()
+_LEVELS = {level: logging.getLevelName(level) for level in (logging.INFO, logging.ERROR)}
+_SHARED = vars(logging.LogRecord(log.name, logging.INFO, __file__, 0, "", (), None, "log_end")) | dict.fromkeys(
+    ("thread", "threadName", "processName")
+)
 
 
 def log_start(job: Job) -> None:
@@ -64,11 +88,8 @@ def log_end(job: Job, progress: JobProgress, record: RequestEntry, end: RequestE
     if record.outcome in _EXPLAINED:
         fields["verdict"] = verdict(record).name or "none"
     bug = end.cause if level == logging.ERROR and not isinstance(end.cause, RoseinferError) else None
-    error = None if bug is None else (type(bug), bug, bug.__traceback__)
-    # `log.log` would search the stack for this line, which takes a fifth of the time.
-    log.handle(
-        log.makeRecord(log.name, level, __file__, 0, LogLine("request ended", fields), (), error, log_end.__name__)
-    )
+    # `log.log` would search the stack for this line and make a record of more fields: two fifths of the time.
+    log.handle(_RequestRecord(level, LogLine("request ended", fields), bug))
 
 
 def _fields(record: RequestEntry, job: Job, progress: JobProgress, reason: str) -> dict[str, Any]:

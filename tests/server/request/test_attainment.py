@@ -1,6 +1,7 @@
 """Attainment of objectives in usage, metrics and log."""
 
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -166,6 +167,7 @@ def test_the_log_has_the_traceback_of_a_bug(
     [line] = [record for record in caplog.records if record.name == "roseinfer.server.observe.report"]
     assert line.levelname == "ERROR" and f"why='{type(error).__name__}: {error}'" in line.getMessage()
     assert (line.exc_info is not None and line.exc_info[1] is error) == traced
+    assert (line.process, line.module, line.funcName) == (os.getpid(), "request_log", "log_end")
 
 
 def test_clients_that_leave_are_counted_apart(server: LiveServer) -> None:
