@@ -73,6 +73,16 @@ def open_page(browser: Any) -> Iterator[OpenPage]:
     assert wrong == []
 
 
+@pytest.fixture(scope="package")
+def blank(browser: Any, server: RealServer) -> Iterator[Any]:
+    """A page of the server that can import the console's modules, and does not run them."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(server.url + "/health")
+    yield page
+    context.close()
+
+
 @pytest.fixture
 def page(open_page: OpenPage, server: RealServer) -> Any:
     """The console of `server`, connected, with short answers."""

@@ -84,9 +84,9 @@ def test_latency_as_quantiles(open_page: OpenPage, server: RealServer) -> None:
         (None, "\N{EN DASH}"),
     ],
 )
-def test_speed_in_words(page: Any, ratio: float | None, words: str) -> None:
+def test_speed_in_words(blank: Any, ratio: float | None, words: str) -> None:
     said = "(ratio) => import('/console/words.js').then((it) => it.speedWords(ratio))"
-    assert page.evaluate(said, ratio) == words
+    assert blank.evaluate(said, ratio) == words
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_speed_in_words(page: Any, ratio: float | None, words: str) -> None:
         (2004, 2000, "2.004 s"), (25.00001, 25, "25 ms and more"), (None, 25, "\N{EN DASH}"), (25.3, None, "25 ms"),
     ],
 )  # fmt: skip
-def test_a_missed_limit_does_not_look_met(page: Any, value: float | None, limit: float | None, shown: str) -> None:
+def test_a_missed_limit_does_not_look_met(blank: Any, value: float | None, limit: float | None, shown: str) -> None:
     said = "([value, limit]) => import('/console/format.js').then((it) => it.msAgainst(value, limit))"
-    assert page.evaluate(said, [value, limit]) == shown
+    assert blank.evaluate(said, [value, limit]) == shown
 
 
 def test_a_slow_machine_has_a_banner(page: Any) -> None:

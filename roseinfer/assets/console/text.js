@@ -126,11 +126,11 @@ function table(lines, at) {
 }
 
 // --- marks within a paragraph -----------------------------------------------------------------------------------
+// Two underscores mean nothing: models write bold with stars, and names like __init__ outside of code.
 const MARKS = [
   [/(?<!`)(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)/, ([, , code]) => html`<code>${code.trim() || code}</code>`],
   [/\[([^[\]\n]{1,500})\]\(([^()\s]{1,2000})\)/, ([, label, address], depth) => link(address, inline(label, depth))],
   [/\*\*(?=\S)([^\n]{0,2000}?\S)\*\*/, ([, text], depth) => html`<strong>${inline(text, depth)}</strong>`],
-  [/(?<![\w_])__(?=\S)([^\n]{0,2000}?\S)__(?!\w)/, ([, text], depth) => html`<strong>${inline(text, depth)}</strong>`],
   [/\*(?=[^\s*])([^*\n]{0,2000}?[^\s*])\*(?!\*)/, ([, text], depth) => html`<em>${inline(text, depth)}</em>`],
   [/(?<!\w)_(?=[^\s_])([^_\n]{0,2000}?[^\s_])_(?!\w)/, ([, text], depth) => html`<em>${inline(text, depth)}</em>`],
   [/~~(?=\S)([^~\n]{1,2000})~~/, ([, text], depth) => html`<del>${inline(text, depth)}</del>`],
