@@ -4,7 +4,6 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 
 def configure(*, as_json: bool, level: str | None = None, engine: int | None = None, rank: int | None = None) -> None:
@@ -59,7 +58,8 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """Formatter with the fields `time` (UTC, ISO 8601), `level`, `logger`, `process` and `message`.
 
-    `numbers` and `exception` are added where they apply. A message object with an attribute `fields` adds these.
+    `numbers` and `exception` are added where they apply. A message object with a method `json_members` gives
+    `message` and further members as JSON.
     """
 
     def __init__(self, numbers: Mapping[str, int]) -> None:
@@ -70,19 +70,12 @@ class JsonFormatter(logging.Formatter):
         self._sources: dict[tuple[str, str, int | None], str] = {}
 
     def format(self, record: logging.LogRecord) -> str:
-        message: Any = record.msg
-        fields = getattr(message, "fields", None)
-        if fields is None:
-            line: dict[str, Any] = {"message": record.getMessage()}
-        else:
-            line = {"message": message.event}
-            for name, value in fields.items():
-                line[name] = round(value, 3) if isinstance(value, float) else value
+        members = getattr(record.msg, "json_members", None)
+        rest = self._encode({"message": record.getMessage()})[1:-1] if members is None else members()
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            rest += ", " + self._encode({"exception": self.formatException(record.exc_info)})[1:-1]
         second = self._seconds.text(record.created)
-        source, rest = self._source(record), self._encode(line)[1:]
-        return f'{{"time": "{second}.{int(record.msecs):03d}Z", {source}, {rest}'
+        return f'{{"time": "{second}.{int(record.msecs):03d}Z", {self._source(record)}, {rest}}}'
 
     def _source(self, record: logging.LogRecord) -> str:
         """Return the members that all lines of a logger and level have, encoded once."""

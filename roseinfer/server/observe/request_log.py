@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from functools import cache
+from json.encoder import encode_basestring_ascii as _quote
 from typing import Any
 
 from roseinfer.core.errors import RoseinferError
@@ -22,7 +23,10 @@ _EXPLAINED = frozenset(
 
 
 class LogLine:
-    """Log line about a request: `name=value` pairs as text. JSON logs use `event` and `fields` directly."""
+    """Log line about a request: `name=value` pairs as text, or `event` and members of a JSON object.
+
+    Fields are text or whole numbers, and floats if their name ends in `_ms`.
+    """
 
     __slots__ = ("event", "fields")
 
@@ -32,6 +36,17 @@ class LogLine:
 
     def __str__(self) -> str:
         return _template(tuple(self.fields)) % tuple(self.fields.values())
+
+    def json_members(self) -> str:
+        """Return `event` as `message` and the fields as in a JSON object, without its braces. See `core.logs`."""
+        values = [value if type(value) in (int, float) else _quote(value) for value in self.fields.values()]
+        return _json_template(self.event, tuple(self.fields)) % tuple(values)
+
+
+@cache
+def _json_template(event: str, names: tuple[str, ...]) -> str:
+    members = [f'"{name}": %{".3f" if name.endswith("_ms") else "s"}' for name in names]
+    return ", ".join([f'"message": {_quote(event)}', *members])
 
 
 @cache
