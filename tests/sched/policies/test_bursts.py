@@ -67,7 +67,7 @@ def test_no_step_grows_while_somebody_has_objectives_nor_soon_after() -> None:
     assert longest([step for step in found if step[0] < late_s]) <= BUDGET < longest(found)
 
 
-@pytest.mark.parametrize("slower", [1, 2, 3])
+@pytest.mark.parametrize("slower", [3, 4, 5])
 def test_no_step_is_longer_than_its_bound(slower: int) -> None:
     """The tokens of running requests are that far apart, and an arriving request with an objective waits that long."""
     cost = COST.slower(slower)
@@ -79,10 +79,10 @@ def test_no_step_is_longer_than_its_bound(slower: int) -> None:
 
 def test_a_step_is_no_longer_than_pays() -> None:
     """Behind which its fixed costs are a small share of it; where they always are, it does not grow."""
-    cheap = CostParams(step_s=0.4e-3, token_s=20e-6, row_s=1e-6, context_s=0.0)
-    pays = cheap.step_s / cheap.token_s / MAX_FIXED_SHARE
+    cheap = CostParams(step_s=1.4e-3, token_s=20e-6, row_s=1e-6, context_s=0.0)
+    pays = cheap.step_s / cheap.token_s * (1 / MAX_FIXED_SHARE - 1)
     assert BUDGET < 0.9 * pays < longest(steps(prompts(128), cheap)) < 1.1 * pays < BURST
-    cheaper = CostParams(step_s=0.1e-3, token_s=20e-6, row_s=1e-6, context_s=0.0)
+    cheaper = CostParams(step_s=0.4e-3, token_s=20e-6, row_s=1e-6, context_s=0.0)
     assert longest(steps(prompts(128), cheaper)) == BUDGET
 
 

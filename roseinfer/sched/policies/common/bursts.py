@@ -20,9 +20,9 @@ from roseinfer.sched.policy import View
 from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
 
 # A step is long enough when its fixed costs take no more than this share.
-MAX_FIXED_SHARE = 0.03
-# The tokens of running requests are one such step apart.
-MAX_STEP_S = 0.06
+MAX_FIXED_SHARE = 0.1
+# The tokens of running requests are up to two such steps apart.
+MAX_STEP_S = 0.12
 QUIET_S = 60.0
 # Before the model has seen as many steps, its prediction for long ones is a guess.
 _MIN_LEARNT_STEPS = 50
