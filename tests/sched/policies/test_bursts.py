@@ -16,8 +16,8 @@ from roseinfer.sim.engine import SimulatedEngine
 from roseinfer.sim.simulator import add_of
 from roseinfer.sim.workload import Arrival
 
-COST = CostParams(step_s=5e-3, token_s=20e-6, row_s=10e-6, context_s=20e-9)
-BUDGET, BURST, PROMPT = 512, 2048, 256
+COST = CostParams(step_s=10e-3, token_s=20e-6, row_s=10e-6, context_s=20e-9)
+BUDGET, BURST, PROMPT = 1024, 4096, 256
 
 
 def prompts(count: int, at_s: float = 0.0, slo: Slo | None = None) -> list[Arrival]:
@@ -49,7 +49,7 @@ def longest(found: list[tuple[float, int]]) -> int:
 
 
 def test_a_burst_is_computed_in_long_steps_and_sooner() -> None:
-    arrivals = prompts(128)
+    arrivals = prompts(512)
     short, long = steps(arrivals, slack_burst_tokens=None), steps(arrivals)
     assert longest(short) == BUDGET and longest(long) == BURST
     assert long[-1][0] < 0.9 * short[-1][0]
@@ -67,7 +67,7 @@ def test_no_step_grows_while_somebody_has_objectives_nor_soon_after() -> None:
     assert longest([step for step in found if step[0] < late_s]) <= BUDGET < longest(found)
 
 
-@pytest.mark.parametrize("slower", [3, 4, 5])
+@pytest.mark.parametrize("slower", [2, 3])
 def test_no_step_is_longer_than_its_bound(slower: int) -> None:
     """The tokens of running requests are that far apart, and an arriving request with an objective waits that long."""
     cost = COST.slower(slower)
@@ -79,11 +79,18 @@ def test_no_step_is_longer_than_its_bound(slower: int) -> None:
 
 def test_a_step_is_no_longer_than_pays() -> None:
     """Behind which its fixed costs are a small share of it; where they always are, it does not grow."""
-    cheap = CostParams(step_s=1.4e-3, token_s=20e-6, row_s=1e-6, context_s=0.0)
+    cheap = CostParams(step_s=3e-3, token_s=20e-6, row_s=1e-6, context_s=0.0)
     pays = cheap.step_s / cheap.token_s * (1 / MAX_FIXED_SHARE - 1)
     assert BUDGET < 0.9 * pays < longest(steps(prompts(128), cheap)) < 1.1 * pays < BURST
-    cheaper = CostParams(step_s=0.4e-3, token_s=20e-6, row_s=1e-6, context_s=0.0)
+    cheaper = CostParams(step_s=1e-3, token_s=20e-6, row_s=1e-6, context_s=0.0)
     assert longest(steps(prompts(128), cheaper)) == BUDGET
+
+
+def test_steps_of_a_small_model_do_not_grow() -> None:
+    """The host would need longer to launch one than the device to compute it."""
+    small = CostParams(step_s=2e-3, token_s=2e-6, row_s=1e-6, context_s=0.0)
+    assert small.step_s / small.token_s / MAX_FIXED_SHARE > BURST, "it would pay otherwise"
+    assert longest(steps(prompts(128), small)) == BUDGET
 
 
 def test_what_the_runner_is_made_for() -> None:

@@ -5,7 +5,9 @@ that arrives meanwhile waits until the running step ends and, with two steps in 
 
 * if no request with objectives is here or has been for `QUIET_S`;
 * if enough prompt tokens can start to fill such a step;
-* as far as the cost model predicts a gain, and up to `MAX_STEP_S`.
+* as far as the cost model predicts a gain, and up to `MAX_STEP_S`;
+* if an ordinary full step takes `MIN_FULL_STEP_S`. Longer ones are not captured in CUDA graphs, and with a small model
+  the device would wait for their launches.
 """
 
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from roseinfer.sched.prefill import PrefillBudget, PrefillOptions
 MAX_FIXED_SHARE = 0.1
 # The tokens of running requests are up to two such steps apart.
 MAX_STEP_S = 0.12
+MIN_FULL_STEP_S = 0.02
 QUIET_S = 60.0
 # Before the model has seen as many steps, its prediction for long ones is a guess.
 _MIN_LEARNT_STEPS = 50
@@ -83,10 +86,15 @@ class BurstBudget:
         return view if wanted < tokens else wide
 
     def _tokens(self, view: View, token_s: float) -> int:
-        """Return the tokens of a step that is long enough, for prompts that take `token_s` seconds per token."""
+        """Return the tokens of a step that is long enough, for prompts that take `token_s` seconds per token.
+
+        0: no step should grow.
+        """
         p = self._cost.params
         rows_s = p.row_s * len(view.running) + p.context_s * sum([len(request.tokens) for request in view.running])
         fixed_s = p.step_s + p.experts_s(inf)
+        if fixed_s + rows_s + token_s * self._config.max_num_batched_tokens < MIN_FULL_STEP_S:
+            return 0
         pays = (1 / MAX_FIXED_SHARE - 1) * fixed_s / token_s
         fits = (MAX_STEP_S - fixed_s - rows_s) / token_s
         return int(min(self._config.largest_step, pays, fits))
