@@ -15,8 +15,8 @@ MAX_FUNCTION_LINES = {
     "processes": 30,
     "quant": 40,
     "runner": 350,
-    "sched": 1860,
-    "server": 1620,
+    "sched": 1885,
+    "server": 1580,
     "text": 180,
 }
 
