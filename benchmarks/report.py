@@ -40,7 +40,7 @@ Written by `benchmarks/report.py` from {json}; `benchmarks/gpu_table.py` measure
 Models with dummy weights, each behind `roseinfer serve`, greedy, every prompt new but for what a row's prompts share;
 the client is `{client}`, in processes of its own on the same machine. The peer's figures, with the same client
 arguments on another machine of the kind, are those of {peer}. Compare by ratio, and mind that single runs of either
-vary by some percent.
+vary by some percent. [One table at one commit](2026-11-one-table.md) has newer figures, and what got worse.
 """
 LIMITS = """\
 The limit is a simulated engine without host or network that runs each row's own requests: all running requests decode
