@@ -183,6 +183,11 @@ def test_turns_are_told_again_and_regenerated(page: Any) -> None:
 
 
 def test_an_answer_can_be_stopped(page: Any, server: RealServer) -> None:
+    def lengthen(route: Any) -> None:
+        """The engine draws how long an answer is, and this one may not end by itself."""
+        route.continue_(post_data=json.dumps(route.request.post_data_json | {"min_tokens": 1000}))
+
+    page.route("**/v1/chat/completions", lengthen)
     page.get_by_label("Max tokens").fill("1000")
     page.get_by_role("textbox", name="Message").fill("Go on and on")
     page.get_by_role("button", name="Send", exact=True).click()
