@@ -182,13 +182,19 @@ def test_turns_are_told_again_and_regenerated(page: Any) -> None:
     expect(page.get_by_role("article", name="Model")).to_have_count(2)
 
 
-def test_an_answer_can_be_stopped(page: Any, server: RealServer) -> None:
+def ask_for_long_answers(page: Any) -> None:
+    """The engine draws how long an answer is; from now on none ends by itself."""
+
     def lengthen(route: Any) -> None:
-        """The engine draws how long an answer is, and this one may not end by itself."""
         route.continue_(post_data=json.dumps(route.request.post_data_json | {"min_tokens": 1000}))
 
     page.route("**/v1/chat/completions", lengthen)
     page.get_by_label("Max tokens").fill("1000")
+    page.get_by_label("Max tokens").press("Tab")
+
+
+def test_an_answer_can_be_stopped(page: Any, server: RealServer) -> None:
+    ask_for_long_answers(page)
     page.get_by_role("textbox", name="Message").fill("Go on and on")
     page.get_by_role("button", name="Send", exact=True).click()
     expect(answer(page).locator("p").first).not_to_be_empty()
@@ -250,8 +256,7 @@ def test_a_file_that_lacks_what_the_page_draws_does_it_no_harm(page: Any) -> Non
 
 
 def test_a_new_conversation_ends_the_answer_that_runs(page: Any) -> None:
-    page.get_by_label("Max tokens").fill("1000")
-    page.get_by_label("Max tokens").press("Tab")
+    ask_for_long_answers(page)
     for _ in range(2):
         page.get_by_role("textbox", name="Message").fill("Say something long")
         page.get_by_role("textbox", name="Message").press("Enter")
