@@ -152,6 +152,17 @@ def test_a_slider_sets_an_objective_and_a_box_lifts_it(page: Any) -> None:
     expect(page.get_by_title("Objectives")).to_have_text("no objectives")
 
 
+def send(page: Any, text: str) -> dict[str, Any]:
+    """The body of the request for `text`, once it is answered."""
+    answers = page.get_by_role("article", name="Model").count()
+    page.get_by_role("textbox", name="Message").fill(text)
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.get_by_role("article", name="Model")).to_have_count(answers + 1)
+    expect(answer(page)).to_contain_text("Regenerate")
+    return sent.value.post_data_json
+
+
 def test_sampling_is_the_servers_suggestion_unless_set(page: Any) -> None:
     temperature, top_p = page.get_by_label("Temperature"), page.get_by_label("Top p")
     expect(temperature).to_have_attribute("placeholder", "0.7")
@@ -159,25 +170,35 @@ def test_sampling_is_the_servers_suggestion_unless_set(page: Any) -> None:
     for typed, sent in (("", (0.7, 0.95)), ("0.2", (0.2, 0.95)), ("", (0.7, 0.95))):
         temperature.fill(typed)
         temperature.press("Tab")
-        with page.expect_request("**/v1/chat/completions") as asked:
-            page.get_by_role("textbox", name="Message").fill("hi")
-            page.get_by_role("button", name="Send", exact=True).click()
-        body = asked.value.post_data_json
+        body = send(page, "hi")
         assert (body["temperature"], body["top_p"]) == sent
-        expect(answer(page)).to_contain_text("Regenerate")
+
+
+@pytest.mark.parametrize(
+    ("label", "typed", "left"),
+    [("Temperature", "0.3", "0.3"), ("Max tokens", "77", "77"), ("Max tokens", "0", "1000"), ("First token within, ms", "4321", "4321")],
+)
+def test_what_is_typed_while_an_answer_arrives_stays(page: Any, label: str, typed: str, left: str) -> None:
+    ask_for_long_answers(page)
+    page.get_by_role("textbox", name="Message").fill("Go on")
+    page.get_by_role("button", name="Send", exact=True).click()
+    page.get_by_label(label, exact=True).fill(typed)
+    for _ in range(2):  # more of the answer is drawn
+        drawn = answer(page).inner_text()
+        expect(answer(page)).not_to_have_text(drawn, use_inner_text=True)
+    expect(page.get_by_label(label, exact=True)).to_have_value(typed)
+    page.get_by_label(label, exact=True).press("Tab")
+    expect(page.get_by_label(label, exact=True)).to_have_value(left)
 
 
 def test_turns_are_told_again_and_regenerated(page: Any) -> None:
     page.get_by_label("System prompt").fill("Be short")
     for text in ("One", "Two"):
-        page.get_by_role("textbox", name="Message").fill(text)
-        with page.expect_request("**/v1/chat/completions") as sent:
-            page.get_by_role("button", name="Send", exact=True).click()
-        expect(answer(page)).to_contain_text("Regenerate")
-    assert [turn["role"] for turn in sent.value.post_data_json["messages"]] == ["system", "user", "assistant", "user"]
+        sent = send(page, text)
+    assert [turn["role"] for turn in sent["messages"]] == ["system", "user", "assistant", "user"]
     with page.expect_request("**/v1/chat/completions") as again:
         page.get_by_role("button", name="Regenerate").click()
-    assert again.value.post_data_json["messages"] == sent.value.post_data_json["messages"]
+    assert again.value.post_data_json["messages"] == sent["messages"]
     expect(answer(page)).to_contain_text("Regenerate")
     expect(page.get_by_role("article", name="Model")).to_have_count(2)
 

@@ -2,6 +2,7 @@
 import { Component, html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { begin, conversation, discard, earlier, exported, forget, importFile, reopen, titleOf } from "./conversation.js";
 import { hello } from "./data.js";
+import { NumberField } from "./field.js";
 import { known, ms } from "./format.js";
 import { Objectives, Seen } from "./promise.js";
 import { speed } from "./presets.js";
@@ -196,14 +197,14 @@ function Promised({ settings }) {
 
 function Sampling({ settings, models, suggested }) {
   const set = (name) => (event) => conversation.set({ [name]: event.target.value });
-  const number = (name, low, high) => (event) => {
-    const value = Number(event.target.value);
-    if (event.target.value !== "" && value >= low && value <= high) conversation.set({ [name]: value });
+  const number = (name, low, high) => (typed) => {
+    const value = Number(typed);
+    if (typed !== "" && value >= low && value <= high) conversation.set({ [name]: value });
   };
   // An empty field leaves the choice to the server, whose value it shows.
-  const optional = (name, low, high) => (event) => {
-    if (event.target.value === "") conversation.set({ [name]: null });
-    else number(name, low, high)(event);
+  const optional = (name, low, high) => (typed) => {
+    if (typed === "") conversation.set({ [name]: null });
+    else number(name, low, high)(typed);
   };
   return html`<section class="card settings" aria-labelledby="settings-title">
     <h2 id="settings-title">Settings</h2>
@@ -212,11 +213,11 @@ function Sampling({ settings, models, suggested }) {
     </select></label>`}
     ${settings.mode === "chat" && html`<label>System prompt<textarea rows="2" value=${settings.system} onInput=${set("system")}></textarea></label>`}
     <div class="fields">
-      <label>Temperature<input type="number" min="0" max="2" step="0.1" value=${settings.temperature ?? ""}
-        placeholder=${suggested.temperature ?? 1} onChange=${optional("temperature", 0, 2)} /></label>
-      <label>Top p<input type="number" min="0.01" max="1" step="any" value=${settings.topP ?? ""}
-        placeholder=${suggested.top_p ?? 1} onChange=${optional("topP", 0.01, 1)} /></label>
-      <label>Max tokens<input type="number" min="1" step="1" value=${settings.maxTokens} onChange=${number("maxTokens", 1, 1e6)} /></label>
+      <label>Temperature<${NumberField} min="0" max="2" step="0.1" value=${settings.temperature}
+        placeholder=${suggested.temperature ?? 1} take=${optional("temperature", 0, 2)} /></label>
+      <label>Top p<${NumberField} min="0.01" max="1" step="any" value=${settings.topP}
+        placeholder=${suggested.top_p ?? 1} take=${optional("topP", 0.01, 1)} /></label>
+      <label>Max tokens<${NumberField} min="1" step="1" value=${settings.maxTokens} take=${number("maxTokens", 1, 1e6)} /></label>
     </div>
     <${Files} empty=${settings.turns.length === 0} />
     <p class="hint">Conversations are stored in this browser only.</p>

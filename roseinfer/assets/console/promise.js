@@ -2,6 +2,7 @@
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
 import { Chart } from "./chart.js";
 import { conversation } from "./conversation.js";
+import { NumberField } from "./field.js";
 import { count, known, ms, msAgainst, rate } from "./format.js";
 import { presetsOf, speed } from "./presets.js";
 import { asked, isRunning, offer } from "./send.js";
@@ -51,15 +52,14 @@ function Slider({ slider, value, onChange }) {
   const { name, label, low, high, usual } = slider;
   const on = value !== null;
   const shown = on ? Math.min(STEPS, Math.max(0, toStep(value, slider))) : toStep(usual, slider);
-  const type = (event) => {
-    const typed = Number(event.target.value);
-    if (typed > 0 && Number.isFinite(typed)) onChange(typed);
+  const take = (typed) => {
+    if (Number(typed) > 0 && Number.isFinite(Number(typed))) onChange(Number(typed));
   };
   return html`<div class=${`slider ${on ? "" : "off"}`}>
     <label class="check"><input type="checkbox" checked=${on} name=${`${name}-on`}
       onChange=${() => onChange(on ? null : usual)} />${label}</label>
-    <span class="unit"><input type="number" name=${name} min="0.1" max=${high} step="any" disabled=${!on}
-      value=${on ? value : ""} placeholder="–" aria-label=${`${label}, ms`} onChange=${type} /> ms</span>
+    <span class="unit"><${NumberField} name=${name} min="0.1" max=${high} step="any" disabled=${!on}
+      value=${value} placeholder="–" aria-label=${`${label}, ms`} take=${take} /> ms</span>
     <input type="range" min="0" max=${STEPS} value=${shown} disabled=${!on} aria-label=${label} aria-valuetext=${ms(value)}
       onInput=${(event) => onChange(Math.max(low, fromStep(Number(event.target.value), slider)))} />
   </div>`;
