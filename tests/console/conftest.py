@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.console.browser import chromium, launched
-from tests.server.real_server import RealServer
+from tests.server.real_server import RealServer, until
 
 # Steps so long that what a busy machine adds hardly counts.
 COST = {"step_s": 0.01, "token_s": 1e-4, "pair_s": 0.0, "row_s": 0.0, "context_s": 0.0, "chunk_context_s": 0.0}
@@ -42,7 +42,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     (folder / "cost.json").write_text(json.dumps({"cost": COST}))
     (folder / "classes.toml").write_text(CLASSES)
     cost = str(folder / "cost.json")
-    options = ("--device", "priced", "--cost", cost, "--cost-model", cost, "--mean-output-len", "1000")
+    # No answer ends by itself: a test says how long it is.
+    options = ("--device", "priced", "--cost", cost, "--cost-model", cost, "--mean-output-len", "1e9")
     options += ("--kv-offloading-size", "0.5")
     with RealServer(*options, "--slo-classes", str(folder / "classes.toml")) as server:
         yield server
@@ -85,9 +86,26 @@ def blank(browser: Any, server: RealServer) -> Iterator[Any]:
 
 @pytest.fixture
 def page(open_page: OpenPage, server: RealServer) -> Any:
-    """The console of `server`, connected, with short answers."""
+    """The console of `server`, connected, with short answers and no objectives: a busy server rejects none of them."""
     page = open_page(server.url)
+    page.get_by_role("button", name="None").click()
     page.get_by_label("Max tokens").fill("8")
     page.get_by_label("Max tokens").press("Tab")
     page.get_by_role("status").get_by_text("live").wait_for()
     return page
+
+
+def replace_requests(page: Any, url: str, records: list[dict[str, Any]]) -> None:
+    """Go to `url` and let the console hold these requests only, once it has all of an idle server's."""
+    page.route("**/v1/requests?*", lambda route: route.fulfill(json={"object": "list", "data": []}))
+    page.goto(url)
+    until(lambda: page.evaluate("import('/console/data.js').then((data) => data.machine.get().at > 0)"))
+    page.evaluate(
+        """records => import("/console/data.js").then((data) => {
+            const { byKey, sorted } = data.requests.get();
+            byKey.clear();
+            sorted.length = 0;
+            data.addRequests(records);
+        })""",
+        records,
+    )

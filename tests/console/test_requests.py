@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.console.conftest import PHONE
+from tests.console.conftest import PHONE, replace_requests
 from tests.server.real_server import RealServer
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -95,10 +95,7 @@ def test_a_failed_lookup_is_not_reported_as_unknown(open_page: OpenPage, asked: 
 def test_requests_without_objectives_are_not_judged(open_page: OpenPage, asked: RealServer) -> None:
     record = {"object": "request", "created": 1.0, "class": "none", "state": "ended", "outcome": "rejected"}
     page = open_page("about:blank")
-    page.route("**/console/events", lambda route: route.fulfill(content_type="text/event-stream", body="data: {}\n\n"))
-    listed = {"object": "list", "data": [{**record, "id": "a"}, {**record, "id": "b", "outcome": "met"}]}
-    page.route("**/v1/requests?*", lambda route: route.fulfill(json=listed))
-    page.goto(asked.url + "/#requests")
+    replace_requests(page, asked.url + "/#requests", [{**record, "id": "a"}, {**record, "id": "b", "outcome": "met"}])
     tile = page.get_by_role("list", name="Objectives by class").get_by_role("listitem")
     expect(tile).to_have_text("no objectives1servedbest effort, 1 rejected")
 
@@ -180,7 +177,7 @@ def test_keyboard_navigation_of_the_list(open_page: OpenPage, asked: RealServer)
 
 def test_a_request_shows_while_it_runs_and_when_it_has_ended(open_page: OpenPage, asked: RealServer) -> None:
     page = open_page(asked.url + "/#requests")
-    fields = {"prompt": "go", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    fields = {"prompt": "go", "max_tokens": 1000, "ignore_eos": True, "stream": True}
     with asked.http.stream("POST", "/v1/completions", headers={"x-request-id": "seen-live"}, json=fields):
         expect(row(page, "seen-live")).to_contain_text("running")
     expect(row(page, "seen-live")).to_contain_text("left")
