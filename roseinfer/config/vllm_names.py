@@ -180,7 +180,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         *_refused("model_impl", "models are computed by our own code", harmless=("auto", "vllm")),
         *_refused("hf_token", "set the environment variable HF_TOKEN"),
         *_works("generation_config", values={"vllm": "none"}),
-        *_refused("override_generation_config", "give sampling parameters with each request"),
+        *_works("override_generation_config", note="sampling fields only; max_new_tokens is refused"),
         *_refused("enable_prompt_embeds", "prompts are text or token ids"),
         *_refused("logits_processors logits_processor_pattern io_processor_plugin", _NO_PLUGINS),
         *_refused(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.errors import ConfigError, InvalidRequestError, UnsupportedModelError
-from roseinfer.core.json_file import read_object
+from roseinfer.core.json_file import field_name, parse_json, read_object
 from roseinfer.core.sampling import SequenceParams
 
 DOCUMENT = "generation_config.json"
@@ -47,6 +47,26 @@ def given_document(choice: str) -> dict[str, Any] | None:
         named = str(error) if str(path) in str(error) else f"{path}: {error}"
         raise ConfigError(f"generation_config: {named}") from error
     return document
+
+
+def given_override(text: str | None) -> dict[str, Any]:
+    """Return the sampling fields of the option `override_generation_config`. None removes a field of the document.
+
+    Raise `ConfigError` for anything but a JSON object of sampling fields.
+    """
+    if text is None:
+        return {}
+    try:
+        fields = parse_json(text)
+        if not isinstance(fields, dict):
+            raise ConfigError("override_generation_config must be a JSON object")
+        unknown = next((name for name in fields if name not in _FIELDS), None)
+        if unknown is not None:
+            known = ", ".join(_FIELDS)
+            raise ConfigError(f"override_generation_config: {field_name(unknown)} is not supported (expected {known})")
+        return dict.fromkeys(fields) | sampling_defaults(fields)
+    except (ValueError, InvalidRequestError) as error:
+        raise ConfigError(f"override_generation_config: {error}") from error
 
 
 def conversation_sampling(model: Mapping[str, float]) -> dict[str, float]:

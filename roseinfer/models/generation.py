@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.core.errors import InvalidRequestError, UnsupportedModelError
-from roseinfer.core.generation_config import AUTO, NONE, given_document, sampling_defaults
+from roseinfer.core.generation_config import AUTO, NONE, given_document, given_override, sampling_defaults
 from roseinfer.core.json_file import shortened
 from roseinfer.models.documents import CONFIG, GENERATION, document_path, read_config, read_generation
 from roseinfer.models.fields import MAX_SIZE
@@ -23,12 +23,13 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
 
 
-def read_generation_config(folder: Path, choice: str = AUTO) -> GenerationDefaults:
+def read_generation_config(folder: Path, choice: str = AUTO, override: str | None = None) -> GenerationDefaults:
     """Return the EOS ids of generation_config.json and config.json, and the sampling defaults.
 
     `choice`: the option `generation_config`. The model's own defaults count only if it samples. The document of a path
-    replaces the model's, whose EOS ids stay if the document has none. Raise `UnsupportedModelError` for a default that
-    no request could use, `ConfigError` for an unusable path.
+    replaces the model's, whose EOS ids stay if the document has none. `override`: the option
+    `override_generation_config`, whose fields replace those of either. Raise `UnsupportedModelError` for a default that
+    no request could use, `ConfigError` for an unusable path or override.
     """
     own, given = read_generation(folder), given_document(choice)
     has_config = document_path(folder, CONFIG).is_file()
@@ -39,7 +40,7 @@ def read_generation_config(folder: Path, choice: str = AUTO) -> GenerationDefaul
         sampled = sampling_defaults(given) if given.get("do_sample", True) else {}
     else:
         sampled = _own_defaults(own, folder) if own.get("do_sample") and choice not in NONE else {}
-    return GenerationDefaults(eos_token_ids=eos, **sampled)
+    return GenerationDefaults(eos_token_ids=eos, **{**sampled, **given_override(override)})
 
 
 def _own_defaults(generation: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ _OF_MODELS = {
         "quantization",
         "load_format",
         "generation_config",
+        "override_generation_config",
         "attention_backend",
         "enforce_eager",
         "threads",

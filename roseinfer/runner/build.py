@@ -77,7 +77,9 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         if spec.quantization is None:
             _check_keys(spec, kv_dtype, (None,))
         backend = resolve_backend(config.model.attention_backend, spec.attention, dtype, device, kv_dtype)
-        generation = read_generation_config(folder, config.model.generation_config)
+        generation = read_generation_config(
+            folder, config.model.generation_config, config.model.override_generation_config
+        )
         check_context(config.model.max_model_len, spec.max_position)
         model = load_model(
             folder,

@@ -171,9 +171,10 @@ def test_a_config_file_may_have_vllms_options(parser, tmp_path, capsys):
         "enable_log_requests": False,
     }
     assert capsys.readouterr().err.count("note: ") == 1
-    file.write_text("default-chat-template-kwargs: {enable_thinking: false}")
+    file.write_text("default-chat-template-kwargs: {enable_thinking: false}\noverride-generation-config: {top_k: 5}")
     assert OPTIONS.read(parser.parse_args(["--config", str(file)])) == {
-        "default_chat_template_kwargs": '{"enable_thinking": false}'
+        "default_chat_template_kwargs": '{"enable_thinking": false}',
+        "override_generation_config": '{"top_k": 5}',
     }
     for option, value in (("enable_lora", True), ("quantization", "awq"), ("disable-log-requests", "often")):
         wrong = tmp_path / "wrong.json"

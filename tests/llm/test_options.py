@@ -33,6 +33,13 @@ def test_options_of_vllm_become_ours(given: dict[str, Any], ours: dict[str, Any]
     assert engine_options(given) == (ours, [])
 
 
+def test_an_override_of_the_generation_config_sets_the_default_sampling() -> None:
+    override = {"temperature": 0.25, "top_k": 3}
+    with LLM("tiny", threads=1, num_kv_blocks=16, override_generation_config=override) as llm:
+        default = llm.get_default_sampling_params()
+    assert (default.temperature, default.top_k) == (0.25, 3)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.generation_config import given_document
 from roseinfer.models.config import read_model_spec
@@ -427,6 +428,33 @@ def test_another_generation_config_replaces_the_models(tmp_path: Path) -> None:
         assert found == GenerationDefaults(eos_token_ids=(7, 2), temperature=0.5)
     write(other, {"eos_token_id": 5, "do_sample": False, "temperature": 0.5}, "generation_config.json")
     assert read_generation_config(model, str(other)) == GenerationDefaults(eos_token_ids=(5, 2))
+
+
+def test_an_override_replaces_single_defaults(tmp_path: Path) -> None:
+    model, other = tmp_path / "model", tmp_path / "other"
+    model.mkdir()
+    other.mkdir()
+    write(model, {"eos_token_id": [7], "do_sample": True, "temperature": 0.6, "top_k": 20}, "generation_config.json")
+    write(other, {"top_p": 0.5, "min_p": 0.1}, "generation_config.json")
+    override = '{"temperature": 0.9, "top_k": null, "min_p": 0.2}'
+    for choice, rest in (("auto", {}), ("none", {}), (str(other), {"top_p": 0.5})):
+        found = read_generation_config(model, choice, override)
+        assert found == GenerationDefaults(eos_token_ids=(7,), temperature=0.9, min_p=0.2, **rest)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"temperature": 9}', "temperature must be within"),
+        ('{"top_p": "x"}', "top_p"),
+        ('{"max_new_tokens": 9}', "max_new_tokens is not supported .expected temperature, top_k"),
+    ],
+)
+def test_an_unusable_override_is_refused_before_a_model_is_read(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^override_generation_config.*{message}"):
+        ModelConfig(override_generation_config=text)
 
 
 @pytest.mark.parametrize(

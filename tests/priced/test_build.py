@@ -131,6 +131,7 @@ def build(cost: str | None, **options: object):
         ({"load_format": "dummy"}, "load_format is not supported"),
         ({"enforce_eager": True}, "enforce_eager is not supported"),
         ({"generation_config": "none"}, "generation_config is not supported"),
+        ({"override_generation_config": "{}"}, "override_generation_config is not supported"),
         ({"threads": 2}, "threads is not supported"),
         ({"kv_cache_memory_bytes": 10}, "kv_cache_memory_bytes is not supported"),
         ({"profile": "somewhere"}, "profile is not supported"),

@@ -81,6 +81,8 @@ def test_facts(folder):
     assert facts.startup_s.keys() == {"load", "cache", "warm-up"}
     plain = build(folder, model={"generation_config": "none"}).facts
     assert plain.default_sampling == {} and set(plain.eos_token_ids) == {2, 3}
+    changed = build(folder, model={"override_generation_config": '{"top_k": null, "top_p": 0.9}'}).facts
+    assert changed.default_sampling == {"temperature": 0.6, "top_p": 0.9}
 
 
 def test_a_small_cache_shortens_the_default_context(folder):

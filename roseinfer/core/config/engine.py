@@ -8,6 +8,7 @@ from typing import Any
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.config.option import check_choices, check_positive, option, positive_numbers
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.generation_config import given_override
 
 DEFAULT_POLICY = "slack"
 PRICED = "priced"  # device of an engine without a model
@@ -50,6 +51,12 @@ class ModelConfig:
         "generation_config.json",
         metavar="auto|none|PATH",
     )
+    override_generation_config: str | None = option(
+        None,
+        "sampling defaults that replace single ones of --generation-config, for example '{\"temperature\": 0.6}'; null "
+        "removes one",
+        metavar="JSON",
+    )
     attention_backend: str = option(
         "auto",
         "auto = triton on a GPU, torch on a CPU; flashinfer was removed and means auto",
@@ -61,6 +68,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        given_override(self.override_generation_config)
         check_positive(self, "max_model_len", "threads", "tensor_parallel_size")
         if self.tensor_parallel_size > 1 and self.device == PRICED:
             raise ConfigError(f"tensor_parallel_size must be 1 for device {PRICED}, which has no model to share")
