@@ -55,22 +55,22 @@ class Tokenizer:
         self._anchor = None if self.kind is DecoderKind.BYTE_LEVEL else self._find_anchor()
 
     @classmethod
-    def from_folder(cls, folder: Path, chat_template_file: Path | None = None) -> "Tokenizer":
+    def from_folder(cls, folder: Path, chat_template: str | Path | None = None) -> "Tokenizer":
         """Read tokenizer.json, tokenizer_config.json and chat_template.jinja, or the GGUF file at `folder`.
 
-        The latter two may be missing. Raise `UnsupportedModelError` if a tokenizer is missing or invalid, and
-        `ConfigError` if `chat_template_file` cannot be read.
+        The latter two may be missing. `chat_template`: source or file of a template that replaces the model's. Raise
+        `UnsupportedModelError` if a tokenizer is missing or invalid, and `ConfigError` if `chat_template` cannot be read.
         """
         if is_gguf(folder):
             backend, config, template = read_tokenizer(open_gguf(folder))
             check_backend(backend, folder)
-            given = None if chat_template_file is None else read_chat_template(folder, {}, chat_template_file)
+            given = None if chat_template is None else read_chat_template(folder, {}, chat_template)
             return cls(backend, config, given or template)
         path = folder / TOKENIZER
         if not path.is_file():
             raise UnsupportedModelError(f"{folder}: no tokenizer.json (other tokenizer formats are not supported)")
         config = read_tokenizer_config(folder)
-        return cls(read_backend(path), config, read_chat_template(folder, config, chat_template_file))
+        return cls(read_backend(path), config, read_chat_template(folder, config, chat_template))
 
     def encode(self, text: str, add_special_tokens: bool = True, keep_last: int | None = None) -> list[int]:
         """Encode trusted text, in which special tokens are recognised; see `text/chat.py` for users' text.

@@ -101,16 +101,26 @@ def _content(value: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def read_chat_template(folder: Path, config: dict[str, Any], given: Path | None) -> str | None:
+def template_source(given: str | Path) -> str:
+    """Return the source of a chat template, which is given as such or as the path of a file.
+
+    Raise `ConfigError` if the file cannot be read.
+    """
+    if isinstance(given, str) and any(mark in given for mark in ("{", "\n")):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat_template: cannot read {str(given)!r}: {error}") from error
+
+
+def read_chat_template(folder: Path, config: dict[str, Any], given: str | Path | None) -> str | None:
     """Read `given`, else chat_template.jinja, else the config's template (of several: the one named default).
 
     Raise `ConfigError` if `given` cannot be read, `UnsupportedModelError` if the model's cannot.
     """
     if given is not None:
-        try:
-            return given.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"chat_template: cannot read {given}: {error}") from error
+        return template_source(given)
     file = folder / "chat_template.jinja"
     if file.is_file():
         try:

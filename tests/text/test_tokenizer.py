@@ -141,6 +141,9 @@ def test_from_folder(tmp_path):
     given = tmp_path / "mine.jinja"
     given.write_text("given")
     assert Tokenizer.from_folder(folder, given).chat_template == "given"
+    assert Tokenizer.from_folder(folder, str(given)).chat_template == "given"
+    assert Tokenizer.from_folder(folder, "{{ messages }}").chat_template == "{{ messages }}"
+    assert Tokenizer.from_folder(folder, "a\nb").chat_template == "a\nb"
 
 
 def test_named_templates(tmp_path):

@@ -203,8 +203,7 @@ def _one(
     from roseinfer.server.run import serve_model
     from roseinfer.text.tokenizer import Tokenizer
 
-    chat_template = None if server.chat_template is None else Path(server.chat_template)
-    return serve_model(engine, replicas, lambda: Tokenizer.from_folder(folder, chat_template), server)
+    return serve_model(engine, replicas, lambda: Tokenizer.from_folder(folder, server.chat_template), server)
 
 
 def _several(

@@ -36,7 +36,9 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = option(
         (), "names to serve the model under; default: MODEL", metavar="NAME", spaced=True
     )
-    chat_template: str | None = option(None, "file with a chat template instead of the model's", metavar="FILE")
+    chat_template: str | None = option(
+        None, "chat template instead of the model's: a file, or the template itself", metavar="FILE|TEMPLATE"
+    )
     default_chat_template_kwargs: str | None = option(
         None,
         "variables of the chat template for chats that do not set them, for example '{\"enable_thinking\": false}'",

@@ -7,7 +7,6 @@ its limits. Serve's Python proxy sends requests here only if no API process was 
 import asyncio
 import contextlib
 import logging
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -78,9 +77,8 @@ class ApiReplica:
     async def _attach(self) -> None:
         """Connect to the engines, and serve requests once one is up."""
         plan, replicas = self._plan, self._plan.replicas
-        chat_template = None if plan.server.chat_template is None else Path(plan.server.chat_template)
         folder = await asyncio.to_thread(tokenizer_folder, plan.engine.model)
-        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder, chat_template)
+        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, folder, plan.server.chat_template)
         tls = await self._certificate()
         self._remote = RemoteEngines(tls, quiet_s=replicas.engine_timeout, lost_s=plan.server.stall_timeout)
         starting = start_from_directory(

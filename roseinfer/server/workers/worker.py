@@ -148,8 +148,7 @@ class Worker:
 
     async def _attach(self) -> RoutedEngine:
         boot = self._boot
-        chat_template = None if boot.config.chat_template is None else Path(boot.config.chat_template)
-        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(boot.tokenizer), chat_template)
+        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(boot.tokenizer), boot.config.chat_template)
         inflight = SharedInflight(boot.max_inflight, self._counters, boot.index)
         starting = routed_engine(
             boot.engines,
