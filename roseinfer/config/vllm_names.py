@@ -397,7 +397,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
     "Server": (
         *_same(
             "host port chat_template allowed_origins enable_log_requests shutdown_timeout sse_keep_alive_interval "
-            "log_level default_chat_template_kwargs "
+            "log_level default_chat_template_kwargs enable_force_include_usage "
             "ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs ssl_ciphers root_path"
         ),
         *_works("api_key", note="see ROSEINFER_API_KEY for the environment; VLLM_API_KEY is not read"),
@@ -410,7 +410,6 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         *_refused("middleware", _NO_PLUGINS, harmless=("[]",)),
         *_refused("allow_credentials", "web pages send the API key as a header"),
         *_refused("allowed_methods allowed_headers", "--allowed-origins allows all of them", harmless=('["*"]', "*")),
-        *_refused("enable_force_include_usage", "send stream_options.include_usage with each request"),
         *_refused("return_tokens_as_token_ids", "send it with each request"),
         *_refused("chat_template_content_format", "templates get the text of a message", harmless=("auto", "string")),
         *_refused("response_role", "answers have the role assistant", harmless=("assistant",)),

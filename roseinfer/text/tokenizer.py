@@ -59,7 +59,7 @@ class Tokenizer:
         """Read tokenizer.json, tokenizer_config.json and chat_template.jinja, or the GGUF file at `folder`.
 
         The latter two may be missing. `chat_template`: source or file of a template that replaces the model's. Raise
-        `UnsupportedModelError` if a tokenizer is missing or invalid, and `ConfigError` if `chat_template` cannot be read.
+        `UnsupportedModelError` if a tokenizer is missing or invalid, `ConfigError` if `chat_template` cannot be read.
         """
         if is_gguf(folder):
             backend, config, template = read_tokenizer(open_gguf(folder))

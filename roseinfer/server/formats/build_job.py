@@ -76,7 +76,8 @@ def read_settings(
     deadlines_s = [by_s for by_s in (promised.meta.deadline_s, promised.first_token_by_s) if by_s is not None]
     if deadlines_s:
         call.preparation.end_by(min(deadlines_s))
-    stream = _stream_choices(request, promised.report, warnings)
+    reports = promised.report or call.service.config.enable_force_include_usage
+    stream = _stream_choices(request, reports, warnings)
     params, keep_last = sampling_params(request, max_tokens, logprobs, info, limits)
     return RequestSettings(model, n, stream, promised, params, keep_last, logprobs, warnings)
 
@@ -143,7 +144,8 @@ def build_job(
     )
 
 
-def _stream_choices(request: GenerationRequest, report: bool, warnings: list[str]) -> StreamChoices | None:
+def _stream_choices(request: GenerationRequest, usage: bool, warnings: list[str]) -> StreamChoices | None:
+    """Return the choices of a streamed answer. `usage`: it ends with the usage, whether or not the request asks."""
     if not request.stream:
         if request.stream_options is not None:
             raise bad_request("stream_options needs stream: true", "stream_options")
@@ -152,7 +154,7 @@ def _stream_choices(request: GenerationRequest, report: bool, warnings: list[str
     if options.model_extra:
         warnings += ignored_stream_options(unknown_fields(options))
     return StreamChoices(
-        include_usage=bool(options.include_usage) or report,
+        include_usage=bool(options.include_usage) or usage,
         continuous_usage=bool(options.continuous_usage_stats),
         interval=request.stream_interval or 1,
     )

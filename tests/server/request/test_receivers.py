@@ -68,6 +68,19 @@ def test_include_usage_comes_last(server: LiveServer) -> None:
     assert all("usage" not in chunk for chunk in chunks)
 
 
+def test_the_server_can_send_the_usage_unasked(serve: Serve) -> None:
+    server = serve(enable_force_include_usage=True)
+    for asked in ({}, {"stream_options": {"include_usage": False}}):
+        *chunks, usage = stream(server, **asked)
+        assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 3
+        assert all("usage" not in chunk for chunk in chunks)
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none") as client:
+        messages: Any = [{"role": "user", "content": "x"}]
+        *_, last = client.chat.completions.create(model="fake", messages=messages, max_tokens=2, stream=True)
+    assert last.choices == [] and last.usage is not None and last.usage.completion_tokens == 2
+    assert "usage" in server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).json()
+
+
 def test_continuous_usage_counts_up(server: LiveServer) -> None:
     chunks = stream(server, stream_options={"continuous_usage_stats": True})
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 3]
