@@ -136,8 +136,11 @@ class WorkerPool:
         await self._until(lambda: all(worker.idle for worker in self.workers.values()))
 
     async def stop(self) -> None:
-        """Stop all workers; kill those that do not end in time."""
+        """Stop all workers; kill those that do not end in time, and at once those that serve nobody yet."""
         self._stopping.set()
+        for worker in self.workers.values():
+            if not worker.serving:  # it may import for longer than it would be waited for
+                worker.child.kill()
         self.send(Stop())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_TIMEOUT_S):

@@ -278,6 +278,29 @@ def test_stopping_does_not_wait_for_the_next_launch(play: Play, monkeypatch: pyt
     play(act, lambda: FakeLauncher(lambda attempt: attempt > 1))
 
 
+def test_stopping_does_not_wait_for_a_worker_that_still_imports(
+    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "STOP_TIMEOUT_S", 3600.0)
+
+    class ImportingLauncher(FakeLauncher):
+        async def launch(self, index: int, number: int, on_message: Any) -> WorkerProcess:
+            worker = await super().launch(index, number, lambda worker, message: None)
+            worker.up = False
+            worker.send = lambda message: None
+            return worker
+
+    async def act(scene: Scene) -> None:
+        starting = asyncio.create_task(scene.pool.start())
+        await scene.until(lambda: len(scene.pool.workers) == 2)
+        async with asyncio.timeout(TIMEOUT_S):
+            await scene.pool.stop()
+        starting.cancel()
+
+    play(act, ImportingLauncher, size=2)
+    assert not caplog.records
+
+
 def boot(index: int, number: int, control: int, connections: int) -> WorkerBoot:
     return WorkerBoot(
         config=ServerConfig(log_level="error"),
