@@ -1,5 +1,6 @@
 """Store of two processes over a shared file."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -75,6 +76,7 @@ def test_a_wait_ends_with_an_error_of_its_callback_or_after_its_timeout(descript
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="counts descriptors in /proc")
 def test_no_descriptor_is_left_open(descriptor: int) -> None:
+    gc.collect()  # what other tests have left
     before = os.listdir("/proc/self/fd")
     store = SharedStore(descriptor)
     assert len(os.listdir("/proc/self/fd")) == len(before) + 1
