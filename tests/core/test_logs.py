@@ -6,6 +6,8 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,3 +79,62 @@ def test_each_line_has_its_own_time(monkeypatch: pytest.MonkeyPatch, as_json: bo
         record = logging.makeLogRecord({"msg": "x", "created": created, "msecs": created % 1 * 1000})
         line = handler.format(record)
         assert json.loads(line)["time"] == time if as_json else re.match(rf"[\d-]{{10}} \d\d:\d\d:{time} ", line)
+
+
+@pytest.fixture
+def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Standard error in a buffered file, and a logging configuration of its own."""
+    path = tmp_path / "log"
+    with path.open("w") as out:
+        monkeypatch.setattr(sys, "stderr", out)
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])
+        logs.configure(as_json=False, level="INFO")
+        yield path
+
+
+def test_a_line_is_written_at_once(file: Path) -> None:
+    logging.getLogger("roseinfer.x").info("first")
+    assert file.read_text().endswith("INFO roseinfer.x: first\n")
+
+
+def test_lines_of_threads_stay_whole_and_in_order(file: Path) -> None:
+    def talk(name: str) -> None:
+        for number in range(100):
+            logging.getLogger(name).info("%d", number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(talk, "abcd"))
+    messages = [line.split(" INFO ")[1] for line in file.read_text().splitlines()]
+    for name in "abcd":
+        assert [each for each in messages if each.startswith(name)] == [f"{name}: {n}" for n in range(100)]
+    assert len(messages) == 400
+
+
+def test_text_has_the_traceback_and_the_stack(file: Path) -> None:
+    log = logging.getLogger("roseinfer.x")
+    try:
+        raise ValueError("bug")
+    except ValueError:
+        log.exception("it failed")
+    log.info("here", stack_info=True)
+    text = file.read_text()
+    assert re.search(r"it failed\nTraceback .*ValueError: bug\n", text, re.DOTALL)
+    assert re.search(r"here\nStack .*test_text_has_the_traceback", text, re.DOTALL)
+
+
+def test_filters_of_the_handler_apply(file: Path) -> None:
+    handler, *_ = logging.getLogger().handlers  # pytest adds its own
+    handler.addFilter(lambda record: record.msg != "secret")
+    log = logging.getLogger("roseinfer.x")
+    log.info("secret")
+    log.info("public")
+    assert file.read_text().count("\n") == 1 and "public" in file.read_text()
+
+
+def test_a_line_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    said(monkeypatch, as_json=False)
+    sys.stderr.close()
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    logging.getLogger("roseinfer.x").info("closed")
+    assert "Logging error" in out.getvalue()

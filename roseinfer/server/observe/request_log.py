@@ -62,14 +62,18 @@ class _RequestRecord(logging.LogRecord):
     """
 
     def __init__(self, level: int, line: LogLine, error: BaseException | None) -> None:
-        self.__dict__.update(_SHARED)
-        self.levelno, self.levelname = level, _LEVELS[level]
-        self.msg = line
-        self.exc_info = None if error is None else (type(error), error, error.__traceback__)
-        self.process = os.getpid()
-        self.created = now_s = time.time()
-        self.msecs = now_s % 1 * 1000
-        self.relativeCreated = (now_s - _START_S) * 1000
+        now_s = time.time()
+        self.__dict__ = {
+            **_SHARED,
+            "levelno": level,
+            "levelname": _LEVELS[level],
+            "msg": line,
+            "exc_info": None if error is None else (type(error), error, error.__traceback__),
+            "process": os.getpid(),
+            "created": now_s,
+            "msecs": now_s % 1 * 1000,
+            "relativeCreated": (now_s - _START_S) * 1000,
+        }
 
 
 _START_S = time.time()
