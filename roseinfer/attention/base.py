@@ -71,6 +71,14 @@ class GraphableAttention(AttentionBackend, Protocol):
         """
         ...
 
-    def max_chunks(self, tokens: int, rows: int) -> int:
-        """Return the number of entries that the map of such a step has room for."""
+    def max_chunks(self, tokens: int, rows: int, divided: bool) -> int:
+        """Return the number of entries that the map of such a step has room for. divided: if contexts are divided."""
+        ...
+
+    def may_divide(self, tokens: int) -> bool:
+        """Return True if the map of such a step may divide contexts. Then the step is captured in two forms."""
+        ...
+
+    def is_divided(self, chunk_map: np.ndarray) -> bool:
+        """Return True if the map divides a context, which only the form for divided contexts computes."""
         ...

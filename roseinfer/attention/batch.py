@@ -34,7 +34,7 @@ class ForwardBatch:
     is captured in a CUDA graph they are placeholders: only what is on the device changes between replays.
     decode_len [R] int32 and chunk_map [G, CHUNK_FIELD_COUNT] int32 (from the backend's `map_chunks`) are set if the
     batch is captured for steps that mix decodes and chunks; the device then knows which rows are which. decode_len is
-    the context of decoding rows, which come first, and 0 for the others.
+    the context of decoding rows, which come first, and 0 for the others. divided: chunk_map may divide contexts.
     """
 
     input_ids: torch.Tensor
@@ -51,6 +51,7 @@ class ForwardBatch:
     num_decodes: int
     decode_len: torch.Tensor | None = None
     chunk_map: torch.Tensor | None = None
+    divided: bool = False
 
     @property
     def num_rows(self) -> int:

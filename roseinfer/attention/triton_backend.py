@@ -98,7 +98,7 @@ class TritonAttention:
         self._division, self._parts = _division(shape, self._prefill_config)
         self._few_workspace = _few_workspace(self._spec, shape)
         self._few = False  # whether the step has few decodes and nothing else
-        self._divides = self._merges = False  # whether the step's map may divide contexts, and does so
+        self._divides = False  # whether the step's map divides contexts
         self._block_map: torch.Tensor | None = None
         self._lengths: torch.Tensor | None = None
         self._batch: ForwardBatch | None = None
@@ -121,7 +121,7 @@ class TritonAttention:
 
         Chunk rows are `first_row` and following. See `map_blocks`.
         """
-        division = self._division if tokens <= MAX_SMALL_STEP_TOKENS else None
+        division = self._division if self.may_divide(tokens) else None
         found = map_blocks(first_row, query_lens, context_lens, self._queries(tokens), division, room)
         if not self._bulk or tokens <= MAX_SMALL_STEP_TOKENS:
             return found
@@ -131,16 +131,22 @@ class TritonAttention:
             found[:, PARTS] = IN_BULK
         return found
 
-    def max_chunks(self, tokens: int, rows: int) -> int:
-        """Return the number of entries in the `chunk_map` of a captured step.
+    def max_chunks(self, tokens: int, rows: int, divided: bool = False) -> int:
+        """Return the number of entries in the `chunk_map` of a captured step. divided: if it divides contexts.
 
         A shorter map is padded with -1. A step with a longer map does not run as a graph; maps of up to 32 chunks
         always fit.
         """
         blocks = tokens // self._queries(tokens) + min(rows, _MAX_SHORT_CHUNKS)
-        if tokens > MAX_SMALL_STEP_TOKENS:
+        if not divided:
             return blocks
         return max(blocks, min(self._division.slots + _MAX_UNDIVIDED_CHUNKS, tokens + min(rows, tokens)))
+
+    def may_divide(self, tokens: int) -> bool:
+        return tokens <= MAX_SMALL_STEP_TOKENS and self._division.may_divide(self._shape.max_model_len)
+
+    def is_divided(self, chunk_map: np.ndarray) -> bool:
+        return len(chunk_map) > 0 and bool(chunk_map[0, PARTS] > 1)  # divided blocks come first
 
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
         self._batch = batch
@@ -155,16 +161,17 @@ class TritonAttention:
         self._prefill_config = self._config_for(tokens)
         self._lengths = batch.context_len if batch.decode_len is None else batch.decode_len
         self._block_map = batch.chunk_map
-        self._divides = self._merges = tokens <= MAX_SMALL_STEP_TOKENS
+        small = tokens <= MAX_SMALL_STEP_TOKENS
+        self._divides = batch.divided
         kinds = {True, False}  # a captured step learns it from the map, when it is replayed
         if self._block_map is None and decodes < len(batch.query_lens):
             blocks = self.map_chunks(tokens, decodes, batch.query_lens[decodes:], batch.context_lens[decodes:])
-            self._merges = bool(blocks[0, PARTS] > 1)  # divided blocks come first
+            self._divides = self.is_divided(blocks)
             kinds = {bool(blocks[0, PARTS] == IN_BULK)}
             self._block_map = _upload(blocks, batch.context_len.device)
-        self._takes_bulk = self._bulk and not self._divides and True in kinds
-        self._takes_tiles = not self._bulk or self._divides or False in kinds
-        self._plans = self._workspaces if self._block_map is None or self._divides else self._beside
+        self._takes_bulk = self._bulk and not small and True in kinds
+        self._takes_tiles = not self._bulk or small or False in kinds
+        self._plans = self._workspaces if self._block_map is None or small else self._beside
         only_decodes = decodes == batch.num_rows and batch.decode_len is None
         self._few = only_decodes and few_pays(decodes, self._spec.kv_heads)
         if decodes and not self._few:
@@ -242,7 +249,7 @@ class TritonAttention:
         config, window = self._prefill_config, spec.window or 0
         parts = self._parts if self._divides else None
         prefill_attention(q, *self._caches[layer], *rows, out, blocks, spec.scale, config, window, parts, scales)
-        if self._merges:
+        if self._divides:
             merge_parts(blocks, rows[2], self._parts, out)
 
     def _attend_in_bulk(
@@ -281,9 +288,9 @@ class TritonAttention:
         cache = (*self._caches[0], batch.paging[0].tables, batch.table_rows)
         scales = self._ones if self._shape.kv_dtype == CODES else None
         for workspace in self._workspaces.values():
-            for tokens in (MAX_SMALL_STEP_TOKENS, MAX_SMALL_STEP_TOKENS + 1):
+            small, large = MAX_SMALL_STEP_TOKENS, MAX_SMALL_STEP_TOKENS + 1
+            for tokens, parts in ((small, None), (small, self._parts), (large, None)):
                 starts, lengths, config = batch.query_start, batch.context_len, self._config_for(tokens)
-                parts = self._parts if tokens <= MAX_SMALL_STEP_TOKENS else None
                 window = workspace.window
                 prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, window, parts, scales)
             if self._bulk:

@@ -114,15 +114,18 @@ class CudaInputs:
         on_device = self.staging.send(tail.end)
         return StagedMixed(tail.logits_at(on_device), tail.sample_at(on_device))
 
-    def mixed_batch(self, bucket: int, chunks: int) -> ForwardBatch:
-        """Launch the kernel that reads what `stage_mixed` uploads, and return the batch; to be captured."""
+    def mixed_batch(self, bucket: int, chunks: int, divided: bool = False) -> ForwardBatch:
+        """Launch the kernel that reads what `stage_mixed` uploads, and return the batch; to be captured.
+
+        divided: whether the map of chunks may divide contexts.
+        """
         rows = min(bucket, self.max_rows)
         width = _width(rows)
         tokens_at, map_at, _ = _mixed_sections(width, bucket, chunks)
         staged = self.staging.device
         layout = self._expand(staged, width, staged[tokens_at : tokens_at + bucket])
         chunk_map = staged[map_at : map_at + CHUNK_FIELD_COUNT * chunks].view(chunks, CHUNK_FIELD_COUNT)
-        return self._placeholder(bucket, rows, layout, chunk_map)
+        return self._placeholder(bucket, rows, layout, chunk_map, divided)
 
     # --- parts ----------------------------------------------------------------------------------------------------
     def _write_rows(self, host: np.ndarray, columns: Columns, width: int) -> list[int]:
@@ -167,7 +170,12 @@ class CudaInputs:
         return layout
 
     def _placeholder(
-        self, tokens: int, rows: int, layout: torch.Tensor, chunk_map: torch.Tensor | None = None
+        self,
+        tokens: int,
+        rows: int,
+        layout: torch.Tensor,
+        chunk_map: torch.Tensor | None = None,
+        divided: bool = False,
     ) -> ForwardBatch:
         """Return a batch whose contents change between replays; its host-side counts are meaningless."""
         return ForwardBatch(
@@ -185,6 +193,7 @@ class CudaInputs:
             num_decodes=rows,
             decode_len=None if chunk_map is None else layout[DECODE_LEN, :rows],
             chunk_map=chunk_map,
+            divided=divided,
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,13 @@ def mixed_buckets(max_tokens: int) -> list[int]:
     """
     sizes = [16, 32, 48, *range(64, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256)]
     return [*(size for size in sizes if size < max_tokens), max_tokens]
+
+
+class _Form(NamedTuple):
+    """A graph's number of tokens, and whether it merges parts of contexts. That takes one more kernel in each layer."""
+
+    bucket: int
+    divided: bool = False
 
 
 class MixedGraphs:
@@ -69,8 +76,8 @@ class MixedGraphs:
         self._agree = agree
         self._recorder = recorder
         self._buckets: list[int] = []
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._hidden: dict[int, torch.Tensor] = {}
+        self._graphs: dict[_Form, torch.cuda.CUDAGraph] = {}
+        self._hidden: dict[_Form, torch.Tensor] = {}
         self._span: Span = unobserved
 
     def observe(self, span: Span) -> None:
@@ -84,62 +91,64 @@ class MixedGraphs:
         launch_s = self._launch_seconds()
         with self._different_tokens():
             for bucket in self._candidates[:-1]:
-                graph = self._record(bucket, pool)
-                if not self._agree(self._replay_seconds(bucket, graph) <= MAX_REPLAY_LAUNCH_RATIO * launch_s):
-                    self._hidden.pop(bucket)
+                form = _Form(bucket)
+                self._record(form, pool)
+                if not self._agree(self._replay_seconds(form) <= MAX_REPLAY_LAUNCH_RATIO * launch_s):
+                    del self._graphs[form], self._hidden[form]
                     break
-                self._graphs[bucket] = graph
                 self._buckets.append(bucket)
         full = self._candidates[-1]
-        self._graphs[full] = self._record(full, pool)
+        self._record(_Form(full), pool)
         if self._buckets == self._candidates[:-1]:
             self._buckets.append(full)
+        for bucket in {*self._buckets, full}:
+            if self._attention.may_divide(bucket):
+                self._record(_Form(bucket, divided=True), pool)
 
     def run(self, columns: Columns) -> Forwarded:
         bucket = self._bucket(sum(columns.count))
         if bucket is None:
             return self._eager.run(columns)
-        room = self._chunks(bucket)
-        chunk_map = self._map(columns, bucket, room)
+        chunk_map = self._map(columns, bucket)
+        form = _Form(bucket, self._attention.is_divided(chunk_map))
+        room = self._room(form)
         if len(chunk_map) > room:
             return self._eager.run(columns)
         with self._span("prepare"):
             staged = self._inputs.stage_mixed(columns, bucket, chunk_map, room)
-        self._graphs[bucket].replay()
-        return Forwarded(hidden=self._hidden[bucket].index_select(0, staged.logits_at), sample_at=staged.sample_at)
+        self._graphs[form].replay()
+        return Forwarded(hidden=self._hidden[form].index_select(0, staged.logits_at), sample_at=staged.sample_at)
 
     def _bucket(self, num_tokens: int) -> int | None:
         """Return the graph for a step of `num_tokens`; None for an eager step.
 
         Under load, steps use up their budget. The graph of that size needs no padding, so it is always worth it.
         """
-        if num_tokens == self._candidates[-1] and num_tokens in self._graphs:
+        if num_tokens == self._candidates[-1] and _Form(num_tokens) in self._graphs:
             return num_tokens
         if not self._buckets or num_tokens > self._buckets[-1]:
             return None
         return self._buckets[bisect_left(self._buckets, num_tokens)]
 
-    def _map(self, columns: Columns, bucket: int, room: int) -> np.ndarray:
+    def _map(self, columns: Columns, bucket: int) -> np.ndarray:
         first = columns.num_decodes
         counts = columns.count[first:]
-        return self._attention.map_chunks(bucket, first, counts, list(map(add, columns.start[first:], counts)), room)
+        contexts = list(map(add, columns.start[first:], counts))
+        room = self._room(_Form(bucket, self._attention.may_divide(bucket)))
+        return self._attention.map_chunks(bucket, first, counts, contexts, room)
 
-    def _chunks(self, bucket: int) -> int:
-        return self._attention.max_chunks(bucket, min(bucket, self._inputs.max_rows))
+    def _room(self, form: "_Form") -> int:
+        return self._attention.max_chunks(form.bucket, min(form.bucket, self._inputs.max_rows), form.divided)
 
-    def _record(self, bucket: int, pool: Any) -> torch.cuda.CUDAGraph:
-        self._stage_padding(bucket)
-        graph, self._hidden[bucket] = self._recorder.record(partial(self._launch, bucket), pool)
-        return graph
+    def _record(self, form: "_Form", pool: Any) -> None:
+        padding = Columns.of([])
+        self._inputs.stage_mixed(padding, form.bucket, self._map(padding, form.bucket), self._room(form))
+        self._graphs[form], self._hidden[form] = self._recorder.record(partial(self._launch, form), pool)
 
-    def _launch(self, bucket: int) -> torch.Tensor:
-        batch = self._inputs.mixed_batch(bucket, self._chunks(bucket))
+    def _launch(self, form: "_Form") -> torch.Tensor:
+        batch = self._inputs.mixed_batch(form.bucket, self._room(form), form.divided)
         self._attention.begin(batch, self._store)
         return self._model.forward(batch, self._attention)
-
-    def _stage_padding(self, bucket: int) -> None:
-        padding, room = Columns.of([]), self._chunks(bucket)
-        self._inputs.stage_mixed(padding, bucket, self._map(padding, bucket, room), room)
 
     def _launch_seconds(self) -> float:
         """Return the host's time to launch a small step kernel by kernel. Its results go to the spare seat.
@@ -150,22 +159,22 @@ class MixedGraphs:
         step = Columns.of([Row("spare", seat, 0, count, 1, True, count, 0, ()) for count in (1, 3)])
         return self._recorder.launch_seconds(lambda: self._eager.run(step))
 
-    def _replay_seconds(self, bucket: int, graph: torch.cuda.CUDAGraph) -> float:
+    def _replay_seconds(self, form: "_Form") -> float:
         """Return the device time of one replay of a full bucket.
 
         It replays prompts, since padding tokens are all equal and would read only a few of a model's experts.
         """
-        self._stage_prompts(bucket)
-        return self._recorder.replay_seconds(graph)
+        self._stage_prompts(form)
+        return self._recorder.replay_seconds(self._graphs[form])
 
-    def _stage_prompts(self, bucket: int) -> None:
+    def _stage_prompts(self, form: "_Form") -> None:
         """Stage the spare seat's tokens from position 0 on, repeated to fill the bucket; no K/V is written."""
+        bucket = form.bucket
         seats, rows = self._inputs.seats, min(self._inputs.max_rows, _MAX_TIMED_PROMPTS)
         starts = range(0, bucket, seats.max_model_len)[:rows]
         counts = [min(seats.max_model_len, bucket - start) for start in starts]
         columns = Columns.of([Row("spare", seats.spare, 0, count, 1, True, count, 0, ()) for count in counts])
-        room = self._chunks(bucket)
-        self._inputs.stage_mixed(columns, bucket, self._map(columns, bucket, room), room)
+        self._inputs.stage_mixed(columns, bucket, self._map(columns, bucket), self._room(form))
 
     @contextmanager
     def _different_tokens(self) -> Iterator[None]:

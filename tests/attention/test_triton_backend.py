@@ -116,9 +116,12 @@ class Case:
         decode_len = batch.context_len.clone()
         decode_len[decodes:] = 0
         tokens = len(batch.input_ids)
-        longest = self.backends[0].max_chunks(tokens, rows)
+        backend = self.backends[0]
         chunks = batch.query_lens[decodes:], batch.context_lens[decodes:]
-        found = self.backends[0].map_chunks(tokens, decodes, *chunks, longest)
+        room = backend.max_chunks(tokens, rows, backend.may_divide(tokens))
+        found = backend.map_chunks(tokens, decodes, *chunks, room)
+        divided = backend.is_divided(found)
+        longest = backend.max_chunks(tokens, rows, divided)
         assert len(found) <= longest
         chunk_map = torch.full((longest, 4), -1, dtype=torch.int32, device=self.device)
         chunk_map[: len(found)] = torch.from_numpy(found)
@@ -129,6 +132,7 @@ class Case:
             num_decodes=rows,
             decode_len=decode_len,
             chunk_map=chunk_map,
+            divided=divided,
         )
 
     def table(self, tokens: int) -> list[int]:
@@ -199,6 +203,7 @@ def test_long_contexts_are_divided(captured, windows, device, monkeypatch) -> No
     """A chunk after a long context, with a short chunk and a decode; later steps reuse the workspace."""
     for constant in ("BEGIN_TILES", "MERGE_TILES", "FULL_MERGE_TILES"):  # so that dividing a short one pays
         monkeypatch.setattr(prefill_shares, constant, 0)
+    monkeypatch.setattr(prefill_shares, "MIN_DIVIDED_TILES", 2)
     case = Case(head_transform(4, 2, 16, device, llama=False), 16, device, windows=windows, max_len=1024)
     long, short = case.table(400), case.table(100)
     case.stores[1].data.copy_(case.stores[0].data.normal_())
@@ -222,14 +227,15 @@ def test_tokens_that_are_in_the_cache_already_are_not_written_again(device) -> N
 
 @pytest.mark.parametrize("tokens", [16, 640, 1024, 1025, 2048])
 def test_the_map_of_a_captured_step_has_room_for_32_chunks_of_any_size(tokens, device) -> None:
-    sizes = {"max_rows": 64, "max_tokens": 4096, "max_model_len": 4096, "dtype": torch.bfloat16}
+    sizes = {"max_rows": 64, "max_tokens": 4096, "max_model_len": 8192, "dtype": torch.bfloat16}
     backend = TritonAttention(shape_of(spec_of(8, 2, 128), device=device, **sizes))
     rng = random.Random(tokens)
     for chunks in (1, 5, min(32, tokens // 2)):
         cuts = sorted(rng.sample(range(1, tokens // 2), chunks - 1))
         counts = [2 * (end - begin) for begin, end in zip([0, *cuts], [*cuts, tokens // 2], strict=True)]
-        room = backend.max_chunks(tokens, chunks)
-        assert len(backend.map_chunks(tokens, 3, counts, counts, room)) <= room
+        for divided in (False, backend.may_divide(tokens)):
+            room = backend.max_chunks(tokens, chunks, divided)
+            assert len(backend.map_chunks(tokens, 3, counts, counts, room)) <= room
     assert backend.max_chunks(tokens, 64) == backend.max_chunks(tokens, 32)
 
 

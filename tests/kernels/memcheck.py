@@ -278,11 +278,14 @@ class _Steps:
         first = columns.num_decodes
         counts = columns.count[first:]
         contexts = [start + count for start, count in zip(columns.start[first:], counts, strict=True)]
-        room = self._backend.max_chunks(bucket, min(bucket, self._sizes.rows))
-        chunk_map = self._backend.map_chunks(bucket, first, counts, contexts, room)
+        backend, rows = self._backend, min(bucket, self._sizes.rows)
+        room = backend.max_chunks(bucket, rows, backend.may_divide(bucket))
+        chunk_map = backend.map_chunks(bucket, first, counts, contexts, room)
+        divided = backend.is_divided(chunk_map)
+        room = backend.max_chunks(bucket, rows, divided)
         assert isinstance(chunk_map, np.ndarray) and len(chunk_map) <= room
         self._inputs.stage_mixed(columns, bucket, chunk_map, room)
-        self._attend(self._inputs.mixed_batch(bucket, room))
+        self._attend(self._inputs.mixed_batch(bucket, room, divided))
 
     def eager(self, tokens: int) -> None:
         self._attend(self._inputs.prepare(self._mixed(tokens)).batch)

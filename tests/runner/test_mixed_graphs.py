@@ -17,23 +17,34 @@ from roseinfer.runner.seats import SeatTable
 from tests.runner.fake_graphs import FakeRecorder
 from tests.runner.test_cuda_inputs import HostStaging
 
-ROOM = 3
+ROOM, DIVIDED_ROOM = 3, 5
+LONG_CONTEXT = 1000
 EAGER = Forwarded(hidden=torch.zeros(0))
 
 
 class Attention:
-    """Fake backend with a map entry for each chunk row: its row and its context; room for three."""
+    """Fake backend with a map entry for each chunk row: its row and its context; room for three.
 
-    def __init__(self) -> None:
+    divides: contexts of `LONG_CONTEXT` tokens are divided, in steps of fewer than 64 tokens.
+    """
+
+    def __init__(self, divides: bool) -> None:
+        self.divides = divides
         self.mapped: list[int] = []
 
     def map_chunks(self, tokens, first_row, query_lens, context_lens, room):
         self.mapped.append(tokens)
-        assert len(query_lens) == len(context_lens) and room == ROOM
+        assert len(query_lens) == len(context_lens) and room == self.max_chunks(tokens, 1, self.may_divide(tokens))
         return np.array([[first_row + i, context] for i, context in enumerate(context_lens)], np.int32).reshape(-1, 2)
 
-    def max_chunks(self, tokens, rows):
-        return ROOM
+    def max_chunks(self, tokens, rows, divided):
+        return DIVIDED_ROOM if divided else ROOM
+
+    def may_divide(self, tokens):
+        return self.divides and tokens < 64
+
+    def is_divided(self, chunk_map):
+        return self.divides and bool((chunk_map[:, 1] >= LONG_CONTEXT).any())
 
 
 class Inputs:
@@ -51,10 +62,12 @@ class Inputs:
 class Bench:
     """Captured graphs of some numbers of tokens, as far as `agree` lets them be captured."""
 
-    def __init__(self, buckets: Sequence[int] = (16, 64), agree: Callable[[int], int] = int) -> None:
-        self.attention, self.inputs = Attention(), Inputs()
+    def __init__(
+        self, buckets: Sequence[int] = (16, 64), agree: Callable[[int], int] = int, divides: bool = False
+    ) -> None:
+        self.attention, self.inputs = Attention(divides), Inputs()
         eager = SimpleNamespace(run=lambda columns: EAGER)
-        self.recorder = FakeRecorder([torch.arange(max(buckets))[:, None]] * len(buckets))
+        self.recorder = FakeRecorder([torch.arange(max(buckets))[:, None]] * 2 * len(buckets))
         attention, inputs, recorder = self.attention, self.inputs, self.recorder
         self.graphs = MixedGraphs(eager, None, attention, None, inputs, list(buckets), agree, recorder)
         self.graphs.capture(None)
@@ -89,6 +102,18 @@ def test_a_step_with_too_many_chunks_runs_eagerly():
     assert bench.replays() == [1, 0] and len(bench.inputs.staged) == 1
 
 
+def test_a_step_with_divided_contexts_has_a_graph_of_its_own():
+    bench = Bench([16, 32, 64], divides=True)
+    assert len(bench.recorder.graphs) == 5, "those of 16 and 32 tokens in both forms"
+    bench.run((8, 1), (LONG_CONTEXT, 2))
+    bench.run((8, 1), (LONG_CONTEXT - 8, 2))
+    undivided, divided = bench.inputs.staged[1], bench.inputs.staged[0]
+    assert divided == (16, [[1, LONG_CONTEXT + 2]], DIVIDED_ROOM) and undivided[2] == ROOM
+    assert sorted(bench.replays()) == [0, 0, 0, 1, 1]
+    bench.run((8, 1), *[(LONG_CONTEXT, 2)] * DIVIDED_ROOM)
+    assert sorted(bench.replays()) == [0, 0, 0, 1, 2], "more chunks fit with parts"
+
+
 def test_a_step_of_more_tokens_than_the_largest_bucket_runs_eagerly():
     bench = Bench()
     assert bench.run((0, 65)) is EAGER
@@ -111,7 +136,9 @@ def test_a_replay_is_timed_with_tokens_that_choose_different_experts(monkeypatch
     monkeypatch.setattr(cuda_inputs, "expand_rows", expand_rows_reference)
     seats = SeatTable(8, 24, 4, 50, torch.device("cpu"))
     inputs, read = CudaInputs(seats, 8, 64), {}
-    attention = SimpleNamespace(max_chunks=lambda tokens, rows: 8, map_chunks=map_chunks)
+    attention = SimpleNamespace(
+        max_chunks=lambda tokens, rows, divided: 8, map_chunks=map_chunks, may_divide=lambda tokens: False
+    )
 
     def look(number: int) -> None:
         bucket = [16, 56][number]

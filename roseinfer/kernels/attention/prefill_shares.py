@@ -28,6 +28,9 @@ _RESIDENT_PROGRAMS, _CROWDED_FACTOR = 2, 1.4  # programs that a multiprocessor r
 _MIN_PART_TILES = 2  # per part
 _MAX_TIME_SHARE = 0.9  # the most that a division may take, of the time without it
 _MAX_ROUNDS = 2
+# Of the longest context. Below it, decodes beside the chunk take as long, and parts would be in their way: of six
+# classes at 35 requests/s (contexts of at most 1,536 tokens, Qwen3-8B, H200), .838 are in time undivided, .821 divided.
+MIN_DIVIDED_TILES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class Division:
     def of(cls, processors: int, kv_heads: int, block_n: int, window: int = 0) -> "Division":
         programs = max(1, processors * _RESIDENT_PROGRAMS // kv_heads)
         return cls(programs, _MAX_ROUNDS * programs, block_n, window)
+
+    def may_divide(self, context_len: int) -> bool:
+        """Return True if contexts of at most `context_len` tokens may be so long that they are divided."""
+        visible = min(context_len, self.window) if self.window else context_len
+        return cdiv(visible, self.block_n) >= MIN_DIVIDED_TILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,8 @@ def _parts(
     if division.window:
         tiles -= np.maximum(position - division.window + 1, 0) // division.block_n
     longest, total = int(tiles.max()), int(tiles.sum())
+    if longest < MIN_DIVIDED_TILES:
+        return None, tiles
     wide = int(np.count_nonzero(2 * tiles > longest))
     most = longest // _MIN_PART_TILES
     while (count := part_count(longest, total, wide, division.programs, most)) > 1:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from roseinfer.kernels.attention import prefill_shares
 from roseinfer.kernels.attention.prefill import PrefillConfig, choose_prefill_config, queries_per_block
 from roseinfer.kernels.attention.prefill_shares import Division, map_blocks, part_count
 from tests.helpers.interpreter import allow_loaded_loop_bounds
@@ -113,7 +114,7 @@ def test_as_many_parts_as_take_the_least_time() -> None:
 
 
 def test_a_window_leaves_less_to_divide() -> None:
-    windowed = Division.of(132, 8, 64, window=2048)
+    windowed = Division.of(132, 8, 64, window=8192)
     few, many = (map_blocks(0, [16], [28_000], QWEN, division) for division in (windowed, H200))
     assert 1 < len(few) < len(many)
     assert len(map_blocks(0, [16], [28_000], QWEN, Division.of(132, 8, 64, window=128))) == 1
@@ -172,7 +173,8 @@ def test_a_row_does_not_depend_on_hidden_tokens(device) -> None:
     assert_near(attend(case, SMALL, blocks, slots=len(blocks)), reference(case))
 
 
-def test_random_chunks_divided_as_planned(device) -> None:
+def test_random_chunks_divided_as_planned(device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_shares, "MIN_DIVIDED_TILES", 2)
     rng = random.Random(0)
     divided = 0
     for _ in range(3):
