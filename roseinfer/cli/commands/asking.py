@@ -1,6 +1,7 @@
 """Server of `chat` and `complete`: one that is running, or one started for them."""
 
 import re
+import secrets
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -62,7 +63,9 @@ def server(options: OptionSet, given: Mapping[str, Any]) -> "Iterator[tuple[Remo
     from roseinfer.cli.terminal.own_server import OwnServer
 
     download(options, given)
-    flags = engine_flags({"max_num_seqs": DEFAULT_OWN_SEATS, **given})
+    # With the seed of `serve`, each start would give the same answers.
+    drawn = {"max_num_seqs": DEFAULT_OWN_SEATS, "seed": secrets.randbelow(2**31)}
+    flags = engine_flags({**drawn, **given})
     with ExitStack() as stack:
         with stage("starting the engine"):
             own = stack.enter_context(OwnServer(flags, report))

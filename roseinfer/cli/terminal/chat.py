@@ -1,5 +1,6 @@
 """Conversation in a terminal: questions, commands and streamed answers."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -106,7 +107,10 @@ def stream_to(screen: Screen, asking: AnswerStream) -> StreamEnd:
 
 @contextmanager
 def _no_echo() -> Iterator[None]:
-    """Hide what is typed meanwhile, if standard input is a terminal. It is the next input, which shows it."""
+    """Hide what is typed meanwhile, if standard input is a terminal. It is the next input, which shows it.
+
+    Ctrl+D is kept for the next input, too. As the end of a file it would be lost, since nothing reads now.
+    """
     if not sys.stdin.isatty():
         yield
         return
@@ -116,6 +120,7 @@ def _no_echo() -> Iterator[None]:
     before = termios.tcgetattr(terminal)
     hidden = termios.tcgetattr(terminal)
     hidden[3] &= ~termios.ECHO
+    hidden[6][termios.VEOF] = os.fpathconf(terminal, "PC_VDISABLE").to_bytes()
     termios.tcsetattr(terminal, termios.TCSANOW, hidden)
     try:
         yield

@@ -18,10 +18,11 @@ from roseinfer.cli.terminal.slash import Leave, run_command
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.slo import Cause
+from roseinfer.engine.api import GenerateRequest
 from roseinfer.text.tokenizer import Tokenizer
 from tests.cli.terminal.pseudo_terminal import PseudoTerminal
 from tests.cli.terminal.saying import saying
-from tests.server.fake_engine import rejected
+from tests.server.fake_engine import Step, Wait, rejected
 from tests.server.live import LiveServer
 from tests.server.real_server import alive, children, until
 
@@ -318,6 +319,40 @@ def test_a_conversation_at_a_terminal(tmp_path: Path) -> None:
         terminal.type("/slo ttft=1ms\nagain\n")
         terminal.until("possible now: /slo ttft=")
     until(lambda: not alive(server))
+
+
+def test_the_end_of_input_during_an_answer_ends_the_chat_after_it(server: LiveServer) -> None:
+    def script(request: GenerateRequest) -> list[Step]:
+        first, *rest = server.engine.default_script(request)
+        return [first, Wait(), *rest]
+
+    server.engine.script = script
+    with PseudoTerminal("chat", server.url) as terminal:
+        terminal.until("> ")
+        terminal.type("hi\n")
+        terminal.until("hello")
+        terminal.type("\x04")
+        terminal.until_it_waits()
+        server.call(server.engine.release)
+        assert terminal.exit_code() == 0
+        assert "words" in terminal.shown
+    assert len(server.engine.requests) == 1
+
+
+@pytest.mark.parametrize("given", [[], ["--seed", "7"]])
+def test_each_conversation_of_its_own_server_draws_a_seed(monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
+    started: list[list[str]] = []
+
+    class Server:
+        def __init__(self, flags: list[str], *_: object) -> None:
+            started.append([flag for flag in flags if flag.startswith("--seed")])
+            raise OwnServerError("not needed")
+
+    monkeypatch.setattr("roseinfer.cli.terminal.own_server.OwnServer", Server)
+    for command in ("chat", "complete", "chat"):
+        assert cli.main([command, "-q", "x", *given]) == 1
+    assert all(len(seeds) == 1 for seeds in started)
+    assert len({seed for (seed,) in started}) == (1 if given else 3)
 
 
 @pytest.mark.parametrize("ignores_interrupts", [False, True])
