@@ -9,6 +9,7 @@ from roseinfer.cluster.directory import Directory, DynamicDirectory, EngineEntry
 from roseinfer.cluster.directory_sync import DirectorySync
 from roseinfer.cluster.endpoint import Connector
 from roseinfer.core.errors import ConfigError
+from tests.helpers.in_loop import PATIENCE_S
 from tests.helpers.model_engine import ModelEngine
 from tests.helpers.routed_fleet import NO_BOARD
 
@@ -143,7 +144,7 @@ def test_changes_of_the_directory_are_applied_in_the_background() -> None:
         task = asyncio.create_task(follower.run())
         for tell, news in (([A], [("add", 0, None)]), ([A, B], [("add", 1, 5)]), ([A, B], [])):
             directory.set_entries(tell)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while news and not engines.said:
                     await asyncio.sleep(0)
             assert engines.news() == news

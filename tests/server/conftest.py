@@ -9,7 +9,7 @@ import pytest
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.server.http.limits import Limits
 from roseinfer.text.tokenizer import Tokenizer
-from tests.server.live import LiveServer
+from tests.server.live import PATIENCE_S, LiveServer
 from tests.text.tokenizers import byte_level
 
 Serve = Callable[..., LiveServer]
@@ -50,7 +50,7 @@ def server(shared: LiveServer) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def shared_client(shared: LiveServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=shared.url + "/v1", api_key="none", max_retries=0, timeout=10.0) as made:
+    with openai.OpenAI(base_url=shared.url + "/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
         yield made
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.server.live import PATIENCE_S
 from tests.server.scripted_server import ScriptedServer
 from tests.text.tokenizers import tool_caller
 
@@ -53,7 +54,7 @@ def scripted() -> Iterator[ScriptedServer]:
 
 @pytest.fixture(scope="module")
 def client(scripted: ScriptedServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
         yield made
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.server.live import PATIENCE_S
 from tests.server.scripted_server import ScriptedServer
 
 SCHEMA = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": {}}
@@ -134,7 +135,7 @@ TOOL_FOUND = claude_result({"type": "tool_reference", "tool_name": "WebFetch"})
 
 def answered(server: ScriptedServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the events of the answer."""
-    answer = httpx.post(f"{server.url}{path}", json=body, timeout=10)
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     lines = (line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {"))
     return [json.loads(line) for line in lines]
@@ -160,7 +161,7 @@ def test_claude_code(scripted: ScriptedServer, more: list[dict[str, Any]]) -> No
     assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
     assert events[-2]["delta"]["stop_reason"] == "end_turn"
     counted = {name: body[name] for name in ("model", "messages", "system", "tools")}
-    answer = httpx.post(f"{scripted.url}/v1/messages/count_tokens?beta=true", json=counted, timeout=10)
+    answer = httpx.post(f"{scripted.url}/v1/messages/count_tokens?beta=true", json=counted, timeout=PATIENCE_S)
     assert answer.json()["input_tokens"] > 0
 
 
@@ -170,7 +171,7 @@ def test_claude_code_finds_its_prefix_in_another_session(scripted: ScriptedServe
     def usage(session: str) -> dict[str, int]:
         system = [{"type": "text", "text": BILLING.format(session)}, *CLAUDE["system"][1:]]
         body = {**CLAUDE, "system": system, "stream": False}
-        answer = httpx.post(f"{scripted.url}/v1/messages?beta=true", json=body, timeout=10)
+        answer = httpx.post(f"{scripted.url}/v1/messages?beta=true", json=body, timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
         found: dict[str, int] = answer.json()["usage"]
         return found

@@ -11,6 +11,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
+from tests.server.live import PATIENCE_S
 from tests.server.scripted_server import ScriptedServer
 
 # One for all: the client keeps its connections, which are a loop's.
@@ -53,7 +54,7 @@ class TestChatModel(ChatModelIntegrationTests):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         where = {"model": "fake", "base_url": f"{self.url}/v1", "api_key": "none"}
-        return {**where, "max_retries": 0, "timeout": 10, "stream_usage": True}
+        return {**where, "max_retries": 0, "timeout": PATIENCE_S, "stream_usage": True}
 
     @property
     def supports_json_mode(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.server.fake_engine import Wait
-from tests.server.live import LiveServer, events, http_post, read_all, read_error
+from tests.server.live import PATIENCE_S, LiveServer, events, http_post, read_all, read_error
 
 Serve = Callable[..., LiveServer]
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -37,7 +37,7 @@ def unread_stream(server: LiveServer, fields: dict[str, Any] | None = None) -> s
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", server.port))
-    connection.settimeout(10)
+    connection.settimeout(PATIENCE_S)
     connection.sendall(http_post("/v1/completions", {"prompt": "x", "stream": True} | (fields or {})))
     assert connection.recv(15) == b"HTTP/1.1 200 OK"
     return connection
@@ -127,7 +127,7 @@ def test_a_drain_does_not_end_answers_that_are_being_encoded(serve: Serve) -> No
 
     def held_back(work: Callable[..., Any], *args: Any) -> Any:
         encoding.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE_S)
         return work(*args)
 
     server.service.offload.run = lambda work, *args, **options: offload(held_back, partial(work, **options), *args)
@@ -140,7 +140,7 @@ def test_a_drain_does_not_end_answers_that_are_being_encoded(serve: Serve) -> No
         server.call(server.service.lifecycle.begin_drain)
         server.call(server.engine.release)
         server.run(server.service.lifecycle.idle())
-        assert encoding.wait(10)
+        assert encoding.wait(PATIENCE_S)
         winding_down = threading.Thread(target=server.run, args=[server.service.wind_down(5.0)])
         winding_down.start()
         server.until(lambda: server.service.lifecycle.delivering == 1)

@@ -22,7 +22,7 @@ from roseinfer.server.request.job import Job, StreamChoices, Usage
 from roseinfer.server.request.receivers import EventStream, StreamAnswer
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import Wait, fake_logprobs
-from tests.server.live import LiveServer, events, http_post, read_all
+from tests.server.live import PATIENCE_S, LiveServer, events, http_post, read_all
 
 Serve = Callable[..., LiveServer]
 
@@ -232,7 +232,7 @@ def test_header_is_held_until_the_first_output(server: LiveServer) -> None:
         with pytest.raises(TimeoutError):
             connection.recv(1)
         server.call(server.engine.release)
-        connection.settimeout(10)
+        connection.settimeout(PATIENCE_S)
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK")
 
 
@@ -271,7 +271,7 @@ def test_a_plain_answer_waits_in_silence(serve: Serve) -> None:
         with pytest.raises(TimeoutError):
             connection.recv(1)
         server.call(server.engine.release)
-        connection.settimeout(10)
+        connection.settimeout(PATIENCE_S)
         assert b" 200 OK" in connection.recv(65536)
 
 
@@ -432,7 +432,7 @@ def test_no_comment_on_a_busy_stream(tokenizer: Tokenizer, options: dict[str, An
         answer.put(0, token("a"))
         await settle()
         answer.put(0, token("b"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while connection.sent[-1] != b": keep-alive\n\n":
                 await asyncio.sleep(0.005)
         assert clock() - started_s > 1.9 * interval_s

@@ -205,7 +205,7 @@ def test_a_stream_of_several_prompts_waits_until_none_can_be_turned_away(server:
         connection.settimeout(0.2)
         with pytest.raises(TimeoutError):
             connection.recv(1)
-        connection.settimeout(10)
+        connection.settimeout(PATIENCE_S)
         server.call(engine.release)
         assert connection.recv(12) == b"HTTP/1.1 200"
     engine.reset()
@@ -228,17 +228,17 @@ def test_best_effort_streams_of_several_prompts_wait_for_nobody(server: LiveServ
 # --- comments on idle streams -----------------------------------------------------------------------------------
 
 
-def first_bytes(server: LiveServer, fields: dict[str, Any]) -> bytes:
-    """Return the first bytes of a stream whose engine is silent at first, once it may continue."""
+def first_bytes(server: LiveServer, fields: dict[str, Any], quiet_s: float = PATIENCE_S) -> bytes:
+    """Return the first bytes of a stream. Its engine is silent until nothing has come for `quiet_s` seconds."""
     server.engine.script = lambda request: [Wait(), rejected()]
     with server.connect() as connection:
         connection.sendall(http_post("/v1/completions", {"prompt": "x", "stream": True} | fields))
         server.until(lambda: len(server.engine.requests) == 1)
-        connection.settimeout(0.3)
+        connection.settimeout(quiet_s)
         try:
             return connection.recv(12)
         except TimeoutError:
-            connection.settimeout(10)
+            connection.settimeout(PATIENCE_S)
             server.call(server.engine.release)
             return connection.recv(12)
 
@@ -246,7 +246,7 @@ def first_bytes(server: LiveServer, fields: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("limit", [SLO, {"timeout_s": 50}])
 def test_no_comment_before_a_possible_refusal(serve: Serve, limit: dict[str, Any]) -> None:
     server = serve(sse_keep_alive_interval=0.02)
-    assert first_bytes(server, limit) == b"HTTP/1.1 429"
+    assert first_bytes(server, limit, 0.3) == b"HTTP/1.1 429"
 
 
 def test_who_cannot_be_refused_gets_comments(serve: Serve, tokenizer: Tokenizer) -> None:
