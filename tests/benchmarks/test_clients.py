@@ -169,7 +169,7 @@ def upstream() -> Iterator[str]:
 def test_the_proxy_passes_on_and_logs(shortener: Shortener, upstream: str) -> None:
     with Proxy(upstream, shortener) as proxy:
         asked = body(CHAT, "Say hello.")
-        answer = httpx.post(f"{proxy.url}{CHAT}", json=asked)
+        answer = httpx.post(f"{proxy.url}{CHAT}", json=asked, timeout=60)
     (exchange,) = proxy.exchanges
     assert answer.text == exchange.answer and "min_tokens" in answer.text
     assert exchange.sent == asked and exchange.usage == Usage(3, 0) and exchange.status == 200

@@ -14,20 +14,29 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.live import events
+from tests.server.live import PATIENCE_S, events
 
-PATIENCE_S = 20.0
 BODY = {"prompt": "x", "max_tokens": 3}
 
 
 class Process:
     def __init__(self, shutdown_timeout: float = 60.0, port: int = 0) -> None:
-        self.port = port or free_port()
+        # Bound until the end of the process, which listens there after its imports: nobody gets the port meanwhile.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.port = port or self._reserved.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "tests.server.serve_process", str(self.port), str(shutdown_timeout)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+        self._reserved.close()
 
     def say(self, line: str) -> None:
         assert self.process.stdin is not None
@@ -91,11 +100,6 @@ class Background:
         assert not self._thread.is_alive()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 @pytest.fixture
 def start() -> Iterator[Callable[..., Process]]:
     made: list[Process] = []
@@ -106,9 +110,7 @@ def start() -> Iterator[Callable[..., Process]]:
 
     yield begin
     for process in made:
-        if process.process.poll() is None:
-            process.process.kill()
-        process.process.communicate()
+        process.close()
 
 
 def running(process: Process) -> tuple[Background, Background]:
@@ -116,7 +118,7 @@ def running(process: Process) -> tuple[Background, Background]:
     stream, plain = Background(process, stream=True), Background(process, stream=False)
     assert stream.began.wait(PATIENCE_S)
     deadline = time.monotonic() + PATIENCE_S
-    while httpx.get(process.url + "/load").json() != {"server_load": 2}:
+    while httpx.get(process.url + "/load", timeout=PATIENCE_S).json() != {"server_load": 2}:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return stream, plain
@@ -127,9 +129,9 @@ def test_loading_then_ready_then_the_command_to_try(start: Callable[..., Process
     process.until("/health", (503, "loading"))
     for path in ("/ready", "/v1/models", "/v1/requests", "/ping"):
         assert process.status(path) == (503, "loading")
-    refused = httpx.post(process.url + "/v1/completions", json=BODY)
+    refused = httpx.post(process.url + "/v1/completions", json=BODY, timeout=PATIENCE_S)
     assert refused.status_code == 503 and refused.headers["retry-after"]
-    assert httpx.get(process.url + "/metrics").status_code == 200
+    assert httpx.get(process.url + "/metrics", timeout=PATIENCE_S).status_code == 200
     announced, command = process.ready().splitlines()
     assert process.url in announced
     assert process.status("/health") == process.status("/ready") == (200, None)
@@ -150,7 +152,7 @@ def test_sigterm_drains(start: Callable[..., Process]) -> None:
     process.signal()
     process.until("/ready", (503, "draining"))
     assert process.status("/health") == (200, None)
-    refused = httpx.post(process.url + "/v1/completions", json=BODY)
+    refused = httpx.post(process.url + "/v1/completions", json=BODY, timeout=PATIENCE_S)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
     process.say("release")
     stream.join()

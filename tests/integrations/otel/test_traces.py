@@ -1,6 +1,7 @@
 """Traces of requests: what is in them, whose they are part of, and that they arrive."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from roseinfer.core.slo import Cause, Forecast, Rejection, Why
 from roseinfer.engine.api import Route
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, Wait, rejected
-from tests.server.live import LiveServer, http_post, read_all
+from tests.server.live import PATIENCE_S, LiveServer, http_post, read_all
 from tests.server.test_run import Process
 from tests.text.tokenizers import byte_level
 
@@ -285,12 +286,13 @@ def test_a_collector_gets_all_of_them_before_the_server_has_ended(tokenizer: Tok
 def test_a_server_of_one_process_sends_its_traces(monkeypatch: pytest.MonkeyPatch):
     with Collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", collector.url)
-        server = Process()
-        server.ready()
-        server.say("release")
-        assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
-        server.signal()
-        assert server.end()[0] == 0
+        with closing(Process()) as server:
+            server.ready()
+            server.say("release")
+            asked = {"prompt": "x", "max_tokens": 2}
+            assert httpx.post(f"{server.url}/v1/completions", json=asked, timeout=PATIENCE_S).status_code == 200
+            server.signal()
+            assert server.end()[0] == 0
     assert "text_completion fake" in [span.name for span in collector.spans]
 
 
