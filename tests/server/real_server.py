@@ -87,6 +87,13 @@ class RealServer:
     def _children_running(self, module: str) -> list[int]:
         return [child for child in children(self.process.pid) if f"-m {module}" in command_line(child)]
 
+    def hold_successor(self) -> int:
+        """Stop the engine that replaces a killed one before it is up, and return its process."""
+        until(lambda: bool(set(self.engines()) - {self.engine}))
+        (successor,) = set(self.engines()) - {self.engine}
+        os.kill(successor, signal.SIGSTOP)
+        return successor
+
     def fresh(self, path: str) -> httpx.Response:
         """The answer on a connection of its own: of several workers, now this one answers, now that."""
         return httpx.get(self.url + path, timeout=PATIENCE_S)

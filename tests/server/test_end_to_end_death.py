@@ -47,6 +47,7 @@ def test_a_killed_engine_fails_its_requests_and_is_replaced(own: RealServer) -> 
         client.completions.create(model="tiny", prompt="x", max_tokens=20, extra_body={"ignore_eos": True})
         streams = begun(client)
         os.kill(own.engine, signal.SIGKILL)
+        successor = own.hold_successor()
         for stream in streams:
             with pytest.raises(openai.APIError) as failed:
                 list(stream)
@@ -60,6 +61,7 @@ def test_a_killed_engine_fails_its_requests_and_is_replaced(own: RealServer) -> 
             assert 1 <= int(headers["Retry-After"]) <= 60 and "x-should-retry" not in headers
         tokens, deaths, _ = own.metrics(*counters)
         assert tokens >= 20 and deaths == 1 and own.metrics("roseinfer:engine_up") == [0]
+        os.kill(successor, signal.SIGCONT)
         until(lambda: own.status("/ready") == (200, None))
         client.completions.create(model="tiny", prompt="x", max_tokens=5, extra_body={"ignore_eos": True})
         assert own.metrics(*counters) == [tokens + 5, 1, 1], "counters survive the death"

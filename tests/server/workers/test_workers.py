@@ -52,7 +52,7 @@ def own(tmp_path: Path) -> Iterator[RealServer]:
 class Streams:
     """Streams that have begun, each on a connection of its own: equally many on each worker."""
 
-    def __init__(self, server: RealServer, count: int, tokens: int = 300) -> None:
+    def __init__(self, server: RealServer, count: int, tokens: int) -> None:
         self._clients = [server.client() for _ in range(count)]
         self.streams = [client.completions.create(**LONG, max_tokens=tokens) for client in self._clients]
         for stream in self.streams:
@@ -117,14 +117,13 @@ def test_each_worker_lists_the_requests_of_all(fleet: RealServer) -> None:
         assert fleet.fresh(f"/v1/requests/{ids[0]}").json() == listed[-1]
         assert listed[0]["why"]["timeline"][-1]["phase"] == "decode" and listed[0]["outcome"] == "met"
     assert fleet.fresh("/v1/requests/nobody").status_code == 404
-    with Streams(fleet, WORKERS, tokens=100) as streams:
+    with Streams(fleet, WORKERS, tokens=1200):
         running = fleet.fresh("/v1/requests?state=live").json()["data"]
         assert len(running) == WORKERS and {each["state"] for each in running} == {"live"}
-        streams.ends()
 
 
 def test_the_queue_limit_counts_all_workers(fleet: RealServer) -> None:
-    with Streams(fleet, 6) as streams:
+    with Streams(fleet, 6, tokens=1200):
         assert fleet.fresh("/load").json() == {"server_load": 6}
         for _ in range(2 * WORKERS):
             assert fleet.fresh("/ready").json()["error"]["code"] == "queue_full"
@@ -133,14 +132,13 @@ def test_the_queue_limit_counts_all_workers(fleet: RealServer) -> None:
             assert refused.value.code == "queue_full"
         refusals = metric(fleet, "vllm:admission_rejections_total", reason="max_num_queued_reqs")
         assert refusals == 2 * WORKERS, "each worker reports the refusals of all"
-        assert streams.ends() == ["length"] * 6
     until(lambda: fleet.fresh("/ready").status_code == 200)
 
 
 def test_a_worker_that_dies_loses_only_its_own_requests_and_is_restarted(fleet: RealServer) -> None:
     done = metric(fleet, "vllm:request_success_total", finished_reason="length")
     computed = metric(fleet, "vllm:generation_tokens_total")
-    with Streams(fleet, 4, tokens=400) as streams:
+    with Streams(fleet, 4, tokens=600) as streams:
         victim = fleet.workers()[0]
         os.kill(victim, signal.SIGKILL)
         assert sorted(streams.ends()) == ["cut", "cut", "length", "length"]
@@ -148,7 +146,7 @@ def test_a_worker_that_dies_loses_only_its_own_requests_and_is_restarted(fleet: 
     until(lambda: metric(fleet, "vllm:num_requests_running") == 0)
     assert metric(fleet, "vllm:kv_cache_usage_perc") == 0
     computed = metric(fleet, "vllm:generation_tokens_total") - computed
-    assert computed < 3 * 400, "the dead worker's requests are aborted"
+    assert computed < 3 * 600, "the dead worker's requests are aborted"
     for _ in range(2 * WORKERS):
         assert metric(fleet, "vllm:request_success_total", finished_reason="length") == done + 2
     assert fleet.fresh("/ready").status_code == 200, "a worker that loads gets no connections"
@@ -159,7 +157,7 @@ def test_a_worker_that_dies_loses_only_its_own_requests_and_is_restarted(fleet: 
 
 
 def test_a_worker_that_hangs_gets_no_connections_and_is_restarted(fleet: RealServer) -> None:
-    with Streams(fleet, 4, tokens=400) as streams:
+    with Streams(fleet, 4, tokens=600) as streams:
         victim = fleet.workers()[0]
         os.kill(victim, signal.SIGSTOP)
         assert [fleet.fresh("/health").status_code for _ in range(4 * WORKERS)] == [200] * (4 * WORKERS)
@@ -206,7 +204,7 @@ def interrupt_group(server: RealServer) -> None:
 @pytest.mark.parametrize("end", [terminate, interrupt_group])
 def test_all_workers_drain_together(own: RealServer, end: Callable[[RealServer], None]) -> None:
     processes = children(own.process.pid)
-    with Streams(own, 1, tokens=200) as streams:  # one worker is idle, but stays to reject requests
+    with Streams(own, 1, tokens=400) as streams:  # one worker is idle, but stays to reject requests
         end(own)
         until(lambda: not_ready(own) == "draining")
         for _ in range(2 * WORKERS):
@@ -235,9 +233,11 @@ def test_all_workers_report_a_dead_engine_until_it_is_back(own: RealServer) -> N
     victim = own.workers()[0]
     with Streams(own, 4, tokens=1200) as streams:
         os.kill(own.engine, signal.SIGKILL)
+        successor = own.hold_successor()
         assert streams.ends() == ["engine_dead"] * 4
     for path in ("/health", "/ready", "/health", "/ready"):
         assert own.fresh(path).json()["error"]["code"] == "engine_unhealthy"
+    os.kill(successor, signal.SIGCONT)
     os.kill(victim, signal.SIGKILL)
     until(lambda: len(own.workers()) == WORKERS and victim not in own.workers())
     until(lambda: all(own.fresh("/ready").status_code == 200 for _ in range(2 * WORKERS)))
