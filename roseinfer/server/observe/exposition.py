@@ -159,7 +159,10 @@ def _host_memory(offload: OffloadStats, block_bytes: int) -> Iterator[_Sample]:
 def _objectives(policy: PolicyStats) -> Iterator[_Sample]:
     """Yield the figures that the scheduling policy reports."""
     utilisation = "Share of the machine needed for the objectives of running requests; 1 = full"
-    speed = "Duration of recent steps divided by the fitted cost model's; above 1 = slower"
+    speed = (
+        "Duration of recent steps divided by the fitted cost model's; above 1 = slower than earlier steps, "
+        "to which the model is fitted, not than the calibration"
+    )
     margin = "Safety margin on token deadlines, as a share of the objective"
     budget = "Time of the next step until the most urgent request is late; absent without urgent requests"
     batch = "Mean rows per step if each request decodes at exactly the pace of its objective"
