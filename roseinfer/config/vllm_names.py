@@ -405,7 +405,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         *_works("disable_fastapi_docs", "enable_docs", inverse=True),
         *_works("uvicorn_log_level", "log_level", values={"trace": "debug", "critical": "error"}),
         *_works("otlp_traces_endpoint", "otlp_endpoint", note="OTLP over HTTP, port 4318; gRPC is not supported"),
-        *_refused("uds", "the server listens on TCP"),
+        *_works("uds", note="refused together with --host or --port, which vLLM ignores then"),
         *_refused("grpc grpc_port", "the server speaks HTTP"),
         *_refused("middleware", _NO_PLUGINS, harmless=("[]",)),
         *_refused("allow_credentials", "web pages send the API key as a header"),

@@ -10,7 +10,9 @@ import os
 import shlex
 import signal
 import socket
+import stat
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol
 
 from roseinfer.core import logs
@@ -177,6 +179,12 @@ def configure_logging(config: ServerConfig) -> None:
 
 def listen(config: ServerConfig) -> socket.socket:
     """Return the listening socket. Raises `ConfigError` for an unusable address; log a warning if it is public."""
+    if config.uds is not None:
+        try:
+            return _listen_at(config.uds, MAX_BACKLOG)
+        except OSError as error:
+            hint = "; stop the other server, or choose another --uds" if error.errno == errno.EADDRINUSE else ""
+            raise ConfigError(f"uds: cannot listen on {config.uds!r}: {error.strerror or error}{hint}") from error
     if config.host not in LOOPBACK and not config.api_key:
         log.warning("%s is reachable from other machines and no api_key is set", config.host)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -196,6 +204,47 @@ def listen(config: ServerConfig) -> socket.socket:
     return listener
 
 
+def _listen_at(path: str, backlog: int) -> socket.socket:
+    """Return a listening Unix socket. Replace one at `path` that no process listens on.
+
+    Raise `OSError`: EADDRINUSE if a process listens there, EEXIST if something else is there.
+    """
+    _remove_abandoned(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        listener.listen(backlog)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def remove_socket(listener: socket.socket) -> None:
+    """Remove the file of a Unix socket, before it is closed: then nobody else listens there. Ignore other sockets."""
+    if listener.family == getattr(socket, "AF_UNIX", None):
+        with contextlib.suppress(OSError):
+            os.unlink(listener.getsockname())
+
+
+def _remove_abandoned(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink(missing_ok=True)
+            return
+        except BlockingIOError:  # its backlog is full
+            pass
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
 def say(text: str) -> None:
     print(text, flush=True)
 
@@ -205,18 +254,22 @@ def greeting(config: ServerConfig, model_name: str, listener: socket.socket, inf
 
     `chats`: the model has a chat template.
     """
-    host, port = listener.getsockname()[:2]
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url = f"{'http' if config.ssl_certfile is None else 'https'}://{shown}:{port}"
+    scheme = "http" if config.ssl_certfile is None else "https"
+    if config.uds is None:
+        host, port = listener.getsockname()[:2]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        address = url = f"{scheme}://{shown}:{port}"
+    else:
+        address, url = f"unix:{config.uds}", f"--unix-socket {shlex.quote(config.uds)} {scheme}://localhost"
     name = (config.served_model_name or (model_name,))[0]
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key else ""
     chat = {"messages": [{"role": "user", "content": "Write a function that reverses a string"}]}
     path, asked = ("chat/completions", chat) if chats else ("completions", {"prompt": "def fibonacci("})
     body = shlex.quote(json.dumps({"model": name, **asked, "max_tokens": 64, "temperature": 0}))
     command = f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {body}"
-    ways = "open it in a browser, or try" if config.console else "try"
+    ways = "open it in a browser, or try" if config.console and config.uds is None else "try"
     kept = "" if info.facts.device == PRICED else f"weights in {info.facts.weights}, K/V in {info.kv_cache}; "
-    return f"{name} is served on {url}; {kept}{ways}\n  {command}"
+    return f"{name} is served on {address}; {kept}{ways}\n  {command}"
 
 
 def settle_garbage_collector() -> None:

@@ -24,6 +24,7 @@ from roseinfer.server.hosting import (
     first_of,
     greeting,
     listen,
+    remove_socket,
     say,
     settle_garbage_collector,
 )
@@ -107,6 +108,7 @@ async def serve(
             await _drain(service, signals)
     finally:
         systemd.close()
+        remove_socket(listener)
         server.should_exit = True
         await serving
         if engine is not None:

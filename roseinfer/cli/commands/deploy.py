@@ -28,7 +28,7 @@ ENGINES = Group(ReplicasConfig, "routing", skip=REPLACED_OPTIONS, choices={"rout
 STORE_OPTIONS = {"response_store", "response_store_max_count", "response_store_max_bytes", "response_store_max_days"}
 # HAProxy is in front of the API processes.
 TLS_OPTIONS = {"ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"}
-OWN_OPTIONS = {"host", "api_workers", "worker_timeout"}
+OWN_OPTIONS = {"host", "uds", "api_workers", "worker_timeout"}
 SERVER = Group(ServerConfig, "server", skip=frozenset(OWN_OPTIONS | STORE_OPTIONS | TLS_OPTIONS))
 # Variables for the deployment that Ray must not show. Those of OpenTelemetry may contain keys and are hidden too.
 HIDDEN_VARIABLES = frozenset({"HF_TOKEN"})

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from roseinfer.core.config.option import check_choices, check_positive, option
@@ -20,6 +20,7 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 = any free one")
+    uds: str | None = option(None, "listen on this Unix socket instead of --host and --port", metavar="PATH")
     api_workers: int | None = option(None, "API processes; default: 1 to 4, by the number of cores")
     api_key: tuple[str, ...] = option(
         (), "key that requests must carry; repeatable", metavar="KEY", secret=True, spaced=True
@@ -122,6 +123,8 @@ class ServerConfig:
             raise ConfigError(f"max_logprobs must be -1 (no limit) or more, got {self.max_logprobs}")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be within [0, 65535], got {self.port}")
+        if self.uds is not None:
+            self._check_uds(self.uds)
         check_api_keys(self.api_key, "api_key")
         self._check_tls()
         if self.root_path and not (self.root_path.startswith("/") and self.root_path.strip("/")):
@@ -135,6 +138,13 @@ class ServerConfig:
                 )
         if not all(name.strip() for name in self.served_model_name):
             raise ConfigError("served_model_name: a name must not be empty")
+
+    def _check_uds(self, path: str) -> None:
+        if not path:
+            raise ConfigError("uds must be a path, got ''")
+        for field in fields(self):
+            if field.name in ("host", "port") and getattr(self, field.name) != field.default:
+                raise ConfigError(f"uds cannot be combined with {field.name}: the server listens on one address")
 
     def _check_tls(self) -> None:
         for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers"):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.processes.shared_rows import SharedRows
+from roseinfer.server.hosting import remove_socket
 from roseinfer.server.observe.throttle import ThrottledLog
 from roseinfer.server.workers.counters import Count
 from roseinfer.server.workers.handover import ConnectionSender
@@ -111,6 +112,7 @@ class Acceptor:
             timer.cancel()
         for connection in self._held:
             connection.close()
+        remove_socket(self._listener)
         self._listener.close()
 
     def _entry(self, worker: ConnectionTaker) -> _Entry | None:
