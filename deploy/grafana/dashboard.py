@@ -143,7 +143,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Speed against the cost model",
             (gauge("roseinfer:slo_speed_ratio"),),
-            about="Recent step time divided by the fitted cost model's; above 1: slower than earlier steps, not than calibrated",
+            about="Recent step time divided by the fitted cost model's; above 1: slower than earlier steps",
         ),
         Panel(
             "Step time over prediction",
