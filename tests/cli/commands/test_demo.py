@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from itertools import islice
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from roseinfer.cli.terminal.demo_plan import (
     plan,
 )
 from roseinfer.core.errors import ConfigError
-from tests.server.real_server import alive, children, priced
+from tests.server.real_server import alive, children, priced, until
 
 SPEEDS = [Speed(0.02, 0.005), Speed(2.0, 0.2), Speed(0.001, 0.0001)]
 
@@ -103,13 +102,9 @@ def test_ctrl_c_ends_load_and_server(tmp_path):
     with start(tmp_path, "--duration", "0") as process:
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
-        assert any("kept 0" in line for line in lines)
+        assert any(re.search(r"kept \d", line) for line in lines)
         (server,) = children(process.pid)
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait(60) == 0 and "what to try next" in rest
-        for _ in range(100):
-            if not alive(server):
-                break
-            time.sleep(0.1)
-        assert not alive(server)
+        until(lambda: not alive(server))
