@@ -137,8 +137,9 @@ class ServerUnderTest:
         return self.process.wait(PATIENCE_S)
 
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read()
+        # Not by `seek`: the server, which writes at the same position, would overwrite its log.
+        log = self._log.fileno()
+        return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
 
     # --- what it says and holds ---------------------------------------------------------------------------------
     def get(self, path: str) -> tuple[int, str]:

@@ -125,8 +125,9 @@ class RealServer:
         return os.listdir(self._temporary.name)
 
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read()
+        # Not by `seek`: the server, which writes at the same position, would overwrite its log.
+        log = self._log.fileno()
+        return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
 
     def client(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(**self._client_options(options))

@@ -46,8 +46,9 @@ class RemoteEngine:
         return found
 
     def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read()
+        # Not by `seek`: the server, which writes at the same position, would overwrite its log.
+        log = self._log.fileno()
+        return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
 
     def close(self) -> None:
         self.process.terminate()
