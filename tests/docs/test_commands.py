@@ -6,13 +6,14 @@ import json
 import re
 from argparse import Namespace
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from roseinfer.cli import main as cli
 from roseinfer.cli.commands import COMMANDS
-from tests.docs.blocks import Block, blocks, commands
+from tests.docs.blocks import ROOT, Block, blocks, commands
 from tests.server.real_server import RealServer
 
 ALL = list(blocks())
@@ -33,6 +34,19 @@ REQUESTS = [
     for number, words in enumerate(commands(block))
     if words[0] == "curl"
 ]
+# Files that readers make themselves, and simulations of several loads, which take long.
+NOT_RUN = {"my.toml", "load.toml", "cost.json", "run.jsonl", "classes.toml", "FILE", "--rates", "--capacity"}
+# The other simulations of the pages take some seconds. Fewer requests show that their options work together.
+FEW_REQUESTS = ["--requests", "8", "--seeds", "1"]
+RUNNABLE = {
+    " ".join(words): words[1:]
+    for block in ALL
+    if block.mark != "not run"
+    for words in commands(block)
+    if words[:2] in (["roseinfer", "--version"], ["roseinfer", "certificates"], ["roseinfer", "simulate"])
+    or words[:3] == ["roseinfer", "top", "--once"]
+}
+RUNNABLE = {line: words for line, words in RUNNABLE.items() if not NOT_RUN & {*words}}
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +77,23 @@ def test_options_of_commands_exist(block: Block, monkeypatch: pytest.MonkeyPatch
             except SystemExit as exit:
                 status = exit.code
         assert status in (0, None), f"{' '.join(words)}: {output.getvalue()[-300:]}"
+
+
+@pytest.mark.parametrize("line", RUNNABLE)
+def test_commands_run(
+    line: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run what is done within seconds in an empty folder with the examples, `top` on the tests' server."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    words = RUNNABLE[line]
+    more = {"simulate": FEW_REQUESTS, "top": [url]}.get(words[0], [])
+    try:
+        status = cli.main([*words, *more])
+    except SystemExit as exit:  # --version
+        status = exit.code
+    assert status in (0, None), capsys.readouterr().err
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("block", "words"), REQUESTS)
