@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from roseinfer import LLM, SamplingParams
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
 
 PATIENCE_S = 120.0
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -47,6 +49,11 @@ def main(record: str, ranks: str) -> None:
     """User program that forks in the middle of a stream. Both processes end as Python does."""
     options = {"num_kv_blocks": 24, "max_model_len": 96, "device": "cpu", "threads": 2, "kv_offloading_size": 0.01}
     llm = LLM("tiny", **options, record=record, tensor_parallel_size=int(ranks))
+    offload = llm.engine.core.scheduler.offload
+    assert offload is not None
+    offload.cost = CostModel(
+        CostParams(token_s=1.0), fit=False
+    )  # it is loaded however slow a copy was on a busy machine
     first = tokens(llm)
     stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
     begun = [token for chunk in (next(stream), next(stream)) for token in chunk.token_ids]

@@ -16,6 +16,8 @@ import pytest
 from roseinfer import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.parallel import process_group
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams
 from tests.helpers.cases import cases
 from tests.server.real_server import alive, children, command_line
 
@@ -50,6 +52,9 @@ def alone() -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[LLM]:
     with new_pair() as (llm, _), llm:
+        offload = llm.engine.core.scheduler.offload
+        assert offload is not None
+        offload.cost = CostModel(CostParams(token_s=1.0), fit=False)  # loads however slow a copy was
         yield llm
 
 
@@ -83,21 +88,21 @@ def tokens(done: list[RequestOutput]) -> list[list[int]]:
     ids=["greedy", "sampled"],
 )
 def test_tokens_equal_those_of_one_process(alone: LLM, pair: LLM, params: SamplingParams) -> None:
-    """The second time prompts are in the prefix cache, or are loaded from host memory."""
+    """The second time prompts are in the prefix cache, or are loaded from host memory. Requests are preempted."""
     for _ in range(2):
         expected, got = (tokens(llm.generate(PROMPTS, params)) for llm in (alone, pair))
         assert got == expected and len(got) == 2 * len(PROMPTS)
+    stats = pair.engine.core.stats()
+    assert stats.preemptions and stats.offload is not None and stats.offload.loaded
 
 
 def test_the_cache_is_as_large_as_that_of_one_process(alone: LLM, pair: LLM) -> None:
-    """Blocks hold the same tokens, in two parts. Requests were preempted and loaded from host memory."""
+    """Blocks hold the same tokens, in two parts."""
     sizes = [
         (llm.engine.info.facts.num_blocks, llm.engine.info.facts.num_host_blocks, llm.engine.info.facts.block_bytes)
         for llm in (alone, pair)
     ]
     assert sizes[0] == sizes[1] and (alone.engine.info.ranks, pair.engine.info.ranks) == (1, 2)
-    stats = pair.engine.core.stats()
-    assert stats.preemptions and stats.offload is not None and stats.offload.loaded
 
 
 def test_log_probabilities_equal_those_of_one_process(alone: LLM, pair: LLM) -> None:
