@@ -217,8 +217,8 @@ def test_a_clock_an_hour_ahead_changes_nothing(run: Callable[[Work], None]) -> N
         for number, reader in enumerate(promises):
             promise = reader.promise(number)
             assert promise is not None and now_s - 60 < promise.at_s <= now_s + 0.1
-        slo = Slo(ttft_s=1.0, tpot_s=0.1, e2e_s=5.0)
-        request = ask("timed", 3, 20, slo=slo, arrival_s=now_s, deadline_s=now_s + 30.0)
+        slo = Slo(ttft_s=PATIENCE_S, tpot_s=1.0, e2e_s=PATIENCE_S)  # the client is yet to start
+        request = ask("timed", 3, 20, slo=slo, arrival_s=now_s, deadline_s=now_s + PATIENCE_S)
         async with client(hosts.wires[0].address) as alone:  # with the distant one
             chunks = [chunk async for chunk in alone.generate(request)]
         times = chunks[-1].times
