@@ -53,7 +53,7 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_request_aborted(ser
 
 
 def test_a_client_that_reads_keeps_its_slow_stream(serve: Serve) -> None:
-    server = serve(write_timeout=0.3)
+    server = serve(write_timeout=0.6)
     long_stream(server)
     with unread_stream(server) as connection:
         taken = 0
