@@ -29,6 +29,9 @@ class Promise(NamedTuple):
     `running`, `waiting`, `best_effort`: numbers of requests; `best_effort` counts waiting requests without objectives.
     `growth_blocks`: blocks that all present requests, waiting ones included, are expected to take yet. `blocks`: size
     of the KV cache, 0 = unknown. `draining`: the engine accepts no new requests.
+
+    `oldest_wait_s`: seconds since the arrival of the oldest request without a first token, whether it waits or its
+    prompt is being computed; 0 = none.
     """
 
     at_s: float
@@ -52,6 +55,7 @@ class Promise(NamedTuple):
     blocks: int = 0
     draining: bool = False
     experts: float = 0.0
+    oldest_wait_s: float = 0.0
 
     @property
     def constant_s(self) -> float:

@@ -7,6 +7,9 @@ from roseinfer.core.promise import Promise
 
 MIN_REQUESTS_COUNT = 20  # with objectives in the window; fewer are too few to judge the rejected share
 MIN_CAPACITY_SHARE = 0.13  # of its time, which an engine always has for work
+MAX_WAIT_S = 2.0  # for a first token; older requests say that the engine cannot keep up
+# Bounds the effect of a burst: a queue that is gone within a fifth of the window does not add an engine.
+MAX_QUEUE_RATIO = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,9 +17,9 @@ class FleetSizeRule:
     """Bounds and thresholds of the number of engines.
 
     Scale up if, over the last `window_s` seconds, the rejected requests that an idle engine could have served exceed
-    `max_rejected_share` of those with objectives, or the mean `engine_load` exceeds `high_load`; the new size brings
-    the load to `target_load`. Remove one engine if the load of the rest would stay below `low_load` for `patience_s`
-    seconds.
+    `max_rejected_share` of those with objectives, or the mean `fullness` exceeds `high_load`; the new size brings
+    it to `target_load`. Remove one engine if that of the rest would stay below `low_load` for `patience_s` seconds, but
+    never while requests wait.
     """
 
     min_engines: int
@@ -29,8 +32,26 @@ class FleetSizeRule:
     patience_s: float = 600.0
 
 
-def engine_load(promise: Promise) -> float:
-    """Return the demand on an engine over its capacity at its tightest TPOT objective; 1 = full.
+def fullness(promise: Promise) -> float:
+    """Return how full an engine is: 0 = idle, 1 = full, above 1 = its requests need more than one engine.
+
+    The largest of four shares, of which the last two have no upper bound of 1:
+
+    - seats: running requests over all seats, 0 to 1;
+    - memory: KV blocks in use over all blocks, 0 to 1;
+    - objectives: `promised_load`, for policies that publish one, else 0;
+    - queue: (running + waiting) / running, the engines that would run all of them at once. It counts in proportion to
+      the age of the oldest request without a first token, in full from `MAX_WAIT_S` on, and up to `MAX_QUEUE_RATIO`.
+    """
+    seats = promise.running / max(1, promise.running + promise.free_seats)
+    memory = (promise.blocks - promise.free_blocks) / max(1, promise.blocks)
+    queue = (promise.running + promise.waiting) / max(1, promise.running)
+    age = min(1.0, promise.oldest_wait_s / MAX_WAIT_S)
+    return max(seats, memory, promised_load(promise), age * min(queue, MAX_QUEUE_RATIO))
+
+
+def promised_load(promise: Promise) -> float:
+    """Return the demand of objectives on an engine over its capacity at its tightest TPOT objective; 1 = full.
 
     The constant cost of steps is part of neither. It does not depend on the number of requests, so a larger fleet would
     only pay it more often.
@@ -46,8 +67,10 @@ def too_many_rejections(rule: FleetSizeRule, with_objectives: float, rejected: f
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """State of a fleet at `at_s`: engines `running` and `starting`, their mean `load` over the window, and whether
-    there were `too_many_rejections`.
+    """State of a fleet at `at_s`: engines `running` and `starting`.
+
+    `load`: mean `fullness` of the engines over the window. `too_many_rejections`: see the function. `waiting`: requests
+    that wait for a seat now.
     """
 
     at_s: float
@@ -55,6 +78,7 @@ class FleetState:
     starting: int
     load: float
     too_many_rejections: bool
+    waiting: int = 0
 
 
 def fleet_size(rule: FleetSizeRule, fleet: FleetState, low_since_s: float | None) -> tuple[int, float | None]:
@@ -72,5 +96,5 @@ def fleet_size(rule: FleetSizeRule, fleet: FleetState, low_since_s: float | None
     if fleet.starting or size <= rule.min_engines or load_sum >= rule.low_load * (fleet.running - 1):
         return size, None
     low_since_s = fleet.at_s if low_since_s is None else low_since_s
-    is_due = floor(fleet.at_s - low_since_s) >= rule.patience_s
+    is_due = floor(fleet.at_s - low_since_s) >= rule.patience_s and not fleet.waiting
     return (size - 1 if is_due else size), low_since_s

@@ -6,6 +6,7 @@ some of the difference. Several steps may be in flight: `plan` counts tokens tha
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from math import inf
 from typing import cast
 
@@ -440,6 +441,7 @@ class Scheduler:
             free_seats=max(0, seats),
             free_blocks=self.kv.num_free,
             blocks=self.kv.num_blocks,
+            oldest_wait_s=self._oldest_wait_s(now_s),
         )
         if self._promising is None:
             return counts
@@ -448,6 +450,19 @@ class Scheduler:
         except Exception as error:  # outputs do not depend on it
             self._liveness.report_fault(self.policy, f"failed in promise() ({type(error).__name__}: {error})")
             return counts
+
+    def _oldest_wait_s(self, now_s: float) -> float:
+        """Return `Promise.oldest_wait_s` from the head of the queue and the requests that started last.
+
+        Running requests are in their starting order, so those without a token are the last ones. A full scan would cost
+        as much as the plan.
+        """
+        arrival_s = min((request.arrival_s for request in islice(self.waiting, 1)), default=now_s)
+        for request in reversed(self.running.values()):
+            if request.num_outputs:
+                break
+            arrival_s = min(arrival_s, request.arrival_s)
+        return max(0.0, now_s - arrival_s)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if seats, queues or blocks disagree."""

@@ -10,7 +10,7 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import End, FinishReason
 from roseinfer.core.request import sequence_id
 from roseinfer.priced.machine import Machine
-from roseinfer.router.fleet_size import FleetState, engine_load, fleet_size, too_many_rejections
+from roseinfer.router.fleet_size import FleetState, fleet_size, fullness, too_many_rejections
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sim.fleet import FleetRequest, SimulatedFleet, SimulatedReplica
 from roseinfer.sim.fleet_plan import AutoscalePlan, FleetPlan, FleetRun
@@ -39,7 +39,7 @@ class Autoscaler:
         self._refused.append(at_s)
 
     def look(self, at_s: float, used: float) -> None:
-        """Record the load. `used`: mean `engine_load` of the running engines."""
+        """Record the load. `used`: mean `fullness` of the running engines."""
         self._used.append((at_s, used))
         since_s = at_s - self._plan.window_s
         while self._used[0][0] < since_s:
@@ -53,12 +53,14 @@ class Autoscaler:
         """Mean over the window."""
         return fmean(used for _, used in self._used)
 
-    def wanted(self, at_s: float, running: int, coming: int) -> int:
-        """Return how many engines there should be, including those that are `coming`. Call it after `look`."""
+    def wanted(self, at_s: float, running: int, coming: int, waiting: int = 0) -> int:
+        """Return how many engines there should be, including those that are `coming`. Call it after `look`.
+
+        `waiting`: requests that wait for a seat now.
+        """
         too_many = too_many_rejections(self._plan, len(self._promised), len(self._refused))
-        size, self._calm_s = fleet_size(
-            self._plan, FleetState(at_s, running, coming, self.used, too_many), self._calm_s
-        )
+        fleet = FleetState(at_s, running, coming, self.used, too_many, waiting)
+        size, self._calm_s = fleet_size(self._plan, fleet, self._calm_s)
         return size
 
     def grown(self) -> None:
@@ -112,9 +114,10 @@ class AutoscaledFleet(SimulatedFleet):
         coming = [slot for slot in self.slots if slot.engine is None and slot.asked_s is not None]
         if not running:
             return
-        self._scaler.look(self.now_s, fmean(engine_load(slot.promise) for slot in running))
+        self._scaler.look(self.now_s, fmean(fullness(slot.promise) for slot in running))
         size = len(running) + len(coming)
-        wanted = self._scaler.wanted(self.now_s, len(running), len(coming))
+        waiting = sum(slot.promise.waiting for slot in running)
+        wanted = self._scaler.wanted(self.now_s, len(running), len(coming), waiting)
         if wanted > size:
             self._grow(wanted - size)
         elif wanted < size:

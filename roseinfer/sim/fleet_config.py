@@ -24,7 +24,7 @@ class FleetConfig:
     kill: str | None = option(None, "engines that die, and the times: ENGINE@SECONDS,...", metavar="ENGINE@S")
     start_s: float = option(40.0, "seconds until a restarted or new engine serves")
     autoscale: str | None = option(
-        None, "engines come and go by what they promise; compared with fixed numbers of them", metavar="LEAST-MOST"
+        None, "the number of engines follows the load; compared with fixed numbers of them", metavar="LEAST-MOST"
     )
     autoscale_patience_s: float = option(600.0, "autoscale: seconds that fewer engines must suffice before one goes")
 

@@ -75,6 +75,23 @@ def test_a_policy_without_objectives_promises_counts_alone() -> None:
     assert found.free_blocks == 1000 - 4 * 2 and not found.cost.is_known
 
 
+@pytest.mark.parametrize("policy", ["slack", "fifo"])
+def test_the_oldest_request_without_a_token_counts_while_it_waits_or_its_prompt_runs(policy: str) -> None:
+    """4 seats: the prompts of the first four take 5 steps each, the fifth waits for one of their seats."""
+    engine = Engine(policy)
+    engine.add(300)
+    engine.steps(1)
+    assert engine.promise().oldest_wait_s == pytest.approx(engine.clock.now()) and engine.promise().waiting == 0
+    engine.steps(6)
+    assert (engine.promise().running, engine.promise().oldest_wait_s) == (1, 0.0)
+    since_s = engine.clock.now()
+    for _ in range(4):
+        engine.add(10)
+    engine.steps(20)
+    assert engine.promise().waiting == 1
+    assert engine.promise().oldest_wait_s == pytest.approx(engine.clock.now() - since_s)
+
+
 def test_an_idle_slack_engine_says_what_steps_cost() -> None:
     found = Engine().promise()
     assert found.cost == StepCost(step_s=0.010, token_s=0.001, row_s=0.001, context_s=1e-5)

@@ -2,16 +2,12 @@
 
 import json
 from itertools import pairwise
-from math import inf
 from pathlib import Path
 
 import pytest
 
 from roseinfer.cli import main as cli
-from roseinfer.core.promise import Promise
 from roseinfer.core.slo import Slo
-from roseinfer.core.step_cost import StepCost
-from roseinfer.router.fleet_size import engine_load
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.autoscaling import Autoscaler, simulate_fleet
 from roseinfer.sim.config import CostConfig
@@ -65,16 +61,6 @@ def test_what_was_seen_of_fewer_engines_does_not_count() -> None:
     scaler.grown()
     scaler.look(61.0, 0.5)
     assert scaler.wanted(61.0, 2, 0) == 2
-
-
-def test_fullness_does_not_count_what_steps_cost_anyway() -> None:
-    """.5 of the time goes into steps at the pace of the tightest, .2 of the other half into what is in them."""
-    told = Promise(
-        0.0, cost=StepCost(0.02, 1e-4, 1e-4), usable_share=1.0, smallest_s=0.04, busy=0.05, weights=0.02, arriving=0.03
-    )
-    assert engine_load(told) == pytest.approx(0.2)
-    assert engine_load(told._replace(smallest_s=inf)) == pytest.approx(0.1)
-    assert engine_load(told._replace(smallest_s=0.01)) == pytest.approx(0.1 / 0.13)
 
 
 def test_one_fewer_after_a_while_in_which_the_others_had_been_enough() -> None:

@@ -15,9 +15,8 @@ from roseinfer.core.errors import EngineDeadError, ResourceError
 from roseinfer.integrations.ray.directory import directory, fetch_certificate
 from roseinfer.integrations.ray.plan import ALL_ADDRESSES, Plan
 from roseinfer.integrations.ray.register import REGISTER_INTERVAL_S, RequestCounts
-from roseinfer.integrations.ray.scaling import LOAD, REJECTED, WITH_OBJECTIVES
+from roseinfer.integrations.ray.scaling import REJECTED, WITH_OBJECTIVES, load_metrics
 from roseinfer.processes.private_folder import private_folder, remove_folder
-from roseinfer.router.fleet_size import engine_load
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +63,7 @@ class EngineReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the metrics for `scaling`, without those of requests while the directory does not answer."""
-        promise = None if self._server is None else self._server.promise()
-        stats = {LOAD: 0.0 if promise is None else engine_load(promise)}
+        stats = load_metrics(None if self._server is None else self._server.promise())
         with contextlib.suppress(Exception):  # Ray restarts the directory
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 totals = RequestCounts(*await (await directory()).request_totals.remote())

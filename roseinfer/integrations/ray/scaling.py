@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
-from roseinfer.router.fleet_size import FleetSizeRule, FleetState, fleet_size, too_many_rejections
+from roseinfer.core.promise import Promise
+from roseinfer.router.fleet_size import FleetSizeRule, FleetState, fleet_size, fullness, too_many_rejections
 
 POLICY = "roseinfer.integrations.ray.scaling:FleetSizePolicy"
 WINDOW_S = 60.0
-# Metrics that an engine reports: its load, and two of `RequestCounts` of the whole deployment since its start.
-LOAD, WITH_OBJECTIVES, REJECTED = "load", "with_objectives", "rejected"
+# Metrics that an engine reports: its fullness, its waiting requests, and two of `RequestCounts` of the whole deployment
+# since its start.
+LOAD, WAITING, WITH_OBJECTIVES, REJECTED = "load", "waiting", "with_objectives", "rejected"
 # Reports are sent every few seconds, so a larger difference from now comes from the clock of the engine's host.
 MAX_CLOCK_SKEW_S = WINDOW_S
 
@@ -52,6 +54,13 @@ class ScalingState:
     low_since_s: float | None = None
 
 
+def load_metrics(promise: Promise | None) -> dict[str, float]:
+    """Return what an engine reports of its load: nothing to do without a promise."""
+    if promise is None:
+        return {LOAD: 0.0, WAITING: 0.0}
+    return {LOAD: fullness(promise), WAITING: float(promise.waiting)}
+
+
 class FleetSizePolicy:
     """Ray Serve's policy. `patience_s`: how long fewer engines must have been enough before one is removed."""
 
@@ -81,7 +90,8 @@ def target_size(rule: FleetSizeRule, context: Context, state: ScalingState) -> t
         return context.target_num_replicas, ScalingState(running, grown_s, None)
     total, rejected = (_growth(_since(metrics.get(name, {}), since_s, now_s)) for name in (WITH_OBJECTIVES, REJECTED))
     starting = context.target_num_replicas - running
-    fleet = FleetState(now_s, running, starting, fmean(loads), too_many_rejections(rule, total, rejected))
+    waiting = sum(int(values[-1]) for values in _since(metrics.get(WAITING, {}), since_s, now_s) if values)
+    fleet = FleetState(now_s, running, starting, fmean(loads), too_many_rejections(rule, total, rejected), waiting)
     size, low_since_s = fleet_size(rule, fleet, state.low_since_s)
     if size < context.target_num_replicas:
         low_since_s = None  # one at a time

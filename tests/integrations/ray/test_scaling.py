@@ -5,12 +5,24 @@ from typing import Any
 
 import pytest
 
-from roseinfer.integrations.ray.scaling import LOAD, REJECTED, WITH_OBJECTIVES, FleetSizePolicy, MetricPoint
+from roseinfer.core.promise import Promise
+from roseinfer.integrations.ray.scaling import (
+    LOAD,
+    REJECTED,
+    WAITING,
+    WITH_OBJECTIVES,
+    FleetSizePolicy,
+    MetricPoint,
+    load_metrics,
+)
 
 
 @dataclass
 class Context:
-    """Context of Serve in which all engines report the same. `requests`, `rejected`: counts of the last 20 s."""
+    """Context of Serve in which all engines report the same. `requests`, `rejected`: counts of the last 20 s.
+
+    `waiting`: requests that wait in each engine.
+    """
 
     current_num_replicas: int
     target_num_replicas: int
@@ -18,6 +30,7 @@ class Context:
     load: float
     requests: float = 0.0
     rejected: float = 0.0
+    waiting: float = 0.0
     reported_s: float | None = None
     capacity_adjusted_min_replicas: int = 1
     capacity_adjusted_max_replicas: int = 4
@@ -31,6 +44,7 @@ class Context:
             name: [MetricPoint(at_s - 20.0, before), MetricPoint(at_s, before + more)]
             for name, (before, more) in counters.items()
         }
+        found[WAITING] = [MetricPoint(at_s, self.waiting)]
         found[LOAD] = [MetricPoint(at_s, self.load)]
         engines = [f"engine{number}" for number in range(self.current_num_replicas)]
         return {name: dict.fromkeys(engines, points) for name, points in found.items()}
@@ -74,6 +88,21 @@ def test_fewer_engines_after_a_while_and_one_at_a_time() -> None:
     calm = [Context(3, 3, float(at_s), load=0.2) for at_s in (0, 300, 599, 600)]
     then = [Context(2, 2, float(at_s), load=0.2) for at_s in (601, 1100, 1201)]
     assert sizes(FleetSizePolicy(600.0), *calm, *then) == [3, 3, 3, 2, 2, 2, 1]
+
+
+def test_an_engine_stays_until_no_request_waits() -> None:
+    contexts = [
+        Context(2, 2, float(at_s), load=0.2, waiting=waiting)
+        for at_s, waiting in ((0, 0), (600, 1), (602, 3), (604, 0))
+    ]
+    assert sizes(FleetSizePolicy(600.0), *contexts) == [2, 2, 2, 1]
+
+
+def test_engines_without_objectives_report_seats_and_queue() -> None:
+    full = Promise(0.0, running=32, waiting=106, best_effort=106, oldest_wait_s=9.0)
+    assert load_metrics(full) == {LOAD: 4.0, WAITING: 106.0}
+    assert load_metrics(None) == {LOAD: 0.0, WAITING: 0.0}, "the engine has not begun"
+    assert sizes(FleetSizePolicy(), Context(1, 1, 100.0, load=load_metrics(full)[LOAD])) == [4], "the upper bound"
 
 
 def test_a_busy_moment_restarts_the_wait() -> None:

@@ -67,6 +67,7 @@ class Promises:
             int(growth) // block_size,
             counts.blocks,
             experts=p.experts.read(max(1.0, batch.rows)) if p.experts is not None else 0.0,
+            oldest_wait_s=counts.oldest_wait_s,
         )
 
     def _to_decode(self, now_s: float) -> float:
