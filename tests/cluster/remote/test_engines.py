@@ -324,10 +324,9 @@ def test_an_engine_that_is_not_there_is_logged_once(caplog: pytest.LogCaptureFix
         with socket.create_server(("127.0.0.1", 0)) as closed:
             address = scene.server.address._replace(port=closed.getsockname()[1])
         scene.engines.add(5, address)
-        await asyncio.sleep(0.1)
+        await scene.until(lambda: f"cannot reach the engine at {address}: Connection refused" in caplog.messages)
         with pytest.raises(EngineDeadError, match="cannot reach the engine"):
             await scene.engines.transport(5).start(scene.said.append, scene.deaths.append)
-        assert f"cannot reach the engine at {address}: Connection refused" in caplog.messages
 
     play(act)
     assert len([message for message in caplog.messages if "refused" in message]) == 1
