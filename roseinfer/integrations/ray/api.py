@@ -26,6 +26,7 @@ from roseinfer.engine.live import InflightLimit
 from roseinfer.integrations.otel.start import traces_to
 from roseinfer.integrations.ray.directory import directory, fetch_certificate
 from roseinfer.integrations.ray.plan import Plan
+from roseinfer.integrations.ray.public import DEPLOYMENT_HEADER
 from roseinfer.integrations.ray.register import REGISTER_INTERVAL_S, RegisteredEngine, RequestCounts
 from roseinfer.processes.private_folder import private_folder, remove_folder
 from roseinfer.server.app import build_app, server_parts
@@ -65,7 +66,7 @@ class ApiReplica:
         self._tasks = [asyncio.create_task(work) for work in works]
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return HaproxyOnly(build_app(self._parts).front)
+        return HaproxyOnly(build_app(self._parts).front, self._plan.deployment)
 
     async def check_health(self) -> None:
         """Raise the error that has ended a task, if there is one."""
@@ -152,30 +153,34 @@ async def follow_directory(engines: DynamicDirectory) -> None:
 
 
 class HaproxyOnly:
-    """Pass on requests of `limited_protocol`, which come from HAProxy; answer all others with 503."""
+    """Pass on requests of `limited_protocol`, which come from HAProxy; answer all others with 503.
 
-    def __init__(self, app: ASGIApp) -> None:
+    `deployment`: value of the header by which `deploy` recognises its own processes, "" for none.
+    """
+
+    def __init__(self, app: ASGIApp, deployment: str = "") -> None:
         self._app = app
+        self._added = [(DEPLOYMENT_HEADER.encode(), deployment.encode())] if deployment else []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif EXTENSION in scope.get("extensions", {}):
-            await self._app(scope, receive, _without_request_id(send))
+            await self._app(scope, receive, self._with_own_headers(send))
         else:
             error = unavailable("loading", "No API process is up. Retry the request", RETRY_AFTER_S)
             await ErrorResponse(error)(scope, receive, send)
 
+    def _with_own_headers(self, send: Send) -> Send:
+        """Drop the header `x-request-id`: Serve passes its id to the server and also adds it itself."""
 
-def _without_request_id(send: Send) -> Send:
-    """Drop the header `x-request-id` of responses: Serve passes its id to the server and also adds it itself."""
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [header for header in message["headers"] if header[0].lower() != b"x-request-id"]
+                message["headers"] = kept + self._added
+            await send(message)
 
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [header for header in message["headers"] if header[0].lower() != b"x-request-id"]
-        await send(message)
-
-    return sending
+        return sending
 
 
 def request_counts(numbers: Numbers) -> RequestCounts:

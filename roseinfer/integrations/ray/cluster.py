@@ -1,28 +1,37 @@
 """Deploy to a running Ray cluster: connect, check its resources, start or stop the application, report its status."""
 
+import contextlib
 import logging
 import os
+import re
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
+from uuid import uuid4
 
-from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.core.errors import ConfigError, ResourceError, RoseinferError
 from roseinfer.core.extras import install_command
 from roseinfer.integrations.ray.application import application, environment
 from roseinfer.integrations.ray.directory import find_directory, start_directory
 from roseinfer.integrations.ray.plan import ALL_ADDRESSES, APPLICATION, NAMESPACE, Plan
+from roseinfer.integrations.ray.ports import check_ports
+from roseinfer.integrations.ray.public import await_answer
 
 __all__ = ["check", "connect", "deploy", "down", "environment", "require_ray", "status"]
 
 RAY_SERIES = "2.60"
 # Ray stops placing objects on a disk with less free space.
 MIN_FREE_DISK_SHARE = 0.05
+HEAD_RESOURCE = "node:__internal_head__"  # of the first node
 STATUS_INTERVAL_S = 0.5
 CONNECT_TIMEOUT_S = 5.0
+# Lines with a reason, in errors that contain the output of HAProxy or traces of other processes.
+ALERT = re.compile(r"^\[ALERT\][^:]*: (.+)$", re.MULTILINE)
+EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): (.+)$", re.MULTILINE)
 # Until the first engine is up: its model may be large.
 START_TIMEOUT_S = 1800.0
 
@@ -73,9 +82,9 @@ def connect(address: str | None, environment: dict[str, str] | None = None) -> N
     try:
         ray.init(address=where, **options)
     except exceptions.AuthenticationError as error:
-        raise ResourceError(f"the Ray cluster rejected the token: {_first_line(error)}") from error
+        raise ResourceError(f"the Ray cluster rejected the token: {_one_line(error)}") from error
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, exceptions.RayError) as error:
-        raise _unreachable(where, "none is running" if where == "auto" else _first_line(error)) from error
+        raise _unreachable(where, "none is running" if where == "auto" else _one_line(error)) from error
 
 
 def require_ray() -> None:
@@ -145,12 +154,14 @@ def check_listening(plan: Plan, host: str, port: int) -> None:
         )
 
 
-def _check_serve(plan: Plan) -> None:
+def _serve_runs(plan: Plan) -> bool:
+    """Return True if Ray Serve runs. Raise `ResourceError` if it listens at another address."""
     from ray.serve.context import _get_global_client
 
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is not None:
         check_listening(plan, str(client.http_config.host), int(client.http_config.port))
+    return client is not None
 
 
 def check_authentication() -> None:
@@ -171,16 +182,44 @@ def check_authentication() -> None:
 
 
 def deploy(plan: Plan, report: Callable[[str], None]) -> None:
-    """Start the deployment, or replace the processes of a running one in turn. Return when it answers requests.
+    """Start the deployment, or replace the processes of a running one in turn. Return when an engine has answered.
 
-    `report`: called with each change of its status. Raise `ResourceError` with Serve's messages if it does not start.
+    `report`: called with each change of its status. Raise `ResourceError` with the reason if it does not start. Then
+    stop what was started; a deployment that was there before is left as it is.
     """
+    with ray_errors():
+        _silence_serve()
+        plan = replace(plan, deployment=uuid4().hex)
+        new_serve = not _serve_runs(plan)
+        if new_serve:
+            check_ports(plan)
+        if not plan.deploy.allow_no_authentication:
+            check_authentication()
+        if not new_serve and APPLICATION in _applications():
+            _roll_out(plan, report)
+            return
+        try:
+            _roll_out(plan, report)
+        except Exception:
+            with contextlib.suppress(Exception):  # the first error is the one to report
+                _stop(new_serve)
+            raise
+
+
+@contextlib.contextmanager
+def ray_errors() -> Iterator[None]:
+    """Raise errors of Ray, which are many and have traces of its processes in their texts, as `ResourceError`."""
+    try:
+        yield
+    except RoseinferError:
+        raise
+    except Exception as error:
+        raise ResourceError(f"Ray failed: {_one_line(error)}") from error
+
+
+def _roll_out(plan: Plan, report: Callable[[str], None]) -> None:
     from ray import serve
 
-    _silence_serve()
-    _check_serve(plan)
-    if not plan.deploy.allow_no_authentication:
-        check_authentication()
     start_directory()
     serve.start(http_options={"host": plan.deploy.bind, "port": plan.server.port}, proxy_location=_proxies(plan))
     target = serve.RunTarget(application(plan), name=APPLICATION, route_prefix="/")
@@ -196,9 +235,21 @@ def deploy(plan: Plan, report: Callable[[str], None]) -> None:
         if current.state == "DEPLOY_FAILED":
             raise ResourceError("; ".join(current.messages) or "Ray Serve could not start the deployment")
         if current.state == "RUNNING":
+            await_answer(_public_url(plan), plan.deployment, next(iter(plan.server.api_key), None))
             return
         time.sleep(STATUS_INTERVAL_S)
     raise ResourceError(f"the deployment did not start within {START_TIMEOUT_S:g} s: {shown}")
+
+
+def _public_url(plan: Plan) -> str:
+    """Return the URL of HAProxy: on the first node of the cluster, which always has one, or where `bind` says."""
+    import ray
+
+    host = plan.deploy.bind
+    if host in ALL_ADDRESSES:
+        heads = [node for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
+        host = str(heads[0]["NodeManagerAddress"])
+    return f"http://[{host}]:{plan.server.port}" if ":" in host else f"http://{host}:{plan.server.port}"
 
 
 def _proxies(plan: Plan) -> str:
@@ -221,32 +272,50 @@ def status() -> DeploymentStatus:
     except (ValueError, ray.exceptions.RayError):
         engines = []
     replicas = {name: dict(deployment.replica_states) for name, deployment in found.deployments.items()}
-    shown = [_first_line(message) for message in messages]
+    shown = [_one_line(message) for message in messages]
     return DeploymentStatus(str(found.status.value), replicas, shown, [(engine[0], engine[1]) for engine in engines])
 
 
 def down() -> None:
     """Stop the deployment. Raise `ResourceError` if nothing is deployed."""
+    _silence_serve()
+    with ray_errors():
+        applications = _applications()
+        if APPLICATION not in applications:
+            raise ResourceError("roseinfer is not deployed on this Ray cluster")
+        _stop(applications == {APPLICATION})
+
+
+def _applications() -> set[str]:
+    from ray import serve
+
+    return set(serve.status().applications)
+
+
+def _stop(whole_serve: bool) -> None:
+    """Stop the application and its directory. `whole_serve`: Ray Serve too, and so HAProxy."""
     import ray
     from ray import serve
 
-    _silence_serve()
-    applications = serve.status().applications
-    if APPLICATION not in applications:
-        raise ResourceError("roseinfer is not deployed on this Ray cluster")
-    if set(applications) == {APPLICATION}:
-        serve.shutdown()  # HAProxy ends too
-    else:
-        serve.delete(APPLICATION)
     try:
-        ray.kill(find_directory())
-    except ValueError:
-        return
+        if whole_serve:
+            serve.shutdown()
+        else:
+            serve.delete(APPLICATION)
+    finally:
+        with contextlib.suppress(ValueError):
+            ray.kill(find_directory())
 
 
 def _silence_serve() -> None:
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    from ray import serve  # its import sets the level
+
+    logging.getLogger(serve.__name__).setLevel(logging.ERROR)
 
 
-def _first_line(error: object) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+def _one_line(error: object) -> str:
+    """Return the reason in an error of Ray: the first alert of HAProxy, the last exception of traces, or all."""
+    text = str(error)
+    alerts, exceptions = ALERT.findall(text), EXCEPTION.findall(text)
+    reason = alerts[0] if alerts else exceptions[-1] if exceptions else text
+    return " ".join(reason.split())[:300] or type(error).__name__

@@ -83,7 +83,8 @@ class DeployConfig:
 class Plan:
     """Options for all processes of a deployment. `replicas`: those of one engine.
 
-    `variables`: secret variables of the command. They are not part of a job's environment, which Ray logs and shows.
+    `deployment`: unique id, "" if the command does not wait for an answer. `variables`: secret variables of the
+    command. They are not part of a job's environment, which Ray logs and shows.
     """
 
     deploy: DeployConfig
@@ -91,6 +92,7 @@ class Plan:
     replicas: ReplicasConfig
     router: str
     server: ServerConfig
+    deployment: str = ""
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def set_variables(self) -> None:

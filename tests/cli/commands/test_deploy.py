@@ -138,3 +138,42 @@ def test_a_cluster_without_tokens_is_left_unchanged(there: bool, monkeypatch: py
     with pytest.raises(ResourceError, match="has no token authentication"):
         cluster.check_authentication()
     assert killed == ([] if there else [actor])
+
+
+TRACE = """ray::HAProxyManager.ready() (pid=7)
+  File "haproxy.py", line 1, in ready
+RuntimeError: HAProxy crashed during startup: [NOTICE]   (7) : haproxy version is 2.8
+[ALERT]    (7) : cannot bind socket (Address already in use) for [127.0.0.1:8000]
+[ALERT]    (7) : Some protocols failed to start their listeners! Exiting."""
+
+
+def test_the_reason_of_an_error_of_ray_is_reported() -> None:
+    engine = "failed 3 times.\nTraceback:\n  File x\nroseinfer.core.errors.ResourceError: no port of 9-9 is free\n"
+    for text, line in ((engine, "no port of 9-9 is free"), ("a\n b", "a b"), ("", "TimeoutError")):
+        with pytest.raises(ResourceError, match=f"^Ray failed: {line}$"), cluster.ray_errors():
+            raise TimeoutError(text)
+
+
+@pytest.mark.parametrize(("serve_runs", "there"), [(False, False), (True, False), (True, True)])
+def test_a_failed_deployment_stops_what_it_has_started(
+    serve_runs: bool, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Report one line. What ran before keeps running."""
+    stopped: list[bool] = []
+
+    def fail(plan: Plan, report: object) -> None:
+        raise RuntimeError(TRACE)
+
+    monkeypatch.setattr(cluster, "_silence_serve", lambda: None)
+    monkeypatch.setattr(cluster, "_serve_runs", lambda plan: serve_runs)
+    monkeypatch.setattr(cluster, "check_ports", lambda plan: None)
+    monkeypatch.setattr(cluster, "check_authentication", lambda: None)
+    monkeypatch.setattr(cluster, "_applications", lambda: {"another"} | ({"roseinfer"} if there else set()))
+    monkeypatch.setattr(cluster, "_roll_out", fail)
+    monkeypatch.setattr(cluster, "_stop", stopped.append)
+    plan = Plan(
+        deploy=DeployConfig(), engine=EngineConfig(), replicas=ReplicasConfig(), router="pace", server=ServerConfig()
+    )
+    with pytest.raises(ResourceError, match=r"^Ray failed: cannot bind socket .*:8000\]$"):
+        cluster.deploy(plan, print)
+    assert stopped == ([] if there else [not serve_runs])

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from roseinfer.cluster.directory import DynamicDirectory
 from roseinfer.core.clock import ManualClock
 from roseinfer.integrations.ray import api
 from roseinfer.integrations.ray.register import SETTLE_S, EngineRegistry
+from roseinfer.server.http.connection import EXTENSION
 
 
 def method(call: Callable[..., Any]) -> SimpleNamespace:
@@ -61,3 +63,21 @@ def test_a_restarted_directory_learns_which_numbers_are_taken(monkeypatch: pytes
     asyncio.run(main())
     clock.advance(SETTLE_S)
     assert after.register("a:9", "new", None, False) == 3
+
+
+def test_responses_name_the_deployment_and_one_request_id() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"X-Request-Id", b"1"), (b"a", b"b")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "extensions": {EXTENSION: {}}}
+    asyncio.run(api.HaproxyOnly(app, "abc")(scope, receive, send))
+    assert sent[0]["headers"] == [(b"a", b"b"), (b"x-roseinfer-deployment", b"abc")]
