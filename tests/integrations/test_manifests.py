@@ -183,6 +183,7 @@ def test_paths_of_haproxy_match_the_images(printed: Any) -> None:
     for pod in pods(printed("rayservice")):
         variables = {each["name"]: each["value"] for each in pod["spec"]["containers"][0]["env"]}
         assert variables["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+        assert variables["RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"] == "0.5"
         assert (
             variables["RAY_SERVE_HAPROXY_BINARY_PATH"]
             == f"{manifests.SITE_PACKAGES}/roseinfer/integrations/ray/haproxy"

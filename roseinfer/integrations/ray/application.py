@@ -18,6 +18,14 @@ HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 # Variables of the command that its deployment gets too, with those of Serve. Ray shows them to all users, so secrets
 # are in `Plan.variables` instead.
 PASSED_VARIABLES = ("PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")
+# How soon HAProxy is replaced, and how soon it stops using an API process that hangs. Variables of the command or of
+# the pods come first. Serve starts another HAProxy after three failed checks, and HAProxy needs two for a process.
+# On a busy machine HAProxy may take longer to start than the 5 s after which Serve would begin again.
+RECOVERY_VARIABLES = {
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
+    "RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER": "1s",
+}
 LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 
 
@@ -26,7 +34,11 @@ def environment(plan: Plan) -> dict[str, str]:
     passed = {
         name: value for name, value in os.environ.items() if name in PASSED_VARIABLES or name.startswith("RAY_SERVE_")
     }
-    return passed | serve_variables(plan.deploy.bind, str(Path(__file__).with_name("haproxy")), _haproxy_path())
+    return (
+        RECOVERY_VARIABLES
+        | passed
+        | serve_variables(plan.deploy.bind, str(Path(__file__).with_name("haproxy")), _haproxy_path())
+    )
 
 
 def serve_variables(bind: str, wrapper: str, haproxy: str) -> dict[str, str]:

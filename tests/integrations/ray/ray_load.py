@@ -10,9 +10,18 @@ from collections.abc import Sequence
 
 from benchmarks.faults.server import until
 from roseinfer.bench.exchange import Exchange, send_request
-from tests.integrations.ray.ray_cluster import API_ACTOR, DIRECTORY, ENGINE, ENGINE_ACTOR, RayCluster
+from tests.integrations.ray.ray_cluster import (
+    API_ACTOR,
+    DIRECTORY,
+    ENGINE,
+    ENGINE_ACTOR,
+    HAPROXY,
+    HAPROXY_ACTOR,
+    RayCluster,
+)
 
 NAMES = {"engine": ENGINE, "actor": ENGINE_ACTOR, "api": API_ACTOR, "directory": DIRECTORY}
+NAMES |= {"haproxy": HAPROXY, "haproxy actor": HAPROXY_ACTOR}
 RECOVERY_TIMEOUT_S = 90.0
 
 

@@ -1,10 +1,16 @@
 """The script that changes HAProxy's configuration before it starts HAProxy."""
 
+import json
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
 import roseinfer.integrations.ray
+from benchmarks.faults.server import until
 
 SCRIPT = Path(roseinfer.integrations.ray.__file__).with_name("haproxy")
 CONFIG = """global
@@ -17,21 +23,54 @@ frontend prometheus
 frontend http_frontend
     bind *:8000
     acl a path /
+    default_backend default_backend
+backend default_backend
+    http-request return status 404 content-type text/plain lf-string "Path \'%[path]\' not found. Ping /-/routes."
 listen stats
   bind *:8404
   stats enable
 """
 
 
-def test_only_the_port_for_requests_is_bound_to_all_addresses(tmp_path: Path) -> None:
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(CONFIG)
+def changed(config: str, folder: Path) -> str:
+    """Return the configuration as the script changes it."""
+    file = folder / "haproxy.cfg"
+    file.write_text(config)
     environment = {"ROSEINFER_HAPROXY": "/bin/echo", "ROSEINFER_HAPROXY_STATS_HOST": "127.0.0.1"}
-    command = [str(SCRIPT), "-db", "-f", str(config), "-dR", "-sf", "17"]
+    command = [str(SCRIPT), "-db", "-f", str(file), "-dR", "-sf", "17"]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == command[1:], "HAProxy gets the arguments of the script"
+    return file.read_text()
+
+
+def test_only_the_port_for_requests_is_bound_to_all_addresses(tmp_path: Path) -> None:
     expected = CONFIG.replace(" :9101", " 127.0.0.1:9101").replace("*:8404", "127.0.0.1:8404").replace("666", "600")
-    assert config.read_text() == expected
+    before, after = expected.splitlines(), changed(CONFIG, tmp_path).splitlines()
+    assert [line for line in after if "return status" not in line] == [
+        line for line in before if "return status" not in line
+    ]
+
+
+def test_a_proxy_without_applications_asks_clients_to_retry(tmp_path: Path) -> None:
+    """A new HAProxy answers before Serve has sent it the API processes."""
+    [line] = [line for line in changed(CONFIG, tmp_path).splitlines() if "return status" in line]
+    words, _, body = line.partition(" string ")
+    assert "status 503 content-type application/json hdr Retry-After 1" in words
+    assert json.loads(body.strip("'"))["error"]["code"] == "loading"
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux is not installed")
+def test_the_proxy_ends_with_its_parent() -> None:
+    """The signal lets it finish its streams."""
+    environment = {"ROSEINFER_HAPROXY": "/bin/sleep", "ROSEINFER_HAPROXY_STATS_HOST": "127.0.0.1"}
+    starting = "import subprocess, sys, time; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", starting, str(SCRIPT), "600"]
+    with subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        proxy = Path("/proc", parent.stdout.readline().strip())
+        assert until(lambda: (proxy / "comm").read_text().strip() == "sleep")
+        parent.kill()
+    assert until(lambda: not proxy.exists() or ") Z " in (proxy / "stat").read_text())
 
 
 def test_a_call_without_a_configuration_is_passed_on() -> None:

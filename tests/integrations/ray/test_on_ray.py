@@ -2,13 +2,14 @@
 
 import importlib.util
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from benchmarks.faults.server import until
 from benchmarks.gpu_server import free_port
-from tests.integrations.ray.ray_cluster import API_ACTOR, ENGINE_ACTOR, HAPROXY, RayCluster
+from tests.integrations.ray.ray_cluster import API_ACTOR, DIRECTORY, ENGINE_ACTOR, HAPROXY, HAPROXY_ACTOR, RayCluster
 from tests.integrations.ray.ray_load import finished, run, stream_bodies
 
 pytestmark = [
@@ -61,5 +62,28 @@ def test_killed_processes_are_replaced_and_streams_continue() -> None:
             assert [each.text for each in seen] == [each.text for each in base], kill
         seen = run(cluster, bodies, ("api",), at_s)
         assert not all(map(finished, seen)), "the only API process was killed, so its streams are cut"
+        for kill in (("haproxy",), ("haproxy actor",)):
+            seen = run(cluster, bodies, kill, at_s)
+            assert not all(map(finished, seen)), kill
+            statuses = {each.status for each in seen if not finished(each)}
+            assert 404 not in statuses, "a new HAProxy does not know the API processes yet"
         seen = run(cluster, bodies[:3], (), at_s)
         assert all(map(finished, seen)) and [each.text for each in seen] == [each.text for each in base[:3]]
+
+
+def test_a_deployment_that_fails_leaves_nothing_running() -> None:
+    """Each failure is one line. The next deployment is served by an engine of its own."""
+    with RayCluster() as cluster:
+        with socket.create_server(("127.0.0.1", cluster.port)):
+            done = cluster.deploy()
+        assert done.returncode == 1 and f"port {cluster.port} at 127.0.0.1 is in use" in done.stderr
+        assert done.stderr.count("\n") == 1 and not cluster.processes("ray::ServeController"), done.stderr
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            port = other.getsockname()[1]
+            done = cluster.deploy("--engine-ports", str(port))
+        assert done.returncode == 1 and f"no port of {port}-{port} is free" in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        for name in (HAPROXY, HAPROXY_ACTOR, ENGINE_ACTOR, API_ACTOR, DIRECTORY, "ray::ServeController"):
+            assert until(lambda name=name: not cluster.processes(name)), name  # type: ignore[misc]
+        done = cluster.deploy()
+        assert done.returncode == 0 and cluster.ready(1), done.stderr
