@@ -142,7 +142,7 @@ def _container(plan: Plan, gpus: int | None = None, memory_gib: int = MEMORY_GIB
 
 def _cpus(plan: Plan) -> int:
     """Return the cores of a pod: those of an engine and of its share of the API processes."""
-    api_cpus = plan.api_cpus * math.ceil(plan.deploy.api_replicas / plan.deploy.lower_bound)
+    api_cpus = plan.api_cpus * math.ceil(plan.deploy.api_processes / plan.deploy.lower_bound)
     return max(CPUS, math.ceil(plan.engine_cpus + api_cpus))
 
 

@@ -89,7 +89,7 @@ class ApiReplica:
             router=plan.router,
             inflight=InflightLimit(plan.engine.scheduler.max_inflight_requests),
             prefix=f"{self._process}-",
-            processes=plan.deploy.api_replicas,
+            processes=plan.deploy.api_processes,
             drain_s=replicas.drain_timeout,
         )
         self._engine = engine = await with_texts(self._parts.service, tokenizer, starting)

@@ -84,7 +84,7 @@ def application(plan: Plan) -> Any:
         engine["autoscaling_config"] = _autoscaling(plan)
     api = {
         "name": API,
-        "num_replicas": plan.deploy.api_replicas,
+        "num_replicas": plan.deploy.api_processes,
         "max_ongoing_requests": MAX_ONGOING_COUNT,
         "ray_actor_options": {"num_cpus": plan.api_cpus},
         "graceful_shutdown_timeout_s": plan.server.shutdown_timeout + DEREGISTER_S + CLOSE_S,

@@ -127,12 +127,12 @@ def check(plan: Plan) -> Plan:
         plan = replace(plan, engine=replace(plan.engine, model=model))
     needs = {
         "GPU": plan.gpus * plan.deploy.engines,
-        "CPU": plan.engine_cpus * plan.deploy.engines + plan.api_cpus * plan.deploy.api_replicas,
+        "CPU": plan.engine_cpus * plan.deploy.engines + plan.api_cpus * plan.deploy.api_processes,
     }
     for name, needed in needs.items():
         if needed > resources.get(name, 0.0):
             raise ResourceError(
-                f"{plan.deploy.engines} engines and {plan.deploy.api_replicas} API processes need {needed:g} {name}s, "
+                f"{plan.deploy.engines} engines and {plan.deploy.api_processes} API processes need {needed:g} {name}s, "
                 f"but the Ray cluster has {resources.get(name, 0.0):g} on {len(nodes)} nodes"
             )
     return plan

@@ -31,7 +31,9 @@ class DeployConfig:
     scale_down_after: float = option(
         600.0, "seconds for which fewer engines must have been enough before one is removed"
     )
-    api_replicas: int = option(1, "processes that answer requests, behind HAProxy")
+    api_replicas: int | None = option(
+        None, "processes that answer requests, behind HAProxy; default: 2 if there may be several engines, else 1"
+    )
     bind: str = option(
         "127.0.0.1",
         "address to listen on: one of this machine, or 0.0.0.0 for a cluster of several machines",
@@ -70,6 +72,11 @@ class DeployConfig:
     @property
     def upper_bound(self) -> int:
         return self.engines if self.max_engines is None else self.max_engines
+
+    @property
+    def api_processes(self) -> int:
+        """Number of API processes. With one engine a second process would protect little."""
+        return self.api_replicas or min(2, self.upper_bound)
 
     @property
     def port_range(self) -> range:

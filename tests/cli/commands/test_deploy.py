@@ -56,6 +56,21 @@ def test_wrong_options_are_reported_in_one_line(
     assert says in line and line.startswith("roseinfer")
 
 
+@pytest.mark.parametrize(
+    ("options", "processes"),
+    [
+        ({}, 1),
+        ({"engines": 2}, 2),
+        ({"engines": 8}, 2),
+        ({"max_engines": 3}, 2),
+        ({"engines": 8, "api_replicas": 1}, 1),
+        ({"api_replicas": 3}, 3),
+    ],
+)
+def test_several_engines_have_two_api_processes(options: dict[str, int], processes: int) -> None:
+    assert DeployConfig(**options).api_processes == processes
+
+
 def test_a_missing_extra_is_reported_in_one_line(
     cost: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
