@@ -7,6 +7,7 @@ from roseinfer.core.step_cost import StepCost
 
 # Upper bounds of the buckets of `Promise.waiting_tokens`: seconds from `at_s` to the deadline of the first token.
 DUE_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, inf)
+PROMPT_SPAN_S = 10.0  # time constant of `Promise.prompt_share`
 
 
 class Promise(NamedTuple):
@@ -31,7 +32,8 @@ class Promise(NamedTuple):
     of the KV cache, 0 = unknown. `draining`: the engine accepts no new requests.
 
     `oldest_wait_s`: seconds since the arrival of the oldest request without a first token, whether it waits or its
-    prompt is being computed; 0 = none.
+    prompt is being computed; 0 = none. `prompt_share`: recent share of the time that prompts took, 0 to about 1, with
+    the time constant `PROMPT_SPAN_S`. Steps are split between prompts and decoding by their tokens.
     """
 
     at_s: float
@@ -56,6 +58,7 @@ class Promise(NamedTuple):
     draining: bool = False
     experts: float = 0.0
     oldest_wait_s: float = 0.0
+    prompt_share: float = 0.0
 
     @property
     def constant_s(self) -> float:

@@ -1,9 +1,9 @@
 """Autoscaling rule: the number of engines, from their load and the rejected requests."""
 
 from dataclasses import dataclass
-from math import ceil, floor
+from math import ceil, exp, floor
 
-from roseinfer.core.promise import Promise
+from roseinfer.core.promise import PROMPT_SPAN_S, Promise
 
 MIN_REQUESTS_COUNT = 20  # with objectives in the window; fewer are too few to judge the rejected share
 MIN_CAPACITY_SHARE = 0.13  # of its time, which an engine always has for work
@@ -32,13 +32,14 @@ class FleetSizeRule:
     patience_s: float = 600.0
 
 
-def fullness(promise: Promise) -> float:
+def fullness(promise: Promise, now_s: float) -> float:
     """Return how full an engine is: 0 = idle, 1 = full, above 1 = its requests need more than one engine.
 
-    The largest of four shares, of which the last two have no upper bound of 1:
+    The largest of five shares, of which the last two have no upper bound of 1:
 
     - seats: running requests over all seats, 0 to 1;
     - memory: KV blocks in use over all blocks, 0 to 1;
+    - prompts: `prompt_share`, 0 to about 1, which decays until `now_s`, since an idle engine publishes nothing new;
     - objectives: `promised_load`, for policies that publish one, else 0;
     - queue: (running + waiting) / running, the engines that would run all of them at once. It counts in proportion to
       the age of the oldest request without a first token, in full from `MAX_WAIT_S` on, and up to `MAX_QUEUE_RATIO`.
@@ -47,7 +48,8 @@ def fullness(promise: Promise) -> float:
     memory = (promise.blocks - promise.free_blocks) / max(1, promise.blocks)
     queue = (promise.running + promise.waiting) / max(1, promise.running)
     age = min(1.0, promise.oldest_wait_s / MAX_WAIT_S)
-    return max(seats, memory, promised_load(promise), age * min(queue, MAX_QUEUE_RATIO))
+    prompts = promise.prompt_share * exp((promise.at_s - now_s) / PROMPT_SPAN_S)
+    return max(seats, memory, prompts, promised_load(promise), age * min(queue, MAX_QUEUE_RATIO))
 
 
 def promised_load(promise: Promise) -> float:

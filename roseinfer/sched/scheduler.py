@@ -14,7 +14,7 @@ from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.core.outputs import FinishReason, FirstToken, SchedulerStats, SequenceOutput, new_output
 from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs
-from roseinfer.core.promise import Promise
+from roseinfer.core.promise import PROMPT_SPAN_S, Promise
 from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Cause
 from roseinfer.kv.manager import KvManager
@@ -35,6 +35,7 @@ from roseinfer.sched.policy import (
     implements,
     no_load_s,
 )
+from roseinfer.sched.recent_share import RecentShare
 from roseinfer.sched.roster import Roster
 from roseinfer.sched.seating import Seating, chunk
 
@@ -104,6 +105,7 @@ class Scheduler:
         self._waits = self.roster.waits
         self._requests = self._prompt_tokens = self._generation_tokens = 0
         self._last_tokens, self._last_rows, self._last_duration_s, self._last_end_s = 0, 0, 0.0, 0.0
+        self._prompt_share = RecentShare(PROMPT_SPAN_S)
         self._clock = StepClock()
         self.integrity_errors = 0  # counted by the caller of `audit`
 
@@ -288,6 +290,7 @@ class Scheduler:
         requests, running = self.roster.requests, Status.RUNNING
         block_mask = self.kv.block_size - 1
         extra_tokens = 0  # tokens beyond one for each output
+        prompt_tokens = self._prompt_tokens
         self.roster.steps_done = plan.step + 1
         self._last_tokens, self._last_duration_s = plan.num_tokens, result.duration_s
         planned_s = self._clock.planned_at(plan.step)
@@ -320,6 +323,8 @@ class Scheduler:
         if self.offload is not None:
             self.offload.done(plan, result)
             duration_s = rows_seconds(result, duration_s) if plan.rows else 0.0
+        if self._prompt_tokens > prompt_tokens:
+            self._prompt_share.add(duration_s * (self._prompt_tokens - prompt_tokens) / plan.num_tokens, now_s)
         self.policy.observe(StepDone(plan, now_s, duration_s))
         return outputs
 
@@ -442,6 +447,7 @@ class Scheduler:
             free_blocks=self.kv.num_free,
             blocks=self.kv.num_blocks,
             oldest_wait_s=self._oldest_wait_s(now_s),
+            prompt_share=self._prompt_share.at(now_s),
         )
         if self._promising is None:
             return counts

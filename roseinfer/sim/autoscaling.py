@@ -114,7 +114,7 @@ class AutoscaledFleet(SimulatedFleet):
         coming = [slot for slot in self.slots if slot.engine is None and slot.asked_s is not None]
         if not running:
             return
-        self._scaler.look(self.now_s, fmean(fullness(slot.promise) for slot in running))
+        self._scaler.look(self.now_s, fmean(fullness(slot.promise, self.now_s) for slot in running))
         size = len(running) + len(coming)
         waiting = sum(slot.promise.waiting for slot in running)
         wanted = self._scaler.wanted(self.now_s, len(running), len(coming), waiting)

@@ -1,6 +1,6 @@
 """Promises that a scheduler publishes for routers."""
 
-from math import inf
+from math import e, exp, inf
 
 import pytest
 
@@ -73,6 +73,18 @@ def test_a_policy_without_objectives_promises_counts_alone() -> None:
     found = engine.promise()
     assert (found.steps, found.running, found.waiting, found.best_effort, found.free_seats) == (2, 4, 2, 2, 0)
     assert found.free_blocks == 1000 - 4 * 2 and not found.cost.is_known
+
+
+@pytest.mark.parametrize("policy", ["slack", "fifo"])
+def test_prompts_are_a_share_of_the_recent_time(policy: str) -> None:
+    engine = Engine(policy)
+    assert engine.promise().prompt_share == 0.0
+    engine.add(900)
+    engine.steps(14)
+    share = engine.promise().prompt_share
+    assert share == pytest.approx(1 - exp(-engine.clock.now() / 10.0), rel=0.02), "all of the time so far"
+    engine.clock.advance(10.0)
+    assert engine.promise().prompt_share == pytest.approx(share / e)
 
 
 @pytest.mark.parametrize("policy", ["slack", "fifo"])

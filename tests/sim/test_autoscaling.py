@@ -95,6 +95,7 @@ def test_a_burst_adds_engines_only_if_it_lasts() -> None:
 
 
 def test_long_prompts_fill_an_engine_though_seats_are_free() -> None:
-    """A prompt takes .6 s, so an engine computes fewer than two in a second, and seldom more than a few at a time."""
+    """A prompt takes .6 s and more: a rate of 3 keeps two engines busy, so that a third is not too many."""
     assert size_at(run(load(3.0, 40.0, prompt=3000, output=4), 1), 40.0) == 3
+    assert not removals(run(load(3.0, 60.0, prompt=3000, output=4), 3))
     assert size_at(run(load(0.3, 60.0, prompt=3000, output=4), 3), 60.0) == 1

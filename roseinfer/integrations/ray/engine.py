@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from time import monotonic
 from uuid import uuid4
 
 from roseinfer.cluster.remote.address import HostPort
@@ -63,7 +64,7 @@ class EngineReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the metrics for `scaling`, without those of requests while the directory does not answer."""
-        stats = load_metrics(None if self._server is None else self._server.promise())
+        stats = load_metrics(None if self._server is None else self._server.promise(), monotonic())
         with contextlib.suppress(Exception):  # Ray restarts the directory
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 totals = RequestCounts(*await (await directory()).request_totals.remote())

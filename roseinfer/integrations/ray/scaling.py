@@ -54,11 +54,11 @@ class ScalingState:
     low_since_s: float | None = None
 
 
-def load_metrics(promise: Promise | None) -> dict[str, float]:
-    """Return what an engine reports of its load: nothing to do without a promise."""
+def load_metrics(promise: Promise | None, now_s: float) -> dict[str, float]:
+    """Return an engine's report at `now_s`, on the clock of its promises. Without a promise it is idle."""
     if promise is None:
         return {LOAD: 0.0, WAITING: 0.0}
-    return {LOAD: fullness(promise), WAITING: float(promise.waiting)}
+    return {LOAD: fullness(promise, now_s), WAITING: float(promise.waiting)}
 
 
 class FleetSizePolicy:

@@ -100,9 +100,9 @@ def test_an_engine_stays_until_no_request_waits() -> None:
 
 def test_engines_without_objectives_report_seats_and_queue() -> None:
     full = Promise(0.0, running=32, waiting=106, best_effort=106, oldest_wait_s=9.0)
-    assert load_metrics(full) == {LOAD: 4.0, WAITING: 106.0}
-    assert load_metrics(None) == {LOAD: 0.0, WAITING: 0.0}, "the engine has not begun"
-    assert sizes(FleetSizePolicy(), Context(1, 1, 100.0, load=load_metrics(full)[LOAD])) == [4], "the upper bound"
+    assert load_metrics(full, 0.0) == {LOAD: 4.0, WAITING: 106.0}
+    assert load_metrics(None, 0.0) == {LOAD: 0.0, WAITING: 0.0}, "the engine has not begun"
+    assert sizes(FleetSizePolicy(), Context(1, 1, 100.0, load=load_metrics(full, 0.0)[LOAD])) == [4], "the upper bound"
 
 
 def test_a_busy_moment_restarts_the_wait() -> None:

@@ -68,6 +68,7 @@ class Promises:
             counts.blocks,
             experts=p.experts.read(max(1.0, batch.rows)) if p.experts is not None else 0.0,
             oldest_wait_s=counts.oldest_wait_s,
+            prompt_share=counts.prompt_share,
         )
 
     def _to_decode(self, now_s: float) -> float:
