@@ -1,6 +1,7 @@
 """Private folders for sockets and shared memory. None is left behind, even after `kill -9`.
 
-The owner holds a lock on its folder. The next owner removes folders whose lock is free.
+The owner holds a lock on its folder. The next owner removes folders whose lock is free. A folder gets its name once it
+is locked, so that none is removed while it is made.
 """
 
 import contextlib
@@ -15,10 +16,10 @@ from roseinfer.core.errors import ResourceError
 
 # Limit of macOS; Linux takes four bytes more.
 MAX_SOCKET_PATH_BYTES = 103
-# A younger folder may be one that its owner is about to lock.
-MIN_LEFTOVER_AGE_S = 60.0
+# A younger folder without its name may be one that its owner is about to lock.
+MIN_UNNAMED_AGE_S = 60.0
 _LONGEST_NAME = "engine999.new"
-_PREFIX = "roseinfer-"
+_PREFIX, _UNNAMED_PREFIX = "roseinfer-", ".roseinfer-"
 _MARK = "locked"  # file that distinguishes our folders from others of that prefix
 
 _locks: dict[Path, int] = {}
@@ -31,12 +32,14 @@ def private_folder() -> Path:
     """
     try:
         _sweep(Path(tempfile.gettempdir()))
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        _locks[folder] = os.open(folder, os.O_RDONLY)
+        unnamed = Path(tempfile.mkdtemp(prefix=_UNNAMED_PREFIX))
+        folder = unnamed.with_name(unnamed.name.replace(_UNNAMED_PREFIX, _PREFIX, 1))
+        _locks[folder] = os.open(unnamed, os.O_RDONLY)
         # systemd-tmpfiles, too, leaves locked folders alone.
         with contextlib.suppress(OSError):  # a file system without locks: then nobody else gets one either
             fcntl.flock(_locks[folder], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (folder / _MARK).touch(0o600)
+        (unnamed / _MARK).touch(0o600)
+        unnamed.rename(folder)
     except OSError as error:
         raise ResourceError(
             f"cannot create a temporary folder ({error.strerror}); set TMPDIR to another path"
@@ -61,10 +64,12 @@ def remove_folder(folder: Path) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*"):
+    before_s = time.time() - MIN_UNNAMED_AGE_S
+    for folder in (*parent.glob(f"{_PREFIX}*"), *parent.glob(f"{_UNNAMED_PREFIX}*")):
         try:
             status = folder.lstat()
-            if status.st_uid == os.getuid() and time.time() - status.st_mtime > MIN_LEFTOVER_AGE_S:
+            named = folder.name.startswith(_PREFIX)
+            if status.st_uid == os.getuid() and (named or status.st_mtime < before_s):
                 _remove_if_unlocked(folder)
         except OSError:  # just removed, locked, or not one of ours
             continue

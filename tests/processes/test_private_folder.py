@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from roseinfer.core.errors import ResourceError
-from roseinfer.processes.private_folder import MIN_LEFTOVER_AGE_S, private_folder, remove_folder
+from roseinfer.processes.private_folder import MIN_UNNAMED_AGE_S, private_folder, remove_folder
 
 
 @pytest.fixture(autouse=True)
@@ -49,17 +49,22 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_the_folder_of_a_killed_owner_is_removed_at_the_next_start(temporary: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(temporary)}
     done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, env=environment)
-    left, mine = Path(done.stdout.strip()), private_folder()
-    others = temporary / "roseinfer-notes"
-    others.mkdir()
-    (others / "diary").write_text("dear diary")
-    assert left.is_dir(), "it may be one that is just being made"
-    for folder in (left, mine, others):
-        age(folder, MIN_LEFTOVER_AGE_S + 1)
+    left = Path(done.stdout.strip())
+    assert left.is_dir()
+    mine = private_folder()
+    assert list(temporary.iterdir()) == [mine]
+    others, unnamed = temporary / "roseinfer-notes", temporary / ".roseinfer-abc"
+    for folder, file in ((others, "diary"), (unnamed, "locked")):
+        folder.mkdir()
+        (folder / file).touch()
     new = private_folder()
-    assert sorted(temporary.iterdir()) == sorted([mine, new, others]), "not one whose owner lives, nor anything else"
-    remove_folder(mine)
-    remove_folder(new)
+    assert sorted(temporary.iterdir()) == sorted([mine, new, others, unnamed]), "one may be in the making"
+    for folder in (mine, others, unnamed):
+        age(folder, MIN_UNNAMED_AGE_S + 1)
+    last = private_folder()
+    assert sorted(temporary.iterdir()) == sorted([mine, new, others, last]), "not one whose owner lives, nor other files"
+    for folder in (mine, new, last):
+        remove_folder(folder)
 
 
 def test_a_folder_that_cannot_be_made_raises(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
