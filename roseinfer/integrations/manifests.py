@@ -34,6 +34,7 @@ RAY_PORTS = {
     6379: "Ray", 8080: "Ray's metrics", 8265: "Ray's dashboard", 10001: "Ray's clients", 52365: "Ray's agents",
     8404: "HAProxy's statistics", 8500: "Ray Serve's own proxy", 9101: "HAProxy's metrics",
 }  # fmt: skip
+GROUP_LABEL, ENGINE_GROUP = "ray.io/group", "engines"  # KubeRay labels the pods of a group with its name
 API_PORTS = range(30000, 31001)
 # Options that have no meaning without Ray. In a cluster of KubeRay, CLUSTER_OPTIONS have none either.
 RAY_OPTIONS = (
@@ -96,7 +97,7 @@ def _deployment(plan: Plan, flags: Sequence[str]) -> dict[str, Any]:
         "strategy": rolling if plan.deploy.engines > 1 else {"type": "Recreate"},
         "template": {
             "metadata": {"labels": LABELS | ENGINE_TYPE, "annotations": annotations},
-            "spec": _pod(plan, container),
+            "spec": _pod(plan, container) | _spread(LABELS),
         },
     }
     return _object("apps/v1", "Deployment", NAME, spec)
@@ -144,6 +145,17 @@ def _cpus(plan: Plan) -> int:
     """Return the cores of a pod: those of an engine and of its share of the API processes."""
     api_cpus = plan.api_cpus * math.ceil(plan.deploy.api_processes / plan.deploy.lower_bound)
     return max(CPUS, math.ceil(plan.engine_cpus + api_cpus))
+
+
+def _spread(labels: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a pod that spread the pods with these labels over nodes, as far as there are free ones."""
+    rule = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": dict(labels)},
+    }
+    return {"topologySpreadConstraints": [rule]}
 
 
 def _pod(plan: Plan, container: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,13 +211,15 @@ def _ray_service(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "readinessProbe": _probe(HAPROXY_HEALTH, 5, 1, "serve"),
         "livenessProbe": _ray_probe(120),
     }
+    worker_pod = _ray_pod(plan, worker)
+    worker_pod["spec"] |= _spread({GROUP_LABEL: ENGINE_GROUP})
     workers = {
-        "groupName": "engines",
+        "groupName": ENGINE_GROUP,
         "replicas": plan.deploy.engines,
         "minReplicas": plan.deploy.lower_bound,
         "maxReplicas": plan.deploy.upper_bound,
         "rayStartParams": {"num-cpus": str(_cpus(plan))},
-        "template": _ray_pod(plan, worker),
+        "template": worker_pod,
     }
     ports = [("gcs-server", 6379), ("dashboard", 8265), ("client", 10001), ("serve", plan.server.port)]
     head = _container(plan, gpus=0, memory_gib=HEAD_MEMORY_GIB) | {

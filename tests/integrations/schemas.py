@@ -86,6 +86,17 @@ POD = fields(
     ),
     containers=many(CONTAINER, 1),
     volumes=many(VOLUME),
+    topologySpreadConstraints=many(
+        fields(
+            "maxSkew",
+            "topologyKey",
+            "whenUnsatisfiable",
+            maxSkew=POSITIVE,
+            topologyKey=TEXT,
+            whenUnsatisfiable=any_of("DoNotSchedule", "ScheduleAnyway"),
+            labelSelector=fields(matchLabels=SELECTOR),
+        )
+    ),
 )
 TEMPLATE = fields("spec", metadata=fields(labels=LABELS, annotations=by_name({"type": "string"})), spec=POD)
 

@@ -179,6 +179,17 @@ def test_a_ray_cluster_is_autoscaled_and_requires_a_token(printed: Any) -> None:
         assert "nvidia.com/gpu" not in head["containers"][0]["resources"]["limits"]
 
 
+def test_pods_of_engines_are_spread_over_nodes(printed: Any) -> None:
+    """KubeRay adds the label of the group; the head has none."""
+    (server,) = pods(printed("k8s", "--engines", "2"))
+    head, engine = pods(printed("rayservice", "--engines", "2"))
+    for pod, labels in ((server, server["metadata"]["labels"]), (engine, {"ray.io/group": "engines"})):
+        (rule,) = pod["spec"]["topologySpreadConstraints"]
+        assert rule["whenUnsatisfiable"] == "ScheduleAnyway", "an engine beside another is better than none"
+        assert rule["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert "topologySpreadConstraints" not in head["spec"]
+
+
 def test_paths_of_haproxy_match_the_images(printed: Any) -> None:
     for pod in pods(printed("rayservice")):
         variables = {each["name"]: each["value"] for each in pod["spec"]["containers"][0]["env"]}

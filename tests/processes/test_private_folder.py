@@ -62,7 +62,9 @@ def test_the_folder_of_a_killed_owner_is_removed_at_the_next_start(temporary: Pa
     for folder in (mine, others, unnamed):
         age(folder, MIN_UNNAMED_AGE_S + 1)
     last = private_folder()
-    assert sorted(temporary.iterdir()) == sorted([mine, new, others, last]), "not one whose owner lives, nor other files"
+    assert sorted(temporary.iterdir()) == sorted([mine, new, others, last]), (
+        "not one whose owner lives, nor other files"
+    )
     for folder in (mine, new, last):
         remove_folder(folder)
 

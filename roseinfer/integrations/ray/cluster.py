@@ -108,7 +108,10 @@ def check_reachable(address: str) -> None:
 
 def _unreachable(address: str, reason: str) -> ResourceError:
     place = "on this machine" if address == "auto" else f"at {address}"
-    return ResourceError(f"no Ray cluster {place} ({reason}); start one with: RAY_AUTH_MODE=token ray start --head")
+    return ResourceError(
+        f"no Ray cluster {place} ({reason}); start one with: "
+        "RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0 ray start --head"
+    )
 
 
 def check(plan: Plan) -> Plan:
