@@ -6,7 +6,6 @@ some of the difference. Several steps may be in flight: `plan` counts tokens tha
 """
 
 from collections.abc import Iterator
-from itertools import islice
 from math import inf
 from typing import cast
 
@@ -463,11 +462,13 @@ class Scheduler:
         Running requests are in their starting order, so those without a token are the last ones. A full scan would cost
         as much as the plan.
         """
-        arrival_s = min((request.arrival_s for request in islice(self.waiting, 1)), default=now_s)
+        first = next(iter(self.waiting), None)
+        arrival_s = now_s if first is None else first.arrival_s
         for request in reversed(self.running.values()):
             if request.num_outputs:
                 break
-            arrival_s = min(arrival_s, request.arrival_s)
+            if request.arrival_s < arrival_s:
+                arrival_s = request.arrival_s
         return max(0.0, now_s - arrival_s)
 
     def check_integrity(self) -> None:
