@@ -26,6 +26,9 @@ SHUTDOWN_MARGIN_S = 15
 START_PROBE_PERIOD_S, MAX_START_S = 5, 1800
 CPUS, MEMORY_GIB, MODELS_GIB, HEAD_MEMORY_GIB = 4, 16, 50, 8
 PICKER_PORT = 9002
+# Redis outside the Ray cluster: with it, a new head continues the cluster of the lost one. 7.2 has a free license.
+REDIS, REDIS_IMAGE, REDIS_PORT, REDIS_USER_ID, REDIS_GIB = f"{NAME}-redis", "redis:7.2-bookworm", 6379, 999, 1
+REDIS_KEY = "REDIS_PASSWORD"  # in the Secret
 # Health of a Ray node, by HTTP. KubeRay's own probes run wget, which the images lack.
 RAY_HEALTH, RAY_HEALTH_PORT = "/api/healthz", 52365
 HAPROXY_HEALTH = "/-/healthz"  # 503 while HAProxy knows no API process
@@ -73,7 +76,7 @@ def manifests(kind: str, plan: Plan, flags: Sequence[str], arguments: Mapping[st
     if kind == INFERENCE_POOL:
         return _text(_POOL_NOTE, [_pool(plan)])
     if kind == RAY_SERVICE:
-        return _text(_RAY_NOTE, [_claim(plan), _ray_service(plan, arguments)])
+        return _text(_RAY_NOTE, [_claim(plan), _redis_service(), _redis(), _ray_service(plan, arguments)])
     return _text(_K8S_NOTE, [_claim(plan), _deployment(plan, flags), _service(plan)])
 
 
@@ -128,11 +131,7 @@ def _container(plan: Plan, gpus: int | None = None, memory_gib: int = MEMORY_GIB
         "image": plan.deploy.image or ("roseinfer:cuda" if plan.gpus else "roseinfer:cpu"),
         "envFrom": [{"secretRef": {"name": KEYS}}],
         "resources": {"requests": {"cpu": str(_cpus(plan)), "memory": memory}, "limits": limits},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": _RESTRICTED,
         "volumeMounts": [
             {"name": "models", "mountPath": "/models"},
             {"name": "tmp", "mountPath": "/tmp"},
@@ -162,19 +161,32 @@ def _pod(plan: Plan, container: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "terminationGracePeriodSeconds": math.ceil(plan.server.shutdown_timeout) + SHUTDOWN_MARGIN_S,
         "automountServiceAccountToken": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER_ID,
-            "runAsGroup": USER_ID,
-            "fsGroup": USER_ID,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": _user(USER_ID),
         "containers": [dict(container)],
         "volumes": [
             {"name": "models", "persistentVolumeClaim": {"claimName": MODELS}},
             {"name": "tmp", "emptyDir": {}},
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
         ],
+    }
+
+
+# Of a container.
+_RESTRICTED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def _user(number: int) -> dict[str, Any]:
+    """Return the security context of a pod whose processes run as this user."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": number,
+        "runAsGroup": number,
+        "fsGroup": number,
+        "seccompProfile": {"type": "RuntimeDefault"},
     }
 
 
@@ -234,6 +246,10 @@ def _ray_service(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "rayVersion": RAY_VERSION,
         "authOptions": {"mode": "token"},  # KubeRay creates the token for all pods
         "enableInTreeAutoscaling": autoscaled,
+        "gcsFaultToleranceOptions": {
+            "redisAddress": f"redis://{REDIS}:{REDIS_PORT}",
+            "redisPassword": {"valueFrom": {"secretKeyRef": {"name": KEYS, "key": REDIS_KEY}}},
+        },
         "headGroupSpec": {"rayStartParams": {"num-cpus": "0", "num-gpus": "0"}, "template": head_pod},
         "workerGroupSpecs": [workers],
     }
@@ -243,6 +259,46 @@ def _ray_service(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
         "rayClusterConfig": cluster,
     }
     return _object("ray.io/v1", "RayService", NAME, spec)
+
+
+def _redis() -> dict[str, Any]:
+    """Return Redis with a volume, so that its own restart loses nothing."""
+    labels = {"app.kubernetes.io/name": REDIS}
+    password = {"name": REDIS_KEY, "valueFrom": {"secretKeyRef": {"name": KEYS, "key": REDIS_KEY}}}
+    container = {
+        "name": "redis",
+        "image": REDIS_IMAGE,
+        "command": ["redis-server"],
+        "args": ["--dir", "/data", "--appendonly", "yes", "--requirepass", f"$({REDIS_KEY})"],
+        "env": [password],
+        "ports": [_container_port("redis", REDIS_PORT)],
+        "livenessProbe": {"tcpSocket": {"port": "redis"}, "periodSeconds": 5, "failureThreshold": 3},
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+        "securityContext": _RESTRICTED,
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
+    pod = {
+        "automountServiceAccountToken": False,
+        "securityContext": _user(REDIS_USER_ID),
+        "containers": [container],
+    }
+    claim = {
+        "metadata": {"name": "data"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": f"{REDIS_GIB}Gi"}}},
+    }
+    spec = {
+        "serviceName": REDIS,
+        "replicas": 1,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+        "volumeClaimTemplates": [claim],
+    }
+    return _object("apps/v1", "StatefulSet", REDIS, spec)
+
+
+def _redis_service() -> dict[str, Any]:
+    spec = {"selector": {"app.kubernetes.io/name": REDIS}, "ports": [_port("redis", REDIS_PORT)]}
+    return _object("v1", "Service", REDIS, spec)
 
 
 def serve_config(plan: Plan, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,6 +344,7 @@ _K8S_NOTE = (
     f"{_KEYS_NOTE}Check storage, memory and CPUs: they are guesses. Files that options name must be in the image."
 )
 _RAY_NOTE = f"""For KubeRay 1.6 or later and an image with the extra `ray` (docs/how-to/ray.md).
+The Secret needs the password of Redis too: --from-literal={REDIS_KEY}="$(openssl rand -hex 24)"
 {_K8S_NOTE}"""
 _POOL_NOTE = f"""A pool of the pods of `--print k8s`. Your gateway provides the endpoint picker {NAME}-epp."""
 

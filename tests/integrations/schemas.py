@@ -49,18 +49,23 @@ METADATA = fields("name", name=NAME, labels=LABELS)
 RESOURCES = fields(requests=by_name(QUANTITY), limits=by_name(QUANTITY))
 HTTP_GET = fields("port", path=TEXT, port={"anyOf": [PORT, PORT_NAME]})
 PROBE = fields("httpGet", httpGet=HTTP_GET, periodSeconds=POSITIVE, timeoutSeconds=POSITIVE, failureThreshold=POSITIVE)
+TCP_PROBE = fields(
+    "tcpSocket", tcpSocket=fields(port={"anyOf": [PORT, PORT_NAME]}), periodSeconds=POSITIVE, failureThreshold=POSITIVE
+)
+FROM_SECRET = fields("secretKeyRef", secretKeyRef=fields("key", name=NAME, key=TEXT))
 CONTAINER = fields(
     "name",
     "image",
     name=NAME,
     image=TEXT,
     args=many(TEXT),
-    env=many(fields("name", name=TEXT, value={"type": "string"})),
+    command=many(TEXT),
+    env=many(fields("name", name=TEXT, value={"type": "string"}, valueFrom=FROM_SECRET)),
     envFrom=many(fields(secretRef=fields("name", name=NAME))),
     ports=many(fields("containerPort", name=PORT_NAME, containerPort=PORT)),
     startupProbe=PROBE,
     readinessProbe=PROBE,
-    livenessProbe=PROBE,
+    livenessProbe={"anyOf": [PROBE, TCP_PROBE]},
     resources=RESOURCES,
     securityContext=fields(
         allowPrivilegeEscalation=YES_NO, readOnlyRootFilesystem=YES_NO, capabilities=fields(drop=many(TEXT))
@@ -122,12 +127,22 @@ DEPLOYMENT = document(
 )
 SERVICE_PORT = fields("port", name=PORT_NAME, port=PORT, targetPort={"anyOf": [PORT, PORT_NAME]})
 SERVICE = document("v1", "Service", fields(selector=SELECTOR, ports=many(SERVICE_PORT, 1)))
-CLAIM = document(
-    "v1",
-    "PersistentVolumeClaim",
+CLAIM_SPEC = fields(
+    accessModes=many(any_of("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"), 1),
+    resources=fields(requests=by_name(QUANTITY)),
+)
+CLAIM = document("v1", "PersistentVolumeClaim", CLAIM_SPEC)
+STATEFUL_SET = document(
+    "apps/v1",
+    "StatefulSet",
     fields(
-        accessModes=many(any_of("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"), 1),
-        resources=fields(requests=by_name(QUANTITY)),
+        "selector",
+        "template",
+        serviceName=NAME,
+        replicas=COUNT,
+        selector=fields("matchLabels", matchLabels=SELECTOR),
+        template=TEMPLATE,
+        volumeClaimTemplates=many(fields("metadata", "spec", metadata=fields("name", name=NAME), spec=CLAIM_SPEC)),
     ),
 )
 # The port is required if the kind is Service, which is the default.
@@ -165,6 +180,11 @@ RAY_SERVICE = document(
             rayVersion=TEXT,
             authOptions=fields(mode=any_of("disabled", "token"), secretName=NAME),
             enableInTreeAutoscaling=YES_NO,
+            gcsFaultToleranceOptions=fields(
+                redisAddress=TEXT,
+                redisPassword=fields(value=TEXT, valueFrom=FROM_SECRET),
+                externalStorageNamespace=TEXT,
+            ),
             headGroupSpec=fields("template", rayStartParams=START_PARAMETERS, template=TEMPLATE),
             workerGroupSpecs=many(
                 fields(
@@ -200,4 +220,5 @@ SERVE_CONFIG = fields(
         1,
     ),
 )
-BY_KIND = {schema["properties"]["kind"]["const"]: schema for schema in (DEPLOYMENT, SERVICE, CLAIM, POOL, RAY_SERVICE)}
+KINDS = (DEPLOYMENT, STATEFUL_SET, SERVICE, CLAIM, POOL, RAY_SERVICE)
+BY_KIND = {schema["properties"]["kind"]["const"]: schema for schema in KINDS}

@@ -179,6 +179,21 @@ def test_a_ray_cluster_is_autoscaled_and_requires_a_token(printed: Any) -> None:
         assert "nvidia.com/gpu" not in head["containers"][0]["resources"]["limits"]
 
 
+def test_the_head_stores_its_state_in_redis(printed: Any) -> None:
+    """The loss of the head would end all engines otherwise."""
+    documents = printed("rayservice")
+    redis, service = documents["StatefulSet"]["spec"], documents["Service"]
+    options = documents["RayService"]["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]
+    assert options["redisAddress"] == f"redis://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    assert service["spec"]["selector"] == redis["template"]["metadata"]["labels"]
+    (container,) = redis["template"]["spec"]["containers"]
+    (variable,) = container["env"]
+    assert container["args"][-2:] == ["--requirepass", f"$({variable['name']})"]
+    assert options["redisPassword"]["valueFrom"] == variable["valueFrom"], "the password is the same Secret's"
+    (claim,) = redis["volumeClaimTemplates"]
+    assert claim["metadata"]["name"] == container["volumeMounts"][0]["name"]
+
+
 def test_pods_of_engines_are_spread_over_nodes(printed: Any) -> None:
     """KubeRay adds the label of the group; the head has none."""
     (server,) = pods(printed("k8s", "--engines", "2"))

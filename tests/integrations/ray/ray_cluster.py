@@ -27,10 +27,11 @@ DIRECTORY, ENGINE = "ray::DirectoryActor", "remote.engine_process"
 class RayCluster:
     """Context manager. `deploy` runs the command on the cluster; the deployment then answers at `url`.
 
-    Each step of an engine takes 20 ms, whatever its rows.
+    Each step of an engine takes 20 ms, whatever its rows. `redis`: address and password of the store of the cluster's
+    state, which is in the memory of its first node otherwise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, redis: tuple[str, str] | None = None) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         self.folder = Path(self._temporary.name)
         token = self.folder / "token"
@@ -55,6 +56,9 @@ class RayCluster:
         self._start += [f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-dashboard=false"]
         self._start += [f"--temp-dir={self.folder / 'ray'}", "--disable-usage-stats"]
         self._start += [f"--ray-client-server-port={free_port()}", f"--dashboard-agent-listen-port={free_port()}"]
+        if redis is not None:
+            self.environment["RAY_REDIS_ADDRESS"], password = redis
+            self._start.append(f"--redis-password={password}")
         cost = {"step_s": 0.02, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}
         self.cost = self.folder / "cost.json"
         self.cost.write_text(json.dumps({"cost": cost}))
