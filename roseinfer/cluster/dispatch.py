@@ -1,13 +1,14 @@
 """Placement of requests on engines, and what happens when an engine rejects them, drains, hangs or dies."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from math import inf
 from typing import Protocol
 
+from roseinfer.cluster.displaced import DisplacedRequests, Displacement, in_send_order
 from roseinfer.cluster.endpoint import Endpoint
-from roseinfer.cluster.endpoints import Endpoints, lost_request_error
+from roseinfer.cluster.endpoints import Endpoints, lost_request_error, unavailable_error
 from roseinfer.cluster.routing import RoutingState, new_ask, prompt_block_keys, resumed_ask
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import EngineDeadError, EngineLostError, InvalidRequestError
@@ -64,6 +65,10 @@ class RequestDispatcher(Protocol):
 
     def lost(self, endpoint: Endpoint, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None: ...
 
+    def place_displaced(self) -> None:
+        """Send the requests of lost engines to other engines, or end them."""
+        ...
+
     def rejected(self, live: LiveRequest, rejection: Rejection) -> Rejection | None: ...
 
     def cancelled(self, live: LiveRequest) -> None: ...
@@ -103,6 +108,8 @@ class SingleDispatcher:
             if live in self._requests:
                 live.fail(lost_request_error(live, self._endpoints, reason, on_purpose=on_purpose))
 
+    def place_displaced(self) -> None: ...
+
     def rejected(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
         return rejection
 
@@ -132,6 +139,7 @@ class Dispatcher:
         self._endpoints = endpoints
         self._placer = placer
         self._requests = requests
+        self._displaced = DisplacedRequests(requests)
         self._clock: Clock = requests.clock
         self._keyed = keyed
         self._block_size = block_size
@@ -170,8 +178,7 @@ class Dispatcher:
 
     def cancelled(self, live: LiveRequest) -> None:
         """Implement `FailoverHandler`."""
-        if not live.has_output:
-            self._placer.on_unprefilled(_routing(live).placement)
+        self._forget_prefix(live)
 
     def observe(self, observer: RoutingObserver) -> None:
         """Report placements to `observer` from now on, and the present engines at once."""
@@ -199,6 +206,7 @@ class Dispatcher:
         if another:
             self._placer.reset(endpoint.number)
         self.refresh()
+        self.place_displaced()
 
     def refresh(self) -> None:
         """Pass the newest promises to the router."""
@@ -210,8 +218,9 @@ class Dispatcher:
             self._placer.set_available(endpoint.number, endpoint.accepts_requests)
 
     def tick(self) -> None:
-        """Move requests off engines that drain or hang. Called periodically."""
+        """Move requests off engines that drain, hang or were lost. Called periodically."""
         self.refresh()
+        self.place_displaced()
         for endpoint in self._endpoints:
             if endpoint.engine is not None and endpoint.quiet:
                 self._evacuate(endpoint, "quiet", partial(_lost_too_many, blamed=not endpoint.host_lost))
@@ -234,13 +243,16 @@ class Dispatcher:
         self._open_breakers = is_open
 
     # --- requests that leave an engine --------------------------------------------------------------------------
+    def _forget_prefix(self, live: LiveRequest) -> None:
+        """Record that a request leaves its engine, which has not computed its prompt if there is no output."""
+        if not live.has_output:
+            self._placer.on_unprefilled(_routing(live).placement)
+
     def _evacuate(self, endpoint: Endpoint, cause: str, stays: Callable[[LiveRequest], bool]) -> None:
         """Move the requests of an engine to others while any accepts them."""
         engine = endpoint.engine
         assert engine is not None
-        for live in _in_send_order(
-            [live for live in self._requests.all() if live.engine is engine and not stays(live)]
-        ):
+        for live in in_send_order([live for live in self._requests.all() if live.engine is engine and not stays(live)]):
             if live.engine is not engine:  # cancelled when another one was moved
                 continue
             now_s = self._clock.now()
@@ -249,49 +261,73 @@ class Dispatcher:
                 return
             if cause == "quiet":  # a request that moves again and again may cause the hangs
                 _routing(live).record_loss(blamed=not endpoint.host_lost)
+            self._forget_prefix(live)
             engine.withdraw(live)
             self._move(live, placement, cause)
 
     def lost(self, endpoint: Endpoint, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
-        """Move the requests of a lost engine, or end them. `endpoint` has noted the loss already."""
+        """Displace the requests of a lost engine, or end them. `endpoint` has noted the loss already.
+
+        Other engines get them a little later. By then, further engines that were lost at the same time are known, so no
+        request loses a second engine that was dead before it came.
+        """
         drained = endpoint.draining  # before `refresh`, which may already report it as dead
         self.refresh()
         drained = (drained or endpoint.draining) and not suspects
         if not drained:
             self._placer.report(endpoint.number, AttemptOutcome.FAULT, self._clock.now())
-        for live in _in_send_order(requests):
+        for live in requests:
             if live not in self._requests:  # cancelled when another one failed
                 continue
+            blamed = live.wire_id in suspects if suspects else not endpoint.host_lost
+            error = None if drained else self._record_loss(live, reason, blamed=blamed, alone=len(suspects) == 1)
+            if error is not None:
+                live.fail(error)
+                continue
+            self._forget_prefix(live)
+            self._displaced.add(live, "drain" if drained else "death", reason, self._clock.now())
+        self.place_displaced()
+
+    def _record_loss(self, live: LiveRequest, reason: str, *, blamed: bool, alone: bool) -> EngineLostError | None:
+        """Count a lost engine. Return an error if the request seems to crash engines. `blamed`: it may have crashed
+        this one; `alone`: it is the only suspect.
+        """
+        retry_s = unavailable_error(self._endpoints).retry_s
+        if blamed and alone:
+            return EngineLostError(f"the engine failed when it computed this request: {reason}", only_suspect=True)
+        if _lost_too_many(live, blamed=blamed):
+            losses = _routing(live).losses + 1
+            return EngineLostError(f"request failed after losing {losses} engines: {reason}", retry_s=retry_s)
+        _routing(live).record_loss(blamed=blamed)
+        return None
+
+    def place_displaced(self) -> None:
+        """Send the requests of lost engines to other engines, or end those that no engine takes in time."""
+        now_s = self._clock.now()
+        for live, displacement in self._displaced.settled(now_s):
             try:
-                blamed = live.wire_id in suspects if suspects else not endpoint.host_lost
-                self._recover(live, reason, "drain" if drained else "death", blamed=blamed, alone=len(suspects) == 1)
+                self._place_again(live, displacement, now_s)
             except Exception:  # a bug here must not end the other requests
                 log.exception("cannot move request %s to another engine", live.request_id)
                 if live in self._requests:
-                    live.fail(EngineDeadError(reason))
+                    live.fail(EngineDeadError(displacement.reason))
 
-    def _recover(self, live: LiveRequest, reason: str, cause: str, *, blamed: bool, alone: bool) -> None:
-        """Move a request of a lost engine, unless it seems to crash engines. `blamed`: it may have crashed this one;
-        `alone`: it is the only suspect.
-        """
-        if cause == "death":
-            if blamed and alone:
-                live.fail(EngineLostError(f"the engine failed when it computed this request: {reason}"))
-                return
-            if _lost_too_many(live, blamed=blamed):
-                losses = _routing(live).losses + 1
-                live.fail(EngineLostError(f"request failed after losing {losses} engines: {reason}"))
-                return
-            _routing(live).record_loss(blamed=blamed)
-        now_s = self._clock.now()
+    def _place_again(self, live: LiveRequest, displacement: Displacement, now_s: float) -> None:
         ask = self._ask(live, now_s)
         placement = self._placer.place(ask, now_s)
-        if placement is None and live.has_output:  # the client may retry requests without output
+        if placement is None and live.has_output:  # others can wait
             placement = self._any_usable(ask)
-        if placement is None:
-            live.fail(lost_request_error(live, self._endpoints, reason, on_purpose=cause == "drain"))
-        else:
-            self._move(live, placement, cause)
+        if placement is not None:
+            self._displaced.remove(live)
+            self._move(live, placement, displacement.cause)
+        elif live.has_output or not self._is_expected_by(displacement.until_s, now_s):
+            on_purpose = displacement.cause == "drain"
+            live.fail(lost_request_error(live, self._endpoints, displacement.reason, on_purpose=on_purpose))
+
+    def _is_expected_by(self, until_s: float, now_s: float) -> bool:
+        """True if an engine is expected to accept requests by then."""
+        is_final = len(self._endpoints) > 0 and self._endpoints.health().final
+        return not is_final and now_s + unavailable_error(self._endpoints).retry_s <= until_s
 
     def _any_usable(self, ask: RoutingRequest) -> Placement | None:
         """Return a placement, unknown to the router, on a draining, failing or quiet engine: better than none."""
@@ -316,12 +352,10 @@ class Dispatcher:
         left = routing.placement
         if live.has_output:
             self._observer.resumed(left.engine, cause)
+        elif cause == "rejected":
+            self._observer.retried(left.engine)
         else:
-            self._placer.on_unprefilled(left)
-            if cause == "rejected":
-                self._observer.retried(left.engine)
-            else:
-                self._observer.placed_again(left.engine, cause)
+            self._observer.placed_again(left.engine, cause)
         routing.move_to(placement, begun=live.has_output, rejected=cause == "rejected")
         engine = self._endpoints[placement.engine].engine
         assert engine is not None, "the router places requests on connected engines only"
@@ -338,9 +372,9 @@ class Dispatcher:
         ask = self._ask(live, now_s)
         here = routing.placement.engine
         self._placer.report(here, AttemptOutcome.NEUTRAL, now_s)
+        self._forget_prefix(live)
         placement = None if routing.route.retries else self._placer.place_retry(ask, now_s, (here,))
         if placement is None:
-            self._placer.on_unprefilled(routing.placement)
             return self._combined_rejection(live, ask, rejection, now_s)
         routing.refusal = rejection
         assert live.engine is not None
@@ -372,14 +406,6 @@ class Dispatcher:
 def _routing(live: LiveRequest) -> RoutingState:
     assert isinstance(live.routing, RoutingState), "set by `place`"
     return live.routing
-
-
-def _in_send_order(requests: Sequence[LiveRequest]) -> list[LiveRequest]:
-    """Return the order in which the next engine gets requests. It puts each begun request before all waiting ones, so
-    the begun ones are sent last first.
-    """
-    waiting, begun = [[live for live in requests if live.has_output is which] for which in (False, True)]
-    return [*waiting, *reversed(begun)]
 
 
 def _lost_too_many(live: LiveRequest, *, blamed: bool) -> bool:

@@ -113,4 +113,5 @@ def lost_request_error(
     """Return the error that ends a request after its engine was lost and no other can take it. `on_purpose`: the engine
     was lost by a planned restart.
     """
-    return EngineDeadError(reason) if live.has_output and not on_purpose else unavailable_error(endpoints)
+    unavailable = unavailable_error(endpoints)
+    return EngineDeadError(reason, unavailable.retry_s) if live.has_output and not on_purpose else unavailable

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from roseinfer.cluster.dispatch import Dispatcher, NullRoutingObserver, RequestDispatcher, SingleDispatcher
+from roseinfer.cluster.displaced import SETTLE_S
 from roseinfer.cluster.endpoint import Connector, Endpoint
 from roseinfer.cluster.endpoints import Endpoints, incompatibility, unavailable_error
 from roseinfer.cluster.engine_rows import EngineRows
@@ -291,6 +292,12 @@ class RoutedEngine:
         level = logging.INFO if endpoint.draining else logging.WARNING
         log.log(level, "lost engine %d with %d requests: %s", endpoint.number, len(requests), reason)
         self._dispatcher.lost(endpoint, requests, reason, suspects)
+        asyncio.get_running_loop().call_later(SETTLE_S, self.place_displaced)
+
+    def place_displaced(self) -> None:
+        """Send the requests of lost engines to other engines. Called `SETTLE_S` seconds after a loss."""
+        if not self._closed:
+            self._dispatcher.place_displaced()
 
     def rejected(self, live: LiveRequest, rejection: Rejection) -> Rejection | None:
         return self._dispatcher.rejected(live, rejection)

@@ -58,7 +58,13 @@ class ResourceError(RoseinferError):
 
 
 class EngineDeadError(RoseinferError):
-    """The engine failed. Ends requests that cannot continue on another engine."""
+    """The engine failed. Ends requests that cannot continue on another engine. `retry_s`: seconds until an engine is
+    expected to accept requests; None if unknown.
+    """
+
+    def __init__(self, message: str, retry_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
 
 
 class EngineUnavailableError(RoseinferError):
@@ -78,7 +84,15 @@ class RequestFailedError(RoseinferError):
 
 
 class EngineLostError(RequestFailedError):
-    """Engines crashed while they computed this request. It is not retried, because it may have caused the crashes."""
+    """Engines crashed while they held this request. It gets no other engine, because it may have caused the crashes.
+
+    `only_suspect`: no other request can have caused the crash. `retry_s`: as of `EngineDeadError`.
+    """
+
+    def __init__(self, message: str, *, only_suspect: bool = False, retry_s: float | None = None) -> None:
+        super().__init__(message)
+        self.only_suspect = only_suspect
+        self.retry_s = retry_s
 
 
 # Prefixes by which `request_failure` recognises errors that the runner reports as text.

@@ -17,6 +17,8 @@ class ErrorFields(AnswerModel):
     type: str
     param: str | None
     code: str | None
+    retryable: bool
+    retry_after_s: int | None = None
     reason: Literal["ttft", "tpot", "e2e"] | None = None
     cause: Cause | None = None
     predicted_ttft_ms: float | None = None

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from roseinfer.cluster.displaced import MAX_WAIT_S, SETTLE_S
 from roseinfer.cluster.routing import new_ask, prompt_block_keys
+from roseinfer.cluster.status import EngineStatus
 from roseinfer.core.errors import (
     ConfigError,
     EngineClosedError,
@@ -31,7 +33,7 @@ from roseinfer.router.base import RoutingRequest
 from roseinfer.router.record import RecordingPlacer
 from roseinfer.sim.router_replay import replay_placements
 from tests.helpers.engine_info import changed
-from tests.helpers.routed_fleet import Fleet, with_fleet
+from tests.helpers.routed_fleet import Asked, Fleet, with_fleet
 
 COST = StepCost(step_s=0.01, token_s=1e-4, row_s=1e-4)
 ASK = RoutingRequest(100, ttft_left_s=1.0)
@@ -132,7 +134,7 @@ async def test_requests_without_output_are_placed_again_with_their_seed_and_age(
     fleet.die(0)
     before, after = fleet.models[0].adds[0], fleet.models[1].adds[0]
     assert before.seed == after.seed is not None
-    assert (before.age_s, after.age_s) == (0.0, 0.25) and after.outputs is None
+    assert (before.age_s, after.age_s) == (0.0, pytest.approx(0.25 + SETTLE_S)) and after.outputs is None
     assert (before.moved, after.moved) == (False, True)
     assert fleet.observed.said == [("placed", 0), ("placed again", 0, "death")]
     fleet.finish()
@@ -187,12 +189,13 @@ async def test_without_another_engine_streams_end_with_the_last(fleet: Fleet) ->
     waits = fleet.submit()
     fleet.die(1)
     assert [type(error) for error in begun.reader.errors] == [EngineDeadError]
-    assert [type(error) for error in waits.reader.errors] == [EngineUnavailableError], "it can be sent again"
+    assert not waits.ended, "it has sent nothing, so it may begin again"
     with pytest.raises(EngineUnavailableError):
         fleet.submit()
     await fleet.restart(0)
     again = fleet.submit()
     fleet.finish()
+    waits.check_whole()
     again.check_whole()
 
 
@@ -208,7 +211,8 @@ def test_requests_move_to_an_engine_that_gets_no_new_ones_rather_than_end(state:
         fleet.stand(0, state)
         fleet.die(1)
         assert [fleet.where(one) for one in asked] == [0, 0, 0, None]
-        assert [type(error) for error in asked.pop().reader.errors] == [EngineUnavailableError], "it can be sent again"
+        await fleet.restart(1)
+        assert fleet.where(asked[3]) == 1, "it has no output and can wait"
         fleet.finish()
         for one in asked:
             one.check_whole()
@@ -217,24 +221,117 @@ def test_requests_move_to_an_engine_that_gets_no_new_ones_rather_than_end(state:
 
 
 @fleet_test()
-async def test_two_engines_that_die_at_once(fleet: Fleet) -> None:
+async def test_an_engine_whose_death_is_noticed_later_counts_as_a_second_loss(fleet: Fleet) -> None:
     asked = [fleet.submit() for _ in range(4)]
     fleet.models[1].dead = True  # and its loss is not noticed yet
     fleet.die(0)
     assert {fleet.where(one) for one in asked} == {1}
     fleet.models[1].dead = False
     fleet.die(1)
-    errors = [type(one.reader.errors[0]) for one in asked]
-    assert errors == [EngineLostError, EngineUnavailableError] * 2
+    for one in asked[::2]:
+        (error,) = one.reader.errors
+        assert isinstance(error, EngineLostError) and not error.only_suspect and error.retry_s
+    assert not any(one.reader.errors for one in asked[1::2])
+    await fleet.restart(0)
+
+
+@fleet_test(engines=4)
+async def test_of_engines_that_die_at_once_requests_go_on_with_the_last(fleet: Fleet) -> None:
+    asked = [fleet.submit() for _ in range(8)]
+    for model in fleet.models:
+        model.step(2, lambda sample: sample.add.prompt.ids[0] < 4)  # the first four requests
+    fleet.die(0, 1, 2)
+    assert {fleet.where(one) for one in asked} == {3} and len(fleet.models[3].adds) == 8
+    fleet.finish()
+    for one in asked:
+        one.check_whole()
+
+
+@fleet_test()
+async def test_requests_without_output_wait_for_an_engine_if_all_die_at_once(fleet: Fleet) -> None:
+    begun, *waiting = [fleet.submit(n=2, seed=None) for _ in range(5)]
+    fleet.models[0].step(1, lambda sample: sample.add.prompt.ids[0] == begun.request.prompt.ids[0])
+    fleet.die(0, 1)
+    assert [type(error) for error in begun.reader.errors] == [EngineDeadError]
+    fleet.clock.advance(5.0)
+    fleet.routed.tick()
+    assert not any(one.ended for one in waiting) and fleet.routed.num_live == 4
+    await fleet.restart(1)
+    assert {fleet.where(one) for one in waiting} == {1}
+    assert fleet.models[1].adds[0].age_s == pytest.approx(5.0 + SETTLE_S)
+    assert fleet.observed.said.count(("placed again", 0, "death")) == 2
+    assert fleet.observed.said.count(("placed again", 1, "death")) == 2
+    fleet.finish()
+    for one in waiting:
+        one.check_whole()
+
+
+@fleet_test()
+async def test_requests_of_dead_engines_wait_for_a_bounded_time_within_their_objectives(fleet: Fleet) -> None:
+    metas = [HURRIED, RequestMeta(slo=Slo(ttft_s=5.0)), RequestMeta(slo=Slo(e2e_s=8.0)), RequestMeta()]
+    metas.append(RequestMeta(deadline_s=fleet.clock.now() + 5.0))
+    asked = [fleet.submit(meta=meta) for meta in metas]
+    fleet.die(0, 1)
+    ended = []
+    for passed_s in (0.0, 4.2, 2.9, MAX_WAIT_S - 9.0, 1.0):
+        fleet.clock.advance(passed_s)
+        fleet.routed.tick()
+        ended.append([one.ended for one in asked])
+    assert ended[0] == [True, False, False, False, False], "an engine would come too late for the first"
+    assert ended[1] == [True, True, False, False, True]
+    assert ended[2] == ended[3] == [True, True, True, False, True]
+    assert all(ended[4])
+    for one in asked:
+        (error,) = one.reader.errors
+        assert isinstance(error, EngineUnavailableError) and error.retry_s >= 1
+
+
+@fleet_test()
+async def test_requests_do_not_wait_for_engines_that_start_slowly_or_not_at_all(fleet: Fleet) -> None:
+    for endpoint in fleet.routed.endpoints:
+        endpoint.info = changed(fleet.routed.info, startup_s={"engine": MAX_WAIT_S + 10.0})
+    slow = fleet.submit()
+    fleet.die(0, 1)
+    (error,) = slow.reader.errors
+    assert isinstance(error, EngineUnavailableError) and error.retry_s > MAX_WAIT_S
+    for number in fleet.engines:
+        await fleet.restart(number)
+        fleet.routed.endpoints[number].info = changed(fleet.routed.info, startup_s={"engine": 1.0})
+    final = fleet.submit()
+    for number in fleet.engines:
+        fleet.lose(number)
+        fleet.board.set_status(number, EngineStatus(EngineState.DEAD, 2, final=True))
+    fleet.clock.advance(SETTLE_S)
+    fleet.routed.tick()
+    assert [type(error) for error in final.reader.errors] == [EngineUnavailableError]
+
+
+@fleet_test()
+async def test_a_request_may_be_cancelled_while_it_waits_for_an_engine(fleet: Fleet) -> None:
+    asked = [fleet.submit() for _ in range(2)]
+    fleet.die(0, 1)
+    asked[0].live.cancel()
+    await fleet.restart(0)
+    assert [fleet.where(one) for one in asked] == [None, 0]
+    fleet.finish()
+    asked[1].check_whole()
+
+
+@fleet_test()
+async def test_the_end_of_the_client_ends_requests_that_wait_for_an_engine(fleet: Fleet) -> None:
+    asked = fleet.submit()
+    fleet.die(0, 1)
+    await fleet.routed.close()
+    assert [type(error) for error in asked.reader.errors] == [EngineClosedError]
 
 
 @fleet_test(engines=3)
 async def test_a_request_that_a_failure_names_alone_ends_alone(fleet: Fleet) -> None:
     asked = [fleet.submit(n=2) for _ in range(9)]
     here = [one for one in asked if fleet.where(one) == 0]
-    fleet.models[0].fail(*fleet.samples(here[1]))
-    assert [type(error) for error in here[1].reader.errors] == [EngineLostError]
-    assert "planted failure" in str(here[1].reader.errors[0])
+    fleet.fail(0, *fleet.samples(here[1]))
+    (error,) = here[1].reader.errors
+    assert isinstance(error, EngineLostError) and error.only_suspect and "planted failure" in str(error)
     fleet.finish()
     for one in asked:
         if one is not here[1]:
@@ -246,7 +343,7 @@ async def test_of_several_suspects_each_gets_one_more_engine_and_the_others_thre
     asked = [fleet.submit() for _ in range(12)]
     here = [one for one in asked if fleet.where(one) == 0]
     bystander, suspects = here[0], here[1:]
-    fleet.models[0].fail(*(sample for one in suspects for sample in fleet.samples(one)))
+    fleet.fail(0, *(sample for one in suspects for sample in fleet.samples(one)))
     assert not any(one.reader.errors for one in here)
     await fleet.restart(0)
     for one in suspects:
@@ -255,7 +352,7 @@ async def test_of_several_suspects_each_gets_one_more_engine_and_the_others_thre
         if fleet.where(bystander) != where:
             fleet.requests_to(where, bystander)
         others = [other for other in asked if fleet.where(other) == where and other is not bystander]
-        fleet.models[where].fail(*(sample for other in others for sample in fleet.samples(other)))
+        fleet.fail(where, *(sample for other in others for sample in fleet.samples(other)))
         assert [type(error) for error in one.reader.errors] == [EngineLostError]
         await fleet.restart(where)
     assert not bystander.reader.errors
@@ -527,18 +624,26 @@ async def test_a_request_that_moves_can_be_cancelled(fleet: Fleet) -> None:
 async def test_one_reader_may_cancel_another_request_when_its_own_fails(fleet: Fleet) -> None:
     first, second = fleet.submit(), fleet.submit()
     fleet.die(1)
-    third = fleet.submit()
-    fail = first.reader.fail
+    third, fourth = fleet.submit(), fleet.submit()
 
-    def fail_all(error):
-        fail(error)
-        third.live.cancel()
+    def cancel_with(failing: Asked, other: Asked) -> None:
+        fail = failing.reader.fail
 
-    first.reader.fail = fail_all  # type: ignore[method-assign]
+        def fail_both(error: RoseinferError) -> None:
+            fail(error)
+            other.live.cancel()
+
+        failing.reader.fail = fail_both  # type: ignore[method-assign]
+
+    cancel_with(second, third)
+    cancel_with(first, fourth)
     fleet.die(0)
-    assert [type(one.reader.errors[0]) for one in (first, second, third)] == [
+    fleet.clock.advance(MAX_WAIT_S)
+    fleet.routed.tick()
+    assert [type(one.reader.errors[0]) for one in (first, second, third, fourth)] == [
         EngineUnavailableError,
         EngineLostError,
+        EngineClosedError,
         EngineClosedError,
     ]
 
@@ -553,7 +658,7 @@ async def test_a_request_that_is_cancelled_when_another_fails_does_not_move(flee
         beside.live.cancel()
 
     poisoned.reader.fail = fail_both  # type: ignore[method-assign]
-    fleet.models[0].fail(*fleet.samples(poisoned))
+    fleet.fail(0, *fleet.samples(poisoned))
     assert [type(error) for error in beside.reader.errors] == [EngineClosedError]
     assert len(fleet.models[1].adds) == 1, "that of the one between them"
 
@@ -602,10 +707,10 @@ async def test_health_and_stats_are_those_of_all(fleet: Fleet) -> None:
     fleet.models[1].beat()
     fleet.clock.advance(1.0)
     assert fleet.routed.health().alive and fleet.routed.health().heartbeat_age_s == 1.0
-    fleet.die(1)
-    fleet.die(0)
+    fleet.lose(1)
+    fleet.lose(0)
     assert fleet.routed.health().alive and fleet.routed.health().heartbeat_age_s == 6.0
-    fleet.die(2)
+    fleet.lose(2)
     health = fleet.routed.health()
     assert (health.alive, health.error) == (False, "planted death")
     assert [report.engine for report in fleet.routed.reports()] == [0, 1, 2]
@@ -648,7 +753,7 @@ async def test_an_engine_that_is_about_to_be_restarted_is_back_after_all_of_its_
         with pytest.raises(EngineUnavailableError) as raised:
             fleet.submit()
         assert raised.value.retry_s == wait_s
-    fleet.die(0)
+    fleet.lose(0)
     fleet.clock.advance(15.0)
     with pytest.raises(EngineUnavailableError) as raised:
         fleet.submit()

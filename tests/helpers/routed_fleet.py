@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from roseinfer.cluster.dispatch import Dispatcher
+from roseinfer.cluster.displaced import SETTLE_S
 from roseinfer.cluster.endpoint import Connector
 from roseinfer.cluster.engine_rows import EngineRows
 from roseinfer.cluster.routed import RoutedEngine
@@ -170,10 +171,27 @@ class Fleet:
         for number in numbers or self.engines:
             await self.routed.endpoints[number].reach(self.routed.on_up)
 
-    def die(self, number: int) -> None:
+    def die(self, *numbers: int) -> None:
+        """Kill engines at once: all losses are noticed before other engines get their requests."""
+        for number in numbers:
+            self.lose(number)
+        self.settle()
+
+    def lose(self, number: int) -> None:
+        """Kill an engine. Its requests stay between engines until `settle`."""
         self.stand(number, EngineState.DEAD)
         self.board.clear(number)
         self.models[number].die()
+
+    def fail(self, number: int, *suspects: Sample) -> None:
+        """Let an engine report that it failed."""
+        self.models[number].fail(*suspects)
+        self.settle()
+
+    def settle(self) -> None:
+        """Let the time pass after which requests of a lost engine are sent to others."""
+        self.clock.advance(SETTLE_S)
+        self.routed.place_displaced()
 
     def replace(self, number: int) -> None:
         """Another process in its place."""
@@ -188,6 +206,7 @@ class Fleet:
     async def reconnect(self, number: int) -> None:
         """The same process over another connection."""
         self.models[number].break_off()
+        self.settle()
         self.models[number] = ModelEngine(clock=self.clock)
         await self.reach(number)
 

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,33 @@ def test_a_killed_engine_fails_its_requests_and_is_replaced(own: RealServer) -> 
     until(lambda: own.http.get("/load").json() == {"server_load": 0})
     own.process.send_signal(signal.SIGTERM)
     assert own.exit_code() == 0 and own.left_behind() == []
+
+
+def test_requests_that_have_sent_nothing_survive_several_engines(tmp_path: Path) -> None:
+    ask: dict[str, Any] = {"model": "tiny", "prompt": "x", "max_tokens": 5, "extra_body": {"ignore_eos": True}}
+    with (
+        RealServer(*priced(tmp_path), "--replicas", "3", "--max-num-seqs", "1") as server,
+        server.client(max_retries=0) as client,
+        ThreadPoolExecutor(6) as threads,
+    ):
+        for killed in (2, 3):
+            until(lambda: server.metrics("roseinfer:engine_up") == [3])
+            streams = [client.completions.create(**ask | {"max_tokens": 100, "stream": True}) for _ in range(3)]
+            for stream in streams:
+                next(stream)
+            waiting = [threads.submit(client.completions.create, **ask) for _ in range(6)]
+            until(lambda: server.metrics("vllm:num_requests_waiting") == [6])
+            for engine in server.engines()[:killed]:
+                os.kill(engine, signal.SIGKILL)
+            assert [answer.result().usage.completion_tokens for answer in waiting] == [5] * 6
+            if killed == 2:
+                assert finish_reasons(streams) == ["length"] * 3
+                continue
+            for stream in streams:
+                with pytest.raises(openai.APIError) as failed:
+                    list(stream)
+                body: Any = failed.value.body
+                assert (body["code"], body["retryable"]) == ("engine_dead", True)
 
 
 def terminate(server: RealServer) -> None:

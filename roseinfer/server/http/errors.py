@@ -30,6 +30,8 @@ CLIENT_CLOSED_REQUEST = 499
 MAX_MESSAGE_CHARS = 1000
 # OpenAI clients do not retry after a longer wait.
 MAX_RETRY_S = 60.0
+# Statuses below 500 with which OpenAI's and Anthropic's clients send a request again.
+RETRYABLE_STATUSES = frozenset({408, 409, 429})
 DROPPED_REASON = "x-llm-d-request-dropped-reason"
 # Retry advice for a rejected body: until then, others will have arrived.
 TOO_MANY_BODIES_S = 1.0
@@ -39,8 +41,8 @@ class ApiError(RoseinferError):
     """Error response.
 
     `retry_after_s` becomes `Retry-After`. `should_retry` becomes `x-should-retry`, which OpenAI clients obey; None
-    leaves the decision to the client. `closes` ends the connection after the answer. `more` and `more_headers` are
-    added to the error's fields and to the headers.
+    leaves the decision to the status, by which these clients decide alike. `closes` ends the connection after the
+    answer. `more` and `more_headers` are added to the error's fields and to the headers.
     """
 
     def __init__(
@@ -69,14 +71,31 @@ class ApiError(RoseinferError):
         self.more = more or {}
         self.more_headers = more_headers or {}
 
+    @property
+    def retryable(self) -> bool:
+        """True if the same request may be sent again, and may then succeed."""
+        if self.should_retry is not None:
+            return self.should_retry
+        return self.status >= 500 or self.status in RETRYABLE_STATUSES
+
+    def advice(self) -> dict[str, bool | int]:
+        """Return the fields that say whether, and after how many seconds, to send the request again.
+
+        Headers say the same, but a stream that has begun can only send fields.
+        """
+        fields: dict[str, bool | int] = {"retryable": self.retryable}
+        if self.retryable and self.retry_after_s is not None:
+            fields["retry_after_s"] = whole_seconds(self.retry_after_s)
+        return fields
+
     def body(self) -> bytes:
         fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": {**fields, **self.more}})
+        return orjson.dumps({"error": {**fields, **self.more, **self.advice()}})
 
     def headers(self) -> dict[str, str]:
         headers = {}
         if self.retry_after_s is not None:
-            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+            headers["Retry-After"] = str(whole_seconds(self.retry_after_s))
         if self.should_retry is not None:
             headers["x-should-retry"] = "true" if self.should_retry else "false"
         if self.status == 401:
@@ -84,6 +103,11 @@ class ApiError(RoseinferError):
         if self.closes:
             headers["Connection"] = "close"
         return {**headers, **self.more_headers}
+
+
+def whole_seconds(seconds: float) -> int:
+    """Return a wait as `Retry-After` can express it."""
+    return max(1, math.ceil(seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +255,19 @@ def internal_error() -> ApiError:
     return ApiError(500, "The server failed on this request", type="server_error", code="internal_error")
 
 
-def engine_failed() -> ApiError:
-    """Return 500 without retry: the engine died, possibly because of this request."""
+def engine_failed(retry_s: float | None) -> ApiError:
+    """Return 500: the engine died."""
     message = "The engine failed while this request ran"
-    return ApiError(500, message, type="server_error", code="engine_dead", should_retry=False)
+    return ApiError(500, message, type="server_error", code="engine_dead", retry_after_s=retry_s)
+
+
+def engine_lost(error: EngineLostError) -> ApiError:
+    """Return 500. Without retry if the request is the only one that can have crashed the engine."""
+    if error.only_suspect:
+        message = "The engine failed on this request alone: do not send it again"
+        return ApiError(500, message, type="server_error", code="engine_lost", should_retry=False)
+    message = "Several engines failed while this request ran"
+    return ApiError(500, message, type="server_error", code="engine_lost", retry_after_s=error.retry_s)
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -244,7 +277,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, InvalidRequestError):
         return bad_request(error.message, error.param, error.code)
     if isinstance(error, EngineDeadError):
-        return engine_failed()
+        return engine_failed(error.retry_s)
     if isinstance(error, EngineUnavailableError):
         return unavailable("engine_unhealthy", "No engine accepts requests at the moment", error.retry_s)
     if isinstance(error, EngineClosedError):
@@ -266,8 +299,7 @@ def as_api_error(error: Exception) -> ApiError:
         )
         return bad_request(message, code="constraint_too_slow")
     if isinstance(error, EngineLostError):
-        message = "Engines failed while this request ran; it is not retried again"
-        return ApiError(500, message, type="server_error", code="engine_lost", should_retry=False)
+        return engine_lost(error)
     if isinstance(error, RequestFailedError):
         message = "The engine could not complete this request"
         return ApiError(500, message, type="server_error", code="request_failed")

@@ -18,8 +18,8 @@ def error(server: LiveServer, path: str = "/v1/completions", **fields: Any) -> d
     assert answer.status_code == 400, answer.text
     assert set(answer.json()) == {"error"}
     found = answer.json()["error"]
-    assert set(found) == {"message", "type", "param", "code"}
-    assert found["type"] == "invalid_request_error"
+    assert set(found) == {"message", "type", "param", "code", "retryable"}
+    assert not found["retryable"] and found["type"] == "invalid_request_error"
     assert not server.engine.requests
     return found
 
@@ -272,6 +272,7 @@ def test_unknown_model(server: LiveServer) -> None:
             "type": "not_found_error",
             "param": "model",
             "code": "model_not_found",
+            "retryable": False,
         }
 
 

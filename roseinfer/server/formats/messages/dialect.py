@@ -27,14 +27,12 @@ def error_type(error: ApiError) -> str:
 def error_body(error: ApiError) -> bytes:
     """`{"type": "error", "error": {"type", "message", "details"}}`.
 
-    `details` has our `code` as `error_code`, where clients look for it, the field (`param`), and why an objective was
-    out of reach.
+    `details` has our `code` as `error_code`, where clients look for it, the field (`param`), why an objective was out
+    of reach, and whether the request may be sent again.
     """
-    named = {"error_code": error.code, "param": error.param, **error.more}
-    fields: dict[str, Any] = {"type": error_type(error), "message": error.message}
+    named = {"error_code": error.code, "param": error.param, **error.more, **error.advice()}
     details = {name: value for name, value in named.items() if value is not None}
-    if details:
-        fields["details"] = details
+    fields: dict[str, Any] = {"type": error_type(error), "message": error.message, "details": details}
     return orjson.dumps({"type": "error", "error": fields})
 
 

@@ -84,6 +84,8 @@ class Message(_Shape):
 class MessageErrorDetails(_Shape):
     """Details of an error. `error_code`: stable name. `reason` and the following belong to `slo_unattainable`."""
 
+    retryable: bool
+    retry_after_s: int | None = None
     error_code: str | None = None
     param: str | None = None
     reason: Literal["ttft", "tpot", "e2e"] | None = None

@@ -57,7 +57,7 @@ class ResponseWriter:
         return self._event(f"response.{response['status']}", {"response": response})
 
     def failure(self, blocks: list[Block], error: ApiError, usage: Usage) -> bytes:
-        more: dict[str, Any] = {"error": {"code": error.code or _FAILED, "message": error.message}}
+        more: dict[str, Any] = {"error": {"code": error.code or _FAILED, "message": error.message, **error.advice()}}
         more["usage"] = usage_fields(usage)
         output = [self._item(block, "completed" if block.complete else "incomplete") for block in blocks]
         response = self._response("cancelled" if error.code == CANCELLED else "failed", output) | more

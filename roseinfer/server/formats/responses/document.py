@@ -109,6 +109,8 @@ class ResponseReasoning(_Shape):
 class ResponseError(_Shape):
     code: str
     message: str
+    retryable: bool | None = None
+    retry_after_s: int | None = None
 
 
 class DeletedResponse(_Shape):

@@ -144,14 +144,14 @@ def test_arguments_are_the_models_own_words_as_far_as_they_are_an_object(argumen
 
 
 def test_a_failure_is_an_event_after_which_nothing_comes() -> None:
-    events = streamed(FORMAT, chunks([Text("Hi")])[:1], engine_failed())
+    events = streamed(FORMAT, chunks([Text("Hi")])[:1], engine_failed(2.5))
     assert [name for name, _ in events] == [
         "message_start", "content_block_start", "content_block_delta", "error",
     ]  # fmt: skip
     assert events[-1][1]["error"] == {
         "type": "api_error",
         "message": "The engine failed while this request ran",
-        "details": {"error_code": "engine_dead"},
+        "details": {"error_code": "engine_dead", "retryable": True, "retry_after_s": 3},
     }
 
 

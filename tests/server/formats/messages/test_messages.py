@@ -113,7 +113,7 @@ def test_a_prompt_that_is_too_long_says_by_how_much(server: LiveServer, text: st
     tokens = int(error["message"].removeprefix("prompt is too long: ").removesuffix(" tokens > 63 maximum"))
     real = len(server.tokenizer.encode(f"<|endoftext|><|user|>{text}<|end|><|assistant|>", add_special_tokens=False))
     assert tokens == real if exact else 1000 < tokens <= real
-    assert error["details"] == {"error_code": "context_length_exceeded", "param": "messages"}
+    assert error["details"] == {"error_code": "context_length_exceeded", "param": "messages", "retryable": False}
 
 
 @pytest.mark.parametrize("tokens", [64, 32_000])
@@ -225,7 +225,9 @@ def test_failures_of_the_engine(server: LiveServer, claude: anthropic.Anthropic,
     with pytest.raises(anthropic.InternalServerError) as raised:
         claude.messages.create(**BODY, stream=stream)
     assert (raised.value.status_code, raised.value.type, raised.value.error_code) == (500, "api_error", "engine_dead")
-    assert raised.value.response.headers["x-should-retry"] == "false"
+    body: Any = raised.value.body
+    MessageErrorBody.model_validate(body)
+    assert body["error"]["details"]["retryable"] and "x-should-retry" not in raised.value.response.headers
     server.engine.script = lambda request: [timed_out()]
     with pytest.raises(anthropic.APIStatusError) as late:
         claude.messages.create(**BODY, stream=stream, extra_body={"timeout_s": 5.0})
@@ -240,6 +242,8 @@ def test_a_failure_on_the_way_is_an_error_of_the_client(server: LiveServer, clau
         server.call(server.engine.release)
         list(stream)
     assert raised.value.error_code == "engine_dead"
+    body: Any = raised.value.body
+    assert body["error"]["details"]["retryable"], "a client may choose to ask anew"
 
 
 @pytest.mark.parametrize(

@@ -144,12 +144,13 @@ def test_usage() -> None:
 
 
 def test_a_failure_says_what_there_was() -> None:
-    events = streamed(FORMAT, chunks([Reasoning("a"), Text("Hi")])[:2], engine_failed(), about=ABOUT)
+    events = streamed(FORMAT, chunks([Reasoning("a"), Text("Hi")])[:2], engine_failed(None), about=ABOUT)
     *_, last = numbered(events)
     assert last["type"] == "response.failed"
     response = last["response"]
     assert response["status"] == "failed"
-    assert response["error"] == {"code": "engine_dead", "message": "The engine failed while this request ran"}
+    message_text = "The engine failed while this request ran"
+    assert response["error"] == {"code": "engine_dead", "message": message_text, "retryable": True}
     assert response["output"] == [reasoning("completed", "a"), message(1, "incomplete", "Hi")]
 
 
