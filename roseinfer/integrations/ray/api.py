@@ -25,6 +25,7 @@ from roseinfer.core.slo import Cause
 from roseinfer.engine.live import InflightLimit
 from roseinfer.integrations.otel.start import traces_to
 from roseinfer.integrations.ray.directory import directory, fetch_certificate
+from roseinfer.integrations.ray.metrics import deployment_snapshot, with_engines, without_clock
 from roseinfer.integrations.ray.plan import Plan
 from roseinfer.integrations.ray.public import DEPLOYMENT_HEADER
 from roseinfer.integrations.ray.register import REGISTER_INTERVAL_S, RegisteredEngine, RequestCounts
@@ -35,6 +36,7 @@ from roseinfer.server.hosting import configure_logging, settle_garbage_collector
 from roseinfer.server.http.body import ErrorResponse
 from roseinfer.server.http.connection import EXTENSION, limited_protocol
 from roseinfer.server.http.errors import unavailable
+from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.metric_registry import Numbers
 from roseinfer.text.tokenizer import Tokenizer
 
@@ -55,7 +57,8 @@ class ApiReplica:
         configure_logging(plan.server)
         self._plan = plan
         self._process = uuid4().hex[:12]
-        self._parts = server_parts(plan.server, plan.engine.model.model, tracing=traces_to(plan.server.otlp_endpoint))
+        tracing = traces_to(plan.server.otlp_endpoint)
+        self._parts = server_parts(plan.server, plan.engine.model.model, self._gather, tracing=tracing)
         # Serve creates uvicorn's server, and uvicorn then looks up its connection class here.
         uvicorn.protocols.http.auto.AutoHTTPProtocol = limited_protocol(self._parts.service.limits)
         self._engine_directory = DynamicDirectory()
@@ -111,13 +114,22 @@ class ApiReplica:
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _report(self) -> None:
-        """Report counts of requests to the directory, until cancelled."""
+        """Report metrics and counts of requests to the directory, until cancelled."""
         while True:
             await asyncio.sleep(REGISTER_INTERVAL_S)
             with contextlib.suppress(Exception):  # logged by `follow_directory`
                 async with asyncio.timeout(ASK_TIMEOUT_S):
+                    actor = await directory()
                     counts = request_counts(self._parts.observation.registry.numbers())
-                    await (await directory()).report.remote(self._process, tuple(counts))
+                    await actor.report.remote(self._process, tuple(counts))
+                    await self._store_metrics(actor)
+
+    async def _store_metrics(self, actor: Any) -> None:
+        own = with_engines(self._parts.observation.snapshot(), self._engine)
+        await actor.store_metrics.remote(self._process, without_clock(own))
+
+    async def _gather(self, own: Snapshot) -> Snapshot:
+        return await gather_metrics(self._process, with_engines(own, self._engine))
 
     # --- shutdown -----------------------------------------------------------------------------------------------
     async def __del__(self) -> None:
@@ -125,6 +137,9 @@ class ApiReplica:
         for task in self._tasks:
             task.cancel()
         await self._parts.service.wind_down(LAST_WORDS_S)
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._store_metrics(await directory())
         if self._engine is not None:
             await self._engine.close()
             self._remote.close()
@@ -150,6 +165,21 @@ async def follow_directory(engines: DynamicDirectory) -> None:
             log.warning("cannot ask the directory for engines, continuing with the known ones: %s", error)
             seen = -1
             await asyncio.sleep(RETRY_PAUSE_S)
+
+
+async def gather_metrics(process: str, own: Snapshot) -> Snapshot:
+    """Return the metrics of all API processes. Raise `ApiError` 503 if the directory cannot give them."""
+    parts: list[Snapshot] | None = None
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            parts = await (await directory()).exchange_metrics.remote(process, without_clock(own))
+    except Exception as error:
+        log.warning("cannot ask the directory for metrics: %s", error)
+    if parts is None:
+        # Not this process's alone: counters that go back would look like a restart.
+        message = "The directory of the deployment does not have all metrics yet, or does not answer"
+        raise unavailable("metrics_unavailable", message, RETRY_AFTER_S)
+    return deployment_snapshot(own, parts)
 
 
 class HaproxyOnly:

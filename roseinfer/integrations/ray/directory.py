@@ -15,8 +15,10 @@ from roseinfer.cluster.remote.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Tl
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.errors import ResourceError
 from roseinfer.integrations.certificates import MAX_CA_DAYS, CertificateAuthority, write_private
+from roseinfer.integrations.ray.metrics import DeploymentMetrics
 from roseinfer.integrations.ray.plan import DIRECTORY, NAMESPACE
 from roseinfer.integrations.ray.register import EXPIRY_S, EngineRegistry, RegisteredEngine, RequestCounts, RequestTotals
+from roseinfer.server.observe.exposition import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class DirectoryActor:
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._registry = EngineRegistry(clock, time.time_ns(), restarted)
         self._totals = RequestTotals()
+        self._metrics = DeploymentMetrics(clock, restarted)
         self._changed = asyncio.Event()
 
     async def certificate(self, name: str) -> tuple[bytes, bytes, bytes]:
@@ -83,6 +86,15 @@ class DirectoryActor:
         """See `RequestTotals.report`."""
         self._totals.report(process, RequestCounts(*counted))
 
+    async def store_metrics(self, process: str, own: Snapshot) -> None:
+        """Store the newest metrics of an API process."""
+        self._metrics.store(process, own)
+
+    async def exchange_metrics(self, process: str, own: Snapshot) -> list[Snapshot] | None:
+        """Do the same, and return the metrics of all API processes; None while some may still be missing."""
+        self._metrics.store(process, own)
+        return self._metrics.all()
+
     async def request_totals(self) -> RequestCounts:
         """Return the counts of all requests since this actor started."""
         return self._totals.total
@@ -114,7 +126,7 @@ def start_directory() -> Any:
 
     with contextlib.suppress(ValueError):
         found = find_directory()
-        if not hasattr(found, "reserve"):
+        if not hasattr(found, "exchange_metrics"):
             raise ResourceError(
                 "an earlier version of roseinfer is deployed on this Ray cluster; stop it first with --down"
             )

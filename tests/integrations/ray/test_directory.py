@@ -49,7 +49,7 @@ class FakeRay(SimpleNamespace):
 
 
 def _actor(made: DirectoryActor) -> SimpleNamespace:
-    names = ("certificate", "reserve")
+    names = ("certificate", "reserve", "exchange_metrics")
     return SimpleNamespace(**{name: SimpleNamespace(remote=getattr(made, name)) for name in names})
 
 
