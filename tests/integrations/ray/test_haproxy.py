@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,22 @@ def test_a_proxy_without_applications_asks_clients_to_retry(tmp_path: Path) -> N
     words, _, body = line.partition(" string ")
     assert "status 503 content-type application/json hdr Retry-After 1" in words
     assert json.loads(body.strip("'"))["error"]["code"] == "loading"
+
+
+def test_folders_of_killed_nodes_are_removed() -> None:
+    """A node that lives has a socket in its folder."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as metrics:
+        base = Path(parent, "haproxy-serve")
+        killed, alive, starting, own = (base / name for name in ("killed", "alive", "starting", "own"))
+        for folder in (killed, alive, starting):
+            folder.mkdir(parents=True)
+            (folder / "haproxy.cfg").touch()
+        own.mkdir()
+        for folder in (killed, alive):
+            os.utime(folder / "haproxy.cfg", (0, 0))
+        metrics.bind(str(alive / "metrics.sock"))
+        changed(CONFIG, own)
+        assert sorted(base.iterdir()) == sorted([alive, starting, own])
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux is not installed")
