@@ -14,7 +14,9 @@ API, ENGINE = "Api", "Engine"
 DEREGISTER_S, CLOSE_S = 5.0, 15.0
 # More than any server admits. The server itself limits requests, with the errors of each API.
 MAX_ONGOING_COUNT = 10**6
-HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
+HEALTH_PERIOD_S = 2.0
+# Serve replaces a process after three checks without an answer in this time.
+ENGINE_HEALTH_TIMEOUT_S, API_HEALTH_TIMEOUT_S = 30.0, 10.0
 # Variables of the command that its deployment gets too, with those of Serve. Ray shows them to all users, so secrets
 # are in `Plan.variables` instead.
 PASSED_VARIABLES = ("PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")
@@ -75,7 +77,7 @@ def application(plan: Plan) -> Any:
         "ray_actor_options": {"num_cpus": plan.engine_cpus, "num_gpus": plan.gpus},
         "graceful_shutdown_timeout_s": plan.replicas.drain_timeout + CLOSE_S,
         "health_check_period_s": HEALTH_PERIOD_S,
-        "health_check_timeout_s": HEALTH_TIMEOUT_S,
+        "health_check_timeout_s": ENGINE_HEALTH_TIMEOUT_S,
         "logging_config": LOGGING,
     }
     if plan.deploy.lower_bound == plan.deploy.upper_bound:
@@ -89,7 +91,7 @@ def application(plan: Plan) -> Any:
         "ray_actor_options": {"num_cpus": plan.api_cpus},
         "graceful_shutdown_timeout_s": plan.server.shutdown_timeout + DEREGISTER_S + CLOSE_S,
         "health_check_period_s": HEALTH_PERIOD_S,
-        "health_check_timeout_s": HEALTH_TIMEOUT_S,
+        "health_check_timeout_s": API_HEALTH_TIMEOUT_S,
         "logging_config": LOGGING,
     }
     engines = serve.deployment(**engine)(EngineReplica).bind(plan)
