@@ -288,11 +288,9 @@ class Scheduler:
             self.kv.copies_done(plan.copies)
         requests, running = self.roster.requests, Status.RUNNING
         block_mask = self.kv.block_size - 1
-        extra_tokens = 0  # tokens beyond one for each output
-        prompt_tokens = self._prompt_tokens
+        extra_tokens, prompt_tokens = 0, self._prompt_tokens  # beyond one for each output; before this step
         self.roster.steps_done = plan.step + 1
         self._last_tokens, self._last_duration_s = plan.num_tokens, result.duration_s
-        planned_s = self._clock.planned_at(plan.step)
         for row, row_result in zip(plan.rows, result.rows, strict=True):
             name, _, start, count, _, sample, _, _, _, _ = row
             _, token_ids, logprobs, _, error = row_result
@@ -310,7 +308,7 @@ class Scheduler:
                     outputs.append(new_output((name, token_ids, logprobs, None, None, None)))
                     continue
             request.pending -= sample and not row.drafts
-            settled = self._settle_row(request, row, row_result, planned_s, now_s)
+            settled = self._settle_row(request, row, row_result, self._clock.planned_at(plan.step), now_s)
             if settled is not None:
                 outputs.append(settled)
                 extra_tokens += len(settled.token_ids) - 1
@@ -340,8 +338,7 @@ class Scheduler:
             if not result.token_ids:
                 end = self.roster.finish(request, FinishReason.ERROR, now_s, error=result.error)
                 return SequenceOutput(row.request_id, end=end)
-        first = request.num_outputs == 0
-        if first:
+        if first := request.num_outputs == 0:
             self._waits.prefilled(request, planned_s, now_s)
             self._prompt_tokens += max(0, min(row.start + row.count, request.prompt_len) - row.start)
             request.chunks += row.count == 1  # the others were counted when they were planned

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from roseinfer.kernels.attention import prefill_shares
 from roseinfer.kernels.attention.decode_config import ELEMENTWISE, MATRIX, TOKENS, DecodeConfig, choose_decode_config
 from roseinfer.kernels.attention.heads import store_heads, store_heads_reference
 from roseinfer.kernels.attention.prefill import PrefillConfig
@@ -59,7 +60,8 @@ def test_decodes(form, heads, kv_heads, head_dim, block_size, window, dtype, dev
         (7, 1, 16, 32, 0, True, torch.float32),
     ],
 )
-def test_prompts(heads, kv_heads, head_dim, block_size, window, parts, dtype, device) -> None:
+def test_prompts(heads, kv_heads, head_dim, block_size, window, parts, dtype, device, monkeypatch) -> None:
+    monkeypatch.setattr(prefill_shares, "MIN_DIVIDED_TILES", 2)
     case = paged_case(ROWS, heads, kv_heads, head_dim, block_size, dtype, device, codes=True)
     blocks = prefill.block_map(case, SMALL, division=Division(80, 80, 16) if parts else None)
     assert (blocks[:, PARTS].max() > 1) == parts
