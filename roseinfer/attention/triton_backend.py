@@ -287,16 +287,19 @@ class TritonAttention:
         nothing = torch.full((1, CHUNK_FIELD_COUNT), -1, dtype=torch.int32, device=device)
         cache = (*self._caches[0], batch.paging[0].tables, batch.table_rows)
         scales = self._ones if self._shape.kv_dtype == CODES else None
+        small = MAX_SMALL_STEP_TOKENS
         for workspace in self._workspaces.values():
-            small, large = MAX_SMALL_STEP_TOKENS, MAX_SMALL_STEP_TOKENS + 1
-            for tokens, parts in ((small, None), (small, self._parts), (large, None)):
+            forms: list[tuple[int, PrefillWorkspace | None]] = [(small, None), (small + 1, None)]
+            if self.may_divide(small):
+                forms.append((small, self._parts))
+                merge_parts(nothing, batch.query_start, self._parts, out)
+            for tokens, parts in forms:
                 starts, lengths, config = batch.query_start, batch.context_len, self._config_for(tokens)
                 window = workspace.window
                 prefill_attention(q, *cache, starts, lengths, out, nothing, 1.0, config, window, parts, scales)
             if self._bulk:
                 rows = (*cache[2:], batch.query_start, batch.context_len)
                 self._attend_in_bulk(0, q, rows, out, nothing, spec, scales)
-            merge_parts(nothing, batch.query_start, self._parts, out)
             plan_decode(batch.context_len, 0, workspace)
             decode_attention(q, *cache, batch.context_len, out, 1.0, workspace, scales)
 
