@@ -202,7 +202,7 @@ class HaproxyOnly:
             await ErrorResponse(error)(scope, receive, send)
 
     def _with_own_headers(self, send: Send) -> Send:
-        """Drop the header `x-request-id`: Serve passes its id to the server and also adds it itself."""
+        """Drop the header `x-request-id`, which Serve adds itself, and add the one that names the deployment."""
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 from uuid import uuid4
 
+from roseinfer.cluster.remote.address import HostPort
 from roseinfer.core.errors import ConfigError, ResourceError, RoseinferError
 from roseinfer.core.extras import install_command
 from roseinfer.integrations.ray.application import application, environment
@@ -252,7 +253,7 @@ def _public_url(plan: Plan) -> str:
     if host in ALL_ADDRESSES:
         heads = [node for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE in node["Resources"]]
         host = str(heads[0]["NodeManagerAddress"])
-    return f"http://[{host}]:{plan.server.port}" if ":" in host else f"http://{host}:{plan.server.port}"
+    return f"http://{HostPort(host, plan.server.port)}"
 
 
 def _proxies(plan: Plan) -> str:
