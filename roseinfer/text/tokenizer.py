@@ -22,6 +22,7 @@ from roseinfer.text.tokenizer_files import (
     read_chat_template,
     read_tokenizer_config,
     special_tokens,
+    template_source,
 )
 
 
@@ -64,7 +65,7 @@ class Tokenizer:
         if is_gguf(folder):
             backend, config, template = read_tokenizer(open_gguf(folder))
             check_backend(backend, folder)
-            given = None if chat_template is None else read_chat_template(folder, {}, chat_template)
+            given = None if chat_template is None else template_source(chat_template)
             return cls(backend, config, given or template)
         path = folder / TOKENIZER
         if not path.is_file():
