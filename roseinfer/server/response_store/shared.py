@@ -1,6 +1,6 @@
 """Store of all API processes of a server. Each of them finds and ends what another runs or has not written yet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -56,8 +56,13 @@ class RunningResponse:
             self._end()
         self._store.put(self._record)
 
-    def fail(self, code: str, message: str) -> None:
-        self.keep(self._record.response | {"status": "failed", "error": {"code": code, "message": message}})
+    def fail(self, error: Mapping[str, Any]) -> None:
+        """End it with `error`: at least its "code", "message", and "retryable"."""
+        self.keep(self._record.response | {"status": "failed", "error": dict(error)})
+
+    def fail_with_server(self, message: str) -> None:
+        """End it because the server ends, so the request may be sent again."""
+        self.fail({"code": "server_error", "message": message, "retryable": True})
 
     def cancel(self) -> StoredResponse:
         """Stop the run. Return the final state."""

@@ -37,7 +37,11 @@ MAX_BATCH_COUNT = 128
 EXPIRY_INTERVAL_S = 600.0
 LOG_INTERVAL_S = 60.0
 CLOSE_TIMEOUT_S = 10.0
-_ENDED = {"code": "server_error", "message": "The server process that ran this response has ended"}
+_ENDED = {
+    "code": "server_error",
+    "message": "The server process that ran this response has ended",
+    "retryable": True,
+}
 
 Result = TypeVar("Result")
 

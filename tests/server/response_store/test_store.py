@@ -230,7 +230,8 @@ def test_responses_of_a_killed_process_have_failed(open_store: Opener, tmp_path:
         process.wait()
     failed = get(store, Key("", "run"))
     assert failed is not None and failed.response["status"] == "failed"
-    assert failed.response["error"]["code"] == "server_error" and failed.process == ""
+    error = failed.response["error"]
+    assert (error["code"], error["retryable"], failed.process) == ("server_error", True, "")
     assert get(store, Key("", "done")) == record("done")
     store.close()
     assert get(open_store(), Key("", "run")) == failed, "and stays so"

@@ -85,14 +85,14 @@ class _BackgroundAnswer:
                 await run.answer(scope, receive, send)
             except Exception as error:
                 known = as_api_error(error)
-                running.fail(known.code or known.type, known.message)
+                running.fail({"code": known.code or known.type, "message": known.message, **known.advice()})
                 if streamed:
                     raise
                 if not isinstance(error, ApiError):
                     log.warning("background response %s failed: %r", job.id, error)
             finally:
                 # Of a task that is cancelled, as at the end of the event loop; else its end is known by now.
-                running.fail("server_error", "The server ended while this response ran")
+                running.fail_with_server("The server ended while this response ran")
 
 
 class _Unwatched(ClientConnection):

@@ -57,7 +57,7 @@ class Keeper:
             running.drop()
             raise store_failed() from error
         except BaseException:  # the server ends
-            running.fail("server_error", "The server ended before this response ran")
+            running.fail_with_server("The server ended before this response ran")
             raise
         return running
 

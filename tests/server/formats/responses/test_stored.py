@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 
 from roseinfer.core.config.server import ServerConfig
-from roseinfer.core.errors import ConfigError, EngineDeadError
+from roseinfer.core.errors import ConfigError, EngineDeadError, EngineLostError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.api import SequenceChunk
 from roseinfer.server.answer_shapes import ErrorBody
@@ -453,14 +453,24 @@ def test_deleting_what_runs_ends_it(client: OpenAI, server: LiveServer) -> None:
     refused(404, "response_not_found", "response_id", client.responses.retrieve, response_id=id)
 
 
-def test_a_background_response_that_fails_says_so(client: OpenAI, server: LiveServer) -> None:
-    script = server.engine.default_script
-    for steps in ([EngineDeadError("gone")], [script, EngineDeadError("gone")]):
-        server.engine.script = lambda request, steps=steps: [  # type: ignore[misc]
-            step(request)[0] if callable(step) else step for step in steps
-        ]
-        failed = ended(client, client.responses.create(model="fake", input="hello", background=True).id)
-        assert failed.status == "failed" and failed.error is not None and failed.error.code == "engine_dead"
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (EngineDeadError("gone"), {"code": "engine_dead", "retryable": True}),
+        (EngineDeadError("gone", 4.0), {"code": "engine_dead", "retryable": True, "retry_after_s": 4}),
+        (EngineLostError("x", only_suspect=True), {"code": "engine_lost", "retryable": False}),
+    ],
+)
+def test_a_background_response_that_fails_says_so(
+    client: OpenAI, server: LiveServer, begun: bool, error: Exception, advice: dict[str, Any]
+) -> None:
+    first = server.engine.default_script
+    server.engine.script = lambda request: [*first(request)[:begun], error]
+    failed = ended(client, client.responses.create(model="fake", input="hello", background=True).id)
+    assert failed.status == "failed" and failed.error is not None
+    fields = failed.error.model_dump(exclude_unset=True)
+    assert fields.pop("message") and fields == advice
 
 
 def test_a_drain_ends_what_runs_in_the_background(serve: Serve, tmp_path: Any) -> None:
@@ -471,6 +481,7 @@ def test_a_drain_ends_what_runs_in_the_background(serve: Serve, tmp_path: Any) -
     server.run(server.service.wind_down(5.0))
     response = server.get(f"{PATH}/{id}").json()
     assert response["status"] == "failed" and response["error"]["code"] == "draining"
+    assert response["error"]["retryable"]
 
 
 def test_what_a_background_response_needs(client: OpenAI, server: LiveServer) -> None:
