@@ -141,6 +141,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Share of the machine that the objectives of running requests ask for; near 1 it is full",
         ),
         Panel(
+            "Fullness",
+            (gauge("roseinfer:engine_fullness"),),
+            "percentunit",
+            "How full autoscaling counts the engine: seats, memory, prompts, objectives or queue; 1 is full",
+        ),
+        Panel(
             "Speed against the cost model",
             (gauge("roseinfer:slo_speed_ratio"),),
             about="Recent step time divided by the fitted cost model's; above 1: slower than earlier steps",

@@ -1,4 +1,4 @@
-"""Forecasts for a request that is not sent yet, from the newest promises of the engines."""
+"""Forecasts for a request that is not sent yet, and the fullness of engines, from their newest promises."""
 
 from collections.abc import Iterable
 from math import inf
@@ -7,6 +7,7 @@ from typing import NamedTuple
 from roseinfer.core.slo import Slo
 from roseinfer.engine.api import EngineReport, EngineState
 from roseinfer.router.base import RoutingRequest
+from roseinfer.router.fleet_size import fullness
 from roseinfer.router.view import EngineView
 
 NO_SLO = Slo()
@@ -43,6 +44,11 @@ def forecasts(
         request = request._replace(ttft_left_s=left[0], tpot_s=left[1], end_left_s=left[2])
     found = [forecast for report in reports if (forecast := _forecast(report, request, now_s)) is not None]
     return sorted(found, key=lambda one: (one.meets_objectives is False, one.ttft_s, one.engine))
+
+
+def fullness_of(report: EngineReport, now_s: float) -> float | None:
+    """Return how full an engine is (see `router.fleet_size.fullness`), or None without a promise of it."""
+    return None if report.promise is None else fullness(report.promise, now_s)
 
 
 def _forecast(report: EngineReport, request: RoutingRequest, now_s: float) -> RequestForecast | None:

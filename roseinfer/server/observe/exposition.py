@@ -9,7 +9,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
-from roseinfer.cluster.forecast import forecasts
+from roseinfer.cluster.forecast import forecasts, fullness_of
 from roseinfer.core.outputs import GuideStats, OffloadStats, PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState
 from roseinfer.server.observe.metric_registry import LABELS, MetricRegistry, Numbers, total
@@ -180,7 +180,11 @@ def _objectives(policy: PolicyStats) -> Iterator[_Sample]:
 
 
 def _forecasts(report: EngineReport) -> Iterator[_Sample]:
-    """Yield the forecast for a new request without objectives."""
+    """Yield the engine's fullness, and the forecast for a new request without objectives."""
+    full = fullness_of(report, monotonic())
+    if full is not None:
+        help = "How full autoscaling counts the engine: 0 = idle, 1 = full, above 1 = more than one engine is needed"
+        yield _gauge("roseinfer:engine_fullness", help, full)
     for forecast in forecasts([report], monotonic(), FORECAST_PROMPT_TOKENS):
         help = "Predicted time to first token of an uncached prompt of `prompt_tokens` tokens"
         length = str(FORECAST_PROMPT_TOKENS)

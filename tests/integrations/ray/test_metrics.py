@@ -3,6 +3,8 @@
 import asyncio
 import copy
 import pickle
+from dataclasses import replace
+from time import monotonic
 
 import pytest
 
@@ -20,8 +22,10 @@ from roseinfer.integrations.ray.metrics import (
 )
 from roseinfer.integrations.ray.register import EXPIRY_S, REGISTER_INTERVAL_S, SETTLE_S
 from roseinfer.server.http.errors import ApiError
-from roseinfer.server.observe.exposition import Snapshot
+from roseinfer.server.observe.exposition import Exposition, Snapshot
+from roseinfer.server.observe.metric_registry import MetricRegistry
 from tests.integrations.ray.test_api import method
+from tests.server.fake_engine import INFO
 
 
 def snapshot(requests: float, generated: int = 0, breakers: tuple[int, ...] = ()) -> Snapshot:
@@ -79,6 +83,17 @@ def test_counts_of_engines_do_not_depend_on_the_process_that_answers() -> None:
     metrics.store("young", without_clock(young))
     parts = metrics.all()
     assert parts is not None and deployment_snapshot(young, parts).engines[0].stats.generation_tokens == 400
+
+
+def test_how_full_an_engine_is_does_not_depend_on_how_many_processes_there_are() -> None:
+    metrics, own = DeploymentMetrics(ManualClock()), snapshot(1)
+    own.engines[0] = replace(own.engines[0], info=INFO, promise=Promise(monotonic(), running=1, free_seats=1))
+    for process in "abc":
+        metrics.store(process, without_clock(own))
+    parts = metrics.all()
+    assert parts is not None
+    text = Exposition(MetricRegistry(), "m").text(deployment_snapshot(own, parts), None).decode()
+    assert 'roseinfer:engine_fullness{engine="0",model_name="m"} 0.5' in text.splitlines()
 
 
 def test_what_goes_to_another_host_has_no_times_of_this_one() -> None:

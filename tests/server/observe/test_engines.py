@@ -1,6 +1,7 @@
 """/metrics of several engines: a label per engine, and routing of requests between them."""
 
 from collections.abc import Iterator
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.outputs import PolicyStats, SchedulerStats
+from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.metric_registry import MetricRegistry
@@ -142,6 +144,28 @@ def test_breakers_are_shown_while_they_are_open() -> None:
     for event, shown in ((True, 1), (True, 1), (False, 0), (False, 0)):
         routing.breaker(1, event)
         assert metric(observation, engine, line) == shown
+
+
+def test_how_full_an_engine_is_as_autoscaling_counts_it() -> None:
+    observation, engine = Observation("m"), FakeEngine(byte_level(), INFO)
+    promise = Promise(monotonic(), running=3, free_seats=1, blocks=100, free_blocks=90)
+    observation.attach(engine)
+    name = "roseinfer:engine_fullness"
+    for state, newest, shown in (
+        (EngineState.READY, promise, [0.75]),
+        (EngineState.DRAINING, promise._replace(waiting=3, oldest_wait_s=9.0), [2.0]),
+        (EngineState.READY, None, []),
+        (EngineState.DEAD, promise, []),
+    ):
+        engine.fleet = [report(4, state, promise=newest)]
+        text = observation.exposition.text(observation.snapshot(), INFO).decode()
+        values = [
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and sample.labels == {"engine": "4", "model_name": "m"}
+        ]
+        assert values == pytest.approx(shown), state
 
 
 def test_engines_are_shown_once_up_even_by_a_process_without_connection() -> None:
