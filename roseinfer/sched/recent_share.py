@@ -17,4 +17,5 @@ class RecentShare:
         self._share, self._at_s = self.at(now_s) + seconds / self._span_s, now_s
 
     def at(self, now_s: float) -> float:
-        return self._share * exp(-max(0.0, now_s - self._at_s) / self._span_s)
+        age_s = now_s - self._at_s
+        return self._share * exp(-age_s / self._span_s) if age_s > 0 else self._share

@@ -88,6 +88,7 @@ class Scheduler:
     ) -> None:
         """`offloading`: costs of copies, used if the KV cache has blocks in host memory."""
         self.config = config
+        self._max_running = config.max_running
         self.kv = kv
         self._reporting = policy if isinstance(policy, Reporting) else None
         self._promising = policy if isinstance(policy, Promising) else None
@@ -432,7 +433,7 @@ class Scheduler:
         Without a `Promising` policy these are counts only.
         """
         running, waiting = len(self.running), len(self.waiting)
-        seats = min(len(self.roster.free_seats), self.config.max_running - running)
+        seats = min(len(self.roster.free_seats), self._max_running - running)
         counts = Promise(
             now_s,
             steps=self.roster.step,
@@ -460,13 +461,13 @@ class Scheduler:
         as much as the plan.
         """
         first = next(iter(self.waiting), None)
-        arrival_s = now_s if first is None else first.arrival_s
+        arrival_s = now_s if first is None or first.arrival_s > now_s else first.arrival_s
         for request in reversed(self.running.values()):
             if request.num_outputs:
                 break
             if request.arrival_s < arrival_s:
                 arrival_s = request.arrival_s
-        return max(0.0, now_s - arrival_s)
+        return now_s - arrival_s
 
     def check_integrity(self) -> None:
         """Raise AssertionError if seats, queues or blocks disagree."""

@@ -66,9 +66,10 @@ class Promises:
             counts.free_blocks,
             int(growth) // block_size,
             counts.blocks,
-            experts=p.experts.read(max(1.0, batch.rows)) if p.experts is not None else 0.0,
-            oldest_wait_s=counts.oldest_wait_s,
-            prompt_share=counts.prompt_share,
+            counts.draining,
+            p.experts.read(max(1.0, batch.rows)) if p.experts is not None else 0.0,
+            counts.oldest_wait_s,
+            counts.prompt_share,
         )
 
     def _to_decode(self, now_s: float) -> float:
