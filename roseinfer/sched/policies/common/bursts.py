@@ -40,7 +40,7 @@ class BurstOptions:
     """Options for a queue of prompts while no request has objectives."""
 
     slack_decode_share: float = option(
-        0.2,
+        0.35,
         "while no request has objectives and more prompts wait than fit into a step: the largest share of the time for "
         "decoding requests; 1 = they compute in every step",
     )
