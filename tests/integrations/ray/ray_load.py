@@ -9,8 +9,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.faults.server import until
-from roseinfer.bench.exchange import Exchange, send_request
-from tests.integrations.ray.ray_cluster import (
+from benchmarks.ray_faults.cluster import (
     API_ACTOR,
     DIRECTORY,
     ENGINE,
@@ -19,6 +18,7 @@ from tests.integrations.ray.ray_cluster import (
     HAPROXY_ACTOR,
     RayCluster,
 )
+from roseinfer.bench.exchange import Exchange, send_request
 
 NAMES = {"engine": ENGINE, "actor": ENGINE_ACTOR, "api": API_ACTOR, "directory": DIRECTORY}
 NAMES |= {"haproxy": HAPROXY, "haproxy actor": HAPROXY_ACTOR}

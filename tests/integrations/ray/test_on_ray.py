@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.faults.server import until
 from benchmarks.gpu_server import free_port
-from tests.integrations.ray.ray_cluster import API_ACTOR, DIRECTORY, ENGINE_ACTOR, HAPROXY, HAPROXY_ACTOR, RayCluster
+from benchmarks.ray_faults.cluster import API_ACTOR, DIRECTORY, ENGINE_ACTOR, HAPROXY, HAPROXY_ACTOR, RayCluster
 from tests.integrations.ray.ray_load import finished, run, stream_bodies
 
 pytestmark = [

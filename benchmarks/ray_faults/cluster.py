@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -37,12 +38,16 @@ class RayCluster:
         token = self.folder / "token"
         token.write_text(secrets.token_hex(32))
         token.chmod(0o600)
+        self._private = self.folder / "tmp"
+        self._private.mkdir()
+        self._mark = f"RAY_AUTH_TOKEN_PATH={token}"
         self.port = free_port()
         gcs = free_port()
         self.environment = {
             **os.environ,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
+            "TMPDIR": str(self._private),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ADDRESS": f"127.0.0.1:{gcs}",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(_root()), os.environ.get("PYTHONPATH")])),
@@ -62,7 +67,6 @@ class RayCluster:
         cost = {"step_s": 0.02, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}
         self.cost = self.folder / "cost.json"
         self.cost.write_text(json.dumps({"cost": cost}))
-        self._log = (self.folder / "ray.log").open("w+")
         self.head: subprocess.Popen[str]
 
     @property
@@ -70,26 +74,35 @@ class RayCluster:
         return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> "RayCluster":
-        command = [str(self._ray), *self._start]
-        self.head = subprocess.Popen(
-            command, env=self.environment, stdout=self._log, stderr=subprocess.STDOUT, text=True, process_group=0
-        )
-        if not until(lambda: "Ray runtime started" in self.log() or self.head.poll() is not None):
-            self.__exit__()
-            raise AssertionError(f"Ray did not start: {self.log()}")
+        self.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Kill all descendants of the head's process; processes that start others first."""
-        ours = self.processes()
-        starters = [pid for name in ("gcs_server", "raylet", HAPROXY_ACTOR) for pid in self.processes(name)]
-        for pid in [*starters, *ours]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.head.kill()
-        self.head.wait()
-        self._log.close()
+        self.kill()
         self._temporary.cleanup()
+
+    def start(self) -> None:
+        """Start the first node. Raise `RuntimeError` if Ray does not start."""
+        command = [str(self._ray), *self._start]
+        with (self.folder / "ray.log").open("w") as log_file:
+            self.head = subprocess.Popen(
+                command, env=self.environment, stdout=log_file, stderr=subprocess.STDOUT, text=True, process_group=0
+            )
+        if not until(lambda: "Ray runtime started" in self.log() or self.head.poll() is not None):
+            log = self.log()
+            self.kill()
+            raise RuntimeError(f"Ray did not start: {log}")
+
+    def kill(self) -> None:
+        """Kill all processes of the cluster at once; processes that start others first."""
+        self.head.kill()
+        while ours := self.processes():
+            starters = [pid for name in ("gcs_server", "raylet", HAPROXY_ACTOR) for pid in self.processes(name)]
+            for pid in [*starters, *ours]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        self.head.wait()
 
     def log(self) -> str:
         return (self.folder / "ray.log").read_text(errors="replace")
@@ -101,16 +114,24 @@ class RayCluster:
         return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=DEPLOY_TIMEOUT_S)
 
     def processes(self, name: str = "") -> list[int]:
-        """Return the head's descendants whose command line contains `name`."""
+        """Return the processes of the cluster whose command line contains `name`.
+
+        They are the head's descendants, and others with the cluster's token in their environment: those whose parents
+        have ended.
+        """
         parents = dict(_parents())
-        found = []
-        for pid in parents:
+
+        def ours(pid: int) -> bool:
             above: int | None = pid
             while above is not None and above != self.head.pid:
                 above = parents.get(above)
-            if above is not None and pid != self.head.pid and name in _command_line(pid):
-                found.append(pid)
-        return sorted(found)
+            return above is not None or self._mark in _read(pid, "environ")
+
+        return sorted(pid for pid in parents if pid != self.head.pid and name in command_line(pid) and ours(pid))
+
+    def private_folders(self) -> list[Path]:
+        """Return the private folders of roseinfer's processes."""
+        return sorted(self._private.glob("roseinfer-*"))
 
     def get(self, path: str) -> tuple[int, str]:
         """Return status and body; status 0 if there is no answer."""
@@ -131,17 +152,23 @@ class RayCluster:
 
 
 def _root() -> Path:
-    return Path(__file__).resolve().parents[3]
+    return Path(__file__).resolve().parents[2]
 
 
 def _parents() -> Iterator[tuple[int, int]]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            yield int(stat.parent.name), int(stat.read_text().rpartition(") ")[2].split()[1])
+            state, parent = stat.read_text().rpartition(") ")[2].split()[:2]
+            if state != "Z":
+                yield int(stat.parent.name), int(parent)
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
+    return _read(pid, "cmdline").replace("\0", " ")
+
+
+def _read(pid: int, file: str) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return Path(f"/proc/{pid}/{file}").read_bytes().decode(errors="replace")
     except OSError:
         return ""
