@@ -64,7 +64,10 @@ class Deployment:
             raise RuntimeError(f"the engines are not ready: {self.cluster.get('/ready')}")
 
     def counts(self) -> dict[str, int]:
-        return {name: len(self.cluster.processes(name)) for name in PARTS}
+        """Return the number of processes of each part. Of HAProxy, count one that does not stand in for another."""
+        found = {name: len(self.cluster.processes(name)) for name in PARTS}
+        found[HAPROXY] = sum("stand-in" not in command_line(pid) for pid in self.cluster.processes(HAPROXY))
+        return found | {HAPROXY: min(1, found[HAPROXY])}  # older ones may still finish their streams
 
     def whole(self, before: dict[str, int], gone: Sequence[int]) -> bool:
         """True if all parts are there as `before`, and none of the processes `gone` is."""
@@ -76,7 +79,7 @@ class Deployment:
 
 @dataclass(slots=True)
 class Strike:
-    """What happens to a deployment under load. `whole_s`: from the strike until all parts were there again."""
+    """Event that hits a deployment under load. `whole_s`: from the strike until all parts were there again."""
 
     deployment: Deployment
     action: Callable[["Strike"], Sequence[int]]
@@ -113,7 +116,8 @@ def strike_at(name: str, count: int = 1, by: Signals = signal.SIGKILL) -> Callab
     """Return an action that sends a signal to the first `count` processes of this name."""
 
     def action(strike: Strike) -> Sequence[int]:
-        pids = strike.deployment.cluster.processes(name)[:count]
+        cluster = strike.deployment.cluster
+        pids = [cluster.haproxy()] if name == HAPROXY else cluster.processes(name)[:count]
         for pid in pids:
             os.kill(pid, by)
         return pids
@@ -260,7 +264,7 @@ def cluster_killed(bench: Bench, name: str) -> Row:
 
 def haproxy_folder(cluster: RayCluster) -> Path:
     """Return the folder of HAProxy's configuration."""
-    words = command_line(cluster.processes(HAPROXY)[0]).split()
+    words = command_line(cluster.haproxy()).split()
     return Path(words[words.index("-f") + 1]).parent
 
 

@@ -129,6 +129,10 @@ class RayCluster:
 
         return sorted(pid for pid in parents if pid != self.head.pid and name in command_line(pid) and ours(pid))
 
+    def haproxy(self) -> int:
+        """Return the newest HAProxy that Ray Serve has started; older ones may still finish their streams."""
+        return [pid for pid in self.processes(HAPROXY) if "stand-in" not in command_line(pid)][-1]
+
     def private_folders(self) -> list[Path]:
         """Return the private folders of roseinfer's processes."""
         return sorted(self._private.glob("roseinfer-*"))

@@ -42,7 +42,7 @@ class Load:
 
 @dataclass(slots=True)
 class Stream:
-    """What a client saw of one stream. `first_s`: from the first attempt to the first token.
+    """Stream as its client saw it. `first_s`: from the first attempt to the first token.
 
     `error`: "" if the stream has ended well, None while it runs.
     """
@@ -55,7 +55,7 @@ class Stream:
 
 @dataclass(slots=True)
 class Seen:
-    """What clients saw. `statuses`: of all answers to the client, also of attempts that it has repeated.
+    """Load as its clients saw it. `statuses`: of all answers to the client, also of attempts that it has repeated.
 
     `probes`: time and end of each probe.
     """

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from roseinfer.cluster.displaced import DisplacedRequests, Displacement, in_send_order
 from roseinfer.cluster.endpoint import Endpoint
-from roseinfer.cluster.endpoints import Endpoints, lost_request_error, unavailable_error
+from roseinfer.cluster.endpoints import Endpoints, expected_wait_s, lost_request_error, unavailable_error
 from roseinfer.cluster.routing import RoutingState, new_ask, prompt_block_keys, resumed_ask
 from roseinfer.core.clock import Clock
 from roseinfer.core.errors import EngineDeadError, EngineLostError, InvalidRequestError
@@ -327,7 +327,7 @@ class Dispatcher:
     def _is_expected_by(self, until_s: float, now_s: float) -> bool:
         """True if an engine is expected to accept requests by then."""
         is_final = len(self._endpoints) > 0 and self._endpoints.health().final
-        return not is_final and now_s + unavailable_error(self._endpoints).retry_s <= until_s
+        return not is_final and now_s + expected_wait_s(self._endpoints) <= until_s
 
     def _any_usable(self, ask: RoutingRequest) -> Placement | None:
         """Return a placement, unknown to the router, on a draining, failing or quiet engine: better than none."""

@@ -9,6 +9,9 @@ from roseinfer.core.outputs import SchedulerStats, carry_counters, sum_stats
 from roseinfer.engine.api import EngineHealth, EngineInfo, EngineReport
 from roseinfer.engine.live import LiveRequest
 
+# Lower bound on the wait that clients are told. With their two retries they then wait longer than most starts take.
+MIN_ADVICE_S = 3.0
+
 
 class Endpoints:
     """Endpoints in the order in which they were added. Each number is used once, so late messages and counts of a
@@ -101,10 +104,15 @@ def _last_part(model: str) -> str:
     return model.rstrip("/").rpartition("/")[2]
 
 
+def expected_wait_s(endpoints: Endpoints) -> float:
+    """Return the seconds until an engine is expected to accept requests, when none does."""
+    return min([endpoint.expected_wait_s() for endpoint in endpoints], default=MIN_WAIT_S)
+
+
 def unavailable_error(endpoints: Endpoints) -> EngineUnavailableError:
     """Return the error for a request when no engine accepts requests."""
-    wait_s = min([endpoint.expected_wait_s() for endpoint in endpoints], default=MIN_WAIT_S)
-    return EngineUnavailableError("no engine accepts requests at the moment", wait_s)
+    retry_s = max(MIN_ADVICE_S, expected_wait_s(endpoints))
+    return EngineUnavailableError("no engine accepts requests at the moment", retry_s)
 
 
 def lost_request_error(

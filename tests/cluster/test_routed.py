@@ -99,7 +99,7 @@ async def test_with_one_engine_streams_end_with_it_and_the_next_one_serves(fleet
     assert not fleet.routed.health().alive
     with pytest.raises(EngineUnavailableError) as raised:
         fleet.submit()
-    assert raised.value.retry_s >= 1
+    assert raised.value.retry_s >= 3, "with two retries, clients wait longer than most starts take"
     assert [report.state for report in fleet.routed.reports()] == [EngineState.DEAD]
     await fleet.restart(0)
     again = fleet.submit()
@@ -283,7 +283,7 @@ async def test_requests_of_dead_engines_wait_for_a_bounded_time_within_their_obj
     assert all(ended[4])
     for one in asked:
         (error,) = one.reader.errors
-        assert isinstance(error, EngineUnavailableError) and error.retry_s >= 1
+        assert isinstance(error, EngineUnavailableError) and error.retry_s >= 3
 
 
 @fleet_test()

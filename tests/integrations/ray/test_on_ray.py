@@ -1,8 +1,11 @@
 """Deployment on a Ray cluster of this machine. Needs the extra `ray`."""
 
 import importlib.util
+import itertools
 import os
 import socket
+import threading
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -62,13 +65,59 @@ def test_killed_processes_are_replaced_and_streams_continue() -> None:
             assert [each.text for each in seen] == [each.text for each in base], kill
         seen = run(cluster, bodies, ("api",), at_s)
         assert not all(map(finished, seen)), "the only API process was killed, so its streams are cut"
-        for kill in (("haproxy",), ("haproxy actor",)):
-            seen = run(cluster, bodies, kill, at_s)
-            assert not all(map(finished, seen)), kill
-            statuses = {each.status for each in seen if not finished(each)}
-            assert 404 not in statuses, "a new HAProxy does not know the API processes yet"
+        seen = run(cluster, bodies, ("haproxy",), at_s)
+        assert not all(map(finished, seen)), "its streams are cut"
+        assert not {404, 503} & {each.status for each in seen}, "the one that stands in knows the API processes"
+        seen = run(cluster, bodies, ("haproxy actor",), at_s)
+        assert all(finished(each) or each.status != 200 for each in seen), "HAProxy finishes its streams"
         seen = run(cluster, bodies[:3], (), at_s)
         assert all(map(finished, seen)) and [each.text for each in seen] == [each.text for each in base[:3]]
+
+
+def counters(url: str) -> dict[str, float]:
+    """Return the counters of a scrape by name and labels."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        lines = [line.rpartition(" ") for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines if name.partition("{")[0].endswith(("_total", "_count"))}
+
+
+def test_metrics_are_the_sums_of_both_api_processes() -> None:
+    """Scraped through HAProxy and from each API process, while requests run."""
+    bodies = stream_bodies(rate=20.0, seconds=2.0, output=30)
+    with RayCluster() as cluster:
+        done = cluster.deploy("--api-replicas", "2")
+        assert done.returncode == 0, done.stderr
+        assert until(lambda: cluster.ready(1)), cluster.get("/ready")
+        ports = [port for port in listeners(cluster, API_ACTOR) if port in range(30000, 31000)]
+        assert len(ports) == 2
+        urls = [cluster.url, *(f"http://127.0.0.1:{port}" for port in ports)]
+        before = requests_ended(counters(cluster.url))
+        scrapes: list[dict[str, float]] = []
+        stopped = threading.Event()
+
+        def scrape() -> None:
+            for url in itertools.cycle(urls):
+                scrapes.append(counters(url))
+                if stopped.wait(0.1):
+                    return
+
+        scraper = threading.Thread(target=scrape)
+        scraper.start()
+        seen = run(cluster, bodies, (), 0.0)
+        stopped.set()
+        scraper.join()
+        assert all(map(finished, seen)), [each.error for each in seen]
+        for url in urls:
+            assert until(lambda url=url: requests_ended(counters(url)) == before + len(bodies), 10.0), url  # type: ignore[misc]
+            scrapes.append(counters(url))
+        assert len(scrapes) > 10
+        for name in scrapes[-1]:
+            values = [scrape.get(name, 0.0) for scrape in scrapes]
+            assert values == sorted(values), name
+
+
+def requests_ended(found: dict[str, float]) -> float:
+    return sum(value for name, value in found.items() if name.startswith("vllm:request_success_total"))
 
 
 def test_a_deployment_that_fails_leaves_nothing_running() -> None:
@@ -87,3 +136,6 @@ def test_a_deployment_that_fails_leaves_nothing_running() -> None:
             assert until(lambda name=name: not cluster.processes(name)), name  # type: ignore[misc]
         done = cluster.deploy()
         assert done.returncode == 0 and cluster.ready(1), done.stderr
+        assert cluster.deploy("--down").returncode == 0
+        done = cluster.deploy()
+        assert done.returncode == 0, f"the ports of the previous deployment are free at once: {done.stderr}"
