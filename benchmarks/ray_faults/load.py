@@ -25,7 +25,7 @@ class Load:
     tokens: int = 200
     rate: float = 16.0
     seed: int = 0
-    limit_s: float = 120.0
+    limit_s: float = 150.0
 
     def arrivals_s(self) -> list[float]:
         """Return the same times for the same seed. A longer load begins like a shorter one."""
