@@ -29,19 +29,22 @@ from benchmarks.ray_faults.rows import Row, row_of
 from benchmarks.ray_faults.store import Store, redis
 
 ENGINES = 2
-PARTS = (ENGINE, ENGINE_ACTOR, API_ACTOR, DIRECTORY, HAPROXY, HAPROXY_ACTOR)
+CONTROLLER = "ray::ServeController"
+PARTS = (ENGINE, ENGINE_ACTOR, API_ACTOR, DIRECTORY, HAPROXY, HAPROXY_ACTOR, CONTROLLER)
 WHOLE_TIMEOUT_S, CHECK_INTERVAL_S = 120.0, 0.2
 REDEPLOY_STREAMS, ENGINE_STOPPED_S, STORE_DOWN_S = 160, 6.0, 5.0
 MIN_FOLDER_AGE_S = 61.0
 
 
 class Deployment:
-    """Context manager of a cluster with a deployment of two engines and two API processes."""
+    """Context manager of a cluster with a deployment of as many engines as API processes."""
 
-    def __init__(self, store: tuple[str, str] | None = None) -> None:
+    def __init__(self, store: tuple[str, str] | None = None, engines: int = ENGINES) -> None:
         self.cluster = RayCluster(store)
+        self._engines = engines
         low = free_port()
-        self._options = ["--engines", str(ENGINES), "--engine-ports", f"{low}-{min(low + 50, 65535)}"]
+        self._options = ["--engines", str(engines), "--api-replicas", str(engines)]
+        self._options += ["--engine-ports", f"{low}-{min(low + 50, 65535)}"]
 
     def __enter__(self) -> "Deployment":
         self.cluster.__enter__()
@@ -60,7 +63,7 @@ class Deployment:
         done = self.cluster.deploy(*self._options, *more)
         if done.returncode:
             raise RuntimeError(f"the deployment failed: {done.stderr}")
-        if not until(lambda: self.cluster.ready(ENGINES)):
+        if not until(lambda: self.cluster.ready(self._engines)):
             raise RuntimeError(f"the engines are not ready: {self.cluster.get('/ready')}")
 
     def counts(self) -> dict[str, int]:
@@ -74,7 +77,7 @@ class Deployment:
         alive = set(self.cluster.processes())
         counts = self.counts()
         there = all(counts[name] >= count for name, count in before.items())
-        return there and not alive & set(gone) and self.cluster.ready(ENGINES)
+        return there and not alive & set(gone) and self.cluster.ready(self._engines)
 
 
 @dataclass(slots=True)
@@ -149,6 +152,7 @@ LOADED: dict[str, Case] = {
     "api-stopped": Case("one of two API processes stopped", strike_at(API_ACTOR, by=signal.SIGSTOP), cut=True),
     "engine-actors": Case("the actors of both engines", strike_at(ENGINE_ACTOR, ENGINES), cut=True),
     "engines": Case("the processes of both engines", strike_at(ENGINE, ENGINES), cut=True),
+    "controller": Case("the controller of Ray Serve", strike_at(CONTROLLER)),
     "haproxy": Case("HAProxy", strike_at(HAPROXY), cut=True),
     "haproxy-stopped": Case("HAProxy stopped", strike_at(HAPROXY, by=signal.SIGSTOP), cut=True),
     "haproxy-actor": Case("the actor that watches HAProxy", strike_at(HAPROXY_ACTOR), cut=True),
@@ -202,6 +206,15 @@ def under_load(bench: Bench, name: str) -> Row:
     return row_of(name, case.killed, seen, bench.texts, strike.whole_s, cut=case.cut, note=strike.note)
 
 
+def only_api(bench: Bench, name: str) -> Row:
+    """Kill the only API process, of a deployment with one engine."""
+    bench.close()
+    with Deployment(engines=1) as deployment:
+        strike = Strike(deployment, strike_at(API_ACTOR))
+        seen = bench.send(deployment, strike.run, bench.load.streams)
+    return row_of(name, "the only API process", seen, bench.texts, strike.whole_s, cut=True)
+
+
 def store_killed(bench: Bench, name: str) -> Row:
     """Kill the store of the cluster's state, which is in a Redis, and start it again."""
     bench.close()
@@ -239,7 +252,7 @@ def taken_port(bench: Bench, name: str) -> Row:
 
 
 def _parts(cluster: RayCluster) -> list[str]:
-    return [name for name in (*PARTS, "ray::ServeController") if cluster.processes(name)]
+    return [name for name in PARTS if cluster.processes(name)]
 
 
 def cluster_killed(bench: Bench, name: str) -> Row:
@@ -271,6 +284,7 @@ def haproxy_folder(cluster: RayCluster) -> Path:
 CASES: dict[str, Callable[[Bench, str], Row]] = {
     "taken-port": taken_port,
     **dict.fromkeys(LOADED, under_load),
+    "only-api": only_api,
     "store": store_killed,
     "cluster": cluster_killed,
 }

@@ -44,13 +44,18 @@ log = logging.getLogger(__name__)
 
 # The directory answers after a change, at the latest after CHANGE_TIMEOUT_S; other answers take at most ASK_TIMEOUT_S.
 CHANGE_TIMEOUT_S, ASK_TIMEOUT_S = 10.0, 5.0
+ATTACH_WAIT_S = 10.0
 RETRY_PAUSE_S = 0.5  # before the directory is asked again after a failure
 RETRY_AFTER_S = 5.0  # in responses while no API process is up
 REQUESTS_METRIC, REJECTIONS_METRIC = "roseinfer:slo_requests", "roseinfer:slo_rejections"
 
 
 class ApiReplica:
-    """Replica of Ray Serve, wrapped by `serve.ingress`. It answers with 503 until an engine is up."""
+    """Replica of Ray Serve, wrapped by `serve.ingress`.
+
+    Its start takes until it is connected to an engine, but at most `ATTACH_WAIT_S`: Serve ends the process that it
+    replaces after that. Then it answers with 503 until an engine is up.
+    """
 
     async def __init__(self, plan: Plan, engines: Any = None) -> None:  # type: ignore[misc]  # Serve awaits it
         plan.set_variables()
@@ -65,8 +70,10 @@ class ApiReplica:
         self._engine: RoutedEngine | None = None
         self._remote: RemoteEngines
         self._folder = private_folder()
-        works = (follow_directory(self._engine_directory), self._attach(), self._report())
-        self._tasks = [asyncio.create_task(work) for work in works]
+        attaching = asyncio.create_task(self._attach())
+        works = follow_directory(self._engine_directory), self._report()
+        self._tasks = [attaching, *(asyncio.create_task(work) for work in works)]
+        await asyncio.wait((attaching,), timeout=ATTACH_WAIT_S)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return HaproxyOnly(build_app(self._parts).front, self._plan.deployment)

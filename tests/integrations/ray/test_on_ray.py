@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,23 @@ def test_metrics_are_the_sums_of_both_api_processes() -> None:
 
 def requests_ended(found: dict[str, float]) -> float:
     return sum(value for name, value in found.items() if name.startswith("vllm:request_success_total"))
+
+
+def test_a_deployment_is_replaced_without_an_error() -> None:
+    """A new API process gets requests only once it is connected to an engine."""
+    with RayCluster() as cluster:
+        done = cluster.deploy("--engines", "2")
+        assert done.returncode == 0, done.stderr
+        assert until(lambda: cluster.ready(2)), cluster.get("/ready")
+        old = cluster.processes(API_ACTOR)
+        deploying = threading.Thread(target=cluster.deploy, args=("--engines", "2", "--max-num-seqs", "48"))
+        deploying.start()
+        answers = Counter[tuple[int, str]]()
+        while deploying.is_alive() or set(old) & set(cluster.processes(API_ACTOR)):
+            status, body = cluster.get("/ready")
+            answers[status, "" if status == 200 else body] += 1
+        deploying.join()
+        assert set(answers) == {(200, "")}
 
 
 def test_a_deployment_that_fails_leaves_nothing_running() -> None:
