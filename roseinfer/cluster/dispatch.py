@@ -1,7 +1,7 @@
 """Placement of requests on engines, and what happens when an engine rejects them, drains, hangs or dies."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from math import inf
 from typing import Protocol
@@ -17,6 +17,7 @@ from roseinfer.engine.api import RoutingObserver
 from roseinfer.engine.live import LiveRequest, LiveRequests
 from roseinfer.router.base import EngineForecast, Placement, RoutingRequest
 from roseinfer.router.breaker import AttemptOutcome
+from roseinfer.router.overdue import Unanswered, overdue_moves
 from roseinfer.router.placer import Placer
 
 log = logging.getLogger(__name__)
@@ -218,7 +219,7 @@ class Dispatcher:
             self._placer.set_available(endpoint.number, endpoint.accepts_requests)
 
     def tick(self) -> None:
-        """Move requests off engines that drain, hang or were lost. Called periodically."""
+        """Move requests off engines that drain, hang, were lost or are full. Called periodically."""
         self.refresh()
         self.place_displaced()
         for endpoint in self._endpoints:
@@ -226,6 +227,8 @@ class Dispatcher:
                 self._evacuate(endpoint, "quiet", partial(_lost_too_many, blamed=not endpoint.host_lost))
             elif endpoint.engine is not None and endpoint.draining:
                 self._evacuate(endpoint, "drain", _never if endpoint.must_empty else _has_output)
+            elif endpoint.engine is not None:
+                self._relieve(endpoint)
         self._report_faults()
         self._report_breakers()
 
@@ -264,6 +267,25 @@ class Dispatcher:
             self._forget_prefix(live)
             engine.withdraw(live)
             self._move(live, placement, cause)
+
+    def _relieve(self, endpoint: Endpoint) -> None:
+        """Move requests without objectives that wait too long to other engines. Each moves once."""
+        engine, now_s = endpoint.engine, self._clock.now()
+        assert engine is not None
+
+        def sent() -> Iterator[Unanswered[LiveRequest]]:
+            for live in self._requests.all():
+                if live.engine is engine and not live.has_output:
+                    yield Unanswered(live, _arrival_s(live), live.left, _may_leave_queue(live))
+
+        def ask(live: LiveRequest) -> RoutingRequest | None:
+            return self._ask(live, now_s) if live.engine is engine else None
+
+        for live, placement in overdue_moves(self._placer, endpoint.number, sent, ask, now_s):
+            _routing(live).left_queue = True
+            self._forget_prefix(live)
+            engine.withdraw(live)
+            self._move(live, placement, "queue")
 
     def lost(self, endpoint: Endpoint, requests: list[LiveRequest], reason: str, suspects: Collection[str]) -> None:
         """Displace the requests of a lost engine, or end them. `endpoint` has noted the loss already.
@@ -408,10 +430,22 @@ def _routing(live: LiveRequest) -> RoutingState:
     return live.routing
 
 
+def _arrival_s(live: LiveRequest) -> float:
+    arrival_s = live.request.prompt.meta.arrival_s
+    assert arrival_s is not None, "set by `LiveRequests.make`"
+    return arrival_s
+
+
 def _lost_too_many(live: LiveRequest, *, blamed: bool) -> bool:
     """True if a request has lost so many engines that no other gets it. `blamed`: it may have crashed this one."""
     routing = _routing(live)
     return routing.losses >= MAX_LOSSES_COUNT or (blamed and routing.blamed >= MAX_BLAMED_LOSSES_COUNT)
+
+
+def _may_leave_queue(live: LiveRequest) -> bool:
+    """True if a request has no objectives and has not left a queue yet."""
+    slo = live.request.prompt.meta.slo
+    return (slo is None or slo.empty) and not _routing(live).left_queue
 
 
 def _has_output(live: LiveRequest) -> bool:

@@ -15,7 +15,8 @@ _WORD_BYTES = 8
 @dataclass(slots=True)
 class RoutingState:
     """Routing state of one live request. `losses`: engines it has lost; `blamed`: those that it may have crashed.
-    `route`: its public path. `refusal`: rejection of the first engine.
+    `route`: its public path. `refusal`: rejection of the first engine. `left_queue`: it has left an engine because it
+    waited there too long, which happens once.
     """
 
     placement: Placement
@@ -23,6 +24,7 @@ class RoutingState:
     losses: int = 0
     blamed: int = 0
     refusal: Rejection | None = None
+    left_queue: bool = False
 
     @classmethod
     def new(cls, placement: Placement) -> "RoutingState":

@@ -150,8 +150,8 @@ class EngineReport:
 @dataclass(slots=True)
 class Route:
     """Path of one request over several engines so far. `engine`: the newest one; `reason`: that of the router's
-    `Placement`. `retries`: engines that rejected it. `placed_again`, `resumes`: how often it left a dead, quiet or
-    draining engine, without and with output.
+    `Placement`. `retries`: engines that rejected it. `placed_again`, `resumes`: how often it left a dead, quiet,
+    draining or full engine, without and with output.
     """
 
     engine: int
@@ -162,7 +162,8 @@ class Route:
 
 
 class RoutingObserver(Protocol):
-    """Observer of placements on several engines. `cause`: why a request leaves an engine: `death`, `quiet` or `drain`.
+    """Observer of placements on several engines. `cause`: why a request leaves an engine: `death`, `quiet`, `drain` or
+    `queue` (it waited there too long).
     No method may raise.
     """
 

@@ -202,6 +202,12 @@ class EngineView:
         self._seated = (self._running + self._waiting) * self._seat_share
         self.utilisation = max((self._current_pace + self._needed) / self._keep, self._held, self._seated)
 
+    # --- state --------------------------------------------------------------------------------------------------
+    @property
+    def own_waiting(self) -> int:
+        """Number of waiting requests that this process sent if the others sent as many, as of the last promise."""
+        return 0 if self.promise is None else -(-self.promise.waiting // self._share)
+
     # --- forecasts ----------------------------------------------------------------------------------------------
     def cached_tokens(self, request: RoutingRequest, guess: int = 0) -> int:
         keys, size = request.keys, request.block_size

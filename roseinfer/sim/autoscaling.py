@@ -160,10 +160,8 @@ class AutoscaledFleet(SimulatedFleet):
         self._publish(slot)
         running = slot.engine.core.scheduler.running
         for call in self.calls_of(slot):
-            sequence = sequence_id(call.name, 0)
-            if not call.life.token_s and sequence not in running:
-                slot.engine.core.abort([sequence])
-                self.record.replaced.append(call.number)
+            if not call.life.token_s and sequence_id(call.name, 0) not in running:
+                self.withdraw(slot, call)
                 self._place(call)
         self._note_size()
         self._retire(slot)

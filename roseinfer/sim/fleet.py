@@ -1,7 +1,7 @@
 """Several engines behind a router, on simulated time. The router is the one that serves (`roseinfer.router`)."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
@@ -12,10 +12,12 @@ from time import perf_counter
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.outputs import End, FinishReason, SequenceOutput
 from roseinfer.core.promise import Promise
+from roseinfer.core.request import sequence_id
 from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.kv.blocks import block_keys
 from roseinfer.priced.machine import Machine
 from roseinfer.router.base import Placement, RoutingRequest
+from roseinfer.router.overdue import Unanswered, overdue_moves
 from roseinfer.router.placer import Placer
 from roseinfer.router.registry import PREFIX_AWARE
 from roseinfer.sched.estimates import Estimates
@@ -26,6 +28,7 @@ from roseinfer.sim.workload import Arrival
 
 # Order at the same moment: tokens are delivered, then events of engines, then requests arrive, and then steps begin.
 DELIVER, EVENT, ARRIVE, STEP = range(4)
+CHECK_INTERVAL_S = 0.1  # between two looks for requests that wait too long
 
 
 NO_PROMISE = Promise(0.0)
@@ -45,6 +48,7 @@ class FleetRequest:
     placement: Placement | None = None
     retried: bool = False
     resumed: bool = False
+    left_queue: bool = False
 
 
 @dataclass(slots=True)
@@ -115,8 +119,11 @@ class SimulatedFleet:
                 self.placer.set_available(slot.number, False)
         for kill in self.plan.kills:
             self.at(kill.at_s, partial(self._kill, self.slots[kill.engine]))
+        if len(self.slots) > 1:
+            self.at(CHECK_INTERVAL_S, self._check_queues)
         while self._turn():
             pass
+        self._events.clear()  # those that are left refer to the fleet
         return self._result()
 
     def at(self, at_s: float, event: Callable[[], None]) -> None:
@@ -279,6 +286,34 @@ class SimulatedFleet:
         self.record.retries.append(call.number)
         self._send(call, placement)
         return True
+
+    def _check_queues(self) -> None:
+        """Move requests that wait too long for an engine to others, as the server does."""
+        if self.calls or self._number < len(self._arrivals):
+            self.at(self.now_s + CHECK_INTERVAL_S, self._check_queues)
+        for slot in self.slots:
+            if slot.engine is not None and not slot.draining:
+                self._relieve(slot)
+
+    def _relieve(self, slot: SimulatedReplica) -> None:
+        def sent() -> Iterator[Unanswered[FleetRequest]]:
+            for call in self.calls_of(slot):
+                if not call.life.token_s:
+                    slo = call.arrival.slo
+                    movable = (slo is None or slo.empty) and not call.left_queue
+                    yield Unanswered(call, call.life.arrival_s, 1, movable)
+
+        for call, placement in overdue_moves(self.placer, slot.number, sent, self.ask, self.now_s):
+            call.left_queue = True
+            self.withdraw(slot, call)
+            self._send(call, placement)
+
+    def withdraw(self, slot: SimulatedReplica, call: FleetRequest) -> None:
+        """Abort a request without output at its engine, to place it again."""
+        assert slot.engine is not None and call.placement is not None
+        slot.engine.core.abort([sequence_id(call.name, 0)])
+        self.placer.on_unprefilled(call.placement)
+        self.record.replaced.append(call.number)
 
     # --- engines ------------------------------------------------------------------------------------------------
     def _start(self, slot: SimulatedReplica) -> None:

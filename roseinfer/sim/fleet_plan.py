@@ -84,9 +84,10 @@ class FleetRun:
     """Run of a fleet. `simulation`: all engines together. `engine_of`: last engine of each request, None = none.
 
     `reasons`: placements by the router's reason. The following are numbers of requests. `retries`: rejected and sent to
-    another engine once. `replaced`: placed again before their first token, since their engine died or drained.
-    `resumed`: the same after their first token. `unplaced`: no engine was available. `failed`: their engine died again
-    after their first token. `sizes`: (at_s, engines) of a scaled fleet. `router_s`: real seconds spent in the router.
+    another engine once. `replaced`: placed again before their first token, as their engine died, drained or was full.
+    `resumed`: continued on another engine after it, as theirs died. `unplaced`: no engine was available. `failed`:
+    their engine died again after their first token. `sizes`: (at_s, engines) of a scaled fleet. `router_s`: real
+    seconds spent in the router.
     """
 
     simulation: SimulationResult

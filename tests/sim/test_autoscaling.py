@@ -99,3 +99,13 @@ def test_long_prompts_fill_an_engine_though_seats_are_free() -> None:
     assert size_at(run(load(3.0, 40.0, prompt=3000, output=4), 1), 40.0) == 3
     assert not removals(run(load(3.0, 60.0, prompt=3000, output=4), 3))
     assert size_at(run(load(0.3, 60.0, prompt=3000, output=4), 3), 60.0) == 1
+
+
+@pytest.mark.parametrize("policy", ["slack", "fifo"])
+def test_requests_that_wait_for_the_first_engine_go_to_the_new_ones(policy: str) -> None:
+    """They start after 15 s, when 400 requests wait for the first engine, which needs 30 s for these."""
+    found = run(load(40.0, 15.0), 1, policy)
+    lives = found.simulation.lifetimes
+    assert all(life.served and len(life.token_s) == 6 for life in lives)
+    assert found.replaced and len(set(found.replaced)) == len(found.replaced), "each moves once"
+    assert max(life.ttft_s for life in lives if life.ttft_s is not None) < 16.0

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from roseinfer.server.observe.metric_registry import LABELS, MetricRegistry
 
 # Why a request leaves an engine.
-CAUSES = ("death", "quiet", "drain")
+CAUSES = ("death", "quiet", "drain", "queue")
 
 
 PLACEMENTS, RETRIES = "roseinfer:router_placements", "roseinfer:router_retries"
