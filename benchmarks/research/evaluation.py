@@ -118,7 +118,7 @@ def run_policy(grid: Grid, load: RandomLoad, name: str) -> list[dict[str, Any]]:
 def _run(grid: Grid, load: RandomLoad, options: Mapping[str, Any], known: str, judged: bool) -> dict[str, Any]:
     def run() -> dict[str, Any]:
         try:
-            with _uncollected():
+            with without_collections():
                 return outcome_of(simulate_as(load.arrivals, load.machine, options, known, load.number))
         except Exception as error:
             error.add_note(f"{load.name}, {options}")
@@ -132,7 +132,7 @@ def _run(grid: Grid, load: RandomLoad, options: Mapping[str, Any], known: str, j
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
     """Collect garbage after a run: during it, the search costs a tenth of the time and finds little."""
     was_on = gc.isenabled()
     gc.disable()

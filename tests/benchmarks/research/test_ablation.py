@@ -1,0 +1,69 @@
+"""Ablation of slack: random loads without some of its mechanisms."""
+
+import json
+import sys
+
+import pytest
+
+from benchmarks.research import ablation, random_loads
+from benchmarks.research.ablation import Ablation, run_variant
+from benchmarks.research.choices import space
+from benchmarks.research.random_loads import draw_load
+from benchmarks.research.switches import SWITCHES
+from roseinfer.sched.policies.slack.tuning import Tuning
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Use loads of 100 requests."""
+    monkeypatch.setattr(random_loads, "space", lambda: {**space(), "requests": 100, "long_requests": 50})
+
+
+@pytest.fixture
+def load(small):
+    """Return a load of 2.1 times capacity."""
+    return draw_load(5, 0)
+
+
+def test_without_shedding_every_request_is_served_and_many_are_late(load):
+    with_all = run_variant(Ablation(5, 1, []), load, frozenset())
+    without = run_variant(Ablation(5, 1, []), load, frozenset({"shedding"}))
+
+    assert without["served"] == without["requests"] > with_all["served"]
+    assert without["late"] > with_all["late"]
+
+
+def test_afterwards_the_policy_has_all_mechanisms(load):
+    before = run_variant(Ablation(5, 1, []), load, frozenset())
+    run_variant(Ablation(5, 1, []), load, frozenset(SWITCHES))
+
+    assert run_variant(Ablation(5, 1, []), load, frozenset()) == before
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_each_switch_replaces_something_that_exists(name):
+    fields = Tuning.__dataclass_fields__
+
+    assert all(attribute in (fields if owner is Tuning else vars(owner)) for owner, attribute, _ in SWITCHES[name])
+
+
+def test_an_unknown_mechanism_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ablation", "--without", "price,magic"])
+
+    with pytest.raises(SystemExit):
+        ablation.main()
+
+    assert "unknown mechanism 'magic'" in capsys.readouterr().err
+
+
+def test_the_table_shows_differences_in_points(monkeypatch, capsys, tmp_path):
+    file = tmp_path / "found.json"
+    args = ["--random-loads", "1", "--seed", "5", "--jobs", "1", "--without", "price", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["ablation", *args])
+
+    ablation.main()
+
+    loads = json.loads(file.read_text())["loads"]
+    assert set(loads[0]["outcomes"]) == {"", "price"}
+    change = 100 * (loads[0]["outcomes"]["price"]["adherence"] - loads[0]["outcomes"][""]["adherence"])
+    assert f"{change:+.2f}" in capsys.readouterr().out
