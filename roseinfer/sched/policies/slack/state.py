@@ -161,16 +161,18 @@ class SlackState:
 
     def _bound_whole(self, track: Track) -> None:
         """Derive TTFT and TPOT objectives from a deadline for the last token, at the present step time. A tenth of the
-        time is for the prompt. After the first token, `_pace_whole` sets the pace from the time left.
+        time is for the prompt. The pace is that of the expected length: one for its error would keep out requests that
+        fit. After the first token, `_pace_whole` sets the pace from the time left.
         """
         if track.end_s == inf:
             return
-        arrival_s, behind = track.request.arrival_s, track.length + self.wrong_by(track)
+        arrival_s = track.request.arrival_s
         whole_s = track.end_s - arrival_s
         latest_s = self._latest_s(track, max(MIN_PACE_STEPS * self.alone_s(track), self.recent_step_s))
         if latest_s < track.ttft_s:
             track.ttft_s, track.due_s = latest_s, arrival_s + latest_s
-        track.tpot_s = min(track.tpot_s, max(0.9 * whole_s / max(1.0, behind), MIN_PACE_STEPS * self.alone_s(track)))
+        pace_s = max(0.9 * whole_s / max(1.0, track.length), MIN_WHOLE_PACE_STEPS * self.alone_s(track))
+        track.tpot_s = min(track.tpot_s, pace_s)
 
     def _latest_s(self, track: Track, step_s: float) -> float:
         """Return the most seconds from arrival to first token with which the longest likely output is in time."""

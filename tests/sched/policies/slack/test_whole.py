@@ -54,11 +54,12 @@ def test_what_lengths_are_wrong_by_is_planned_for_within_reason(error: float, to
     assert decoding(made, request).tpot_s == pytest.approx(6.0 / tokens, rel=0.01)
 
 
-def test_and_for_the_pace_that_it_is_judged_by_while_it_waits() -> None:
+def test_while_it_waits_it_is_judged_by_the_pace_of_its_expected_length() -> None:
+    """An allowance for the error of that length would keep out requests that fit."""
     made = state()
     made.policy.state.length_error = 50.0
     made.wait("a", e2e_s=10.0, predicted=100)
-    assert made.policy.state.ledger.waiting["a"].tpot_s == pytest.approx(0.9 * 10.0 / 150)
+    assert made.policy.state.ledger.waiting["a"].tpot_s == pytest.approx(0.9 * 10.0 / 100)
 
 
 @pytest.mark.parametrize(("now_s", "pace_s"), [(3.0, 7.0 / 43), (6.0, 0.75 * 0.199)], ids=["in time", "hurried"])
