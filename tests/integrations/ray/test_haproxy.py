@@ -82,9 +82,15 @@ def test_folders_of_killed_nodes_are_removed() -> None:
 
 
 STARTING = "import subprocess, sys, time; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); time.sleep(600)"
-# Instead of HAProxy: writes its arguments to a file of its process number, and ends with any signal.
+# Instead of HAProxy: writes its arguments to a file of its process number, and ends with any signal. SIGUSR1 lets it
+# finish its streams, which last until another one has started.
 PROGRAM = """#!{python}
-import os, signal, sys
+import glob, os, signal, sys, time
+def finish(*_):
+    until_s = time.monotonic() + 10
+    while len(glob.glob("{folder}/started-*")) < 2 and time.monotonic() < until_s:
+        time.sleep(0.01)
+signal.signal(signal.SIGUSR1, finish)
 open(f"{folder}/started-{{os.getpid()}}", "w").write(" ".join(sys.argv[1:]))
 signal.pause()
 """
@@ -113,8 +119,13 @@ class Node:
         self.actors.append(actor)
         assert actor.stdout is not None
         pid = int(actor.stdout.readline())
-        assert until(lambda: pid in self.started())
+        assert until(lambda: pid in self.started() and self._is_watched(pid))
         return pid
+
+    def _is_watched(self, pid: int) -> bool:
+        """True if the process that would start another one has opened this one, its actor and the node."""
+        watcher = self.watched().get(pid)
+        return watcher is not None and _process_descriptors(watcher) == 3
 
     def started(self) -> dict[int, str]:
         """Return the arguments of all programs so far, by process number."""
@@ -141,6 +152,11 @@ class Node:
             actor.communicate()
 
 
+def _process_descriptors(pid: int) -> int:
+    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    return sum("pidfd" in link for link in links)
+
+
 def _command_line(process: Path) -> str:
     try:
         return (process / "cmdline").read_text(errors="replace")
@@ -165,9 +181,9 @@ def test_the_proxy_ends_with_its_parent(node: Node) -> None:
     """The signal lets it finish its streams. Another one stands in for it, until the node ends or has the next."""
     pid = node.start()
     node.actors[0].kill()
-    assert until(lambda: ended(pid))
     stand_in = node.await_stand_in(pid)
     assert "stand-in" in node.started()[stand_in]
+    assert until(lambda: ended(pid))
 
 
 @needs_setpriv

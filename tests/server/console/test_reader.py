@@ -229,8 +229,8 @@ def test_routers_of_all_processes_together() -> None:
         "placements": {"0": 1, "1": 3},
         "reasons": {"pace": 2, "prefix": 2},
         "retries": 2,
-        "placed_again": {"death": 0, "drain": 2, "quiet": 0},
-        "resumes": {"death": 2, "drain": 0, "quiet": 0},
+        "placed_again": {"death": 0, "drain": 2, "queue": 0, "quiet": 0},
+        "resumes": {"death": 2, "drain": 0, "queue": 0, "quiet": 0},
         "breakers": [1],
     }
     assert tick(look(lambda since: Updates(), Together()))["router"] is None
