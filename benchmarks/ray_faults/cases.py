@@ -193,7 +193,7 @@ class Bench:
         return send(url, self._load(streams), strike, self.at_s)
 
     def _load(self, streams: int) -> Load:
-        return Load(streams, self.load.tokens, self.load.rate, self.load.seed, self.load.limit_s)
+        return replace(self.load, streams=streams)
 
 
 def under_load(bench: Bench, name: str) -> Row:

@@ -26,8 +26,6 @@ from benchmarks.research.switches import SWITCHES, without
 from roseinfer.bench.report import header, table
 from roseinfer.sim.sweep import simulate_as
 
-# Kinds by objectives, in addition to those of `RandomLoad.kinds`.
-UP_TO_CAPACITY, ABOVE, FAR_ABOVE = "up to capacity", "1 to 2 times", "2 to 3 times"
 MIN_LOADS_COUNT = 8  # of a kind whose mean is reported
 Outcome = Mapping[str, Any]
 
@@ -68,7 +66,8 @@ def run_variant(ablation: Ablation, load: RandomLoad, off: frozenset[str]) -> Ou
 
 def kinds_of(load: RandomLoad) -> list[str]:
     """Return the kinds of a load, with its objectives, hints, and level."""
-    level = UP_TO_CAPACITY if load.choices.load <= 1 else ABOVE if load.choices.load <= 2 else FAR_ABOVE
+    times = load.choices.load
+    level = "up to capacity" if times <= 1 else "1 to 2 times" if times <= 2 else "2 to 3 times"
     objectives = sorted({chosen["objectives"] for chosen in load.choices.of_classes} - {"none"})
     return [*load.kinds, *objectives, f"hints {load.choices.of_load['hints']['kind']}", level]
 

@@ -9,7 +9,9 @@ from benchmarks.research import ablation, random_loads
 from benchmarks.research.ablation import Ablation, run_variant
 from benchmarks.research.choices import space
 from benchmarks.research.random_loads import draw_load
-from benchmarks.research.switches import SWITCHES
+from benchmarks.research.switches import SWITCHES, without
+from roseinfer.core.slo import Cause
+from roseinfer.sched.policies.slack.capacity import PriceLimit
 from roseinfer.sched.policies.slack.tuning import Tuning
 
 
@@ -45,6 +47,18 @@ def test_each_switch_replaces_something_that_exists(name):
     fields = Tuning.__dataclass_fields__
 
     assert all(attribute in (fields if owner is Tuning else vars(owner)) for owner, attribute, _ in SWITCHES[name])
+
+
+def test_switches_for_the_same_method_combine():
+    limit = PriceLimit()
+    limit.limit_s, limit.overloaded = 1.0, True
+
+    with without({"price"}):
+        assert limit.objection(2.0, 0.1, True) is Cause.PRICE
+    with without({"patient"}):
+        assert limit.objection(2.0, 0.1, True) is Cause.PRICE
+    with without({"price", "patient"}):
+        assert limit.objection(2.0, 0.1, True) is None
 
 
 def test_an_unknown_mechanism_is_an_error(monkeypatch, capsys):
