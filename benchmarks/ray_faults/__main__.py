@@ -16,7 +16,6 @@ until all parts were there again.
 
 import argparse
 import json
-import subprocess
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_table import git_commit
 from benchmarks.ray_faults.cases import CASES, Bench
 from benchmarks.ray_faults.load import Load
 from benchmarks.ray_faults.rows import Row, markdown
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     setup = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": commit(),
+        "commit": git_commit(),
         "hardware": hardware(),
         "versions": versions() | {package: version(package) for package in PACKAGES},
         "seed": args.seed,
@@ -83,17 +83,6 @@ def _write(json_file: Path | None, markdown_file: Path | None, setup: dict[str, 
         json_file.write_text(json.dumps({**setup, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     if markdown_file is not None:
         markdown_file.write_text(markdown(rows) + "\n")
-
-
-def commit() -> str:
-    """Return the commit of the working tree, with `+` if it has changes."""
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--exclude=*", "--abbrev=8"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-    )
-    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":
