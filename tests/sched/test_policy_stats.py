@@ -20,7 +20,7 @@ from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.estimators import OracleLengths
 from roseinfer.sched.policies.common.ledger import TpotBatch, Track
-from roseinfer.sched.policies.slack.capacity import Margins
+from roseinfer.sched.policies.slack.terms import Margins
 from roseinfer.sched.policy import Ended
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler

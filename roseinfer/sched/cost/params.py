@@ -135,6 +135,18 @@ class CostParams:
         row_s = self.experts_s(1, rows)
         return self.step_s + self.experts_s(rows) - rows * row_s, row_s
 
+    def step_shares(self, rate: float, visits: float, most: float) -> tuple[float, float]:
+        """Return the time shares of `rate` steps per second and of the experts of `visits` rows per second.
+
+        Each row is charged as one more row would be, and the rest of the experts belongs to the step. `most`: limit on
+        the share of `step_s`.
+        """
+        constant = min(most, self.step_s * rate)
+        if self.experts is None:
+            return constant, 0.0
+        rows = visits * self.experts_s(1, visits / rate)
+        return constant + rate * self.experts_s(visits / rate) - rows, rows
+
     def prefill_s(self, start: int, count: int, beside: float = 0.0) -> float:
         """Return what a chunk of `count` prompt tokens from position `start` adds to a step."""
         if not count:

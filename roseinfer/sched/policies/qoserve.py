@@ -48,9 +48,9 @@ class QoServePolicy:
     def __init__(self, config: SchedulerConfig, options: QoServeOptions, known: Estimates) -> None:
         self._cost = known.cost
         self._lengths = known.lengths
-        self.ledger = RequestStages()
+        self.ledger = RequestStages(Track)
         self._paced: dict[str, float] = {}  # request -> outputs after which its pace is set again
-        self._batch = TpotBatch(lambda tpot_s: MARGIN_SHARE)
+        self._batch: TpotBatch[Track] = TpotBatch(lambda tpot_s: MARGIN_SHARE)
         self._first_token_in_flight: list[Track] = []  # decoding, but their first token is still in flight
         self._seats = config.max_running
         self._budget_s = inf

@@ -70,7 +70,16 @@ def proportionality(smallest: float, tpot_s: float) -> float:
     return smallest / tpot_s
 
 
-def earn(tracks: list[Track], smallest: float) -> list[Track]:
+class ScorpioTrack(Track):
+    """Track with the `credit` that it has earned towards its next token. `waits_for`: cause at the last look."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self.credit = 0.0
+        self.waits_for: Cause | None = None
+
+
+def earn(tracks: list[ScorpioTrack], smallest: float) -> list[ScorpioTrack]:
     """Run one decode iteration: every track earns, and those that have 1 pay it and are returned."""
     batched = []
     for track in tracks:
@@ -108,7 +117,7 @@ class ScorpioPolicy:
         self._seats = config.max_running
         self._cost = known.cost
         self._lengths = known.lengths
-        self.ledger = RequestStages()
+        self.ledger = RequestStages(ScorpioTrack)
         self._admitted = 0
         self._batch = VirtualBatch()
         self._named = CauseUpdates()
@@ -153,7 +162,7 @@ class ScorpioPolicy:
         decision.explain(self._named.update(short, stops), stops)
         return decision
 
-    def _bound_whole(self, track: Track) -> None:
+    def _bound_whole(self, track: ScorpioTrack) -> None:
         """Derive the deadline of the first token from an objective for the whole request."""
         request = track.request
         due_s = latest_first_token_s(request, self._lengths.total(request), self._cost.params)
@@ -161,7 +170,7 @@ class ScorpioPolicy:
         track.ttft_s = min(track.ttft_s, max(MIN_OBJECTIVE_S, due_s - request.arrival_s))
 
     # --- TTFT guard ---------------------------------------------------------------------------------------------
-    def _guard_ttft(self, view: View) -> tuple[list[RejectedRequest], list[Track]]:
+    def _guard_ttft(self, view: View) -> tuple[list[RejectedRequest], list[ScorpioTrack]]:
         """Least deadline first; a lower bound of the wait, since running decodes are ignored."""
         rejections, kept, ahead_s = [], [], 0.0
         ready = [self.ledger.waiting[each.request_id] for lead in view.waiting() for each in view.members(lead)]
@@ -179,7 +188,7 @@ class ScorpioPolicy:
         return rejections, kept
 
     def _with_attainable(
-        self, rejected: RejectedRequest, view: View, admitted: list[Track], batch: VirtualBatch
+        self, rejected: RejectedRequest, view: View, admitted: list[ScorpioTrack], batch: VirtualBatch
     ) -> RejectedRequest:
         """Add the shortest attainable deadline to a rejection: after the whole queue, if all of it starts in this step.
 
@@ -205,15 +214,17 @@ class ScorpioPolicy:
             first_s += slo.e2e_s - (track.due_s - request.arrival_s)
         return RejectedRequest(request, rejection._replace(attainable_s=first_s))
 
-    def _prefill_s(self, track: Track, tokens: int) -> float:
+    def _prefill_s(self, track: ScorpioTrack, tokens: int) -> float:
         """Return the prefill time of the last `tokens` known tokens."""
         p = self._cost.params
         return max(MIN_PREFILL_S, p.step_s + p.prefill_s(len(track.tokens) - tokens, tokens))
 
     # --- TPOT guard ---------------------------------------------------------------------------------------------
-    def _guard_tpot(self, view: View, queue: list[Track], batch: VirtualBatch) -> tuple[list[Track], Cause]:
+    def _guard_tpot(
+        self, view: View, queue: list[ScorpioTrack], batch: VirtualBatch
+    ) -> tuple[list[ScorpioTrack], Cause]:
         """Return the requests that start if the step has tokens for them, and what the first other one lacks."""
-        admitted: list[Track] = []
+        admitted: list[ScorpioTrack] = []
         seats = min(view.free_seats, self._seats - len(view.running))
         free_blocks = view.free_blocks
         for track in queue:
@@ -231,7 +242,7 @@ class ScorpioPolicy:
             admitted.append(track)
         return admitted, Cause.BUDGET
 
-    def _admissible(self, track: Track, batch: VirtualBatch) -> bool:
+    def _admissible(self, track: ScorpioTrack, batch: VirtualBatch) -> bool:
         rows, context, smallest = batch.with_one(track.tpot_s, len(track.tokens))
         return self.estimate(rows, context, self._lengths.total(track.request)) <= smallest
 
@@ -251,7 +262,7 @@ class ScorpioPolicy:
 
     # --- tokens -------------------------------------------------------------------------------------------------
     def _share(
-        self, view: View, decoding: int, filling: list[Track], admitted: list[Track]
+        self, view: View, decoding: int, filling: list[ScorpioTrack], admitted: list[ScorpioTrack]
     ) -> tuple[dict[str, int], list[Request]]:
         """Prompt tokens for those that run, then for those admitted, by deadline."""
         budget = min(MIXED_TOKENS, view.token_budget) if self._mixed else view.token_budget
@@ -268,7 +279,7 @@ class ScorpioPolicy:
         return chunks, starts
 
 
-def _cause_of_miss(track: Track, view: View, own_s: float) -> Cause:
+def _cause_of_miss(track: ScorpioTrack, view: View, own_s: float) -> Cause:
     """Return why a request with a prompt of `own_s` seconds is too late.
 
     It is the last cause of its wait. A request that has just arrived was delayed by earlier prompts, the running step

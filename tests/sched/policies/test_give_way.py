@@ -15,7 +15,7 @@ from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.common.rotation import MAX_GAP_S
 from roseinfer.sched.policies.slack.policy import SlackPolicy
-from roseinfer.sched.policies.slack.tuning import SlackOptions
+from roseinfer.sched.policies.slack.terms import SlackOptions
 from roseinfer.sched.policy import StepDone
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.simulator import Lifetime, simulate

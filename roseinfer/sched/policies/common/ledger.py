@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import Generic, TypeVar
 
 from roseinfer.core.request import Request
-from roseinfer.core.slo import Cause, Forecast
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.policy import Admitted, Ended, Event, Queued
 
@@ -13,87 +13,37 @@ MIN_OBJECTIVE_S, MAX_OBJECTIVE_S = 1e-6, 1e9
 
 
 class Track:
-    """Policy's record of one request. `ttft_s`, `tpot_s`: objectives, inf without one.
+    """Policy's record of one request; policies derive from it for fields of their own. `ttft_s`, `tpot_s`: objectives,
+    inf without one. `length`: expected output tokens.
 
     `due_s`: deadline of the first token. Then `anchor_s + pace_s * known tokens` is the deadline of the next token.
     `end_s`: deadline of the last token, inf without an objective for the whole request. `is_promised`: it has an
-    objective that can still be met or missed. `waits_for`: cause at the policy's last look, None before. `forecast`:
-    what the policy expected at its first look, None before. `uncached`: prompt tokens to compute, as of the first call
-    of `count_uncached`. The other fields belong to the policy.
+    objective that can still be met or missed.
     """
-
-    __slots__ = (
-        "anchor_s",
-        "credit",
-        "due_s",
-        "end_s",
-        "entry",
-        "excess",
-        "floor_s",
-        "forecast",
-        "idle_s",
-        "idle_step",
-        "is_demoted",
-        "is_promised",
-        "key",
-        "length",
-        "pace_s",
-        "paced_s",
-        "paced_tokens",
-        "price_s",
-        "request",
-        "tokens",
-        "tpot_s",
-        "ttft_s",
-        "uncached",
-        "waits_for",
-        "weight",
-        "work_s",
-    )
 
     def __init__(self, request: Request) -> None:
         slo = request.slo
         self.request = request
         self.tokens = request.tokens
         self.is_promised = slo is not None
-        self.ttft_s = _sane(slo.ttft_s if slo else None)
-        self.tpot_s = _sane(slo.tpot_s if slo else None)
+        self.ttft_s = sane(slo.ttft_s if slo else None)
+        self.tpot_s = sane(slo.tpot_s if slo else None)
         self.due_s = request.arrival_s + self.ttft_s
-        self.end_s = request.arrival_s + _sane(slo.e2e_s if slo else None)
+        self.end_s = request.arrival_s + sane(slo.e2e_s if slo else None)
+        self.length = 0.0
         self.anchor_s = inf
         self.pace_s = self.paced_s = 0.0
         self.paced_tokens = 0
-        self.credit = self.floor_s = 0.0
-        self.is_demoted = False
-        self.idle_s = 0.0
-        self.idle_step = -2
-        self.entry: int | None = None
-        self.uncached: int | None = None
-        self.waits_for: Cause | None = None
-        self.forecast: Forecast | None = None
-        self.excess = self.key = self.length = self.price_s = self.weight = self.work_s = 0.0
-
-    @property
-    def can_wait(self) -> bool:
-        """True if it may start at any time, because only its pace is promised."""
-        return self.is_promised and self.due_s == inf and self.end_s == inf
 
     @property
     def first_objective(self) -> str:
         """Name of the objective that sets `due_s`."""
         slo = self.request.slo
-        own_s = _sane(slo.ttft_s if slo else None)
-        return "ttft" if self.ttft_s >= own_s else "e2e"
+        return "ttft" if self.ttft_s >= sane(slo.ttft_s if slo else None) else "e2e"
 
     @property
     def outputs(self) -> int:
         return len(self.tokens) - self.request.prompt_len
-
-    def count_uncached(self, uncached: Callable[[Request], int]) -> int:
-        """Return the prompt tokens left to compute, as of the first call."""
-        if self.uncached is None:
-            self.uncached = uncached(self.request)
-        return self.uncached
 
     def set_pace(self, margin: float, from_s: float, from_tokens: int) -> None:
         """Set token deadlines from `from_s` on, when it had `from_tokens` tokens.
@@ -105,15 +55,21 @@ class Track:
         self.anchor_s = from_s - from_tokens * self.pace_s
 
 
-class RequestStages:
-    """Live requests in three stages. `filling`: they run, and their prompt is not fully planned yet."""
+T = TypeVar("T", bound=Track)
 
-    def __init__(self) -> None:
-        self.waiting: dict[str, Track] = {}
-        self.filling: dict[str, Track] = {}
-        self.decoding: dict[str, Track] = {}
 
-    def observe(self, event: Event) -> Track | None:
+class RequestStages(Generic[T]):
+    """Live requests in three stages, as records of the policy's `kind`. `filling`: they run, and their prompt is not
+    fully planned yet.
+    """
+
+    def __init__(self, kind: type[T]) -> None:
+        self._kind = kind
+        self.waiting: dict[str, T] = {}
+        self.filling: dict[str, T] = {}
+        self.decoding: dict[str, T] = {}
+
+    def observe(self, event: Event) -> T | None:
         """Move a request to its new stage and return its track, None for other events."""
         if isinstance(event, Queued):
             return self._queue(event.request)
@@ -125,7 +81,7 @@ class RequestStages:
             return self._remove(event.request_id)
         return None
 
-    def promote(self) -> list[Track]:
+    def promote(self) -> list[T]:
         """Move requests whose prompt is fully planned to `decoding`, and return them."""
         if not self.filling:
             return []
@@ -135,12 +91,12 @@ class RequestStages:
             self.decoding[track.request.request_id] = track
         return done
 
-    def _queue(self, request: Request) -> Track:
-        track = self._remove(request.request_id) or Track(request)
+    def _queue(self, request: Request) -> T:
+        track = self._remove(request.request_id) or self._kind(request)
         self.waiting[request.request_id] = track
         return track
 
-    def _remove(self, request_id: str) -> Track | None:
+    def _remove(self, request_id: str) -> T | None:
         for stage in (self.decoding, self.filling, self.waiting):
             track = stage.pop(request_id, None)
             if track is not None:
@@ -148,7 +104,7 @@ class RequestStages:
         return None
 
 
-def _sane(objective_s: float | None) -> float:
+def sane(objective_s: float | None) -> float:
     return inf if objective_s is None else max(MIN_OBJECTIVE_S, min(objective_s, MAX_OBJECTIVE_S))
 
 
@@ -156,7 +112,7 @@ def is_filled(request: Request) -> bool:
     return request.planned >= request.prompt_len and request.remaining <= 1
 
 
-class TpotBatch:
+class TpotBatch(Generic[T]):
     """Decoding requests with a TPOT objective, as columns for the deadlines of their next tokens.
 
     `margin_of(tpot_s)`: share of that objective by which token deadlines are brought forward.
@@ -169,7 +125,7 @@ class TpotBatch:
     """
 
     def __init__(self, margin_of: Callable[[float], float]) -> None:
-        self.tracks: list[Track] = []
+        self.tracks: list[T] = []
         self._margin_of = margin_of
         self.smallest_s = inf
         self.tokens_per_s = self.context_per_s = 0.0
@@ -187,10 +143,10 @@ class TpotBatch:
         """Mean rows per step, if steps come as often as the tightest objective needs: SCORPIO's virtual batch size."""
         return self.smallest_s * self.tokens_per_s if self.tracks else 0.0
 
-    def __contains__(self, track: Track) -> bool:
+    def __contains__(self, track: T) -> bool:
         return track.request.request_id in self._slots
 
-    def add(self, track: Track, from_s: float, from_tokens: int | None = None) -> None:
+    def add(self, track: T, from_s: float, from_tokens: int | None = None) -> None:
         """Add a request whose deadlines count from `from_s`: when its first token came, or it had `from_tokens`."""
         self._slots[track.request.request_id] = len(self.tracks)
         self._objectives[track.tpot_s] = self._objectives.get(track.tpot_s, 0) + 1
@@ -204,7 +160,7 @@ class TpotBatch:
         self._anchors.append(track.anchor_s)
         self._paces.append(track.pace_s)
 
-    def remove(self, track: Track) -> None:
+    def remove(self, track: T) -> None:
         """Remove a request; the last one takes its position."""
         slot = self._slots.pop(track.request.request_id)
         last = self.tracks.pop()
@@ -225,7 +181,7 @@ class TpotBatch:
         if not self.tracks:  # drop rounding errors as well
             self.tokens_per_s = self.context_per_s = 0.0
 
-    def anchor(self, track: Track, first_token_s: float) -> None:
+    def anchor(self, track: T, first_token_s: float) -> None:
         """Correct the time of the first token."""
         slot = self._slots[track.request.request_id]
         track.set_pace(self._margin_of(track.tpot_s), first_token_s, track.request.prompt_len)

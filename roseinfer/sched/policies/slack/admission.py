@@ -1,383 +1,414 @@
-"""Admission of the slack policy: which waiting requests start, which wait, and which are rejected."""
+"""Admission of the slack policy: which waiting requests start, which wait, and which are rejected.
+
+Requests are considered in order. One that can no longer have its first token in time is rejected. Otherwise `RULES` are
+asked, and it starts if none objects; else the first objection is what it waits for.
+"""
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
+from typing import NamedTuple
 
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Forecast, Rejection
 from roseinfer.sched.lengths.estimators import peak_tokens
-from roseinfer.sched.policies.common.ledger import Track
-from roseinfer.sched.policies.slack.attainable import Chances
-from roseinfer.sched.policies.slack.backlog import Entry, first_of
-from roseinfer.sched.policies.slack.capacity import MAX_CONSTANT_SHARE, PRICED
+from roseinfer.sched.policies.slack import deadlines
+from roseinfer.sched.policies.slack.demand import MAX_CONSTANT_SHARE, Demand
+from roseinfer.sched.policies.slack.requests import Entry, SlackTrack, first_of
 from roseinfer.sched.policies.slack.state import SlackState
-from roseinfer.sched.policy import RejectedRequest, Verdict, View, rejectable
+from roseinfer.sched.policy import RejectedRequest, View, rejectable
 
-MIN_PREFILL_SHARE = 0.13  # of the machine, when judging whether a prompt can be in time
+MIN_PREFILL_SHARE = 0.13  # of the machine, for prompts
 MAX_CAN_WAIT_SHARE = 0.9  # of the usable machine, for requests that can wait, under overload
-PREFERRED_CAUSES = (*PRICED, Cause.UTILISATION)  # named rather than other causes that hold as well
-URGENT_RESERVE_SHARE = 0.15  # of the machine, which requests that can wait leave free under overload
+URGENT_RESERVE_SHARE = 0.15  # of the machine, which they leave free under overload
 
 
-class SlackAdmission:
-    """Admission in one step. `admitted`: requests with their prompt tokens, which start while the step has tokens.
-    `default_cause`: cause of all requests that are not named; None if none had to wait.
+class WaitingCandidate(NamedTuple):
+    """Waiting request that is considered. `prompt`: tokens to compute, in `own_s` seconds. `smallest_s`: tightest TPOT
+    objective if it runs. `price`: why it is not worth its cost at present, None if it is.
+    """
+
+    track: SlackTrack
+    prompt: int
+    own_s: float
+    smallest_s: float
+    price: Cause | None
+
+
+class StepAdmission:
+    """Admission in one step: the machine after all starts so far. `admitted`: requests with their prompt tokens, which
+    start while the step has tokens. `yields`: running requests that give their KV blocks up. `default_cause`: cause of
+    all requests that are not named; None if none had to wait.
     """
 
     def __init__(self, state: SlackState, view: View, now_s: float) -> None:
-        self.admitted: list[tuple[Track, int]] = []
+        self.state = state
+        self.view = view
+        self.now_s = now_s
+        self.admitted: list[tuple[SlackTrack, int]] = []
         self.rejections: dict[str, RejectedRequest] = {}
         self.yields: list[Request] = []
         self.default_cause: Cause | None = None
-        self._limit = 1.0  # utilisation limit of the present walk
-        self._is_new = False  # the present request is considered for the first time
-        self._state = state
-        self._tuning = state.tuning
-        self._params = state.cost.params
-        self._view = view
-        self._now_s = now_s
-        self._reserved: list[Track] = []  # cannot start yet, but hold a reservation
+        self.seats = min(view.free_seats, state.seats - len(view.running))
+        self.blocks = view.free_blocks
+        self.smallest_s = min([track.tpot_s for track in state.ledger.filling.values()], default=inf)
+        self.smallest_s = min(self.smallest_s, state.batch.smallest_s)
+        self.demand, self.growth, self.beside = state.demand, state.growth, state.beside
+        filling = state.ledger.filling.values()
+        self.prompts = sorted([(t.due_s, state.to_fill_s(t)) for t in filling if t.is_promised])
+        self._demand_with: tuple[WaitingCandidate, Demand] | None = None
+        self.reserved: list[SlackTrack] = []  # cannot start yet, but hold a reservation
 
-    def run(self, slacks: Sequence[float], context: Sequence[int]) -> None:
-        """Admit in order while demand fits, and then requests above the price limit if there is room to spare.
-        `slacks`, `context`: seconds and tokens of the requests in the batch.
-        """
-        state, view = self._state, self._view
-        for track in state.unreachable(view, self._now_s):
+    def run(self) -> None:
+        state = self.state
+        for track in deadlines.unreachable(state, self.view, self.now_s):
             self._reject(track, track.first_objective, state.prefill_s(len(track.tokens)))
         if not state.ledger.waiting:
             return
-        self._context, self._slacks = context, slacks
-        self._seats = min(view.free_seats, state.seats - len(view.running))
-        self._blocks = view.free_blocks
-        self._smallest_s = min([track.tpot_s for track in state.ledger.filling.values()], default=inf)
-        if len(state.batch):
-            self._smallest_s = min(self._smallest_s, state.batch.smallest_s)
-        self._usable_share = state.usable_share(self._smallest_s)
-        self._is_update = state.price.update(self._now_s, self._usable_share, state.cost_tangent)
-        if self._is_update:
-            state.backlog.sort_by_price(state.is_affordable)
-        state.refresh_demand(self._now_s, slacks, context, self._smallest_s)
-        self._demand, self._growth, self._beside = state.demand, state.growth, state.beside
-        filling = state.ledger.filling.values()
-        self._prompt_queue = sorted([(t.due_s, state.to_fill_s(t)) for t in filling if t.is_promised])
         self._start_aged()
-        self._walk(state.backlog.affordable, 1.0)
-        self._walk(state.backlog.parked, self._tuning.roomy)
+        self._walk(state.backlog.affordable)
+        self._walk(state.backlog.parked)
         self._walk_rest()
-        if self.rejections:
-            self._explain_rejections()
-
-    def _explain_rejections(self) -> None:
-        """Add attainable objectives to the rejections, given all starts, and causes for requests that had none yet."""
-        self._limit = 1.0
-        chances = Chances(
-            self._state,
-            self._now_s,
-            self._demand,
-            self._smallest_s,
-            sum([seconds for _, seconds in self._prompt_queue]),
-            not self._view.running and not self.admitted,
-            self._prefill_time,
-            lambda track: self._seats > 0 and self._has_blocks(track),
-        )
-        for name, (request, rejection) in self.rejections.items():
-            track = self._state.ledger.waiting[name]
-            track.count_uncached(self._view.uncached)
-            cause = self._too_late_for(track) if rejection.cause is Cause.OTHER else rejection.cause
-            least_s = chances.least_s(track, rejection.reason, self._view.load_s(request))
-            self.rejections[name] = RejectedRequest(request, rejection._replace(cause=cause, attainable_s=least_s))
-
-    def _reject(self, track: Track, reason: str, wait_s: float) -> None:
-        cause = Cause.IDLE if self._state.misses_alone(track) else track.waits_for or Cause.OTHER
-        predicted_s = self._now_s - track.request.arrival_s + wait_s
-        if self._state.is_affordable(track):
-            self._state.price.decided(refused=True)
-        rejection = Rejection(reason, predicted_s, cause)
-        self.rejections[track.request.request_id] = RejectedRequest(track.request, rejection)
-
-    def _keep_queued(self, track: Track, cause: Cause, verdict: Verdict = Verdict.SKIP) -> Verdict:
-        """Record why `track` stays queued. UTILISATION wins over other causes: running requests hold what it lacks.
-        PRICE wins over UTILISATION for requests above the price limit. The check is repeated only at intervals, because
-        it costs as much as the decision.
-        """
-        known = track.waits_for
-        if self._is_update or cause is Cause.QUEUE or (known is not cause and known not in PREFERRED_CAUSES):
-            self._set_cause(track, cause)
-        if self._limit == 1.0:
-            self.default_cause = track.waits_for
-        return verdict
-
-    def _set_cause(self, track: Track, cause: Cause) -> None:
-        if cause is not Cause.UTILISATION and not self._fits(track):
-            cause = Cause.UTILISATION
-        elif cause is Cause.QUEUE and (self._is_update or track.waits_for is not cause) and not self._has_blocks(track):
-            cause = Cause.BLOCKS  # it lacks blocks for longer than its turn
-        if cause is Cause.UTILISATION and self._limit < 1.0:
-            cause = self._state.objection(track) or cause
-        self._state.set_cause(track, cause)
-
-    def _fits(self, track: Track) -> bool:
-        """True if there is time for its tokens together with the running requests."""
-        smallest_s = min(self._smallest_s, track.tpot_s)
-        if smallest_s == inf or track.request.has_run or not (self._view.running or self.admitted):
-            return True
-        return self._demand.fits(self._limit, self._state.usable_share(smallest_s), self._params, track.weight)
-
-    def _own_s(self, track: Track, prompt: int) -> float:
-        """Return the time of a request's last `prompt` tokens, in a step with the other tokens that it has anyway.
-        Without decoding rows that limit it, a step is full of prompts.
-        """
-        beside = self._beside if self._smallest_s < inf else inf
-        return self._params.prefill_s(len(track.tokens) - prompt, prompt, beside)
-
-    def _ahead_s(self, track: Track) -> float:
-        """Return the time of the started prompts that are due no later than this one."""
-        return sum([seconds for due_s, seconds in self._prompt_queue if due_s <= track.due_s])
-
-    def _forecast(self, track: Track) -> Forecast:
-        """Predict first token and pace of a request that is considered for the first time, if it starts now."""
-        p, waited_s = self._params, self._now_s - track.request.arrival_s + self._view.load_s(track.request)
-        ahead_s = self._ahead_s(track)
-        own_s = self._own_s(track, track.count_uncached(self._view.uncached))
-        pace_s = max(self._state.alone_s(track), min(track.tpot_s, self._state.recent_step_s))
-        return Forecast(waited_s + (ahead_s + own_s) / self._prefill_time(1.0) + p.step_s, pace_s)
 
     @property
-    def _full_s(self) -> float:
-        """Time of the tokens of a step full of prompts."""
-        return self._params.prefill_s(0, self._view.token_budget, inf)
+    def idle(self) -> bool:
+        """True if no request runs or starts."""
+        return not self.view.running and not self.admitted
 
-    def _overhead(self, smallest_s: float) -> float:
-        """Return the time share of the constant cost of steps, if the smallest objective sets their pace."""
-        return min(MAX_CONSTANT_SHARE, self._state.cost_tangent(smallest_s)[0] / smallest_s)
-
-    def _prefill_time(self, seconds: float) -> float:
-        """Return how many of the next `seconds` prompts get."""
-        if seconds <= 0:
-            return 0.0
-        if self._smallest_s == inf:
-            p, full_s = self._params, self._full_s
-            leftover = self._state.unpromised
-            leftover_s = p.row_s * len(leftover) + p.context_s * sum([len(t.tokens) for t in leftover.values()])
-            return seconds * full_s / (full_s + (p.step_s + p.experts_s(inf)) + leftover_s)
-        left_s = self._usable_share * seconds - self._demand.taken_s(seconds, self._params)
-        return max(left_s, MIN_PREFILL_SHARE * seconds)
-
-    def _walk(self, entries: list[Entry], limit: float) -> None:
+    # --- the walk -----------------------------------------------------------------------------------------------
+    def _walk(self, entries: list[Entry]) -> None:
         """Admit from the head until a request does not fit; reject those that can no longer be in time."""
-        self._limit = limit
         for track in self._first_of(entries):
             if track.request.request_id in self.rejections:
                 continue
-            state = self._state
-            self._is_new = track.forecast is None
-            if self._is_new:
+            is_new = track.forecast is None
+            if is_new:
                 track.forecast = self._forecast(track)
-            if state.unattainable(track) and rejectable(track.request):
-                reason = "tpot" if track.tpot_s < state.alone_s(track) else "e2e"
-                self._reject(track, reason, state.prefill_s(len(track.tokens)))
+            candidate = self.candidate(track)
+            if self._is_hopeless(candidate, is_new):
                 continue
-            if self._seats <= 0:
-                self._keep_queued(track, Cause.SEATS)
+            objection = self.objection(candidate)
+            if objection is None:
+                self._start(candidate)
                 continue
-            if state.gives_up_pace(track) and rejectable(track.request) and (self._view.running or self.admitted):
-                self._keep_queued(track, Cause.UTILISATION)  # its pace would be given up as soon as it started
-                continue
-            prompt = self._prompt_in_time(track)
-            if prompt is None:
-                continue
-            verdict = self._verdict(track, prompt, limit)
-            if verdict is Verdict.STOP:
+            rule, cause = objection
+            self.state.set_cause(track, cause)
+            if rule is kv_blocks and not time_for_prompt(self, candidate):
+                self.yields += _could_yield(self, track)
+            if candidate.price is None:
+                self.default_cause = cause
+            if self._blocks_others(candidate, rule):
                 return
-            if verdict is Verdict.ADMIT:
-                self._admit(track, prompt)
 
-    def _first_of(self, entries: list[Entry]) -> Iterator[Track]:
+    def candidate(self, track: SlackTrack) -> WaitingCandidate:
+        prompt = track.count_uncached(self.view.uncached)
+        smallest_s = min(self.smallest_s, track.tpot_s)
+        return WaitingCandidate(track, prompt, self.own_s(track, prompt), smallest_s, self.state.objection(track))
+
+    def objection(self, candidate: WaitingCandidate) -> "tuple[Rule, Cause] | None":
+        """Return the first of `RULES` that objects and its cause, None if it can start."""
+        for rule in RULES:
+            cause = rule(self, candidate)
+            if cause is not None:
+                return rule, candidate.price or cause if cause is Cause.UTILISATION else cause
+        return None
+
+    def _blocks_others(self, candidate: WaitingCandidate, rule: "Rule") -> bool:
+        """True if no later request may overtake it: it lacks time for any pace, or has run before and lacks blocks."""
+        if rule is kv_blocks:
+            return candidate.track.request.has_run or bool(self.yields)
+        return rule in IN_TURN and candidate.smallest_s == self.smallest_s
+
+    def _start(self, candidate: WaitingCandidate) -> None:
+        track, prompt, own_s, smallest_s, _ = candidate
+        self.demand = self.demand_with(candidate)
+        self.smallest_s = smallest_s
+        self.beside += prompt
+        insort(self.prompts, (track.due_s, own_s))
+        self._admit(track)
+
+    def _admit(self, track: SlackTrack) -> None:
+        self.seats -= 1
+        self.blocks -= self.blocks_of(track)
+        self.growth += track.length
+        self.admitted.append((track, self.view.uncached(track.request)))
+
+    def blocks_of(self, track: SlackTrack) -> int:
+        """Return the KV blocks of its known tokens."""
+        return -(-len(track.tokens) // self.view.block_size)
+
+    def _first_of(self, entries: list[Entry]) -> Iterator[SlackTrack]:
         """Iterate over the first entries that could start, each followed by the samples that start with it."""
-        return first_of(entries, self._view.can_start, self._siblings, self._tuning.looked_at)
+        return first_of(entries, self.view.can_start, self._siblings, self.state.tuning.looked_at)
 
-    def _siblings(self, lead: Track) -> Iterator[Track]:
-        waiting = self._state.ledger.waiting
-        return (waiting[request.request_id] for request in self._view.members(lead.request)[1:])
+    def _siblings(self, lead: SlackTrack) -> Iterator[SlackTrack]:
+        waiting = self.state.ledger.waiting
+        return (waiting[request.request_id] for request in self.view.members(lead.request)[1:])
 
+    # --- time of prompts ----------------------------------------------------------------------------------------
+    def own_s(self, track: SlackTrack, prompt: int) -> float:
+        """Return the time of a request's last `prompt` tokens, in a step with the other tokens that it has anyway.
+        Without decoding rows that limit it, a step is full of prompts.
+        """
+        beside = self.beside if self.smallest_s < inf else inf
+        return self.state.cost.params.prefill_s(len(track.tokens) - prompt, prompt, beside)
+
+    def ahead_s(self, track: SlackTrack) -> float:
+        """Return the time of the started prompts that are due no later than this one."""
+        return sum([seconds for due_s, seconds in self.prompts if due_s <= track.due_s])
+
+    def prefill_time(self, seconds: float) -> float:
+        """Return how many of the next `seconds` prompts get."""
+        if seconds <= 0 or seconds == inf:
+            return max(0.0, seconds)
+        if self.smallest_s == inf:
+            p, full_s = self.state.cost.params, self.full_s
+            leftover = self.state.unpromised
+            leftover_s = p.row_s * len(leftover) + p.context_s * sum([len(t.tokens) for t in leftover.values()])
+            return seconds * full_s / (full_s + (p.step_s + p.experts_s(inf)) + leftover_s)
+        usable_share = self.state.usable_share(self.smallest_s)
+        left_s = usable_share * seconds - self.demand.taken_s(seconds, self.state.cost.params)
+        return max(left_s, MIN_PREFILL_SHARE * seconds)
+
+    @property
+    def full_s(self) -> float:
+        """Time of the tokens of a step full of prompts."""
+        return self.state.cost.params.prefill_s(0, self.view.token_budget, inf)
+
+    def demand_with(self, candidate: WaitingCandidate) -> Demand:
+        """Return the demand if it starts."""
+        if self._demand_with is None or self._demand_with[0] is not candidate:
+            track, demand = candidate.track, self.demand
+            if track.is_promised:
+                due_s = min(track.due_s - self.now_s, self.state.tuning.ageing_s)
+                demand = demand.with_one(track.weight, track.tpot_s, candidate.own_s, due_s)
+            self._demand_with = candidate, demand
+        return self._demand_with[1]
+
+    def left_s(self, track: SlackTrack) -> float:
+        """Return the time from now until the step of its last prompt tokens has to begin."""
+        return track.due_s - self.now_s - self.state.chunk_ends_s
+
+    def is_late(self, candidate: WaitingCandidate) -> bool:
+        """True if its first token would be late, although it starts now."""
+        track = candidate.track
+        left_s = self.left_s(track) - self.view.load_s(track.request)
+        return candidate.own_s > self.prefill_time(left_s) - self.ahead_s(track)
+
+    def _forecast(self, track: SlackTrack) -> Forecast:
+        """Predict first token and pace of a request that is considered for the first time, if it starts now."""
+        state, waited_s = self.state, self.now_s - track.request.arrival_s + self.view.load_s(track.request)
+        own_s = self.own_s(track, track.count_uncached(self.view.uncached))
+        pace_s = max(state.alone_s(track), min(track.tpot_s, state.recent_step_s))
+        first_s = (self.ahead_s(track) + own_s) / self.prefill_time(1.0) + state.cost.params.step_s
+        return Forecast(waited_s + first_s, pace_s)
+
+    # --- rejections ---------------------------------------------------------------------------------------------
+    def _is_hopeless(self, candidate: WaitingCandidate, is_new: bool) -> bool:
+        """Reject a request if it cannot be in time whatever happens, and return True."""
+        state, track = self.state, candidate.track
+        if track.request.has_run or not rejectable(track.request):
+            return False
+        if deadlines.unattainable(state, track):
+            reason = "tpot" if track.tpot_s < state.alone_s(track) else "e2e"
+            self._reject(track, reason, state.prefill_s(len(track.tokens)))
+            return True
+        if not self.is_late(candidate):
+            return False
+        if is_new:
+            track.waits_for = None
+        ahead_s = self.ahead_s(track) + candidate.own_s
+        wait_s = self.view.load_s(track.request) + ahead_s / self.prefill_time(1.0) + state.cost.params.step_s
+        self._reject(track, track.first_objective, wait_s)
+        return True
+
+    def _reject(self, track: SlackTrack, reason: str, wait_s: float) -> None:
+        track.count_uncached(self.view.uncached)
+        cause = Cause.IDLE if deadlines.misses_alone(self.state, track) else track.waits_for or self._late_for(track)
+        rejection = Rejection(reason, self.now_s - track.request.arrival_s + wait_s, cause)
+        self.rejections[track.request.request_id] = RejectedRequest(track.request, rejection)
+
+    def _late_for(self, track: SlackTrack) -> Cause:
+        """Return the cause of a rejection before any wait: without it the request would have been in time. It is one of
+        earlier prompts, the step that ran at its arrival, its transit, or the running requests.
+        """
+        waited_s, left_s = self.now_s - track.request.arrival_s, self.left_s(track)
+        if not self.idle and waited_s > 2 * self.state.chunk_ends_s:  # it was never considered
+            return self.default_cause or Cause.QUEUE
+        candidate = self.candidate(track)
+        if time_for_tokens(self, candidate):
+            return Cause.UTILISATION
+        if candidate.own_s <= self.prefill_time(left_s):
+            return Cause.QUEUE
+        if candidate.own_s > self.prefill_time(left_s + waited_s) - self.ahead_s(track):
+            p = self.state.cost.params
+            alone = candidate.own_s * (self.full_s + p.step_s + p.experts_s(inf)) <= (left_s + waited_s) * self.full_s
+            return Cause.UTILISATION if alone else Cause.IDLE
+        return Cause.STEP if self.view.running else Cause.TRANSIT
+
+    # --- requests without objectives ----------------------------------------------------------------------------
     def _walk_rest(self) -> None:
-        """Admit requests without objectives, the oldest first, until `_rest_lacks` something."""
+        """Admit requests without objectives, the oldest first, until they lack something."""
         taken = {track.request.request_id for track, _ in self.admitted}
-        for track in self._first_of(self._state.backlog.rest):
+        for track in self._first_of(self.state.backlog.rest):
             if track.request.request_id in taken:
                 continue
             lacks = self._rest_lacks(track)
             if lacks is not None:
                 self.default_cause = self.default_cause or lacks
                 return
-            self._growth += track.length
-            self._admit(track, self._view.uncached(track.request))
+            self._admit(track)
 
-    def _rest_lacks(self, track: Track) -> Cause | None:
+    def _rest_lacks(self, track: SlackTrack) -> Cause | None:
         """Return what a request without objectives lacks: time, a spare seat, or KV blocks; None if nothing."""
-        spare = 0.0
-        if self._smallest_s < inf:
-            if not self._demand.fits(self._tuning.roomy, self._usable_share, self._params):
+        tuning, spare = self.state.tuning, 0.0
+        if self.smallest_s < inf:
+            usable_share = self.state.usable_share(self.smallest_s)
+            if not self.demand.fits(tuning.roomy, usable_share, self.state.cost.params):
                 return Cause.UTILISATION
-            spare = self._tuning.spare_seats * self._state.seats
-        if self._seats <= spare:
+            spare = tuning.spare_seats * self.state.seats
+        if self.seats <= spare:
             return Cause.SEATS
-        return Cause.BLOCKS if self._reserved or not self._has_blocks(track) else None
+        return Cause.BLOCKS if self.reserved or not has_blocks(self, track) else None
 
     def _start_aged(self) -> None:
         """Start the oldest request without objectives before all others if it has waited long, from `rest_again_s` on.
         If it cannot start yet, its seat and KV blocks are reserved. Otherwise other requests would take everything that
         becomes free.
         """
-        tuning = self._tuning
-        track = next(self._first_of(self._state.backlog.rest), None)
-        if track is None or self._now_s < self._state.rest_again_s:
+        track = next(self._first_of(self.state.backlog.rest), None)
+        if track is None or self.now_s < self.state.rest_again_s:
             return
-        if self._now_s < track.request.arrival_s + tuning.ageing_s:
+        if self.now_s < track.request.arrival_s + self.state.tuning.ageing_s:
             return
-        fits = self._seats > 0 and self._has_blocks(track)
-        self._growth += track.length
-        self._admit(track, self._view.uncached(track.request))
+        fits = self.seats > 0 and has_blocks(self, track)
+        self._admit(track)
         if not fits:
-            self._reserved.append(self.admitted.pop()[0])
+            self.reserved.append(self.admitted.pop()[0])
 
-    def _admit(self, track: Track, prompt: int) -> None:
-        self._seats -= 1
-        self._blocks -= -(-len(track.tokens) // self._view.block_size)
-        self.admitted.append((track, prompt))
 
-    def _prompt_in_time(self, track: Track) -> int | None:
-        """Return the prompt tokens to compute, or None if the request cannot start now. It is rejected if its first
-        token would be late, and waits if it would make a started prompt late.
-        """
-        ends_s = self._state.chunk_ends_s
-        left_s = track.due_s - self._now_s - ends_s
-        ahead_s = self._ahead_s(track)
-        time_s = self._prefill_time(left_s) - ahead_s if left_s < inf else inf
-        prompt = len(track.tokens)
-        own_s = self._own_s(track, prompt)
-        if own_s > time_s:
-            prompt = self._view.uncached(track.request)
-            own_s, load_s = self._own_s(track, prompt), self._view.load_s(track.request)
-            if own_s > self._prefill_time(left_s - load_s) - ahead_s and rejectable(track.request):
-                if self._is_new:
-                    track.waits_for = None
-                wait_s = load_s + (ahead_s + own_s) / self._prefill_time(1.0) + self._params.step_s
-                self._reject(track, track.first_objective, wait_s)
-                return None
-        for due_s, seconds in self._prompt_queue:
-            if due_s > track.due_s:
-                ahead_s += seconds
-                time_s = self._prefill_time(due_s - self._now_s - ends_s)
-                if ahead_s <= time_s < ahead_s + own_s:
-                    self._keep_queued(track, Cause.QUEUE)
-                    return None
-        return prompt
+# --- rules: what a request lacks, None if nothing -------------------------------------------------------------------
+def time_for_tokens(machine: StepAdmission, candidate: WaitingCandidate) -> Cause | None:
+    """Demand time for its tokens and those of the running requests: of the whole machine, or only of its roomy part for
+    a request above the price limit.
+    """
+    if _is_free(machine, candidate) or _fits(machine, candidate, machine.demand, candidate.track.weight):
+        return None
+    return Cause.UTILISATION
 
-    def _too_late_for(self, track: Track) -> Cause:
-        """Return the cause of a rejection before any wait: without it the request would have been in time. It is one of
-        earlier prompts, the step that ran at its arrival, its transit, or the running requests.
-        """
-        waited_s = self._now_s - track.request.arrival_s
-        ends_s = self._state.chunk_ends_s
-        busy = self._view.running or self.admitted
-        if busy and waited_s > 2 * ends_s:  # it was never considered
-            return self.default_cause or Cause.QUEUE
-        left_s = track.due_s - self._now_s - ends_s
-        ahead_s = self._ahead_s(track)
-        own_s = self._own_s(track, track.count_uncached(self._view.uncached))
-        if not self._fits(track):
-            return Cause.UTILISATION
-        if own_s <= self._prefill_time(left_s):
-            return Cause.QUEUE
-        if own_s > self._prefill_time(left_s + waited_s) - ahead_s:
-            constant_s = self._params.step_s + self._params.experts_s(inf)
-            alone = own_s * (self._full_s + constant_s) <= (left_s + waited_s) * self._full_s
-            return Cause.UTILISATION if alone else Cause.IDLE
-        return Cause.STEP if self._view.running else Cause.TRANSIT
 
-    def _verdict(self, track: Track, prompt: int, limit: float) -> Verdict:
-        """Decide whether a request starts: it and all running requests must be expected to meet their token deadlines.
-        A request that is neither urgent nor cheap must leave a reserve for those that are, and these may overtake it. A
-        request that fails only for its own pace may be overtaken by requests with a slower one.
-        """
-        state, room = self._state, self._has_blocks(track)
-        yielding = [] if room else self._could_yield(track)
-        if not room and not yielding:
-            # Requests that need fewer blocks may overtake it, unless it has already run.
-            return self._keep_queued(track, Cause.BLOCKS, Verdict.STOP if track.request.has_run else Verdict.SKIP)
-        own_s = self._own_s(track, prompt)
-        demand, smallest_s = self._demand, min(self._smallest_s, track.tpot_s)
-        idle = not self._view.running and not self.admitted
-        if smallest_s < inf and not track.request.has_run and not idle:
-            usable, p = state.usable_share(smallest_s), self._params
-            share = usable - self._overhead(smallest_s)
-            spare = URGENT_RESERVE_SHARE if state.price.load else 0.0
-            if (
-                track.can_wait
-                and state.price.overloaded
-                and state.can_wait_weight + track.weight + state.price.load > MAX_CAN_WAIT_SHARE * (share - spare)
-            ):
-                return self._keep_queued(track, Cause.UTILISATION)
-            full = Verdict.STOP if smallest_s == self._smallest_s else Verdict.SKIP
-            if not demand.fits(limit, usable, p, track.weight):
-                return self._keep_queued(track, Cause.UTILISATION, full)
-            unreserved = limit - self._reserve(track, smallest_s)
-            if not demand.fits(unreserved, usable, p, track.weight):
-                return self._keep_queued(track, Cause.UTILISATION)
-            demand = state.demand_with(demand, track, own_s, self._now_s)
-            if not demand.fits(unreserved, usable, p):
-                fits = demand.fits(limit, usable, p)
-                return self._keep_queued(track, Cause.UTILISATION, Verdict.SKIP if fits else full)
-        else:
-            demand = state.demand_with(demand, track, own_s, self._now_s)
-        if yielding:  # it starts when the blocks are free, and no other request takes them meanwhile
-            self.yields += yielding
-            return self._keep_queued(track, Cause.BLOCKS, Verdict.STOP)
-        self._demand, self._smallest_s = demand, smallest_s
-        self._growth += track.length
-        self._beside += prompt
-        insort(self._prompt_queue, (track.due_s, own_s))
-        return Verdict.ADMIT
+def room_for_urgent(machine: StepAdmission, candidate: WaitingCandidate) -> Cause | None:
+    """Under overload, requests that can wait leave the machine to those that cannot, as many as have arrived."""
+    state, track = machine.state, candidate.track
+    if not (track.can_wait and state.price.overloaded) or _is_free(machine, candidate):
+        return None
+    constant = min(MAX_CONSTANT_SHARE, state.cost_tangent(candidate.smallest_s)[0] / candidate.smallest_s)
+    usable_share = state.usable_share(candidate.smallest_s) - constant
+    usable_share -= URGENT_RESERVE_SHARE if state.price.load else 0.0
+    taken = state.can_wait_weight + track.weight + state.price.load
+    return Cause.UTILISATION if taken > MAX_CAN_WAIT_SHARE * usable_share else None
 
-    def _has_blocks(self, track: Track) -> bool:
-        """True if its prompt fits the KV cache now, and its and the running requests' expected peak fits too."""
-        size, context = self._view.block_size, len(track.tokens)
-        if -(-context // size) > self._blocks:
-            return False
-        if not self._view.running or self._growth + context + track.length <= self._blocks * size:
-            return True
-        state = self._state
-        rows = [*zip(self._context, state.left(self._context), strict=True)]
-        preempted = [other for other in state.preempted.values() if other is not track]
-        rows += [(len(other.tokens), max(0.0, other.length - other.outputs)) for other in preempted]
-        starting = [*state.ledger.filling.values(), *(new for new, _ in self.admitted), *self._reserved, track]
-        rows += [(len(other.tokens), other.length) for other in starting]
-        if not track.is_promised:  # for a promised request these would be preempted
-            rows += [(len(other.tokens), 0.0) for other in state.unpromised.values()]
-        held = sum([request.planned for request in self._view.running])
-        return peak_tokens(rows) <= self._view.free_blocks * size + held
 
-    def _could_yield(self, track: Track) -> list[Request]:
-        """Return unpromised requests whose KV blocks suffice for the prompt of this one; none if there are too few. No
-        request is preempted twice for this, or a long one would compute its prompt again and again.
-        """
-        size, chosen = self._view.block_size, []
-        lacking = -(-len(track.tokens) // size) - self._blocks
+def a_seat(machine: StepAdmission, candidate: WaitingCandidate) -> Cause | None:
+    return Cause.SEATS if machine.seats <= 0 else None
+
+
+def kv_blocks(machine: StepAdmission, candidate: WaitingCandidate) -> Cause | None:
+    return None if has_blocks(machine, candidate.track) else Cause.BLOCKS
+
+
+def others_first_tokens(machine: StepAdmission, candidate: WaitingCandidate) -> Cause | None:
+    """Refuse to make a started prompt late that is due after it."""
+    track, own_s = candidate.track, candidate.own_s
+    ahead_s = machine.ahead_s(track)
+    for due_s, seconds in machine.prompts:
+        if due_s > track.due_s:
+            ahead_s += seconds
+            time_s = machine.prefill_time(due_s - machine.now_s - machine.state.chunk_ends_s)
+            if ahead_s <= time_s < ahead_s + own_s:
+                return Cause.QUEUE
+    return None
+
+
+def time_for_prompt(machine: StepAdmission, candidate: WaitingCandidate) -> Cause | None:
+    """Demand time for its prompt as well."""
+    return None if _prompt_fits(machine, candidate, 0.0) else Cause.UTILISATION
+
+
+def a_reserve(machine: StepAdmission, candidate: WaitingCandidate) -> Cause | None:
+    """A request that is neither urgent nor cheap must leave a reserve for those that are."""
+    if _is_free(machine, candidate) or _prompt_fits(machine, candidate, _reserve(machine, candidate)):
+        return None
+    return Cause.UTILISATION
+
+
+Rule = Callable[[StepAdmission, WaitingCandidate], Cause | None]
+RULES: Sequence[Rule] = (
+    room_for_urgent,
+    time_for_tokens,
+    a_seat,
+    kv_blocks,
+    others_first_tokens,
+    time_for_prompt,
+    a_reserve,
+)
+# No later request may overtake one that lacks this, unless it has a slower pace.
+IN_TURN = (time_for_tokens, time_for_prompt)
+
+
+def _prompt_fits(machine: StepAdmission, candidate: WaitingCandidate, reserve: float) -> bool:
+    return _is_free(machine, candidate) or _fits(machine, candidate, machine.demand_with(candidate), 0.0, reserve)
+
+
+def _is_free(machine: StepAdmission, candidate: WaitingCandidate) -> bool:
+    """True if no pace limits it: none is needed, it has run before, or it is alone."""
+    return candidate.smallest_s == inf or candidate.track.request.has_run or machine.idle
+
+
+def _fits(
+    machine: StepAdmission, candidate: WaitingCandidate, demand: Demand, weight: float, reserve: float = 0.0
+) -> bool:
+    limit = 1.0 if candidate.price is None else machine.state.tuning.roomy
+    usable_share = machine.state.usable_share(candidate.smallest_s)
+    return demand.fits(limit - reserve, usable_share, machine.state.cost.params, weight)
+
+
+def _reserve(machine: StepAdmission, candidate: WaitingCandidate) -> float:
+    tuning, mean_s, track = machine.state.tuning, machine.state.price.mean_s, candidate.track
+    left_s = max(0.0, track.due_s - machine.now_s - candidate.smallest_s)
+    left = min(1.0, left_s / (tuning.patience * candidate.smallest_s))
+    return tuning.reserve * left * (min(2.0, track.price_s / mean_s) if mean_s else 1.0)
+
+
+def has_blocks(machine: StepAdmission, track: SlackTrack) -> bool:
+    """True if its prompt fits the KV cache now, and its and the running requests' expected peak fits too."""
+    view, state, left = machine.view, machine.state, machine.state.lengths.left
+    if machine.blocks_of(track) > machine.blocks:
+        return False
+    if not view.running or machine.growth + len(track.tokens) + track.length <= machine.blocks * view.block_size:
+        return True
+    rows = [(len(other.tokens), left(other.request, max(1, other.outputs))) for other in state.batch.tracks]
+    again = [other for other in state.preempted.values() if other is not track]
+    rows += [(len(other.tokens), max(0.0, other.length - other.outputs)) for other in again]
+    starting = [*state.ledger.filling.values(), *(new for new, _ in machine.admitted), *machine.reserved, track]
+    rows += [(len(other.tokens), other.length) for other in starting]
+    if not track.is_promised:  # for a promised request these would be preempted
+        rows += [(len(other.tokens), 0.0) for other in state.unpromised.values()]
+    held = sum([request.planned for request in view.running])
+    return peak_tokens(rows) <= view.free_blocks * view.block_size + held
+
+
+def _could_yield(machine: StepAdmission, track: SlackTrack) -> list[Request]:
+    """Return unpromised requests whose KV blocks suffice for the prompt of this one; none if there are too few. No
+    request is preempted twice for this, or a long one would compute its prompt again and again.
+    """
+    size, chosen = machine.view.block_size, list[Request]()
+    lacking = machine.blocks_of(track) - machine.blocks
+    for other in reversed(machine.state.unpromised.values()):
         if lacking <= 0:
-            return []
-        for other in reversed(self._state.unpromised.values()):
-            request = other.request
-            if (other.is_demoted or request.slo is None) and not request.preemptions and request not in self.yields:
-                chosen.append(request)
-                lacking -= request.planned // size
-            if lacking <= 0:
-                return chosen
-        return []
-
-    def _reserve(self, track: Track, smallest_s: float) -> float:
-        tuning, mean_s = self._tuning, self._state.price.mean_s
-        left = min(1.0, max(0.0, track.due_s - self._now_s - smallest_s) / (tuning.patience * smallest_s))
-        return tuning.reserve * left * (min(2.0, track.price_s / mean_s) if mean_s else 1.0)
+            break
+        is_free = other.is_demoted or other.request.slo is None
+        if is_free and not other.request.preemptions and other.request not in machine.yields:
+            chosen.append(other.request)
+            lacking -= other.request.planned // size
+    return [] if lacking > 0 else chosen

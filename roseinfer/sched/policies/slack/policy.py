@@ -19,27 +19,34 @@ from collections.abc import Callable
 from math import inf
 
 from roseinfer.core.config.engine import SchedulerConfig
-from roseinfer.core.outputs import PolicyStats
+from roseinfer.core.outputs import COMPLETE, PolicyStats
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request
-from roseinfer.core.slo import Forecast
+from roseinfer.core.slo import Cause, Forecast
 from roseinfer.sched.cost.params import work_of
+from roseinfer.sched.cost.speed import MIN_STALL_RATIO
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.common.bursts import BurstBudget
 from roseinfer.sched.policies.common.rotation import BurstRotation
 from roseinfer.sched.policies.fifo import FifoPolicy
-from roseinfer.sched.policies.slack.capacity import Margins
+from roseinfer.sched.policies.slack import deadlines
+from roseinfer.sched.policies.slack.admission import StepAdmission
+from roseinfer.sched.policies.slack.attainable import explain
+from roseinfer.sched.policies.slack.deadlines import Rows
+from roseinfer.sched.policies.slack.demand import Demand
+from roseinfer.sched.policies.slack.overload import Offer
 from roseinfer.sched.policies.slack.promise import Promises
+from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policies.slack.step import SlackStep
-from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
-from roseinfer.sched.policy import Admitted, Decision, Event, Queued, StepDone, View
+from roseinfer.sched.policies.slack.terms import Margins, SlackOptions, Tuning, favour_s, price_factor
+from roseinfer.sched.policy import Admitted, Decision, Ended, Event, Queued, StepDone, View
 from roseinfer.sched.registry import register
 
 
 @register("slack", options=SlackOptions, sheds=True, priorities=True)
 class SlackPolicy:
-    """Slack policy. A `SlackStep` plans each step from `state`; fifo plans while no request has objectives."""
+    """Slack policy. Fifo plans while no request has objectives."""
 
     def __init__(
         self, config: SchedulerConfig, options: SlackOptions, known: Estimates, tuning: Tuning | None = None
@@ -50,12 +57,14 @@ class SlackPolicy:
         self._fifo = FifoPolicy(config, options, rotation=rows)
         self._fifo_planned = False
         self._bursts = BurstBudget.of(config, options, known.cost)
+        self._refreshed_s = -inf
         self._done, self._done_s = -1, 0.0
         self._planned, self._seconds = -1, 0.0
         self._limit_s = inf
         self._ends_s = 0.0  # expected end of the newest planned step
         self._predicted_s = 0.0  # duration of the newest completed step; 0: not predicted
 
+    # --- events -------------------------------------------------------------------------------------------------
     def observe(self, event: Event) -> None:
         if isinstance(event, StepDone):
             self._step_done(event)
@@ -65,41 +74,184 @@ class SlackPolicy:
         track = self.state.ledger.observe(event)
         assert track is not None, "the ledger knows every live request"
         if isinstance(event, Queued):
-            self.state.queued(track)
+            self._queued(track)
         elif isinstance(event, Admitted):
-            self.state.admitted(track, event.now_s)
+            self._admitted(track, event.now_s)
         else:
-            self.state.ended(track, event)
+            self._ended(track, event)
 
     def _step_done(self, event: StepDone) -> None:
+        state, duration_s = self.state, event.duration_s
         self._done, self._done_s = event.plan.step, event.now_s
         only_decodes = event.plan.num_tokens == len(event.plan.rows)
-        if not self.state.promised and only_decodes and event.plan.step % 4:
+        if not state.promised and only_decodes and event.plan.step % 4:
             self._predicted_s = 0.0
             return  # every fourth step is enough to keep the model up to date
-        self.state.stepped(work_of(event.plan.rows), event.duration_s, event.now_s)
-        self._predicted_s = self.state.cost.predicted_s
+        work = work_of(event.plan.rows)
+        state.cost.observe(work, duration_s)
+        self._predicted_s = state.cost.predicted_s
+        if duration_s > MIN_STALL_RATIO * self._predicted_s:
+            state.stalled_s = event.now_s
+        if work.decode_rows and duration_s:
+            state.recent_step_s += 0.02 * (duration_s - state.recent_step_s)
 
+    def _queued(self, track: SlackTrack) -> None:
+        state, request = self.state, track.request
+        if request.preemptions:
+            self._leave(track)
+            track.waits_for = None
+            state.set_cause(track, Cause.BLOCKS)
+            if request.num_outputs > track.length:  # it has exceeded its expected length
+                track.length = request.num_outputs + state.lengths.left(request, request.num_outputs)
+        else:
+            state.promised += request.slo is not None
+            track.length = state.lengths.total(request)
+            deadlines.bound_whole(state, track)
+            if request.num_outputs:  # it comes from another engine
+                track.length = max(track.length, request.num_outputs + state.lengths.left(request, request.num_outputs))
+                if track.tpot_s < inf:
+                    track.set_pace(state.margins.of(track.tpot_s), request.first_token_s, request.prompt_len)
+        track.latest_s = track.due_s - state.prefill_s(len(track.tokens))
+        self._appraise(track)
+        state.backlog.add(track, not track.is_promised or request.has_run or state.is_affordable(track))
+
+    def _appraise(self, track: SlackTrack) -> None:
+        """Set the work of a waiting request, its price, and its place in the order."""
+        state, request, tuning, p = self.state, track.request, self.state.tuning, self.state.cost.params
+        pace_s = min(track.tpot_s, state.batch.smallest_s)
+        constant_s, expert_s = state.cost_tangent(pace_s)
+        prefill_s = p.prefill_s(0, len(track.tokens), state.beside)
+        # Without a pace nothing is promised after the first token.
+        tokens = track.length if track.tpot_s < inf else 0.0
+        decode_s = state.decode_s(len(track.tokens), tokens) + tokens * expert_s
+        track.weight = (p.row_s + p.context_s * (len(track.tokens) + track.length / 2)) / track.tpot_s
+        if request.has_run and track.anchor_s < inf and track.is_promised:  # its next token is due, not its first
+            track.due_s = track.anchor_s + track.pace_s * len(track.tokens)
+            state.preempted[request.request_id] = track
+        track.excess = state.tenants.excess(request.tenant, request.arrival_s)
+        track.work_s = prefill_s + decode_s
+        track.price_s = state.price.price_s(track.work_s, state.options.slack_fairness)
+        track.price_s *= price_factor(request, track.excess)
+        if track.is_promised and not request.has_run:
+            found = Offer(
+                request.arrival_s, track.work_s, track.price_s, track.tpot_s, track.can_wait, tokens, expert_s
+            )
+            state.price.offer(found)
+        track.work_s *= 1 + track.excess
+        if request.has_run and track.is_promised and track.due_s < inf:
+            track.key = track.due_s - prefill_s
+            return
+        # Decoding also causes the constant cost of steps, so a second of decoding costs more than one of prefill.
+        scarce = 1 / max(0.2, 1 - constant_s / pace_s)
+        first_s = min(track.ttft_s, tuning.ageing_s, 0.1 * (track.end_s - request.arrival_s))
+        track.key = request.arrival_s + first_s + favour_s(request, track.excess)
+        if track.is_promised:
+            track.key += tuning.cost_weight * (1 - state.options.slack_fairness) * (prefill_s + scarce * decode_s)
+
+    def _admitted(self, track: SlackTrack, now_s: float) -> None:
+        """Record that a request started. Its first row is planned, and `to_fill_s` is the rest of its prompt."""
+        state, request, p = self.state, track.request, self.state.cost.params
+        state.backlog.remove(track)
+        state.preempted.pop(request.request_id, None)
+        state.growth += track.length
+        self._add_demand(track, now_s)
+        unpriced_s = state.decode_s(len(track.tokens), track.length) if track.tpot_s == inf else 0.0
+        state.tenants.charge(request.tenant, track.work_s + unpriced_s, now_s)
+        left = len(track.tokens) - request.computed
+        state.arrive(state.to_fill_s(track) + p.experts_s(left, state.beside), now_s)
+        if request.slo is None:
+            whole_s = p.prefill_s(request.computed, left, state.beside)
+            self.state.rest_again_s = now_s + max(state.tuning.idle_limit_s, whole_s / state.tuning.rest_share)
+
+    def _ended(self, track: SlackTrack, event: Ended) -> None:
+        state, request = self.state, track.request
+        state.promised -= request.slo is not None
+        self._leave(track)
+        if event.reason not in COMPLETE:
+            return
+        expected = state.lengths.total(request)
+        state.length_error += 0.05 * (abs(event.num_outputs - expected) - state.length_error)
+        state.lengths.finished(request, event.num_outputs)
+        # Requests that met a stall, or come from another engine, must not change the margins.
+        steady = request.first_token_s > state.stalled_s and not request.resumed
+        if track.tpot_s < inf and track.end_s == inf and event.num_outputs > 1 and steady:
+            spent_s = event.now_s - request.first_token_s
+            state.margins.observe(spent_s / (event.num_outputs - 1), track.tpot_s)
+
+    def _leave(self, track: SlackTrack) -> None:
+        """Remove a request that decodes no longer."""
+        state, name = self.state, track.request.request_id
+        if state.unpromised.pop(name, None) is not None:
+            state.demoted -= track.tpot_s < inf
+        state.backlog.remove(track)
+        state.first_token_in_flight.pop(name, None)
+        state.preempted.pop(name, None)
+        if track in state.batch:
+            state.batch.remove(track)
+
+    # --- steps --------------------------------------------------------------------------------------------------
     def begin(self, view: View) -> Decision:
         if self._bursts is not None:
             view = self._bursts.widen(view, self.state.promised > 0)
         if not self.state.promised:
-            self.state.backlog.tidy()
             self._fifo_planned = True
             return self._fifo.begin(view)
         now_s, in_flight = view.now_s, self._planned > self._done
         if in_flight:  # the new step begins when the step in flight ends
             now_s = max(now_s, self._done_s + self._seconds)
-        self.state.promote(now_s)
-        self.state.demote_outlived(now_s)
-        self.state.give_up_paces(now_s)
-        self.state.pace_outlived(now_s)
-        step = SlackStep(self.state, view, now_s, in_flight)
-        decision = step.decide()
+        deadlines.begin_to_decode(self.state, now_s)
+        deadlines.pace_outlived(self.state, now_s)
+        rows = deadlines.measure(self.state, now_s, in_flight)
+        if self.state.ledger.waiting:
+            self._refresh(rows, now_s)
+        admission = StepAdmission(self.state, view, now_s)
+        admission.run()
+        explain(admission)
+        step = SlackStep(self.state, view, now_s, rows)
+        decision = step.decide(admission)
         self._planned, self._seconds, self._limit_s = view.step, step.seconds, step.limit_s
         self._ends_s = now_s + step.seconds
         return decision
 
+    def _refresh(self, rows: Rows, now_s: float) -> None:
+        """Recompute prices and the demand of running requests at intervals; starts in between are added."""
+        state, tracks = self.state, self.state.batch.tracks
+        filling = state.ledger.filling.values()
+        smallest_s = min([state.batch.smallest_s, *[track.tpot_s for track in filling]])
+        if state.price.update(now_s, state.usable_share(smallest_s), state.cost_tangent):
+            state.backlog.sort_by_price(state.is_affordable)
+        if now_s - self._refreshed_s < state.tuning.refresh_s:
+            return
+        self._refreshed_s = now_s
+        if state.stalled_s > -inf:
+            stalls = state.cost.stalls
+            state.stall_s = stalls.typical_s if stalls.share > 0.005 else 0.0
+            state.stalled = stalls.share
+        p = state.cost.params
+        left = [
+            state.lengths.left(track.request, max(1, n - track.request.prompt_len))
+            for track, n in zip(tracks, rows.context, strict=True)
+        ]
+        state.growth = sum(left) + sum([track.length for track in filling])
+        weights = [
+            (p.row_s + p.context_s * (n + more / 2)) / track.pace_s
+            for track, n, more in zip(tracks, rows.context, left, strict=True)
+        ]
+        state.can_wait_weight = sum([w for w, t in zip(weights, tracks, strict=True) if t.can_wait])
+        paces_s, arriving = [track.tpot_s for track in tracks], state.arriving(now_s)
+        state.demand = Demand.of(rows.slacks, weights, paces_s, min(smallest_s, 1.0), arriving, p.experts is not None)
+        for track in filling:
+            self._add_demand(track, now_s)
+        state.batch.follow_margins()
+
+    def _add_demand(self, track: SlackTrack, now_s: float) -> None:
+        """Add a started request to the demand; one without promises adds nothing."""
+        state = self.state
+        if track.is_promised:
+            due_s = min(track.due_s - now_s, state.tuning.ageing_s)
+            state.demand = state.demand.with_one(track.weight, track.tpot_s, state.to_fill_s(track), due_s)
+
+    # --- what others ask ----------------------------------------------------------------------------------------
     def forecast(self, request: Request) -> Forecast:
         track = self.state.ledger.waiting.get(request.request_id)
         return (track and track.forecast) or Forecast()

@@ -78,5 +78,8 @@ class Promises:
         if not len(state.batch):
             return 0.0
         if now_s - self._left_s >= state.tuning.refresh_s:
-            self._left, self._left_s = sum(state.left(state.batch.context())), now_s
+            self._left, self._left_s = (
+                sum([state.lengths.left(track.request, max(1, track.outputs)) for track in state.batch.tracks]),
+                now_s,
+            )
         return self._left

@@ -8,7 +8,7 @@ import pytest
 
 from roseinfer.core.slo import Slo
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sched.policies.slack.tuning import Tuning
+from roseinfer.sched.policies.slack.terms import Tuning
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.setups import SCORPIO_8B
 from roseinfer.sim.simulator import Lifetime, simulate

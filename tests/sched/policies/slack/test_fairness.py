@@ -10,9 +10,9 @@ from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.estimators import OracleLengths
-from roseinfer.sched.policies.slack.capacity import Offer, PriceLimit
+from roseinfer.sched.policies.slack.overload import Offer, PriceLimit
 from roseinfer.sched.policies.slack.policy import SlackPolicy
-from roseinfer.sched.policies.slack.tuning import SlackOptions, Tuning
+from roseinfer.sched.policies.slack.terms import SlackOptions, Tuning
 from roseinfer.sched.registry import scheduler_config
 from roseinfer.sim.arrivals import OptionArrivals
 from roseinfer.sim.config import WorkloadConfig
@@ -57,7 +57,7 @@ def test_of_an_unknown_load_the_work_counts() -> None:
 
 def test_the_machine_is_filled_by_work_whatever_the_prices_are() -> None:
     """2 s of work in 5 s by requests that are dear or cheap beside what they are: a tenth of the time too much."""
-    limit = PriceLimit(fill=1.0)
+    limit = PriceLimit()
     for number in range(100):
         limit.offer(Offer(0.05 * number, 0.055, 1.0 if number % 2 else 0.01, 1.0))
     limit.update(5.0, 1.0, lambda pace_s: (0.0, 0.0))

@@ -1,0 +1,175 @@
+"""Deadlines of tokens: how an objective for the whole request becomes some, who is behind, and who cannot catch up."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+from roseinfer.sched.policies.slack.requests import SlackTrack
+from roseinfer.sched.policies.slack.state import SlackState
+from roseinfer.sched.policy import View, rejectable
+
+MIN_PACE_STEPS = 1.1  # lower bound on a derived TPOT, in steps of the request alone
+# The same for paces derived from a deadline: a faster one would delay all others because of one guessed length.
+MIN_WHOLE_PACE_STEPS = 2.0
+MIN_LENGTH_ERROR_TOKENS = 64.0  # many outputs are this long, whatever their expected length
+MIN_HURRY_SHARE = 0.75  # of its first pace, to which a late request is hurried at most
+MIN_FIRST_SHARE = 0.1  # of the time to a deadline, for the prompt
+MIN_TRUSTED_STEPS = 50  # observed steps after which the cost model may call an objective unattainable
+
+
+class Rows(NamedTuple):
+    """Decoding requests with token deadlines, in the batch's order: known tokens, and seconds until the next is due."""
+
+    context: list[int]
+    slacks: list[float]
+
+
+def measure(state: SlackState, now_s: float, in_flight: bool) -> Rows:
+    """Compute the slack of every decoding request, and demote those that cannot catch up. `in_flight`: a step runs."""
+    batch = state.batch
+    context = batch.context()
+    due = batch.due_in_flight(context) if in_flight else batch.due(context)
+    slacks = [at_s - now_s for at_s in due]
+    if slacks and min(slacks) < 0:
+        lost = [track for track, slack in zip(batch.tracks, slacks, strict=True) if _is_lost(state, track, slack)]
+        for track in lost:
+            demote(state, track, now_s)
+        if lost:
+            return measure(state, now_s, in_flight)
+    return Rows(context, slacks)
+
+
+def _is_lost(state: SlackState, track: SlackTrack, slack: float) -> bool:
+    """True if a request stays late even if it decodes in fast steps to its end."""
+    done = len(track.tokens) - track.paced_tokens
+    late_s = -slack - (track.tpot_s - track.pace_s) * done  # relative to the objective itself
+    if late_s <= 0:
+        return False
+    p, half = state.cost.params, 0.5 * len(state.batch)
+    fast_s = 1.05 * p.step_s + p.row_s * half + p.experts_s(half)
+    left = state.lengths.left(track.request, max(1, track.outputs))
+    return late_s > max(0.0, left * (track.tpot_s - fast_s))
+
+
+def demote(state: SlackState, track: SlackTrack, now_s: float) -> None:
+    """Let a decoding request that cannot keep its objective decode in spare time from now on."""
+    state.batch.remove(track)
+    track.is_demoted = True
+    set_aside(state, track, now_s)
+
+
+def set_aside(state: SlackState, track: SlackTrack, now_s: float) -> None:
+    track.idle_s = now_s
+    track.is_promised = False
+    state.unpromised[track.request.request_id] = track
+    state.demoted += track.tpot_s < inf
+
+
+def begin_to_decode(state: SlackState, now_s: float) -> None:
+    """Let requests with a fully planned prompt decode, and count deadlines from first tokens once they are seen."""
+    for name, track in list(state.first_token_in_flight.items()):
+        if track.request.first_token_s:
+            del state.first_token_in_flight[name]
+            if track in state.batch:
+                state.batch.anchor(track, track.request.first_token_s)
+    for track in state.ledger.promote():
+        first_s = track.request.first_token_s
+        if track.end_s < inf:
+            pace_whole(state, track, first_s or now_s)
+        if track.tpot_s == inf or track.is_demoted or unattainable(state, track):
+            set_aside(state, track, now_s)
+            continue
+        state.batch.add(track, first_s or now_s)
+        if not first_s:
+            state.first_token_in_flight[track.request.request_id] = track
+
+
+# --- the objective of a whole request ---------------------------------------------------------------------------
+def bound_whole(state: SlackState, track: SlackTrack) -> None:
+    """Derive TTFT and TPOT objectives from a deadline for the last token, at the present step time. A tenth of the time
+    is for the prompt. The pace is that of the expected length: one for its error would keep out requests that fit.
+    After the first token, `pace_whole` sets the pace from the time left.
+    """
+    if track.end_s == inf:
+        return
+    arrival_s = track.request.arrival_s
+    whole_s = track.end_s - arrival_s
+    latest_s = _latest_s(state, track, max(MIN_PACE_STEPS * state.alone_s(track), state.recent_step_s))
+    if latest_s < track.ttft_s:
+        track.ttft_s, track.due_s = latest_s, arrival_s + latest_s
+    pace_s = (1 - MIN_FIRST_SHARE) * whole_s / max(1.0, track.length)
+    pace_s = max(pace_s, MIN_WHOLE_PACE_STEPS * state.alone_s(track))
+    track.tpot_s = min(track.tpot_s, pace_s)
+
+
+def pace_whole(state: SlackState, track: SlackTrack, now_s: float) -> None:
+    """Set its pace so that the remaining tokens are spread over the time left until its deadline."""
+    slo = track.request.slo
+    assert slo is not None
+    left = state.lengths.left(track.request, max(1, track.outputs))
+    track.length = track.outputs + left
+    worth_s = max(state.price.pace_s, state.price.fastest_s)
+    least_s = max(MIN_WHOLE_PACE_STEPS * state.alone_s(track), worth_s, track.floor_s)
+    pace_s = (track.end_s - now_s) / (left + 0.25 * track.outputs + likely_error(state, track))
+    pace_s = max(pace_s, least_s)
+    if not track.floor_s:
+        track.floor_s = MIN_HURRY_SHARE * pace_s
+    track.tpot_s = min(slo.tpot_s or inf, pace_s)
+
+
+def pace_outlived(state: SlackState, now_s: float) -> None:
+    """Set a faster pace for requests with a deadline that have exceeded their expected length."""
+    batch, pace_s = state.batch, state.price.pace_s
+    late = [
+        t
+        for t in batch.tracks
+        if t.end_s < inf
+        and (t.outputs > t.length - 1 or (t.tpot_s < pace_s and t.request.slo and not t.request.slo.tpot_s))
+    ]
+    for track in late:
+        batch.remove(track)
+        pace_whole(state, track, now_s)
+        batch.add(track, now_s, len(track.tokens))
+
+
+def likely_error(state: SlackState, track: SlackTrack) -> float:
+    """Return the likely error of its expected length: that of others, at most half of it or a fixed minimum."""
+    return min(state.length_error, max(0.5 * track.length, MIN_LENGTH_ERROR_TOKENS))
+
+
+def _latest_s(state: SlackState, track: SlackTrack, step_s: float) -> float:
+    """Return the most seconds from arrival to first token with which the longest likely output is in time."""
+    whole_s = track.end_s - track.request.arrival_s
+    return max(whole_s - step_s * (track.length + likely_error(state, track)), MIN_FIRST_SHARE * whole_s)
+
+
+# --- what cannot be kept ----------------------------------------------------------------------------------------
+def unattainable(state: SlackState, track: SlackTrack) -> bool:
+    """True if its TPOT objective is shorter than a step alone, or its deadline too close for its least length."""
+    if state.cost.steps < MIN_TRUSTED_STEPS:
+        return False
+    alone_s = state.alone_s(track)
+    least_s = alone_s * (track.length - likely_error(state, track))
+    return track.tpot_s < alone_s or least_s > track.end_s - track.request.arrival_s
+
+
+def misses_alone(state: SlackState, track: SlackTrack) -> bool:
+    """True if even an idle machine would have rejected it at its arrival."""
+    slo, alone_s = track.request.slo, state.alone_s(track)
+    first_s = state.prefill_s(len(track.tokens))
+    whole_s = first_s + alone_s * max(0.0, track.length - likely_error(state, track))
+    late = slo is not None and first_s > min(slo.ttft_s or inf, _latest_s(state, track, MIN_PACE_STEPS * alone_s))
+    return late or whole_s > track.end_s - track.request.arrival_s or unattainable(state, track)
+
+
+def unreachable(state: SlackState, view: View, now_s: float) -> Sequence[SlackTrack]:
+    """Return the waiting requests that even an idle machine could no longer serve in time; looks at intervals."""
+    found = list[SlackTrack]()
+    if now_s < state.overdue_again_s:
+        return found
+    state.overdue_again_s = now_s + state.tuning.refresh_s
+    for track in [track for track in state.ledger.waiting.values() if track.latest_s < now_s]:
+        prefill_s = state.prefill_s(view.uncached(track.request)) + view.load_s(track.request)
+        if track.due_s - prefill_s < now_s and rejectable(track.request) and view.can_start(track.request):
+            found.append(track)
+    return found

@@ -1,0 +1,94 @@
+"""Records of requests, and the backlog: those that wait, in order."""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, islice
+from math import inf
+
+from roseinfer.core.request import Request
+from roseinfer.core.slo import Cause, Forecast
+from roseinfer.sched.policies.common.ledger import Track
+
+
+class SlackTrack(Track):
+    """Record of a request. `key`: its place in the order. `work_s`: machine time; `price_s` is compared with the price
+    limit; `weight`: share of the machine that its tokens take; `excess`: of its tenant over its share.
+
+    `waits_for`: cause at the last look, None before. `forecast`: what was expected at the first look, None before.
+    `uncached`: prompt tokens to compute, as of the last look. `latest_s`: when its whole prompt has to start
+    at the latest. `floor_s`: fastest pace for a deadline. `idle_s`: time of
+    its last token while it skips steps or decodes in spare time; `idle_step`: the last step that it skipped.
+    """
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self.key = self.work_s = self.price_s = self.weight = self.excess = 0.0
+        self.latest_s = inf
+        self.waits_for: Cause | None = None
+        self.forecast: Forecast | None = None
+        self.uncached: int | None = None
+        self.is_demoted = False
+        self.floor_s = 0.0
+        self.idle_s, self.idle_step = 0.0, -2
+
+    @property
+    def can_wait(self) -> bool:
+        """True if it may start at any time, because only its pace is promised."""
+        return self.is_promised and self.due_s == inf and self.end_s == inf
+
+    def count_uncached(self, uncached: Callable[[Request], int]) -> int:
+        """Return the prompt tokens left to compute, as of the first call."""
+        if self.uncached is None:
+            self.uncached = uncached(self.request)
+        return self.uncached
+
+
+Entry = tuple[float, int, SlackTrack]
+
+
+class Backlog:
+    """Waiting requests in three lists sorted by key: `affordable`, `parked` (too expensive), `rest` (no objectives)."""
+
+    def __init__(self) -> None:
+        self.affordable: list[Entry] = []
+        self.parked: list[Entry] = []
+        self.rest: list[Entry] = []
+        self._order = count()
+        self._places: dict[str, tuple[list[Entry], Entry]] = {}
+
+    def add(self, track: SlackTrack, affordable: bool) -> None:
+        """Add a request. `affordable`: it is worth its cost at present, or has no objectives."""
+        entries = self.rest if not track.is_promised else self.affordable if affordable else self.parked
+        entry = track.key, next(self._order), track
+        insort(entries, entry)
+        self._places[track.request.request_id] = entries, entry
+
+    def remove(self, track: SlackTrack) -> None:
+        """Remove a request that waits no longer, if it did."""
+        entries, entry = self._places.pop(track.request.request_id, ([], None))
+        if entry is not None:
+            del entries[bisect_left(entries, entry)]
+
+    def sort_by_price(self, is_affordable: Callable[[SlackTrack], bool]) -> None:
+        waiting = sorted(self.affordable + self.parked)
+        self.affordable, self.parked = [], []
+        for entry in waiting:
+            entries = self.affordable if is_affordable(entry[2]) else self.parked
+            entries.append(entry)
+            self._places[entry[2].request.request_id] = entries, entry
+
+
+def first_of(
+    entries: Iterable[Entry],
+    can_start: Callable[[Request], bool],
+    siblings: Callable[[SlackTrack], Iterable[SlackTrack]],
+    most: int,
+) -> Iterator[SlackTrack]:
+    """Yield the first `most` entries that could start, each followed by its `siblings`: samples that start with it.
+    Entries that cannot start do not count towards `most`, because many samples may wait for one that comes later.
+    """
+    startable = (track for _, _, track in entries if can_start(track.request))
+    for track in islice(startable, most):
+        yield track
+        if track.request.fork_of is not None:  # sample 0 starts alone, because the others wait for it
+            yield from siblings(track)

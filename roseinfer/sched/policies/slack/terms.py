@@ -1,0 +1,107 @@
+"""Terms of the slack policy: options, constants, learnt margins, and what tenants and priorities change."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log
+
+from roseinfer.core.config.option import option
+from roseinfer.core.errors import ConfigError
+from roseinfer.core.request import Request
+from roseinfer.sched.estimates import CostOptions, LengthOptions
+from roseinfer.sched.policies.common.bursts import BurstOptions
+from roseinfer.sched.prefill import PrefillOptions
+
+MAX_PRIORITY = 10  # higher and lower priorities count as this one
+PRIORITY_S = 1.0  # of deadline, per level
+PRICE_PER_LEVEL_SHARE = 0.1  # ten levels are a factor of 2.6 on the price
+FAIRNESS_S = 1.0  # of deadline, for a tenant that has twice its share
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlackOptions(PrefillOptions, CostOptions, LengthOptions, BurstOptions):
+    """Options of `slack`. `decode_first` and `BurstOptions` apply only while no request has objectives (fifo plans)."""
+
+    slack_fairness: float = option(
+        0.0,
+        "under overload, 0 to 1: 0 = serve most requests, the cheapest first; 1 = long requests have equal chances",
+    )
+
+    def __post_init__(self) -> None:
+        PrefillOptions.__post_init__(self)
+        LengthOptions.__post_init__(self)
+        BurstOptions.__post_init__(self)
+        if not 0 <= self.slack_fairness <= 1:
+            raise ConfigError(f"slack_fairness must be 0 to 1, got {self.slack_fairness}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Constants of the policy. `cost_weight`: seconds of deadline that a second of work is worth in the order.
+
+    `roomy`: utilisation up to which requests above the price limit start. `reserve`: share of the machine reserved for
+    urgent or cheap requests. A request of mean work whose first token is due in `patience` TPOT objectives or later
+    must leave all of it free.
+    """
+
+    cost_weight: float = 4.0
+    roomy: float = 0.7
+    reserve: float = 0.1
+    patience: float = 100.0
+    price_window_s: float = 30.0
+    prefill_share: float = 0.35  # most of the time that the forecast of prompts may take
+    recent_s: float = 10.0  # time constant of that forecast
+    longest_prompt_s: float = 0.2  # a longer prompt counts in it as this
+    spare_seats: float = 0.125  # share of seats that requests without objectives leave free
+    rest_share: float = 0.1  # share of prompt time for aged requests without objectives
+    gap_limit: float = 4.0  # longest gap between two tokens, in the request's TPOT objectives
+    ageing_s: float = 10.0  # used in place of a TTFT objective
+    idle_limit_s: float = 1.0  # longest gap between tokens of requests that decode in spare time
+    refresh_s: float = 0.1  # between two computations of demand
+    looked_at: int = 16  # waiting requests of each list in one step
+
+
+def level(request: Request) -> int:
+    """Return its priority within the limits."""
+    return max(-MAX_PRIORITY, min(MAX_PRIORITY, request.priority))
+
+
+def favour_s(request: Request, excess: float) -> float:
+    """Return the seconds by which its turn is later, for its priority and for its tenant's `excess` over its share."""
+    return PRIORITY_S * level(request) + FAIRNESS_S * excess
+
+
+def price_factor(request: Request, excess: float) -> float:
+    """Return the factor on its price: more for a heavy tenant, less for a better priority."""
+    return float((1 + excess) * (1 + PRICE_PER_LEVEL_SHARE) ** level(request))
+
+
+class Margins:
+    """Margins: the shares of TPOT objectives by which token deadlines are brought forward.
+
+    Each level of objectives (within about 10% of each other) has its own margin, because a few strict requests would
+    not count among many loose ones. A margin grows a little with each finished request that came close to its limit,
+    and shrinks very little with each other one. In the steady state one request in 21 comes close to its limit.
+    """
+
+    START, FLOOR, CEILING = 0.02, 0.005, 0.15
+    UP, DOWN, NEAR = 0.004, 0.0002, 0.995
+    MOST_LEVELS = 64
+
+    def __init__(self) -> None:
+        self._values: dict[int, float] = {}
+
+    def of(self, tpot_s: float) -> float:
+        return self._values.get(_margin_level(tpot_s), self.START)
+
+    def observe(self, seen_s: float, tpot_s: float) -> None:
+        found = _margin_level(tpot_s)
+        old = self._values.pop(found, self.START)
+        step = self.UP if seen_s > self.NEAR * tpot_s else -self.DOWN
+        self._values[found] = min(self.CEILING, max(self.FLOOR, old + step))
+        if len(self._values) > self.MOST_LEVELS:
+            del self._values[next(iter(self._values))]  # the level unused for longest
+
+
+@lru_cache(1024)
+def _margin_level(tpot_s: float) -> int:
+    return round(log(tpot_s) / log(1.1))
