@@ -10,14 +10,15 @@ from math import inf
 from typing import Any
 from unittest.mock import patch
 
-from roseinfer.sched.policies.common.ledger import Track
 from roseinfer.sched.policies.common.tenants import TenantShares
-from roseinfer.sched.policies.slack import admission, policy, state
-from roseinfer.sched.policies.slack.admission import SlackAdmission
-from roseinfer.sched.policies.slack.capacity import Demand, Margins, PriceLimit
+from roseinfer.sched.policies.slack import admission, deadlines, overload, policy, step
+from roseinfer.sched.policies.slack.admission import Rule, StepAdmission
+from roseinfer.sched.policies.slack.demand import Demand
+from roseinfer.sched.policies.slack.overload import PriceLimit
+from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policies.slack.step import SlackStep
-from roseinfer.sched.policies.slack.tuning import Tuning
+from roseinfer.sched.policies.slack.terms import Margins, Tuning
 
 
 def returns(value: object) -> Any:
@@ -30,6 +31,11 @@ def becomes(value: object) -> Any:
     return lambda original: value
 
 
+def no_longer_has(rule: Rule) -> Any:
+    """Return a replacement: the same rules without this one."""
+    return lambda original: tuple(other for other in original if other is not rule)
+
+
 def _at_no_price(objection: Any) -> Any:
     return lambda self, price_s, pace_s, can_wait: objection(self, 0.0, pace_s, can_wait)
 
@@ -39,48 +45,45 @@ def _impatient(objection: Any) -> Any:
 
 
 def _fastest(paces: Any) -> Any:
-    return lambda self, offered: paces(self, offered)[:1]
+    return lambda offered: paces(offered)[:1]
 
 
 def _affordable(walk: Any) -> Any:
-    return lambda self, entries, limit: walk(self, entries, limit) if limit == 1.0 else None
+    return lambda self, entries: None if entries is self.state.backlog.parked else walk(self, entries)
 
 
-def _prompt_has_blocks(self: SlackAdmission, track: Track) -> bool:
-    return -(-len(track.tokens) // self._view.block_size) <= self._blocks
-
-
-def _skips_nothing(self: SlackStep, short_s: float, over_s: float) -> float:
-    return self.limit_s - self._decode_s
+def _prompt_has_blocks(machine: StepAdmission, track: SlackTrack) -> bool:
+    return machine.blocks_of(track) <= machine.blocks
 
 
 # Mechanism -> owner, attribute, and a function from the original to its replacement. Switches for the same attribute
 # therefore combine. `Tuning` as owner: the constant that is replaced.
 SWITCHES: dict[str, Sequence[tuple[Any, str, Any]]] = {
-    "demotion": [(SlackStep, "_lost", returns(False))],
-    "shedding": [(SlackState, "unreachable", returns(())), (admission, "rejectable", returns(False))],
+    "demotion": [(deadlines, "_is_lost", returns(False))],
+    "shedding": [(deadlines, "rejectable", returns(False)), (admission, "rejectable", returns(False))],
     "work-order": [(Tuning, "cost_weight", becomes(0.0))],
     "demand": [(Demand, "fits", returns(True))],
     "forecast": [(SlackState, "arriving", returns(0.0))],
-    "reserve": [(Tuning, "reserve", becomes(0.0))],
+    "first-tokens": [(admission, "RULES", no_longer_has(admission.others_first_tokens))],
+    "reserve": [(admission, "RULES", no_longer_has(admission.a_reserve))],
     "price": [(PriceLimit, "objection", _at_no_price)],
-    "patient": [(PriceLimit, "objection", _impatient), (admission, "MAX_CAN_WAIT_SHARE", becomes(inf))],
-    "fill": [(PriceLimit, "_adapt_fill", returns(None))],
-    "pace": [(PriceLimit, "_paces", _fastest)],
-    "give-up": [(SlackState, "give_up_paces", returns(None)), (SlackState, "gives_up_pace", returns(False))],
-    "parked": [(SlackAdmission, "_walk", _affordable)],
-    "kv-peak": [(SlackAdmission, "_has_blocks", becomes(_prompt_has_blocks))],
-    "yield": [(SlackAdmission, "_could_yield", returns([]))],
-    "skip": [(SlackStep, "_skip", becomes(_skips_nothing))],
-    "catch-up": [(Tuning, "catch_up", becomes(inf))],
-    "guard": [(SlackStep, "_guard", returns(0.0))],
-    "unsteady": [(Tuning, "unsteady", becomes(1.0))],
-    "hurry": [(SlackState, "pace_outlived", returns(None))],
-    "length-error": [(SlackState, "wrong_by", returns(0.0))],
-    "reprice": [(SlackState, "demote_outlived", returns(None)), (SlackState, "_reprice", returns(None))],
-    "stalls": [(state, "MIN_STALL_RATIO", becomes(inf))],
+    "patient": [
+        (PriceLimit, "objection", _impatient),
+        (admission, "RULES", no_longer_has(admission.room_for_urgent)),
+    ],
+    "pace": [(overload, "_paces", _fastest)],
+    "parked": [(StepAdmission, "_walk", _affordable)],
+    "kv-peak": [(admission, "has_blocks", becomes(_prompt_has_blocks))],
+    "yield": [(admission, "_could_yield", returns([]))],
+    "skip": [(SlackStep, "_skip", returns(0.0))],
+    "catch-up": [(step, "CATCH_UP_STEPS", becomes(inf))],
+    "unsteady": [(step, "MAX_STRETCH_RATIO", becomes(1.0))],
+    "prompt-share": [(step, "MIN_PREFILL_SHARE", becomes(0.0))],
+    "hurry": [(deadlines, "pace_outlived", returns(None))],
+    "length-error": [(deadlines, "likely_error", returns(0.0))],
+    "stalls": [(policy, "MIN_STALL_RATIO", becomes(inf))],
     "margins": [(Margins, "observe", returns(None))],
-    "ageing": [(SlackAdmission, "_start_aged", returns(None))],
+    "ageing": [(StepAdmission, "_start_aged", returns(None))],
     "tenants": [(TenantShares, "excess", returns(0.0))],
 }
 

@@ -11,8 +11,9 @@ from benchmarks.research.choices import space
 from benchmarks.research.random_loads import draw_load
 from benchmarks.research.switches import SWITCHES, without
 from roseinfer.core.slo import Cause
-from roseinfer.sched.policies.slack.capacity import PriceLimit
-from roseinfer.sched.policies.slack.tuning import Tuning
+from roseinfer.sched.policies.slack import admission
+from roseinfer.sched.policies.slack.overload import PriceLimit
+from roseinfer.sched.policies.slack.terms import Tuning
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +45,25 @@ def test_afterwards_the_policy_has_all_mechanisms(load):
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_each_switch_replaces_something_that_exists(name):
-    fields = Tuning.__dataclass_fields__
+    for owner, attribute, _ in SWITCHES[name]:
+        if owner is Tuning:
+            assert attribute in Tuning.__dataclass_fields__
+            continue
+        before = vars(owner)[attribute]
+        with without({name}):
+            assert vars(owner)[attribute] != before
 
-    assert all(attribute in (fields if owner is Tuning else vars(owner)) for owner, attribute, _ in SWITCHES[name])
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_no_module_of_the_policy_has_kept_what_a_switch_replaces(name):
+    """A module that imports a function by name would go on to use the original."""
+    switched = {(owner, attribute): vars(owner).get(attribute) for owner, attribute, _ in SWITCHES[name]}
+    functions = [value for value in switched.values() if callable(value)]
+    modules = [module for path, module in sys.modules.items() if path.startswith("roseinfer.sched.policies.slack.")]
+
+    kept = [(module, key) for module in modules for key, value in vars(module).items() if value in functions]
+
+    assert set(kept) <= set(switched)
 
 
 def test_switches_for_the_same_method_combine():
@@ -59,6 +76,14 @@ def test_switches_for_the_same_method_combine():
         assert limit.objection(2.0, 0.1, True) is Cause.PRICE
     with without({"price", "patient"}):
         assert limit.objection(2.0, 0.1, True) is None
+
+
+def test_switches_for_rules_combine():
+    rules = admission.RULES
+
+    with without({"reserve", "patient"}):
+        assert set(rules) - set(admission.RULES) == {admission.a_reserve, admission.room_for_urgent}
+    assert rules == admission.RULES
 
 
 def test_an_unknown_mechanism_is_an_error(monkeypatch, capsys):
