@@ -11,9 +11,10 @@ from typing import Any
 from unittest.mock import patch
 
 from roseinfer.sched.policies.common.tenants import TenantShares
-from roseinfer.sched.policies.slack import admission, deadlines, overload, policy, step
-from roseinfer.sched.policies.slack.admission import Rule, StepAdmission
+from roseinfer.sched.policies.slack import admission, deadlines, overload, policy, rules, step
+from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.demand import Demand
+from roseinfer.sched.policies.slack.machine import StepMachine
 from roseinfer.sched.policies.slack.overload import PriceLimit
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
@@ -31,7 +32,7 @@ def becomes(value: object) -> Any:
     return lambda original: value
 
 
-def no_longer_has(rule: Rule) -> Any:
+def no_longer_has(rule: rules.Rule) -> Any:
     """Return a replacement: the same rules without this one."""
     return lambda original: tuple(other for other in original if other is not rule)
 
@@ -49,10 +50,10 @@ def _fastest(paces: Any) -> Any:
 
 
 def _affordable(walk: Any) -> Any:
-    return lambda self, entries: None if entries is self.state.backlog.parked else walk(self, entries)
+    return lambda self, entries: None if entries is self._state.backlog.parked else walk(self, entries)
 
 
-def _prompt_has_blocks(machine: StepAdmission, track: SlackTrack) -> bool:
+def _prompt_has_blocks(machine: StepMachine, track: SlackTrack) -> bool:
     return machine.blocks_of(track) <= machine.blocks
 
 
@@ -64,17 +65,17 @@ SWITCHES: dict[str, Sequence[tuple[Any, str, Any]]] = {
     "work-order": [(Tuning, "cost_weight", becomes(0.0))],
     "demand": [(Demand, "fits", returns(True))],
     "forecast": [(SlackState, "arriving", returns(0.0))],
-    "first-tokens": [(admission, "RULES", no_longer_has(admission.others_first_tokens))],
-    "reserve": [(admission, "RULES", no_longer_has(admission.a_reserve))],
+    "first-tokens": [(rules, "RULES", no_longer_has(rules.others_first_tokens))],
+    "reserve": [(rules, "RULES", no_longer_has(rules.a_reserve))],
     "price": [(PriceLimit, "objection", _at_no_price)],
     "patient": [
         (PriceLimit, "objection", _impatient),
-        (admission, "RULES", no_longer_has(admission.room_for_urgent)),
+        (rules, "RULES", no_longer_has(rules.room_for_urgent)),
     ],
     "pace": [(overload, "_paces", _fastest)],
     "parked": [(StepAdmission, "_walk", _affordable)],
-    "kv-peak": [(admission, "has_blocks", becomes(_prompt_has_blocks))],
-    "yield": [(admission, "_could_yield", returns([]))],
+    "kv-peak": [(StepMachine, "has_blocks", becomes(_prompt_has_blocks))],
+    "yield": [(StepAdmission, "_could_yield", returns([]))],
     "skip": [(SlackStep, "_skip", returns(0.0))],
     "catch-up": [(step, "CATCH_UP_STEPS", becomes(inf))],
     "unsteady": [(step, "MAX_STRETCH_RATIO", becomes(1.0))],

@@ -11,7 +11,7 @@ from benchmarks.research.choices import space
 from benchmarks.research.random_loads import draw_load
 from benchmarks.research.switches import SWITCHES, without
 from roseinfer.core.slo import Cause
-from roseinfer.sched.policies.slack import admission
+from roseinfer.sched.policies.slack import rules
 from roseinfer.sched.policies.slack.overload import PriceLimit
 from roseinfer.sched.policies.slack.terms import Tuning
 
@@ -79,11 +79,11 @@ def test_switches_for_the_same_method_combine():
 
 
 def test_switches_for_rules_combine():
-    rules = admission.RULES
+    before = rules.RULES
 
     with without({"reserve", "patient"}):
-        assert set(rules) - set(admission.RULES) == {admission.a_reserve, admission.room_for_urgent}
-    assert rules == admission.RULES
+        assert set(before) - set(rules.RULES) == {rules.a_reserve, rules.room_for_urgent}
+    assert before == rules.RULES
 
 
 def test_an_unknown_mechanism_is_an_error(monkeypatch, capsys):

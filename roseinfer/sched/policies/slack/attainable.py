@@ -3,8 +3,9 @@
 from copy import copy
 from math import inf
 
-from roseinfer.sched.policies.slack import deadlines
+from roseinfer.sched.policies.slack import deadlines, rules
 from roseinfer.sched.policies.slack.admission import StepAdmission
+from roseinfer.sched.policies.slack.machine import StepMachine
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policy import RejectedRequest
 
@@ -13,28 +14,29 @@ MIN_SLOWDOWN_RATIO = 1.15  # of a tried value to the one before
 MAX_TRIES = 32
 
 
-def explain(machine: StepAdmission) -> None:
+def explain(admission: StepAdmission) -> None:
     """Add attainable objectives to the rejections, given all starts."""
-    for name, (request, rejection) in machine.rejections.items():
+    machine = admission.machine
+    for name, (request, rejection) in admission.rejections.items():
         track = machine.state.ledger.waiting[name]
         rejection = rejection._replace(attainable_s=attainable_s(machine, track, rejection.reason))
-        machine.rejections[name] = RejectedRequest(request, rejection)
+        admission.rejections[name] = RejectedRequest(request, rejection)
 
 
-def attainable_s(machine: StepAdmission, track: SlackTrack, reason: str) -> float | None:
+def attainable_s(machine: StepMachine, track: SlackTrack, reason: str) -> float | None:
     """Return the smallest value of the objective `reason` at which no rule objects. Return None if there is none: then
     it depends on when other requests end, or on how many arrive.
     """
     value_s = _least_s(machine, track, reason)
     for _ in range(MAX_TRIES):
         candidate = machine.candidate(_relaxed(machine, track, reason, value_s))
-        if not machine.is_late(candidate) and machine.objection(candidate) is None:
+        if not machine.is_late(candidate) and rules.objection(machine, candidate) is None:
             return MIN_SAFETY_RATIO * value_s
         value_s *= MIN_SLOWDOWN_RATIO
     return None
 
 
-def _least_s(machine: StepAdmission, track: SlackTrack, reason: str) -> float:
+def _least_s(machine: StepMachine, track: SlackTrack, reason: str) -> float:
     """Return a lower bound on the value."""
     state = machine.state
     alone_s = deadlines.MIN_PACE_STEPS * state.cost.params.rows_s(1, len(track.tokens) + track.length)
@@ -51,7 +53,7 @@ def _least_s(machine: StepAdmission, track: SlackTrack, reason: str) -> float:
     )
 
 
-def _relaxed(machine: StepAdmission, track: SlackTrack, reason: str, value_s: float) -> SlackTrack:
+def _relaxed(machine: StepMachine, track: SlackTrack, reason: str, value_s: float) -> SlackTrack:
     """Return the request as it would be with another objective."""
     relaxed = copy(track)
     if reason == "ttft":

@@ -7,9 +7,10 @@ from typing import NamedTuple
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.sched.policies.common.planned import ExplainedDecision
-from roseinfer.sched.policies.slack.admission import MIN_PREFILL_SHARE, StepAdmission
+from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.deadlines import Rows
 from roseinfer.sched.policies.slack.demand import MAX_STEP_PACES
+from roseinfer.sched.policies.slack.machine import MIN_PREFILL_SHARE
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Decision, View
@@ -48,7 +49,7 @@ class SlackStep:
     def decide(self, admission: StepAdmission) -> Decision:
         state = self._state
         filling = state.ledger.filling.values()
-        found = [*((track, track.request.remaining) for track in filling), *admission.admitted]
+        found = [*((track, track.request.remaining) for track in filling), *admission.machine.admitted]
         ageing_s = state.tuning.ageing_s
         prompts = [
             StepPrompt(t, left, not t.is_promised and self._now_s >= t.request.arrival_s + ageing_s)

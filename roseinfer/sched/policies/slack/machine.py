@@ -1,0 +1,148 @@
+"""Machine as admission sees it in one step: what is left of it after all starts so far."""
+
+from bisect import insort
+from math import inf
+from typing import NamedTuple
+
+from roseinfer.core.slo import Cause
+from roseinfer.sched.lengths.estimators import peak_tokens
+from roseinfer.sched.policies.slack.demand import Demand
+from roseinfer.sched.policies.slack.requests import SlackTrack
+from roseinfer.sched.policies.slack.state import SlackState
+from roseinfer.sched.policy import View
+
+MIN_PREFILL_SHARE = 0.13  # of the machine, for prompts
+
+
+class WaitingCandidate(NamedTuple):
+    """Waiting request that is considered. `prompt`: tokens to compute, in `own_s` seconds. `smallest_s`: tightest TPOT
+    objective if it runs. `price`: why it is not worth its cost at present, None if it is.
+    """
+
+    track: SlackTrack
+    prompt: int
+    own_s: float
+    smallest_s: float
+    price: Cause | None
+
+
+class StepMachine:
+    """Machine after all starts so far. `admitted`: requests with their prompt tokens, which start while the step has
+    tokens. `reserved`: requests that cannot start yet, but hold a seat and KV blocks. `prompts`: deadline and time of
+    each started prompt. `smallest_s`: tightest TPOT objective, inf without one.
+    """
+
+    def __init__(self, state: SlackState, view: View, now_s: float) -> None:
+        filling = state.ledger.filling.values()
+        self.state = state
+        self.view = view
+        self.now_s = now_s
+        self.admitted: list[tuple[SlackTrack, int]] = []
+        self.reserved: list[SlackTrack] = []
+        self.seats = min(view.free_seats, state.seats - len(view.running))
+        self.blocks = view.free_blocks
+        self.smallest_s = min([state.batch.smallest_s, *[track.tpot_s for track in filling]])
+        self.demand, self.growth, self.beside = state.demand, state.growth, state.beside
+        self.prompts = sorted([(t.due_s, state.to_fill_s(t)) for t in filling if t.is_promised])
+        self._demand_with: tuple[WaitingCandidate, Demand] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """True if no request runs or starts."""
+        return not self.view.running and not self.admitted
+
+    # --- starts -------------------------------------------------------------------------------------------------
+    def candidate(self, track: SlackTrack) -> WaitingCandidate:
+        prompt = track.count_uncached(self.view.uncached)
+        smallest_s = min(self.smallest_s, track.tpot_s)
+        return WaitingCandidate(track, prompt, self.own_s(track, prompt), smallest_s, self.state.objection(track))
+
+    def start(self, candidate: WaitingCandidate) -> None:
+        """Take what a request with objectives needs."""
+        self.demand = self.demand_with(candidate)
+        self.smallest_s = candidate.smallest_s
+        self.beside += candidate.prompt
+        insort(self.prompts, (candidate.track.due_s, candidate.own_s))
+        self.admit(candidate.track)
+
+    def admit(self, track: SlackTrack, reserve: bool = False) -> None:
+        """Take a seat and KV blocks. `reserve`: it cannot start yet."""
+        self.seats -= 1
+        self.blocks -= self.blocks_of(track)
+        self.growth += track.length
+        if reserve:
+            self.reserved.append(track)
+        else:
+            self.admitted.append((track, self.view.uncached(track.request)))
+
+    def demand_with(self, candidate: WaitingCandidate) -> Demand:
+        """Return the demand if it starts."""
+        if self._demand_with is None or self._demand_with[0] is not candidate:
+            track, demand = candidate.track, self.demand
+            if track.is_promised:
+                due_s = min(track.due_s - self.now_s, self.state.tuning.ageing_s)
+                demand = demand.with_one(track.weight, track.tpot_s, candidate.own_s, due_s)
+            self._demand_with = candidate, demand
+        return self._demand_with[1]
+
+    # --- time of prompts ----------------------------------------------------------------------------------------
+    def own_s(self, track: SlackTrack, prompt: int) -> float:
+        """Return the time of a request's last `prompt` tokens, in a step with the other tokens that it has anyway.
+        Without decoding rows that limit it, a step is full of prompts.
+        """
+        beside = self.beside if self.smallest_s < inf else inf
+        return self.state.cost.params.prefill_s(len(track.tokens) - prompt, prompt, beside)
+
+    def ahead_s(self, track: SlackTrack) -> float:
+        """Return the time of the started prompts that are due no later than this one."""
+        return sum([seconds for due_s, seconds in self.prompts if due_s <= track.due_s])
+
+    def prefill_time(self, seconds: float) -> float:
+        """Return how many of the next `seconds` prompts get."""
+        if seconds <= 0 or seconds == inf:
+            return max(0.0, seconds)
+        if self.smallest_s == inf:
+            p, full_s = self.state.cost.params, self.full_s
+            leftover = self.state.unpromised
+            leftover_s = p.row_s * len(leftover) + p.context_s * sum([len(t.tokens) for t in leftover.values()])
+            return seconds * full_s / (full_s + (p.step_s + p.experts_s(inf)) + leftover_s)
+        usable_share = self.state.usable_share(self.smallest_s)
+        left_s = usable_share * seconds - self.demand.taken_s(seconds, self.state.cost.params)
+        return max(left_s, MIN_PREFILL_SHARE * seconds)
+
+    @property
+    def full_s(self) -> float:
+        """Time of the tokens of a step full of prompts."""
+        return self.state.cost.params.prefill_s(0, self.view.token_budget, inf)
+
+    def left_s(self, track: SlackTrack) -> float:
+        """Return the time from now until the step of its last prompt tokens has to begin."""
+        return track.due_s - self.now_s - self.state.chunk_ends_s
+
+    def is_late(self, candidate: WaitingCandidate) -> bool:
+        """True if its first token would be late, although it starts now."""
+        track = candidate.track
+        left_s = self.left_s(track) - self.view.load_s(track.request)
+        return candidate.own_s > self.prefill_time(left_s) - self.ahead_s(track)
+
+    # --- KV blocks ----------------------------------------------------------------------------------------------
+    def blocks_of(self, track: SlackTrack) -> int:
+        """Return the KV blocks of its known tokens."""
+        return -(-len(track.tokens) // self.view.block_size)
+
+    def has_blocks(self, track: SlackTrack) -> bool:
+        """True if its prompt fits the KV cache now, and its and the running requests' expected peak fits too."""
+        view, state, left = self.view, self.state, self.state.lengths.left
+        if self.blocks_of(track) > self.blocks:
+            return False
+        if not view.running or self.growth + len(track.tokens) + track.length <= self.blocks * view.block_size:
+            return True
+        rows = [(len(other.tokens), left(other.request, max(1, other.outputs))) for other in state.batch.tracks]
+        again = [other for other in state.preempted.values() if other is not track]
+        rows += [(len(other.tokens), max(0.0, other.length - other.outputs)) for other in again]
+        starting = [*state.ledger.filling.values(), *(new for new, _ in self.admitted), *self.reserved, track]
+        rows += [(len(other.tokens), other.length) for other in starting]
+        if not track.is_promised:  # for a promised request these would be preempted
+            rows += [(len(other.tokens), 0.0) for other in state.unpromised.values()]
+        held = sum([request.planned for request in view.running])
+        return peak_tokens(rows) <= view.free_blocks * view.block_size + held
