@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = {
     "processes": 30,
     "quant": 40,
     "runner": 350,
-    "sched": 1850,
+    "sched": 1860,
     "server": 1580,
     "text": 180,
 }

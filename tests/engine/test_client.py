@@ -309,7 +309,7 @@ def test_a_rejected_request_has_a_reason(n: int) -> None:
                 assert chunk.finish_reason is FinishReason.REJECTED and not chunk.token_ids and not chunk.text
                 assert chunk.rejection is not None and chunk.rejection.reason == "ttft"
                 assert chunk.rejection.predicted_ttft_s > 5.0 and not chunk.rejection.hopeless
-                assert chunk.rejection.cause is Cause.QUEUE, "it came late"
+                assert chunk.rejection.cause is Cause.TRANSIT, "it came late"
             assert fine[-1].finish_reason is FinishReason.LENGTH and fine[-1].rejection is None
             await until(lambda: live() == 0)
             assert client.num_live == 0

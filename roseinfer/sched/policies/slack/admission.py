@@ -111,7 +111,7 @@ class StepAdmission:
             reason = "tpot" if track.tpot_s < state.alone_s(track) else "e2e"
             self._reject(track, reason, state.prefill_s(len(track.tokens)))
             return True
-        if not self.machine.is_late(candidate):
+        if not self.machine.is_late(candidate) or self.machine.is_in_time_at_once(candidate):
             return False
         if is_new:
             track.waits_for = None

@@ -45,10 +45,21 @@ def _is_lost(state: SlackState, track: SlackTrack, slack: float) -> bool:
     late_s = -slack - (track.tpot_s - track.pace_s) * done  # relative to the objective itself
     if late_s <= 0:
         return False
+    return late_s > max(0.0, _makes_up_s(state, track))
+
+
+def _makes_up_s(state: SlackState, track: SlackTrack) -> float:
+    """Return how late it may be now and still be in time at its end, if steps are fast from now on."""
     p, half = state.cost.params, 0.5 * len(state.batch)
     fast_s = 1.05 * p.step_s + p.row_s * half + p.experts_s(half)
-    left = state.lengths.left(track.request, max(1, track.outputs))
-    return late_s > max(0.0, left * (track.tpot_s - fast_s))
+    return state.lengths.left(track.request, max(1, track.outputs)) * (track.tpot_s - fast_s)
+
+
+def spare_s(state: SlackState, now_s: float) -> float:
+    """Return by how many seconds all decoding requests may be delayed, if they make up for it before they end."""
+    batch = state.batch
+    due = zip(batch.tracks, batch.due(batch.context()), strict=True)
+    return min([due_s - now_s + _makes_up_s(state, track) for track, due_s in due], default=inf)
 
 
 def demote(state: SlackState, track: SlackTrack, now_s: float) -> None:

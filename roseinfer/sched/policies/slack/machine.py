@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 from roseinfer.core.slo import Cause
 from roseinfer.sched.lengths.estimators import peak_tokens
+from roseinfer.sched.policies.slack import deadlines
 from roseinfer.sched.policies.slack.demand import Demand
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import View
 
 MIN_PREFILL_SHARE = 0.13  # of the machine, for prompts
+MAX_MADE_UP_SHARE = 0.5  # of the delay for which others could make up
+MIN_SAFETY_RATIO = 1.1  # of the time to a deadline to the expected time
 
 
 class WaitingCandidate(NamedTuple):
@@ -118,6 +121,18 @@ class StepMachine:
     def left_s(self, track: SlackTrack) -> float:
         """Return the time from now until the step of its last prompt tokens has to begin."""
         return track.due_s - self.now_s - self.state.chunk_ends_s
+
+    def is_in_time_at_once(self, candidate: WaitingCandidate) -> bool:
+        """True if it alone waits, and others can make up for a step that computes its prompt as a whole.
+
+        Estimates by horizons would refuse it, although all would be in time.
+        """
+        state, track = self.state, candidate.track
+        if len(state.ledger.waiting) > 1 or self.prompts or state.price.overloaded or track.due_s == inf:
+            return False
+        first_s = self.view.load_s(track.request) + candidate.own_s + state.cost.params.step_s
+        in_time = MIN_SAFETY_RATIO * first_s < track.due_s - self.now_s
+        return in_time and candidate.own_s < MAX_MADE_UP_SHARE * deadlines.spare_s(state, self.now_s)
 
     def is_late(self, candidate: WaitingCandidate) -> bool:
         """True if its first token would be late, although it starts now."""

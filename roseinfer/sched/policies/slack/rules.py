@@ -66,7 +66,8 @@ def a_reserve(machine: StepMachine, candidate: WaitingCandidate) -> Cause | None
 
 
 def _prompt_fits(machine: StepMachine, candidate: WaitingCandidate, reserve: float) -> bool:
-    return _is_free(machine, candidate) or _fits(machine, candidate, machine.demand_with(candidate), 0.0, reserve)
+    fits = _is_free(machine, candidate) or _fits(machine, candidate, machine.demand_with(candidate), 0.0, reserve)
+    return fits or machine.is_in_time_at_once(candidate)
 
 
 def _is_free(machine: StepMachine, candidate: WaitingCandidate) -> bool:

@@ -7,10 +7,11 @@ from typing import NamedTuple
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.sched.policies.common.planned import ExplainedDecision
+from roseinfer.sched.policies.slack import deadlines
 from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.deadlines import Rows
 from roseinfer.sched.policies.slack.demand import MAX_STEP_PACES
-from roseinfer.sched.policies.slack.machine import MIN_PREFILL_SHARE
+from roseinfer.sched.policies.slack.machine import MIN_PREFILL_SHARE, MIN_SAFETY_RATIO
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Decision, View
@@ -105,7 +106,16 @@ class SlackStep:
             # The time of skipped rows is for urgent prompts, not for requests that decode in spare time.
             room_s += self._skip(wanted_s - room_s, over_s)
             self.limit_s = min(self.limit_s, max(spent_s, self.seconds))
-        return max(room_s, MIN_PREFILL_SHARE * self.seconds)
+        room_s = max(room_s, MIN_PREFILL_SHARE * self.seconds)
+        if len(promised) == 1 and wanted_s > room_s and self._is_at_once(promised[0], wanted_s, room_s):
+            return MIN_SAFETY_RATIO * wanted_s
+        return room_s
+
+    def _is_at_once(self, prompt: StepPrompt, wanted_s: float, room_s: float) -> bool:
+        """True if a lone prompt would be late with that room in each step, and others can make up for a long step."""
+        left_s = prompt.track.due_s - self._now_s
+        late = wanted_s * (self.seconds + room_s) / room_s > left_s > MIN_SAFETY_RATIO * (self.seconds + wanted_s)
+        return late and wanted_s < deadlines.spare_s(self._state, self._now_s)
 
     def _skip(self, short_s: float, over_s: float) -> float:
         """Skip rows with the most slack, for `short_s` of prompts or because the rows take `over_s` too long. Return

@@ -160,6 +160,29 @@ def test_many_short_ones_say_as_much_as_they_take() -> None:
     assert made.policy.state.arriving(made.now_s + 10.0) == pytest.approx(0.05 / 0.5 / 2.718, rel=0.05)
 
 
+# --- a prompt at once ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("left", "others", "starts"),
+    [
+        pytest.param(400, 0, True, id="the row makes up for it"),
+        pytest.param(5, 0, False, id="the row ends before it could"),
+        pytest.param(400, 1, False, id="another one waits as well"),
+    ],
+)
+def test_a_lone_prompt_is_computed_at_once_if_others_can_make_up_for_it(left: int, others: int, starts: bool) -> None:
+    """Steps of 20 ms leave 9 ms: 100 ms of prompt would take 220 ms of its 150 ms. At once it takes 111 ms, for which
+    the row makes up by 9 ms in each further step.
+    """
+    made = state()
+    made.run("row", tpot_s=0.020, predicted=left)
+    for number in range(others):
+        made.wait(f"{number}", 10, ttft_s=9.0)
+    made.wait("prompt", 100, ttft_s=0.150, tpot_s=0.020)
+    decision = made.begin()
+    assert (chunks(made, decision).get("prompt") == 100) is starts
+    assert ("prompt" in made.rejected(decision)) is not starts
+
+
 # --- the end of a step that a first token waits for ---------------------------------------------------------------
 def test_a_first_token_is_planned_to_end_before_it_is_due_with_a_reserve() -> None:
     """A prompt of 20 ms due in 55 ms, and one of 500 ms beside: a step of 50 ms, although tokens ahead would allow 150.
