@@ -11,7 +11,7 @@ from roseinfer.sched.policies.slack import deadlines
 from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.deadlines import Rows
 from roseinfer.sched.policies.slack.demand import MAX_STEP_PACES
-from roseinfer.sched.policies.slack.machine import MIN_PREFILL_SHARE, MIN_SAFETY_RATIO
+from roseinfer.sched.policies.slack.machine import MAX_MADE_UP_SHARE, MIN_PREFILL_SHARE, MIN_SAFETY_RATIO
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Decision, View
@@ -115,7 +115,9 @@ class SlackStep:
         """True if a lone prompt would be late with that room in each step, and others can make up for a long step."""
         left_s = prompt.track.due_s - self._now_s
         late = wanted_s * (self.seconds + room_s) / room_s > left_s > MIN_SAFETY_RATIO * (self.seconds + wanted_s)
-        return late and wanted_s < deadlines.spare_s(self._state, self._now_s)
+        if not late or self._state.price.overloaded:
+            return False
+        return wanted_s < MAX_MADE_UP_SHARE * deadlines.spare_s(self._state, self._now_s)
 
     def _skip(self, short_s: float, over_s: float) -> float:
         """Skip rows with the most slack, for `short_s` of prompts or because the rows take `over_s` too long. Return
