@@ -45,6 +45,11 @@ class Track:
     def outputs(self) -> int:
         return len(self.tokens) - self.request.prompt_len
 
+    @property
+    def next_due_s(self) -> float:
+        """Deadline of the next token, inf before a pace is set."""
+        return self.anchor_s + self.pace_s * len(self.tokens)
+
     def set_pace(self, margin: float, from_s: float, from_tokens: int) -> None:
         """Set token deadlines from `from_s` on, when it had `from_tokens` tokens.
 

@@ -52,7 +52,7 @@ def _makes_up_s(state: SlackState, track: SlackTrack) -> float:
     """Return how late it may be now and still be in time at its end, if steps are fast from now on."""
     p, half = state.cost.params, 0.5 * len(state.batch)
     fast_s = 1.05 * p.step_s + p.row_s * half + p.experts_s(half)
-    return state.lengths.left(track.request, max(1, track.outputs)) * (track.tpot_s - fast_s)
+    return state.left(track) * (track.tpot_s - fast_s)
 
 
 def spare_s(state: SlackState, now_s: float) -> float:
@@ -117,7 +117,7 @@ def pace_whole(state: SlackState, track: SlackTrack, now_s: float) -> None:
     """Set its pace so that the remaining tokens are spread over the time left until its deadline."""
     slo = track.request.slo
     assert slo is not None
-    left = state.lengths.left(track.request, max(1, track.outputs))
+    left = state.left(track)
     track.length = track.outputs + left
     worth_s = max(state.price.pace_s, state.price.fastest_s)
     least_s = max(MIN_WHOLE_PACE_STEPS * state.alone_s(track), worth_s, track.floor_s)

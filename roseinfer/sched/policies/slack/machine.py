@@ -1,6 +1,7 @@
 """Machine as admission sees it in one step: what is left of it after all starts so far."""
 
 from bisect import insort
+from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from roseinfer.sched.policy import View
 
 MIN_PREFILL_SHARE = 0.13  # of the machine, for prompts
 MAX_MADE_UP_SHARE = 0.5  # of the delay for which others could make up
-MIN_SAFETY_RATIO = 1.1  # of the time to a deadline to the expected time
+MAX_STRETCH_RATIO = 1.1  # longest real duration of a step, relative to the plan, if a first token is due at its end
 
 
 class WaitingCandidate(NamedTuple):
@@ -44,7 +45,7 @@ class StepMachine:
         self.reserved: list[SlackTrack] = []
         self.seats = min(view.free_seats, state.seats - len(view.running))
         self.blocks = view.free_blocks
-        self.smallest_s = min([state.batch.smallest_s, *[track.tpot_s for track in filling]])
+        self.smallest_s = state.smallest_s
         self.demand, self.growth, self.beside = state.demand, state.growth, state.beside
         self.prompts = sorted([(t.due_s, state.to_fill_s(t)) for t in filling if t.is_promised])
         self._demand_with: tuple[WaitingCandidate, Demand] | None = None
@@ -81,10 +82,7 @@ class StepMachine:
     def demand_with(self, candidate: WaitingCandidate) -> Demand:
         """Return the demand if it starts."""
         if self._demand_with is None or self._demand_with[0] is not candidate:
-            track, demand = candidate.track, self.demand
-            if track.is_promised:
-                due_s = min(track.due_s - self.now_s, self.state.tuning.ageing_s)
-                demand = demand.with_one(track.weight, track.tpot_s, candidate.own_s, due_s)
+            demand = self.state.demand_with(self.demand, candidate.track, candidate.own_s, self.now_s)
             self._demand_with = candidate, demand
         return self._demand_with[1]
 
@@ -128,11 +126,18 @@ class StepMachine:
         Estimates by horizons would refuse it, although all would be in time.
         """
         state, track = self.state, candidate.track
-        if len(state.ledger.waiting) > 1 or self.prompts or state.price.overloaded or track.due_s == inf:
+        if len(state.ledger.waiting) > 1 or self.prompts or track.due_s == inf:
             return False
         first_s = self.view.load_s(track.request) + candidate.own_s + state.cost.params.step_s
-        in_time = MIN_SAFETY_RATIO * first_s < track.due_s - self.now_s
-        return in_time and candidate.own_s < MAX_MADE_UP_SHARE * deadlines.spare_s(state, self.now_s)
+        return MAX_STRETCH_RATIO * first_s < track.due_s - self.now_s and self.can_make_up_for(candidate.own_s)
+
+    def can_make_up_for(self, seconds: float) -> bool:
+        """True if no decoding request would be late at its end for a step that is longer by `seconds`."""
+        return not self.state.price.overloaded and seconds < MAX_MADE_UP_SHARE * self._spare_s
+
+    @cached_property
+    def _spare_s(self) -> float:
+        return deadlines.spare_s(self.state, self.now_s)
 
     def is_late(self, candidate: WaitingCandidate) -> bool:
         """True if its first token would be late, although it starts now."""
@@ -147,12 +152,12 @@ class StepMachine:
 
     def has_blocks(self, track: SlackTrack) -> bool:
         """True if its prompt fits the KV cache now, and its and the running requests' expected peak fits too."""
-        view, state, left = self.view, self.state, self.state.lengths.left
+        view, state = self.view, self.state
         if self.blocks_of(track) > self.blocks:
             return False
         if not view.running or self.growth + len(track.tokens) + track.length <= self.blocks * view.block_size:
             return True
-        rows = [(len(other.tokens), left(other.request, max(1, other.outputs))) for other in state.batch.tracks]
+        rows = [(len(other.tokens), state.left(other)) for other in state.batch.tracks]
         again = [other for other in state.preempted.values() if other is not track]
         rows += [(len(other.tokens), max(0.0, other.length - other.outputs)) for other in again]
         starting = [*state.ledger.filling.values(), *(new for new, _ in self.admitted), *self.reserved, track]

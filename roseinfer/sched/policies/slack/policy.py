@@ -124,9 +124,9 @@ class SlackPolicy:
         # Without a pace nothing is promised after the first token.
         tokens = track.length if track.tpot_s < inf else 0.0
         decode_s = state.decode_s(len(track.tokens), tokens) + tokens * expert_s
-        track.weight = (p.row_s + p.context_s * (len(track.tokens) + track.length / 2)) / track.tpot_s
+        track.weight = state.token_s(len(track.tokens), track.length) / track.tpot_s
         if request.has_run and track.anchor_s < inf and track.is_promised:  # its next token is due, not its first
-            track.due_s = track.anchor_s + track.pace_s * len(track.tokens)
+            track.due_s = track.next_due_s
             state.preempted[request.request_id] = track
         track.excess = state.tenants.excess(request.tenant, request.arrival_s)
         track.work_s = prefill_s + decode_s
@@ -143,7 +143,7 @@ class SlackPolicy:
             return
         # Decoding also causes the constant cost of steps, so a second of decoding costs more than one of prefill.
         scarce = 1 / max(0.2, 1 - constant_s / pace_s)
-        first_s = min(track.ttft_s, tuning.ageing_s, 0.1 * (track.end_s - request.arrival_s))
+        first_s = min(track.ttft_s, tuning.ageing_s, deadlines.MIN_FIRST_SHARE * (track.end_s - request.arrival_s))
         track.key = request.arrival_s + first_s + favour_s(request, track.excess)
         if track.is_promised:
             track.key += tuning.cost_weight * (1 - state.options.slack_fairness) * (prefill_s + scarce * decode_s)
@@ -161,7 +161,7 @@ class SlackPolicy:
         state.arrive(state.to_fill_s(track) + p.experts_s(left, state.beside), now_s)
         if request.slo is None:
             whole_s = p.prefill_s(request.computed, left, state.beside)
-            self.state.rest_again_s = now_s + max(state.tuning.idle_limit_s, whole_s / state.tuning.rest_share)
+            state.rest_again_s = now_s + max(state.tuning.idle_limit_s, whole_s / state.tuning.rest_share)
 
     def _ended(self, track: SlackTrack, event: Ended) -> None:
         state, request = self.state, track.request
@@ -217,7 +217,7 @@ class SlackPolicy:
         """Recompute prices and the demand of running requests at intervals; starts in between are added."""
         state, tracks = self.state, self.state.batch.tracks
         filling = state.ledger.filling.values()
-        smallest_s = min([state.batch.smallest_s, *[track.tpot_s for track in filling]])
+        smallest_s = state.smallest_s
         if state.price.update(now_s, state.usable_share(smallest_s), state.cost_tangent):
             state.backlog.sort_by_price(state.is_affordable)
         if now_s - self._refreshed_s < state.tuning.refresh_s:
@@ -227,29 +227,24 @@ class SlackPolicy:
             stalls = state.cost.stalls
             state.stall_s = stalls.typical_s if stalls.share > 0.005 else 0.0
             state.stalled = stalls.share
-        p = state.cost.params
-        left = [
-            state.lengths.left(track.request, max(1, n - track.request.prompt_len))
-            for track, n in zip(tracks, rows.context, strict=True)
-        ]
+        left = [state.left(track) for track in tracks]
         state.growth = sum(left) + sum([track.length for track in filling])
         weights = [
-            (p.row_s + p.context_s * (n + more / 2)) / track.pace_s
-            for track, n, more in zip(tracks, rows.context, left, strict=True)
+            state.token_s(n, more) / track.pace_s for track, n, more in zip(tracks, rows.context, left, strict=True)
         ]
         state.can_wait_weight = sum([w for w, t in zip(weights, tracks, strict=True) if t.can_wait])
         paces_s, arriving = [track.tpot_s for track in tracks], state.arriving(now_s)
-        state.demand = Demand.of(rows.slacks, weights, paces_s, min(smallest_s, 1.0), arriving, p.experts is not None)
+        state.demand = Demand.of(
+            rows.slacks, weights, paces_s, min(smallest_s, 1.0), arriving, state.cost.params.experts is not None
+        )
         for track in filling:
             self._add_demand(track, now_s)
         state.batch.follow_margins()
 
     def _add_demand(self, track: SlackTrack, now_s: float) -> None:
-        """Add a started request to the demand; one without promises adds nothing."""
+        """Add a started request to the demand."""
         state = self.state
-        if track.is_promised:
-            due_s = min(track.due_s - now_s, state.tuning.ageing_s)
-            state.demand = state.demand.with_one(track.weight, track.tpot_s, state.to_fill_s(track), due_s)
+        state.demand = state.demand_with(state.demand, track, state.to_fill_s(track), now_s)
 
     # --- what others ask ----------------------------------------------------------------------------------------
     def forecast(self, request: Request) -> Forecast:

@@ -39,9 +39,7 @@ class Promises:
             if not track.is_promised:
                 best_effort += 1
                 continue
-            tokens = track.uncached
-            if tokens is None:
-                tokens = track.uncached = uncached(track.request)
+            tokens = track.count_uncached(uncached)
             weights += track.weight
             growth += tokens + track.length
             waiting[bisect_left(DUE_S, track.due_s - at_s)] += tokens
@@ -78,8 +76,5 @@ class Promises:
         if not len(state.batch):
             return 0.0
         if now_s - self._left_s >= state.tuning.refresh_s:
-            self._left, self._left_s = (
-                sum([state.lengths.left(track.request, max(1, track.outputs)) for track in state.batch.tracks]),
-                now_s,
-            )
+            self._left, self._left_s = sum([state.left(track) for track in state.batch.tracks]), now_s
         return self._left

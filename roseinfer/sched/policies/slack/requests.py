@@ -15,9 +15,9 @@ class SlackTrack(Track):
     limit; `weight`: share of the machine that its tokens take; `excess`: of its tenant over its share.
 
     `waits_for`: cause at the last look, None before. `forecast`: what was expected at the first look, None before.
-    `uncached`: prompt tokens to compute, as of the last look. `latest_s`: when its whole prompt has to start
-    at the latest. `floor_s`: fastest pace for a deadline. `idle_s`: time of
-    its last token while it skips steps or decodes in spare time; `idle_step`: the last step that it skipped.
+    `uncached`: prompt tokens to compute, as of the first look. `latest_s`: when its whole prompt has to start at the
+    latest. `floor_s`: fastest pace for a deadline. `idle_s`: time of its last token while it skips steps or decodes in
+    spare time; `idle_step`: the last step that it skipped.
     """
 
     def __init__(self, request: Request) -> None:

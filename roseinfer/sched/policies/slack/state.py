@@ -69,9 +69,29 @@ class SlackState:
         batch = self.batch
         return self.cost.params.cost_tangent(pace_s, batch.context_per_s / batch.tokens_per_s if len(batch) else 0.0)
 
+    def token_s(self, context: int, length: float) -> float:
+        """Return the mean machine time of each of `length` output tokens after `context` others."""
+        return self.cost.params.row_s + self.cost.params.context_s * (context + length / 2)
+
     def decode_s(self, context: int, length: float) -> float:
         """Return the machine time of `length` output tokens after `context` others."""
-        return length * (self.cost.params.row_s + self.cost.params.context_s * (context + length / 2))
+        return length * self.token_s(context, length)
+
+    def left(self, track: Track) -> float:
+        """Return the tokens that a decoding request is expected to add."""
+        return self.lengths.left(track.request, max(1, track.outputs))
+
+    @property
+    def smallest_s(self) -> float:
+        """Tightest TPOT objective of the running requests, inf without one."""
+        return min([self.batch.smallest_s, *[track.tpot_s for track in self.ledger.filling.values()]])
+
+    def demand_with(self, demand: Demand, track: SlackTrack, prefill_s: float, now_s: float) -> Demand:
+        """Return the demand with one more request; a request without promises adds nothing."""
+        if not track.is_promised:
+            return demand
+        due_s = min(track.due_s - now_s, self.tuning.ageing_s)
+        return demand.with_one(track.weight, track.tpot_s, prefill_s, due_s)
 
     def prefill_s(self, tokens: int) -> float:
         """Return the time of a prompt on an idle machine."""

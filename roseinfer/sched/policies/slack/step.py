@@ -2,22 +2,21 @@
 
 from collections.abc import Container, Sequence
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
 from roseinfer.sched.policies.common.planned import ExplainedDecision
-from roseinfer.sched.policies.slack import deadlines
 from roseinfer.sched.policies.slack.admission import StepAdmission
 from roseinfer.sched.policies.slack.deadlines import Rows
 from roseinfer.sched.policies.slack.demand import MAX_STEP_PACES
-from roseinfer.sched.policies.slack.machine import MAX_MADE_UP_SHARE, MIN_PREFILL_SHARE, MIN_SAFETY_RATIO
+from roseinfer.sched.policies.slack.machine import MAX_STRETCH_RATIO, MIN_PREFILL_SHARE, StepMachine
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
 from roseinfer.sched.policy import Decision, View
 
 MIN_CHUNK_TOKENS = 16  # but for the first chunk of a step
-MAX_STRETCH_RATIO = 1.1  # longest real duration of a step, relative to the plan, if a first token is due at its end
 CATCH_UP_STEPS = 32  # in which late requests should be in time again
 
 
@@ -59,7 +58,7 @@ class SlackStep:
         self._tracks = list(state.batch.tracks)
         self.seconds = self._params.rows_s(len(self._tracks), sum(self._measured.context))
         prompts.sort(key=self._urgency)
-        room_s = self._room(prompts)
+        room_s = self._room(prompts, admission.machine)
         self._take_turns()
         chunks, starts = self._share(prompts, room_s)
         rows, yielding = [track.request for track in self._tracks], set(admission.yields)
@@ -78,14 +77,15 @@ class SlackStep:
         track = prompt.track
         if not track.is_promised:
             return 0 if prompt.aged else 2, False, 0.0
-        late = track.due_s < self._now_s + self._chunk_s(prompt, prompt.left)
+        late = track.due_s < self._now_s + self._left_s(prompt)
         return 1, late, min(track.due_s, track.request.arrival_s + self._state.tuning.ageing_s)
 
-    def _chunk_s(self, prompt: StepPrompt, tokens: int) -> float:
-        return self._params.prefill_s(prompt.start, tokens, len(self._tracks))
+    def _left_s(self, prompt: StepPrompt) -> float:
+        """Return the machine time of its tokens left."""
+        return self._params.prefill_s(prompt.start, prompt.left, len(self._tracks))
 
     # --- decoding rows ------------------------------------------------------------------------------------------
-    def _room(self, prompts: Sequence[StepPrompt]) -> float:
+    def _room(self, prompts: Sequence[StepPrompt], machine: StepMachine) -> float:
         """Return the seconds for prompts before a token is late, but at least a share of the step. Rows with much slack
         may be left out for prompts.
         """
@@ -107,17 +107,14 @@ class SlackStep:
             room_s += self._skip(wanted_s - room_s, over_s)
             self.limit_s = min(self.limit_s, max(spent_s, self.seconds))
         room_s = max(room_s, MIN_PREFILL_SHARE * self.seconds)
-        if len(promised) == 1 and wanted_s > room_s and self._is_at_once(promised[0], wanted_s, room_s):
-            return MIN_SAFETY_RATIO * wanted_s
+        if len(promised) == 1 and wanted_s > room_s and self._is_due_at_once(promised[0], wanted_s, room_s):
+            return MAX_STRETCH_RATIO * wanted_s if machine.can_make_up_for(wanted_s) else room_s
         return room_s
 
-    def _is_at_once(self, prompt: StepPrompt, wanted_s: float, room_s: float) -> bool:
-        """True if a lone prompt would be late with that room in each step, and others can make up for a long step."""
+    def _is_due_at_once(self, prompt: StepPrompt, wanted_s: float, room_s: float) -> bool:
+        """True if a prompt would be late with that room in each step, but not if this step computes all of it."""
         left_s = prompt.track.due_s - self._now_s
-        late = wanted_s * (self.seconds + room_s) / room_s > left_s > MIN_SAFETY_RATIO * (self.seconds + wanted_s)
-        if not late or self._state.price.overloaded:
-            return False
-        return wanted_s < MAX_MADE_UP_SHARE * deadlines.spare_s(self._state, self._now_s)
+        return wanted_s * (self.seconds + room_s) / room_s > left_s > MAX_STRETCH_RATIO * (self.seconds + wanted_s)
 
     def _skip(self, short_s: float, over_s: float) -> float:
         """Skip rows with the most slack, for `short_s` of prompts or because the rows take `over_s` too long. Return
@@ -157,7 +154,7 @@ class SlackStep:
         """Keep only the most urgent rows if there are more than the options allow."""
         most = self._state.options.max_batch_size
         if most is not None and len(self._tracks) > most:
-            self._tracks.sort(key=_due_s)
+            self._tracks.sort(key=attrgetter("next_due_s"))
             del self._tracks[most:]
 
     def _leftovers(self, yielding: Container[Request], beside: int) -> list[Request]:
@@ -211,7 +208,10 @@ class SlackStep:
                     room_s = min(room_s, ends_s - self.seconds)
             if request.seat is None:
                 starts.append(request)
-        self._explain([prompt.track for prompt in prompts], chunks, most)
+        short = Cause.BUDGET if most <= 0 else Cause.QUEUE if chunks else Cause.UTILISATION
+        for prompt in prompts:
+            if prompt.track.request.seat is None and prompt.track.request.request_id not in chunks:
+                self._state.set_cause(prompt.track, short)
         return chunks, starts
 
     def _chunk(self, prompt: StepPrompt, tokens: int, room_s: float, beside: int) -> int:
@@ -227,23 +227,11 @@ class SlackStep:
         """Return the seconds for a chunk whose context costs more than it should: none if the prompt can wait."""
         track = prompt.track
         if track.is_promised:
-            urgent = track.due_s < self._now_s + 6 * self.seconds + self._chunk_s(prompt, prompt.left)
+            urgent = track.due_s < self._now_s + 6 * self.seconds + self._left_s(prompt)
             return room_s if urgent else 0.0
         return self._params.prefill_s(prompt.start, MIN_CHUNK_TOKENS, beside) if prompt.aged else 0.0
-
-    def _explain(self, tracks: Sequence[SlackTrack], chunks: Container[str], most: int) -> None:
-        """Set the causes of admitted requests that do not start in this step."""
-        short = Cause.BUDGET if most <= 0 else Cause.QUEUE if chunks else Cause.UTILISATION
-        for track in tracks:
-            if track.request.seat is None and track.request.request_id not in chunks:
-                self._state.set_cause(track, short)
 
     def _victim_key(self, request: Request) -> float:
         """Key of victims when blocks run out: first requests without token deadlines, then those with most slack."""
         track = self._state.ledger.decoding.get(request.request_id)
-        return inf if track is None or track not in self._state.batch else _due_s(track)
-
-
-def _due_s(track: SlackTrack) -> float:
-    """Return the deadline of its next token."""
-    return track.anchor_s + track.pace_s * len(track.tokens)
+        return inf if track is None or track not in self._state.batch else track.next_due_s
