@@ -50,6 +50,7 @@ class End(NamedTuple):
     """End of a request. `stop_token`: token id that ended it, if any; it is the last one of the output.
 
     `rejection` gives the reason if `reason` is `REJECTED`. `why`: what the request waited for, and how it ran.
+    `vector`: result of a prompt-only request, float32 in little-endian order.
     """
 
     reason: FinishReason
@@ -59,6 +60,7 @@ class End(NamedTuple):
     preemptions: int = 0
     rejection: Rejection | None = None
     why: Why | None = None
+    vector: bytes | None = None
 
 
 class SequenceOutput(NamedTuple):

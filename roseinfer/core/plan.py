@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from roseinfer.core.config.engine import SchedulerConfig
+from roseinfer.core.pooling import PoolingParams
 from roseinfer.core.sampling import SequenceParams
 
 
@@ -38,7 +39,7 @@ class Admission:
 
     `token_ids`: all known tokens, prompt then outputs so far; the first `prompt_len` are the prompt. `blocks`: block
     table so far (prefix hits), which rows extend. `stop_ids`: token ids that end the request, so they must not be
-    sampled before `min_tokens`.
+    sampled before `min_tokens`. `pooling`: set for a prompt-only request.
     """
 
     request_id: str
@@ -49,10 +50,14 @@ class Admission:
     seed: int
     stop_ids: tuple[int, ...]
     blocks: tuple[int, ...]
+    pooling: PoolingParams | None = None
 
 
 class Row(NamedTuple):
     """Compute `count` tokens of a seated request, from position `start`.
+
+    In a row of a prompt-only request, `sample` means that the request's vector is complete, and positions with
+    `logits` are those whose hidden states count.
 
     The inputs come from the seat's token pool, so a sampled token that the host has not seen yet can be the next input.
     `logits`: number of trailing positions that need logits: 0 within a chunked prompt, 1 to sample, `count` for prompt
@@ -190,7 +195,8 @@ class RowResult(NamedTuple):
 
     `token_ids`: empty if the row does not sample, one token if it does, up to 1 + len(drafts) with drafts. After an
     error at some position it holds the tokens sampled before that. `logprobs` has an entry per token if the request
-    asked for any. `prompt_logprobs` covers positions start+1 .. start+count within the prompt.
+    asked for any. `prompt_logprobs` covers positions start+1 .. start+count within the prompt. `vector`: result of a
+    prompt-only request, float32 in little-endian order.
     """
 
     request_id: str
@@ -198,10 +204,16 @@ class RowResult(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str | None = None
+    vector: bytes | None = None
 
 
 RowResultFields = tuple[
-    str, tuple[int, ...], tuple[TokenLogprobs, ...] | None, tuple[TokenLogprobs, ...] | None, str | None
+    str,
+    tuple[int, ...],
+    tuple[TokenLogprobs, ...] | None,
+    tuple[TokenLogprobs, ...] | None,
+    str | None,
+    bytes | None,
 ]
 # Like `new_row`, for the same reason.
 new_row_result: Callable[[RowResultFields], RowResult] = partial(tuple.__new__, RowResult)

@@ -6,6 +6,7 @@ from enum import IntEnum
 
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
 from roseinfer.core.guide import GuideSpec
+from roseinfer.core.pooling import PoolingParams
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.core.slo import Cause, Slo
 
@@ -15,8 +16,8 @@ def check_context(prompt_len: int, max_tokens: int, max_model_len: int) -> None:
     if prompt_len + max_tokens <= max_model_len:
         return
     if prompt_len + min(1, max_tokens) > max_model_len:
-        but = f"the prompt has {prompt_len} tokens, which leaves no room for an output"
-        raise context_error(max_model_len, but, prompt_tokens=prompt_len)
+        room = ", which leaves no room for an output" if max_tokens else ""
+        raise context_error(max_model_len, f"the prompt has {prompt_len} tokens{room}", prompt_tokens=prompt_len)
     asked = f"{prompt_len + max_tokens} tokens were asked for: {prompt_len} in the prompt and {max_tokens} of output"
     raise context_error(max_model_len, asked)
 
@@ -76,12 +77,14 @@ class Prompt:
     """Input of a request as it travels, unchanged, from the server to the engine.
 
     `params` are those that the engine understands: see `prepare`. `guide`: constraint of the outputs; None without.
+    `pooling`: set for a prompt-only request, whose `params` are then `NO_OUTPUT`.
     """
 
     ids: list[int]
     params: SequenceParams
     meta: RequestMeta = NO_META
     guide: GuideSpec | None = None
+    pooling: PoolingParams | None = None
 
 
 def sequence_id(request_id: str, index: int) -> str:
@@ -119,6 +122,7 @@ class Request:
     `loading`: it waits until K/V of its prefix has been loaded from host memory. `waited`: seconds by cause before the
     scheduler received it. `chunks`: rows of its prompt, and other rows of several tokens, drafts aside. `rowless`:
     planned tokens that took no row of their own, so `planned - rowless` is the number of rows since it took its seat.
+    `pooling`: set for a prompt-only request. `pools_prompt`: its vector needs the hidden states of the whole prompt.
     """
 
     __slots__ = (
@@ -140,6 +144,8 @@ class Request:
         "params",
         "pending",
         "planned",
+        "pooling",
+        "pools_prompt",
         "predicted_len",
         "preemptions",
         "priority",
@@ -186,6 +192,8 @@ class Request:
         self.tenant = meta.tenant
         self.priority = meta.priority
         self.predicted_len = meta.predicted_len
+        self.pooling = prompt.pooling
+        self.pools_prompt = False
         self.guided = prompt.guide is not None and prompt.guide.constrains
         self.hinted = meta.hinted
         # With max_tokens = 0 one token is still sampled at the end of the prompt; commit drops it.
@@ -215,8 +223,10 @@ class Request:
         return len(self.tokens) - self.prompt_len
 
     @property
-    def needs_prompt_logprobs(self) -> bool:
-        """True if log probabilities of prompt tokens were requested and not all of them are reported yet."""
+    def needs_every_position(self) -> bool:
+        """True if a result needs every position of the prompt: a vector, or log probabilities not reported yet."""
+        if self.pools_prompt:
+            return True
         return self.params.prompt_logprobs is not None and self.prompt_scored < self.prompt_len - 1
 
     @property

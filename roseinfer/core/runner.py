@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
+from roseinfer.core.pooling import PoolingInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class RunnerFacts:
     `default_sampling`: sampling fields set by generation_config.json. `startup_s`: seconds per start-up phase.
     `num_host_blocks`: KV blocks in host memory; 0 = plans may not have loads or stores. `load_s`, `store_s`: seconds
     per block, measured at the start. `experts`: routing of a model with experts, None without. `block_bytes`: size of a
-    KV block in either memory; 0 = unknown.
+    KV block in either memory; 0 = unknown. `pooling`: set if the runner serves prompt-only requests and no others.
     """
 
     model_type: str
@@ -64,6 +65,7 @@ class RunnerFacts:
     store_s: float = 0.0
     experts: ExpertChoice | None = None
     block_bytes: int = 0
+    pooling: PoolingInfo | None = None
 
 
 class Runner(Protocol):

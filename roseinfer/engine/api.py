@@ -45,6 +45,8 @@ class SequenceChunk:
     With a parser, `events` holds the whole output, and `text` only the content of its `Text` events. Stop strings are
     matched in the content alone. `reasoning_tokens` counts from the start. `parse_failures`: malformed calls, set on
     the last chunk.
+
+    `vector`: result of a prompt-only request, in its only chunk: float32 in little-endian order.
     """
 
     index: int
@@ -63,6 +65,7 @@ class SequenceChunk:
     events: list[Event] | None = None
     reasoning_tokens: int = 0
     parse_failures: int = 0
+    vector: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.observer import StepObserver, unobserved
 from roseinfer.core.outputs import FinishReason, SchedulerStats, SequenceOutput
 from roseinfer.core.plan import StepPlan
+from roseinfer.core.pooling import PoolingInfo
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Request, sequence_id
 from roseinfer.core.runner import Runner
@@ -98,7 +99,8 @@ class EngineCore:
 
     `eos_ids` end every request that does not ignore them. `seed`: seeds requests without one; the n-th such request
     always draws the same. `guides`: constrain outputs; without them, requests with constraints are invalid. `observer`
-    sees the phases `plan` and `commit`. `step_end`: flushed by each `settle`, closed with the core.
+    sees the phases `plan` and `commit`. `step_end`: flushed by each `settle`, closed with the core. `pooling`: set if
+    all requests are prompt-only.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class EngineCore:
         guides: GuideFactory | None = None,
         observer: StepObserver | None = None,
         step_end: StepEnd | None = None,
+        pooling: PoolingInfo | None = None,
     ) -> None:
         if depth not in (1, 2):
             raise ValueError(f"depth must be 1 or 2, got {depth}")
@@ -129,6 +132,7 @@ class EngineCore:
         self.vocab_size = vocab_size
         self._span = unobserved if observer is None else observer.span
         self._step_end = step_end
+        self._pooling = pooling
         self._seeds = Seeds(seed)
         self._in_flight: deque[_InFlight] = deque()
         self._ended: list[SequenceOutput] = []
@@ -156,6 +160,7 @@ class EngineCore:
         params, guide = new.prompt.params, new.prompt.guide
         if params.bad_words or params.truncate_prompt_tokens is not None:
             raise InvalidRequestError("bad_words and truncate_prompt_tokens are not resolved: call prepare() first")
+        self._check_pooling(new)
         self._check_logprobs(params)
         self._check_vocabulary("prompt", new.prompt.ids)
         for name, ids in params.named_token_ids():
@@ -193,6 +198,21 @@ class EngineCore:
             if compiling.contains(self._compiling, request.request_id):
                 raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
         self._compiling.append(new)
+
+    def _check_pooling(self, new: Add) -> None:
+        """Raise `InvalidRequestError` for a request that generates where no request does, or the other way round."""
+        prompt, info = new.prompt, self._pooling
+        if prompt.pooling is None:
+            if info is not None:
+                raise InvalidRequestError(f"the model does not generate text: its task is {info.task}", "model")
+            return
+        if info is None:
+            raise InvalidRequestError("the model generates text: it returns no embeddings or scores", "model")
+        info.check(prompt.pooling)
+        if new.n != 1 or new.outputs is not None or prompt.params.max_tokens != 0:
+            raise InvalidRequestError("a prompt-only request has one sample without output", "n")
+        if prompt.meta.slo is not None and prompt.meta.slo.tpot_s is not None:
+            raise InvalidRequestError("slo.tpot_s is not supported: the request has no output tokens", "slo.tpot_s")
 
     def _check_logprobs(self, params: SequenceParams) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -245,13 +265,15 @@ class EngineCore:
             # Sample 0 reports them for all.
             prompt = replace(prompt, params=replace(params, prompt_logprobs=None))
         stop_ids = frozenset(params.stop_token_ids)
-        return Request(
+        request = Request(
             sequence_id(new.request_id, index),
             prompt,
             seed=wrap_int64(seed + index),
             stop_ids=stop_ids if params.ignore_eos else stop_ids | self.eos_ids,
             fork_of=sequence_id(new.request_id, 0) if index else None,
         )
+        request.pools_prompt = self._pooling is not None and self._pooling.method.needs_every_position
+        return request
 
     def abort(self, sequence_ids: list[str]) -> None:
         """End requests; the next `step` reports them. Unknown ids are ignored, because aborts race with ends."""

@@ -141,6 +141,7 @@ class SequenceText:
         chunk.preemptions = end.preemptions
         chunk.rejection = end.rejection
         chunk.why = end.why
+        chunk.vector = end.vector
         if chunk.finish_reason is None:
             chunk.finish_reason = end.reason
             if end.stop_token in self._params.stop_token_ids:

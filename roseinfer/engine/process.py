@@ -135,7 +135,8 @@ def _build_core(
         offloading=OffloadCosts.for_policy(options, estimates, facts.load_s, facts.store_s),
     )
     # A recorded run contains no masks of guides.
-    guides = None if recorder is not None else _guides(config, facts.vocab_size, facts.eos_token_ids)
+    guided = recorder is None and facts.pooling is None
+    guides = None if not guided else _guides(config, facts.vocab_size, facts.eos_token_ids)
     make_core: Callable[..., Core] = EngineCore
     if recorder is not None:
         make_core = partial(RecordingCore, recorder, experts=facts.experts)
@@ -150,6 +151,7 @@ def _build_core(
         guides=guides,
         observer=observer,
         step_end=publisher,
+        pooling=facts.pooling,
     )
     info = EngineInfo(
         model=config.model.model,

@@ -167,6 +167,8 @@ class RecordingCore:
     ) -> None:
         if scheduler.drafter is not None or options.get("guides") is not None:
             raise ConfigError("record: cannot record a run with drafts or guides")
+        if options.get("pooling") is not None:
+            raise ConfigError("record: cannot record an engine without generated tokens")
         self.scheduler = scheduler
         self._recorder = recorder
         self._runner = RecordingRunner(runner)

@@ -144,17 +144,17 @@ class DrawnRunner:
         for i, (name, seat, start, count, _, sample, _, _, _, drafts) in enumerate(handle.rows):
             assert not drafts, "no drafts are verified here"
             if not sample:
-                rows.append(new_row_result((name, (), None, None, None)))
+                rows.append(new_row_result((name, (), None, None, None, None)))
                 continue
             own = seats[seat]
             index = start + count - own.prompt_len
             if i in lines:
                 rows.append(self._guided(name, own, index, lines[i]))
             elif index >= own.end_at and own.eos is not None:
-                rows.append(new_row_result((name, (own.eos,), None, None, None)))
+                rows.append(new_row_result((name, (own.eos,), None, None, None, None)))
             elif seat in free:
                 at = zlib.crc32(index.to_bytes(4, "little"), own.key) % len(own.pool)
-                rows.append(new_row_result((name, (own.pool[at],), None, None, None)))
+                rows.append(new_row_result((name, (own.pool[at],), None, None, None, None)))
             else:
                 rows.append(self._first(name, own, index, own.in_order(index)))
         self._results[handle.step] = StepResult(handle.step, rows)
@@ -192,7 +192,7 @@ class DrawnRunner:
             return RowResult(name, error=f"{NO_TOKEN_ALLOWED}the request forbids all of them")
         if own.bad:
             own.outputs.append(token)
-        return new_row_result((name, (token,), None, None, None))
+        return new_row_result((name, (token,), None, None, None, None))
 
     def collect(self, handle: StepPlan) -> StepResult:
         return self._results.pop(handle.step)

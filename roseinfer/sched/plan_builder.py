@@ -49,7 +49,7 @@ class PlanBuilder:
         end = start + count
         sample = end == len(request.tokens) + request.pending
         logits = 1 if sample else 0
-        if start < request.prompt_len - 1 and request.needs_prompt_logprobs:
+        if start < request.prompt_len - 1 and request.needs_every_position:
             logits = count
         table_from, new_blocks = (growth.table_from, growth.new_blocks) if growth else (0, ())
         seat = request.seat

@@ -294,7 +294,7 @@ class Scheduler:
         self._last_tokens, self._last_duration_s = plan.num_tokens, result.duration_s
         for row, row_result in zip(plan.rows, result.rows, strict=True):
             name, _, start, count, _, sample, _, _, _, _ = row
-            _, token_ids, logprobs, _, error = row_result
+            _, token_ids, logprobs, _, error, _ = row_result
             request = requests[name]
             request.in_flight -= 1
             # A decoding request that continues: the common case, inlined because it sets the engine's cost per step.
@@ -384,14 +384,15 @@ class Scheduler:
 
         `first`: they are the first of the request.
         """
-        assert kept, "a row that samples has a token, or an error"
+        assert kept or result.vector is not None, "a row that samples has a token or a vector, or an error"
         name, started, end = request.request_id, None, None
         if first:
             request.first_token_s = now_s
             why = self._waits.why(request, now_s, self.roster.steps_done)
             started = FirstToken(request.cached_tokens, request.arrival_s, request.scheduled_s, now_s, why)
             if request.params.max_tokens == 0:
-                end = self.roster.finish(request, FinishReason.LENGTH, now_s)
+                reason = FinishReason.LENGTH if result.vector is None else FinishReason.STOP
+                end = self.roster.finish(request, reason, now_s)._replace(vector=result.vector)
                 return SequenceOutput(name, (), None, scored, started, end)
         if kept[-1] in request.stop_ids:
             end = self.roster.finish(request, FinishReason.STOP, now_s, stop_token=kept[-1])

@@ -134,7 +134,7 @@ class Seating:
 
     def _attach_cached(self, request: Request) -> int:
         """Attach the cached prefix of the request's tokens and return its length in tokens."""
-        if request.needs_prompt_logprobs:
+        if request.needs_every_position:
             return 0  # every prompt position has to be computed for its logits
         parent = self._roster.requests.get(request.fork_of) if request.fork_of else None
         # Don't fork from a parent that has ended: it may have failed, and then its blocks may be wrong.
@@ -190,6 +190,7 @@ class Seating:
                 request.seed,
                 tuple(sorted(request.stop_ids)),
                 table,
+                request.pooling,
             )
         )
         builder.add_row(request, count, growth)
@@ -198,7 +199,7 @@ class Seating:
     def uncached(self, request: Request) -> int:
         """Return the tokens that a waiting request would compute before it can sample: at least the last one."""
         known = len(request.tokens)
-        if request.needs_prompt_logprobs:
+        if request.needs_every_position:
             return known
         parent = None if request.num_outputs else request.fork_of
         if parent is not None and (parent in self._roster.running or self._roster.awaits_parent(request)):
@@ -214,7 +215,7 @@ class Seating:
         offload = self._roster.offload
         assert offload is not None
         known = len(request.tokens)
-        if request.fork_of is not None or request.needs_prompt_logprobs:
+        if request.fork_of is not None or request.needs_every_position:
             return 0.0
         hit = self._kv.match(request.request_id, request.tokens)
         blocks = len(offload.loadable(request, hit, *self._activity())) if hit.tokens < known else 0
@@ -224,7 +225,7 @@ class Seating:
         """Return the host blocks to load after the prefix that the request has attached. Needs host memory."""
         offload = self._roster.offload
         assert offload is not None
-        if not cached and request.needs_prompt_logprobs:
+        if not cached and request.needs_every_position:
             return ()
         hit = self._kv.match(request.request_id, request.tokens)
         # A fork of a running sample holds the whole prompt, even where the index does not.

@@ -61,7 +61,7 @@ class FixedLengthRunner:
                 tokens: tuple[int, ...] = ()
             else:
                 tokens = ending if start + count > last[name] else going
-            rows.append(new_row_result((name, tokens, None, None, None)))
+            rows.append(new_row_result((name, tokens, None, None, None, None)))
         return StepResult(handle.step, rows)
 
     def close(self) -> None:

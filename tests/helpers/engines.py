@@ -4,6 +4,7 @@ from roseinfer.core.clock import ManualClock
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import End, FinishReason, SequenceOutput
 from roseinfer.core.plan import StepLimits, StepPlan
+from roseinfer.core.pooling import PoolingInfo
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
@@ -38,6 +39,7 @@ def make_core(
     num_host_blocks: int = 0,
     offloading: OffloadCosts | None = None,
     digest: Digest = sha256,
+    pooling: PoolingInfo | None = None,
     **scheduler: object,
 ) -> EngineCore:
     """Make a core. With blocks in host memory, all stored blocks are loaded, unless `offloading` sets their costs."""
@@ -47,7 +49,7 @@ def make_core(
     )
     context = max_model_len or num_blocks * block_size
     limits = StepLimits.of(config, context)
-    runner = runner or FakeRunner(num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks)
+    runner = runner or FakeRunner(num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks, pooling=pooling)
     runner.limits = runner.limits or limits
     return engine(
         Scheduler(config, kv, make_policy(config), context, limits, drafter, offloading or ALWAYS),
@@ -57,6 +59,7 @@ def make_core(
         eos_ids=(EOS,),
         vocab_size=vocab_size,
         guides=guides,
+        pooling=pooling,
     )
 
 

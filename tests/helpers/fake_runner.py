@@ -3,7 +3,8 @@
 A token's "K/V" is a fingerprint of all tokens up to it. Computing a token verifies that each earlier position of its
 context holds the fingerprint it should, so a wrong block, a lost copy or a write into a shared block fails at once.
 The next token is a function of the fingerprint and the request's (seed, output index) alone: whatever the schedule,
-the same request must give the same tokens.
+the same request must give the same tokens. The vector of a prompt-only request is a function of its prompt's
+fingerprints: of the last one, or of their sum if the pooling needs every position.
 """
 
 import zlib
@@ -11,6 +12,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from roseinfer.core.plan import Admission, Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs, TokenMasks
+from roseinfer.core.pooling import PoolingInfo
 from roseinfer.core.runner import Capabilities
 
 EMPTY = (-1, 0)
@@ -24,10 +26,16 @@ class Seat:
     table: list[int]
     counts: dict[int, int] = field(default_factory=dict)
     failed: bool = False
+    pooled: list[int] = field(default_factory=list)  # fingerprints that the rows so far asked for
 
 
 def fingerprint(previous: int, token: int) -> int:
     return zlib.crc32(token.to_bytes(4, "little"), previous)
+
+
+def pooled_prints(prints: list[int]) -> bytes:
+    """Return the vector that the fake runner makes of fingerprints: their sum, and the last one."""
+    return array("f", [sum(value % 1000 for value in prints), prints[-1] % 1000]).tobytes()
 
 
 class FakeRunner:
@@ -40,7 +48,9 @@ class FakeRunner:
         vocab_size: int = 50,
         fail_on_token: int | None = None,
         num_host_blocks: int = 0,
+        pooling: PoolingInfo | None = None,
     ) -> None:
+        self.pooling = pooling
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.fail_on_token = fail_on_token
@@ -175,6 +185,8 @@ class FakeRunner:
 
     def sample_row(self, row: Row, prints: list[int], allowed: list[int] | None) -> RowResult:
         seat = self.seats[row.seat]
+        if seat.admission.pooling is not None:
+            return self._pool_row(row, seat, prints)
         params, prompt_len = seat.admission.params, seat.admission.prompt_len
         scored = None
         if params.prompt_logprobs is not None and row.logits == row.count and row.start < prompt_len - 1:
@@ -205,6 +217,18 @@ class FakeRunner:
             scored,
             "planted failure" if seat.failed else None,
         )
+
+    def _pool_row(self, row: Row, seat: Seat, prints: list[int]) -> RowResult:
+        assert self.pooling is not None, "only an engine that pools admits such a request"
+        seat.pooled += prints[len(prints) - row.logits :]
+        if not row.sample:
+            return RowResult(row.request_id)
+        assert row.start + row.count == seat.admission.prompt_len
+        if self.fail_on_token in seat.tokens:
+            return RowResult(row.request_id, error="planted failure")
+        whole = self.pooling.method.needs_every_position
+        assert len(seat.pooled) == (seat.admission.prompt_len if whole else 1)
+        return RowResult(row.request_id, vector=pooled_prints(seat.pooled))
 
     def _choose(self, seat: Seat, value: int, allowed: list[int] | None) -> int:
         index = len(seat.tokens) - seat.admission.prompt_len
