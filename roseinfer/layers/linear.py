@@ -54,7 +54,10 @@ class LayerNorm:
     def load(self, source: WeightSource, name: str) -> None:
         self.weight = read_new(source, f"{name}.weight", *self._shape)
         self.bias = read_new(source, f"{name}.bias", *self._shape)
-        if has_triton(source.build.device):
+        self._fuse(source.build.device)
+
+    def _fuse(self, device: torch.device) -> None:
+        if has_triton(device):
             from roseinfer.kernels.linear.norm import layer_norm
 
             self._fused = layer_norm

@@ -1,0 +1,53 @@
+"""Loader of encoders: from safetensors, or with random weights."""
+
+from pathlib import Path
+
+import torch
+
+from roseinfer.core.errors import ConfigError
+from roseinfer.models.encoders.base import EncoderModel
+from roseinfer.models.encoders.registry import family_module
+from roseinfer.models.encoders.spec import EncoderSpec
+from roseinfer.models.loader import Checkpoint, DummyWeights
+from roseinfer.parallel.group import RankGroup, SingleRank
+from roseinfer.quant.base import Build
+from roseinfer.quant.select import choose_format
+
+
+def load_encoder(
+    folder: Path,
+    spec: EncoderSpec,
+    *,
+    dtype: str,
+    device: torch.device,
+    load_format: str,
+    seed: int,
+    group: RankGroup | None = None,
+    quantization: str | None = None,
+) -> EncoderModel:
+    """Return an encoder that is ready to run. The options are those of `load_model`.
+
+    Raise `ModelNotFoundError` without weights, and `UnsupportedModelError` naming a tensor that is missing, misshaped,
+    unexpected or not finite. Raise `ConfigError` for a group of several processes, or a format that the device does not
+    support.
+    """
+    group = group or SingleRank()
+    if group.size > 1:
+        raise ConfigError(
+            f"tensor_parallel_size is {group.size}, but {spec.architecture} runs in one process; use replicas instead"
+        )
+    if dtype == "auto":
+        dtype = spec.dtype if device.type == "cuda" else "float32"
+    computed = getattr(torch, dtype)
+    dummy = load_format == "dummy"
+    build = Build(computed, device, group, choose_format(quantization, None, device, computed, dummy=dummy))
+    network = family_module(spec.architecture).network(spec, build)
+    encoder = EncoderModel(spec, build, network)
+    if dummy:
+        network.load(DummyWeights(seed, build))
+        return encoder
+    with Checkpoint(folder, build) as checkpoint:
+        network.load(checkpoint)
+        checkpoint.refuse_unread(network.ignored)
+        checkpoint.refuse_not_finite()
+    return encoder

@@ -1,0 +1,105 @@
+"""Small random encoders, made and saved by transformers, and packed rows for them."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from roseinfer.models.encoders.base import EncoderModel, PackedRows
+from roseinfer.models.encoders.loader import load_encoder
+from roseinfer.models.encoders.registry import read_encoder_spec
+
+VOCAB = 97
+# Rows of one token, neighbours of equal length, and others of equal length apart.
+LENGTHS = (7, 1, 23, 23, 5, 40, 7, 1)
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+_BERT = {**_SIZES, "pad_token_id": 0}
+_XLM_R = {**_SIZES, "pad_token_id": 1, "type_vocab_size": 1}
+_MODERNBERT = {
+    **_SIZES,
+    "num_hidden_layers": 4,
+    "local_attention": 8,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+_BIASES = {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True}
+
+# name -> (config class, model class, config values)
+ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("BertConfig", "BertModel", _BERT),
+    "bert-tanh-gelu": ("BertConfig", "BertModel", {**_BERT, "hidden_act": "gelu_pytorch_tanh"}),
+    "bert-masked": ("BertConfig", "BertForMaskedLM", _BERT),
+    "xlm-r": ("XLMRobertaConfig", "XLMRobertaModel", _XLM_R),
+    "roberta-masked": ("RobertaConfig", "RobertaForMaskedLM", _XLM_R),
+    "modernbert": ("ModernBertConfig", "ModernBertModel", _MODERNBERT),
+    "modernbert-biases": ("ModernBertConfig", "ModernBertModel", {**_MODERNBERT, **_BIASES}),
+    "modernbert-masked": ("ModernBertConfig", "ModernBertForMaskedLM", _MODERNBERT),
+}
+RERANKERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 1}),
+    "bert-3": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 3}),
+    "xlm-r": ("XLMRobertaConfig", "XLMRobertaForSequenceClassification", {**_XLM_R, "num_labels": 1}),
+    "modernbert": ("ModernBertConfig", "ModernBertForSequenceClassification", {**_MODERNBERT, "num_labels": 1}),
+    "modernbert-mean": (
+        "ModernBertConfig",
+        "ModernBertForSequenceClassification",
+        {**_MODERNBERT, **_BIASES, "num_labels": 2, "classifier_pooling": "mean"},
+    ),
+}
+
+
+def make_encoder(kind: tuple[str, str, dict[str, Any]], **changes: Any) -> PreTrainedModel:
+    """Return a float32 model in eval mode. Every parameter is random, biases and norms too."""
+    config_class, model_class, values = kind
+    torch.manual_seed(4321)
+    config = getattr(transformers, config_class)(**{**values, **changes})
+    model = getattr(transformers, model_class)(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            norm = parameter.ndim == 1 and name.endswith("weight")
+            parameter.normal_(1.0 if norm else 0.0, 0.25)
+    return model
+
+
+def load(folder: Path, dtype: str = "float32", device: str = "cpu", **options: Any) -> EncoderModel:
+    options = {"dtype": dtype, "device": torch.device(device), "load_format": "auto", "seed": 0, **options}
+    return load_encoder(folder, read_encoder_spec(folder), **options)
+
+
+def draw_rows(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[list[int]]:
+    """Return rows of these lengths, without the tokens of padding and the other special ones."""
+    rng = random.Random(seed)
+    return [rng.choices(range(4, VOCAB), k=length) for length in lengths]
+
+
+def pack(rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> PackedRows:
+    ids = torch.tensor([token for row in rows for token in row])
+    kinds = None if types is None else torch.tensor([kind for row in types for kind in row])
+    return PackedRows.of(ids, [len(row) for row in rows], kinds)
+
+
+@torch.inference_mode()
+def hidden_states(model: EncoderModel, rows: PackedRows) -> list[torch.Tensor]:
+    """Return the hidden states [length, hidden] of each row."""
+    return list(model.forward(rows).split(rows.query_lens))
+
+
+@torch.inference_mode()
+def reference_states(model: PreTrainedModel, row: Sequence[int], **inputs: Any) -> torch.Tensor:
+    """Return the hidden states [length, hidden] of one row by transformers, computed alone."""
+    return model.base_model(torch.tensor([row]), **inputs).last_hidden_state[0]

@@ -1,0 +1,263 @@
+"""Configs of encoders: those of published models are read, and what may change a result is refused by name."""
+
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.models.encoders.bert import BertSpec
+from roseinfer.models.encoders.modernbert import ModernBertSpec
+from roseinfer.models.encoders.registry import is_encoder, read_encoder_spec
+from roseinfer.models.encoders.spec import EncoderSpec, ScoreHead
+from tests.models.test_hostile_files import assert_finite, mutated
+
+MINILM: dict[str, Any] = {
+    "_name_or_path": "nreimers/MiniLM-L6-H384-uncased",
+    "architectures": ["BertModel"],
+    "attention_probs_dropout_prob": 0.1,
+    "gradient_checkpointing": False,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 384,
+    "initializer_range": 0.02,
+    "intermediate_size": 1536,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "model_type": "bert",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 6,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "transformers_version": "4.8.2",
+    "type_vocab_size": 2,
+    "use_cache": True,
+    "vocab_size": 30522,
+}
+BGE_LARGE = {
+    **MINILM,
+    "classifier_dropout": None,
+    "hidden_size": 1024,
+    "id2label": {"0": "LABEL_0"},
+    "intermediate_size": 4096,
+    "label2id": {"LABEL_0": 0},
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "torch_dtype": "float32",
+}
+MS_MARCO = {
+    **MINILM,
+    "architectures": ["BertForSequenceClassification"],
+    "id2label": {"0": "LABEL_0"},
+    "label2id": {"LABEL_0": 0},
+    "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "4.1.0.dev0"},
+}
+E5 = {
+    "architectures": ["XLMRobertaModel"],
+    "attention_probs_dropout_prob": 0.1,
+    "bos_token_id": 0,
+    "classifier_dropout": None,
+    "eos_token_id": 2,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 1024,
+    "initializer_range": 0.02,
+    "intermediate_size": 4096,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 514,
+    "model_type": "xlm-roberta",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "output_past": True,
+    "pad_token_id": 1,
+    "position_embedding_type": "absolute",
+    "torch_dtype": "float32",
+    "transformers_version": "4.27.3",
+    "type_vocab_size": 1,
+    "use_cache": True,
+    "vocab_size": 250002,
+}
+BGE_RERANKER = {
+    **E5,
+    "architectures": ["XLMRobertaForSequenceClassification"],
+    "id2label": {"0": "LABEL_0"},
+    "label2id": {"LABEL_0": 0},
+    "max_position_embeddings": 8194,
+}
+MODERNBERT = {
+    "architectures": ["ModernBertForMaskedLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 50281,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+    "classifier_dropout": 0.0,
+    "classifier_pooling": "mean",
+    "cls_token_id": 50281,
+    "decoder_bias": True,
+    "deterministic_flash_attn": False,
+    "embedding_dropout": 0.0,
+    "eos_token_id": 50282,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "gradient_checkpointing": False,
+    "hidden_activation": "gelu",
+    "hidden_size": 768,
+    "initializer_cutoff_factor": 2.0,
+    "initializer_range": 0.02,
+    "intermediate_size": 1152,
+    "layer_norm_eps": 1e-05,
+    "local_attention": 128,
+    "local_rope_theta": 10000.0,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "mlp_dropout": 0.0,
+    "model_type": "modernbert",
+    "norm_bias": False,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 22,
+    "pad_token_id": 50283,
+    "position_embedding_type": "absolute",
+    "reference_compile": True,
+    "sep_token_id": 50282,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "transformers_version": "4.47.0.dev0",
+    "vocab_size": 50368,
+}
+FULL, LOCAL = "full_attention", "sliding_attention"
+
+
+def read(folder: Path, config: dict[str, Any]) -> EncoderSpec:
+    (folder / "config.json").write_text(json.dumps(config))
+    assert is_encoder(folder)
+    return read_encoder_spec(folder)
+
+
+@pytest.mark.parametrize("config", [MINILM, BGE_LARGE])
+def test_bert(tmp_path: Path, config: dict[str, Any]) -> None:
+    spec = read(tmp_path, config)
+    assert isinstance(spec, BertSpec)
+    assert (spec.max_length, spec.first_position, spec.token_types, spec.head) == (512, 0, 2, None)
+    assert (spec.norm_eps, spec.activation, spec.dtype) == (1e-12, "gelu", "float32")
+
+
+def test_xlm_roberta_has_fewer_positions_than_rows_in_its_table(tmp_path: Path) -> None:
+    spec = read(tmp_path, E5)
+    assert isinstance(spec, BertSpec)
+    assert (spec.max_length, spec.first_position, spec.token_types, spec.head) == (512, 2, 1, None)
+
+
+def test_rerankers(tmp_path: Path) -> None:
+    assert read(tmp_path, BGE_RERANKER).head == ScoreHead(labels=1, pooling="cls", activation="sigmoid")
+    # This one's authors take the logit as the score.
+    assert read(tmp_path, MS_MARCO).head == ScoreHead(labels=1, pooling="cls", activation="identity")
+    two = {**BGE_RERANKER, "id2label": {"0": "no", "1": "yes"}}
+    assert read(tmp_path, two).head == ScoreHead(labels=2, pooling="cls", activation="identity")
+
+
+@pytest.mark.parametrize(
+    ("fields", "activation"),
+    [
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, "identity"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}, "sigmoid"),
+        ({"sentence_transformers": {"version": "5.0"}}, "sigmoid"),
+    ],
+)
+def test_activation_of_scores(fields: dict[str, Any], activation: str, tmp_path: Path) -> None:
+    head = read(tmp_path, {**BGE_RERANKER, **fields}).head
+    assert head is not None and head.activation == activation
+
+
+def test_modernbert(tmp_path: Path) -> None:
+    spec = read(tmp_path, MODERNBERT)
+    assert isinstance(spec, ModernBertSpec)
+    assert spec.local == tuple(layer % 3 != 0 for layer in range(22))
+    assert (spec.reach, spec.full_theta, spec.local_theta, spec.max_length) == (64, 160000.0, 10000.0, 8192)
+    assert spec.head is None
+    head = read(tmp_path, {**MODERNBERT, "architectures": ["ModernBertForSequenceClassification"]}).head
+    assert head == ScoreHead(labels=2, pooling="mean", activation="identity")
+
+
+def test_both_spellings_of_modernbert(tmp_path: Path) -> None:
+    """Compare the hub's fields with those that transformers 5 writes."""
+    older = {**MODERNBERT, "global_rope_theta": 5000.0, "local_rope_theta": 300.0}
+    newer = {key: value for key, value in MODERNBERT.items() if "rope_theta" not in key and "global_attn" not in key}
+    newer["layer_types"] = [LOCAL if layer % 3 else FULL for layer in range(22)]
+    newer["rope_parameters"] = {
+        FULL: {"rope_type": "default", "rope_theta": 5000.0},
+        LOCAL: {"rope_type": "default", "rope_theta": 300.0},
+    }
+    assert read(tmp_path, older) == read(tmp_path, newer)
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "value"),
+    [
+        (MINILM, "position_embedding_type", "relative_key"),
+        (MINILM, "is_decoder", True),
+        (MINILM, "add_cross_attention", True),
+        (MINILM, "hidden_act", "relu"),
+        (MINILM, "pruned_heads", {"0": [1]}),
+        (MINILM, "num_attention_heads", 7),
+        (MINILM, "quantization_config", {"quant_method": "fp8"}),
+        (E5, "pad_token_id", -1),
+        (E5, "max_position_embeddings", 2),
+        (MS_MARCO, "sbert_ce_default_activation_function", "torch.nn.modules.activation.Tanh"),
+        (MS_MARCO, "sentence_transformers", {"activation_fn": "x.Y"}),
+        (MS_MARCO, "id2label", []),
+        (MODERNBERT, "layer_types", [FULL]),
+        (MODERNBERT, "layer_types", ["linear_attention"] * 22),
+        (MODERNBERT, "local_rope_theta", None),
+        (MODERNBERT, "rope_scaling", {"type": "yarn"}),
+        (MODERNBERT, "rope_parameters", {"rope_type": "default", "rope_theta": 10000.0}),
+        (MODERNBERT, "rope_parameters", {FULL: {"rope_type": "yarn", "rope_theta": 1e6}}),
+        (MODERNBERT, "classifier_pooling", "max"),
+        (MODERNBERT, "sliding_window", 64),
+    ],
+)
+def test_what_changes_a_result_is_refused_by_name(tmp_path: Path, config: dict[str, Any], key: str, value: Any) -> None:
+    inner = {"sentence_transformers": "activation_fn", "rope_parameters": "rope_type"}
+    with pytest.raises(UnsupportedModelError, match=inner.get(key, key)):
+        read(tmp_path, {**config, key: value})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [("MPNetModel", "relative positions"), ("DistilBertModel", "tensors"), ("NomicBertModel", "code")],
+)
+def test_relatives_are_refused_by_name(tmp_path: Path, architecture: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{architecture}.*{reason}"):
+        read(tmp_path, {**MINILM, "architectures": [architecture]})
+
+
+@pytest.mark.parametrize("names", [["LlamaForCausalLM"], ["BertModel", "BertModel"], [], None, [[]], {}])
+def test_other_architectures_are_no_encoders(tmp_path: Path, names: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**MINILM, "architectures": names}))
+    assert not is_encoder(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="architectures"):
+        read_encoder_spec(tmp_path)
+
+
+def test_more_weights_than_the_files_hold(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    with pytest.raises(UnsupportedModelError, match="describes"):
+        read(tmp_path, MINILM)
+
+
+@pytest.mark.parametrize("config", [MS_MARCO, BGE_RERANKER, MODERNBERT])
+def test_mutated_configs(tmp_path: Path, config: dict[str, Any]) -> None:
+    rng = random.Random(0)
+    accepted = 0
+    for _ in range(150):
+        (tmp_path / "config.json").write_text(json.dumps(mutated(config, rng)))
+        try:
+            assert_finite(asdict(read_encoder_spec(tmp_path)))
+            accepted += 1
+        except UnsupportedModelError as error:
+            assert "config.json" in str(error) and "\n" not in str(error)
+    assert 0 < accepted < 150
