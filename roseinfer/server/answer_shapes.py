@@ -170,6 +170,8 @@ class ModelCard(AnswerModel):
     weights: str
     kv_cache: str
     default_sampling: dict[str, float | int]
+    task: Literal["generate", "embed", "score"]
+    embedding_dimensions: int | None
 
 
 class ModelList(AnswerModel):

@@ -31,6 +31,7 @@ from roseinfer.server.documents import inference_docs
 from roseinfer.server.formats.chat import ChatFormat
 from roseinfer.server.formats.completions import CompletionFormat
 from roseinfer.server.formats.messages.format import MessagesFormat
+from roseinfer.server.formats.pooling.embeddings import EmbeddingFormat
 from roseinfer.server.formats.responses.background import BackgroundRuns
 from roseinfer.server.formats.responses.format import ResponsesFormat
 from roseinfer.server.formats.responses.history import History
@@ -156,12 +157,12 @@ def build_app(parts: ServerParts) -> Application:
         redirect_slashes=False,
     )
     history = History(parts.responses, keyed=bool(config.api_key))
-    formats = (CompletionFormat(), ChatFormat(), MessagesFormat())
+    formats = (CompletionFormat(), ChatFormat(), MessagesFormat(), EmbeddingFormat())
     make = Inference if parts.tracing is None else parts.tracing.inference
     inferences = [make(service, answer_format) for answer_format in formats]
     inferences.append(make(service, ResponsesFormat(history), make_run=BackgroundRuns()))
     for inference in inferences:
-        name = "create_" + inference.path.removeprefix("/v1/").replace("/", "_").rstrip("s")
+        name = "create_" + inference.path.removeprefix("/v1").strip("/").replace("/", "_").rstrip("s")
         docs = inference_docs(inference.path)
         app.add_api_route(inference.path, _document_only, name=name, methods=["POST"], response_model=None, **docs)
     models.add(app, service)

@@ -10,6 +10,8 @@ from pydantic import BaseModel
 from roseinfer.server.answer_shapes import ChatCompletion, ErrorBody, TextCompletion
 from roseinfer.server.formats.messages import document as message_shapes
 from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest
+from roseinfer.server.formats.pooling import document as pooling_shapes
+from roseinfer.server.formats.pooling.request import EmbeddingRequest
 from roseinfer.server.formats.responses import document as response_shapes
 from roseinfer.server.formats.responses.request import InputTokensRequest, ResponsesRequest
 from roseinfer.server.formats.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -38,12 +40,13 @@ _REQUESTS: tuple[type[RequestModel], ...] = (
     CountTokensRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _InferenceDocs:
-    """Documentation of an inference route: models of request, answer and errors, and its stream."""
+    """Documentation of an inference route: models of request, answer and errors, and its stream; None: it has none."""
 
     request: type[RequestModel]
     answer: type[BaseModel]
@@ -51,7 +54,7 @@ class _InferenceDocs:
         "The answer; with stream: true, events of chunks, then [DONE]. A failure during the stream is an event with an "
         "error object, after which the connection is closed"
     )
-    example: str = 'data: {"id":"...","choices":[...]}\n\ndata: [DONE]\n\n'
+    example: str | None = 'data: {"id":"...","choices":[...]}\n\ndata: [DONE]\n\n'
     error: type[BaseModel] = ErrorBody
 
 
@@ -68,6 +71,7 @@ _INFERENCE = {
         message_shapes.EXAMPLE,
         message_shapes.MessageErrorBody,
     ),
+    "/v1/embeddings": _InferenceDocs(EmbeddingRequest, pooling_shapes.EmbeddingList, "The embeddings", None),
 }
 
 
@@ -94,12 +98,13 @@ def docs(
 
 
 def inference_docs(path: str) -> dict[str, Any]:
-    """Return the arguments for a route that answers with JSON or, with `stream`, server-sent events."""
+    """Return the arguments for a route that answers with JSON or, if it streams, server-sent events."""
     route = _INFERENCE[path]
     described: dict[str, Any] = {"tags": ["inference"]}
     described |= docs(route.answer, *INFERENCE_ERRORS, body=route.request, error=route.error)
-    events = {"schema": {"type": "string"}, "example": route.example}
-    described["responses"][200]["content"] = {"text/event-stream": events}
+    if route.example is not None:
+        events = {"schema": {"type": "string"}, "example": route.example}
+        described["responses"][200]["content"] = {"text/event-stream": events}
     described["responses"][200]["description"] = route.description
     return described
 

@@ -39,6 +39,14 @@ def encode_long(
     return ids[:kept] + ids[len(ids) - keep_last + kept :]
 
 
+def cut_end(backend: tokenizers.Tokenizer, ids: "array[int]", add_special_tokens: bool, keep: int) -> "array[int]":
+    """Return the first `keep` ids of an encoded text, the last of which are what the post-processor adds at the end."""
+    if len(ids) <= keep:
+        return ids
+    after = _added(backend)[1] if add_special_tokens else []
+    return ids[: keep - len(after)] + array("I", after) if len(after) < keep else ids[:keep]
+
+
 def pieces(backend: tokenizers.Tokenizer, text: str) -> Iterator[str]:
     """Yield `text` in pieces of about `PIECE_CHARS`, longer where no split point is found."""
     start, end = 0, PIECE_CHARS

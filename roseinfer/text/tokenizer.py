@@ -153,20 +153,27 @@ def encode(
     backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, keep_last: int | None = None
 ) -> list[int]:
     """Encode `text` as `Tokenizer.encode` does."""
-    try:
-        encoded = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-    except TypeError as error:
-        raise InvalidRequestError("the text holds lone surrogates, which are not valid Unicode", "prompt") from error
-    except BaseException as error:
-        if is_panic(error):
-            raise _failed(error) from None
-        raise
+    encoded = encode_batch(backend, [text], add_special_tokens)[0]
     ids: list[int] = encoded.ids
     if keep_last is None or len(ids) <= keep_last:
         return ids
     # Models trained with BOS work badly without it.
     added = sum(1 for _ in takewhile(bool, encoded.special_tokens_mask))
     return [*ids[:added], *ids[added - keep_last :]] if added < keep_last else ids[-keep_last:]
+
+
+def encode_batch(
+    backend: tokenizers.Tokenizer, texts: list[str], add_special_tokens: bool
+) -> list[tokenizers.Encoding]:
+    """Encode texts in one call, which the library spreads over the cores. Raise as `Tokenizer.encode`."""
+    try:
+        return backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    except TypeError as error:
+        raise InvalidRequestError("the text holds lone surrogates, which are not valid Unicode", "prompt") from error
+    except BaseException as error:
+        if is_panic(error):
+            raise _failed(error) from None
+        raise
 
 
 def is_panic(error: BaseException) -> bool:

@@ -4,6 +4,8 @@ A step of a script that can be called is called.
 """
 
 import asyncio
+import math
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -39,6 +41,8 @@ INFO = engine_info(
     startup_s={"load": 0.5},
     block_bytes=1000,
 )
+# Numbers of the vectors of prompt-only requests.
+WIDTH = 8
 TIMES = RequestTimes(arrival_s=10.0, scheduled_s=10.25, first_token_s=10.5, finished_s=12.5)
 
 
@@ -126,6 +130,8 @@ class FakeEngine:
 
     def default_script(self, request: GenerateRequest) -> list[Step]:
         """Samples in turn, a token each; the end comes with the last token."""
+        if request.prompt.pooling is not None:
+            return [pooled(request)]
         samples = [self.sample(request, index) for index in range(request.n)]
         longest = max(len(sample) for sample in samples)
         return [sample[i] for i in range(longest) for sample in samples if i < len(sample)]
@@ -210,6 +216,18 @@ class FakeSubmission:
     def _end(self) -> None:
         if self._id in self._engine.live:
             self._engine.live.remove(self._id)
+
+
+def pooled(request: GenerateRequest) -> SequenceChunk:
+    """The result of a prompt-only request: see `fake_vector`."""
+    assert request.prompt.pooling is not None
+    vector = fake_vector(request.prompt.ids, request.prompt.pooling.dimensions or WIDTH)
+    return SequenceChunk(0, finish_reason=FinishReason.STOP, vector=vector.tobytes(), times=TIMES, cached_tokens=1)
+
+
+def fake_vector(ids: list[int], width: int) -> "array[float]":
+    """A vector that depends on all token ids and their order."""
+    return array("f", [math.sin(sum((i + 1) * id for i, id in enumerate(ids)) + k) for k in range(width)])
 
 
 def fake_logprobs(token: int, position: int, top: int) -> TokenLogprobs:

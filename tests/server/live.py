@@ -14,6 +14,7 @@ import httpx
 import uvicorn
 
 from roseinfer.core.config.server import ServerConfig
+from roseinfer.engine.api import EngineInfo
 from roseinfer.server.app import create_app
 from roseinfer.server.hosting import listen, new_event_loop
 from roseinfer.server.http.connection import limited_protocol
@@ -37,11 +38,12 @@ class LiveServer:
         config: ServerConfig | None = None,
         limits: Limits | None = None,
         tracing: Tracing | None = None,
+        info: EngineInfo = INFO,
     ) -> None:
         self.config = config or ServerConfig()
         self.limits = limits or Limits.of(self.config)
         self.tokenizer = tokenizer
-        self.info = INFO
+        self.info = info
         self.engine: FakeEngine
         self.service: Service
         self._tracing = tracing

@@ -91,7 +91,7 @@ def test_served_names(serve: Serve) -> None:
 
 
 def test_wrong_routes(server: LiveServer) -> None:
-    missing = server.get("/v1/embeddings")
+    missing = server.get("/v1/images")
     assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
     wrong = server.get("/v1/completions")
     assert wrong.status_code == 405 and wrong.json()["error"]["type"] == "invalid_request_error"
@@ -158,13 +158,14 @@ def test_docs_can_be_switched_off(serve: Serve, server: LiveServer) -> None:
 def test_openapi_is_truthful(server: LiveServer) -> None:
     document = server.get("/openapi.json").json()
     assert set(document["paths"]) == {
-        "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model_id}", "/tokenize", "/detokenize",
+        "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models",
+        "/v1/models/{model_id}", "/tokenize", "/detokenize",
             "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items",
             "/v1/responses/{response_id}/cancel", "/v1/responses/input_tokens",
             "/v1/messages", "/v1/messages/count_tokens", "/v1/requests", "/v1/requests/{request_id}",
         "/v1/loads", "/v1/promise", "/tokenizer_info", "/health", "/ping", "/ready", "/version", "/load", "/metrics",
     }  # fmt: skip
-    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"):
         route = document["paths"][path]["post"]
         assert set(route["responses"]) == {
             "200",
@@ -180,7 +181,8 @@ def test_openapi_is_truthful(server: LiveServer) -> None:
             "503",
             "504",
         }
-        assert set(route["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+        streamed = {"text/event-stream"} if path != "/v1/embeddings" else set()
+        assert set(route["responses"]["200"]["content"]) == {"application/json"} | streamed
     fields = document["components"]["schemas"]["CompletionRequest"]
     assert fields["required"] == ["prompt"]
     assert not {"tools", "ebnf", "best_of", "suffix"} & set(fields["properties"])

@@ -307,6 +307,11 @@ class WholeBody:
         self._writer = writer
         self._choices = Choices(job)
 
+    @property
+    def takes_long(self) -> bool:
+        """True if there are lists of log probabilities."""
+        return self._job.logprobs is not None or self._job.prompt_logprobs is not None
+
     def add(self, prompt: int, chunk: SequenceChunk) -> None:
         self._choices.add(prompt, chunk)
 

@@ -233,6 +233,8 @@ class BlockEncoder:
 class BlockBody:
     """Builder of a whole answer, see `request.receivers.Body`."""
 
+    takes_long = False
+
     def __init__(self, job: Job, writer: BlockWriter) -> None:
         self._writer = writer
         self._choices = Choices(job)

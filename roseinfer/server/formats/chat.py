@@ -23,7 +23,7 @@ from roseinfer.server.formats.chat_output import OUTPUT_FIELDS, ChatOutput
 from roseinfer.server.formats.sampling import chat_logprobs
 from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, TokenizeRequest
 from roseinfer.server.http.errors import OPENAI, bad_request
-from roseinfer.server.request.inference import RequestContext
+from roseinfer.server.request.inference import GENERATES, RequestContext
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.prompts import Encoded, PromptEncoder
 from roseinfer.server.request.service import Backend
@@ -166,6 +166,7 @@ class ChatFormat:
 
     path = "/v1/chat/completions"
     dialect = OPENAI
+    tasks = GENERATES
     request_model = ChatRequest
     make_job = staticmethod(chat_job)
 

@@ -81,7 +81,7 @@ class RequestState(_Shape):
     object: Literal["request"]
     id: str
     request_id: str
-    api: Literal["chat", "completions", "responses", "messages"]
+    api: Literal["chat", "completions", "responses", "messages", "embeddings", "rerank", "score"]
     model: str
     state: Literal["live", "ended"]
     stream: bool

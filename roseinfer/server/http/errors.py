@@ -21,6 +21,7 @@ from roseinfer.core.errors import (
     RoseinferError,
     TokenizerFailedError,
 )
+from roseinfer.core.pooling import PoolingTask
 from roseinfer.core.slo import Rejection, suggested_ms
 
 log = logging.getLogger(__name__)
@@ -134,6 +135,19 @@ def model_not_found(name: str, served: Sequence[str]) -> ApiError:
         param="model",
         code="model_not_found",
     )
+
+
+_TASKS = {
+    None: "it generates text (use /v1/chat/completions or /v1/completions)",
+    PoolingTask.EMBED: "it makes embeddings (use /v1/embeddings)",
+    PoolingTask.SCORE: "it scores pairs of texts (use /rerank or /score)",
+}
+
+
+def unsupported_task(model: str, path: str, task: PoolingTask | None) -> ApiError:
+    """Return 400 for a route of another kind of model. `task`: of this one, None = it generates text."""
+    message = f"The model {model[:100]!r} does not support {path}: {_TASKS[task]}"
+    return bad_request(message, "model", "unsupported_task")
 
 
 def invalid_api_key() -> ApiError:

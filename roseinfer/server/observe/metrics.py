@@ -100,6 +100,27 @@ class TextMetrics:
         self._times.labels(*self._values, lane).observe(seconds)
 
 
+class PoolingMetrics:
+    """Metrics of completed requests for embeddings or scores, by API."""
+
+    def __init__(self, registry: MetricRegistry, values: Labels) -> None:
+        labels = (*LABELS, "api")
+        self._values = values
+        self._requests = registry.counters("roseinfer:pooling_requests", "Answered requests for vectors", labels)
+        self._inputs = registry.counters("roseinfer:pooling_inputs", "Inputs of these requests", labels)
+        self._tokens = registry.counters("roseinfer:pooling_tokens", "Tokens of these inputs", labels)
+        help = "Arrival of a request to the results of all its inputs"
+        self._seconds = registry.histograms("roseinfer:pooling_result_seconds", help, REQUEST_S, labels)
+
+    def ended(self, api: str, runs: Sequence[PromptRun], seconds: float) -> None:
+        """Count a request whose inputs all have results."""
+        labels = (*self._values, api)
+        self._requests.labels(*labels).inc()
+        self._inputs.labels(*labels).inc(len(runs))
+        self._tokens.labels(*labels).inc(sum(run.prompt_tokens for run in runs))
+        self._seconds.labels(*labels).observe(seconds)
+
+
 class GrammarMetrics:
     """Metrics of output constraints. See `request.grammars.GrammarObserver`."""
 

@@ -1,5 +1,6 @@
 """Records of this process's running and recently ended requests: numbers and ids, no texts."""
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,7 @@ API_NAMES = {
     "chat.completion": "chat",
     "response": "responses",
     "message": "messages",
+    "embedding": "embeddings",
 }
 
 
@@ -142,7 +144,7 @@ class RequestRecords:
             live=False,
             id=visit.request_id,
             request_id=visit.request_id,
-            api=visit.path.split("/")[2],
+            api=_api_of(visit.path),
             model=visit.model,
             stream=False,
             created_s=self._wall() - age_s,
@@ -188,6 +190,12 @@ class RequestRecords:
     def _of_live(self, live: _Live, now_s: float) -> RequestEntry:
         end = RequestEnd(status=live.state["status"])
         return _record(0, live.created_s, live.job, live.progress, now_s, end)
+
+
+def _api_of(path: str) -> str:
+    """Return the name of an API, which follows the version in its path if there is one."""
+    parts = path.split("/")[1:]
+    return parts[1] if re.fullmatch(r"v\d", parts[0]) else parts[0]
 
 
 def ended_s(record: RequestEntry) -> float:

@@ -17,6 +17,7 @@ from roseinfer.server.observe.metrics import (
     EngineMetrics,
     GrammarMetrics,
     LengthMetrics,
+    PoolingMetrics,
     TextMetrics,
 )
 from roseinfer.server.observe.record_json import why_json
@@ -98,16 +99,22 @@ Gauges = Callable[[], Awaitable[Iterable[Metric]]]
 class RequestReports:
     """Observer that updates metrics and records and writes the log. See `request.generation.Observer`.
 
-    `log_starts`: also log the start of each request.
+    `log_starts`: also log the start of each request. `pooling`: None if the model generates text.
     """
 
     def __init__(
-        self, metrics: EngineMetrics, slo_metrics: SloMetrics, records: RequestRecords, log_starts: bool
+        self,
+        metrics: EngineMetrics,
+        slo_metrics: SloMetrics,
+        records: RequestRecords,
+        log_starts: bool,
+        pooling: PoolingMetrics | None = None,
     ) -> None:
         self._metrics = metrics
         self._records = records
         self._log_starts = log_starts
         self._slo_metrics = slo_metrics
+        self._pooling = pooling
         # Called at least once per token, so no method in between.
         self.prompt_done = metrics.prompt_done
         self.first_token = metrics.first_token
@@ -139,6 +146,8 @@ class RequestReports:
             self._metrics.refused("slo_unattainable")
         came = self._slo_metrics.ended(job, progress.runs, end)
         record = self._records.ended(job, progress, now_s, end._replace(outcome=came))
+        if self._pooling is not None and cause is None:
+            self._pooling.ended(record.api, progress.runs, record.age_s)
         log_end(job, progress, record, end)
 
     def why(self, job: Job, progress: JobProgress, now_s: float) -> dict[str, Any]:
@@ -207,7 +216,9 @@ class Observation:
             self._routing = RoutingMetrics(self.registry, self._model_name, steps.forget)
             engine.on_routing(self._routing)
         slo_metrics = SloMetrics(self.registry, self._values)
-        reports = RequestReports(metrics, slo_metrics, self.records, self._log_starts)
+        pools = engine.info.facts.pooling is not None
+        pooling = PoolingMetrics(self.registry, self._values) if pools else None
+        reports = RequestReports(metrics, slo_metrics, self.records, self._log_starts, pooling)
         return reports if self._tracing is None else self._tracing.observer(reports, self.records)
 
     def lengths(self) -> LengthMetrics:

@@ -9,10 +9,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from roseinfer.core.errors import TooManyInflightError
+from roseinfer.core.pooling import PoolingTask
 from roseinfer.server.http.api_keys import key_digest
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.connection import EXTENSION, ClientConnection
-from roseinfer.server.http.errors import ApiError, Dialect, as_api_error, too_many_inflight
+from roseinfer.server.http.errors import ApiError, Dialect, as_api_error, too_many_inflight, unsupported_task
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.middleware import check_request_id
 from roseinfer.server.http.request_models import RequestModel
@@ -25,6 +26,9 @@ from roseinfer.server.request.service import Backend, Service
 from roseinfer.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+# `AnswerFormat.tasks` of an API that returns text.
+GENERATES: frozenset[PoolingTask] = frozenset()
 
 Result = TypeVar("Result")
 
@@ -70,6 +74,8 @@ class AnswerFormat(Protocol):
     path: str
     # Error format of all answers at or below `path`.
     dialect: Dialect
+    # What a model must do; empty: generate text.
+    tasks: frozenset[PoolingTask]
 
     @property
     def request_model(self) -> type[RequestModel]: ...
@@ -123,6 +129,7 @@ class Inference:
             try:
                 preparation = service.prepare(scope)
                 with preparation:
+                    self._check_task(backend)
                     call = RequestContext(service, backend, scope["state"], arrival_s, scope["headers"], preparation)
                     job = await self._format.make_job(call, service.parser.parse(self._format.request_model, body))
                     ticket.grow(len(job.prompts))
@@ -134,6 +141,13 @@ class Inference:
             # The connection refers to the scope: keeping it there would be a reference cycle.
             connection: ClientConnection = scope["extensions"].pop(EXTENSION)
             await self._make_run(call, self._format, job, connection, ticket).answer(scope, receive, send)
+
+    def _check_task(self, backend: Backend) -> None:
+        """Raise `ApiError` 400 if the model does something else."""
+        pooling, tasks = backend.info.facts.pooling, self._format.tasks
+        if bool(tasks) if pooling is None else pooling.task not in tasks:
+            name = self._service.served_names[0]
+            raise unsupported_task(name, self.path, None if pooling is None else pooling.task)
 
 
 class StandardRun:
@@ -178,11 +192,10 @@ class StandardRun:
         self._ticket.release()
         await self._deliver(JsonResponse(rendered)(scope, receive, send))
 
-    async def _render(self, answer: Body) -> dict[str, Any]:
+    async def _render(self, answer: Body) -> dict[str, Any] | bytes:
         usage = self._usage()
-        if self._job.logprobs is None and self._job.prompt_logprobs is None:
+        if not answer.takes_long:
             return answer.body(usage)
-        # Long lists of log probabilities take long to encode.
         return await self._service.offload.run(answer.body, usage)
 
     async def _answer_stream(self, send: Send) -> None:

@@ -1,6 +1,5 @@
 """Prompts of requests: text, messages or token ids become token ids, off the event loop."""
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +76,7 @@ class PromptEncoder:
         job = EncodeTexts(plausible, add_special_tokens, with_text, keep_last, self.max_model_len)
         done = await self._texts.perform(job, sum(map(_size, plausible)))
         assert isinstance(done, TextIds)
-        all_ids = [_ids(each) for each in done.ids]
+        all_ids = done.lists()
         if not all(all_ids):
             raise bad_request("prompt must not be empty", "prompt")
         texts = done.texts or [""] * len(all_ids)
@@ -87,7 +86,7 @@ class PromptEncoder:
         """Return the token ids of a chat. Raises as `completion`."""
         done = await self._texts.perform(prompt, self._chat_chars(prompt))
         assert isinstance(done, TextIds)
-        return _ids(done.ids[0])
+        return done.lists()[0]
 
     async def listed_text(self, text: str, add_special_tokens: bool, with_strings: bool) -> Listed:
         """Return the tokens of a text. Raises as `completion`."""
@@ -106,13 +105,19 @@ class PromptEncoder:
         assert isinstance(done, DecodedText)
         return done.text
 
-    def check_ids(self, ids: list[int], param: str) -> None:
+    @property
+    def max_token_bytes(self) -> int:
+        return self._facts.max_token_bytes
+
+    def check_ids(self, ids: list[int], param: str, shown: str | None = None) -> None:
+        """Raise `ApiError` 400 without ids, or with one outside the vocabulary. `shown`: their name in the error."""
+        shown = shown or param
         if not ids:
-            raise bad_request(f"{param} must not be empty", param)
+            raise bad_request(f"{shown} must not be empty", param)
         low, high = min(ids), max(ids)
         if low < 0 or high >= self._vocab_size:
             wrong = low if low < 0 else high
-            message = f"{param}: token id {wrong} is not within the vocabulary of {self._vocab_size}"
+            message = f"{shown}: token id {wrong} is not within the vocabulary of {self._vocab_size}"
             raise bad_request(message, param)
 
     async def _listed(self, prompt: EncodeTexts | EncodeChat, chars: int, with_strings: bool) -> Listed:
@@ -156,10 +161,6 @@ class PromptEncoder:
 
 def _end(ids: list[int], keep_last: int | None) -> list[int]:
     return ids if keep_last is None else ids[-keep_last:]
-
-
-def _ids(packed: bytes) -> list[int]:
-    return array("I", packed).tolist()
 
 
 def _size(prompt: str | Sequence[int]) -> int:

@@ -66,10 +66,15 @@ class Encoder(Protocol):
 class Body(Protocol):
     """Builder of a non-streamed answer."""
 
+    @property
+    def takes_long(self) -> bool:
+        """True if `body` takes too long for the event loop."""
+        ...
+
     def add(self, prompt: int, chunk: SequenceChunk) -> None: ...
 
-    def body(self, usage: Usage) -> dict[str, Any]:
-        """Return the answer after every choice has finished. Safe in any thread."""
+    def body(self, usage: Usage) -> dict[str, Any] | bytes:
+        """Return the answer after every choice has finished, perhaps encoded. Safe in any thread."""
         ...
 
 

@@ -20,6 +20,7 @@ from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.request_models import RequestParser
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.grammars import GrammarObserver, Grammars
+from roseinfer.server.request.inputs import InputEncoder
 from roseinfer.server.request.job import UnreadRequest
 from roseinfer.server.request.length_prediction import LengthObserver, LengthPrediction, length_prediction
 from roseinfer.server.request.lifecycle import DRAINING_RETRY_S, Lifecycle, Occupancy, RequestGuard
@@ -62,6 +63,7 @@ class Backend:
     grammars: Grammars
     speech: Speech
     on_text: Callable[[str, float], None]
+    inputs: InputEncoder
     lengths: LengthPrediction | None = None
     engine_ids: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -117,16 +119,17 @@ class Service:
         self.texts = texts = self.texts or Texts(tokenizer, self._on_refused_text, self._on_text)
         self.lifecycle.on_end(texts.refuse)
         observer = self._observing.attach(engine)
-        path = self.config.length_predictor
+        path = self.config.length_predictor if info.facts.pooling is None else None  # else there are no outputs
         lengths = length_prediction(path, tokenizer, self._preparation_offload, self._observing.lengths)
         grammars = Grammars(tokenizer, info.facts.vocab_size, info.facts.eos_token_ids, self._observing.grammars())
+        variables = self.config.template_variables
+        prompts = PromptEncoder(texts, info.facts.max_model_len, info.facts.vocab_size, variables)
         self._backend = Backend(
             engine=engine,
             info=info,
             tokenizer=tokenizer,
-            prompts=PromptEncoder(
-                texts, info.facts.max_model_len, info.facts.vocab_size, self.config.template_variables
-            ),
+            prompts=prompts,
+            inputs=InputEncoder(texts, prompts),
             offload=self._preparation_offload,
             observer=observer,
             grammars=grammars,

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from roseinfer.core.pooling import PoolingTask
 from roseinfer.server.answer_shapes import ModelCard, ModelList
 from roseinfer.server.documents import docs
 from roseinfer.server.http.body import JsonResponse
@@ -17,6 +18,8 @@ def add(app: FastAPI, service: Service) -> None:
     def card(name: str) -> dict[str, Any]:
         """Return a model with the fields of both OpenAI's and Anthropic's APIs."""
         info = service.backend.info
+        pooling = info.facts.pooling
+        embeds = pooling if pooling is not None and pooling.task is PoolingTask.EMBED else None
         return {
             "id": name,
             "object": "model",
@@ -35,6 +38,8 @@ def add(app: FastAPI, service: Service) -> None:
             "weights": info.facts.weights,
             "kv_cache": info.kv_cache,
             "default_sampling": info.facts.default_sampling,
+            "task": "generate" if pooling is None else pooling.task.value,
+            "embedding_dimensions": None if embeds is None else embeds.width,
         }
 
     async def list_models() -> Response:

@@ -1,5 +1,6 @@
 """Messages between a server and its text workers: frames (`processes.frames`) of msgpack."""
 
+from array import array
 from typing import Any
 
 import msgspec
@@ -36,7 +37,8 @@ Start = Loaded | TextHostReady | Unusable
 class EncodeTexts(msgspec.Struct, tag=True):
     """Texts to tokenise, or ids whose text is needed.
 
-    `keep_last`: see `Tokenizer.encode`; `context`: tokens that a prompt may have, None = any number.
+    `keep_last`: see `Tokenizer.encode`; `keep_first`: the same for the start of a text, whose end is cut; at most one
+    of them is set. `context`: tokens that a prompt may have, None = any number.
     """
 
     prompts: list[str | list[int]]
@@ -44,6 +46,7 @@ class EncodeTexts(msgspec.Struct, tag=True):
     with_text: bool = False
     keep_last: int | None = None
     context: int | None = None
+    keep_first: int | None = None
 
 
 class EncodeChat(msgspec.Struct, tag=True):
@@ -85,6 +88,9 @@ class TextIds(msgspec.Struct, tag=True):
 
     ids: list[bytes]
     texts: list[str]
+
+    def lists(self) -> list[list[int]]:
+        return [array("I", packed).tolist() for packed in self.ids]
 
 
 class Listed(msgspec.Struct, tag=True):

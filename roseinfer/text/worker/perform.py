@@ -2,7 +2,7 @@
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tokenizers
@@ -10,8 +10,8 @@ import tokenizers
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.request import context_error
 from roseinfer.text.chat import ChatTemplate
-from roseinfer.text.pieces import PIECE_CHARS, encode_long
-from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.pieces import PIECE_CHARS, cut_end, encode_long
+from roseinfer.text.tokenizer import Tokenizer, encode_batch
 from roseinfer.text.worker.messages import (
     Decoded,
     EncodeChat,
@@ -51,8 +51,21 @@ class TextPerformer:
         return Decoded(self._tokenizer.decode(job.ids, skip_special_tokens=False))
 
     def _texts(self, job: EncodeTexts) -> TextIds:
+        if not job.with_text:
+            return TextIds([ids.tobytes() for batch in _batches(job) for ids in self._batch(batch, job)], [])
         done = [self._text(prompt, job) for prompt in job.prompts]
-        return TextIds([ids.tobytes() for ids, _ in done], [text for _, text in done] if job.with_text else [])
+        return TextIds([ids.tobytes() for ids, _ in done], [text for _, text in done])
+
+    def _batch(self, prompts: list[str | list[int]], job: EncodeTexts) -> "list[array[int]]":
+        """Return the token ids of prompts, which are short texts if there are several."""
+        if len(prompts) == 1:
+            return [self._text(prompts[0], job)[0]]
+        backend, special = self._tokenizer.backend, job.add_special_tokens
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        all_ids = [array("I", encoded.ids) for encoded in encode_batch(backend, texts, special)]
+        if job.keep_first is None:
+            return all_ids
+        return [cut_end(backend, ids, special, job.keep_first) for ids in all_ids]
 
     def _text(self, prompt: str | list[int], job: EncodeTexts) -> "tuple[array[int], str]":
         """Return the token ids and their text."""
@@ -82,6 +95,9 @@ class TextPerformer:
         self, backend: tokenizers.Tokenizer, text: str, job: EncodeTexts | EncodeChat, param: str
     ) -> "array[int]":
         max_tokens = None
+        if isinstance(job, EncodeTexts) and job.keep_first is not None:
+            ids = encode_long(backend, text, job.add_special_tokens, None, job.keep_first)
+            return cut_end(backend, ids, job.add_special_tokens, job.keep_first)
         if job.keep_last is not None:
             text = text[-self._tokenizer.max_token_bytes * (job.keep_last + SPARE_TOKENS) :]
         elif job.context is not None and len(text) > PIECE_CHARS:  # else its true length is soon known
@@ -117,13 +133,34 @@ class TextPerformer:
         return known
 
 
-def check_length(text: str, context: int, max_token_bytes: int, param: str) -> None:
-    """Raise `RequestTooLongError` for a text that no tokenisation fits into the context, before it costs one."""
+def _batches(job: EncodeTexts) -> Iterator[list[str | list[int]]]:
+    """Yield the prompts in order, short texts together."""
+    batch: list[str | list[int]] = []
+    chars = 0
+    for prompt in job.prompts:
+        alone = not isinstance(prompt, str) or len(prompt) > PIECE_CHARS or job.keep_last is not None
+        if batch and (alone or chars + len(prompt) > PIECE_CHARS):
+            yield batch
+            batch, chars = [], 0
+        if alone:
+            yield [prompt]
+        else:
+            batch.append(prompt)
+            chars += len(prompt)
+    if batch:
+        yield batch
+
+
+def check_length(text: str, context: int, max_token_bytes: int, param: str, shown: str = "the prompt") -> None:
+    """Raise `RequestTooLongError` for a text that no tokenisation fits into the context, before it costs one.
+
+    `shown`: name of the text in the error.
+    """
     if len(text) <= MAX_PLAUSIBLE_CHARS_PER_TOKEN * context:
         return
     size = len(text) if text.isascii() else len(text.encode(errors="replace"))
     if size > context * max_token_bytes:
-        but = f"the prompt has {len(text)} characters, more than so many tokens can hold"
+        but = f"{shown} has {len(text)} characters, more than so many tokens can hold"
         raise context_error(context, but, param, -(-size // max_token_bytes))
 
 

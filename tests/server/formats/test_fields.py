@@ -288,7 +288,7 @@ def test_error_text_is_bounded(server: LiveServer) -> None:
     [
         ("/chat/completions", "; did you mean /v1/chat/completions?"),
         ("/v1/v1/completions", "; did you mean /v1/completions?"),
-        ("/v1/embeddings", ""),
+        ("/v1/images", ""),
         ("/" + "x" * 9999, ""),
     ],
 )

@@ -15,7 +15,7 @@ from roseinfer.server.formats.messages.request import (
     field_names,
 )
 from roseinfer.server.formats.translated_job import translated_job
-from roseinfer.server.request.inference import RequestContext
+from roseinfer.server.request.inference import GENERATES, RequestContext
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.service import Backend
 from roseinfer.text.tokenizer import Tokenizer
@@ -28,6 +28,7 @@ class MessagesFormat:
 
     path = "/v1/messages"
     dialect = ANTHROPIC
+    tasks = GENERATES
     request_model = MessagesRequest
 
     async def make_job(self, call: RequestContext, request: MessagesRequest) -> Job:

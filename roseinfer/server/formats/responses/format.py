@@ -11,7 +11,7 @@ from roseinfer.server.formats.responses.history import History
 from roseinfer.server.formats.responses.request import FIELD_NAMES, ResponsesRequest, ResponsesTranslation
 from roseinfer.server.formats.translated_job import translated_job
 from roseinfer.server.http.errors import OPENAI
-from roseinfer.server.request.inference import RequestContext
+from roseinfer.server.request.inference import GENERATES, RequestContext
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.service import Backend
 from roseinfer.text.tokenizer import Tokenizer
@@ -24,6 +24,7 @@ class ResponsesFormat:
 
     path = "/v1/responses"
     dialect = OPENAI
+    tasks = GENERATES
     request_model = ResponsesRequest
 
     def __init__(self, history: History | None = None) -> None:

@@ -1,0 +1,1 @@
+"""APIs of prompt-only requests: embeddings, reranking and scores."""

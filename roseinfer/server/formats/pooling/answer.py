@@ -1,0 +1,71 @@
+"""Answers of embeddings, as JSON: numbers, or base64 of their bytes."""
+
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from roseinfer.core.pooling import floats
+from roseinfer.engine.api import SequenceChunk
+from roseinfer.server.request.job import Job, Usage
+
+
+class Vectors:
+    """Results of a job's prompts, in order."""
+
+    def __init__(self, job: Job) -> None:
+        self.all = [b""] * len(job.prompts)
+
+    def add(self, prompt: int, chunk: SequenceChunk) -> None:
+        if chunk.vector is not None:
+            self.all[prompt] = chunk.vector
+
+
+class EmbeddingBody:
+    """Builder of the answer of /v1/embeddings. See `request.receivers.Body`."""
+
+    takes_long = True
+
+    def __init__(self, job: Job, encode: Callable[[bytes], bytes]) -> None:
+        self._job = job
+        self._encode = encode
+        self._vectors = Vectors(job)
+        self.add = self._vectors.add
+
+    def body(self, usage: Usage) -> bytes:
+        # One call for each embedding, so that the event loop gets its turn between them.
+        encode = self._encode
+        entries = [
+            b'{"object":"embedding","index":%d,"embedding":%b}' % (i, encode(vector))
+            for i, vector in enumerate(self._vectors.all)
+        ]
+        return with_data(self._job, entries, usage)
+
+
+def as_base64(vector: bytes) -> bytes:
+    return b'"%b"' % b64encode(vector)
+
+
+def as_numbers(vector: bytes) -> bytes:
+    return orjson.dumps(floats(vector).tolist())
+
+
+def with_data(job: Job, entries: list[bytes], usage: Usage) -> bytes:
+    """Return an answer of type `list`. `entries`: its data, as JSON."""
+    rest: dict[str, Any] = {
+        "id": job.id,
+        "created": job.created,
+        "model": job.model,
+        "usage": prompt_usage(usage),
+    }
+    if job.warnings:
+        rest["warnings"] = list(job.warnings)
+    return b'{"object":"list","data":[%b],%b' % (b",".join(entries), orjson.dumps(rest)[1:])
+
+
+def prompt_usage(usage: Usage) -> dict[str, object]:
+    """Return the usage without outputs."""
+    fields = usage.as_dict()
+    del fields["completion_tokens"]
+    return fields

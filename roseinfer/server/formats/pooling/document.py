@@ -1,0 +1,47 @@
+"""Models of the answers of prompt-only requests for the OpenAPI document."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from roseinfer.server.formats.request_document import RequestWhy
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class PromptCachedTokens(_Shape):
+    cached_tokens: int
+
+
+class ResultSlo(_Shape):
+    """Latencies measured by the server, in ms; the worst of all inputs. `ttft_ms`: to the result."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    met: bool | None
+    why: RequestWhy | None = None
+
+
+class PromptUsage(_Shape):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptCachedTokens
+    slo: ResultSlo | None = None
+
+
+class EmbeddingEntry(_Shape):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str = Field(description="numbers, or base64 of little-endian float32")
+
+
+class EmbeddingList(_Shape):
+    object: Literal["list"]
+    data: list[EmbeddingEntry]
+    id: str
+    created: int
+    model: str
+    usage: PromptUsage
+    warnings: list[str] | None = None

@@ -1,0 +1,89 @@
+"""POST /v1/embeddings: from texts or token ids to vectors."""
+
+from collections.abc import Callable
+from typing import Any
+
+from roseinfer.core.pooling import PoolingInfo, PoolingParams, PoolingTask
+from roseinfer.server.formats.chat import plain_messages
+from roseinfer.server.formats.completions import split_prompts
+from roseinfer.server.formats.pooling.answer import EmbeddingBody, as_base64, as_numbers
+from roseinfer.server.formats.pooling.job import PoolingSettings, build_job, read_settings
+from roseinfer.server.formats.pooling.request import EmbeddingRequest
+from roseinfer.server.http.errors import OPENAI, bad_request
+from roseinfer.server.request.inference import RequestContext
+from roseinfer.server.request.inputs import InputName
+from roseinfer.server.request.job import Job, Usage
+from roseinfer.server.request.receivers import Encoder
+from roseinfer.text.tokenizer import Tokenizer
+from roseinfer.text.worker.messages import EncodeChat
+
+
+class EmbeddingFormat:
+    """Format of OpenAI's embeddings. See `request.inference.AnswerFormat`."""
+
+    path = "/v1/embeddings"
+    dialect = OPENAI
+    request_model = EmbeddingRequest
+    tasks = frozenset({PoolingTask.EMBED})
+
+    async def make_job(self, call: RequestContext, request: EmbeddingRequest) -> Job:
+        settings = read_settings(call, request)
+        params = PoolingParams(dimensions=request.dimensions)
+        settings.info.check(params)
+        if (request.input is None) == (request.messages is None):
+            raise bad_request("give either input or messages", "input")
+        if request.input is None:
+            inputs = [await _chat(call, request, settings)]
+        else:
+            inputs = await _inputs(call, request, settings)
+        about = {"base64": request.encoding_format == "base64"}
+        return build_job(call, settings, inputs, api="embedding", id_prefix="embd", about=about, params=params)
+
+    def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
+        raise AssertionError("embeddings are not streamed")
+
+    def whole(self, job: Job, tokenizer: Tokenizer) -> EmbeddingBody:
+        return EmbeddingBody(job, as_base64 if job.about["base64"] else as_numbers)
+
+
+async def _inputs(call: RequestContext, request: EmbeddingRequest, settings: PoolingSettings) -> list[list[int]]:
+    inputs: list[Any] = split_prompts(request.input or "")
+    name = InputName("input", several=isinstance(request.input, list) and len(inputs) > 1)
+    encoder = call.backend.inputs
+    if not isinstance(inputs[0], str):
+        if request.prompt_name is not None:
+            raise bad_request("prompt_name needs inputs that are texts", "prompt_name")
+        return encoder.ids(inputs, settings.cut, name)
+    before = _prompt(settings.info, request.prompt_name)
+    return await encoder.texts(inputs, request.add_special_tokens is not False, settings.cut, name, before)
+
+
+def _prompt(info: PoolingInfo, name: str | None) -> str:
+    """Return the text that goes before each input. Raises `ApiError` 400 for an unknown name."""
+    if name is None:
+        return info.prompts.get(info.default_prompt or "", "")
+    if name not in info.prompts:
+        known = ", ".join(map(repr, list(info.prompts)[:16])) or "none"
+        raise bad_request(f"prompt_name: unknown prompt {name[:64]!r} (known: {known})", "prompt_name")
+    return info.prompts[name]
+
+
+async def _chat(call: RequestContext, request: EmbeddingRequest, settings: PoolingSettings) -> list[int]:
+    prompts = call.backend.prompts
+    variables = request.chat_template_kwargs or {}
+    prompts.check_variables(variables)
+    if settings.cut is not None and not settings.cut.at_start:
+        raise bad_request("messages need truncation_side 'left': the start of a chat is cut", "truncation_side")
+    messages, ignored = plain_messages(request.messages or [])
+    settings.warnings.extend(ignored)
+    chat = EncodeChat(
+        messages,
+        add_generation_prompt=bool(request.add_generation_prompt),
+        continue_final_message=bool(request.continue_final_message),
+        add_special_tokens=bool(request.add_special_tokens),
+        kwargs=prompts.default_variables | variables,
+        keep_last=None if settings.cut is None else settings.cut.keep,
+        context=prompts.max_model_len,
+    )
+    ids = await prompts.chat(chat)
+    return call.backend.inputs.ids([ids], None, InputName("messages", several=False))[0]

@@ -1,0 +1,146 @@
+"""Steps from a parsed request to a `Job` that embeddings, reranking and scores share."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roseinfer.core.pooling import NO_OUTPUT, PoolingInfo, PoolingParams
+from roseinfer.core.request import Prompt, RequestMeta, kept_prompt_tokens
+from roseinfer.server.formats.pooling.request import PoolingFields
+from roseinfer.server.formats.unsupported import (
+    ANY_TIER,
+    Unsupported,
+    always,
+    check_extras,
+    check_supported,
+    if_set,
+    unless,
+)
+from roseinfer.server.http.errors import bad_request
+from roseinfer.server.http.request_models import unknown_fields
+from roseinfer.server.request.inference import RequestContext
+from roseinfer.server.request.inputs import Truncation
+from roseinfer.server.request.job import Job
+from roseinfer.server.request.objectives import Objectives, objectives
+
+_ACTIVATION = "results are those of the model's own activation"
+_LENGTH = "use truncate_prompt_tokens"
+_WIDTH = "use dimensions"
+_PROMPT = "use prompt_name, or put the prompt before the text"
+_FLOATS = "embeddings are float32"
+_UNSUPPORTED: dict[str, Unsupported] = {
+    "stream": Unsupported("answers are not streamed", if_set),
+    "use_activation": Unsupported(_ACTIVATION, unless(True)),
+    "activation": Unsupported(_ACTIVATION, unless(True)),
+    "normalize": Unsupported(_ACTIVATION, unless(True)),
+    "normalized": Unsupported(_ACTIVATION, unless(True)),
+    "raw_scores": Unsupported(_ACTIVATION, unless(False)),
+    "embed_dtype": Unsupported(_FLOATS, unless("float32")),
+    "output_dtype": Unsupported(_FLOATS, unless("float")),
+    "embedding_type": Unsupported("use encoding_format", unless("float")),
+    "embedding_types": Unsupported("use encoding_format", unless(["float"])),
+    "endianness": Unsupported("base64 is little-endian", unless("native", "little")),
+    "output_dimension": Unsupported(_WIDTH, always),
+    "output_dimensionality": Unsupported(_WIDTH, always),
+    "truncate_dim": Unsupported(_WIDTH, always),
+    "truncate": Unsupported(_LENGTH, unless("NONE", False)),
+    "truncation": Unsupported(_LENGTH, unless(False)),
+    "max_tokens_per_doc": Unsupported(_LENGTH, always),
+    "max_chunks_per_doc": Unsupported(_LENGTH, unless(1)),
+    "padding": Unsupported("inputs are not padded", unless("do_not_pad")),
+    "task": Unsupported(_PROMPT, always),
+    "input_type": Unsupported(_PROMPT, always),
+    "late_chunking": Unsupported("each input is embedded alone", unless(False)),
+    "top_k": Unsupported("use top_n", always),
+    "rank_fields": Unsupported("a document is a text", if_set),
+    "tpot": Unsupported("there are no tokens after the first", always),
+    "pred_output_len": Unsupported("there is no output", always),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingSettings:
+    """Checked fields that depend neither on the inputs nor on the format of the answer."""
+
+    model: str
+    info: PoolingInfo
+    objectives: Objectives
+    cut: Truncation | None
+    warnings: list[str]
+
+
+def read_settings(call: RequestContext, request: PoolingFields) -> PoolingSettings:
+    """Check the shared fields, and set the deadline. Raises `ApiError` 400 or 404, `InvalidRequestError`."""
+    call.offer_request_id(request.request_id)
+    model = call.service.resolve_model(request.model)
+    info = call.backend.info.facts.pooling
+    assert info is not None, "checked by `Inference`"
+    extras = unknown_fields(request)
+    for name, value in extras.items():
+        check_supported(name, value, _UNSUPPORTED)
+    warnings = check_extras({name: value for name, value in extras.items() if name not in _UNSUPPORTED})
+    if request.service_tier not in ANY_TIER and request.service_tier not in call.service.slo_classes.service_tiers:
+        warnings.append("service_tier")
+    return PoolingSettings(model, info, _objectives(call, request, model), _truncation(call, request), warnings)
+
+
+def build_job(
+    call: RequestContext,
+    settings: PoolingSettings,
+    inputs: list[list[int]],
+    *,
+    api: str,
+    id_prefix: str,
+    about: Mapping[str, Any],
+    params: PoolingParams | None = None,
+) -> Job:
+    """Return the job. `api`: kind of answer, for logs; `about`: what the answer needs of the request.
+
+    Raises `ApiError` 400 for too many tokens.
+    """
+    limits, promised = call.service.limits, settings.objectives
+    total = sum(map(len, inputs))
+    if total > limits.max_total_tokens:
+        raise bad_request(f"the inputs have {total} tokens, at most {limits.max_total_tokens} are allowed", "input")
+    pooling = params or PoolingParams()
+    return Job(
+        api=api,
+        id=f"{id_prefix}-{call.request_id}",
+        request_id=call.request_id,
+        model=settings.model,
+        created=int(time.time()),
+        arrival_s=call.arrival_s,
+        meta=promised.meta,
+        prompts=tuple(Prompt(ids, NO_OUTPUT, promised.meta, pooling=pooling) for ids in inputs),
+        warnings=tuple(settings.warnings[: limits.max_warnings]),
+        first_token_by_s=promised.first_token_by_s,
+        report_slo=promised.report,
+        report_why=promised.why,
+        about=about,
+    )
+
+
+def _objectives(call: RequestContext, request: PoolingFields, model: str) -> Objectives:
+    if request.slo is not None and request.slo.tpot_ms is not None:
+        raise bad_request("slo.tpot_ms is not supported: there are no tokens after the first", "slo.tpot_ms")
+    classes, policy = call.service.slo_classes, call.backend.info.policy
+    promised = objectives(request, call.headers, call.arrival_s, classes, model, call.key, policy)
+    deadlines_s = [by_s for by_s in (promised.meta.deadline_s, promised.first_token_by_s) if by_s is not None]
+    if deadlines_s:
+        call.preparation.end_by(min(deadlines_s))
+    return replace(promised, meta=_without_tpot(promised.meta))
+
+
+def _without_tpot(meta: RequestMeta) -> RequestMeta:
+    """Return the terms without the objective that a class or a header sets for tokens after the first."""
+    if meta.slo is None or meta.slo.tpot_s is None:
+        return meta
+    return replace(meta, slo=replace(meta.slo, tpot_s=None))
+
+
+def _truncation(call: RequestContext, request: PoolingFields) -> Truncation | None:
+    if request.truncate_prompt_tokens == 0:
+        raise bad_request("truncate_prompt_tokens must be -1 or at least 1", "truncate_prompt_tokens")
+    kept = kept_prompt_tokens(request.truncate_prompt_tokens, 0, call.backend.info.facts.max_model_len)
+    return None if kept is None else Truncation(kept, at_start=request.truncation_side == "left")
