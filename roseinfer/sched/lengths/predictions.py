@@ -141,9 +141,9 @@ class SourceRecord:
         weight = variance / _SLOPE_SPREAD_SHARE**2
         self._slope = max(0.0, (sxy + weight * slope) / (sxx + weight))
         self._spread = sqrt(variance)
-        self._ended_bias = sum([self._fitted(predicted) - actual for predicted, actual in self._sorted]) / len(
-            self._sorted
-        )
+        centre, mean, slope = self._centre, self._mean, self._slope  # `_fitted` inline: this is done for each output
+        errors = [mean + slope * (predicted - centre) - actual for predicted, actual in self._sorted]
+        self._ended_bias = sum(errors) / len(errors)
 
     def _stand_for(self, running: Iterable[LengthPair]) -> Iterable[tuple[LengthPair, float]]:
         """Return the pairs, with shares, that running requests count as (see `censored`)."""

@@ -150,7 +150,7 @@ class QoServePolicy:
     def _room(self, view: View, decoding: list[Track]) -> tuple[int, float]:
         """Return the most prompt tokens, and the seconds that they may take before a decoding request is late."""
         limit = min(MAX_CHUNK_TOKENS, view.token_budget - len(decoding))
-        slack = min(self._batch.due(self._batch.context()), default=inf) - view.now_s
+        slack = min(self._batch.slacks(self._batch.context(), view.now_s), default=inf)
         self._budget_s = slack
         if slack == inf:
             return limit, inf

@@ -203,14 +203,14 @@ class TpotBatch(Generic[T]):
         """Return the number of known tokens of each request."""
         return list(map(len, self._tokens))
 
-    def due(self, context: Sequence[int]) -> list[float]:
-        """Return the deadline of each request's next token, if no token is in flight."""
-        return [a + p * n for a, p, n in zip(self._anchors, self._paces, context, strict=True)]
+    def slacks(self, context: Sequence[int], now_s: float) -> list[float]:
+        """Return the seconds until each request's next token is due, if no token is in flight."""
+        return [a + p * n - now_s for a, p, n in zip(self._anchors, self._paces, context, strict=True)]
 
-    def due_in_flight(self, context: Sequence[int]) -> list[float]:
+    def slacks_in_flight(self, context: Sequence[int], now_s: float) -> list[float]:
         """Return the same if tokens are in flight; these count as known."""
         columns = zip(self.tracks, self._anchors, self._paces, context, strict=True)
-        return [a + p * (n + track.request.pending) for track, a, p, n in columns]
+        return [a + p * (n + track.request.pending) - now_s for track, a, p, n in columns]
 
 
 def mean_context(track: Track) -> float:

@@ -131,7 +131,7 @@ class StepAdmission:
         earlier prompts, the step that ran at its arrival, its transit, or the running requests.
         """
         machine, waited_s = self.machine, self._now_s - track.request.arrival_s
-        if not machine.idle and waited_s > 2 * self._state.chunk_ends_s:  # it was never considered
+        if not machine.idle and waited_s > 2 * machine.chunk_ends_s:  # it was never considered
             return self.default_cause or Cause.QUEUE
         candidate, left_s = machine.candidate(track), machine.left_s(track)
         if rules.time_for_tokens(machine, candidate):
@@ -161,7 +161,7 @@ class StepAdmission:
         """Return what a request without objectives lacks: time, a spare seat, or KV blocks; None if nothing."""
         tuning, spare = self._state.tuning, 0.0
         if self.machine.smallest_s < inf:
-            usable_share = self._state.usable_share(self.machine.smallest_s)
+            usable_share = self.machine.usable_share(self.machine.smallest_s)
             if not self.machine.demand.fits(tuning.roomy, usable_share, self._state.cost.params):
                 return Cause.UTILISATION
             spare = tuning.spare_seats * self._state.seats

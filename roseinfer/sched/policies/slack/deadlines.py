@@ -28,8 +28,7 @@ def measure(state: SlackState, now_s: float, in_flight: bool) -> Rows:
     """Compute the slack of every decoding request, and demote those that cannot catch up. `in_flight`: a step runs."""
     batch = state.batch
     context = batch.context()
-    due = batch.due_in_flight(context) if in_flight else batch.due(context)
-    slacks = [at_s - now_s for at_s in due]
+    slacks = batch.slacks_in_flight(context, now_s) if in_flight else batch.slacks(context, now_s)
     if slacks and min(slacks) < 0:
         lost = [track for track, slack in zip(batch.tracks, slacks, strict=True) if _is_lost(state, track, slack)]
         for track in lost:
@@ -58,8 +57,8 @@ def _makes_up_s(state: SlackState, track: SlackTrack) -> float:
 def spare_s(state: SlackState, now_s: float) -> float:
     """Return by how many seconds all decoding requests may be delayed, if they make up for it before they end."""
     batch = state.batch
-    due = zip(batch.tracks, batch.due(batch.context()), strict=True)
-    return min([due_s - now_s + _makes_up_s(state, track) for track, due_s in due], default=inf)
+    slacks = zip(batch.tracks, batch.slacks(batch.context(), now_s), strict=True)
+    return min([slack + _makes_up_s(state, track) for track, slack in slacks], default=inf)
 
 
 def demote(state: SlackState, track: SlackTrack, now_s: float) -> None:

@@ -24,22 +24,12 @@ class Demand:
     Half of it is added to the known prompts, since these are part of it.
 
     For a model with experts, what a step and its rows cost depends on the rows per second, `visits` in each horizon.
+
+    `rows`: for each horizon its seconds, and in it decoding, prompts, steps and visits.
     """
 
-    def __init__(
-        self,
-        horizons_s: Sequence[float],
-        decoding: Sequence[float],
-        prompts: Sequence[float],
-        steps: Sequence[float],
-        visits: Sequence[float],
-        arriving: float,
-    ) -> None:
-        self._horizons_s = horizons_s
-        self._decoding = decoding
-        self._prompts = prompts
-        self._steps = steps
-        self._visits = visits
+    def __init__(self, rows: Sequence[tuple[float, float, float, float, float]], arriving: float) -> None:
+        self._rows = rows
         self._arriving = arriving
         self._priced: CostParams | None = None
 
@@ -58,56 +48,57 @@ class Demand:
         With experts the constant cost is most of the tightest pace. So only the slack beyond a request's pace counts,
         because it needs a token in that time anyway; otherwise prompts would start without time for them.
         """
-        horizons_s = [smallest_s * horizon for horizon in HORIZON_PACES]
         if experts:
             slacks = [min(slack, max(0.0, slack - pace_s)) for slack, pace_s in zip(slacks, paces_s, strict=True)]
-        rows = list(zip(slacks, weights, paces_s, strict=True))
-        decoding = [sum([(h - s) * w for s, w, _ in rows if s < h]) / h for h in horizons_s]
-        least = 1 / (MAX_STEP_PACES * smallest_s)
-        steps = [max([least, *[_paced(s, h) / pace_s for s, _, pace_s in rows]]) for h in horizons_s]
-        visits = [sum([(h - s) / p for s, _, p in rows if s < h]) / h if experts else 0.0 for h in horizons_s]
-        return cls(horizons_s, decoding, [0.0] * len(horizons_s), steps, visits, arriving)
+        requests, least = list(zip(slacks, weights, paces_s, strict=True)), 1 / (MAX_STEP_PACES * smallest_s)
+        rows = []
+        for h in [smallest_s * horizon for horizon in HORIZON_PACES]:
+            decoding = sum([(h - s) * w for s, w, _ in requests if s < h]) / h
+            steps = max([least, *[_paced(s, h) / pace_s for s, _, pace_s in requests]])
+            visits = sum([(h - s) / p for s, _, p in requests if s < h]) / h if experts else 0.0
+            rows.append((h, decoding, 0.0, steps, visits))
+        return cls(rows, arriving)
 
     def with_one(self, weight: float, pace_s: float, work_s: float, due_s: float) -> "Demand":
         """Return the demand with one more request, whose prompt takes `work_s` seconds within `due_s`. It takes
         `weight` from now on, and needs a step every `pace_s` once its prompt is computed. The prompt counts as work / h
         from the horizon on in which it is due.
         """
-        horizons_s = self._horizons_s
-        return Demand(
-            horizons_s,
-            [share + weight for share in self._decoding],
-            [share + work_s / (h if h > due_s else due_s) for share, h in zip(self._prompts, horizons_s, strict=True)],
-            [max(rate, (1 - work_s / h) / pace_s) for rate, h in zip(self._steps, horizons_s, strict=True)],
-            [visits + 1 / pace_s for visits in self._visits],
-            self._arriving,
-        )
+        visit = 1 / pace_s
+        rows = [
+            (
+                h,
+                decoding + weight,
+                prompts + work_s / (h if h > due_s else due_s),
+                own if (own := (1 - work_s / h) / pace_s) > steps else steps,
+                visits + visit,
+            )
+            for h, decoding, prompts, steps, visits in self._rows
+        ]
+        return Demand(rows, self._arriving)
 
     def fits(self, limit: float, usable_share: float, cost: CostParams, weight: float = 0.0) -> bool:
         """True if the demand plus `weight` is at most the share `limit` of the available time in each horizon.
         Available is the usable share `usable_share` of the time, less the constant cost of steps.
         """
-        self._price(cost)
+        if self._priced is not cost:
+            self._price(cost)
         return weight <= min([limit * (usable_share - constant) - needed for needed, constant in self._needed])
 
     def taken_s(self, seconds: float, cost: CostParams) -> float:
         """Return what decoding and the constant cost of steps take of the next `seconds` (by the next horizon)."""
-        self._price(cost)
-        place = min(bisect_left(self._horizons_s, seconds), len(self._horizons_s) - 1)
-        constant, rows = self._shares[place]
-        return seconds * (self._decoding[place] + constant + rows)
+        _, decoding, _, steps, visits = self._rows[min(bisect_left(self._rows, (seconds,)), len(self._rows) - 1)]
+        constant, rows = cost.step_shares(steps, visits, MAX_CONSTANT_SHARE)
+        return seconds * (decoding + constant + rows)
 
     def _price(self, cost: CostParams) -> None:
-        """Compute the shares that depend on the cost model: for each horizon, of steps and of what each row adds."""
-        if self._priced is cost:
-            return
-        self._priced = cost
-        rates = zip(self._steps, self._visits, strict=True)
-        self._shares = [cost.step_shares(rate, visits, MAX_CONSTANT_SHARE) for rate, visits in rates]
-        half = 0.5 * self._arriving
-        prompts = [share + half if share > half else self._arriving for share in self._prompts]
-        columns = list(zip(self._decoding, prompts, self._shares, strict=True))[SHORT_COUNT:]
-        self._needed = [(decoding + prompt + rows, constant) for decoding, prompt, (constant, rows) in columns]
+        """Compute for each longer horizon what is needed, and the constant cost of steps."""
+        self._priced, arriving, half = cost, self._arriving, 0.5 * self._arriving
+        self._needed = [
+            (decoding + (prompts + half if prompts > half else arriving) + rows, constant)
+            for _, decoding, prompts, steps, visits in self._rows[SHORT_COUNT:]
+            for constant, rows in [cost.step_shares(steps, visits, MAX_CONSTANT_SHARE)]
+        ]
 
 
 def _paced(slack: float, horizon_s: float) -> float:

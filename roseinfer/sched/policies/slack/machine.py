@@ -1,7 +1,7 @@
 """Machine as admission sees it in one step: what is left of it after all starts so far."""
 
 from bisect import insort
-from functools import cached_property
+from functools import cache, cached_property
 from math import inf
 from typing import NamedTuple
 
@@ -20,13 +20,15 @@ MAX_STRETCH_RATIO = 1.1  # longest real duration of a step, relative to the plan
 
 class WaitingCandidate(NamedTuple):
     """Waiting request that is considered. `prompt`: tokens to compute, in `own_s` seconds. `smallest_s`: tightest TPOT
-    objective if it runs. `price`: why it is not worth its cost at present, None if it is.
+    objective if it runs. `is_free`: no pace limits it, because none is needed, it has run before, or it is alone.
+    `price`: why it is not worth its cost at present, None if it is.
     """
 
     track: SlackTrack
     prompt: int
     own_s: float
     smallest_s: float
+    is_free: bool
     price: Cause | None
 
 
@@ -46,6 +48,7 @@ class StepMachine:
         self.seats = min(view.free_seats, state.seats - len(view.running))
         self.blocks = view.free_blocks
         self.smallest_s = state.smallest_s
+        self.usable_share = cache(state.usable_share)
         self.demand, self.growth, self.beside = state.demand, state.growth, state.beside
         self.prompts = sorted([(t.due_s, state.to_fill_s(t)) for t in filling if t.is_promised])
         self._demand_with: tuple[WaitingCandidate, Demand] | None = None
@@ -59,7 +62,8 @@ class StepMachine:
     def candidate(self, track: SlackTrack) -> WaitingCandidate:
         prompt = track.count_uncached(self.view.uncached)
         smallest_s = min(self.smallest_s, track.tpot_s)
-        return WaitingCandidate(track, prompt, self.own_s(track, prompt), smallest_s, self.state.objection(track))
+        is_free, price = smallest_s == inf or track.request.has_run or self.idle, self.state.objection(track)
+        return WaitingCandidate(track, prompt, self.own_s(track, prompt), smallest_s, is_free, price)
 
     def start(self, candidate: WaitingCandidate) -> None:
         """Take what a request with objectives needs."""
@@ -107,7 +111,7 @@ class StepMachine:
             leftover = self.state.unpromised
             leftover_s = p.row_s * len(leftover) + p.context_s * sum([len(t.tokens) for t in leftover.values()])
             return seconds * full_s / (full_s + (p.step_s + p.experts_s(inf)) + leftover_s)
-        usable_share = self.state.usable_share(self.smallest_s)
+        usable_share = self.usable_share(self.smallest_s)
         left_s = usable_share * seconds - self.demand.taken_s(seconds, self.state.cost.params)
         return max(left_s, MIN_PREFILL_SHARE * seconds)
 
@@ -116,9 +120,15 @@ class StepMachine:
         """Time of the tokens of a step full of prompts."""
         return self.state.cost.params.prefill_s(0, self.view.token_budget, inf)
 
+    @cached_property
+    def chunk_ends_s(self) -> float:
+        """Delay of a first token in addition to its prompt's turn: the step in flight, and the end of its own step."""
+        p, idle = self.state.cost.params, not len(self.state.batch)  # if idle, no row reads experts for it
+        return max(p.step_s + (p.experts_s(inf) if idle else 0.0), 2 * self.state.recent_step_s)
+
     def left_s(self, track: SlackTrack) -> float:
         """Return the time from now until the step of its last prompt tokens has to begin."""
-        return track.due_s - self.now_s - self.state.chunk_ends_s
+        return track.due_s - self.now_s - self.chunk_ends_s
 
     def is_in_time_at_once(self, candidate: WaitingCandidate) -> bool:
         """True if it alone waits, and others can make up for a step that computes its prompt as a whole.

@@ -1,7 +1,6 @@
 """Rules of admission: what a waiting request lacks before it can start, asked in the order of `RULES`."""
 
 from collections.abc import Callable, Sequence
-from math import inf
 
 from roseinfer.core.slo import Cause
 from roseinfer.sched.policies.slack.demand import MAX_CONSTANT_SHARE, Demand
@@ -15,7 +14,7 @@ def time_for_tokens(machine: StepMachine, candidate: WaitingCandidate) -> Cause 
     """Demand time for its tokens and those of the running requests: of the whole machine, or only of its roomy part for
     a request above the price limit.
     """
-    if _is_free(machine, candidate) or _fits(machine, candidate, machine.demand, candidate.track.weight):
+    if candidate.is_free or _fits(machine, candidate, machine.demand, candidate.track.weight):
         return None
     return Cause.UTILISATION
 
@@ -23,10 +22,10 @@ def time_for_tokens(machine: StepMachine, candidate: WaitingCandidate) -> Cause 
 def room_for_urgent(machine: StepMachine, candidate: WaitingCandidate) -> Cause | None:
     """Under overload, requests that can wait leave the machine to those that cannot, as many as have arrived."""
     state, track = machine.state, candidate.track
-    if not (track.can_wait and state.price.overloaded) or _is_free(machine, candidate):
+    if not (track.can_wait and state.price.overloaded) or candidate.is_free:
         return None
     constant = min(MAX_CONSTANT_SHARE, state.cost_tangent(candidate.smallest_s)[0] / candidate.smallest_s)
-    usable_share = state.usable_share(candidate.smallest_s) - constant
+    usable_share = machine.usable_share(candidate.smallest_s) - constant
     usable_share -= URGENT_RESERVE_SHARE if state.price.load else 0.0
     taken = state.can_wait_weight + track.weight + state.price.load
     return Cause.UTILISATION if taken > MAX_CAN_WAIT_SHARE * usable_share else None
@@ -47,7 +46,7 @@ def others_first_tokens(machine: StepMachine, candidate: WaitingCandidate) -> Ca
     for due_s, seconds in machine.prompts:
         if due_s > track.due_s:
             ahead_s += seconds
-            time_s = machine.prefill_time(due_s - machine.now_s - machine.state.chunk_ends_s)
+            time_s = machine.prefill_time(due_s - machine.now_s - machine.chunk_ends_s)
             if ahead_s <= time_s < ahead_s + own_s:
                 return Cause.QUEUE
     return None
@@ -60,26 +59,21 @@ def time_for_prompt(machine: StepMachine, candidate: WaitingCandidate) -> Cause 
 
 def a_reserve(machine: StepMachine, candidate: WaitingCandidate) -> Cause | None:
     """A request that is neither urgent nor cheap must leave a reserve for those that are."""
-    if _is_free(machine, candidate) or _prompt_fits(machine, candidate, _reserve(machine, candidate)):
+    if candidate.is_free or _prompt_fits(machine, candidate, _reserve(machine, candidate)):
         return None
     return Cause.UTILISATION
 
 
 def _prompt_fits(machine: StepMachine, candidate: WaitingCandidate, reserve: float) -> bool:
-    fits = _is_free(machine, candidate) or _fits(machine, candidate, machine.demand_with(candidate), 0.0, reserve)
+    fits = candidate.is_free or _fits(machine, candidate, machine.demand_with(candidate), 0.0, reserve)
     return fits or machine.is_in_time_at_once(candidate)
-
-
-def _is_free(machine: StepMachine, candidate: WaitingCandidate) -> bool:
-    """True if no pace limits it: none is needed, it has run before, or it is alone."""
-    return candidate.smallest_s == inf or candidate.track.request.has_run or machine.idle
 
 
 def _fits(
     machine: StepMachine, candidate: WaitingCandidate, demand: Demand, weight: float, reserve: float = 0.0
 ) -> bool:
     limit = 1.0 if candidate.price is None else machine.state.tuning.roomy
-    usable_share = machine.state.usable_share(candidate.smallest_s)
+    usable_share = machine.usable_share(candidate.smallest_s)
     return demand.fits(limit - reserve, usable_share, machine.state.cost.params, weight)
 
 

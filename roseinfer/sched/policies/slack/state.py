@@ -107,12 +107,6 @@ class SlackState:
         """Return the time of a step with this request alone."""
         return self.cost.params.rows_s(1, len(track.tokens))
 
-    @property
-    def chunk_ends_s(self) -> float:
-        """Delay of a first token in addition to its prompt's turn: the step in flight, and the end of its own step."""
-        p, idle = self.cost.params, not len(self.batch)  # if idle, no row reads experts for it
-        return max(p.step_s + (p.experts_s(inf) if idle else 0.0), 2 * self.recent_step_s)
-
     def usable_share(self, smallest_s: float) -> float:
         """Return the share of the time left by margin and stalls, at this smallest TPOT objective (inf: none)."""
         return (1 - self.margins.of(smallest_s) if smallest_s < inf else 1.0) - self.stalled
