@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import torch
 
+from roseinfer.attention.kv_store import KVStore
 from roseinfer.bench.plot import check_plot, plot_latencies
 from roseinfer.bench.report import hardware, versions
 from roseinfer.bench.streaming_compare import Setting, SettingRuns, measure
@@ -26,6 +27,8 @@ from roseinfer.bench.streaming_report import samples, summarise
 from roseinfer.cli.commands.bench_streaming import OPTIONS, make_setting
 from roseinfer.config.parser import OptionParser
 from roseinfer.core.plan import StepPlan
+from roseinfer.models.base import CausalLM
+from roseinfer.runner.forward import ForwardPass
 
 Around = Callable[[], AbstractContextManager[object]]
 # Name in a table -> keys in a report.
@@ -60,11 +63,14 @@ def copies_one_by_one() -> Iterator[None]:
     copied: list[int] = []
 
     class OneByOneRunner(assembly.ModelRunner):
+        def __init__(self, model: CausalLM, forward: ForwardPass, store: KVStore, *rest: Any) -> None:
+            super().__init__(model, forward, store, *rest)
+            self._planes = store.data.flatten(1, 2).unbind(1)
+
         @torch.inference_mode()
         def submit(self, plan: StepPlan) -> Any:
-            planes = self._store.data.flatten(1, 2).unbind(1)
             for src, dst, tokens in plan.copies:
-                for plane in planes:
+                for plane in self._planes:
                     plane[dst, :tokens].copy_(plane[src, :tokens])
             copied.append(len(plan.copies))
             return super().submit(replace(plan, copies=[]))

@@ -95,7 +95,7 @@ def _refused(names: str, why: str, short: tuple[str, ...] = (), harmless: tuple[
 _NO_LORA = "LoRA adapters cannot be loaded"
 _NO_SPECULATION = "there is no speculative decoding"
 _ONLY_TEXT = "models take text only, and requests with images, audio or video are rejected"
-_ONLY_GENERATION = "models generate text only; there are no embeddings, scores or rewards"
+_NO_CLASSES = "there are no classes, rewards or transcriptions"
 _NO_PLUGINS = "the server runs no code of other packages"
 _ONE_CODE = "models and kernels are our own, which have no such choice"
 _OTHER_HOSTS = "engines on other hosts are started by `roseinfer engine` or `roseinfer deploy`"
@@ -166,10 +166,10 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         *_works("served_model_name", note="several names may follow one flag; MODEL comes before them"),
         *_ignored("trust_remote_code", "no code that comes with a model is run"),
         *_ignored("code_revision", "no code that comes with a model is run"),
-        *_refused("runner", _ONLY_GENERATION, harmless=("auto", "generate")),
-        *_refused("task", _ONLY_GENERATION, harmless=("auto", "generate")),
-        *_refused("convert", _ONLY_GENERATION, harmless=("auto", "none")),
-        *_refused("pooler_config override_pooler_config", _ONLY_GENERATION),
+        *_works("runner", values={"draft": RefusedValue(_NO_SPECULATION)}),
+        *_works("task", "runner", values=_words("embed embedding score", "pooling"), note=_NO_CLASSES),
+        *_refused("convert", "--runner and --pooling say what a model returns", harmless=("auto", "none", "embed")),
+        *_refused("pooler_config override_pooler_config", "--pooling chooses the method; the rest is the model's own"),
         *_refused(
             "tokenizer_mode", "tokenizers are read from tokenizer.json or GGUF", harmless=("auto", "slow", "fast", "hf")
         ),
@@ -433,7 +433,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         *_ignored("h11_max_incomplete_event_size h11_max_header_count", "the server has limits of its own on heads"),
         *_ignored("enable_offline_docs", "the viewer of /docs comes from a public server; see /openapi.json"),
         *_ignored("fingerprint_mode fingerprint_value", "answers have no system_fingerprint"),
-        *_ignored("enable_flash_late_interaction", _ONLY_GENERATION),
+        *_ignored("enable_flash_late_interaction", "there are no models with a vector for each token"),
         *_ignored("fail_on_environ_validation", "environment variables of vLLM are not read"),
     ),
     "Metrics and traces": (

@@ -109,6 +109,9 @@ class LMHead:
         self._matmul = table.rows.head()
         self.padded_vocab = table.share * self._group.size
 
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._norm(hidden)
+
     def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """out: [L, padded_vocab]; the result is then a view of it."""
         if hidden.shape[0] == 0:

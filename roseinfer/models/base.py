@@ -43,6 +43,10 @@ class CausalLM(Protocol):
         """Return the residual stream [T, hidden] after the last layer. Call `attention.begin(batch, store)` before."""
         ...
 
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Apply the final norm to `hidden` [L, hidden] of `forward`."""
+        ...
+
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Apply the final norm and the head to `hidden` [L, hidden] of `forward`; L may be 0.
 

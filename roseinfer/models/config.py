@@ -40,7 +40,7 @@ _HARMLESS = frozenset(
     num_beams num_beam_groups num_return_sequences diversity_penalty early_stopping bad_words_ids
     forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens
     exponential_decay_length_penalty remove_invalid_values
-    output_router_logits router_aux_loss_coef router_jitter_noise
+    output_router_logits router_aux_loss_coef router_jitter_noise is_matryoshka matryoshka_dimensions
     """.split()  # noqa: SIM905
 )
 _HARMLESS_PREFIXES = ("_", "transformers", "unsloth")
@@ -54,6 +54,15 @@ _READERS: dict[str, _Reader] = {
     "Qwen3ForCausalLM": read_qwen3,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "MixtralForCausalLM": read_mixtral,
+}
+
+
+# Names of models that were stored without their head, as embedders are.
+_HEADLESS = {
+    "LlamaModel": "LlamaForCausalLM",
+    "MistralModel": "MistralForCausalLM",
+    "Qwen2Model": "Qwen2ForCausalLM",
+    "Qwen3Model": "Qwen3ForCausalLM",
 }
 
 
@@ -95,7 +104,9 @@ def _check_size(spec: ModelSpec, folder: Path, where: str) -> None:
 
 def _architecture(data: dict[str, Any], where: str) -> str:
     names = data.get("architectures")
-    # Compare with a list, since names from JSON may not be hashable.
+    # Compare with lists, since names from JSON may not be hashable.
+    if isinstance(names, list) and len(names) == 1 and names[0] in list(_HEADLESS):
+        return _HEADLESS[names[0]]
     if not isinstance(names, list) or len(names) != 1 or names[0] not in list(_READERS):
         known = ", ".join(_READERS)
         raise UnsupportedModelError(f"{where}: architectures = {shortened(names)} is not supported; known: {known}")

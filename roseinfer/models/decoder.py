@@ -118,6 +118,9 @@ class Decoder:
     def padded_vocab(self) -> int:
         return self._head.padded_vocab
 
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head.normed(hidden)
+
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self._head(hidden, out)
 

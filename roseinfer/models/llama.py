@@ -64,7 +64,9 @@ class Llama:
         return GatedMLP(self.norm(), spec.hidden_size, spec.intermediate_size, spec.activation, bias=spec.mlp_bias)
 
     def names(self, source: WeightSource) -> TensorNames:
-        return TensorNames(tokens="model.embed_tokens", block="model.layers.{}", norm="model.norm")
+        # Embedders are often stored without their head, and then without the prefix.
+        prefix = "model." if "model.embed_tokens.weight" in source else ""
+        return TensorNames(tokens=f"{prefix}embed_tokens", block=prefix + "layers.{}", norm=f"{prefix}norm")
 
 
 def _frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:

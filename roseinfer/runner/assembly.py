@@ -18,12 +18,16 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.progress import stage
 from roseinfer.models.base import CausalLM
+from roseinfer.models.pooling.config import PoolingSpec
+from roseinfer.models.pooling.heads import EmbeddingHead, YesNoHead
 from roseinfer.parallel.group import LiveGroup, SingleRank
 from roseinfer.runner.cuda_graphs import DecodeGraphs, GraphRecorder, decode_buckets
 from roseinfer.runner.forward import EagerForward, ForwardPass, from_rows
 from roseinfer.runner.host_copies import Copier, CpuCopier
 from roseinfer.runner.mixed_graphs import MixedGraphs, mixed_buckets
 from roseinfer.runner.model_runner import ModelRunner
+from roseinfer.runner.pooling import Pooler, PoolingHead
+from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.seats import SeatTable
 
 
@@ -32,7 +36,8 @@ class Shape:
     """Inputs of `assemble`.
 
     backend: as `resolve_backend` returns. kv_dtype: format of K and V in the store. num_host_blocks: KV blocks in host
-    memory, 0 for none. captured_tokens: size of the largest step with prompts that is captured.
+    memory, 0 for none. captured_tokens: size of the largest step with prompts that is captured. pooling: how vectors
+    are made; None for generated text.
     """
 
     block_size: int
@@ -45,6 +50,7 @@ class Shape:
     kv_dtype: torch.dtype
     graphs: bool
     num_host_blocks: int = 0
+    pooling: PoolingSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class Assembly:
     possible. forward: the runner's. copier: None without blocks in host memory.
     """
 
-    runner: ModelRunner
+    runner: ModelRunner | PoolingRunner
     forward: ForwardPass
     seats: SeatTable
     graphable: bool
@@ -91,8 +97,25 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
     if shape.num_host_blocks:
         with stage("taking host memory for K and V"):
             copier = make_copier(store, HostStore(shape.num_host_blocks, store))
-    runner = ModelRunner(model, forward, store, seats, shape.limits, copier)
+    runner: ModelRunner | PoolingRunner
+    if shape.pooling is None:
+        runner = ModelRunner(model, forward, store, seats, shape.limits, copier)
+    else:
+        pooler = _pooler(model, shape.pooling, shape.max_num_seqs)
+        runner = PoolingRunner(forward, store, seats, shape.limits, pooler, copier)
     return Assembly(runner, forward, seats, isinstance(attention, GraphableAttention), graphs, copier)
+
+
+def pooling_head(model: CausalLM, spec: PoolingSpec) -> PoolingHead:
+    """Return the model's head for vectors. Raise `ModelNotFoundError` or `UnsupportedModelError` for its weights."""
+    if spec.yes_no is not None:
+        return YesNoHead(model, *spec.yes_no)
+    return EmbeddingHead(model.normed, model.spec.hidden_size, spec.dense, model.device, normalized=spec.normalized)
+
+
+def _pooler(model: CausalLM, spec: PoolingSpec, seats: int) -> Pooler:
+    head, width = pooling_head(model, spec), model.spec.hidden_size
+    return Pooler(spec.method, head, seats, width, model.device, normalized=spec.normalized)
 
 
 def make_copier(store: KVStore, host: HostStore) -> Copier:
@@ -118,6 +141,8 @@ def _forward_pass(
     buckets, choice = decode_buckets(shape.limits.max_rows), CudaTokenChooser(seats)
     recorder, mixed_sizes = GraphRecorder(), mixed_buckets(shape.captured_tokens)
     mixed = MixedGraphs(eager, model, attention, store, inputs, mixed_sizes, group.minimum, recorder)
+    if shape.pooling is not None:
+        return mixed, (mixed,)
     decodes = DecodeGraphs(mixed, model, attention, store, inputs, buckets, choice, recorder)
     return decodes, (decodes, mixed)
 

@@ -17,6 +17,7 @@ from roseinfer.attention.select import resolve_backend
 from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
+from roseinfer.core.pooling import PoolingTask
 from roseinfer.core.progress import stage
 from roseinfer.core.runner import ExpertChoice, RunnerFacts
 from roseinfer.kernels.common.fp8_codes import CODES
@@ -24,9 +25,10 @@ from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.generation import GenerationDefaults, read_generation_config
 from roseinfer.models.loader import load_model, resolve_dtype
+from roseinfer.models.pooling.config import PoolingSpec, read_pooling_spec
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import LiveGroup, SingleRank
-from roseinfer.runner.assembly import Assembly, Shape, assemble
+from roseinfer.runner.assembly import Assembly, Shape, assemble, pooling_head
 from roseinfer.runner.cache_size import (
     check_context,
     default_cpu_cache_bytes,
@@ -37,6 +39,7 @@ from roseinfer.runner.cache_size import (
 from roseinfer.runner.device import rank_device
 from roseinfer.runner.host_copies import CopyTimes, time_copies
 from roseinfer.runner.model_runner import ModelRunner
+from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
 
 # Memory that the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB.
@@ -54,7 +57,7 @@ CPU_REHEARSAL_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class BuiltRunner:
-    runner: ModelRunner
+    runner: ModelRunner | PoolingRunner
     facts: RunnerFacts
 
 
@@ -72,6 +75,9 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
     with _phase(startup_s, "load"):
         device = rank_device(config.model.device, group.rank, group.size)
         spec = read_model_spec(folder, config.model.max_model_len)
+        pooling = read_pooling_spec(folder, config.model.model, config.model.runner, config.model.pooling)
+        if pooling is not None and pooling.task is PoolingTask.EMBED:
+            spec = replace(spec, tied_embeddings=True)  # the head is not needed, and may be missing
         dtype = resolve_dtype(spec, config.model.dtype, device)
         kv_dtype = kv_dtype_of(config.cache.kv_cache_dtype, dtype)
         if spec.quantization is None:
@@ -93,22 +99,24 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         )
         _check_keys(spec, kv_dtype, model.kv_scales)
     with _phase(startup_s, "cache"):
-        num_blocks = group.minimum(_num_blocks(config, model, backend, kv_dtype, group.size))
+        num_blocks = group.minimum(_num_blocks(config, model, backend, kv_dtype, group.size, pooling))
         max_model_len = resolve_max_model_len(
             config.model.max_model_len, spec.max_position, num_blocks * config.cache.block_size
         )
+        if pooling is not None and pooling.max_tokens is not None and config.model.max_model_len is None:
+            max_model_len = min(max_model_len, pooling.max_tokens)
         limits = StepLimits.of(config.scheduler, max_model_len)
         bytes_per_block = KVStore.bytes_per_block(model.attention, config.cache.block_size, kv_dtype)
         host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)
         shape = _shape(config, num_blocks, max_model_len, backend, kv_dtype, limits)
-        assembly = assemble(model, replace(shape, num_host_blocks=host_blocks), group)
+        assembly = assemble(model, replace(shape, num_host_blocks=host_blocks, pooling=pooling), group)
         _compile(assembly, model, shape)
     with _phase(startup_s, "warm-up"):
         rehearse(assembly.runner, assembly.seats, num_blocks, _rehearsed(config, limits, device))
         if device.type == "cuda":  # products of few rows use separate kernels
             for few in (1, 2, 4, 8, 16):
                 rehearse(assembly.runner, assembly.seats, num_blocks, [min(few, limits.max_tokens)])
-            for params in (PLAIN, EDITED):  # masks apply to logits of either dtype
+            for params in () if pooling else (PLAIN, EDITED):  # masks apply to logits of either dtype
                 rehearse(assembly.runner, assembly.seats, num_blocks, [1], (params,), guided=True)
         copies = CopyTimes()
         if assembly.copier is not None:
@@ -138,6 +146,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         store_s=copies.store_s,
         experts=None if spec.experts is None else ExpertChoice(spec.experts.count, spec.experts.top_k),
         block_bytes=bytes_per_block * group.size,
+        pooling=None if pooling is None else pooling.info(pooling_head(model, pooling).width),
     )
     return BuiltRunner(assembly.runner, facts)
 
@@ -165,7 +174,14 @@ def _check_keys(spec: ModelSpec, kv_dtype: torch.dtype, scales: Sequence[KVScale
         )
 
 
-def _num_blocks(config: EngineConfig, model: CausalLM, backend: str, kv_dtype: torch.dtype, ranks: int) -> int:
+def _num_blocks(
+    config: EngineConfig,
+    model: CausalLM,
+    backend: str,
+    kv_dtype: torch.dtype,
+    ranks: int,
+    pooling: PoolingSpec | None,
+) -> int:
     spec, block_size = model.spec, config.cache.block_size
     bytes_per_block = KVStore.bytes_per_block(model.attention, block_size, kv_dtype)
     context = config.model.max_model_len or spec.max_position
@@ -174,7 +190,7 @@ def _num_blocks(config: EngineConfig, model: CausalLM, backend: str, kv_dtype: t
     def default_bytes() -> int:
         if model.device.type == "cpu":
             return default_cpu_cache_bytes(config.engines * ranks)
-        return free_cuda_bytes(config, model, backend, kv_dtype)
+        return free_cuda_bytes(config, model, backend, kv_dtype, pooling)
 
     return num_kv_blocks(config.cache, bytes_per_block, blocks_of_use, default_bytes)
 
@@ -203,7 +219,9 @@ def _shape(
     )
 
 
-def free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kv_dtype: torch.dtype) -> int:
+def free_cuda_bytes(
+    config: EngineConfig, model: CausalLM, backend: str, kv_dtype: torch.dtype, pooling: PoolingSpec | None = None
+) -> int:
     """Return GPU memory for the KV cache: the configured share of the total, less memory in use and that of a full
     step.
 
@@ -219,7 +237,7 @@ def free_cuda_bytes(config: EngineConfig, model: CausalLM, backend: str, kv_dtyp
     torch.cuda.synchronize(model.device)
     before = torch.cuda.memory_allocated(model.device)
     shape = _shape(config, num_blocks, context, backend, kv_dtype, limits)
-    shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows)
+    shape = replace(shape, graphs=False, max_num_seqs=limits.max_rows, pooling=pooling)
     assembly = assemble(model, shape)
     _compile(assembly, model, shape)
     torch.cuda.reset_peak_memory_stats(model.device)

@@ -9,6 +9,7 @@ from roseinfer.kernels.common.compile_ahead import compiling
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.cuda_sampler import CudaTokenChooser
 from roseinfer.runner.forward import Columns
+from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.seats import Feature
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
 
 @torch.inference_mode()
 def compile_ahead(assembly: "Assembly", model: CausalLM, limits: StepLimits) -> None:
-    """Run the forward pass and the choice of tokens for every kind of step, without launching our kernels.
+    """Run the forward pass and the choice of tokens, if any, for every kind of step, without launching our kernels.
 
     Kernels that this misses are compiled at their first launch. Library kernels do run in between, on unwritten memory.
     That is safe: they only compute numbers, no addresses, and token ids are zeros.
@@ -28,7 +29,7 @@ def compile_ahead(assembly: "Assembly", model: CausalLM, limits: StepLimits) -> 
     sizes = sorted({min(rows, limits.max_rows) for rows in (*_ROWS, limits.max_rows)})
     steps = [[1] * rows for rows in sizes]
     steps += [[tokens] for tokens in _chunks(model, limits.max_tokens)]
-    choice = CudaTokenChooser(assembly.seats)
+    choice = CudaTokenChooser(assembly.seats) if isinstance(assembly.runner, ModelRunner) else None
     with compiling() as ahead:
         if not ahead:
             return
@@ -45,10 +46,13 @@ def _chunks(model: CausalLM, most: int) -> set[int]:
     return {min(tokens, most) for tokens in (384, 768, *(1 << power for power in range(1, most.bit_length() + 1)))}
 
 
-def _forward(assembly: "Assembly", model: CausalLM, choice: CudaTokenChooser, counts: list[int]) -> None:
+def _forward(assembly: "Assembly", model: CausalLM, choice: CudaTokenChooser | None, counts: list[int]) -> None:
     rows = [Row("ahead", seat, 0, count, 1, True, 0, 0, ()) for seat, count in enumerate(counts)]
     out = assembly.forward.run(Columns.of(rows))
     assert out.hidden is not None and out.sample_at is not None, "the step must be launched kernel by kernel"
+    if choice is None:
+        model.normed(out.hidden)
+        return
     seats, ends = out.sample_at
     logits = model.logits(out.hidden)
     for features in (0, Feature.RANDOM, Feature.RANDOM | Feature.FILTERED):

@@ -9,7 +9,7 @@ import torch
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.errors import NO_TOKEN_ALLOWED
 from roseinfer.core.observer import Span, unobserved
-from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenMasks
+from roseinfer.core.plan import RowResult, StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.models.base import CausalLM
@@ -18,6 +18,7 @@ from roseinfer.runner.forward import Columns, ForwardPass
 from roseinfer.runner.host_copies import Copier, StepCopies
 from roseinfer.runner.logprobs import PromptScores, Scores, score_prompt
 from roseinfer.runner.masks import HostMasks
+from roseinfer.runner.plan_state import PlanState
 from roseinfer.runner.rows import SampleAt
 from roseinfer.runner.sampler import NOTHING_LEFT, SampledTokens, Sampler
 from roseinfer.runner.seats import SeatTable
@@ -94,17 +95,15 @@ class ModelRunner:
     ) -> None:
         """`copier`: copies between the store and host memory; without one, plans have no loads and stores."""
         self._limits = limits
-        self._copier = copier
         self._model = model
         self._forward_pass = forward
-        self._store = store
+        self._state = PlanState(store, seats, copier)
         self._seats = seats
         self._sampler = Sampler(seats)
         self._timers = StepTimers(seats.device)
         self._span: Span = unobserved
         self._unsampled: StepHandle | None = None
         self._masks = _make_masks(seats, limits)
-        self._poisoned: set[int] = set()  # seats whose K/V may hold NaN or infinity
 
     def observe(self, span: Span) -> None:
         """Report the phases `prepare` and `forward` of each further step as spans."""
@@ -120,10 +119,7 @@ class ModelRunner:
         handle = StepHandle(plan, self._timers.new())
         handle.timer.start()
         with self._span("prepare"):
-            self._change_state(plan)
-            if plan.loads or plan.stores:
-                assert self._copier is not None, "there are no blocks in host memory"
-                handle.host_copies = self._copier.start(plan.loads, plan.stores)
+            handle.host_copies = self._state.apply(plan)
         if plan.rows:
             self._forward(handle, Columns.of(plan.rows))
         if not plan.guided:  # a guided step's time includes waiting for its masks
@@ -164,44 +160,16 @@ class ModelRunner:
             token_ids[i] = (token,)
         results = [RowResult(row.request_id, ids) for row, ids in zip(rows, token_ids, strict=True)]
         self._add_scores(handle, results)
-        if self._seats.broken or handle.prompts or (tokens and min(tokens) < 0):
-            self._add_errors(handle, results, tokens)
-        if handle.host_copies is None:
-            return StepResult(handle.plan.step, results, duration_s)
-        copied, first = handle.host_copies.wait(), self._copier is not None and not self._copier.overlaps_steps
-        return StepResult(handle.plan.step, results, max(duration_s, *copied), *copied, first)
+        if handle.prompts or (tokens and min(tokens) < 0):
+            self._find_errors(handle, tokens)
+        results = self._state.with_errors(rows, results)
+        return self._state.finish(StepResult(handle.plan.step, results, duration_s), handle.host_copies)
 
     def close(self) -> None:
         """Wait for copies, since memory is freed with the object."""
-        if self._copier is not None:
-            self._copier.close()
+        self._state.close()
 
     # --- submit -------------------------------------------------------------------------------------------------
-    def _change_state(self, plan: StepPlan) -> None:
-        seats = self._seats
-        if plan.released:
-            self._scrub(plan.released)
-            seats.release(plan.released)
-        seats.admit(plan.admitted)
-        if plan.copies:
-            src, dst, tokens = zip(*plan.copies, strict=True)
-            pairs = upload((src, dst), torch.int64, seats.device)
-            self._store.copy_blocks(pairs[0], pairs[1], max(tokens))
-        growing = [row for row in plan.rows if row.new_blocks]
-        if growing:
-            seats.grow_tables(growing)
-
-    def _scrub(self, released: list[int]) -> None:
-        """Zero non-finite values in the blocks of failed requests before their next owner gets them.
-
-        Attention multiplies masked positions by zero, and zero times NaN is NaN: one bad request would spoil others.
-        """
-        for seat in released:
-            if seat in self._poisoned:
-                self._poisoned.discard(seat)
-                blocks = self._seats.block_tables[seat, : self._seats.at(seat).num_blocks].long()
-                self._store.scrub(blocks)
-
     def _forward(self, handle: StepHandle, columns: Columns) -> None:
         with self._span("forward"):
             out = self._forward_pass.run(columns)
@@ -249,22 +217,14 @@ class ModelRunner:
         for prompt in handle.downloaded.prompts:
             results[prompt.row] = results[prompt.row]._replace(prompt_logprobs=prompt.to_python())
 
-    def _add_errors(self, handle: StepHandle, results: list[RowResult], tokens: list[int]) -> None:
-        """Find the rows that failed in this step. Every row of a failed request, now and later, is an error."""
+    def _find_errors(self, handle: StepHandle, tokens: list[int]) -> None:
+        """Find the requests that failed in this step."""
         rows = handle.plan.rows
         for i, token in zip(handle.sampling, tokens, strict=True):
-            if token < 0:
-                nothing_left = CONSTRAINED_ERROR if i in handle.plan.guided else NOTHING_LEFT_ERROR
-                self._fail(rows[i], nothing_left if token == NOTHING_LEFT else NOT_FINITE_ERROR)
+            if token == NOTHING_LEFT:
+                self._state.fail(rows[i], CONSTRAINED_ERROR if i in handle.plan.guided else NOTHING_LEFT_ERROR)
+            elif token < 0:
+                self._state.fail(rows[i], NOT_FINITE_ERROR, poisons=True)
         for prompt in handle.downloaded.prompts:
             if not bool(prompt.finite.all()):
-                self._fail(rows[prompt.row], NOT_FINITE_ERROR)
-        for i, row in enumerate(rows):
-            error = self._seats.broken.get(row.seat)
-            if error is not None:
-                results[i] = RowResult(row.request_id, error=error)
-
-    def _fail(self, row: Row, error: str) -> None:
-        self._seats.broken.setdefault(row.seat, error)
-        if error == NOT_FINITE_ERROR:
-            self._poisoned.add(row.seat)
+                self._state.fail(rows[prompt.row], NOT_FINITE_ERROR, poisons=True)

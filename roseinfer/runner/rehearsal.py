@@ -1,14 +1,11 @@
 """Artificial steps before the first request, which load kernels and show how much memory a step takes."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from roseinfer.core.plan import Admission, BlockCopy, Row, StepLimits, StepPlan, TokenMasks
+from roseinfer.core.runner import Runner
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.seats import SeatTable
-
-if TYPE_CHECKING:
-    from roseinfer.runner.model_runner import ModelRunner
 
 GREEDY = SequenceParams(max_tokens=2, temperature=0.0)
 PLAIN = SequenceParams(max_tokens=2, temperature=1.0)
@@ -32,7 +29,7 @@ def full_step(limits: StepLimits, chunked: bool) -> list[int]:
 
 
 def rehearse(
-    runner: "ModelRunner",
+    runner: Runner,
     seats: SeatTable,
     num_blocks: int,
     lengths: Sequence[int],
@@ -77,7 +74,7 @@ def _row(seat: int, start: int, count: int) -> Row:
     return Row(f"rehearsal-{seat}", seat, start, count, 1, True, start, 0, ())
 
 
-def _run(runner: "ModelRunner", plan: StepPlan, guided: bool = False) -> None:
+def _run(runner: Runner, plan: StepPlan, guided: bool = False) -> None:
     masks = None
     if guided:
         plan.guided = tuple(range(len(plan.rows)))

@@ -25,7 +25,8 @@ from tests.test_public_face import run_python
         ({"num_gpu_blocks_override": 64}, {"num_kv_blocks": 64}),
         ({"tokenizer": Path("a/b"), "scheduling_policy": "fcfs"}, {"tokenizer": "a/b", "scheduling_policy": "fifo"}),
         ({"pipeline_parallel_size": 1, "data_parallel_size": 1, "enable_lora": False}, {}),
-        ({"speculative_config": None, "task": "generate", "tokenizer_mode": "auto"}, {}),
+        ({"speculative_config": None, "task": "generate", "tokenizer_mode": "auto"}, {"runner": "generate"}),
+        ({"task": "embed"}, {"runner": "pooling"}),
         ({"unknown": 1}, {"unknown": 1}),
     ],
 )
@@ -52,7 +53,7 @@ def test_an_override_of_the_generation_config_sets_the_default_sampling() -> Non
         {"logits_processors": [print]},
         {"quantization": "awq"},
         {"reasoning_parser": "qwen3"},
-        {"task": "embed"},
+        {"runner": "draft"},
     ],
 )
 def test_what_would_change_answers_is_refused_by_name(options: dict[str, Any]) -> None:

@@ -23,6 +23,17 @@ class ModelConfig:
     gguf_file: str | None = option(
         None, "the GGUF file to load of MODEL, a folder or an id; not needed if it has only one", metavar="NAME"
     )
+    runner: str = option(
+        "auto",
+        "generate = text; pooling = embeddings or scores; auto = as the model's folder says",
+        choices=("auto", "generate", "pooling"),
+    )
+    pooling: str = option(
+        "auto",
+        "how a model makes embeddings or scores: last, mean, cls = hidden states of the last, all or the first token; "
+        'yes-no = probability of "yes" as next token; auto = as the model\'s folder says, else last',
+        choices=("auto", "last", "mean", "cls", "yes-no"),
+    )
     dtype: str = option(
         "auto",
         "weights and computation; auto = the checkpoint's on a GPU, float32 on a CPU",
@@ -69,6 +80,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         given_override(self.override_generation_config)
+        if self.pooling != "auto" and self.runner == "generate":
+            raise ConfigError(f"pooling is {self.pooling}, but runner is generate (expected pooling)")
         check_positive(self, "max_model_len", "threads", "tensor_parallel_size")
         if self.tensor_parallel_size > 1 and self.device == PRICED:
             raise ConfigError(f"tensor_parallel_size must be 1 for device {PRICED}, which has no model to share")

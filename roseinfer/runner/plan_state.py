@@ -1,0 +1,84 @@
+"""State that plans change before their rows run: seats, block tables, KV blocks, host memory, failed requests."""
+
+from dataclasses import replace
+
+import torch
+
+from roseinfer.attention.kv_store import KVStore
+from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult
+from roseinfer.runner.device import upload
+from roseinfer.runner.host_copies import Copier, StepCopies
+from roseinfer.runner.seats import SeatTable
+
+
+class PlanState:
+    """State of one runner. `copier`: copies between `store` and host memory; None if plans have no loads and stores."""
+
+    def __init__(self, store: KVStore, seats: SeatTable, copier: Copier | None = None) -> None:
+        self.seats = seats
+        self._store = store
+        self._copier = copier
+        self._poisoned: set[int] = set()  # seats whose K/V may hold NaN or infinity
+
+    def apply(self, plan: StepPlan) -> StepCopies | None:
+        """Apply the plan's changes. Return its copies from and to host memory, which have been started."""
+        seats = self.seats
+        if plan.released:
+            self._scrub(plan.released)
+            seats.release(plan.released)
+        seats.admit(plan.admitted)
+        if plan.copies:
+            src, dst, tokens = zip(*plan.copies, strict=True)
+            pairs = upload((src, dst), torch.int64, seats.device)
+            self._store.copy_blocks(pairs[0], pairs[1], max(tokens))
+        growing = [row for row in plan.rows if row.new_blocks]
+        if growing:
+            seats.grow_tables(growing)
+        if not (plan.loads or plan.stores):
+            return None
+        assert self._copier is not None, "there are no blocks in host memory"
+        return self._copier.start(plan.loads, plan.stores)
+
+    def _scrub(self, released: list[int]) -> None:
+        """Zero non-finite values in the blocks of failed requests before their next owner gets them.
+
+        Attention multiplies masked positions by zero, and zero times NaN is NaN: one bad request would spoil others.
+        """
+        for seat in released:
+            if seat in self._poisoned:
+                self._poisoned.discard(seat)
+                blocks = self.seats.block_tables[seat, : self.seats.at(seat).num_blocks].long()
+                self._store.scrub(blocks)
+
+    def fail(self, row: Row, error: str, *, poisons: bool = False) -> None:
+        """Make this row and all later ones of its request errors. `poisons`: its K/V may hold NaN or infinity."""
+        self.seats.broken.setdefault(row.seat, error)
+        if poisons:
+            self._poisoned.add(row.seat)
+
+    def with_errors(self, rows: list[Row], results: list[RowResult]) -> list[RowResult]:
+        """Return the results, with those of failed requests replaced by errors."""
+        broken = self.seats.broken
+        if not broken:
+            return results
+        errors = [broken.get(row.seat) for row in rows]
+        pairs = zip(results, errors, strict=True)
+        return [result if error is None else RowResult(result.request_id, error=error) for result, error in pairs]
+
+    def finish(self, result: StepResult, copies: StepCopies | None) -> StepResult:
+        """Wait for the step's copies from and to host memory, and return its result with their times."""
+        if copies is None:
+            return result
+        loads_s, stores_s = copies.wait()
+        return replace(
+            result,
+            duration_s=max(result.duration_s, loads_s, stores_s),
+            loads_s=loads_s,
+            stores_s=stores_s,
+            copies_first=self._copier is not None and not self._copier.overlaps_steps,
+        )
+
+    def close(self) -> None:
+        """Wait for copies, since memory is freed with the object."""
+        if self._copier is not None:
+            self._copier.close()
