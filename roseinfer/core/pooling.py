@@ -40,11 +40,14 @@ class PoolingMethod(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """Marks a request as prompt-only. `dimensions`: leading components of an embedding to keep, which are then
-    normalised again; None = all.
+    """Mark of a prompt-only request.
+
+    `dimensions`: leading numbers of an embedding to keep, which are then normalised again; None = all.
+    `second_text_from`: first token of the second text of a pair, for models that number the texts; 0 = one text.
     """
 
     dimensions: int | None = None
+    second_text_from: int = 0
 
 
 class PairFormat(StrEnum):

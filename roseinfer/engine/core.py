@@ -211,6 +211,8 @@ class EngineCore:
         info.check(prompt.pooling)
         if new.n != 1 or new.outputs is not None or prompt.params.max_tokens != 0:
             raise InvalidRequestError("a prompt-only request has one sample without output", "n")
+        if not 0 <= prompt.pooling.second_text_from <= len(prompt.ids):
+            raise InvalidRequestError("second_text_from must be a position of the prompt", "second_text_from")
         if prompt.meta.slo is not None and prompt.meta.slo.tpot_s is not None:
             raise InvalidRequestError("slo.tpot_s is not supported: the request has no output tokens", "slo.tpot_s")
 

@@ -185,7 +185,7 @@ def _build_runner(
         from roseinfer.runner.build import build_runner
         from roseinfer.runner.device_defaults import fit_to_device
 
-        config = fit_to_device(config)
+        config = fit_to_device(config, folder)
         if others is None:
             built = build_runner(config, folder)
         else:

@@ -26,6 +26,7 @@ from roseinfer.runner.forward import EagerForward, ForwardPass, from_rows
 from roseinfer.runner.host_copies import Copier, CpuCopier
 from roseinfer.runner.mixed_graphs import MixedGraphs, mixed_buckets
 from roseinfer.runner.model_runner import ModelRunner
+from roseinfer.runner.plan_state import PlanState
 from roseinfer.runner.pooling import Pooler, PoolingHead
 from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.seats import SeatTable
@@ -101,8 +102,8 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
     if shape.pooling is None:
         runner = ModelRunner(model, forward, store, seats, shape.limits, copier)
     else:
-        pooler = _pooler(model, shape.pooling, shape.max_num_seqs)
-        runner = PoolingRunner(forward, store, seats, shape.limits, pooler, copier)
+        pooler = _pooler(model, shape.pooling, seats)
+        runner = PoolingRunner(forward, PlanState(store, seats, copier), shape.limits, pooler)
     return Assembly(runner, forward, seats, isinstance(attention, GraphableAttention), graphs, copier)
 
 
@@ -113,9 +114,9 @@ def pooling_head(model: CausalLM, spec: PoolingSpec) -> PoolingHead:
     return EmbeddingHead(model.normed, model.spec.hidden_size, spec.dense, model.device, normalized=spec.normalized)
 
 
-def _pooler(model: CausalLM, spec: PoolingSpec, seats: int) -> Pooler:
-    head, width = pooling_head(model, spec), model.spec.hidden_size
-    return Pooler(spec.method, head, seats, width, model.device, normalized=spec.normalized)
+def _pooler(model: CausalLM, spec: PoolingSpec, seats: SeatTable) -> Pooler:
+    head = pooling_head(model, spec)
+    return Pooler(spec.method, head, seats, model.spec.hidden_size, normalized=spec.normalized)
 
 
 def make_copier(store: KVStore, host: HostStore) -> Copier:

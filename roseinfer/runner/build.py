@@ -1,11 +1,9 @@
 """Construction of a runner that is ready for its first plan, from a configuration and a model folder."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
@@ -18,17 +16,18 @@ from roseinfer.core.config.engine import EngineConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.pooling import PoolingTask
-from roseinfer.core.progress import stage
 from roseinfer.core.runner import ExpertChoice, RunnerFacts
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
+from roseinfer.models.encoders.registry import is_encoder
 from roseinfer.models.generation import GenerationDefaults, read_generation_config
 from roseinfer.models.loader import load_model, resolve_dtype
 from roseinfer.models.pooling.config import PoolingSpec, read_pooling_spec
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import LiveGroup, SingleRank
 from roseinfer.runner.assembly import Assembly, Shape, assemble, pooling_head
+from roseinfer.runner.build_encoder import build_encoder
 from roseinfer.runner.cache_size import (
     check_context,
     default_cpu_cache_bytes,
@@ -39,18 +38,12 @@ from roseinfer.runner.cache_size import (
 from roseinfer.runner.device import rank_device
 from roseinfer.runner.host_copies import CopyTimes, time_copies
 from roseinfer.runner.model_runner import ModelRunner
+from roseinfer.runner.phases import phase
 from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
 
 # Memory that the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB.
 GRAPH_BYTES = 512 << 20
-# Names of start-up phases for users.
-_SHOWN = {
-    "load": "loading the model",
-    "cache": "sizing the KV cache",
-    "warm-up": "warming up",
-    "graphs": "capturing CUDA graphs",
-}
 # A rehearsal on a CPU only loads what is loaded lazily; a full prefill would take seconds.
 CPU_REHEARSAL_TOKENS = 32
 
@@ -71,8 +64,11 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
     startup_s: dict[str, float] = {}
     group = group or SingleRank()
     _set_threads(config, group)
+    if is_encoder(folder):
+        runner, facts = build_encoder(config, folder, group)
+        return BuiltRunner(runner, facts)
     check_host_memory(int(config.cache.kv_offloading_size * GIB))
-    with _phase(startup_s, "load"):
+    with phase(startup_s, "load"):
         device = rank_device(config.model.device, group.rank, group.size)
         spec = read_model_spec(folder, config.model.max_model_len)
         pooling = read_pooling_spec(folder, config.model.model, config.model.runner, config.model.pooling)
@@ -98,7 +94,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             group=group,
         )
         _check_keys(spec, kv_dtype, model.kv_scales)
-    with _phase(startup_s, "cache"):
+    with phase(startup_s, "cache"):
         num_blocks = group.minimum(_num_blocks(config, model, backend, kv_dtype, group.size, pooling))
         max_model_len = resolve_max_model_len(
             config.model.max_model_len, spec.max_position, num_blocks * config.cache.block_size
@@ -111,7 +107,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         shape = _shape(config, num_blocks, max_model_len, backend, kv_dtype, limits)
         assembly = assemble(model, replace(shape, num_host_blocks=host_blocks, pooling=pooling), group)
         _compile(assembly, model, shape)
-    with _phase(startup_s, "warm-up"):
+    with phase(startup_s, "warm-up"):
         rehearse(assembly.runner, assembly.seats, num_blocks, _rehearsed(config, limits, device))
         if device.type == "cuda":  # products of few rows use separate kernels
             for few in (1, 2, 4, 8, 16):
@@ -122,7 +118,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         if assembly.copier is not None:
             copies = time_copies(assembly.copier, num_blocks, host_blocks)
     if assembly.graphs:
-        with _phase(startup_s, "graphs"):
+        with phase(startup_s, "graphs"):
             assembly.capture()
             for params in (GREEDY, PLAIN, FILTERED, EDITED):
                 pair = full_step(StepLimits(min(2, limits.max_rows), min(8, limits.max_tokens)), chunked=True)
@@ -268,11 +264,3 @@ def _default_sampling(generation: GenerationDefaults) -> dict[str, float | int]:
     values = asdict(generation)
     del values["eos_token_ids"]
     return {name: value for name, value in values.items() if value is not None}
-
-
-@contextmanager
-def _phase(startup_s: dict[str, float], name: str) -> Iterator[None]:
-    began = perf_counter()
-    with stage(_SHOWN[name]):
-        yield
-    startup_s[name] = perf_counter() - began

@@ -1,6 +1,7 @@
 """Defaults that depend on the device, chosen before the engine is built."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -8,9 +9,12 @@ from roseinfer.core.config.engine import (
     BURST_TOKENS,
     DEFAULT_POLICY,
     DEFAULT_SEATS_COUNT,
+    DEFAULT_STEP_TOKENS,
     EngineConfig,
     SchedulerConfig,
 )
+from roseinfer.models.encoders.registry import is_encoder
+from roseinfer.models.pooling.config import read_pooling_spec
 from roseinfer.runner.device import resolve_device
 
 MIN_LARGE_GPU_BYTES = 64 << 30
@@ -18,19 +22,32 @@ MIN_LARGE_GPU_BYTES = 64 << 30
 LARGE_GPU_SEATS_COUNT = 512
 # A step of 8,192 tokens needs 0.6 GB more than one of 2,048 with Qwen3-8B.
 LARGE_GPU_BURST_TOKENS = 8192
+# Prompt-only requests end with their prompts, so more of them fit in a step: 8,192 tokens are 512 texts of 16.
+LARGE_GPU_POOLING_SEATS_COUNT = 1024
 _MAX_BURST_STEPS = 4  # in one burst step
 
 
-def fit_to_device(config: EngineConfig) -> EngineConfig:
-    """Return `config` with the device's defaults for seats and burst tokens, where it leaves them open.
+def fit_to_device(config: EngineConfig, folder: Path) -> EngineConfig:
+    """Return `config` with the device's defaults for seats and burst tokens, where it leaves them open, and with what
+    the model in `folder` needs: an encoder computes whole prompts, of which nothing is cached.
 
     Raise `ConfigError` for a GPU that is missing.
     """
+    encodes = is_encoder(folder)
+    if encodes:
+        config = replace(
+            config,
+            cache=replace(config.cache, enable_prefix_caching=False),
+            scheduler=replace(config.scheduler, enable_chunked_prefill=False),
+        )
     scheduler = config.scheduler
     device = resolve_device(config.model.device)
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
     if scheduler.max_num_seqs is None:
-        scheduler = replace(scheduler, max_num_seqs=default_seats(memory))
+        pools = encodes or read_pooling_spec(folder, config.model.model, config.model.runner, config.model.pooling)
+        scheduler = replace(scheduler, max_num_seqs=default_seats(memory, pools=bool(pools)))
+    if encodes and memory >= MIN_LARGE_GPU_BYTES and scheduler.max_num_batched_tokens == DEFAULT_STEP_TOKENS:
+        scheduler = replace(scheduler, max_num_batched_tokens=LARGE_GPU_BURST_TOKENS)  # there are no bursts
     return replace(config, scheduler=with_bursts(scheduler, memory))
 
 
@@ -43,6 +60,8 @@ def with_bursts(scheduler: SchedulerConfig, gpu_bytes: int) -> SchedulerConfig:
     return replace(scheduler, policy_options={**scheduler.policy_options, BURST_TOKENS: tokens})
 
 
-def default_seats(gpu_bytes: int) -> int:
-    """Return the default number of seats. `gpu_bytes`: 0 without a GPU."""
-    return LARGE_GPU_SEATS_COUNT if gpu_bytes >= MIN_LARGE_GPU_BYTES else DEFAULT_SEATS_COUNT
+def default_seats(gpu_bytes: int, *, pools: bool = False) -> int:
+    """Return the default number of seats. `gpu_bytes`: 0 without a GPU. `pools`: all requests are prompt-only."""
+    if gpu_bytes < MIN_LARGE_GPU_BYTES:
+        return DEFAULT_SEATS_COUNT
+    return LARGE_GPU_POOLING_SEATS_COUNT if pools else LARGE_GPU_SEATS_COUNT

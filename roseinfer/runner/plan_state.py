@@ -12,9 +12,12 @@ from roseinfer.runner.seats import SeatTable
 
 
 class PlanState:
-    """State of one runner. `copier`: copies between `store` and host memory; None if plans have no loads and stores."""
+    """State of one runner. `copier`: copies between `store` and host memory; None if plans have no loads and stores.
 
-    def __init__(self, store: KVStore, seats: SeatTable, copier: Copier | None = None) -> None:
+    `store`: None if no K/V is kept; then KV blocks exist in plans only.
+    """
+
+    def __init__(self, store: KVStore | None, seats: SeatTable, copier: Copier | None = None) -> None:
         self.seats = seats
         self._store = store
         self._copier = copier
@@ -28,6 +31,7 @@ class PlanState:
             seats.release(plan.released)
         seats.admit(plan.admitted)
         if plan.copies:
+            assert self._store is not None, "no K/V is kept"
             src, dst, tokens = zip(*plan.copies, strict=True)
             pairs = upload((src, dst), torch.int64, seats.device)
             self._store.copy_blocks(pairs[0], pairs[1], max(tokens))
@@ -44,9 +48,9 @@ class PlanState:
 
         Attention multiplies masked positions by zero, and zero times NaN is NaN: one bad request would spoil others.
         """
-        for seat in released:
-            if seat in self._poisoned:
-                self._poisoned.discard(seat)
+        for seat in self._poisoned.intersection(released):
+            self._poisoned.discard(seat)
+            if self._store is not None:
                 blocks = self.seats.block_tables[seat, : self.seats.at(seat).num_blocks].long()
                 self._store.scrub(blocks)
 

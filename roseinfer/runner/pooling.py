@@ -6,9 +6,10 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 
-from roseinfer.core.plan import Admission, Row, RowResult
+from roseinfer.core.plan import Row, RowResult
 from roseinfer.core.pooling import FLOAT_BYTES, PoolingMethod
 from roseinfer.runner.device import start_download, upload
+from roseinfer.runner.seats import SeatTable
 
 
 class PoolingHead(Protocol):
@@ -83,7 +84,7 @@ class StepVectors(NamedTuple):
 
 
 class Pooler:
-    """Pools the requests of `seats` seats.
+    """Pooling of the requests of a seat table.
 
     A mean is the sum over a request's rows so far, in float32 and in a fixed order, so chunks and batches change no
     more than its last digit. `normalized`: vectors of fewer dimensions are normalised again.
@@ -93,9 +94,8 @@ class Pooler:
         self,
         method: PoolingMethod,
         head: PoolingHead,
-        seats: int,
+        seats: SeatTable,
         width: int,
-        device: torch.device,
         *,
         normalized: bool,
     ) -> None:
@@ -103,14 +103,9 @@ class Pooler:
         self._method = method
         self._head = head
         self._normalized = normalized
-        self._widths = [head.width] * seats
-        self._held = torch.zeros((seats if method.needs_every_position else 0, width), device=device)
-
-    def admit(self, admissions: list[Admission]) -> None:
-        """Note the dimensions that new requests want."""
-        for admission in admissions:
-            wanted = admission.pooling.dimensions if admission.pooling is not None else None
-            self._widths[admission.seat] = wanted or self._head.width
+        self._seats = seats
+        rows = len(seats.seats) if method.needs_every_position else 0
+        self._held = torch.zeros((rows, width), device=seats.device)
 
     def pool(self, hidden: torch.Tensor, rows: PooledRows) -> StepVectors:
         """Return the vectors of the requests that end with these rows. hidden: [L, H], L = sum of their lengths."""
@@ -120,9 +115,14 @@ class Pooler:
             pooled = self._hold(states, rows, ending)
         else:
             pooled = self._last(states, rows, ending)
-        widths = [self._widths[rows.seats[place]] for place in ending]
+        widths = [self._width(rows.seats[place]) for place in ending]
         vectors = self._head.vectors(pooled) if ending else hidden.new_empty((0, self._head.width)).float()
         return StepVectors(self._cut(vectors, widths), [rows.order[place] for place in ending], widths)
+
+    def _width(self, seat: int) -> int:
+        """Return how many numbers the request in a seat wants."""
+        pooling = self._seats.at(seat).pooling
+        return (pooling.dimensions if pooling is not None else None) or self._head.width
 
     def _last(self, states: torch.Tensor, rows: PooledRows, ending: list[int]) -> torch.Tensor:
         if len(states) == len(ending):

@@ -4,15 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import StepLimits, StepPlan, StepResult, TokenMasks
 from roseinfer.core.runner import Capabilities
 from roseinfer.runner.forward import Columns, ForwardPass
-from roseinfer.runner.host_copies import Copier, StepCopies
+from roseinfer.runner.host_copies import StepCopies
 from roseinfer.runner.plan_state import PlanState
 from roseinfer.runner.pooling import PooledRows, Pooler, StepVectors
-from roseinfer.runner.seats import SeatTable
 from roseinfer.runner.timing import StepTimer, StepTimers
 
 VECTOR_NOT_FINITE_ERROR = "the model returned hidden states that are not finite"
@@ -41,18 +39,15 @@ class PoolingRunner:
     def __init__(
         self,
         forward: ForwardPass,
-        store: KVStore,
-        seats: SeatTable,
+        state: PlanState,
         limits: StepLimits,
         pooler: Pooler,
-        copier: Copier | None = None,
     ) -> None:
-        """`copier`: copies between the store and host memory; without one, plans have no loads and stores."""
         self._limits = limits
         self._forward_pass = forward
-        self._state = PlanState(store, seats, copier)
+        self._state = state
         self._pooler = pooler
-        self._timers = StepTimers(seats.device)
+        self._timers = StepTimers(state.seats.device)
         self._span: Span = unobserved
 
     def observe(self, span: Span) -> None:
@@ -68,7 +63,6 @@ class PoolingRunner:
         handle.timer.start()
         with self._span("prepare"):
             handle.host_copies = self._state.apply(plan)
-            self._pooler.admit(plan.admitted)
         if plan.rows:
             columns = Columns.of(plan.rows)
             with self._span("forward"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from roseinfer.core.plan import Admission, Row
+from roseinfer.core.pooling import PoolingParams
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.device import upload, write_ranges
 from roseinfer.runner.edits import make_edits
@@ -35,6 +36,7 @@ class Seat:
     params: SequenceParams
     features: int
     num_blocks: int
+    pooling: PoolingParams | None = None
 
 
 class SeatTable:
@@ -116,7 +118,7 @@ class SeatTable:
     def _seat(self, a: Admission) -> Sequence[int]:
         """Fill the host side. Return the token ids to write, or harmless ones if they are unusable."""
         assert 0 < a.prompt_len <= len(a.token_ids) <= self.max_model_len, "the request does not fit"
-        seat = Seat(a.request_id, a.prompt_len, a.params, self._features(a), len(a.blocks))
+        seat = Seat(a.request_id, a.prompt_len, a.params, self._features(a), len(a.blocks), a.pooling)
         self.seats[a.seat] = seat
         error = self._unusable(a)
         if error is not None:

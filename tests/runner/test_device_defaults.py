@@ -2,6 +2,7 @@
 
 import pytest
 
+from roseinfer.config.hub import resolve_model
 from roseinfer.core.config.engine import EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.plan import StepLimits
 from roseinfer.runner.device_defaults import default_seats, fit_to_device, with_bursts
@@ -11,12 +12,13 @@ from roseinfer.sched.registry import make_policy, scheduler_config
 @pytest.mark.parametrize(("gib", "seats"), [(0, 256), (24, 256), (48, 256), (79.1, 512), (140, 512)])
 def test_a_large_gpu_has_more_seats(gib: float, seats: int) -> None:
     assert default_seats(int(gib * 2**30)) == seats
+    assert default_seats(int(gib * 2**30), pools=True) == max(seats, 1024 if seats == 512 else 0)
 
 
 @pytest.mark.parametrize(("asked", "seats"), [(None, 256), (7, 7)])
 def test_configured_seats_stay(asked: int | None, seats: int) -> None:
     scheduler = SchedulerConfig(max_num_seqs=asked, max_active_requests=300)
-    config = fit_to_device(EngineConfig(model=ModelConfig(device="cpu"), scheduler=scheduler))
+    config = fit_to_device(EngineConfig(model=ModelConfig(device="cpu"), scheduler=scheduler), resolve_model("tiny"))
     assert config.scheduler.max_num_seqs == config.scheduler.max_running == seats
     assert StepLimits.of(scheduler, 64).max_rows == seats
 

@@ -13,6 +13,7 @@ from roseinfer.core.generation_config import given_override
 DEFAULT_POLICY = "slack"
 PRICED = "priced"  # device of an engine without a model
 DEFAULT_SEATS_COUNT = 256  # devices with much memory get more
+DEFAULT_STEP_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +139,7 @@ class SchedulerConfig:
     max_num_seqs: int | None = option(
         None, "seats: maximum number of running requests; default: 256, or 512 on a GPU with at least 64 GiB of memory"
     )
-    max_num_batched_tokens: int = option(2048, "maximum tokens of one step, decode and prefill together")
+    max_num_batched_tokens: int = option(DEFAULT_STEP_TOKENS, "maximum tokens of one step, decode and prefill together")
     max_active_requests: int | None = option(None, "maximum number of running requests, if below max_num_seqs")
     max_inflight_requests: int | None = option(None, "requests in the engine, waiting ones included; more get a 429")
     enable_chunked_prefill: bool = option(True, "split long prompts over steps", aliases=("chunked_prefill",))

@@ -12,6 +12,7 @@ from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.core.json_file import read_json, read_object, shortened
 from roseinfer.core.pooling import PairFormat, PoolingInfo, PoolingMethod, PoolingTask
 from roseinfer.gguf.files import is_gguf
+from roseinfer.models.encoders.spec import EncoderSpec
 from roseinfer.models.fields import ConfigFields
 
 MODULES = "modules.json"
@@ -262,3 +263,41 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     if default is not None and default not in list(prompts):
         raise UnsupportedModelError(f"{path}: default_prompt_name = {shortened(default)} is not among the prompts")
     return prompts, default
+
+
+# --- encoders --------------------------------------------------------------------------------------------------------
+def read_encoder_pooling(folder: Path, spec: EncoderSpec, runner: str = "auto", pooling: str = "auto") -> PoolingSpec:
+    """Return how an encoder's vectors are made. The options are those of `read_pooling_spec`.
+
+    Raise `ConfigError` for options that do not fit an encoder, `UnsupportedModelError` naming what is not supported.
+    """
+    if runner == "generate":
+        raise ConfigError(f"runner is generate, but {spec.architecture} generates no text (expected pooling)")
+    if pooling == YES_NO:
+        raise ConfigError(f"pooling is {YES_NO}, but {spec.architecture} has no next token")
+    modules = _read_modules(folder)
+    if spec.head is not None:
+        return _classifier_spec(folder, spec, modules, pooling)
+    found = _spec_of(folder, modules) if modules else PoolingSpec(method=PoolingMethod.MEAN)
+    if pooling != "auto":
+        found = _with_method(found, PoolingMethod(pooling))
+    return _with_dimensions(found, folder, "")
+
+
+def _classifier_spec(
+    folder: Path, spec: EncoderSpec, modules: tuple[tuple[str, Path], ...], pooling: str
+) -> PoolingSpec:
+    """Return the description of a classifier with one score, whose pooling is the model's own."""
+    assert spec.head is not None
+    if spec.head.labels != 1:
+        raise UnsupportedModelError(f"{folder}: {spec.head.labels} labels are not supported; a score is one number")
+    if [kind for kind, _ in modules] not in ([], ["Transformer"]):
+        raise UnsupportedModelError(f"{folder / MODULES}: a {spec.architecture} has no modules after the Transformer")
+    found = PoolingSpec(
+        task=PoolingTask.SCORE,
+        method=PoolingMethod(spec.head.pooling),
+        normalized=False,
+        max_tokens=_max_tokens(folder),
+        pairs=PairFormat.TOKENIZER,
+    )
+    return found if pooling == "auto" else _with_method(found, PoolingMethod(pooling))
