@@ -87,16 +87,20 @@ def draw_rows(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[list[int]
     return [rng.choices(range(4, VOCAB), k=length) for length in lengths]
 
 
-def pack(rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> PackedRows:
-    ids = torch.tensor([token for row in rows for token in row])
-    kinds = None if types is None else torch.tensor([kind for row in types for kind in row])
+def pack(
+    rows: Sequence[Sequence[int]],
+    types: Sequence[Sequence[int]] | None = None,
+    device: str | torch.device = "cpu",
+) -> PackedRows:
+    ids = torch.tensor([token for row in rows for token in row], device=device)
+    kinds = None if types is None else torch.tensor([kind for row in types for kind in row], device=device)
     return PackedRows.of(ids, [len(row) for row in rows], kinds)
 
 
 @torch.inference_mode()
 def hidden_states(model: EncoderModel, rows: PackedRows) -> list[torch.Tensor]:
-    """Return the hidden states [length, hidden] of each row."""
-    return list(model.forward(rows).split(rows.query_lens))
+    """Return the hidden states [length, hidden] of each row, on the CPU."""
+    return list(model.forward(rows).cpu().split(rows.query_lens))
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ from roseinfer.models.encoders.base import EncoderModel, PackedRows
 from roseinfer.models.encoders.xlm_roberta import XLMRoberta
 from tests.helpers.encoders import (
     ENCODERS,
+    LENGTHS,
     RERANKERS,
     draw_rows,
     hidden_states,
@@ -28,21 +29,25 @@ TOLERANCE = 2e-5
 MIN_ERROR = 4e-4
 
 
-@pytest.fixture(scope="module", params=ENCODERS)
+DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+@pytest.fixture(scope="module", params=[f"{name} {device}" for name in ENCODERS for device in DEVICES])
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[PreTrainedModel, EncoderModel]:
-    return make_pair(request.param, tmp_path_factory.mktemp(request.param))
+    name, device = request.param.split()
+    return make_pair(name, tmp_path_factory.mktemp(name), device)
 
 
-def make_pair(name: str, folder: Path) -> tuple[PreTrainedModel, EncoderModel]:
+def make_pair(name: str, folder: Path, device: str = "cpu") -> tuple[PreTrainedModel, EncoderModel]:
     reference = make_encoder(ENCODERS[name])
     reference.save_pretrained(folder)
-    return reference, load(folder)
+    return reference, load(folder, device=device)
 
 
 def worst_error(reference: PreTrainedModel, model: EncoderModel, rows: list[list[int]]) -> float:
-    found = hidden_states(model, pack(rows))
+    found = hidden_states(model, pack(rows, device=model.device))
     assert all(states.dtype is torch.float32 for states in found)
     errors = [(ours - reference_states(reference, row)).abs().max() for ours, row in zip(found, rows, strict=True)]
     return float(torch.stack(errors).max())
@@ -61,9 +66,10 @@ def test_rows_keep_their_order(pair: tuple[PreTrainedModel, EncoderModel]) -> No
     assert worst_error(*pair, rows[::-1]) < TOLERANCE
 
 
-def test_the_longest_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_longest_row(device: str, tmp_path: Path) -> None:
     """Cross the local window many times, and several slices of queries."""
-    reference, model = make_pair("modernbert", tmp_path)
+    reference, model = make_pair("modernbert", tmp_path, device)
     rows = draw_rows([model.spec.max_length, 3, 300])
     assert worst_error(reference, model, rows) < TOLERANCE
 
@@ -93,34 +99,37 @@ def test_segments(tmp_path: Path) -> None:
         torch.testing.assert_close(ours, expected, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["bert", "xlm-r", "modernbert"])
-def test_half_precision(name: str, dtype: str, tmp_path: Path) -> None:
+def test_half_precision(name: str, dtype: str, device: str, tmp_path: Path) -> None:
+    """Include rows that one kernel attends without padding on a GPU, longer than local windows."""
     reference = make_encoder(ENCODERS[name])
     reference.save_pretrained(tmp_path)
-    model = load(tmp_path, dtype)
-    rows = draw_rows()
-    for ours, row in zip(hidden_states(model, pack(rows)), rows, strict=True):
+    model = load(tmp_path, dtype, device)
+    rows = draw_rows((*LENGTHS, min(300, model.spec.max_length)))
+    for ours, row in zip(hidden_states(model, pack(rows, device=model.device)), rows, strict=True):
         assert ours.dtype is getattr(torch, dtype)
         expected = reference_states(reference, row)
         error = (ours.float() - expected).square().mean().sqrt() / expected.std()
         assert error < (0.05 if dtype == "bfloat16" else 0.01)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", RERANKERS)
-def test_scores(name: str, tmp_path: Path) -> None:
+def test_scores(name: str, device: str, tmp_path: Path) -> None:
     reference = make_encoder(RERANKERS[name])
     reference.save_pretrained(tmp_path)
-    model = load(tmp_path)
+    model = load(tmp_path, device=device)
     head = model.spec.head
     assert head is not None and head.labels == reference.config.num_labels
     assert head.activation == ("sigmoid" if head.labels == 1 else "identity")
     rows = draw_rows()
-    states = hidden_states(model, pack(rows))
+    states = hidden_states(model, pack(rows, device=model.device))
     pooled = torch.stack([found[0] if head.pooling == "cls" else found.mean(0) for found in states])
     with torch.inference_mode():
         expected = torch.cat([reference(torch.tensor([row])).logits for row in rows])
-        scores = model.scores(pooled)
+        scores = model.scores(pooled.to(device)).cpu()
     assert expected.std() > 0.1, "equal scores would make the tolerance meaningless"
     torch.testing.assert_close(scores, expected, rtol=0, atol=TOLERANCE)
 
