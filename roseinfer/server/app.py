@@ -32,6 +32,7 @@ from roseinfer.server.formats.chat import ChatFormat
 from roseinfer.server.formats.completions import CompletionFormat
 from roseinfer.server.formats.messages.format import MessagesFormat
 from roseinfer.server.formats.pooling.embeddings import EmbeddingFormat
+from roseinfer.server.formats.pooling.scoring import RERANK_PATHS, SCORE_PATHS, RerankFormat, ScoreFormat
 from roseinfer.server.formats.responses.background import BackgroundRuns
 from roseinfer.server.formats.responses.format import ResponsesFormat
 from roseinfer.server.formats.responses.history import History
@@ -48,7 +49,7 @@ from roseinfer.server.observe.store_metrics import StoreMetrics
 from roseinfer.server.observe.throttle import ThrottledLog
 from roseinfer.server.observe.tracing import Tracing
 from roseinfer.server.observe.watchdog import watch_descriptors, watch_engine
-from roseinfer.server.request.inference import Inference
+from roseinfer.server.request.inference import AnswerFormat, Inference
 from roseinfer.server.request.service import Service
 from roseinfer.server.response_store.records import StoreFailedError
 from roseinfer.server.response_store.shared import SharedResponses
@@ -157,7 +158,8 @@ def build_app(parts: ServerParts) -> Application:
         redirect_slashes=False,
     )
     history = History(parts.responses, keyed=bool(config.api_key))
-    formats = (CompletionFormat(), ChatFormat(), MessagesFormat(), EmbeddingFormat())
+    formats: list[AnswerFormat] = [CompletionFormat(), ChatFormat(), MessagesFormat(), EmbeddingFormat()]
+    formats += [*map(RerankFormat, RERANK_PATHS), *map(ScoreFormat, SCORE_PATHS)]
     make = Inference if parts.tracing is None else parts.tracing.inference
     inferences = [make(service, answer_format) for answer_format in formats]
     inferences.append(make(service, ResponsesFormat(history), make_run=BackgroundRuns()))

@@ -11,7 +11,8 @@ from roseinfer.server.answer_shapes import ChatCompletion, ErrorBody, TextComple
 from roseinfer.server.formats.messages import document as message_shapes
 from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest
 from roseinfer.server.formats.pooling import document as pooling_shapes
-from roseinfer.server.formats.pooling.request import EmbeddingRequest
+from roseinfer.server.formats.pooling.request import EmbeddingRequest, RerankRequest, ScoreRequest
+from roseinfer.server.formats.pooling.scoring import RERANK_PATHS, SCORE_PATHS
 from roseinfer.server.formats.responses import document as response_shapes
 from roseinfer.server.formats.responses.request import InputTokensRequest, ResponsesRequest
 from roseinfer.server.formats.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -41,6 +42,8 @@ _REQUESTS: tuple[type[RequestModel], ...] = (
     TokenizeRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
 )
 
 
@@ -72,6 +75,13 @@ _INFERENCE = {
         message_shapes.MessageErrorBody,
     ),
     "/v1/embeddings": _InferenceDocs(EmbeddingRequest, pooling_shapes.EmbeddingList, "The embeddings", None),
+} | {
+    path: _InferenceDocs(request, answer, description, None)
+    for paths, request, answer, description in (
+        (RERANK_PATHS, RerankRequest, pooling_shapes.Reranking, "The documents by falling score"),
+        (SCORE_PATHS, ScoreRequest, pooling_shapes.ScoreList, "A score for each pair"),
+    )
+    for path in paths
 }
 
 

@@ -16,6 +16,9 @@ from tests.server.live import LiveServer, http_post, read_all, read_error
 Serve = Callable[..., LiveServer]
 
 
+POOLING = ("/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score")
+
+
 def test_a_healthy_server(server: LiveServer) -> None:
     for path in ("/health", "/ping", "/ready"):
         assert server.get(path).status_code == 200
@@ -159,13 +162,14 @@ def test_openapi_is_truthful(server: LiveServer) -> None:
     document = server.get("/openapi.json").json()
     assert set(document["paths"]) == {
         "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models",
+        "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score",
         "/v1/models/{model_id}", "/tokenize", "/detokenize",
             "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items",
             "/v1/responses/{response_id}/cancel", "/v1/responses/input_tokens",
             "/v1/messages", "/v1/messages/count_tokens", "/v1/requests", "/v1/requests/{request_id}",
         "/v1/loads", "/v1/promise", "/tokenizer_info", "/health", "/ping", "/ready", "/version", "/load", "/metrics",
     }  # fmt: skip
-    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", *POOLING):
         route = document["paths"][path]["post"]
         assert set(route["responses"]) == {
             "200",
@@ -181,7 +185,7 @@ def test_openapi_is_truthful(server: LiveServer) -> None:
             "503",
             "504",
         }
-        streamed = {"text/event-stream"} if path != "/v1/embeddings" else set()
+        streamed = {"text/event-stream"} if path not in POOLING else set()
         assert set(route["responses"]["200"]["content"]) == {"application/json"} | streamed
     fields = document["components"]["schemas"]["CompletionRequest"]
     assert fields["required"] == ["prompt"]

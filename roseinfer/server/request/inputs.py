@@ -1,15 +1,20 @@
 """Inputs of prompt-only requests: many texts become token ids, off the event loop."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
+from roseinfer.core.pooling import PairFormat
 from roseinfer.core.request import context_error
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.request.prompts import PromptEncoder
 from roseinfer.server.text_work.texts import SHORT_CHARS, Texts
-from roseinfer.text.worker.messages import EncodeTexts, TextIds
+from roseinfer.text.pooling_inputs import PairIds
+from roseinfer.text.worker.messages import EncodePairs, EncodeTexts, TextIds
 from roseinfer.text.worker.perform import SPARE_TOKENS, check_length
+
+Text = TypeVar("Text", str, tuple[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +52,35 @@ class InputEncoder:
         """
         found: list[list[int]] = []
         whole = [self._plausible(text, before, cut, name.of(i), name.field) for i, text in enumerate(texts)]
-        for batch in _batches(whole):
+        for batch in _batches(whole, len):
             found += await self._batch(batch, special, cut, name, len(found))
         for i, ids in enumerate(found):
             self._check(ids, name.of(i), name.field)
+        return found
+
+    async def pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        form: PairFormat,
+        instruction: str | None,
+        cut: Truncation | None,
+        field: str,
+    ) -> list[PairIds]:
+        """Return the token ids of queries with documents. `field`: of the documents. Raises as `texts`."""
+        context, token_bytes = self._prompts.max_model_len, self._prompts.max_token_bytes
+        for i, (query, document) in enumerate(pairs):
+            if not query or not document:
+                raise bad_request(f"pair {i} has an empty text", field)
+            if cut is None:
+                check_length(query + document, context, token_bytes, field, f"pair {i}")
+        found: list[PairIds] = []
+        for batch in _batches(pairs, lambda pair: len(pair[0]) + len(pair[1])):
+            job = EncodePairs(batch, form, instruction, None if cut is None else cut.keep, len(found))
+            done = await self._texts.perform(job, sum(len(query) + len(document) for query, document in batch))
+            assert isinstance(done, TextIds)
+            found += map(PairIds, done.lists(), done.second_from)
+        for i, pair in enumerate(found):
+            self._check(pair.ids, f"pair {i}", field)
         return found
 
     def ids(self, inputs: Sequence[list[int]], cut: Truncation | None, name: InputName) -> list[list[int]]:
@@ -101,18 +131,18 @@ class InputEncoder:
             raise context_error(self._prompts.max_model_len, f"{shown} has {len(ids)} tokens", field, len(ids))
 
 
-def _batches(texts: list[str]) -> Iterator[list[str]]:
-    """Yield the texts in order, as many together as one job of text work may have, so that none of them is a long one.
+def _batches(texts: Sequence[Text], size: Callable[[Text], int]) -> Iterator[list[Text]]:
+    """Yield the texts in order, as many together as a short job of text work may have. `size`: in characters.
 
     Other requests get their turn between two jobs.
     """
-    batch: list[str] = []
+    batch: list[Text] = []
     chars = 0
     for text in texts:
-        if batch and chars + len(text) > SHORT_CHARS:
+        if batch and chars + size(text) > SHORT_CHARS:
             yield batch
             batch, chars = [], 0
         batch.append(text)
-        chars += len(text)
+        chars += size(text)
     if batch:
         yield batch

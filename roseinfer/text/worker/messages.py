@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from roseinfer.core.pooling import PairFormat
+
 
 class Boot(msgspec.Struct):
     """Input of a text host: tokenizer.json, tokenizer_config.json, the chat template."""
@@ -49,6 +51,19 @@ class EncodeTexts(msgspec.Struct, tag=True):
     keep_first: int | None = None
 
 
+class EncodePairs(msgspec.Struct, tag=True):
+    """Queries and documents, each pair one prompt. `form`, `instruction`, `limit`: see `PairEncoder`.
+
+    `first`: position of the first pair in the request, for errors.
+    """
+
+    pairs: list[tuple[str, str]]
+    form: PairFormat
+    instruction: str | None = None
+    limit: int | None = None
+    first: int = 0
+
+
 class EncodeChat(msgspec.Struct, tag=True):
     """`kwargs`: variables of the chat template. `keep_last` and `context` as for texts."""
 
@@ -73,7 +88,7 @@ class DecodeIds(msgspec.Struct, tag=True):
     ids: list[int]
 
 
-Job = EncodeTexts | EncodeChat | ListTokens | DecodeIds
+Job = EncodeTexts | EncodePairs | EncodeChat | ListTokens | DecodeIds
 
 
 class TextOrder(msgspec.Struct):
@@ -84,10 +99,14 @@ class TextOrder(msgspec.Struct):
 
 
 class TextIds(msgspec.Struct, tag=True):
-    """Token ids of each prompt, as 32-bit integers in native byte order, and its text if that was requested."""
+    """Token ids of each prompt, as 32-bit integers in native byte order, and its text if that was requested.
+
+    `second_from`: of pairs, see `PairIds`.
+    """
 
     ids: list[bytes]
     texts: list[str]
+    second_from: list[int] = msgspec.field(default_factory=list)
 
     def lists(self) -> list[list[int]]:
         return [array("I", packed).tolist() for packed in self.ids]

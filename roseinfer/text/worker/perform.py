@@ -8,13 +8,16 @@ from typing import Any
 import tokenizers
 
 from roseinfer.core.errors import InvalidRequestError
+from roseinfer.core.pooling import PairFormat
 from roseinfer.core.request import context_error
 from roseinfer.text.chat import ChatTemplate
 from roseinfer.text.pieces import PIECE_CHARS, cut_end, encode_long
+from roseinfer.text.pooling_inputs import PairEncoder
 from roseinfer.text.tokenizer import Tokenizer, encode_batch
 from roseinfer.text.worker.messages import (
     Decoded,
     EncodeChat,
+    EncodePairs,
     EncodeTexts,
     Job,
     Listed,
@@ -39,6 +42,7 @@ class TextPerformer:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._pair_encoders: dict[PairFormat, PairEncoder] = {}
 
     def perform(self, job: Job) -> Result:
         """Return the result of a job. Raises `InvalidRequestError`, `TokenizerFailedError`, `AliasesNeededError`."""
@@ -46,6 +50,8 @@ class TextPerformer:
             return TextIds([self._chat(job).tobytes()], [])
         if isinstance(job, EncodeTexts):
             return self._texts(job)
+        if isinstance(job, EncodePairs):
+            return self._pairs(job)
         if isinstance(job, ListTokens):
             return self._list(job)
         return Decoded(self._tokenizer.decode(job.ids, skip_special_tokens=False))
@@ -55,6 +61,21 @@ class TextPerformer:
             return TextIds([ids.tobytes() for batch in _batches(job) for ids in self._batch(batch, job)], [])
         done = [self._text(prompt, job) for prompt in job.prompts]
         return TextIds([ids.tobytes() for ids, _ in done], [text for _, text in done])
+
+    def _pairs(self, job: EncodePairs) -> TextIds:
+        encoder = self._pair_encoders.get(job.form)
+        if encoder is None:
+            encoder = self._pair_encoders[job.form] = PairEncoder(self._tokenizer, job.form)
+        found = []
+        for i, (query, document) in enumerate(job.pairs, job.first):
+            try:
+                found.append(encoder.encode(query, document, job.instruction, job.limit))
+            except InvalidRequestError as error:
+                if error.param == "instruction":
+                    raise
+                raise InvalidRequestError(f"pair {i}: {error.message}", error.param, error.code) from error
+        ids = [array("I", pair.ids).tobytes() for pair in found]
+        return TextIds(ids, [], [pair.second_text_from for pair in found])
 
     def _batch(self, prompts: list[str | list[int]], job: EncodeTexts) -> "list[array[int]]":
         """Return the token ids of prompts, which are short texts if there are several."""

@@ -1,4 +1,4 @@
-"""Answers of embeddings, as JSON: numbers, or base64 of their bytes."""
+"""Answers of embeddings, scores and reranking, as JSON."""
 
 from base64 import b64encode
 from collections.abc import Callable
@@ -21,6 +21,10 @@ class Vectors:
         if chunk.vector is not None:
             self.all[prompt] = chunk.vector
 
+    def scores(self) -> list[float]:
+        """Return the only number of each result."""
+        return [floats(vector)[0] for vector in self.all]
+
 
 class EmbeddingBody:
     """Builder of the answer of /v1/embeddings. See `request.receivers.Body`."""
@@ -41,6 +45,44 @@ class EmbeddingBody:
             for i, vector in enumerate(self._vectors.all)
         ]
         return with_data(self._job, entries, usage)
+
+
+class ScoreBody:
+    """Builder of the answer of /score."""
+
+    takes_long = False
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._vectors = Vectors(job)
+        self.add = self._vectors.add
+
+    def body(self, usage: Usage) -> bytes:
+        scores = self._vectors.scores()
+        entries = [orjson.dumps({"index": i, "object": "score", "score": score}) for i, score in enumerate(scores)]
+        return with_data(self._job, entries, usage)
+
+
+class RerankBody:
+    """Builder of the answer of /rerank: documents by falling score, equal ones in the request's order."""
+
+    takes_long = False
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._vectors = Vectors(job)
+        self.add = self._vectors.add
+
+    def body(self, usage: Usage) -> dict[str, Any]:
+        job, scores = self._job, self._vectors.scores()
+        best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
+        documents: list[str] | None = job.about["documents"]
+        results = []
+        for i in best[: job.about["top_n"] or None]:
+            document = {} if documents is None else {"document": {"text": documents[i]}}
+            results.append({"index": i, **document, "relevance_score": scores[i]})
+        answer = {"id": job.id, "model": job.model, "usage": prompt_usage(usage), "results": results}
+        return answer | {"warnings": list(job.warnings)} if job.warnings else answer
 
 
 def as_base64(vector: bytes) -> bytes:

@@ -45,3 +45,39 @@ class EmbeddingList(_Shape):
     model: str
     usage: PromptUsage
     warnings: list[str] | None = None
+
+
+class ScoreEntry(_Shape):
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(_Shape):
+    object: Literal["list"]
+    data: list[ScoreEntry]
+    id: str
+    created: int
+    model: str
+    usage: PromptUsage
+    warnings: list[str] | None = None
+
+
+class RankedText(_Shape):
+    text: str
+
+
+class RankedDocument(_Shape):
+    """`index`: position in the request. `document`: unless `return_documents` is false."""
+
+    index: int
+    document: RankedText | None = None
+    relevance_score: float
+
+
+class Reranking(_Shape):
+    id: str
+    model: str
+    usage: PromptUsage
+    results: list[RankedDocument]
+    warnings: list[str] | None = None

@@ -37,7 +37,8 @@ class EmbeddingFormat:
         else:
             inputs = await _inputs(call, request, settings)
         about = {"base64": request.encoding_format == "base64"}
-        return build_job(call, settings, inputs, api="embedding", id_prefix="embd", about=about, params=params)
+        pooled = [(ids, params) for ids in inputs]
+        return build_job(call, settings, pooled, api="embedding", id_prefix="embd", about=about)
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
         raise AssertionError("embeddings are not streamed")

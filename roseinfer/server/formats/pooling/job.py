@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roseinfer.core.pooling import NO_OUTPUT, PoolingInfo, PoolingParams
-from roseinfer.core.request import Prompt, RequestMeta, kept_prompt_tokens
+from roseinfer.core.pooling import PoolingInfo, PoolingParams
+from roseinfer.core.request import RequestMeta, kept_prompt_tokens
+from roseinfer.engine.pooling import pooling_prompt
 from roseinfer.server.formats.pooling.request import PoolingFields
 from roseinfer.server.formats.unsupported import (
     ANY_TIER,
@@ -53,6 +54,7 @@ _UNSUPPORTED: dict[str, Unsupported] = {
     "input_type": Unsupported(_PROMPT, always),
     "late_chunking": Unsupported("each input is embedded alone", unless(False)),
     "top_k": Unsupported("use top_n", always),
+    "add_special_tokens": Unsupported("a pair has the model's own form", unless(True)),
     "rank_fields": Unsupported("a document is a text", if_set),
     "tpot": Unsupported("there are no tokens after the first", always),
     "pred_output_len": Unsupported("there is no output", always),
@@ -88,22 +90,20 @@ def read_settings(call: RequestContext, request: PoolingFields) -> PoolingSettin
 def build_job(
     call: RequestContext,
     settings: PoolingSettings,
-    inputs: list[list[int]],
+    inputs: list[tuple[list[int], PoolingParams]],
     *,
     api: str,
     id_prefix: str,
     about: Mapping[str, Any],
-    params: PoolingParams | None = None,
 ) -> Job:
     """Return the job. `api`: kind of answer, for logs; `about`: what the answer needs of the request.
 
     Raises `ApiError` 400 for too many tokens.
     """
     limits, promised = call.service.limits, settings.objectives
-    total = sum(map(len, inputs))
+    total = sum(len(ids) for ids, _ in inputs)
     if total > limits.max_total_tokens:
         raise bad_request(f"the inputs have {total} tokens, at most {limits.max_total_tokens} are allowed", "input")
-    pooling = params or PoolingParams()
     return Job(
         api=api,
         id=f"{id_prefix}-{call.request_id}",
@@ -112,7 +112,7 @@ def build_job(
         created=int(time.time()),
         arrival_s=call.arrival_s,
         meta=promised.meta,
-        prompts=tuple(Prompt(ids, NO_OUTPUT, promised.meta, pooling=pooling) for ids in inputs),
+        prompts=tuple(pooling_prompt(ids, promised.meta, params) for ids, params in inputs),
         warnings=tuple(settings.warnings[: limits.max_warnings]),
         first_token_by_s=promised.first_token_by_s,
         report_slo=promised.report,
