@@ -1,7 +1,10 @@
 """Answers of embeddings, scores and reranking, as JSON."""
 
+from array import array
 from base64 import b64encode
 from collections.abc import Callable
+from math import sqrt
+from operator import mul
 from typing import Any
 
 import orjson
@@ -20,10 +23,6 @@ class Vectors:
     def add(self, prompt: int, chunk: SequenceChunk) -> None:
         if chunk.vector is not None:
             self.all[prompt] = chunk.vector
-
-    def scores(self) -> list[float]:
-        """Return the only number of each result."""
-        return [floats(vector)[0] for vector in self.all]
 
 
 class EmbeddingBody:
@@ -47,34 +46,39 @@ class EmbeddingBody:
         return with_data(self._job, entries, usage)
 
 
-class ScoreBody:
-    """Builder of the answer of /score."""
-
-    takes_long = False
+class PairBody:
+    """Builder of an answer with a score for each pair. See `request.receivers.Body`."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._vectors = Vectors(job)
         self.add = self._vectors.add
+        # Of inputs whose embeddings have the cosines that are the scores; None: each result is a score.
+        self._pairs: list[tuple[int, int]] | None = job.about.get("pairs")
+        self.takes_long = self._pairs is not None
+
+    def scores(self) -> list[float]:
+        found = [floats(vector) for vector in self._vectors.all]
+        if self._pairs is None:
+            return [vector[0] for vector in found]
+        norms = [sqrt(_product(vector, vector)) for vector in found]
+        return [_product(found[i], found[j]) / (norms[i] * norms[j] or 1.0) for i, j in self._pairs]
+
+
+class ScoreBody(PairBody):
+    """Builder of the answer of /score."""
 
     def body(self, usage: Usage) -> bytes:
-        scores = self._vectors.scores()
-        entries = [orjson.dumps({"index": i, "object": "score", "score": score}) for i, score in enumerate(scores)]
+        scores = enumerate(self.scores())
+        entries = [orjson.dumps({"index": i, "object": "score", "score": score}) for i, score in scores]
         return with_data(self._job, entries, usage)
 
 
-class RerankBody:
+class RerankBody(PairBody):
     """Builder of the answer of /rerank: documents by falling score, equal ones in the request's order."""
 
-    takes_long = False
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._vectors = Vectors(job)
-        self.add = self._vectors.add
-
     def body(self, usage: Usage) -> dict[str, Any]:
-        job, scores = self._job, self._vectors.scores()
+        job, scores = self._job, self.scores()
         best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
         documents: list[str] | None = job.about["documents"]
         results = []
@@ -83,6 +87,10 @@ class RerankBody:
             results.append({"index": i, **document, "relevance_score": scores[i]})
         answer = {"id": job.id, "model": job.model, "usage": prompt_usage(usage), "results": results}
         return answer | {"warnings": list(job.warnings)} if job.warnings else answer
+
+
+def _product(a: "array[float]", b: "array[float]") -> float:
+    return sum(map(mul, a, b))
 
 
 def as_base64(vector: bytes) -> bytes:

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from roseinfer.core.pooling import PoolingInfo, PoolingParams, PoolingTask
+from roseinfer.core.pooling import PoolingParams, PoolingTask
 from roseinfer.server.formats.chat import plain_messages
 from roseinfer.server.formats.completions import split_prompts
 from roseinfer.server.formats.pooling.answer import EmbeddingBody, as_base64, as_numbers
-from roseinfer.server.formats.pooling.job import PoolingSettings, build_job, read_settings
+from roseinfer.server.formats.pooling.job import PoolingSettings, build_job, prompt_text, read_settings
 from roseinfer.server.formats.pooling.request import EmbeddingRequest
 from roseinfer.server.http.errors import OPENAI, bad_request
 from roseinfer.server.request.inference import RequestContext
@@ -55,18 +55,8 @@ async def _inputs(call: RequestContext, request: EmbeddingRequest, settings: Poo
         if request.prompt_name is not None:
             raise bad_request("prompt_name needs inputs that are texts", "prompt_name")
         return encoder.ids(inputs, settings.cut, name)
-    before = _prompt(settings.info, request.prompt_name)
+    before = prompt_text(settings.info, request.prompt_name)
     return await encoder.texts(inputs, request.add_special_tokens is not False, settings.cut, name, before)
-
-
-def _prompt(info: PoolingInfo, name: str | None) -> str:
-    """Return the text that goes before each input. Raises `ApiError` 400 for an unknown name."""
-    if name is None:
-        return info.prompts.get(info.default_prompt or "", "")
-    if name not in info.prompts:
-        known = ", ".join(map(repr, list(info.prompts)[:16])) or "none"
-        raise bad_request(f"prompt_name: unknown prompt {name[:64]!r} (known: {known})", "prompt_name")
-    return info.prompts[name]
 
 
 async def _chat(call: RequestContext, request: EmbeddingRequest, settings: PoolingSettings) -> list[int]:

@@ -121,6 +121,16 @@ def build_job(
     )
 
 
+def prompt_text(info: PoolingInfo, name: str | None) -> str:
+    """Return the text that goes before each input. Raises `ApiError` 400 for an unknown name."""
+    if name is None:
+        return info.prompts.get(info.default_prompt or "", "")
+    if name not in info.prompts:
+        known = ", ".join(map(repr, list(info.prompts)[:16])) or "none"
+        raise bad_request(f"prompt_name: unknown prompt {name[:64]!r} (known: {known})", "prompt_name")
+    return info.prompts[name]
+
+
 def _objectives(call: RequestContext, request: PoolingFields, model: str) -> Objectives:
     if request.slo is not None and request.slo.tpot_ms is not None:
         raise bad_request("slo.tpot_ms is not supported: there are no tokens after the first", "slo.tpot_ms")

@@ -1,15 +1,17 @@
 """POST /rerank and /score: from a query and documents to scores."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from roseinfer.core.pooling import PoolingParams, PoolingTask
 from roseinfer.server.formats.pooling.answer import RerankBody, ScoreBody
-from roseinfer.server.formats.pooling.job import build_job, read_settings
+from roseinfer.server.formats.pooling.job import PoolingSettings, build_job, prompt_text, read_settings
 from roseinfer.server.formats.pooling.request import PairFields, RerankDocument, RerankRequest, ScoreRequest
 from roseinfer.server.http.errors import OPENAI, bad_request
 from roseinfer.server.http.request_models import unknown_fields
 from roseinfer.server.request.inference import RequestContext
+from roseinfer.server.request.inputs import InputName
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.receivers import Encoder
 from roseinfer.text.tokenizer import Tokenizer
@@ -19,7 +21,25 @@ SCORE_PATHS = ("/score", "/v1/score")
 # Names of the first and the second texts.
 _SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 
-Pairs = list[tuple[str, str]]
+TASKS = frozenset({PoolingTask.SCORE, PoolingTask.EMBED})
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Texts to score with each other: pair i is one of `first`, or its only one, with `second[i]`.
+
+    `first_field`, `second_field`: their names in the request.
+    """
+
+    first: list[str]
+    second: list[str]
+    first_field: str
+    second_field: str
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        first = self.first if len(self.first) > 1 else self.first * len(self.second)
+        return list(zip(first, self.second, strict=True))
 
 
 class RerankFormat:
@@ -27,7 +47,7 @@ class RerankFormat:
 
     dialect = OPENAI
     request_model = RerankRequest
-    tasks = frozenset({PoolingTask.SCORE})
+    tasks = TASKS
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -36,8 +56,8 @@ class RerankFormat:
         texts = [document if isinstance(document, str) else document.text for document in request.documents]
         returned = texts if request.return_documents is not False else None
         about = {"documents": returned, "top_n": request.top_n or 0}
-        pairs = [(request.query, text) for text in texts]
-        return await _job(call, request, pairs, "documents", "rerank", about, _ignored(request))
+        sides = Sides([request.query], texts, "query", "documents")
+        return await _job(call, request, sides, "rerank", about, _ignored(request))
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
         raise AssertionError("results are not streamed")
@@ -51,14 +71,13 @@ class ScoreFormat:
 
     dialect = OPENAI
     request_model = ScoreRequest
-    tasks = frozenset({PoolingTask.SCORE})
+    tasks = TASKS
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     async def make_job(self, call: RequestContext, request: ScoreRequest) -> Job:
-        pairs, field = _pairs(request)
-        return await _job(call, request, pairs, field, "score", {})
+        return await _job(call, request, _sides(request), "score", {})
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
         raise AssertionError("scores are not streamed")
@@ -70,22 +89,44 @@ class ScoreFormat:
 async def _job(
     call: RequestContext,
     request: PairFields,
-    pairs: Pairs,
-    field: str,
+    sides: Sides,
     api: str,
     about: dict[str, Any],
-    ignored: list[str] | None = None,
+    ignored: Sequence[str] = (),
 ) -> Job:
-    """Return the job of pairs. `field`: of the documents."""
+    """Return the job of some pairs, whose inputs are pairs or, if the model makes embeddings, texts."""
     settings = read_settings(call, request)
-    settings.warnings.extend(ignored or ())
-    assert settings.info.pairs is not None, "set for scores"
+    settings.warnings.extend(ignored)
+    if settings.info.pairs is None:
+        return await _cosine_job(call, request, settings, sides, api, about)
     if settings.cut is not None and settings.cut.at_start:
         raise bad_request("truncation_side must be 'right': the end of a document is cut", "truncation_side")
-    encoder = call.backend.inputs
-    found = await encoder.pairs(pairs, settings.info.pairs, request.instruction, settings.cut, field)
+    encoder, form = call.backend.inputs, settings.info.pairs
+    found = await encoder.pairs(sides.pairs, form, request.instruction, settings.cut, sides.second_field)
     inputs = [(pair.ids, PoolingParams()) for pair in found]
     return build_job(call, settings, inputs, api=api, id_prefix=api, about=about)
+
+
+async def _cosine_job(
+    call: RequestContext,
+    request: PairFields,
+    settings: PoolingSettings,
+    sides: Sides,
+    api: str,
+    about: dict[str, Any],
+) -> Job:
+    """Return the job of embeddings whose cosines are the scores."""
+    if request.instruction is not None:
+        raise bad_request("instruction is not supported: the model makes embeddings", "instruction")
+    inputs = []
+    for texts, field in ((sides.first, sides.first_field), (sides.second, sides.second_field)):
+        name = InputName(field, several=len(texts) > 1)
+        before = prompt_text(settings.info, None)
+        inputs += await call.backend.inputs.texts(texts, True, settings.cut, name, before)
+    several = len(sides.first) > 1
+    pairs = [(i if several else 0, len(sides.first) + i) for i in range(len(sides.second))]
+    pooled = [(ids, PoolingParams()) for ids in inputs]
+    return build_job(call, settings, pooled, api=api, id_prefix=api, about=about | {"pairs": pairs})
 
 
 def _ignored(request: RerankRequest) -> list[str]:
@@ -94,19 +135,17 @@ def _ignored(request: RerankRequest) -> list[str]:
     return list({f"documents.{name}"[:100]: None for document in objects for name in unknown_fields(document)})
 
 
-def _pairs(request: ScoreRequest) -> tuple[Pairs, str]:
-    """Return the pairs and the name of the second texts. Raises `ApiError` 400."""
-    given = {name for sides in _SIDES for name in sides if getattr(request, name) is not None}
-    sides = next((sides for sides in _SIDES if given == set(sides)), None)
-    if sides is None:
+def _sides(request: ScoreRequest) -> Sides:
+    """Return the texts of a request. Raises `ApiError` 400."""
+    given = {name for names in _SIDES for name in names if getattr(request, name) is not None}
+    names = next((names for names in _SIDES if given == set(names)), None)
+    if names is None:
         raise bad_request("give text_1 and text_2, data_1 and data_2, or queries and documents", "text_1")
-    first, second = (_listed(getattr(request, name)) for name in sides)
-    if len(first) == 1:
-        first *= len(second)
-    if len(first) != len(second):
-        message = f"{sides[0]} must have one text, or as many as {sides[1]}: {len(first)} and {len(second)}"
-        raise bad_request(message, sides[0])
-    return list(zip(first, second, strict=True)), sides[1]
+    first, second = (_listed(getattr(request, name)) for name in names)
+    if len(first) not in (1, len(second)):
+        message = f"{names[0]} must have one text, or as many as {names[1]}: {len(first)} and {len(second)}"
+        raise bad_request(message, names[0])
+    return Sides(first, second, *names)
 
 
 def _listed(texts: str | list[str]) -> list[str]:

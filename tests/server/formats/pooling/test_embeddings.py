@@ -1,6 +1,8 @@
 """/v1/embeddings through the openai client, and the errors of its fields."""
 
 import base64
+import math
+import operator
 from array import array
 from typing import Any
 
@@ -313,3 +315,43 @@ def test_record_and_finish(server: LiveServer) -> None:
 def test_client_raises_for_a_bad_input(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="input 1 must not be empty"):
         client.embeddings.create(model="fake", input=["x", ""])
+
+
+# --- scores of a model that makes embeddings --------------------------------------------------------------------------
+def cosine(server: LiveServer, a: str, b: str) -> float:
+    first, second = (fake_vector(server.tokenizer.encode(text), WIDTH) for text in (a, b))
+    return sum(map(operator.mul, first, second)) / math.hypot(*first) / math.hypot(*second)
+
+
+def test_scores_are_cosines(server: LiveServer) -> None:
+    answer = server.post("/score", {"queries": ["a", "hello"], "documents": ["world", "hello"]})
+    assert answer.status_code == 200, answer.text
+    scores = [entry["score"] for entry in answer.json()["data"]]
+    assert scores == pytest.approx([cosine(server, "a", "world"), 1.0])
+
+
+def test_reranking_embeds_the_query_once(server: LiveServer) -> None:
+    documents = ["world", "hello", "def"]
+    answer = server.post("/rerank", {"query": "hello", "documents": documents})
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    assert results[0]["index"] == 1 and results[0]["relevance_score"] == pytest.approx(1.0)
+    by_index = sorted(results, key=lambda result: result["index"])
+    assert [result["relevance_score"] for result in by_index] == pytest.approx(
+        [cosine(server, "hello", text) for text in documents]
+    )
+    assert ids_of(server) == [server.tokenizer.encode(text) for text in ("hello", *documents)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"instruction": "x"}, "instruction", "makes embeddings"),
+        ({"query": ""}, "query", "query must not be empty"),
+        ({"documents": ["x", LONG]}, "documents", "However, documents 1 has "),
+    ],
+)
+def test_texts_that_cannot_be_embedded(server: LiveServer, fields: dict[str, Any], param: str, message: str) -> None:
+    answer = server.post("/rerank", {"query": "q", "documents": ["x"]} | fields)
+    found = answer.json()["error"]
+    assert (answer.status_code, found["param"]) == (400, param) and message in found["message"]
