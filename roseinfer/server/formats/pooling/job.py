@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roseinfer.core.pooling import PoolingInfo, PoolingParams
-from roseinfer.core.request import RequestMeta, kept_prompt_tokens
-from roseinfer.engine.pooling import pooling_prompt
+from roseinfer.core.pooling import NO_OUTPUT, PoolingInfo, PoolingParams
+from roseinfer.core.request import Prompt, RequestMeta, kept_prompt_tokens
 from roseinfer.server.formats.pooling.request import PoolingFields
 from roseinfer.server.formats.unsupported import (
     ANY_TIER,
@@ -112,7 +111,7 @@ def build_job(
         created=int(time.time()),
         arrival_s=call.arrival_s,
         meta=promised.meta,
-        prompts=tuple(pooling_prompt(ids, promised.meta, params) for ids, params in inputs),
+        prompts=tuple(Prompt(ids, NO_OUTPUT, promised.meta, pooling=params) for ids, params in inputs),
         warnings=tuple(settings.warnings[: limits.max_warnings]),
         first_token_by_s=promised.first_token_by_s,
         report_slo=promised.report,
