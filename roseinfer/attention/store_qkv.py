@@ -4,7 +4,7 @@ import torch
 
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_scales import KVScales
-from roseinfer.kernels.attention.heads import store_heads
+from roseinfer.kernels.attention.heads import HeadPreparation, store_heads
 
 
 def store_qkv(
@@ -20,16 +20,19 @@ def store_qkv(
     kv: `KVStore.layer`. kv_scales: for a layer of codes. slots, positions: [T] int64, see `Paging` and `ForwardBatch`.
     """
     spec = heads.spec
-    angles, q_weight, k_weight, eps = rotation_arguments(heads)
     sizes = (spec.heads, spec.kv_heads, spec.head_dim)
-    store_heads(qkv, *sizes, *kv, slots, positions, angles, q_weight, k_weight, eps, kv_scales)
+    store_heads(qkv, *sizes, *kv, slots, positions, preparation_of(heads), kv_scales)
 
 
-def rotation_arguments(
-    heads: HeadTransform,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, float]:
-    """Return the kernels' arguments for norm and rotation: table of angles, weights of queries and keys, epsilon."""
-    angles = None if heads.rotary is None else heads.rotary.cos_sin
-    if heads.norms is None:
-        return angles, None, None, 0.0
-    return angles, heads.norms.query, heads.norms.key, heads.norms.eps
+def preparation_of(heads: HeadTransform) -> HeadPreparation:
+    """Return the kernels' arguments for norm and rotation."""
+    norms, rotary = heads.norms, heads.rotary
+    return HeadPreparation(
+        queries_cos_sin=None if rotary is None else rotary.queries_cos_sin,
+        keys_cos_sin=None if rotary is None else rotary.cos_sin,
+        pairs=None if rotary is None else rotary.pairs,
+        q_weight=None if norms is None else norms.query,
+        k_weight=None if norms is None else norms.key,
+        eps=0.0 if norms is None else norms.eps,
+        norm_after=norms is not None and norms.after_rotation,
+    )

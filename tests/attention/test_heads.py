@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from roseinfer.attention.heads import (
+from roseinfer.attention.rope import (
     Rotary,
     default_frequencies,
     linear_frequencies,

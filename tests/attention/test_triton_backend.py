@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from roseinfer.attention.batch import ForwardBatch
-from roseinfer.attention.heads import HeadNorms, HeadTransform, Rotary, default_frequencies
+from roseinfer.attention.heads import HeadNorms, HeadTransform
 from roseinfer.attention.kv_scales import KVScales
+from roseinfer.attention.rope import Rotary, default_frequencies
 from roseinfer.attention.torch_backend import TorchAttention
 from roseinfer.kernels.attention import prefill_shares
 from roseinfer.kernels.attention.decode_few import MAX_ROWS as MAX_FEW_ROWS
@@ -52,8 +53,7 @@ def head_transform(
     norms = HeadNorms(query, key, torch.cat((query.expand(heads, -1), key.expand(kv_heads, -1))), 1e-6)
     frequencies = default_frequencies(dim, 10000.0).to(device)
     rotary = Rotary(frequencies, MAX_LEN)
-    angle = torch.arange(MAX_LEN, device=device)[:, None] * frequencies
-    rotary.cos_sin = torch.cat((angle.cos(), angle.sin()), -1)  # which a CPU does not need
+    rotary.make_tables(MAX_LEN)  # which a CPU does not need
     return HeadTransform(spec_of(heads, kv_heads, dim), norms, rotary)
 
 

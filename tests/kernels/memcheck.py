@@ -17,11 +17,11 @@ import torch
 
 from roseinfer.attention.base import AttentionShape
 from roseinfer.attention.batch import ForwardBatch
-from roseinfer.attention.heads import HeadNorms, HeadTransform, Rotary, default_frequencies
+from roseinfer.attention.heads import HeadNorms, HeadTransform
+from roseinfer.attention.rope import Rotary, default_frequencies
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.core.plan import Row
-from roseinfer.kernels.attention.heads import cos_sin_table
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.experts.tiles import Stack
 from roseinfer.kernels.linear.activation import gated, pointwise
@@ -321,7 +321,7 @@ def _transform(heads: Heads, longest: int, dtype: torch.dtype, device: torch.dev
     norms = HeadNorms(one, one.clone(), one.expand(heads.query + heads.kv, -1).contiguous(), 1e-6)
     frequencies = default_frequencies(heads.dim, 1e6).to(device)
     rotary = Rotary(frequencies, longest)
-    rotary.cos_sin = cos_sin_table(frequencies, longest)  # which a CPU does not need
+    rotary.make_tables(longest)  # which a CPU does not need
     return HeadTransform(heads.spec, norms, rotary)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from roseinfer.kernels.attention.decode_forms import add_tiles
+from roseinfer.kernels.attention.heads import NORM_AFTER, NORM_BEFORE, HeadPreparation, norm_scale
 from roseinfer.kernels.attention.kv_fp8 import narrow_queries, narrowed
 from roseinfer.kernels.attention.paged import LOG2_E, blocks_of, no_peak, padded_dim
 from roseinfer.kernels.common import early_start
@@ -75,10 +76,7 @@ def decode_few(
     table_rows: torch.Tensor,
     context_len: torch.Tensor,
     slots: torch.Tensor,
-    cos_sin: torch.Tensor | None,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
+    preparation: HeadPreparation,
     out: torch.Tensor,
     scale: float,
     workspace: FewWorkspace,
@@ -105,9 +103,10 @@ def decode_few(
         table_rows,
         context_len,
         slots,
-        cos_sin,
-        q_weight,
-        k_weight,
+        preparation.queries_cos_sin,
+        preparation.keys_cos_sin,
+        preparation.q_weight,
+        preparation.k_weight,
         k_scales,
         v_scales,
         workspace.sums,
@@ -115,7 +114,7 @@ def decode_few(
         workspace.arrived,
         out,
         scale * LOG2_E,
-        eps,
+        preparation.eps,
         parts,
         budget,
         qkv.stride(0),
@@ -129,8 +128,7 @@ def decode_few(
         TILE=_tile(head_dim, k_cache.dtype),
         WINDOW=window,
         STAGES=_STAGES,
-        NORM=q_weight is not None,
-        ROTATE=cos_sin is not None,
+        **preparation.options(head_dim),
         FP8=kv_scales is not None,
         COMPILED=qkv.is_cuda,
         num_warps=_WARPS if heads <= 16 * kv_heads else 2 * _WARPS,
@@ -152,7 +150,8 @@ def _few_kernel(
     table_rows,
     context_len,
     slots,
-    cos_sin,
+    queries_cos_sin,
+    keys_cos_sin,
     q_weight,
     k_weight,
     k_scales,
@@ -178,6 +177,8 @@ def _few_kernel(
     STAGES: tl.constexpr,
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
+    ROTATED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     FP8: tl.constexpr,
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -221,12 +222,13 @@ def _few_kernel(
     dim = tl.arange(0, D_PAD)
     member = tl.arange(0, ROWS)
     qkv += row.to(tl.int64) * qkv_stride
-    angles = cos_sin
     if ROTATE:
-        angles += (context - 1) * D
+        queries_cos_sin += (context - 1) * D
+        keys_cos_sin += (context - 1) * D
     query = _turned(
-        qkv + kv_head * GROUP * D, member, member < GROUP, q_weight, angles, eps, D, D_PAD, NORM, ROTATE
-    ).to(qkv.dtype.element_ty)
+        qkv + kv_head * GROUP * D, member, member < GROUP, q_weight, queries_cos_sin, eps, D, D_PAD, NORM, ROTATE,
+        ROTATED, INTERLEAVED,
+    ).to(qkv.dtype.element_ty)  # fmt: skip
     peak = no_peak(ROWS)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D_PAD], tl.float32)
@@ -237,7 +239,10 @@ def _few_kernel(
         v_scale = tl.load(v_scales + kv_head)
     if part == 0:
         one = tl.arange(0, 1)
-        key = _turned(qkv + (HEADS + kv_head) * D, one, one == 0, k_weight, angles, eps, D, D_PAD, NORM, ROTATE)
+        key = _turned(
+            qkv + (HEADS + kv_head) * D, one, one == 0, k_weight, keys_cos_sin, eps, D, D_PAD, NORM, ROTATE,
+            ROTATED, INTERLEAVED,
+        )  # fmt: skip
         value = tl.load(qkv + (HEADS + KV_HEADS + kv_head) * D + dim, mask=dim < D, other=0.0).to(tl.float32)[None, :]
         at = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * (KV_HEADS * D) + kv_head * D
         mask = (is_new & (dim < D))[None, :]
@@ -299,29 +304,50 @@ def _ask(
 @triton.jit
 def _turned(
     base, row, real, weight_ptr, angles, eps, D: tl.constexpr, D_PAD: tl.constexpr,
-    NORM: tl.constexpr, ROTATE: tl.constexpr,
+    NORM: tl.constexpr, ROTATE: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Return heads `row` of those at `base`, [rows, D_PAD] float32, normalised and rotated as asked (see `heads`)."""
-    HALF: tl.constexpr = D // 2
     dim = tl.arange(0, D_PAD)
     inside = dim < D
     mask = real[:, None] & inside[None, :]
     at = base + row[:, None] * D
     x = tl.load(at + dim[None, :], mask=mask, other=0.0).to(tl.float32)
     if ROTATE:
-        partner = tl.where(dim < HALF, dim + HALF, dim - HALF)
+        partner, angle, sign = _pair_of(dim, D, ROTATED, INTERLEAVED)
         y = tl.load(at + partner[None, :], mask=mask, other=0.0).to(tl.float32)
-    if NORM:
-        scale = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+    if NORM == NORM_BEFORE:
+        scale = norm_scale(tl.sum(x * x, 1), D, eps)
         x *= scale * tl.load(weight_ptr + dim, mask=inside, other=0.0).to(tl.float32)[None, :]
         if ROTATE:
             y *= scale * tl.load(weight_ptr + partner, mask=inside, other=0.0).to(tl.float32)[None, :]
     if ROTATE:
-        angle = dim % HALF
         cos = tl.load(angles + angle, mask=inside, other=0.0)
-        sin = tl.load(angles + HALF + angle, mask=inside, other=0.0)
-        x = x * cos[None, :] + y * tl.where(dim < HALF, -sin, sin)[None, :]
+        sin = tl.load(angles + D // 2 + angle, mask=inside, other=0.0)
+        x = x * cos[None, :] + y * (sign * sin)[None, :]
+    if NORM == NORM_AFTER:
+        scale = norm_scale(tl.sum(x * x, 1), D, eps)
+        x *= scale * tl.load(weight_ptr + dim, mask=inside, other=0.0).to(tl.float32)[None, :]
     return x
+
+
+@triton.jit
+def _pair_of(dim, D: tl.constexpr, ROTATED: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Return the number that rotates with number `dim` of a head, the index of their angle and the sign of its sine.
+    A number that is not rotated has an angle of 0.
+    """
+    HALF: tl.constexpr = ROTATED // 2
+    if INTERLEAVED:
+        partner = dim ^ 1
+        angle = dim // 2
+        sign = tl.where(dim % 2 == 0, -1.0, 1.0)
+    else:
+        partner = tl.where(dim < HALF, dim + HALF, dim - HALF)
+        angle = tl.where(dim < HALF, dim, dim - HALF)
+        sign = tl.where(dim < HALF, -1.0, 1.0)
+    if ROTATED < D:
+        partner = tl.where(dim < ROTATED, partner, dim)
+        angle = tl.where(dim < ROTATED, angle, HALF)
+    return partner, angle, sign
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import torch
 
 from roseinfer.kernels.attention.decode import decode_attention_reference
 from roseinfer.kernels.attention.decode_few import MAX_ROWS, FewWorkspace, decode_few, few_pays
-from roseinfer.kernels.attention.heads import cos_sin_table, store_heads_reference
+from roseinfer.kernels.attention.heads import HeadPreparation, RotatedPairs, cos_sin_table, store_heads_reference
 from tests.helpers.cases import cases
 from tests.helpers.interpreter import allow_loaded_loop_bounds, round_codes
 from tests.helpers.paged import PagedCase, assert_near, paged_case
@@ -35,13 +35,16 @@ class Layer:
         )
         self.slots = blocks.long() * size + last % size
         frequencies = 1e4 ** (-torch.arange(self.dim // 2, device=device) / self.dim)
-        self.cos_sin = cos_sin_table(frequencies, 512) if llama else None
-        self.weights = [torch.rand(self.dim, device=device).to(dtype) + 0.5 if llama else None for _ in range(2)]
+        self.preparation = HeadPreparation()
+        if llama:
+            weights = [torch.rand(self.dim, device=device).to(dtype) + 0.5 for _ in range(2)]
+            angles = cos_sin_table(frequencies, 512)
+            self.preparation = HeadPreparation(angles, angles, None, *weights, 1e-6)
 
     def expected(self) -> torch.Tensor:
         case, qkv = self.case, self.qkv.clone()
         heads = self.heads, self.kv_heads, self.dim
-        turning = self.slots, case.context_len.long() - 1, self.cos_sin, *self.weights, 1e-6
+        turning = self.slots, case.context_len.long() - 1, self.preparation
         store_heads_reference(qkv, *heads, case.k_cache, case.v_cache, *turning, case.kv_scales)
         q = qkv[:, : self.heads * self.dim].view(case.q.shape)
         paged = case.k_cache, case.v_cache, case.tables, case.table_rows, case.context_len
@@ -51,7 +54,7 @@ class Layer:
         case = self.case
         case.out.fill_(float("nan"))
         paged = case.k_cache, case.v_cache, case.tables, case.table_rows, case.context_len
-        turning = self.slots, self.cos_sin, *self.weights, 1e-6
+        turning = self.slots, self.preparation
         decode_few(self.qkv, *paged, *turning, case.out, case.scale, workspace, self.window, case.kv_scales)
         return case.out
 
@@ -125,3 +128,18 @@ def test_rows_that_it_is_for() -> None:
     """More rows pay where few KV heads leave the GPU idle."""
     assert not few_pays(0, 8) and few_pays(1, 64) and few_pays(16, 64)
     assert not few_pays(17, 8) and few_pays(MAX_ROWS, 4) and not few_pays(MAX_ROWS + 1, 1)
+
+
+@pytest.mark.parametrize("norm_after", [False, True])
+@pytest.mark.parametrize(("rotated", "interleaved"), [(24, False), (24, True), (64, True)])
+def test_other_pairs_of_a_head(rotated, interleaved, norm_after, device):
+    layer = layer_of([1, 40, 77], 4, 2, 64, 16, torch.float32, device, llama=True)
+    frequencies = 1e4 ** (-torch.arange(rotated // 2, device=device) / rotated)
+    keys = cos_sin_table(frequencies, 512, 64)
+    queries = keys * (1 + torch.arange(512, device=device)[:, None] / 100)
+    old = layer.preparation
+    layer.preparation = HeadPreparation(
+        queries, keys, RotatedPairs(rotated, interleaved), old.q_weight, old.k_weight, 1e-6, norm_after
+    )
+    result = layer.run(workspace_of(layer, 2)).clone()
+    torch.testing.assert_close(result, layer.expected(), rtol=1e-4, atol=1e-4)

@@ -1,9 +1,16 @@
 import pytest
 import torch
 
-from roseinfer.attention.heads import Rotary, default_frequencies, rotate
-from roseinfer.kernels.attention.heads import cos_sin_table, store_heads, store_heads_reference
-from tests.helpers.attention import store_of
+from roseinfer.attention.heads import HeadNorms, HeadTransform
+from roseinfer.attention.rope import Rotary, default_frequencies, rotate
+from roseinfer.attention.rope_spec import QueryScale
+from roseinfer.kernels.attention.heads import (
+    HeadPreparation,
+    cos_sin_table,
+    store_heads,
+    store_heads_reference,
+)
+from tests.helpers.attention import spec_of, store_of
 
 TOLERANCE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
@@ -36,9 +43,9 @@ class Case:
         self.slots = slots.to(device)
         self.positions = torch.randint(0, 4000, (tokens,)).to(device)
         table = cos_sin_table(default_frequencies(self.head_dim, 1e4), 4000).to(device)
-        self.cos_sin = table if rotary else None
         weights = [torch.randn(self.head_dim, device=device).to(dtype) if norm else None for _ in range(2)]
-        self.q_weight, self.k_weight = weights
+        angles = table if rotary else None
+        self.preparation = HeadPreparation(angles, angles, None, *weights, 1e-6)
         scales = [0.1 + torch.rand(self.kv_heads, device=device) for _ in range(2)]
         self.kv_scales = None if kv_dtype is None else tuple(scales)
 
@@ -54,10 +61,7 @@ class Case:
             data[:, 1, 1],
             self.slots,
             self.positions,
-            self.cos_sin,
-            self.q_weight,
-            self.k_weight,
-            1e-6,
+            self.preparation,
             self.kv_scales,
         )
         return qkv, data
@@ -113,3 +117,32 @@ def test_any_division_of_the_work_gives_the_same(group, num_warps, device):
     varied = case.run(lambda *args: store_heads(*args, group=group, num_warps=num_warps))
     for ours, theirs in zip(varied, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("norm_after", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotated", [24, 80])
+def test_other_pairs_of_a_head(rotated, interleaved, norm_after, device):
+    case = Case((6, 2, 80, True, True), 5, torch.float32, device)
+    rotary = Rotary(
+        default_frequencies(rotated, 1e4).to(device),
+        4000,
+        80,
+        interleaved=interleaved,
+        magnitude=1.3,
+        query_scale=QueryScale(beta=0.5, original_max_position=100),
+    )
+    rotary.make_tables(4000)
+    old = case.preparation
+    case.preparation = HeadPreparation(
+        rotary.queries_cos_sin, rotary.cos_sin, rotary.pairs, old.q_weight, old.k_weight, 1e-6, norm_after
+    )
+    for ours, expected in zip(case.run(store_heads), case.run(store_heads_reference), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    qkv, _ = case.run(store_heads)
+    both = torch.cat((old.q_weight.expand(6, -1), old.k_weight.expand(2, -1)))
+    transform = HeadTransform(
+        spec_of(6, 2, 80), HeadNorms(old.q_weight, old.k_weight, both, 1e-6, norm_after), rotary
+    )
+    queries, _, _ = transform.split(case.qkv, case.positions)
+    torch.testing.assert_close(qkv[:, : 6 * 80], queries.flatten(1), rtol=1e-4, atol=1e-4)
