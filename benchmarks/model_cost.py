@@ -94,11 +94,11 @@ class ModelCost:
         """
         if spec.windows:
             raise UnsupportedModelError("what a step with sliding windows must read is not counted")
-        q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        attention = spec.hidden_size * (q_width + 2 * kv_width) + q_width * spec.hidden_size
-        gated = spec.rope is not None  # every family with rotary positions has a gated MLP; GPT-2 has neither
-        mlp = (3 if gated else 2) * spec.hidden_size * spec.intermediate_size
-        layers = spec.num_layers * attention + (spec.num_layers - spec.expert_layers) * mlp
+        q_width = sum(layer.heads * layer.head_dim for layer in spec.attention)
+        kv_width = sum(layer.kv_heads * layer.head_dim for layer in spec.attention)
+        attention = spec.hidden_size * 2 * (q_width + kv_width)
+        mlp = (3 if spec.gated else 2) * spec.hidden_size * spec.intermediate_size
+        layers = attention + (spec.num_layers - spec.expert_layers) * mlp
         choice, expert, router = None, 0, 0
         if spec.experts is not None:
             choice = ExpertChoice(spec.experts.count, spec.experts.top_k)
@@ -108,8 +108,8 @@ class ModelCost:
             layer_weights=layers,
             head_weights=spec.hidden_size * spec.vocab_size,
             weight_itemsize=layer_itemsize or itemsize,
-            kv_token_bytes=2 * spec.num_layers * kv_width * (kv_itemsize or itemsize),
-            attention_width=spec.num_layers * q_width,
+            kv_token_bytes=2 * kv_width * (kv_itemsize or itemsize),
+            attention_width=q_width,
             head_itemsize=head_itemsize or itemsize,
             expert_weights=expert,
             router_weights=router,

@@ -317,7 +317,7 @@ def test_imports_of(module):
         ("roseinfer.kv.blocks", "from roseinfer import sched"),
         ("roseinfer.sched.scheduler", "def f():\n    import numpy.linalg"),
         ("roseinfer.sched.scheduler", "from roseinfer.engine import core"),
-        ("roseinfer.models.llama", "from roseinfer.kv.manager import KvManager"),
+        ("roseinfer.models.decoder", "from roseinfer.kv.manager import KvManager"),
         ("roseinfer.runner.sampler", "from roseinfer.sched.scheduler import Scheduler"),
         ("roseinfer.layers.linear", "import roseinfer.runner.seats"),
         ("roseinfer.engine.core", "import torch"),

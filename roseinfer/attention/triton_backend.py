@@ -203,9 +203,7 @@ class TritonAttention:
         assert batch is not None
         out = torch.empty((qkv.shape[0], spec.heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
         paged = (*kv, paging.tables, batch.table_rows, batch.context_len, paging.slots)
-        decode_few(
-            qkv, *paged, preparation_of(heads), out, spec.scale, self._few_workspace, spec.window or 0, scales
-        )
+        decode_few(qkv, *paged, preparation_of(heads), out, spec.scale, self._few_workspace, spec.window or 0, scales)
         return out.view(qkv.shape[0], -1)
 
     def _attend(

@@ -1,74 +1,20 @@
-"""Norms, linear layers that pack several checkpoint matrices into one product, and feed-forward layers.
+"""Linear layers that pack several checkpoint matrices into one product.
 
 These layers decide which part of a weight a process holds, and what the processes exchange. A layer split by outputs
 leaves each rank its own columns of the result. A layer split by inputs takes such columns and adds up all ranks'
 partial results.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import torch
-import torch.nn.functional as F
 
-from roseinfer.kernels.common.availability import has_triton
 from roseinfer.parallel.group import RankGroup, Share, partial_residual, share_of, sum_partials
-from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, Pairable, WeightPiece, WeightSource, read_new
+from roseinfer.quant.base import Epilogue, Matmul, Norm, WeightPiece, WeightSource
 
 
-# --- norms, over the last dimension ---------------------------------------------------------------------------------
-class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019), with the mean in float32."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        self._shape = (width,)
-        self.eps = eps
-        self.weight: torch.Tensor
-        self.bias = None
-        self._fused: Callable[..., torch.Tensor] | None = None
-
-    def load(self, source: WeightSource, name: str) -> None:
-        self.weight = read_new(source, f"{name}.weight", *self._shape)
-        if has_triton(source.build.device):
-            from roseinfer.kernels.linear.norm import rms_norm
-
-            self._fused = rms_norm
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._fused is not None:
-            return self._fused(x, self.weight, self.eps)
-        return F.rms_norm(x, self._shape, self.weight, self.eps)
-
-
-class LayerNorm:
-    """(x - mean) / sqrt(variance + eps) * weight + bias."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        self._shape = (width,)
-        self.eps = eps
-        self.weight: torch.Tensor
-        self.bias: torch.Tensor
-        self._fused: Callable[..., torch.Tensor] | None = None
-
-    def load(self, source: WeightSource, name: str) -> None:
-        self.weight = read_new(source, f"{name}.weight", *self._shape)
-        self.bias = read_new(source, f"{name}.bias", *self._shape)
-        self._fuse(source.build.device)
-
-    def _fuse(self, device: torch.device) -> None:
-        if has_triton(device):
-            from roseinfer.kernels.linear.norm import layer_norm
-
-            self._fused = layer_norm
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._fused is not None:
-            return self._fused(x, self.weight, self.bias, self.eps)
-        return torch.layer_norm(x, self._shape, self.weight, self.bias, self.eps)
-
-
-# --- linear layers --------------------------------------------------------------------------------------------------
 class Split(Enum):
     """The side of a layer's weight that is split among the ranks."""
 
@@ -168,73 +114,7 @@ def _stacked_in_one(name: str, outs: list[Share]) -> tuple[list[str], list[Share
     return [name] * len(outs), parts
 
 
-class NormedLinear:
-    """linear(norm(x)), the beginning of every transformer block. The linear layer is split by outputs."""
-
-    def __init__(self, norm: Norm, linear: Linear) -> None:
-        assert linear.split is Split.OUTPUTS, "nothing adds up partial results here"
-        self._norm = norm
-        self._linear = linear
-
-    def load(self, source: WeightSource, norm: str, *names: str, transposed: bool = False) -> None:
-        self._norm.load(source, norm)
-        self._linear.load(source, *names, transposed=transposed)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._linear.matmul.after(self._norm, x)
-
-
-class _FeedForward:
-    """x + down(up(norm(x))), where only `down` reads the result of `up`."""
-
-    def __init__(self, norm: Norm, up: Linear, down: Linear) -> None:
-        assert up.split is Split.OUTPUTS, "nothing adds up partial results here"
-        self._norm = norm
-        self._up = up
-        self._down = down
-        self._pair: Pair | None = None
-
-    def load(self, source: WeightSource, norm: str, up: Sequence[str], down: str, *, transposed: bool = False) -> None:
-        self._norm.load(source, norm)
-        self._up.load(source, *up, transposed=transposed)
-        self._down.load(source, down, transposed=transposed)
-        if isinstance(self._up.matmul, Pairable):
-            self._pair = self._up.matmul.paired(self._down.matmul)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        down = self._down
-        if self._pair is None:
-            return down(self._up.matmul.after(self._norm, x), x)
-        return down.sum_partials(self._pair(self._norm, x, down.partial_residual(x)), x)
-
-
-class MLP:
-    """x + down(activation(up(norm(x)))), as in GPT-2. `x`, the residual stream, may be overwritten."""
-
-    def __init__(self, norm: Norm, hidden: int, intermediate: int, activation: str) -> None:
-        up = Linear(hidden, intermediate, split=Split.OUTPUTS, bias=True, activation=activation)
-        self._layers = _FeedForward(norm, up, Linear(intermediate, hidden, split=Split.INPUTS, bias=True))
-
-    def load(self, source: WeightSource, norm: str, up: str, down: str, *, transposed: bool) -> None:
-        self._layers.load(source, norm, [up], down, transposed=transposed)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._layers(x)
-
-
-class GatedMLP:
-    """x + down(activation(gate(norm(x))) * up(norm(x))) (Shazeer, 2020), with gate and up in one product.
-
-    `x`, the residual stream, may be overwritten.
-    """
-
-    def __init__(self, norm: Norm, hidden: int, intermediate: int, activation: str, *, bias: bool) -> None:
-        halves = (intermediate, intermediate)
-        gate_up = Linear(hidden, *halves, split=Split.OUTPUTS, bias=bias, activation=activation, gated=True)
-        self._layers = _FeedForward(norm, gate_up, Linear(intermediate, hidden, split=Split.INPUTS, bias=bias))
-
-    def load(self, source: WeightSource, norm: str, prefix: str) -> None:
-        self._layers.load(source, norm, [f"{prefix}.gate_proj", f"{prefix}.up_proj"], f"{prefix}.down_proj")
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._layers(x)
+def normed(linear: Linear, norm: Norm | None, x: torch.Tensor) -> torch.Tensor:
+    """Return linear(norm(x)), or linear(x) without a norm. The linear layer is split by outputs."""
+    assert linear.split is Split.OUTPUTS, "nothing adds up partial results here"
+    return linear.matmul(x) if norm is None else linear.matmul.after(norm, x)

@@ -4,7 +4,6 @@ Every field is read, listed as harmless, or refused by name. An unknown field th
 empty) may change the result, and a wrong answer is worse than none.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ from typing import Any
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.json_file import shortened
 from roseinfer.models.documents import CONFIG, document_path, read_config, weight_bytes
+from roseinfer.models.families import architectures, family_of
+from roseinfer.models.families.family import ModelFamily
 from roseinfer.models.fields import ConfigFields
-from roseinfer.models.gpt2_config import read_gpt2
-from roseinfer.models.llama_config import read_llama, read_mistral, read_qwen2, read_qwen3
-from roseinfer.models.mixture_config import read_mixtral, read_qwen3_moe
 from roseinfer.models.quantization import read_quantization
 from roseinfer.models.spec import ModelSpec
 
@@ -45,17 +43,6 @@ _HARMLESS = frozenset(
 )
 _HARMLESS_PREFIXES = ("_", "transformers", "unsloth")
 
-_Reader = Callable[[ConfigFields, str, int | None], ModelSpec]
-_READERS: dict[str, _Reader] = {
-    "GPT2LMHeadModel": read_gpt2,
-    "LlamaForCausalLM": read_llama,
-    "MistralForCausalLM": read_mistral,
-    "Qwen2ForCausalLM": read_qwen2,
-    "Qwen3ForCausalLM": read_qwen3,
-    "Qwen3MoeForCausalLM": read_qwen3_moe,
-    "MixtralForCausalLM": read_mixtral,
-}
-
 
 # Names of models that were stored without their head, as embedders are.
 _HEADLESS = {
@@ -74,9 +61,9 @@ def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec
     """
     path = document_path(folder, CONFIG)
     data = read_config(folder)
-    architecture = _architecture(data, str(path))
+    architecture, family = _architecture(data, str(path))
     fields = ConfigFields(data, f"{path} ({architecture})")
-    spec = _READERS[architecture](fields, architecture, max_model_len)
+    spec = family.read(fields, architecture, max_model_len)
     spec = replace(spec, quantization=read_quantization(fields, folder))
     fields.refuse_unread(_HARMLESS, _HARMLESS_PREFIXES)
     if spec.num_layers > MAX_LAYERS:
@@ -91,23 +78,23 @@ def _check_size(spec: ModelSpec, folder: Path, where: str) -> None:
     This runs before memory is allocated for them.
     """
     held = weight_bytes(folder)
-    attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    attention = sum((2 * layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in spec.attention)
     dense = spec.num_layers - spec.expert_layers
     feed_forward = 2 * spec.intermediate_size * dense
     if spec.experts is not None:
         feed_forward += spec.experts.count * (1 + 3 * spec.experts.width) * spec.expert_layers
-    weights = spec.hidden_size * (spec.vocab_size + spec.num_layers * attention + feed_forward)
+    weights = spec.hidden_size * (spec.vocab_size + attention + feed_forward)
     if held and weights > held * MAX_WEIGHTS_PER_BYTE:
         sizes = f"{weights:.3g} weights, but the checkpoint's files hold only {held:.3g} bytes"
         raise UnsupportedModelError(f"{where} describes {sizes}")
 
 
-def _architecture(data: dict[str, Any], where: str) -> str:
+def _architecture(data: dict[str, Any], where: str) -> tuple[str, ModelFamily]:
     names = data.get("architectures")
-    # Compare with lists, since names from JSON may not be hashable.
-    if isinstance(names, list) and len(names) == 1 and names[0] in list(_HEADLESS):
-        return _HEADLESS[names[0]]
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in list(_READERS):
-        known = ", ".join(_READERS)
-        raise UnsupportedModelError(f"{where}: architectures = {shortened(names)} is not supported; known: {known}")
-    return names[0]
+    if isinstance(names, list) and len(names) == 1:
+        name = _HEADLESS.get(str(names[0]), str(names[0]))
+        family = family_of(name)
+        if family is not None:
+            return name, family
+    known = ", ".join(architectures())
+    raise UnsupportedModelError(f"{where}: architectures = {shortened(names)} is not supported; known: {known}")

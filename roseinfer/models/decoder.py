@@ -1,81 +1,20 @@
-"""Decoder-only models: an embedding, blocks on a residual stream, a norm and a head.
-
-A family (gpt2.py, llama.py) provides its blocks and the names of its tensors.
-"""
+"""Decoder-only models: an embedding, blocks on a residual stream, a norm and a head."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
-from roseinfer.attention.heads import HeadNorms, HeadTransform
-from roseinfer.attention.kv_scales import KVScales, read_kv_scales
-from roseinfer.attention.spec import AttentionSpec
-from roseinfer.core.errors import ConfigError
+from roseinfer.attention.kv_scales import KVScales
+from roseinfer.attention.rope import Rotary
+from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.layers.embedding import Embedding, LMHead, VocabEmbedding
-from roseinfer.layers.linear import Linear, NormedLinear, Split, StackedOutput
+from roseinfer.models.block import held_heads, make_block, make_norm
+from roseinfer.models.families.family import ModelFamily
 from roseinfer.models.spec import ModelSpec
-from roseinfer.parallel.group import RankGroup, share_of
-from roseinfer.quant.base import Build, Norm, WeightSource
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorNames:
-    """Names of a checkpoint's tensors outside the blocks, and the prefix of each block's tensors.
-
-    positions: table of learned positions, None without one. block: template with a placeholder for the layer's number.
-    """
-
-    tokens: str
-    positions: str | None = None
-    block: str
-    norm: str
-    head: str = "lm_head"
-
-
-class DecoderBlock(Protocol):
-    """One layer of a model: attention, then feed-forward."""
-
-    @property
-    def kv_scales(self) -> KVScales | None:
-        """Scales of K and V in FP8 from the loaded checkpoint; None if it has none."""
-        ...
-
-    def load(self, source: WeightSource, prefix: str) -> None: ...
-
-    def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """Return the residual stream after this block. x: [T, hidden], which may be overwritten."""
-        ...
-
-
-class FeedForward(Protocol):
-    """Second part of a layer, with the norm before it and the residual around it."""
-
-    def load(self, source: WeightSource, norm: str, prefix: str) -> None:
-        """Load the norm called `norm` and the part's own tensors, whose names begin with `prefix`."""
-        ...
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the residual stream after this part. x: [T, hidden], which may be overwritten."""
-        ...
-
-
-class ModelFamily(Protocol):
-    """Blocks and tensor names of one family of models."""
-
-    ignored: tuple[str, ...]
-    """Patterns of checkpoint tensors that no layer needs."""
-
-    def norm(self) -> Norm:
-        """Return the norm before the head."""
-        ...
-
-    def block(self, layer: int) -> DecoderBlock: ...
-
-    def names(self, source: WeightSource) -> TensorNames: ...
+from roseinfer.models.step import StepContext
+from roseinfer.quant.base import Build, WeightSource
 
 
 class Decoder:
@@ -88,26 +27,35 @@ class Decoder:
         self.ignored = family.ignored
         self._family = family
         self._tokens = VocabEmbedding(spec.vocab_size, spec.hidden_size)
-        self._positions = Embedding(spec.max_position, spec.hidden_size) if spec.rope is None else None
-        self._blocks: Sequence[DecoderBlock] = [family.block(layer) for layer in range(spec.num_layers)]
-        self._head = LMHead(family.norm(), spec.hidden_size, spec.vocab_size, tied=spec.tied_embeddings)
+        self._positions = Embedding(spec.max_position, spec.hidden_size) if spec.learned_positions else None
+        rotaries = _Rotaries(spec, build.device)
+        self._blocks = [
+            make_block(spec, family.names, number, rotaries.of(layer.rope, layer.attention.head_dim))
+            for number, layer in enumerate(spec.layers)
+        ]
+        self._head = LMHead(make_norm(spec), spec.hidden_size, spec.vocab_size, tied=spec.tied_embeddings)
 
     def load(self, source: WeightSource) -> None:
-        names = self._family.names(source)
-        self._tokens.load(source, names.tokens)
+        names = self._family.names
+        prefix = _first_stored(self._family.prefixes, f"{names.tokens}.weight", source)
+        self._tokens.load(source, prefix + names.tokens)
         if self._positions is not None:
-            assert names.positions is not None
-            self._positions.load(source, names.positions)
+            assert names.positions is not None, "the family names no table of positions"
+            self._positions.load(source, prefix + names.positions)
         for layer, block in enumerate(self._blocks):
-            block.load(source, names.block.format(layer))
-        self._head.load(source, names.norm, names.head, self._tokens)
+            block.load(source, prefix + names.block.format(layer))
+        head = _first_stored(self._family.heads, ".weight", source)
+        self._head.load(source, prefix + names.norm, head, self._tokens)
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
+        step = StepContext(batch, attention)
         x = self._tokens(batch.input_ids)
+        if self.spec.embedding_multiplier != 1.0:
+            x = x * self.spec.embedding_multiplier
         if self._positions is not None:
             x = x + self._positions(batch.positions)
         for block in self._blocks:
-            x = block(x, attention)
+            x = block(x, step)
         return x
 
     @property
@@ -122,66 +70,30 @@ class Decoder:
         return self._head.normed(hidden)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return self._head(hidden, out)
+        logits, spec = self._head(hidden, out), self.spec
+        if spec.logit_multiplier != 1.0:
+            logits.mul_(spec.logit_multiplier)
+        if spec.logit_cap is not None:
+            logits.div_(spec.logit_cap).tanh_().mul_(spec.logit_cap)
+        return logits
 
 
-class SelfAttention:
-    """Attention part of a layer: x + out(attention(qkv(norm(x)))). Processes share the heads."""
+class _Rotaries:
+    """Rotations of a model's layers; layers of one kind share one, and its table of angles."""
 
-    def __init__(
-        self, norm: Norm, hidden: int, layer: int, heads: HeadTransform, *, qkv_bias: bool, out_bias: bool
-    ) -> None:
-        """`heads`: all heads of the model; head norms are loaded later."""
-        self._layer = layer
-        self._heads = heads
-        self._norm_eps = norm.eps
-        spec = heads.spec
-        q_width, unit = spec.heads * spec.head_dim, spec.head_dim
-        kv = StackedOutput(spec.kv_heads * spec.head_dim, unit, repeat=True)
-        qkv = Linear(hidden, StackedOutput(q_width, unit), kv, kv, split=Split.OUTPUTS, bias=qkv_bias)
-        self._qkv = NormedLinear(norm, qkv)
-        self._out = Linear(q_width, hidden, split=Split.INPUTS, unit=unit, bias=out_bias)
+    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
+        self._longest, self._device = spec.max_position, device
+        self._made: dict[tuple[RopeSpec, int], Rotary] = {}
 
-    def load(
-        self,
-        source: WeightSource,
-        norm: str,
-        qkv: Sequence[str],
-        out: str,
-        *,
-        head_norms: tuple[str, str] | None = None,
-        transposed: bool = False,
-    ) -> None:
-        """Load the weights.
-
-        `qkv`: names of q, k and v, or one name if they are stacked. `head_norms`: names of the norms of q and k.
-        """
-        spec = held_heads(self._heads.spec, source.build.group)
-        scales = read_kv_scales(source, qkv, self._heads.spec.kv_heads)
-        self._heads = replace(self._heads, spec=spec, kv_scales=scales)
-        self._qkv.load(source, norm, *qkv, transposed=transposed)
-        self._out.load(source, out, transposed=transposed)
-        if head_norms is not None:
-            self._heads = replace(self._heads, norms=HeadNorms.load(source, *head_norms, spec, self._norm_eps))
-
-    @property
-    def kv_scales(self) -> KVScales | None:
-        return self._heads.kv_scales
-
-    def __call__(self, x: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """Return the residual stream after attention. x: [T, hidden], which may be overwritten."""
-        return self._out(attention.forward(self._layer, self._qkv(x), self._heads), x)
+    def of(self, rope: RopeSpec | None, head_dim: int) -> Rotary | None:
+        if rope is None:
+            return None
+        key = rope, head_dim
+        if key not in self._made:
+            self._made[key] = Rotary.of(rope, head_dim, self._longest, self._device)
+        return self._made[key]
 
 
-def held_heads(spec: AttentionSpec, group: RankGroup) -> AttentionSpec:
-    """Return the part of a layer's attention that this process computes.
-
-    Raise `ConfigError` if the heads cannot be divided evenly.
-    """
-    if spec.heads % group.size:
-        raise ConfigError(
-            f"tensor_parallel_size is {group.size}, but the model's {spec.heads} attention heads cannot be divided "
-            f"evenly among {group.size} processes"
-        )
-    heads = share_of(group, spec.heads).width
-    return replace(spec, heads=heads, kv_heads=share_of(group, spec.kv_heads, repeat=True).width)
+def _first_stored(candidates: Sequence[str], end: str, source: WeightSource) -> str:
+    """Return the first candidate that a tensor called candidate + end exists for; without any, the first."""
+    return next((name for name in candidates if f"{name}{end}" in source), candidates[0])

@@ -1,9 +1,13 @@
 """Readers of config.json fields that several families share; without torch."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from roseinfer.attention.rope_spec import RopeSpec
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.models.fields import ConfigFields
-from roseinfer.models.spec import ModelSpec, RopeSpec
+from roseinfer.models.rope_config import read_rope
+from roseinfer.models.spec import LayerSpec, ModelSpec, NormSpec, uniform_layers
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -15,17 +19,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 # Values of `layer_types`.
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-_ROPE_FIELDS = {
-    "default": {},
-    "linear": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-        "original_max_position_embeddings": "original_max_position",
-    },
-}
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def read_dtype(fields: ConfigFields) -> str:
@@ -33,8 +27,8 @@ def read_dtype(fields: ConfigFields) -> str:
     return fields.choice(key, {name: name for name in DTYPES}, "float32")
 
 
-def read_decoder(fields: ConfigFields, architecture: str, windows: tuple[int | None, ...], **options: Any) -> ModelSpec:
-    """Return the spec of Llama or a relative: RMSNorm, rotary positions, gated MLP, grouped KV heads."""
+def read_heads(fields: ConfigFields, *, scale: float | None = None) -> AttentionSpec:
+    """Return heads, KV heads and their width, without a window. `scale`: of scores, by default head_dim^-0.5."""
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     head_dim = fields.integer("head_dim", hidden // heads)
@@ -42,23 +36,43 @@ def read_decoder(fields: ConfigFields, architecture: str, windows: tuple[int | N
         fields.refuse("num_key_value_heads", kv_heads, f"it does not divide num_attention_heads = {heads}")
     if head_dim % 2:
         fields.refuse("head_dim", head_dim, "rotary embedding needs an even one")
+    return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=scale or head_dim**-0.5)
+
+
+def read_decoder(
+    fields: ConfigFields,
+    architecture: str,
+    *,
+    windows: Sequence[int | None] = (),
+    attention: AttentionSpec | None = None,
+    rope: RopeSpec | None = None,
+    layers: tuple[LayerSpec, ...] | None = None,
+    norm: NormSpec | None = None,
+    **options: Any,
+) -> ModelSpec:
+    """Return the spec of Llama or a relative: rotary positions, grouped KV heads, and by default RMSNorm and a gated
+    MLP. What is not given is read from the fields with Llama's names. `layers`: in place of equal ones with `windows`,
+    `attention` and `rope`.
+    """
+    if layers is None:
+        attention = attention or read_heads(fields)
+        rope = rope or read_rope(fields, attention.head_dim)
+        layers = uniform_layers(fields.integer("num_hidden_layers"), attention, rope, windows)
+    values: dict[str, Any] = {
+        "max_position": fields.integer("max_position_embeddings"),
+        "activation": fields.choice("hidden_act", ACTIVATIONS, "silu"),
+    }
+    if "tied_embeddings" not in options:
+        values["tied_embeddings"] = fields.flag("tie_word_embeddings", False)
     return ModelSpec(
         architecture=architecture,
-        num_layers=fields.integer("num_hidden_layers"),
-        hidden_size=hidden,
+        layers=layers,
+        hidden_size=fields.integer("hidden_size"),
         intermediate_size=fields.integer("intermediate_size"),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
         vocab_size=fields.integer("vocab_size"),
-        max_position=fields.integer("max_position_embeddings"),
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
-        activation=fields.choice("hidden_act", ACTIVATIONS, "silu"),
-        rope=_rope(fields),
-        tied_embeddings=fields.flag("tie_word_embeddings", False),
+        norm=norm or NormSpec(eps=fields.number("rms_norm_eps", 1e-6)),
         dtype=read_dtype(fields),
-        windows=windows,
-        **options,
+        **values | options,
     )
 
 
@@ -75,14 +89,14 @@ def read_windows(
     if window is None and not types:
         return ()
     layers = fields.integer("num_hidden_layers")
-    types = types or [_SLIDING if window and layer >= first else _FULL for layer in range(layers)]
-    known = (_FULL, _SLIDING) if window else (_FULL,)
+    types = types or [SLIDING if window and layer >= first else FULL for layer in range(layers)]
+    known = (FULL, SLIDING) if window else (FULL,)
     if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
         fields.refuse("layer_types", types, f"a list of {layers} of {', '.join(known)} is needed")
     longest = fields.integer("max_position_embeddings")
     if window is None or window >= min(longest, max_model_len or longest):
         return ()
-    windows = tuple(window if kind == _SLIDING else None for kind in types)
+    windows = tuple(window if kind == SLIDING else None for kind in types)
     return windows if any(windows) else ()
 
 
@@ -102,32 +116,3 @@ def optional_integer(fields: ConfigFields, key: str, default: int | None) -> int
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         fields.refuse(key, value, "an integer of at least 0, or null, is needed")
     return value
-
-
-def _rope(fields: ConfigFields) -> RopeSpec:
-    """Read `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (earlier versions)."""
-    theta = fields.number("rope_theta", 10000.0)
-    key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
-    data = fields.get(key) or {}
-    if not isinstance(data, dict):
-        fields.refuse(key, data)
-    inner = ConfigFields(data, f"{fields.where} {key}")
-    # `type` is the older name; transformers keeps it when it adds the newer one.
-    older = inner.get("type")
-    kind = inner.get("rope_type") or older or "default"
-    if kind not in list(_ROPE_FIELDS):
-        inner.refuse("rope_type", kind, f"known: {', '.join(_ROPE_FIELDS)}")
-    if older not in (None, kind):
-        inner.refuse("type", older, f"rope_type is {kind}")
-    for holder in (fields, inner):
-        if holder.get("partial_rotary_factor") not in (None, 1.0):
-            holder.refuse("partial_rotary_factor", holder.get("partial_rotary_factor"))
-    values = {ours: inner.number(theirs) for theirs, ours in _ROPE_FIELDS[kind].items()}
-    spec = RopeSpec(theta=inner.number("rope_theta", theta), scaling=kind, **values)
-    if spec.theta < 1.0:
-        (inner if "rope_theta" in inner else fields).refuse("rope_theta", spec.theta, "a number of 1 or more is needed")
-    if kind == "llama3" and spec.high_freq_factor <= spec.low_freq_factor:
-        hint = f"more than low_freq_factor = {spec.low_freq_factor} is needed"
-        inner.refuse("high_freq_factor", spec.high_freq_factor, hint)
-    inner.refuse_unread()
-    return spec

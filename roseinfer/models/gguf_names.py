@@ -54,7 +54,7 @@ _IN_EXPERT = re.compile(
     r"model\.layers\.(?P<layer>\d+)\.(?:mlp|block_sparse_moe)\.experts\.(?P<expert>\d+)\.(?P<part>\w+)\.weight"
 )
 _AT_END = re.compile(r"(?P<part>.+)\.(?P<kind>weight|bias)")
-_QUERIES_KEYS = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(?:weight|bias)")
+_QUERIES_KEYS = re.compile(r"blk\.(?P<layer>\d+)\.attn_(?P<which>[qk])\.(?:weight|bias)")
 
 
 # llama.cpp rotates neighbouring numbers of a Llama's head together; the model's own code rotates numbers that are half
@@ -102,6 +102,7 @@ class GgufNames:
         match = _QUERIES_KEYS.fullmatch(gguf_name)
         if match is None or self._spec.architecture not in _INTERLEAVED:
             return None
-        heads = self._spec.num_heads if match["which"] == "q" else self._spec.num_kv_heads
-        width = self._spec.head_dim
+        attention = self._spec.attention[int(match["layer"])]
+        heads = attention.heads if match["which"] == "q" else attention.kv_heads
+        width = attention.head_dim
         return np.arange(heads * width).reshape(heads, width // 2, 2).swapaxes(1, 2).reshape(-1)

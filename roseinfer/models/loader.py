@@ -23,6 +23,7 @@ from roseinfer.models.registry import build_model
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import RankGroup, Share, SingleRank
 from roseinfer.quant.base import Build, TensorMetadata, WeightFormat
+from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.fp8_stored import WideningSource
 from roseinfer.quant.select import choose_format
 
@@ -82,7 +83,8 @@ def load_model(
             file.refuse_unread()
         return model
     with Checkpoint(folder, build) as checkpoint:
-        model.load(WideningSource(checkpoint, spec.quantization) if spec.quantization is not None else checkpoint)
+        scheme = spec.quantization
+        model.load(WideningSource(checkpoint, scheme) if isinstance(scheme, Fp8Scheme) else checkpoint)
         ignored = (*model.ignored, r"lm_head\.weight") if spec.tied_embeddings else model.ignored
         checkpoint.refuse_unread(ignored)
         checkpoint.refuse_not_finite()

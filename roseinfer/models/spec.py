@@ -1,9 +1,15 @@
 """Shape and options of a model as read from its config; without torch."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
+from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.attention.spec import AttentionSpec
-from roseinfer.quant.fp8_scheme import Fp8Scheme
+from roseinfer.quant.scheme import QuantScheme
+
+# RMSNorm of queries and keys: of each head, before or after its rotation, or of the whole projection (OLMo 2).
+QkNorm = Literal["head", "head_after_rotation", "projection"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,52 +29,64 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeSpec:
-    """Rotary position embedding.
-
-    `scaling` is "default" (none), "linear" (positions divided by `factor`) or "llama3". The latter stretches by
-    `factor` the wavelengths that are long compared with `original_max_position` tokens (see attention/heads.py).
+class NormSpec:
+    """Norm over the last dimension. kind: "rms", or "layer" for LayerNorm. offset: added to the weights in float32 (1
+    for checkpoints that store w for 1 + w). bias: a LayerNorm's.
     """
 
-    theta: float
-    scaling: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
-    original_max_position: float = 0.0
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    offset: float = 0.0
+    bias: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """Attention of one layer, and the rotary position embedding before it; None without rotation."""
+
+    attention: AttentionSpec
+    rope: RopeSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Shape and options of a decoder-only model.
+    """Shape and options of a decoder-only model. Which norms a layer has, its family's `TensorNames` say.
 
-    max_position: longest context in tokens. activation: "silu", "gelu" (exact) or "gelu_tanh". rope: None for learned
-    positions. dtype: the checkpoint's. qk_norm: RMSNorm over each head of q and k. windows: attention window of each
-    layer in tokens, None for full attention; empty if no layer has one. quantization: format of the checkpoint's linear
-    layers, None for floats. experts: None if no layer has any; `intermediate_size` is that of the dense layers.
+    max_position: longest context in tokens. learned_positions: a table of them is added to the embedding. activation:
+    "silu", "gelu" (exact) or "gelu_tanh". gated: the feed-forward network multiplies by a gate. parallel: attention and
+    feed-forward network read the same norm, and both are added. dtype: the checkpoint's. quantization: format of the
+    checkpoint's linear layers, None for floats. experts: None if no layer has any; `intermediate_size` is that of the
+    dense layers. Multipliers: of the embedding, of what each part adds to the residual stream, and of the logits.
+    logit_cap: logits become cap * tanh(logit / cap).
     """
 
     architecture: str
-    num_layers: int
+    layers: tuple[LayerSpec, ...]
     hidden_size: int
     intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
     max_position: int
-    norm_eps: float
+    norm: NormSpec
     activation: str
-    rope: RopeSpec | None
     tied_embeddings: bool
     dtype: str
+    learned_positions: bool = False
+    gated: bool = True
+    parallel: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    windows: tuple[int | None, ...] = ()
-    quantization: Fp8Scheme | None = None
+    qk_norm: QkNorm | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    logit_cap: float | None = None
+    quantization: QuantScheme | None = None
     experts: ExpertsSpec | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
     @property
     def expert_layers(self) -> int:
@@ -76,14 +94,26 @@ class ModelSpec:
 
     @property
     def attention(self) -> tuple[AttentionSpec, ...]:
-        """Return the attention of each layer, in order."""
-        return tuple(
-            AttentionSpec(
-                heads=self.num_heads,
-                kv_heads=self.num_kv_heads,
-                head_dim=self.head_dim,
-                scale=self.head_dim**-0.5,
-                window=window,
-            )
-            for window in self.windows or (None,) * self.num_layers
-        )
+        """Attention of each layer, in order."""
+        return tuple(layer.attention for layer in self.layers)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Attention window of each layer in tokens, None for full attention; empty if no layer has one."""
+        found = tuple(spec.window for spec in self.attention)
+        return found if any(found) else ()
+
+
+def uniform_layers(
+    count: int,
+    attention: AttentionSpec,
+    rope: RopeSpec | None,
+    windows: Sequence[int | None] = (),
+    without_rope: Sequence[int] = (),
+) -> tuple[LayerSpec, ...]:
+    """Return `count` layers that differ in nothing but their windows (empty: none), and in whether they rotate."""
+    windows = windows or (None,) * count
+    return tuple(
+        LayerSpec(attention=replace(attention, window=window), rope=None if layer in without_rope else rope)
+        for layer, window in enumerate(windows)
+    )

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from roseinfer.parallel.group import RankGroup, Share
+from roseinfer.quant.expert_names import ExpertNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,28 +154,6 @@ class ExpertShape:
     width: int
     renormalise: bool
     activation: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertNames:
-    """Names of a layer's matrices in a checkpoint, without ".weight".
-
-    gate, up, down: with a placeholder for the expert's number, as in "mlp.experts.{}.gate_proj".
-    """
-
-    router: str
-    gate: str
-    up: str
-    down: str
-
-    def under(self, prefix: str) -> "ExpertNames":
-        """Return the same names after `prefix` and a dot."""
-        return ExpertNames(
-            router=f"{prefix}.{self.router}",
-            gate=f"{prefix}.{self.gate}",
-            up=f"{prefix}.{self.up}",
-            down=f"{prefix}.{self.down}",
-        )
 
 
 class Experts(Protocol):

@@ -11,10 +11,11 @@ from roseinfer.quant.fp8_scheme import Fp8Scheme
 from roseinfer.quant.int8_format import Int8Format
 from roseinfer.quant.int8_product import unsupported_reason
 from roseinfer.quant.plain import PlainFormat
+from roseinfer.quant.scheme import QuantScheme
 
 
 def choose_format(
-    asked: str | None, stored: Fp8Scheme | None, device: torch.device, dtype: torch.dtype, *, dummy: bool = False
+    asked: str | None, stored: QuantScheme | None, device: torch.device, dtype: torch.dtype, *, dummy: bool = False
 ) -> WeightFormat:
     """Return the format for weights on `device` of a model that computes in `dtype`.
 
@@ -26,6 +27,8 @@ def choose_format(
         return _int8(device)
     if asked is None and stored is None:
         return PlainFormat()
+    if stored is not None and not isinstance(stored, Fp8Scheme):
+        raise ConfigError(f"no format reads weights stored as {stored.label}")
     _check_fp8(device, block=stored is not None and stored.layout == "block")
     widens = dtype is torch.float32 or not has_triton(device)
     return Fp8Format(stored, rounds=dummy or stored is None, widens=widens)

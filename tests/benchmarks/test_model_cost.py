@@ -5,24 +5,24 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.model_cost import Chunk, ModelCost, Work
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.models.spec import ExpertsSpec, ModelSpec, RopeSpec
+from roseinfer.models.spec import ExpertsSpec, ModelSpec, NormSpec, uniform_layers
 
+HEADS = AttentionSpec(heads=4, kv_heads=2, head_dim=3, scale=1.0)
 SHAPE = {
-    "num_layers": 2,
     "hidden_size": 8,
     "intermediate_size": 16,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 3,
     "vocab_size": 10,
     "max_position": 64,
-    "norm_eps": 1e-5,
+    "norm": NormSpec(eps=1e-5),
     "tied_embeddings": True,
     "dtype": "bfloat16",
 }
-GATED = ModelSpec(architecture="LlamaForCausalLM", activation="silu", rope=RopeSpec(theta=1e4), **SHAPE)
-PLAIN = ModelSpec(architecture="GPT2LMHeadModel", activation="gelu_tanh", rope=None, **SHAPE)
+GATED = ModelSpec(architecture="LlamaForCausalLM", activation="silu", layers=uniform_layers(2, HEADS, None), **SHAPE)
+PLAIN = ModelSpec(
+    architecture="GPT2LMHeadModel", activation="gelu_tanh", layers=uniform_layers(2, HEADS, None), gated=False, **SHAPE
+)
 
 
 def test_shape():
@@ -57,9 +57,7 @@ def test_routers_and_the_head_keep_their_width_beside_codes() -> None:
 
 
 def test_windows_are_refused():
-    windowed = ModelSpec(
-        architecture="MistralForCausalLM", activation="silu", rope=RopeSpec(theta=1e4), windows=(None, 16), **SHAPE
-    )
+    windowed = replace(GATED, layers=uniform_layers(2, HEADS, None, windows=(None, 16)))
     with pytest.raises(UnsupportedModelError, match="windows"):
         ModelCost.of(windowed, 2)
 

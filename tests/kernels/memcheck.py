@@ -32,7 +32,7 @@ from roseinfer.kernels.linear.norm import layer_norm, rms_norm
 from roseinfer.kernels.linear.skinny import SkinnyNorm, skinny_linear, supports
 from roseinfer.kernels.sampling.argmax import greedy
 from roseinfer.kernels.sampling.draw import draw
-from roseinfer.layers.linear import RMSNorm
+from roseinfer.layers.norm import RMSNorm
 from roseinfer.quant.base import ExpertShape
 from roseinfer.quant.cuda_experts import CudaExperts
 from roseinfer.quant.fp8_weight import Fp8Weight

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from roseinfer.layers.linear import GatedMLP, RMSNorm
+from roseinfer.layers.feed_forward import FeedForward
+from roseinfer.layers.norm import RMSNorm
 from roseinfer.quant.base import Epilogue, Matmul, Norm, Pair, WeightFormat, WeightPiece, WeightSource
 from roseinfer.quant.cpu_matmul import PlainMatmul
 from roseinfer.quant.plain import PlainFormat
@@ -75,9 +76,11 @@ def test_ranks_add_up_to_the_whole_with_one_residual(
 ) -> None:
     x, parts = torch.randn(5, HIDDEN), []
     for rank in range(size):
-        layer = GatedMLP(RMSNorm(HIDDEN, 1e-5), HIDDEN, INNER, "silu", bias=False)
-        layer.load(Named(stored(), build_for(Imagined(rank, size, adding), weight_format)), "n", "m")
+        norm, layer = RMSNorm(HIDDEN, 1e-5), FeedForward(HIDDEN, INNER, "silu")
+        source = Named(stored(), build_for(Imagined(rank, size, adding), weight_format))
+        norm.load(source, "n")
+        layer.load(source, ["m.gate_proj", "m.up_proj"], "m.down_proj")
         before = Paired.pairs
-        parts.append(layer(x))
+        parts.append(layer(norm, x, x))
         assert Paired.pairs == before + pairs
     torch.testing.assert_close(sum(parts), expected(x))

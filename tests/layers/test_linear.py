@@ -5,7 +5,8 @@ import torch
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.layers.embedding import LMHead, VocabEmbedding
-from roseinfer.layers.linear import Linear, RMSNorm, Split, StackedOutput
+from roseinfer.layers.linear import Linear, Split, StackedOutput
+from roseinfer.layers.norm import RMSNorm
 from roseinfer.quant.base import WeightSource
 from tests.helpers.weights import Imagined, Named, build_for
 

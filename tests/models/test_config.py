@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from roseinfer.attention.rope_spec import RopeSpec
+from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.config.engine import ModelConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.generation_config import given_document
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.generation import GenerationDefaults, read_generation_config
-from roseinfer.models.spec import ExpertsSpec, ModelSpec, RopeSpec
+from roseinfer.models.spec import ExpertsSpec, ModelSpec, NormSpec, uniform_layers
 
 GPT2 = {
     "architectures": ["GPT2LMHeadModel"],
@@ -95,17 +97,15 @@ def read(folder: Path, data: dict[str, Any], **changes: Any) -> ModelSpec:
 def test_gpt2(tmp_path: Path) -> None:
     assert read(tmp_path, GPT2) == ModelSpec(
         architecture="GPT2LMHeadModel",
-        num_layers=12,
+        layers=uniform_layers(12, AttentionSpec(heads=12, kv_heads=12, head_dim=64, scale=64**-0.5), None),
         hidden_size=768,
         intermediate_size=3072,
-        num_heads=12,
-        num_kv_heads=12,
-        head_dim=64,
         vocab_size=50257,
         max_position=1024,
-        norm_eps=1e-5,
+        norm=NormSpec(eps=1e-5, kind="layer"),
         activation="gelu_tanh",
-        rope=None,
+        learned_positions=True,
+        gated=False,
         tied_embeddings=True,
         dtype="float32",
         qkv_bias=True,
@@ -117,17 +117,15 @@ def test_gpt2(tmp_path: Path) -> None:
 def test_llama(tmp_path: Path) -> None:
     assert read(tmp_path, LLAMA) == ModelSpec(
         architecture="LlamaForCausalLM",
-        num_layers=3,
+        layers=uniform_layers(
+            3, AttentionSpec(heads=8, kv_heads=2, head_dim=8, scale=8**-0.5), RopeSpec(theta=10000.0)
+        ),
         hidden_size=64,
         intermediate_size=128,
-        num_heads=8,
-        num_kv_heads=2,
-        head_dim=8,
         vocab_size=1000,
         max_position=4096,
-        norm_eps=1e-5,
+        norm=NormSpec(eps=1e-5),
         activation="silu",
-        rope=RopeSpec(theta=10000.0),
         tied_embeddings=False,
         dtype="bfloat16",
     )
@@ -135,14 +133,14 @@ def test_llama(tmp_path: Path) -> None:
 
 def test_biases_and_head_norms(tmp_path: Path) -> None:
     def options(spec: ModelSpec) -> tuple[bool, bool, bool, bool]:
-        return spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.qk_norm
+        return spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.qk_norm == "head"
 
     assert options(read(tmp_path, LLAMA, attention_bias=True)) == (True, True, False, False)
     assert options(read(tmp_path, LLAMA, mlp_bias=True)) == (False, False, True, False)
     assert options(read(tmp_path, MISTRAL)) == (False, False, False, False)
     assert options(read(tmp_path, QWEN2)) == (True, False, False, False)
     assert options(read(tmp_path, QWEN3)) == (False, False, False, True)
-    assert read(tmp_path, QWEN3).head_dim == 32
+    assert read(tmp_path, QWEN3).attention[0].head_dim == 32
 
 
 def test_dtype_is_read_under_both_names(tmp_path: Path) -> None:
@@ -178,7 +176,7 @@ def test_dtype_is_read_under_both_names(tmp_path: Path) -> None:
     ],
 )
 def test_rope_in_both_spellings(tmp_path: Path, fields: dict[str, Any], expected: RopeSpec) -> None:
-    assert read(tmp_path, LLAMA, **fields).rope == expected
+    assert read(tmp_path, LLAMA, **fields).layers[0].rope == expected
 
 
 REFUSED = [
@@ -233,7 +231,7 @@ def test_fields_that_change_the_result_are_refused_by_name(
 @pytest.mark.parametrize(
     ("scaling", "named"),
     [
-        ({"rope_type": "yarn", "factor": 4.0}, "yarn"),
+        ({"rope_type": "ntk", "factor": 4.0}, "ntk"),
         ({"type": "dynamic", "factor": 4.0}, "dynamic"),
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "linear", "factor": math.nan}, "factor"),
@@ -301,7 +299,7 @@ def test_qwens_later_layers_have_the_window_where_it_is_turned_on(tmp_path: Path
 def test_experts_of_qwen3(tmp_path: Path) -> None:
     spec = read(tmp_path, QWEN3_MOE)
     assert spec.experts == ExpertsSpec(count=16, top_k=4, width=48, renormalise=True)
-    assert (spec.qk_norm, spec.intermediate_size, spec.expert_layers) == (True, 128, 3)
+    assert (spec.qk_norm, spec.intermediate_size, spec.expert_layers) == ("head", 128, 3)
     left_out = {key: value for key, value in QWEN3_MOE.items() if key not in ("norm_topk_prob", "decoder_sparse_step")}
     spec = read(tmp_path, left_out)
     assert spec.experts == ExpertsSpec(count=16, top_k=4, width=48, renormalise=False)
@@ -340,7 +338,7 @@ def test_a_model_all_of_whose_layers_are_dense_has_no_experts(tmp_path: Path) ->
 def test_experts_of_mixtral(tmp_path: Path) -> None:
     spec = read(tmp_path, MIXTRAL)
     assert spec.experts == ExpertsSpec(count=8, top_k=2, width=128, renormalise=True)
-    assert (spec.qk_norm, spec.expert_layers, spec.windows) == (False, 3, ())
+    assert (spec.qk_norm, spec.expert_layers, spec.windows) == (None, 3, ())
     assert read(tmp_path, MIXTRAL, sliding_window=100).windows == (100,) * 3
 
 

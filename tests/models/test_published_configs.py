@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from roseinfer.attention.rope_spec import RopeSpec
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.generation import GenerationDefaults, read_generation_config
 from roseinfer.models.loader import load_model
-from roseinfer.models.spec import ExpertsSpec, RopeSpec
+from roseinfer.models.spec import ExpertsSpec
 
 GPT2: dict[str, Any] = {
     "activation_function": "gelu_new",
@@ -347,7 +348,8 @@ def write(folder: Path, data: dict[str, Any]) -> Path:
 def test_published_configs_are_understood(tmp_path: Path, name: str) -> None:
     config, *expected = PUBLISHED[name]
     spec = read_model_spec(write(tmp_path, config))
-    assert [spec.head_dim, spec.num_kv_heads, spec.max_position, spec.tied_embeddings, spec.dtype] == expected
+    heads = spec.attention[0]
+    assert [heads.head_dim, heads.kv_heads, spec.max_position, spec.tied_embeddings, spec.dtype] == expected
     assert spec.qkv_bias == (name.startswith(("gpt2", "distil", "Qwen2")))
 
 
@@ -371,7 +373,7 @@ def test_rope_scaling_as_transformers_rewrites_it(tmp_path: Path) -> None:
     """Check `rope_type`, which transformers adds to the older `type` from 4.43 on; two different kinds are refused."""
     scaling = {"factor": 4.0, "rope_type": "linear", "type": "linear"}
     spec = read_model_spec(write(tmp_path, {**LLAMA_2_7B, "rope_scaling": scaling}))
-    assert spec.rope == RopeSpec(theta=10000.0, scaling="linear", factor=4.0)
+    assert spec.layers[0].rope == RopeSpec(theta=10000.0, scaling="linear", factor=4.0)
     with pytest.raises(UnsupportedModelError, match="type = 'yarn'"):
         read_model_spec(write(tmp_path, {**LLAMA_2_7B, "rope_scaling": {**scaling, "type": "yarn"}}))
 

@@ -10,7 +10,7 @@ import torch
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.kernels.common.triton_support import HAS_TRITON
-from roseinfer.layers.linear import RMSNorm
+from roseinfer.layers.norm import RMSNorm
 from roseinfer.parallel.group import share_of
 from roseinfer.quant import cuda_experts, fp8_format, plain
 from roseinfer.quant.base import Build, ExpertNames, Experts, ExpertShape

@@ -1,5 +1,6 @@
 """A layer of experts on a CPU against the formula, token by token and expert by expert in float64."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.layers.experts import RoutedExperts
-from roseinfer.layers.linear import RMSNorm
+from roseinfer.layers.norm import RMSNorm
 from roseinfer.parallel.group import RankGroup, SingleRank
 from roseinfer.quant.base import Build, ExpertNames, ExpertShape, WeightFormat
 from roseinfer.quant.experts import route
@@ -37,13 +38,17 @@ def draw(shape: ExpertShape, *, seed: int = 0) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def layer(tensors: dict[str, torch.Tensor], shape: ExpertShape = SHAPE, build: Build = BUILD) -> RoutedExperts:
-    experts = RoutedExperts(RMSNorm(shape.hidden, EPS), shape, NAMES)
+def layer(
+    tensors: dict[str, torch.Tensor], shape: ExpertShape = SHAPE, build: Build = BUILD
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return x -> x + the experts' result."""
+    norm, experts = RMSNorm(shape.hidden, EPS), RoutedExperts(shape)
     source = Named(tensors, build)
-    experts.load(source, "norm", "moe")
+    norm.load(source, "norm")
+    experts.load(source, NAMES.under("moe"))
     unread = tensors.keys() - source.asked
     assert not unread
-    return experts
+    return lambda x: experts(norm, x, x)
 
 
 def expected(x: torch.Tensor, tensors: dict[str, torch.Tensor], shape: ExpertShape = SHAPE) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.kernels.common.triton_support import HAS_TRITON
 from roseinfer.kernels.linear.fp8_rows import rows_reference
-from roseinfer.layers.linear import LayerNorm, RMSNorm
+from roseinfer.layers.norm import LayerNorm, RMSNorm
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Norm
 from roseinfer.quant.cpu_matmul import PlainMatmul
 from roseinfer.quant.fp8_weight import Fp8Weight

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.core.errors import ConfigError
-from roseinfer.layers.linear import LayerNorm
+from roseinfer.layers.norm import LayerNorm
 from roseinfer.parallel.group import Share
 from roseinfer.quant import int8_product
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, WeightPiece

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from roseinfer.kernels.common.triton_support import HAS_TRITON
-from roseinfer.layers.linear import LayerNorm, RMSNorm
+from roseinfer.layers.norm import LayerNorm, RMSNorm
 from roseinfer.quant.base import NO_EPILOGUE, Epilogue, Matmul, Norm
 from roseinfer.quant.cpu_matmul import MIN_PACKED_ELEMENTS, PackedMatmul, PlainMatmul, can_pack
 from roseinfer.quant.plain import plain_matmul

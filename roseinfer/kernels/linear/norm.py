@@ -17,12 +17,15 @@ def _norm_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
+    residual_ptr,
     out_ptr,
     x_stride,
     eps,
+    multiplier,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     CENTRED: tl.constexpr,
+    ADDED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -37,12 +40,25 @@ def _norm_kernel(
     out = x * scale * tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if CENTRED:
         out += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if ADDED:
+        out = tl.load(residual_ptr + row * N + column, mask=inside, other=0.0).to(tl.float32) + multiplier * out
     tl.store(out_ptr + row * N + column, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, num_warps: int | None = None) -> torch.Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight. x: [T, N], N <= 16384, its rows may be apart; weight: [N]."""
-    return _launch(x, weight, None, eps, num_warps)
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    residual: torch.Tensor | None = None,
+    multiplier: float = 1.0,
+    num_warps: int | None = None,
+) -> torch.Tensor:
+    """Return x / sqrt(mean(x^2) + eps) * weight. x: [T, N], N <= 16384, its rows may be apart; weight: [N].
+
+    With a residual [T, N], contiguous, return residual + multiplier * that, rounded once; it overwrites the residual.
+    """
+    return _launch(x, weight, None, eps, num_warps, residual, multiplier)
 
 
 def layer_norm(
@@ -53,23 +69,33 @@ def layer_norm(
 
 
 def _launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, num_warps: int | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    num_warps: int | None,
+    residual: torch.Tensor | None = None,
+    multiplier: float = 1.0,
 ) -> torch.Tensor:
     rows, width = x.shape
     assert width <= MAX_WIDTH and x.stride(1) == 1
     block = next_power_of_2(width)
-    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    assert residual is None or residual.is_contiguous()
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device) if residual is None else residual
     if rows:
         _norm_kernel[(rows,)](
             x,
             weight,
             bias,
+            residual,
             out,
             x.stride(0),
             eps,
+            multiplier,
             N=width,
             BLOCK=block,
             CENTRED=bias is not None,
+            ADDED=residual is not None,
             num_warps=num_warps or default_warps(block),
             **early_start.options(x.device),
         )

@@ -10,7 +10,8 @@ import torch
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.layers.embedding import Embedding, VocabEmbedding
-from roseinfer.layers.linear import LayerNorm, Linear, Split
+from roseinfer.layers.linear import Linear, Split
+from roseinfer.layers.norm import LayerNorm
 from roseinfer.models.encoders.attention import RowAttention
 from roseinfer.models.encoders.base import EncoderNetwork, PackedRows
 from roseinfer.models.encoders.config_fields import read_score_head, read_shape

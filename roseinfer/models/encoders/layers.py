@@ -3,17 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from roseinfer.layers.linear import LayerNorm
 from roseinfer.quant.base import WeightSource, read_new
-
-
-class UnbiasedNorm(LayerNorm):
-    """LayerNorm without a bias in the checkpoint."""
-
-    def load(self, source: WeightSource, name: str) -> None:
-        self.weight = read_new(source, f"{name}.weight", *self._shape)
-        self.bias = torch.zeros_like(self.weight)
-        self._fuse(source.build.device)
 
 
 class Dense:

@@ -11,12 +11,13 @@ import torch
 from roseinfer.attention.heads import HeadTransform, Rotary, default_frequencies
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.layers.embedding import VocabEmbedding
-from roseinfer.layers.linear import LayerNorm, Linear, Split
+from roseinfer.layers.linear import Linear, Split
+from roseinfer.layers.norm import LayerNorm
 from roseinfer.models.decoder_config import ACTIVATIONS
 from roseinfer.models.encoders.attention import RowAttention
 from roseinfer.models.encoders.base import EncoderNetwork, PackedRows
 from roseinfer.models.encoders.config_fields import read_score_head, read_shape
-from roseinfer.models.encoders.layers import Dense, HeadNorm, UnbiasedNorm
+from roseinfer.models.encoders.layers import Dense, HeadNorm
 from roseinfer.models.encoders.spec import EncoderSpec
 from roseinfer.models.fields import ConfigFields
 from roseinfer.quant.base import Build, Epilogue, WeightSource
@@ -208,4 +209,4 @@ class PredictionHead:
 
 def new_norm(spec: ModernBertSpec) -> LayerNorm:
     """Return a norm of the hidden states."""
-    return (LayerNorm if spec.norm_bias else UnbiasedNorm)(spec.hidden_size, spec.norm_eps)
+    return LayerNorm(spec.hidden_size, spec.norm_eps, bias=spec.norm_bias)

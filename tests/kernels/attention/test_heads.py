@@ -141,8 +141,6 @@ def test_other_pairs_of_a_head(rotated, interleaved, norm_after, device):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
     qkv, _ = case.run(store_heads)
     both = torch.cat((old.q_weight.expand(6, -1), old.k_weight.expand(2, -1)))
-    transform = HeadTransform(
-        spec_of(6, 2, 80), HeadNorms(old.q_weight, old.k_weight, both, 1e-6, norm_after), rotary
-    )
+    transform = HeadTransform(spec_of(6, 2, 80), HeadNorms(old.q_weight, old.k_weight, both, 1e-6, norm_after), rotary)
     queries, _, _ = transform.split(case.qkv, case.positions)
     torch.testing.assert_close(qkv[:, : 6 * 80], queries.flatten(1), rtol=1e-4, atol=1e-4)

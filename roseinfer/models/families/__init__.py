@@ -1,0 +1,38 @@
+"""Families of models. Each file describes one: how its config is read, and the names of its tensors; without torch.
+
+A package outside adds families by `register`, or by an entry point of the group `roseinfer.families` that names a
+`ModelFamily`.
+"""
+
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from roseinfer.models.families.family import ModelFamily
+
+_MODULES = ("llama", "mistral", "qwen", "mixtral", "gpt2")
+ENTRY_POINTS = "roseinfer.families"
+
+_known: dict[str, ModelFamily] = {}
+
+
+def register(family: ModelFamily) -> None:
+    """Add a family. Its architectures replace those of the same name."""
+    _known.update(dict.fromkeys(family.architectures, family))
+
+
+def family_of(architecture: str) -> ModelFamily | None:
+    """Return the family of an architecture in config.json; None if it is unknown."""
+    if architecture not in _known:
+        for entry in entry_points(group=ENTRY_POINTS):
+            register(entry.load())
+    return _known.get(architecture)
+
+
+def architectures() -> list[str]:
+    """Return the names of all known architectures."""
+    return list(_known)
+
+
+for _module in _MODULES:
+    for _family in import_module(f"{__name__}.{_module}").FAMILIES:
+        register(_family)

@@ -1,0 +1,60 @@
+"""Description of a family of models, as plain data; without torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roseinfer.models.fields import ConfigFields
+from roseinfer.models.spec import ModelSpec
+from roseinfer.quant.expert_names import ExpertNames
+
+# From config.json, the architecture in it, and the context that will be used (None: the longest).
+ReadConfig = Callable[[ConfigFields, str, int | None], ModelSpec]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNames:
+    """Names of a checkpoint's tensors, without ".weight". Those of a block follow the block's prefix and a dot.
+
+    block: template with a placeholder for the layer's number. positions: table of learned positions. before_X, after_X:
+    norm before part X of a block, and norm between its result and the residual stream; None without one. A parallel
+    block has one norm, before_attention. qkv, up: names of the matrices, or one name if the checkpoint stacks them. up
+    is gate and up of a gated network. qk_norms: of queries and keys. experts: of layers with experts, in place of `up`
+    and `down`. transposed: matrices are stored as [in, out].
+    """
+
+    tokens: str = "embed_tokens"
+    positions: str | None = None
+    block: str = "layers.{}"
+    norm: str = "norm"
+    before_attention: str | None = "input_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    qk_norms: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
+    out: str = "self_attn.o_proj"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    after_mlp: str | None = None
+    experts: ExpertNames | None = None
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFamily:
+    """ModelFamily of models: names in config.json (`architectures`), reader of the config, and names of the tensors.
+
+    prefixes: what the names of all tensors but the head's begin with; the first that a checkpoint has counts. heads:
+    names of the output head; the first that a checkpoint has counts. ignored: patterns of tensors that no layer needs,
+    such as towers for other inputs.
+    """
+
+    architectures: tuple[str, ...]
+    read: ReadConfig
+    names: TensorNames = TensorNames()
+    prefixes: tuple[str, ...] = ("model.", "")
+    heads: tuple[str, ...] = ("lm_head",)
+    ignored: tuple[str, ...] = ()
+
+
+# Old checkpoints store the rotary frequencies, which follow from the config.
+STORED_FREQUENCIES = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"model\.rotary_emb\.inv_freq")

@@ -1,0 +1,163 @@
+"""Reader of rotary position embedding in config.json; without torch."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from roseinfer.attention.rope_spec import RopeSpec
+from roseinfer.models.fields import ConfigFields
+
+
+def read_rope(
+    fields: ConfigFields,
+    head_dim: int,
+    *,
+    theta: float = 10000.0,
+    interleaved: bool = False,
+    partial: float | None = None,
+    max_model_len: int | None = None,
+    layer_type: str | None = None,
+) -> RopeSpec:
+    """Read `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (earlier versions).
+
+    theta, partial: defaults of `rope_theta` and `partial_rotary_factor`. A family that gives no `partial` rotates whole
+    heads. max_model_len: context that will be used, which chooses between the factors of "longrope". layer_type: entry
+    of `rope_parameters` that has one for each type of layer.
+    """
+    inner, theta = _scaling_fields(fields, layer_type), fields.number("rope_theta", theta)
+    # `type` is the older name; transformers keeps it when it adds the newer one.
+    older = inner.get("type")
+    kind = inner.get("rope_type") or older or "default"
+    if not isinstance(kind, str) or kind not in _READERS:
+        inner.refuse("rope_type", kind, f"known: {', '.join(_READERS)}")
+    if older not in (None, kind):
+        inner.refuse("type", older, f"rope_type is {kind}")
+    width = _rotated_width(inner, fields, head_dim, partial)
+    spec = RopeSpec(
+        theta=inner.number("rope_theta", theta),
+        scaling=kind,
+        interleaved=interleaved,
+        rotary_dim=None if width == head_dim else width,
+        **_READERS[kind](inner, fields, max_model_len),
+    )
+    if spec.theta < 1.0:
+        (inner if "rope_theta" in inner else fields).refuse("rope_theta", spec.theta, "a number of 1 or more is needed")
+    if kind == "longrope" and len(spec.divisors) != width // 2:
+        inner.refuse("short_factor", len(spec.divisors), f"{width // 2} factors are needed, and as many in long_factor")
+    inner.refuse_unread()
+    return spec
+
+
+def _rotated_width(inner: ConfigFields, fields: ConfigFields, head_dim: int, default: float | None) -> int:
+    key = "partial_rotary_factor"
+    holder = inner if inner.get(key) is not None else fields
+    if default is None:
+        holder.only(key, 1.0)
+        return head_dim
+    share = holder.number(key, default)
+    width = int(head_dim * share)
+    if share > 1.0 or width < 2 or width % 2:
+        holder.refuse(key, share, f"it rotates {width} of a head's {head_dim} numbers")
+    return width
+
+
+def _scaling_fields(fields: ConfigFields, layer_type: str | None) -> ConfigFields:
+    key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    data = fields.get(key) or {}
+    if not isinstance(data, dict):
+        fields.refuse(key, data)
+    inner = ConfigFields(data, f"{fields.where} {key}")
+    if layer_type is not None and isinstance(data.get(layer_type), dict):
+        return ConfigFields(data[layer_type], f"{fields.where} {key} {layer_type}")
+    return inner
+
+
+def _default(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:
+    return {}
+
+
+def _linear(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:
+    return {"factor": inner.number("factor")}
+
+
+def _llama3(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:
+    low, high = inner.number("low_freq_factor"), inner.number("high_freq_factor")
+    if high <= low:
+        inner.refuse("high_freq_factor", high, f"more than low_freq_factor = {low} is needed")
+    original = inner.number("original_max_position_embeddings")
+    return {
+        "factor": inner.number("factor"),
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position": original,
+    }
+
+
+def _yarn(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:
+    """Read YaRN. The magnitude is `attention_factor`, or follows from the factor: 0.1 * mscale * ln(factor) + 1."""
+    original = _original_context(inner, fields)
+    factor = inner.number("factor", fields.integer("max_position_embeddings") / original)
+    found, whole = inner.get("mscale"), inner.get("mscale_all_dim")
+    magnitude = _mscale(factor)
+    if found and whole:
+        magnitude = _mscale(factor, inner.number("mscale")) / _mscale(factor, inner.number("mscale_all_dim"))
+    fast, slow = inner.number("beta_fast", 32.0), inner.number("beta_slow", 1.0)
+    if fast < slow:
+        inner.refuse("beta_fast", fast, f"at least beta_slow = {slow} is needed")
+    return {
+        "factor": factor,
+        "original_max_position": original,
+        "magnitude": inner.number("attention_factor", magnitude),
+        "beta_fast": fast,
+        "beta_slow": slow,
+        "truncate": inner.flag("truncate", True),
+    }
+
+
+def _mscale(factor: float, multiplier: float = 1.0) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
+
+
+def _longrope(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:
+    """Read LongRoPE (Ding et al., 2024). The context in use chooses between short and long factors, once: choosing by
+    the length of each sequence would spoil its cached keys.
+    """
+    original, longest = _original_context(inner, fields), fields.integer("max_position_embeddings")
+    factor = inner.number("factor", longest / original)
+    magnitude = 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
+    short, long = _divisors(inner, "short_factor"), _divisors(inner, "long_factor")
+    if len(short) != len(long):
+        inner.refuse("long_factor", len(long), f"as many as in short_factor are needed: {len(short)}")
+    return {
+        "divisors": long if (max_model_len or longest) > original else short,
+        "magnitude": inner.number("attention_factor", magnitude),
+        "factor": factor,
+        "original_max_position": original,
+    }
+
+
+def _original_context(inner: ConfigFields, fields: ConfigFields) -> float:
+    key = "original_max_position_embeddings"
+    outer = fields.integer(key, fields.integer("max_position_embeddings"))
+    return inner.number(key, outer)
+
+
+def _divisors(inner: ConfigFields, key: str) -> tuple[float, ...]:
+    values = inner.get(key)
+    if not isinstance(values, list) or not values or not all(_is_positive(value) for value in values):
+        inner.refuse(key, values, "a list of positive numbers is needed")
+    return tuple(float(value) for value in values)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 < value < math.inf
+
+
+_READERS: dict[str, Callable[[ConfigFields, ConfigFields, int | None], dict[str, Any]]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "proportional": lambda inner, fields, max_model_len: {"factor": inner.number("factor", 1.0)},
+}
