@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from roseinfer.attention.heads import HeadTransform, Rotary, default_frequencies
+from roseinfer.attention.heads import HeadTransform
+from roseinfer.attention.rope import Rotary, default_frequencies
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.layers.embedding import VocabEmbedding
 from roseinfer.layers.linear import Linear, Split
