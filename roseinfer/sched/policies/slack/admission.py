@@ -113,8 +113,8 @@ class StepAdmission:
             return True
         if not self.machine.is_late(candidate) or self.machine.is_in_time_at_once(candidate):
             return False
-        if is_new:
-            track.waits_for = None
+        if is_new and self._now_s - track.request.arrival_s <= 2 * self.machine.chunk_ends_s:
+            track.waits_for = None  # its price is not why it is late
         ahead_s = self.machine.ahead_s(track) + candidate.own_s
         wait_s = self._view.load_s(track.request) + ahead_s / self.machine.prefill_time(1.0) + state.cost.params.step_s
         self._reject(track, track.first_objective, wait_s)

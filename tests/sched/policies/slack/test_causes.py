@@ -139,6 +139,16 @@ def test_a_price_above_the_limit_is_the_cause_whatever_else_it_lacked() -> None:
     assert refused(made, "dear", 2.0) == ("ttft", Cause.PRICE)
 
 
+def test_a_price_above_the_limit_is_the_cause_even_if_it_is_first_looked_at_when_it_is_late() -> None:
+    """Its prompt takes 30 ms alone, and others were considered before it."""
+    limit = PriceLimit()
+    limit.limit_s = 0.050
+    made = priced(limit)
+    made.wait("dear", 20, predicted=100, ttft_s=1.0, tpot_s=0.050)
+    made.now_s = 0.968
+    assert made.rejected(made.begin())["dear"].cause is Cause.PRICE
+
+
 def test_a_pace_that_is_not_held() -> None:
     limit = PriceLimit()
     limit.pace_s = 0.050
