@@ -140,7 +140,7 @@ def test_a_price_above_the_limit_is_the_cause_whatever_else_it_lacked() -> None:
 
 
 def test_a_price_above_the_limit_is_the_cause_even_if_it_is_first_looked_at_when_it_is_late() -> None:
-    """Its prompt takes 30 ms alone, and others were considered before it."""
+    """A prompt that takes 30 ms alone, after others that were considered before it."""
     limit = PriceLimit()
     limit.limit_s = 0.050
     made = priced(limit)
