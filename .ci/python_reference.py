@@ -29,12 +29,14 @@ NAMES = (
     "Slo",
     "RequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "ScoreOutput",
     "Logprob",
     "RequestMetrics",
     "FinishReason",
     "SequenceChunk",
 )
-METHODS = ("generate", "chat", "stream", "get_tokenizer", "get_default_sampling_params", "close")
+METHODS = ("generate", "chat", "stream", "embed", "score", "get_tokenizer", "get_default_sampling_params", "close")
 
 
 def page(text: str) -> str:

@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from roseinfer.core.slo import Slo
     from roseinfer.engine.api import SequenceChunk
     from roseinfer.llm.llm import LLM
-    from roseinfer.llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from roseinfer.llm.outputs import (
+        CompletionOutput,
+        EmbeddingOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+        ScoreOutput,
+    )
     from roseinfer.llm.prompts import TextPrompt, TokensPrompt
     from roseinfer.llm.sampling_params import SamplingParams
     from roseinfer.llm.structured_outputs import StructuredOutputsParams
@@ -22,11 +29,13 @@ __version__ = "0.2.0"
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "EmbeddingOutput",
     "FinishReason",
     "Logprob",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "ScoreOutput",
     "SequenceChunk",
     "Slo",
     "StructuredOutputsParams",
@@ -37,12 +46,14 @@ __all__ = [
 
 _HOMES = {
     "CompletionOutput": "roseinfer.llm.outputs",
+    "EmbeddingOutput": "roseinfer.llm.outputs",
     "FinishReason": "roseinfer.core.outputs",
     "LLM": "roseinfer.llm.llm",
     "Logprob": "roseinfer.llm.outputs",
     "RequestMetrics": "roseinfer.llm.outputs",
     "RequestOutput": "roseinfer.llm.outputs",
     "SamplingParams": "roseinfer.llm.sampling_params",
+    "ScoreOutput": "roseinfer.llm.outputs",
     "SequenceChunk": "roseinfer.engine.api",
     "Slo": "roseinfer.core.slo",
     "StructuredOutputsParams": "roseinfer.llm.structured_outputs",

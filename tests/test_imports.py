@@ -165,7 +165,7 @@ ONE_IMPORTER = {
 # Packages that use the interfaces of the engine and the cluster only.
 OUTSIDE = {"llm", "server", "server.run", "server.workers", "integrations", "bench", "cli.commands", "__init__"}
 SEEN = {
-    "engine": ("api", "client", "live", "options"),
+    "engine": ("api", "client", "live", "options", "pooling"),
     "cluster": (
         "addresses",
         "directory",

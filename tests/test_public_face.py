@@ -14,12 +14,14 @@ from tests.test_imports import PACKAGE
 
 PUBLIC = [
     "CompletionOutput",
+    "EmbeddingOutput",
     "FinishReason",
     "LLM",
     "Logprob",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "ScoreOutput",
     "SequenceChunk",
     "Slo",
     "StructuredOutputsParams",

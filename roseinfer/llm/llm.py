@@ -1,4 +1,4 @@
-"""Text generation in this process, without a server: `LLM("tiny").generate("def fibonacci(")`."""
+"""Text, embeddings and scores in this process, without a server: `LLM("tiny").generate("def fibonacci(")`."""
 
 import itertools
 import logging
@@ -22,7 +22,8 @@ from roseinfer.engine.options import make_engine_config
 from roseinfer.llm.answers import AnswerBuilder
 from roseinfer.llm.guides import GuideMaker
 from roseinfer.llm.options import engine_options
-from roseinfer.llm.outputs import RequestOutput
+from roseinfer.llm.outputs import EmbeddingOutput, RequestOutput, ScoreOutput
+from roseinfer.llm.pooling import VectorCalls
 from roseinfer.llm.progress import MakeBar, progress_bar
 from roseinfer.llm.prompts import Conversation, PromptInput, PromptType, as_batch, as_conversations, read_prompt
 from roseinfer.llm.sampling_params import SamplingParams
@@ -38,10 +39,8 @@ _UNSUPPORTED = (
     "beam_search",
     "classify",
     "collective_rpc",
-    "embed",
     "encode",
     "reward",
-    "score",
     "sleep",
 )
 
@@ -82,6 +81,7 @@ class LLM:
         facts = self.engine.info.facts
         self._guides = GuideMaker(self.engine.tokenizer, facts.vocab_size, facts.eos_token_ids)
         self._numbers = itertools.count()
+        self._vectors = VectorCalls(self.engine, self._numbers)
 
     def generate(
         self,
@@ -189,6 +189,62 @@ class LLM:
             for chunks in steps:
                 for _, chunk in chunks:
                     yield chunk
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | MakeBar = True,
+        lora_request: object = None,
+    ) -> list[EmbeddingOutput]:
+        """Return the embedding of one input or of each of many, in their order. Needs an embedding model.
+
+        Args:
+            prompts: one input or a list, in the forms that `generate` takes.
+            dimensions: leading numbers to keep of each embedding, which are then normalised again; None = all. Only
+                for models that were trained for it.
+            prompt_name: name of the model's prompt to put before each text, such as `query`; None = its default.
+            truncate_prompt_tokens: tokens to keep of longer inputs, -1 = as many as the context; None = a longer
+                input is an error. The end of a text is cut; what the tokenizer adds stays.
+            use_tqdm: as in `generate`.
+            lora_request: not supported.
+
+        Raise `InvalidRequestError` for an invalid input, before any of them runs, and for a model with another task.
+        Raise `RequestFailedError` naming the first input that failed.
+        """
+        _refuse_lora(lora_request)
+        return self._vectors.embed(prompts, dimensions, prompt_name, truncate_prompt_tokens, use_tqdm)
+
+    def score(
+        self,
+        query: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | MakeBar = True,
+        lora_request: object = None,
+    ) -> list[ScoreOutput]:
+        """Return how well each document answers its query, in the order of the documents.
+
+        Args:
+            query: one text for all documents, or one for each.
+            documents: one text or a list.
+            instruction: task in words, for models that take one (Qwen3-Reranker); None = web search.
+            truncate_prompt_tokens: tokens to keep of longer pairs, -1 = as many as the context; None = a longer pair
+                is an error. The end of the document is cut.
+            use_tqdm: as in `generate`.
+            lora_request: not supported.
+
+        A reranker scores both texts together. With an embedding model, the score is the cosine of their embeddings.
+
+        Raise the errors of `embed`.
+        """
+        _refuse_lora(lora_request)
+        return self._vectors.score(query, documents, instruction, truncate_prompt_tokens, use_tqdm)
 
     def get_tokenizer(self) -> LLMTokenizer:
         """Return the model's tokenizer, with the interface of transformers' tokenizers."""

@@ -1,4 +1,4 @@
-"""Results of `LLM.generate` and `LLM.chat`."""
+"""Results of `LLM.generate`, `LLM.chat`, `LLM.embed` and `LLM.score`."""
 
 from dataclasses import dataclass, field
 
@@ -123,3 +123,47 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    """Embedding of one input. `outputs` is the result itself, so `result.outputs.embedding` works as with vLLM.
+
+    Args:
+        request_id: number of the request, as text.
+        embedding: the numbers: as many as the model's width, or as `dimensions`.
+        prompt: text of the input, with what the model's prompt puts before it; None if it was given as token ids.
+        prompt_token_ids: its tokens, as the model received them.
+        num_cached_tokens: prompt tokens that were found in the prefix cache.
+    """
+
+    request_id: str
+    embedding: list[float]
+    prompt: str | None
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+
+    @property
+    def outputs(self) -> "EmbeddingOutput":
+        return self
+
+
+@dataclass(slots=True)
+class ScoreOutput:
+    """Score of one pair. `outputs` is the result itself, so `result.outputs.score` works as with vLLM.
+
+    Args:
+        request_id: number of the request, as text.
+        score: between 0 and 1 for rerankers; a cosine for embedding models.
+        prompt_token_ids: tokens of both texts, as the model received them.
+        num_cached_tokens: prompt tokens that were found in the prefix cache.
+    """
+
+    request_id: str
+    score: float
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+
+    @property
+    def outputs(self) -> "ScoreOutput":
+        return self

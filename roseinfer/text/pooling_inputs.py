@@ -1,7 +1,4 @@
-"""Inputs of embedding models and rerankers as token ids: a text, or a query and a document, cut to a limit.
-
-What the tokenizer adds at both ends of a text stays when a text is cut, since models read their result from it.
-"""
+"""Inputs of rerankers as token ids: a query and a document, cut to a limit."""
 
 from typing import NamedTuple
 
@@ -26,32 +23,6 @@ class PairIds(NamedTuple):
 
     ids: list[int]
     second_text_from: int = 0
-
-
-def encode_text(tokenizer: Tokenizer, text: str, limit: int | None = None, keep_end: bool = False) -> list[int]:
-    """Return the token ids of a text with what the tokenizer adds, at most `limit`.
-
-    `keep_end`: cut the beginning of the text instead of its end. Raise as `Tokenizer.encode` does, and
-    `InvalidRequestError` if the limit leaves no token of a text that has some.
-    """
-    whole = tokenizer.encode(text)
-    if limit is None or len(whole) <= limit:
-        return whole
-    plain = tokenizer.encode(text, add_special_tokens=False)
-    before, after = _added(whole, plain)
-    room = limit - len(before) - len(after)
-    if room < 1:
-        raise InvalidRequestError(f"a limit of {limit} tokens leaves no room for the text", "truncate_prompt_tokens")
-    return [*before, *(plain[-room:] if keep_end else plain[:room]), *after]
-
-
-def _added(whole: list[int], plain: list[int]) -> tuple[list[int], list[int]]:
-    """Return the ids that surround those of the text alone."""
-    extra = len(whole) - len(plain)
-    for before in range(extra + 1):
-        if whole[before : before + len(plain)] == plain:
-            return whole[:before], whole[before + len(plain) :]
-    return [], []
 
 
 class PairEncoder:
