@@ -1,10 +1,12 @@
 """Preparation of a layer's projections for attention on a GPU."""
 
+from dataclasses import replace
+
 import torch
 
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_scales import KVScales
-from roseinfer.kernels.attention.heads import HeadPreparation, store_heads
+from roseinfer.kernels.attention.heads import HeadPreparation, store_heads, turn_heads
 
 
 def store_qkv(
@@ -22,6 +24,20 @@ def store_qkv(
     spec = heads.spec
     sizes = (spec.heads, spec.kv_heads, spec.head_dim)
     store_heads(qkv, *sizes, *kv, slots, positions, preparation_of(heads), kv_scales)
+
+
+def turn_qk(qkv: torch.Tensor, heads: HeadTransform, positions: torch.Tensor) -> None:
+    """Norm and rotate queries and keys in place, for attention without a cache."""
+    spec, preparation = heads.spec, preparation_of(heads)
+    if preparation.is_none:
+        return
+    queries, keys = preparation.queries_cos_sin, preparation.keys_cos_sin
+    if preparation.q_weight is None and queries is keys:
+        turn_heads(qkv, spec.heads + spec.kv_heads, spec.head_dim, positions, preparation)
+        return
+    turn_heads(qkv, spec.heads, spec.head_dim, positions, preparation)
+    preparation = replace(preparation, queries_cos_sin=keys, q_weight=preparation.k_weight)
+    turn_heads(qkv[:, spec.heads * spec.head_dim :], spec.kv_heads, spec.head_dim, positions, preparation)
 
 
 def preparation_of(heads: HeadTransform) -> HeadPreparation:

@@ -164,7 +164,8 @@ def _heads_kernel(
         cos, sin = _two(table + tl.load(positions_ptr + token) * HEAD_DIM, half, half + HALF, inside)
     if NORM:
         norm_low, norm_high = _two(q_weight_ptr if group < Q_GROUPS else k_weight_ptr, first, second, inside)
-    slot = tl.load(slots_ptr + token)
+    if KV_GROUPS > 0:
+        slot = tl.load(slots_ptr + token)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     if group < Q_GROUPS:
@@ -176,7 +177,7 @@ def _heads_kernel(
         low, high = _turn(low, high, norm_low, norm_high, cos, sin, eps, HEAD_DIM, NORM, ROTATE)
         tl.store(at + first[None, :], low.to(qkv_ptr.dtype.element_ty), mask=mask)
         tl.store(at + second[None, :], high.to(qkv_ptr.dtype.element_ty), mask=mask)
-    else:
+    elif KV_GROUPS > 0:
         is_value = group >= Q_GROUPS + KV_GROUPS
         head = (group - Q_GROUPS) % KV_GROUPS * GROUP + member
         mask = (head < KV_HEADS) & inside[None, :] & (slot >= 0)
@@ -267,6 +268,56 @@ def store_heads(
         )
 
 
+def turn_heads(
+    qkv: torch.Tensor,
+    heads: int,
+    head_dim: int,
+    positions: torch.Tensor,
+    preparation: HeadPreparation,
+    *,
+    group: int | None = None,
+    num_warps: int = 4,
+) -> None:
+    """Normalise and rotate the first `heads` heads of qkv [T, at least heads * head_dim] as queries, in place.
+
+    The other arguments are those of `store_heads`.
+    """
+    assert qkv.stride(1) == 1 and not preparation.is_none
+    half_block = next_power_of_2(head_dim // 2)
+    group = group or max(1, MAX_PROGRAM_ELEMENTS // (2 * half_block))
+    q_groups = cdiv(heads, group)
+    if qkv.shape[0]:
+        _heads_kernel[(qkv.shape[0], q_groups)](
+            qkv,
+            None,
+            None,
+            None,
+            positions,
+            preparation.queries_cos_sin,
+            preparation.keys_cos_sin,
+            preparation.q_weight,
+            preparation.k_weight,
+            None,
+            None,
+            qkv.stride(0),
+            0,
+            preparation.eps,
+            HEADS=heads,
+            KV_HEADS=0,
+            HEAD_DIM=head_dim,
+            BLOCK_SIZE=1,
+            GROUP=group,
+            HALF_BLOCK=half_block,
+            Q_GROUPS=q_groups,
+            KV_GROUPS=0,
+            **preparation.options(head_dim),
+            FP8=False,
+            EARLY=False,
+            num_warps=num_warps,
+            **early_start.options(qkv.device),
+        )
+
+
 def cos_sin_table(
     frequencies: torch.Tensor, max_len: int, head_dim: int | None = None, magnitude: float = 1.0
 ) -> torch.Tensor:
@@ -304,6 +355,14 @@ def store_heads_reference(
     block, offset = slots[kept] // k_cache.shape[1], slots[kept] % k_cache.shape[1]
     k_cache[block, offset] = k[kept].to(k_cache.dtype)
     v_cache[block, offset] = v[kept].to(v_cache.dtype)
+
+
+def turn_heads_reference(
+    qkv: torch.Tensor, heads: int, head_dim: int, positions: torch.Tensor, preparation: HeadPreparation
+) -> None:
+    query = qkv[:, : heads * head_dim].unflatten(-1, (-1, head_dim))
+    table, weight = preparation.queries_cos_sin, preparation.q_weight
+    query.copy_(_prepare_reference(query.float(), preparation, table, weight, positions))
 
 
 def _prepare_reference(

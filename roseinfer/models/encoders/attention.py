@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from roseinfer.attention.heads import HeadTransform
+from roseinfer.attention.split_qkv import split_qkv
 from roseinfer.models.encoders.base import PackedRows
 
 # Queries that attend to a window at once. This bounds the mask, and the keys that are read in vain.
@@ -35,10 +36,11 @@ class RowAttention:
     def __call__(self, qkv: torch.Tensor, heads: HeadTransform, reach: int | None = None) -> torch.Tensor:
         """Apply `heads` to queries and keys, and attend.
 
-        qkv: [T, 3 * heads * D], packed projections, query heads first. reach: the query at position i sees the keys at
-        positions j with |i - j| <= reach; None for all keys of its row. Returns [T, heads * D].
+        qkv: [T, 3 * heads * D], packed projections, query heads first; may be overwritten. reach: the query at
+        position i sees the keys at positions j with |i - j| <= reach; None for all keys of its row. Returns
+        [T, heads * D].
         """
-        q, k, v = heads.split(qkv, self._rows.positions)
+        q, k, v = split_qkv(qkv, heads, self._rows.positions)
         if _fits_packed_kernel(q):
             start, longest = self._rows.query_start, self._longest
             window = (-1, -1) if reach is None else (reach, reach)

@@ -4,11 +4,14 @@ import torch
 from roseinfer.attention.heads import HeadNorms, HeadTransform
 from roseinfer.attention.rope import Rotary, default_frequencies, rotate
 from roseinfer.attention.rope_spec import QueryScale
+from roseinfer.attention.store_qkv import turn_qk
 from roseinfer.kernels.attention.heads import (
     HeadPreparation,
     cos_sin_table,
     store_heads,
     store_heads_reference,
+    turn_heads,
+    turn_heads_reference,
 )
 from tests.helpers.attention import spec_of, store_of
 
@@ -144,3 +147,37 @@ def test_other_pairs_of_a_head(rotated, interleaved, norm_after, device):
     transform = HeadTransform(spec_of(6, 2, 80), HeadNorms(old.q_weight, old.k_weight, both, 1e-6, norm_after), rotary)
     queries, _, _ = transform.split(case.qkv, case.positions)
     torch.testing.assert_close(qkv[:, : 6 * 80], queries.flatten(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[3] or shape[4]], ids=str)
+def test_heads_turned_in_place(shape, dtype, device):
+    case = Case(shape, 7, dtype, device)
+    arguments = (case.heads, case.head_dim, case.positions, case.preparation)
+    ours, expected = case.qkv.clone(), case.qkv.clone()
+    turn_heads(ours, *arguments)
+    turn_heads_reference(expected, *arguments)
+    torch.testing.assert_close(ours, expected, **TOLERANCE[dtype])
+    assert torch.equal(ours[:, case.heads * case.head_dim :], case.qkv[:, case.heads * case.head_dim :])
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("scale", [None, QueryScale(beta=0.5, original_max_position=100)])
+def test_queries_and_keys_are_turned_as_on_a_cpu(scale, norm, device):
+    case = Case((6, 2, 80, True, norm), 5, torch.float32, device)
+    rotary = Rotary(default_frequencies(80, 1e4).to(device), 4000, 80, query_scale=scale)
+    rotary.make_tables(4000)
+    norms = None
+    if norm:
+        query, key = case.preparation.q_weight, case.preparation.k_weight
+        norms = HeadNorms(query, key, torch.cat((query.expand(6, -1), key.expand(2, -1))), 1e-6)
+    heads = HeadTransform(spec_of(6, 2, 80), norms, rotary)
+    ours = case.qkv.clone()
+    turn_qk(ours, heads, case.positions)
+    expected = torch.cat([part.flatten(1) for part in heads.split(case.qkv.contiguous(), case.positions)], 1)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_no_tokens_are_turned(device):
+    case = Case((4, 2, 64, True, False), 0, torch.float32, device)
+    turn_heads(case.qkv, 4, 64, case.positions, case.preparation)
