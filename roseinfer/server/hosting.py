@@ -13,12 +13,13 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from roseinfer.core import logs
 from roseinfer.core.config.engine import PRICED
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, ResourceError
+from roseinfer.core.pooling import PoolingTask
 from roseinfer.engine.api import EngineInfo
 from roseinfer.integrations.systemd import SystemdNotifier
 
@@ -263,13 +264,25 @@ def greeting(config: ServerConfig, model_name: str, listener: socket.socket, inf
         address, url = f"unix:{config.uds}", f"--unix-socket {shlex.quote(config.uds)} {scheme}://localhost"
     name = (config.served_model_name or (model_name,))[0]
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key else ""
-    chat = {"messages": [{"role": "user", "content": "Write a function that reverses a string"}]}
-    path, asked = ("chat/completions", chat) if chats else ("completions", {"prompt": "def fibonacci("})
-    body = shlex.quote(json.dumps({"model": name, **asked, "max_tokens": 64, "temperature": 0}))
+    path, asked = _example(info, chats)
+    body = shlex.quote(json.dumps({"model": name, **asked}))
     command = f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {body}"
     ways = "open it in a browser, or try" if config.console and config.uds is None else "try"
     kept = "" if info.facts.device == PRICED else f"weights in {info.facts.weights}, K/V in {info.kv_cache}; "
     return f"{name} is served on {address}; {kept}{ways}\n  {command}"
+
+
+def _example(info: EngineInfo, chats: bool) -> tuple[str, dict[str, Any]]:
+    """Return the route below `/v1` and the body of a request that this model can answer."""
+    if info.facts.pooling is not None:
+        if info.facts.pooling.task is PoolingTask.SCORE:
+            return "rerank", {"query": "red flowers", "documents": ["a rose", "an oak"]}
+        return "embeddings", {"input": ["a rose", "an oak"]}
+    brief = {"max_tokens": 64, "temperature": 0}
+    if chats:
+        question = {"role": "user", "content": "Write a function that reverses a string"}
+        return "chat/completions", {"messages": [question]} | brief
+    return "completions", {"prompt": "def fibonacci("} | brief
 
 
 def settle_garbage_collector() -> None:

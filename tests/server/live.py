@@ -49,8 +49,8 @@ class LiveServer:
         self._tracing = tracing
         self._loop: asyncio.AbstractEventLoop
         self._server: uvicorn.Server
-        self._listener = listen(ServerConfig(port=0))
-        self.port = self._listener.getsockname()[1]
+        self.listener = listen(ServerConfig(port=0))
+        self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._folder = tempfile.TemporaryDirectory()
         self._up = threading.Event()
@@ -80,7 +80,7 @@ class LiveServer:
             )
         )
         self._loop.call_later(0.01, self._notice_start)
-        await self._server.serve([self._listener])
+        await self._server.serve([self.listener])
         await self.engine.close()
 
     async def _start_engine(self) -> Any:

@@ -67,7 +67,7 @@ class ServerConfig:
     enable_force_include_usage: bool = option(False, "end every stream with the usage, as if all requests asked for it")
     max_num_queued_reqs: int = option(1024, "prompts in the server, running ones included; more get a 503")
     max_body_bytes: int = option(8 * 2**20, "largest request body; larger ones get a 413")
-    max_prompts: int = option(1024, "prompts of one completion request")
+    max_prompts: int = option(1024, "prompts of one completion, or inputs of one embedding request")
     max_choices: int = option(128, "largest n")
     max_logprobs: int = option(20, "largest logprobs and top_logprobs; -1 = no limit")
     max_stop_strings: int = option(64, "stop strings of one request")

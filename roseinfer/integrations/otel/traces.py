@@ -37,7 +37,12 @@ log = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 3.0  # at the end of the process
 MAX_CHOICES = 16  # of a request that get spans
-_OPERATIONS = {"/v1/completions": "text_completion"}
+_OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "rerank"),
+    **dict.fromkeys(("/score", "/v1/score"), "score"),
+}
 _PARENT_HEADERS = (b"traceparent", b"tracestate")
 
 

@@ -103,7 +103,7 @@ async def _job(
         raise bad_request("truncation_side must be 'right': the end of a document is cut", "truncation_side")
     encoder, form = call.backend.inputs, settings.info.pairs
     found = await encoder.pairs(sides.pairs, form, request.instruction, settings.cut, sides.second_field)
-    inputs = [(pair.ids, PoolingParams()) for pair in found]
+    inputs = [(pair.ids, PoolingParams(second_text_from=pair.second_text_from)) for pair in found]
     return build_job(call, settings, inputs, api=api, id_prefix=api, about=about)
 
 

@@ -1,8 +1,10 @@
 """/v1/embeddings through the openai client, and the errors of its fields."""
 
 import base64
+import json
 import math
 import operator
+import shlex
 from array import array
 from typing import Any
 
@@ -10,10 +12,12 @@ import openai
 import pytest
 from openai import OpenAI
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import RequestFailedError
 from roseinfer.core.outputs import FinishReason
 from roseinfer.engine.api import GenerateRequest
 from roseinfer.server.formats.pooling.document import EmbeddingList
+from roseinfer.server.hosting import greeting
 from tests.server.fake_engine import WIDTH, Step, Wait, fake_vector, pooled, rejected, timed_out
 from tests.server.live import LiveServer, http_post
 
@@ -355,3 +359,10 @@ def test_texts_that_cannot_be_embedded(server: LiveServer, fields: dict[str, Any
     answer = server.post("/rerank", {"query": "q", "documents": ["x"]} | fields)
     found = answer.json()["error"]
     assert (answer.status_code, found["param"]) == (400, param) and message in found["message"]
+
+
+def test_the_first_line_suggests_a_request_that_the_server_accepts(server: LiveServer) -> None:
+    words = greeting(ServerConfig(), "fake", server.listener, server.info, chats=True)
+    _, address, *_, body = shlex.split(words.splitlines()[1])
+    assert address == server.url + PATH
+    assert server.post(PATH, json.loads(body)).status_code == 200

@@ -1,19 +1,25 @@
 """/rerank and /score, also through Cohere's client, and the errors of their fields."""
 
+import json
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tokenizers import processors
 
+from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.pooling import PairFormat, PoolingTask
 from roseinfer.server.formats.pooling.document import Reranking, ScoreList
 from roseinfer.server.formats.pooling.scoring import RERANK_PATHS, SCORE_PATHS
+from roseinfer.server.hosting import greeting
 from roseinfer.text.pooling_inputs import PairEncoder
 from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.engine_info import changed
 from tests.server.fake_engine import INFO, Wait, fake_vector
 from tests.server.formats.pooling.conftest import pooling
 from tests.server.live import LiveServer, http_post
+from tests.text.tokenizers import word_piece
 
 CONTEXT = 512
 DOCUMENTS = ["hello", "world", "def", "words"]
@@ -208,3 +214,26 @@ def test_record_and_metrics(server: LiveServer) -> None:
     assert server.metric("roseinfer:pooling_inputs_total", api="rerank") >= len(DOCUMENTS)
     [card] = server.get("/v1/models").json()["data"]
     assert (card["task"], card["embedding_dimensions"]) == ("score", None)
+
+
+def test_pairs_of_a_cross_encoder() -> None:
+    tokenizer = word_piece()
+    template = {"single": "[CLS] $A", "pair": "[CLS] $A [CLS] $B:1 [CLS]:1", "special_tokens": [("[CLS]", 1)]}
+    tokenizer.backend.post_processor = processors.TemplateProcessing(**template)
+    scores = pooling(task=PoolingTask.SCORE, width=1, pairs=PairFormat.TOKENIZER, prompts={})
+    with LiveServer(tokenizer, info=changed(INFO, pooling=scores)) as server:
+        answer = server.post("/score", {"text_1": "hello world", "text_2": ["a", "hello " * 90]})
+        assert answer.status_code == 400 and "However, pair 1 has 95 tokens" in answer.text
+        body = {"text_1": "hello world", "text_2": ["a", "hello " * 90], "truncate_prompt_tokens": 8}
+        assert server.post("/score", body).status_code == 200
+        assert ids_of(server) == [[1, 2, 3, 1, 7, 1], [1, 2, 3, 1, 2, 2, 2, 1]]
+        for request in server.engine.requests:
+            assert request.prompt.pooling is not None and request.prompt.pooling.second_text_from == 4
+        assert server.post("/score", body | {"instruction": "x"}).json()["error"]["param"] == "instruction"
+
+
+def test_the_first_line_suggests_a_request_that_the_server_accepts(server: LiveServer) -> None:
+    words = greeting(ServerConfig(), "fake", server.listener, server.info, chats=True)
+    _, address, *_, body = shlex.split(words.splitlines()[1])
+    assert address == server.url + "/v1/rerank"
+    assert server.post("/v1/rerank", json.loads(body)).status_code == 200
