@@ -1,65 +1,24 @@
-"""Names of a model's tensors in a GGUF file, and the order of their rows."""
+"""Names of a model's tensors in a GGUF file, and the order of their rows.
 
-import re
+llama.cpp names a tensor by its role in a block, whatever the family calls it.
+"""
+
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from roseinfer.core.errors import UnsupportedModelError
+from roseinfer.models.families import family_of
+from roseinfer.models.families.family import TensorNames
 from roseinfer.models.spec import ModelSpec
+from roseinfer.quant.expert_names import ExpertNames
 
-_LLAMA_ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_LLAMA_BLOCK = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_EXPERTS_BLOCK = {**_LLAMA_BLOCK, "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp"}
-# One tensor holds all experts of a layer.
-_STACKED = {
-    "gate_proj": "ffn_gate_exps",
-    "up_proj": "ffn_up_exps",
-    "down_proj": "ffn_down_exps",
-    "w1": "ffn_gate_exps",
-    "w3": "ffn_up_exps",
-    "w2": "ffn_down_exps",
-}
-_GPT2_ENDS = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm", "lm_head": "output"}
-_GPT2_BLOCK = {
-    "ln_1": "attn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
-_NAMES = {
-    "LlamaForCausalLM": (_LLAMA_ENDS, _LLAMA_BLOCK),
-    "Qwen2ForCausalLM": (_LLAMA_ENDS, _LLAMA_BLOCK),
-    "Qwen3ForCausalLM": (_LLAMA_ENDS, _LLAMA_BLOCK),
-    "Qwen3MoeForCausalLM": (_LLAMA_ENDS, _EXPERTS_BLOCK),
-    "MixtralForCausalLM": (_LLAMA_ENDS, _EXPERTS_BLOCK),
-    "GPT2LMHeadModel": (_GPT2_ENDS, _GPT2_BLOCK),
-}
-_IN_BLOCK = re.compile(r"(?:model\.layers|h)\.(?P<layer>\d+)\.(?P<part>.+)\.(?P<kind>weight|bias)")
-_IN_EXPERT = re.compile(
-    r"model\.layers\.(?P<layer>\d+)\.(?:mlp|block_sparse_moe)\.experts\.(?P<expert>\d+)\.(?P<part>\w+)\.weight"
-)
-_AT_END = re.compile(r"(?P<part>.+)\.(?P<kind>weight|bias)")
-_QUERIES_KEYS = re.compile(r"blk\.(?P<layer>\d+)\.attn_(?P<which>[qk])\.(?:weight|bias)")
-
-
-# llama.cpp rotates neighbouring numbers of a Llama's head together; the model's own code rotates numbers that are half
-# a head apart.
-_INTERLEAVED = ("LlamaForCausalLM", "MixtralForCausalLM")
+_KINDS = ("weight", "bias")
+# GGUF architectures in whose files the halves of every head of q and k are interleaved: llama.cpp rotates neighbouring
+# numbers of a head together, the model's own code numbers that are half a head apart.
+_INTERLEAVED = ("llama", "granite", "mistral3", "smollm3")
+# Norms before the feed-forward network that are not called ffn_norm.
+_BEFORE_MLP = {"seed_oss": "post_attention_norm"}
 
 
 class StoredTensor(NamedTuple):
@@ -70,39 +29,77 @@ class StoredTensor(NamedTuple):
 
 
 class GgufNames:
-    """Mapping from the names of a model's own checkpoint to those of its GGUF file."""
+    """Mapping from the names of a model's own checkpoint to those of its GGUF file.
 
-    def __init__(self, spec: ModelSpec) -> None:
-        """Raise `UnsupportedModelError` for an architecture whose names are unknown."""
-        if spec.architecture not in _NAMES:
-            known = ", ".join(_NAMES)
-            raise UnsupportedModelError(f"{spec.architecture} in a GGUF file is not supported; known: {known}")
-        self._ends, self._block = _NAMES[spec.architecture]
-        self._spec = spec
+    architecture: the file's `general.architecture`.
+    """
+
+    def __init__(self, spec: ModelSpec, architecture: object) -> None:
+        family = family_of(spec.architecture)
+        assert family is not None, f"{spec.architecture} is of no family"
+        names, prefix = family.names, family.prefixes[0]
+        self._stored = {prefix + own: StoredTensor(stored) for own, stored in _end_names(names)}
+        self._stored[family.heads[0]] = StoredTensor("output")
+        block = _block_names(names, before_mlp=_BEFORE_MLP.get(str(architecture), "ffn_norm"))
+        for layer in range(spec.num_layers):
+            own = f"{prefix}{names.block.format(layer)}."
+            self._stored |= {own + name: StoredTensor(f"blk.{layer}.{stored}") for name, stored in block.items()}
+            if spec.experts is not None and names.experts is not None:
+                for name, stored, expert in _expert_names(names.experts, spec.experts.count):
+                    self._stored[own + name] = StoredTensor(f"blk.{layer}.{stored}", expert)
+        self._orders = _row_orders(spec) if architecture in _INTERLEAVED else {}
 
     def of(self, name: str) -> StoredTensor | None:
         """Return the tensor's place in the file; None if such files do not have it."""
-        match = _IN_EXPERT.fullmatch(name)
-        if match is not None and match["part"] in _STACKED:
-            return StoredTensor(f"blk.{match['layer']}.{_STACKED[match['part']]}.weight", int(match["expert"]))
-        match = _IN_BLOCK.fullmatch(name)
-        if match is not None and match["part"] in self._block:
-            return StoredTensor(f"blk.{match['layer']}.{self._block[match['part']]}.{match['kind']}")
-        match = _AT_END.fullmatch(name)
-        if match is not None and match["part"] in self._ends:
-            return StoredTensor(f"{self._ends[match['part']]}.{match['kind']}")
-        return None
+        stem, _, kind = name.rpartition(".")
+        place = self._stored.get(stem) if kind in _KINDS else None
+        return None if place is None else StoredTensor(f"{place.name}.{kind}", place.part)
 
     def row_order(self, gguf_name: str) -> np.ndarray | None:
-        """Return the file's row for each row of the model's tensor; None if they are the same.
-
-        llama.cpp's converter interleaves the halves of every head of a Llama's q and k. Other architectures keep their
-        order.
-        """
-        match = _QUERIES_KEYS.fullmatch(gguf_name)
-        if match is None or self._spec.architecture not in _INTERLEAVED:
+        """Return the file's row for each row of the model's tensor; None if they are the same."""
+        shape = self._orders.get(gguf_name.rpartition(".")[0])
+        if shape is None:
             return None
-        attention = self._spec.attention[int(match["layer"])]
-        heads = attention.heads if match["which"] == "q" else attention.kv_heads
-        width = attention.head_dim
+        heads, width = shape
         return np.arange(heads * width).reshape(heads, width // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+def _end_names(names: TensorNames) -> Iterator[tuple[str, str]]:
+    yield names.tokens, "token_embd"
+    yield names.norm, "output_norm"
+    if names.positions is not None:
+        yield names.positions, "position_embd"
+
+
+def _block_names(names: TensorNames, before_mlp: str) -> dict[str, str]:
+    """Return the names in a block by the family's. `before_mlp`: name of the norm before the feed-forward network."""
+    roles = [
+        (names.before_attention, "attn_norm"),
+        *zip(names.qkv, ("attn_q", "attn_k", "attn_v") if len(names.qkv) > 1 else ("attn_qkv",), strict=True),
+        *zip(names.qk_norms, ("attn_q_norm", "attn_k_norm"), strict=True),
+        (names.out, "attn_output"),
+        (names.after_attention, "post_attention_norm"),
+        (names.before_mlp, before_mlp),
+        *zip(names.up, ("ffn_gate", "ffn_up") if len(names.up) > 1 else ("ffn_up",), strict=True),
+        (names.down, "ffn_down"),
+        (names.after_mlp, "post_ffw_norm"),
+    ]
+    return {own: stored for own, stored in roles if own is not None}
+
+
+def _expert_names(names: ExpertNames, count: int) -> Iterator[tuple[str, str, int | None]]:
+    """Return the names of a layer's experts: one tensor of the file holds a matrix of all of them."""
+    yield names.router, "ffn_gate_inp", None
+    for expert in range(count):
+        yield names.gate.format(expert), "ffn_gate_exps", expert
+        yield names.up.format(expert), "ffn_up_exps", expert
+        yield names.down.format(expert), "ffn_down_exps", expert
+
+
+def _row_orders(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """Return heads and their width, for each tensor whose heads the file interleaves."""
+    found = {}
+    for layer, attention in enumerate(spec.attention):
+        found[f"blk.{layer}.attn_q"] = attention.heads, attention.head_dim
+        found[f"blk.{layer}.attn_k"] = attention.kv_heads, attention.head_dim
+    return found

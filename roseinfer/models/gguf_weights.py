@@ -44,9 +44,10 @@ class GgufWeights:
         """Raise `UnsupportedModelError` and `ModelNotFoundError` as `open_gguf` does."""
         self.build = build
         self._path = path
-        self._names = GgufNames(spec)
+        file = open_gguf(path)
+        self._names = GgufNames(spec, file.metadata.get("general.architecture"))
         self._experts = 0 if spec.experts is None else spec.experts.count
-        self._tensors = open_gguf(path).tensors
+        self._tensors = file.tensors
         self._read: set[str] = set()
         self._maps: dict[Path, mmap.mmap] = {}
         self._open = ExitStack()
