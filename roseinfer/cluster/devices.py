@@ -41,12 +41,12 @@ class EngineSpec:
 def engine_specs(config: EngineConfig, replicas: ReplicasConfig) -> list[EngineSpec]:
     """Return what each engine is launched with. May take seconds: a child process lists the GPUs.
 
-    The configuration of a single engine without `devices` stays unchanged. Raises `ConfigError` if there are too few
-    GPUs, or none with a number in `devices`.
+    The configuration of a server's only engine without `devices` stays unchanged. Raises `ConfigError` if there are too
+    few GPUs, or none with a number in `devices`.
     """
     count = replicas.count
     configs = [_own(config, index, count) for index in range(count)]
-    if count == 1 and not replicas.device_list:
+    if count == 1 and not config.other_engines and not replicas.device_list:
         return [EngineSpec(configs[0])]
     if config.model.device == PRICED and not replicas.device_list:
         return [EngineSpec(own, {}, f"{PRICED} {own.priced.slow}") for own in configs]
@@ -126,7 +126,8 @@ def _visible(environment: Mapping[str, str], found: int) -> list[str]:
 def _on_cpu(configs: Sequence[EngineConfig]) -> list[EngineSpec]:
     """Give each process its share of the cores, unless `threads` is set."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    part = max(1, cores // sum(config.model.tensor_parallel_size for config in configs))
+    processes = sum(config.model.tensor_parallel_size for config in configs) + configs[0].other_engines
+    part = max(1, cores // processes)
     return [
         EngineSpec(own if own.model.threads is not None else _with_model(own, threads=part), {}, CPU) for own in configs
     ]

@@ -60,13 +60,14 @@ class RoutedEngine:
         requests: LiveRequests,
         *,
         dynamic: bool = False,
+        first: int = 0,
         router: str = DEFAULT_ROUTER,
         processes: int = 1,
         record: Path | None = None,
         seed: int | None = None,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        """Add the initial engines of `connectors`.
+        """Add the initial engines of `connectors`, numbered from `first` on.
 
         `dynamic`: engines with other configurations may be added later, so compatibility is checked. `on_close`: called
         at the end of `close`.
@@ -92,7 +93,7 @@ class RoutedEngine:
         self._on_close = on_close
         self._closed = False
         for connector in connectors:
-            self._add_endpoint(self.endpoints.number(), connector)
+            self._add_endpoint(self.endpoints.number(first), connector)
 
     @classmethod
     async def start(
@@ -106,6 +107,7 @@ class RoutedEngine:
         prefix: str = "",
         processes: int = 1,
         record: Path | None = None,
+        first: int = 0,
         clock: Clock | None = None,
     ) -> "RoutedEngine":
         """Connect to engines of another owner, and return once one is up.
@@ -113,12 +115,15 @@ class RoutedEngine:
         There is no timeout: the owner reports failures. Raise `ResourceError` if the shared memory cannot be read, and
         `ConfigError` if `record`, the file of the router's decisions, cannot be written.
 
-        `inflight`: limit over all engines. `prefix`: of our request ids, unique among the `processes` clients.
+        `inflight`: limit over all engines. `prefix`: of our request ids, unique among the `processes` clients. `first`:
+        number of the first engine.
         """
         requests = LiveRequests(tokenizer, clock or MonotonicClock(), inflight or InflightLimit(), prefix)
         rows = EngineRows.open(rows_path)
         connectors = [Connector(partial(UnixSocketTransport, address), rows) for address in addresses]
-        engine = cls(connectors, requests, router=router, processes=processes, record=record, on_close=rows.close)
+        engine = cls(
+            connectors, requests, first=first, router=router, processes=processes, record=record, on_close=rows.close
+        )
         await engine.open()
         return engine
 

@@ -60,16 +60,20 @@ async def routed_engine(
         prefix=prefix,
         processes=processes,
         record=record_path,
+        first=addresses.first,
     )
 
 
 Supervisor = EngineSupervisor | RemoteSupervisor
 
 
-def engine_supervisor(config: EngineConfig, replicas: ReplicasConfig, stall_s: float) -> Supervisor:
-    """Return the supervisor of the server's own engines, or of those that `replicas` names. Raises as they do."""
+def engine_supervisor(config: EngineConfig, replicas: ReplicasConfig, stall_s: float, first: int = 0) -> Supervisor:
+    """Return the supervisor of the server's own engines, or of those that `replicas` names. Raises as they do.
+
+    `first`: number of the first of its own engines.
+    """
     if not replicas.engine_list:
-        return EngineSupervisor(config, replicas, stall_s=stall_s)
+        return EngineSupervisor(config, replicas, stall_s=stall_s, first=first)
     addresses, tls = remote_addresses(replicas)
     return RemoteSupervisor(addresses, tls, quiet_s=replicas.engine_timeout, lost_s=stall_s)
 

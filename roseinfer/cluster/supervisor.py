@@ -43,17 +43,19 @@ class EngineSupervisor:
         replicas: ReplicasConfig,
         *,
         stall_s: float,
+        first: int = 0,
         clock: Clock | None = None,
         make: MakeProcess = ProcessTransport,
         times: SupervisorTimes | None = None,
     ) -> None:
-        """`stall_s`: seconds without a heartbeat after which an engine is killed.
+        """`stall_s`: seconds without a heartbeat after which an engine is killed. `first`: number of the first engine.
 
         Raises `ResourceError` if there is no room for `folder`, and the errors of `hub.model_folder`.
         """
         self._config = config
         self._replicas = replicas
         self._stall_s = stall_s
+        self._first = first
         self._clock = clock or MonotonicClock()
         self._make = make
         self._times = times or SupervisorTimes()
@@ -61,11 +63,12 @@ class EngineSupervisor:
         self.folder = private_folder()
         self.rows_path = self.folder / "rows"
         try:
-            self._rows = EngineRows.create(self.rows_path, replicas.count)
+            self._rows = EngineRows.create(self.rows_path, first + replicas.count)
         except BaseException:
             remove_folder(self.folder)
             raise
-        self.addresses = [EngineLaunch(folder=self.folder, index=i).address for i in range(replicas.count)]
+        numbers = range(first, first + replicas.count)
+        self.addresses = [EngineLaunch(folder=self.folder, index=number).address for number in numbers]
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._engines: list[SupervisedEngine] = []
         self._step_listeners: list[Callable[[int, StepRecord], None]] = []
@@ -84,7 +87,7 @@ class EngineSupervisor:
         except BaseException:
             await self.close()
             raise
-        self._engines = [self._engine(index, spec) for index, spec in enumerate(specs)]
+        self._engines = [self._engine(index, spec) for index, spec in enumerate(specs, self._first)]
         for engine in self._engines:
             self._tasks.spawn(engine.run())
         self._tasks.spawn(self._watch())
@@ -112,7 +115,7 @@ class EngineSupervisor:
 
     @property
     def engine_addresses(self) -> EngineAddresses:
-        return EngineAddresses(list(map(str, self.addresses)), str(self.rows_path))
+        return EngineAddresses(list(map(str, self.addresses)), str(self.rows_path), first=self._first)
 
     def reports(self) -> list[EngineReport]:
         """Return a report of each engine. Counters continue across restarts."""

@@ -174,16 +174,32 @@ class Option:
         return self.metavar or _METAVARS.get(self.type, "ID:VALUE")
 
 
+@dataclass(frozen=True, slots=True)
+class OwnOptions:
+    """Options of one of several models. `name`: of its table; None for a positional value."""
+
+    name: str | None
+    options: Mapping[str, Any]
+
+
 class OptionSet:
     """Options of one command. `removed` maps former options to what replaces them; they are rejected by name.
 
-    `vllm`: accept all options of `vllm serve`, too (`config/vllm_names.py`).
+    `vllm`: accept all options of `vllm serve`, too (`config/vllm_names.py`). `tables`: key of config files, below which
+    each table has the options of one model. `read` returns a list of `OwnOptions` under that key: one for each table,
+    or for each of several positional values.
     """
 
     def __init__(
-        self, *groups: Group, config_file: bool = True, removed: Mapping[str, str] | None = None, vllm: bool = False
+        self,
+        *groups: Group,
+        config_file: bool = True,
+        removed: Mapping[str, str] | None = None,
+        vllm: bool = False,
+        tables: str | None = None,
     ) -> None:
         self.groups = groups
+        self.tables = tables
         self.config_file = config_file
         self.removed = removed or {}
         self.vllm = vllm
@@ -202,8 +218,9 @@ class OptionSet:
             if group.positional is not None:
                 option = self.options[group.positional]
                 help = option._described()
+                nargs = "?" if self.tables is None else "*"
                 parser.add_argument(
-                    _positional(group.positional), nargs="?", metavar=option._metavar(), default=None, help=help
+                    _positional(group.positional), nargs=nargs, metavar=option._metavar(), default=None, help=help
                 )
             section = parser.add_argument_group(group.title)
             for option in group.options():
@@ -232,11 +249,12 @@ class OptionSet:
 
     def read(self, args: argparse.Namespace) -> dict[str, Any]:
         """Return the options that were given by flag or in the file. Raises `ConfigError`."""
+        several = self._several(args)
         path = getattr(args, CONFIG_FILE, None)
         given = self._read_file(Path(path)) if path is not None else {}
         given |= self._read_vllm(getattr(args, VLLM_GIVEN, []))
         for group in self.groups:
-            if group.positional is not None:
+            if group.positional is not None and not several:
                 self._move_last_value(group.positional, args, given)
         for name, option in self.options.items():
             if hasattr(args, name):
@@ -244,7 +262,25 @@ class OptionSet:
         for group in self.groups:
             if group.positional is not None:
                 self._add_positional(group.positional, args, given)
+        if several and self.tables is not None:
+            if self.tables in given:
+                raise ConfigError(f"{self.tables} are given twice: on the command line and in the config file")
+            given[self.tables] = several
         return given
+
+    def _several(self, args: argparse.Namespace) -> list[OwnOptions]:
+        """Return the options of several positional values. A single one stays in `args`. Raises `ConfigError`."""
+        for group in self.groups if self.tables is not None else ():
+            name = group.positional
+            if name is None:
+                continue
+            values = getattr(args, _positional(name)) or []
+            setattr(args, _positional(name), values[0] if len(values) == 1 else None)
+            if len(values) > 1:
+                if hasattr(args, name):
+                    raise ConfigError(f"{name} is given twice: {' '.join(values)} and {getattr(args, name)!r}")
+                return [OwnOptions(None, {name: value}) for value in values]
+        return []
 
     def _read_vllm(self, found: Iterable[tuple[str, Any, str]]) -> dict[str, Any]:
         """Return our options for those of vLLM. Print a line about each that is ignored."""
@@ -287,7 +323,17 @@ class OptionSet:
         given[name] = value
 
     def _read_file(self, path: Path) -> dict[str, Any]:
-        return self.read_values(load_file(path), str(path))
+        found = load_file(path)
+        tables = None if self.tables is None else found.pop(self.tables, None)
+        given = self.read_values(found, str(path))
+        if tables is not None:
+            given[str(self.tables)] = self._read_tables(tables, f"{path}: {self.tables}")
+        return given
+
+    def _read_tables(self, tables: Any, source: str) -> list[OwnOptions]:
+        if not isinstance(tables, dict) or not tables or not all(isinstance(table, dict) for table in tables.values()):
+            raise ConfigError(f"{source} must have a table for each name, such as [{self.tables}.NAME]")
+        return [OwnOptions(name, self.read_values(table, f"{source}.{name}")) for name, table in tables.items()]
 
     def read_values(self, found: Mapping[str, Any], source: str) -> dict[str, Any]:
         """Return the options in a mapping such as a config file. Raises `ConfigError` that names `source`."""

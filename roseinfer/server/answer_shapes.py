@@ -205,9 +205,10 @@ class TokenizerInfo(BaseModel):
 
 
 class EngineHealthModel(AnswerModel):
-    """Health of one of several engines."""
+    """Health of one of several engines. `model`: only with several models."""
 
     engine: int
+    model: str | None = None
     state: Literal["starting", "ready", "draining", "quiet", "dead"]
     heartbeat_age_s: float
     restarts: int
@@ -225,9 +226,13 @@ class Version(AnswerModel):
 
 
 class EngineLoad(AnswerModel):
-    """Load of one of several engines: running and waiting sequences, and the used share of KV blocks."""
+    """Load of one of several engines: running and waiting sequences, and the used share of KV blocks.
+
+    `model`: only with several models.
+    """
 
     engine: int
+    model: str | None = None
     running: int
     waiting: int
     kv_cache_usage: float
@@ -245,10 +250,11 @@ class EngineLoadReport(AnswerModel):
 
     `num_waiting_uncached_tokens`: of waiting prompts, null = unknown. `num_used_tokens`: capacity of used KV blocks.
     `gen_throughput`: rows per second of the newest step. `utilization`: share of the machine needed for objectives,
-    else used share of the seats.
+    else used share of the seats. `model`: only with several models.
     """
 
     dp_rank: int
+    model: str | None = None
     num_running_reqs: int
     num_waiting_reqs: int
     num_waiting_uncached_tokens: int | None

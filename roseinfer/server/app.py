@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ from roseinfer.server.observe.throttle import ThrottledLog
 from roseinfer.server.observe.tracing import Tracing
 from roseinfer.server.observe.watchdog import watch_descriptors, watch_engine
 from roseinfer.server.request.inference import AnswerFormat, Inference
+from roseinfer.server.request.models import ServedModels
 from roseinfer.server.request.service import Service
 from roseinfer.server.response_store.records import StoreFailedError
 from roseinfer.server.response_store.shared import SharedResponses
@@ -82,7 +83,7 @@ def create_app(
     Raises `ConfigError` if the chat template does not compile.
     """
     parts = server_parts(config, model_name, response_file=response_file, tracing=tracing)
-    parts.service.attach(engine, tokenizer)
+    parts.models.first.attach(engine, tokenizer)
     return build_app(parts)
 
 
@@ -90,11 +91,34 @@ def create_app(
 class ServerParts:
     """Objects that an application is built around."""
 
-    service: Service
+    models: ServedModels
     observation: Observation
     peer_queries: PeerQueries
     tracing: Tracing | None = None
     responses: SharedResponses | None = None
+
+    @property
+    def service(self) -> Service:
+        """Service of the first model, often the only one."""
+        return self.models.first
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """What the application needs to know of one model before its engine is up.
+
+    `config`: options of the server, with this model's own; `model_name`: its name unless `config` has others. `shared`:
+    state that several API processes share, see `Service`. `first_engine`: number of its first engine.
+    """
+
+    config: ServerConfig
+    model_name: str
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    first_engine: int = 0
+
+    @property
+    def name(self) -> str:
+        return (self.config.served_model_name or (self.model_name,))[0]
 
 
 def server_parts(
@@ -106,18 +130,39 @@ def server_parts(
     tracing: Tracing | None = None,
     **shared: Any,
 ) -> ServerParts:
-    """Make the parts of one API process.
+    """Make the parts of one API process with one model. `shared`: see `ModelParts`; the rest: see `parts_of`."""
+    return parts_of([ModelParts(config, model_name, shared)], gather, peer_queries, response_file, tracing)
+
+
+def parts_of(
+    models: Sequence[ModelParts],
+    gather: Gather | None = None,
+    peer_queries: PeerQueries | None = None,
+    response_file: Path | None = None,
+    tracing: Tracing | None = None,
+) -> ServerParts:
+    """Make the parts of one API process. The options of the server are those of the first model.
 
     `response_file`: database of stored responses, None = not stored. `tracing`: made by the caller, as `config` says.
-    `gather`: see `Observation`. `shared`: state that several API processes share, see `Service`.
+    `gather`: see `Observation`.
     """
-    name = (config.served_model_name or (model_name,))[0]
+    first, config = models[0], models[0].config
     keep_steps = MAX_STEPS if config.console else 0
-    observation = Observation(name, gather, keep_steps, tracing, config.enable_log_requests)
-    service = Service(config, model_name, observation, **shared)
+    observation = Observation(first.name, gather, keep_steps, tracing, config.enable_log_requests)
+    for further in models[1:]:
+        observation.add_model(further.name, further.first_engine)
+    several = len(models) > 1
+    services = [
+        Service(
+            each.config, each.model_name, observed, title=f"model {each.name[:100]!r}" if several else "", **each.shared
+        )
+        for each, observed in zip(models, observation.models, strict=True)
+    ]
     peer_queries = peer_queries or PeerQueries()
-    responses = None if response_file is None else _responses(config, response_file, name, observation, peer_queries)
-    return ServerParts(service, observation, peer_queries, tracing, responses)
+    responses = (
+        None if response_file is None else _responses(config, response_file, first.name, observation, peer_queries)
+    )
+    return ServerParts(ServedModels(services), observation, peer_queries, tracing, responses)
 
 
 def _responses(
@@ -143,9 +188,9 @@ def _responses(
 
 
 def build_app(parts: ServerParts) -> Application:
-    """Return an application that answers 503 `loading` until `parts.service.attach` is called."""
-    service = parts.service
-    config = service.config
+    """Return an application that answers 503 `loading` for a model until its `Service.attach` is called."""
+    served = parts.models
+    config = served.first.config
     app = Application(
         title="roseinfer",
         description="An OpenAI-compatible inference server",
@@ -161,32 +206,32 @@ def build_app(parts: ServerParts) -> Application:
     formats: list[AnswerFormat] = [CompletionFormat(), ChatFormat(), MessagesFormat(), EmbeddingFormat()]
     formats += [*map(RerankFormat, RERANK_PATHS), *map(ScoreFormat, SCORE_PATHS)]
     make = Inference if parts.tracing is None else parts.tracing.inference
-    inferences = [make(service, answer_format) for answer_format in formats]
-    inferences.append(make(service, ResponsesFormat(history), make_run=BackgroundRuns()))
+    inferences = [make(served, answer_format) for answer_format in formats]
+    inferences.append(make(served, ResponsesFormat(history), make_run=BackgroundRuns()))
     for inference in inferences:
         name = "create_" + inference.path.removeprefix("/v1").strip("/").replace("/", "_").rstrip("s")
         docs = inference_docs(inference.path)
         app.add_api_route(inference.path, _document_only, name=name, methods=["POST"], response_model=None, **docs)
-    models.add(app, service)
-    tokenize.add(app, service)
-    count_tokens.add(app, service)
-    responses.add(app, service, history)
-    status.add(app, service, parts.observation)
-    loads.add(app, service)
-    requests.add(app, service, parts.observation.records, parts.peer_queries)
-    public = console.add(app, service, parts.observation, parts.peer_queries) if config.console else []
-    documents.install(app, bool(config.api_key), service.parser)
+    models.add(app, served)
+    tokenize.add(app, served)
+    count_tokens.add(app, served)
+    responses.add(app, served, history)
+    status.add(app, served, parts.observation)
+    loads.add(app, served)
+    requests.add(app, served, parts.observation.records, parts.peer_queries)
+    public = console.add(app, served, parts.observation, parts.peer_queries) if config.console else []
+    documents.install(app, bool(config.api_key), served.parser)
     _add_error_handlers(app)
     http_metrics = HttpMetrics(parts.observation.registry, _methods_by_path(app))
 
     load_header = LoadHeader()
 
     def load(wanted: str) -> str:
-        reports = service.reports()
-        return load_header.value(wanted, reports, service.backend.info if reports else None, service.clock.now())
+        reports, first = served.reports(), served.first
+        return load_header.value(wanted, reports, first.backend.info if first.loaded else None, first.clock.now())
 
     app.front = _in_front(super(Application, app).__call__, inferences, config, http_metrics, public, load)
-    app.state.service, app.state.responses = service, parts.responses
+    app.state.service, app.state.responses = served.first, parts.responses
     return app
 
 
@@ -204,18 +249,19 @@ async def _document_only() -> None:
 
 
 def _lifespan(parts: ServerParts) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    service, tracing = parts.service, parts.tracing
+    served, tracing = parts.models, parts.tracing
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         throttled = ThrottledLog(log, MonotonicClock())
-        watches = [asyncio.create_task(watch_engine(service)), asyncio.create_task(watch_descriptors(throttled))]
+        watches = [asyncio.create_task(watch_engine(service)) for service in served.services]
+        watches.append(asyncio.create_task(watch_descriptors(throttled)))
         try:
             yield
         finally:
             for watch in watches:
                 watch.cancel()
-            service.close()
+            served.close()
             if parts.responses is not None:
                 await asyncio.to_thread(parts.responses.store.close)
             if tracing is not None:

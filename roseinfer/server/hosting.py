@@ -11,7 +11,7 @@ import shlex
 import signal
 import socket
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -250,10 +250,12 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def greeting(config: ServerConfig, model_name: str, listener: socket.socket, info: EngineInfo, *, chats: bool) -> str:
+def greeting(
+    config: ServerConfig, names: Sequence[str], listener: socket.socket, info: EngineInfo, *, chats: bool
+) -> str:
     """Return the startup message: address, formats of weights and K/V (unless priced), and a command to try.
 
-    `chats`: the model has a chat template.
+    `names`: of the models, each its first; `info`, `chats`: of the first model, which may have a chat template.
     """
     scheme = "http" if config.ssl_certfile is None else "https"
     if config.uds is None:
@@ -262,14 +264,15 @@ def greeting(config: ServerConfig, model_name: str, listener: socket.socket, inf
         address = url = f"{scheme}://{shown}:{port}"
     else:
         address, url = f"unix:{config.uds}", f"--unix-socket {shlex.quote(config.uds)} {scheme}://localhost"
-    name = (config.served_model_name or (model_name,))[0]
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key else ""
     path, asked = _example(info, chats)
-    body = shlex.quote(json.dumps({"model": name, **asked}))
+    body = shlex.quote(json.dumps({"model": names[0], **asked}))
     command = f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {body}"
     ways = "open it in a browser, or try" if config.console and config.uds is None else "try"
     kept = "" if info.facts.device == PRICED else f"weights in {info.facts.weights}, K/V in {info.kv_cache}; "
-    return f"{name} is served on {address}; {kept}{ways}\n  {command}"
+    if len(names) > 1:
+        return f"{', '.join(names)} are served on {address}; {ways}\n  {command}"
+    return f"{names[0]} is served on {address}; {kept}{ways}\n  {command}"
 
 
 def _example(info: EngineInfo, chats: bool) -> tuple[str, dict[str, Any]]:

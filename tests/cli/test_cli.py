@@ -14,6 +14,7 @@ from roseinfer.cli.commands.serve import with_keys
 from roseinfer.config.options import OptionSet
 from roseinfer.config.parser import OptionParser
 from roseinfer.core.config.engine import EngineConfig, ModelConfig, SchedulerConfig
+from roseinfer.core.config.models import ServedModelConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import (
@@ -195,17 +196,17 @@ def test_our_own_bugs_show_a_traceback(monkeypatch):
 def test_serve_hands_over_what_was_asked_for(monkeypatch):
     calls = []
 
-    async def stand_in(engine, replicas, load_tokenizer, config):
-        calls.extend([engine, replicas, load_tokenizer().chat_template, config])
+    async def stand_in(models):
+        calls.extend(models)
 
-    monkeypatch.setattr("roseinfer.server.run.serve_model", stand_in)
+    monkeypatch.setattr("roseinfer.server.run.serve_models", stand_in)
     with resources.as_file(resources.files("roseinfer") / "assets" / "tiny") as folder:
         template = folder / "config.json"
         argv = ["serve", str(folder), "--max-num-seqs", "8", "--api-key", "a", "--api-key", "b"]
         assert cli.main([*argv, "--chat-template", str(template)]) == 0
     engine = EngineConfig(model=ModelConfig(model=str(folder)), scheduler=SchedulerConfig(max_num_seqs=8))
     server = ServerConfig(api_key=("a", "b"), chat_template=str(template))
-    assert calls == [engine, ReplicasConfig(), template.read_text(), server]
+    assert calls == [ServedModelConfig(engine=engine, replicas=ReplicasConfig(), server=server, tokenizer=str(folder))]
 
 
 @pytest.mark.parametrize(

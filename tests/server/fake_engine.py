@@ -58,8 +58,9 @@ Script = Callable[[GenerateRequest], list[Step]]
 class FakeEngine:
     """`script` makes the steps of each request; the default one replies with `reply`, token by token."""
 
-    def __init__(self, tokenizer: Tokenizer, info: EngineInfo = INFO) -> None:
+    def __init__(self, tokenizer: Tokenizer, info: EngineInfo = INFO, number: int = 0) -> None:
         self.info = info
+        self.number = number
         self.tokenizer = tokenizer
         self.snapshot = SchedulerStats()
         self.closed = False
@@ -111,7 +112,7 @@ class FakeEngine:
         if self.fleet is not None:
             return self.fleet
         state = EngineState.READY if self.alive else EngineState.DEAD
-        return [EngineReport(0, state, self.health(), self.snapshot)]
+        return [EngineReport(self.number, state, self.health(), self.snapshot)]
 
     def on_step(self, listener: Callable[[StepRecord], None]) -> None:
         self._listeners.append(listener)

@@ -15,7 +15,7 @@ import uvicorn
 
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import EngineInfo
-from roseinfer.server.app import create_app
+from roseinfer.server.app import Application, create_app
 from roseinfer.server.hosting import listen, new_event_loop
 from roseinfer.server.http.connection import limited_protocol
 from roseinfer.server.http.limits import Limits
@@ -63,8 +63,7 @@ class LiveServer:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.engine = await self._start_engine()
-        stored = response_file(self.config, Path(self._folder.name))
-        app = create_app(self.engine, self.tokenizer, self.config, "fake", stored, self._tracing)
+        app = self._application(response_file(self.config, Path(self._folder.name)))
         self.service = app.state.service
         self.service.limits = self.limits
         protocol = limited_protocol(self.limits)
@@ -85,6 +84,9 @@ class LiveServer:
 
     async def _start_engine(self) -> Any:
         return FakeEngine(self.tokenizer, self.info)
+
+    def _application(self, stored: Path | None) -> Application:
+        return create_app(self.engine, self.tokenizer, self.config, "fake", stored, self._tracing)
 
     def _notice_start(self) -> None:
         if self._server.started:

@@ -11,8 +11,9 @@ from typing import Any
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.core.errors import ConfigError, ModelNotFoundError
 from roseinfer.integrations.otel.endpoint import with_traces
+from roseinfer.server.app import ModelParts
 from roseinfer.server.hosting import new_event_loop
-from roseinfer.server.run import serve
+from roseinfer.server.run import HostedModel, serve
 from roseinfer.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine, Wait
 from tests.text.tokenizers import byte_level
@@ -50,7 +51,8 @@ async def main(port: int, shutdown_timeout: float) -> None:
             print("engine closed", flush=True)
 
     config = with_traces(ServerConfig(port=port, shutdown_timeout=shutdown_timeout), os.environ)
-    await serve(start_engine, byte_level, config, "fake", lambda text: print(text, flush=True))
+    model = HostedModel(ModelParts(config, "fake"), byte_level, start_engine)
+    await serve([model], lambda text: print(text, flush=True))
 
 
 if __name__ == "__main__":

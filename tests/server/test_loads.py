@@ -128,7 +128,7 @@ def test_who_knows_no_costs_promises_nothing(fleet: LiveServer) -> None:
         ("/v1/promise?prompt_tokens=5&ttft_ms=0", "ttft_ms"),
         ("/v1/promise?prompt_tokens=5&tpot_ms=nan", "tpot_ms"),
         ("/v1/promise?prompt_tokens=5&e2e_ms=", "e2e_ms"),
-        ("/v1/promise?prompt_tokens=5&model=x", "model"),
+        ("/v1/promise?prompt_tokens=5&tenant=x", "tenant"),
         ("/v1/loads?dp_rank=1", "dp_rank"),
         ("/v1/loads?dp_rank=x", "dp_rank"),
         ("/v1/loads?include=core,lora", "include"),

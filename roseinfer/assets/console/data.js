@@ -9,6 +9,10 @@ const MAX_SAMPLES = 480; // Two minutes at four a second.
 
 export const connection = createStore({ state: "connecting", why: "" });
 export const hello = createStore({ version: "", models: [], policy: null, classes: {}, sampling: {}, engines: 1 });
+
+// A server with several models describes each in `by_model`, and requires that requests name one.
+export const modelOf = (said, chosen) => chosen || (said.by_model ? said.models[0] : "");
+export const samplingOf = (said, chosen) => said.by_model?.[modelOf(said, chosen)]?.sampling ?? said.sampling ?? {};
 // `version` counts changes; the data itself is changed in place.
 export const machine = createStore({ version: 0, at: 0, engines: [], router: null, steps: new Map(), samples: [] });
 export const requests = createStore({ version: 0, byKey: new Map(), sorted: [], dropped: 0 });

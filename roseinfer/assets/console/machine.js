@@ -24,7 +24,7 @@ export function Machine() {
     <section class="card charts" aria-labelledby="steps-title">
       <header class="chart-head"><h2 id="steps-title">Steps</h2>
         ${engines.length > 1 && html`<div class="chips" role="group" aria-label="Engine">${engines.map((one) => html`<button type="button" class="chip"
-          aria-pressed=${one.engine === engine} onClick=${() => setChosen(one.engine)}>engine ${one.engine}</button>`)}</div>`}
+          aria-pressed=${one.engine === engine} onClick=${() => setChosen(one.engine)}>${one.model ? `${one.model}, ` : ""}engine ${one.engine}</button>`)}</div>`}
         <p class="now">${lastStep(columns)}</p>
       </header>
       ${columns.durations[0].length === 0 && html`<p class="no-steps">No steps in the last ${WINDOW_S} s</p>`}
@@ -193,7 +193,7 @@ const row = (name, values) => ({ name, values: values.filter((value) => known(va
 
 // --- engines and router -----------------------------------------------------------------------------------------
 const COLUMNS = [
-  ["Engine", (one) => one.engine],
+  ["Engine", (one) => (one.model ? `${one.engine} (${one.model})` : one.engine)],
   ["State", (one) => html`<span class=${`state ${one.state}`}>${one.state}</span>`],
   ["Running", (one) => count(one.running)],
   ["Waiting", (one) => count(one.waiting)],

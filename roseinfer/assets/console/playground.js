@@ -1,7 +1,7 @@
 // The first tab: a conversation, or completions, with objectives and their outcome.
 import { Component, html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { begin, conversation, discard, earlier, exported, forget, importFile, reopen, titleOf } from "./conversation.js";
-import { hello } from "./data.js";
+import { hello, samplingOf } from "./data.js";
 import { NumberField } from "./field.js";
 import { known, ms } from "./format.js";
 import { Objectives, Seen } from "./promise.js";
@@ -18,7 +18,8 @@ const EXAMPLES = {
 
 export function Playground({ openRequest, askKey }) {
   const settings = useStore(conversation);
-  const { models, classes, sampling } = useStore(hello);
+  const said = useStore(hello);
+  const { models, classes } = said;
   const last = settings.turns[settings.turns.length - 1];
   const running = isRunning(last);
   const shown = settings.turns.findLast((turn) => turn.role === "assistant");
@@ -33,7 +34,7 @@ export function Playground({ openRequest, askKey }) {
         <h2 id="seen-title">Objectives and measured latency</h2>
         <${Seen} turn=${shown} />
       </section>
-      <${Sampling} settings=${settings} models=${models ?? []} suggested=${sampling ?? {}} />
+      <${Sampling} settings=${settings} models=${models ?? []} suggested=${samplingOf(said, settings.model)} />
       <${Earlier} />
     </aside>
   </div>`;

@@ -1,7 +1,7 @@
 // One request of the playground: what is sent, what comes back, and how fast it came as seen from here.
 import { ApiError, call, events } from "./api.js";
 import { changeTurn, conversation, newTurn, RUNNING } from "./conversation.js";
-import { hello } from "./data.js";
+import { hello, modelOf, samplingOf } from "./data.js";
 import { known, roundUp } from "./format.js";
 import { presetNamed } from "./presets.js";
 import { notePrompt } from "./prompts.js";
@@ -23,9 +23,10 @@ function sloOf(promised) {
 }
 
 function bodyOf(settings, turns, promised) {
+  const model = modelOf(hello.get(), settings.model);
   const common = {
-    ...(settings.model && { model: settings.model }),
-    ...hello.get().sampling,
+    ...(model && { model }),
+    ...samplingOf(hello.get(), settings.model),
     ...(settings.temperature !== null && { temperature: settings.temperature }),
     ...(settings.topP !== null && { top_p: settings.topP }),
     max_tokens: settings.maxTokens,

@@ -93,7 +93,7 @@ def _checked(plan: Plan) -> Plan:
     if server.length_predictor is not None:
         check_predictor(server.length_predictor, plan.engine)
     if server.slo_classes is not None:
-        check_classes(server, plan.engine)
+        check_classes(server, server.served_model_name or (plan.engine.model.model,))
     hidden = {name: value for name, value in os.environ.items() if name in HIDDEN_VARIABLES or name.startswith("OTEL_")}
     return replace(plan, server=server, variables=hidden)
 

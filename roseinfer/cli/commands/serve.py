@@ -4,14 +4,16 @@ import errno
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roseinfer.cli.commands.groups import ENGINE, REMOVED_SECRET, engine_config
+from roseinfer.cli.commands.groups import ENGINE, REMOVED_SECRET
+from roseinfer.cli.commands.served_models import TABLES, served_models
 from roseinfer.config.options import Group, OptionSet
 from roseinfer.core.config.engine import EngineConfig, ModelConfig
+from roseinfer.core.config.models import ServedModelConfig, all_names
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig, check_api_keys
 from roseinfer.core.errors import ConfigError, ResourceError
@@ -50,29 +52,33 @@ EXAMPLES = (
     "roseinfer serve model.gguf --host 0.0.0.0 --api-key KEY  a file, for other machines",
 )
 ENGINES = Group(ReplicasConfig, "engines", choices={"router": ROUTERS})
-OPTIONS = OptionSet(*ENGINE, ENGINES, Group(ServerConfig, "server"), removed=REMOVED_SECRET, vllm=True)
+OPTIONS = OptionSet(*ENGINE, ENGINES, Group(ServerConfig, "server"), removed=REMOVED_SECRET, vllm=True, tables=TABLES)
 # Engine options that also apply to a server in front of remote engines.
 REMOTE_ENGINE_OPTIONS = {"model", "gguf_file", "tokenizer", "revision", "download_dir", "max_inflight_requests"}
 
 
 def run(args: Namespace) -> int:
     given = OPTIONS.read(args)
-    engine = engine_config(OPTIONS, given)
-    replicas = OPTIONS.build(ReplicasConfig, given)
-    _check_engine_options(replicas, given)
-    given_document(engine.model.generation_config)  # report an unusable file before the model is downloaded
-    server = with_traces(with_keys(OPTIONS.build(ServerConfig, given), os.environ), os.environ)
+    models = [
+        replace(model, server=with_traces(with_keys(model.server, os.environ), os.environ))
+        for model in served_models(OPTIONS, given)
+    ]
+    server = models[0].server
+    for model in models:
+        _check_engine_options(model.replicas, given)
+        # Report unusable files before a model is downloaded.
+        given_document(model.engine.model.generation_config)
+        if model.server.length_predictor is not None:
+            check_predictor(model.server.length_predictor, None if model.replicas.engine_list else model.engine)
     if VLLM_KEY_VARIABLE in os.environ and not server.api_key:
         print(
             f"roseinfer: note: {VLLM_KEY_VARIABLE} is not read, and no key is set: use {KEY_VARIABLE}", file=sys.stderr
         )
-    if server.length_predictor is not None:
-        check_predictor(server.length_predictor, None if replicas.engine_list else engine)
     if server.slo_classes is not None:
-        check_classes(server, engine)
+        check_classes(server, all_names(models))
     if server.ssl_certfile is not None:
         check_tls(server)
-    _serve(engine, replicas, server)
+    _serve(models)
     return 0
 
 
@@ -121,11 +127,11 @@ def _keys_in(path: Path) -> list[str]:
     return keys
 
 
-def check_classes(server: ServerConfig, engine: EngineConfig) -> None:
-    """Raise `ConfigError` before anything is downloaded or loaded."""
+def check_classes(server: ServerConfig, names: Iterable[str]) -> None:
+    """Raise `ConfigError` before anything is downloaded or loaded. `names`: of the served models."""
     from roseinfer.server.request.slo_classes import configured_classes
 
-    configured_classes(server, engine.model.model)
+    configured_classes(server, names)
 
 
 def check_tls(server: ServerConfig) -> None:
@@ -158,23 +164,19 @@ def _check_policy(engine: EngineConfig) -> None:
         raise ConfigError("length_predictor: length_estimator ecdf uses no predictions")
 
 
-def _serve(engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig) -> None:
+def _serve(models: Sequence[ServedModelConfig]) -> None:
     """Download first, while Ctrl+C works and no port is open; then serve."""
     import asyncio
 
     from roseinfer.server.hosting import claim_descriptors, configure_logging, new_event_loop, worker_count
 
+    server = models[0].server
     configure_logging(server)
     claim_descriptors(server)
-
-    folder = _download_tokenizer(engine.model, weights=not replicas.engine_list)
-    if server.length_predictor is not None:
-        check_predictor(server.length_predictor, None if replicas.engine_list else engine, folder)
-    workers = worker_count(server.api_workers, engine.model.device)
-    if workers == 1:
-        running = _one(engine, replicas, server, folder)
-    else:
-        running = _several(engine, replicas, server, folder, workers)
+    downloaded = [_downloaded(model) for model in models]
+    devices = [model.engine.model.device for model in models]
+    workers = worker_count(server.api_workers, next((device for device in devices if device != "cpu"), "cpu"))
+    running = _one(downloaded) if workers == 1 else _several(downloaded, workers)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         try:
             runner.run(running)
@@ -182,6 +184,15 @@ def _serve(engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig)
             if error.errno not in RESOURCE_ERRNOS:
                 raise
             raise ResourceError(f"the server cannot continue: {os.strerror(error.errno)}") from error
+
+
+def _downloaded(model: ServedModelConfig) -> ServedModelConfig:
+    """Return the config with the tokenizer's folder. Check that the length predictor fits the tokenizer."""
+    remote = bool(model.replicas.engine_list)
+    folder = _download_tokenizer(model.engine.model, weights=not remote)
+    if model.server.length_predictor is not None:
+        check_predictor(model.server.length_predictor, None if remote else model.engine, folder)
+    return replace(model, tokenizer=str(folder))
 
 
 def _download_tokenizer(model: ModelConfig, *, weights: bool) -> Path:
@@ -197,19 +208,13 @@ def _download_tokenizer(model: ModelConfig, *, weights: bool) -> Path:
     )
 
 
-def _one(
-    engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig, folder: Path
-) -> Coroutine[Any, Any, None]:
-    from roseinfer.server.run import serve_model
-    from roseinfer.text.tokenizer import Tokenizer
+def _one(models: Sequence[ServedModelConfig]) -> Coroutine[Any, Any, None]:
+    from roseinfer.server.run import serve_models
 
-    return serve_model(engine, replicas, lambda: Tokenizer.from_folder(folder, server.chat_template), server)
+    return serve_models(models)
 
 
-def _several(
-    engine: EngineConfig, replicas: ReplicasConfig, server: ServerConfig, folder: Path, workers: int
-) -> Coroutine[Any, Any, None]:
+def _several(models: Sequence[ServedModelConfig], workers: int) -> Coroutine[Any, Any, None]:
     from roseinfer.server.workers.manager import ServeConfig, serve_with_workers
 
-    served = ServeConfig(engine=engine, replicas=replicas, tokenizer=folder, server=server, workers=workers)
-    return serve_with_workers(served)
+    return serve_with_workers(ServeConfig(models=models, workers=workers))

@@ -241,7 +241,10 @@ class PricedConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All options of an engine. `engines`: number of engines of the server; on a CPU they share its memory."""
+    """All options of an engine. `engines`: number of engines of the server; on a CPU they share its memory.
+
+    `other_engines`: those of the server's other models. `shares_gpu`: some of these use the same GPUs.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -250,6 +253,8 @@ class EngineConfig:
     priced: PricedConfig = field(default_factory=PricedConfig)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
     engines: int = 1
+    other_engines: int = 0
+    shares_gpu: bool = False
 
     def __post_init__(self) -> None:
         given = next((f.name for f in fields(PricedConfig) if getattr(self.priced, f.name) != f.default), None)
@@ -259,12 +264,12 @@ class EngineConfig:
             raise ConfigError("kv_events_endpoint needs enable_prefix_caching: otherwise no block is ever reused")
 
     def for_engine(self, engine: int, engines: int) -> "EngineConfig":
-        """Return the config of engine number `engine`, counted from 0.
+        """Return the config of engine number `engine` of the `engines` of its model, counted from 0.
 
         Raise `ConfigError` if a per-engine option has not one value per engine.
         """
         priced, kv_events = self.priced.for_engine(engine, engines), self.kv_events.for_engine(engine, engines)
-        return replace(self, priced=priced, kv_events=kv_events, engines=engines)
+        return replace(self, priced=priced, kv_events=kv_events, engines=engines + self.other_engines)
 
 
 def check_block_size(size: int) -> None:

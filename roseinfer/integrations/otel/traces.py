@@ -31,7 +31,7 @@ from roseinfer.server.observe.verdict import verdict
 from roseinfer.server.request.generation import Observer
 from roseinfer.server.request.inference import AnswerFormat, Inference, MakeRun
 from roseinfer.server.request.job import Job, JobProgress, PromptRun, SampleRecord, request_end
-from roseinfer.server.request.service import Service
+from roseinfer.server.request.models import ServedModels
 
 log = logging.getLogger(__name__)
 
@@ -95,11 +95,11 @@ class TracedInference(Inference):
     """Inference route with a trace for each call."""
 
     def __init__(
-        self, service: Service, answer_format: AnswerFormat, traces: "Traces", make_run: MakeRun | None = None
+        self, models: ServedModels, answer_format: AnswerFormat, traces: "Traces", make_run: MakeRun | None = None
     ) -> None:
-        super().__init__(service, answer_format, make_run)
+        super().__init__(models, answer_format, make_run)
         self._traces = traces
-        self._clock = service.clock
+        self._clock = models.first.clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         note = CallNote()
@@ -133,8 +133,10 @@ class Traces:
         """Send to a collector by OTLP over HTTP. The variables OTEL_EXPORTER_* set headers, certificates and more."""
         return cls(OTLPSpanExporter(endpoint=endpoint))
 
-    def inference(self, service: Service, answer_format: AnswerFormat, make_run: MakeRun | None = None) -> Inference:
-        return TracedInference(service, answer_format, self, make_run)
+    def inference(
+        self, models: ServedModels, answer_format: AnswerFormat, make_run: MakeRun | None = None
+    ) -> Inference:
+        return TracedInference(models, answer_format, self, make_run)
 
     def observer(self, inner: Observer, records: RequestRecords) -> Observer:
         return TracedObserver(inner, records)

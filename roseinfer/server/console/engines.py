@@ -8,6 +8,7 @@ from roseinfer.engine.api import EngineReport
 from roseinfer.server.console.exchange import EngineUpdates, Position, Updates, answer_queries
 from roseinfer.server.console.steps import StepHistory, steps_since
 from roseinfer.server.observe.milliseconds import ms
+from roseinfer.server.observe.model_names import ModelNames
 from roseinfer.server.observe.peer_queries import PeerQueries
 
 # A console that missed more gets the newest ones only.
@@ -17,26 +18,32 @@ MIN_MEASURED_STEPS = 16
 
 
 def answer_engine_queries(
-    peer_queries: PeerQueries, history: StepHistory, reports: Callable[[], Iterable[EngineReport]]
+    peer_queries: PeerQueries, history: StepHistory, reports: Callable[[], Iterable[EngineReport]], models: ModelNames
 ) -> None:
     """Answer queries in the process that owns the engines and serves no requests."""
-    answer_queries(peer_queries, lambda position: Updates(engine_updates(position, history, reports())))
+    answer_queries(peer_queries, lambda position: Updates(engine_updates(position, history, reports(), models)))
 
 
-def engine_updates(position: Position, history: StepHistory, reports: Iterable[EngineReport]) -> EngineUpdates:
-    return EngineUpdates(engines_json(reports), steps_since(history, position.steps, MAX_STEPS_PER_EVENT))
+def engine_updates(
+    position: Position, history: StepHistory, reports: Iterable[EngineReport], models: ModelNames
+) -> EngineUpdates:
+    return EngineUpdates(engines_json(reports, models), steps_since(history, position.steps, MAX_STEPS_PER_EVENT))
 
 
-def engines_json(reports: Iterable[EngineReport]) -> list[dict[str, Any]]:
-    """Return the state of each engine. A dead engine keeps its counters, but nothing runs, waits or is held."""
-    return [_engine(report) for report in reports]
+def engines_json(reports: Iterable[EngineReport], models: ModelNames) -> list[dict[str, Any]]:
+    """Return the state of each engine, with its model if there are several.
+
+    A dead engine keeps its counters, but nothing runs, waits or is held.
+    """
+    return [_engine(report, models) for report in reports]
 
 
-def _engine(report: EngineReport) -> dict[str, Any]:
+def _engine(report: EngineReport, models: ModelNames) -> dict[str, Any]:
     up, stats = report.state.is_up, report.stats
     policy = (stats.policy if up else None) or PolicyStats()
     return {
         "engine": report.engine,
+        **({"model": models.of(report.engine)} if models.several else {}),
         "state": report.state.value,
         "running": stats.running if up else 0,
         "waiting": stats.waiting if up else 0,

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from roseinfer.core.clock import Clock
 from roseinfer.server.console.engines import engine_updates
 from roseinfer.server.console.events import hello
 from roseinfer.server.console.exchange import TOPIC, EngineUpdates, Position, Updates, decode_updates, encode
@@ -15,7 +16,7 @@ from roseinfer.server.console.updates import MAX_REQUESTS_PER_EVENT, request_upd
 from roseinfer.server.observe.metric_registry import total
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.report import Observation
-from roseinfer.server.request.service import Service
+from roseinfer.server.request.models import ServedModels
 
 # Running requests are large: only every fourth tick has them.
 LIVE_INTERVAL_COUNT = 4
@@ -24,16 +25,18 @@ LIVE_INTERVAL_COUNT = 4
 class LocalUpdates:
     """Updates of this API process, under a unique source id."""
 
-    def __init__(self, service: Service, observation: Observation) -> None:
-        self._service = service
+    def __init__(self, clock: Clock, observation: Observation) -> None:
+        self._clock = clock
         self._observation = observation
         self._source = random.getrandbits(63)
 
     def __call__(self, position: Position) -> Updates:
-        snapshot, now_s = self._observation.snapshot(), self._service.clock.now()
+        snapshot, now_s = self._observation.snapshot(), self._clock.now()
         updates = request_updates(position, self._source, self._observation.records, now_s)
         updates.engines = (
-            engine_updates(position, self._observation.steps, snapshot.engines) if snapshot.engines else None
+            engine_updates(position, self._observation.steps, snapshot.engines, self._observation.names)
+            if snapshot.engines
+            else None
         )
         updates.routed, updates.breakers = routed_numbers(snapshot.numbers), snapshot.breakers
         return updates
@@ -42,8 +45,8 @@ class LocalUpdates:
 class ConsoleReader:
     """Source of one feed, see `feed.FeedSource`. Its only state is its position."""
 
-    def __init__(self, service: Service, local: LocalUpdates, peer_queries: PeerQueries) -> None:
-        self._service = service
+    def __init__(self, models: ServedModels, local: LocalUpdates, peer_queries: PeerQueries) -> None:
+        self._models = models
         self._local = local
         self._peer_queries = peer_queries
         self._at = Position()
@@ -51,7 +54,7 @@ class ConsoleReader:
         self._engines: list[dict[str, Any]] = []
 
     def hello(self) -> dict[str, Any]:
-        return hello(self._service)
+        return hello(self._models)
 
     async def tick(self) -> dict[str, Any]:
         position, at_s = self._at, time.time()

@@ -12,20 +12,20 @@ from roseinfer.server.console.files import INDEX, ConsoleFiles
 from roseinfer.server.console.reader import ConsoleReader, LocalUpdates
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.report import Observation
-from roseinfer.server.request.service import Service
+from roseinfer.server.request.models import ServedModels
 
 EVENTS = "/console/events"
 
 
-def add(app: FastAPI, service: Service, observation: Observation, peer_queries: PeerQueries) -> list[str]:
+def add(app: FastAPI, models: ServedModels, observation: Observation, peer_queries: PeerQueries) -> list[str]:
     """Add the routes and return the public paths, which hold no data of the server."""
     files = ConsoleFiles()
-    feeds = Feeds(service.lifecycle)
-    local = LocalUpdates(service, observation)
+    feeds = Feeds(models.first.lifecycle)
+    local = LocalUpdates(models.first.clock, observation)
     answer_queries(peer_queries, local)
 
     async def feed() -> Response:
-        return feeds.answer(ConsoleReader(service, local, peer_queries))
+        return feeds.answer(ConsoleReader(models, local, peer_queries))
 
     app.add_api_route(EVENTS, feed, response_class=Response, include_in_schema=False)
     public = {"/": INDEX, **{f"/console/{name}": name for name in files.names}}

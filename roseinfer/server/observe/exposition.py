@@ -13,6 +13,7 @@ from roseinfer.cluster.forecast import forecasts, fullness_of
 from roseinfer.core.outputs import GuideStats, OffloadStats, PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState
 from roseinfer.server.observe.metric_registry import LABELS, MetricRegistry, Numbers, total
+from roseinfer.server.observe.model_names import ModelNames
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FORECAST_PROMPT_TOKENS = 1000  # prompt length of the exported time-to-first-token forecast
@@ -47,21 +48,22 @@ class _Sample(NamedTuple):
 
 
 class Exposition:
-    """Writer of `/metrics` for one model."""
+    """Writer of `/metrics`."""
 
-    def __init__(self, registry: MetricRegistry, model_name: str) -> None:
+    def __init__(self, registry: MetricRegistry, models: ModelNames) -> None:
         self._registry = registry
-        self._model_name = model_name
+        self._models = models
 
-    def text(self, shown: Snapshot, info: EngineInfo | None, more: Iterable[Metric] = ()) -> bytes:
-        """Return the text. `info`: for engines whose reports have none; without it they are left out."""
-        return generate_latest(_Collected(chain(self._families(shown, info), more)))
+    def text(self, shown: Snapshot, infos: Mapping[str, EngineInfo], more: Iterable[Metric] = ()) -> bytes:
+        """Return the text. `infos`: by model, for engines whose reports have none; without it they are left out."""
+        return generate_latest(_Collected(chain(self._families(shown, infos), more)))
 
-    def _families(self, shown: Snapshot, info: EngineInfo | None) -> Iterator[Metric]:
+    def _families(self, shown: Snapshot, infos: Mapping[str, EngineInfo]) -> Iterator[Metric]:
         yield from self._registry.metrics(shown.numbers)
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for report in shown.engines:
-            known = report.info or info
+            model = self._models.of(report.engine)
+            known = report.info or infos.get(model)
             if known is None:
                 continue
             for sample in _samples(report, known, shown.breakers):
@@ -69,7 +71,7 @@ class Exposition:
                 if family is None:
                     family = sample.kind(sample.name, sample.help, labels=(*LABELS, *sample.extra))
                     families[sample.name] = family
-                family.add_metric((self._model_name, str(report.engine), *sample.extra.values()), sample.value)
+                family.add_metric((model, str(report.engine), *sample.extra.values()), sample.value)
         yield from families.values()
 
 

@@ -100,10 +100,10 @@ class LabelledSeries(Generic[Series]):
 
 
 class MetricRegistry:
-    """Counters and histograms of one process."""
+    """Counters and histograms of one process. A metric may be declared again, alike, for a further model."""
 
     def __init__(self) -> None:
-        self._families: list[Family] = []
+        self._families: dict[str, Family] = {}
         self._numbers: Numbers = {}
 
     def counters(self, name: str, help: str, labels: Labels) -> LabelledSeries[Counter]:
@@ -115,10 +115,9 @@ class MetricRegistry:
         return LabelledSeries(partial(Histogram, bounds), family.width, self._declare(family))
 
     def _declare(self, family: Family) -> dict[Labels, list[float]]:
-        assert family.name not in self._numbers, f"{family.name} is declared twice"
-        self._families.append(family)
-        self._numbers[family.name] = {}
-        return self._numbers[family.name]
+        declared = self._families.setdefault(family.name, family)
+        assert declared == family, f"{family.name} is declared twice, differently"
+        return self._numbers.setdefault(family.name, {})
 
     def numbers(self) -> Numbers:
         """Return the current numbers. Do not modify them."""
@@ -126,7 +125,7 @@ class MetricRegistry:
 
     def metrics(self, numbers: Numbers) -> Iterator[Metric]:
         """Yield `numbers`, of this process or summed over several, as Prometheus metrics."""
-        for family in self._families:
+        for family in self._families.values():
             yield family.metric(numbers.get(family.name, {}))
 
 

@@ -8,12 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from roseinfer.core.outputs import COMPLETE
 from roseinfer.core.slo import Cause
-from roseinfer.engine.api import EngineInfo
 from roseinfer.server.observe.metric_registry import LABELS, Counter, Histogram, Labels, MetricRegistry
 from roseinfer.server.request.job import PromptRun, SampleRecord
 
 # `engine` label of metrics by request: a request may move between several engines.
-ONE_ENGINE, ALL_ENGINES = "0", "all"
+ALL_ENGINES = "all"
+# Longest length in the buckets of a server with several models, which share their buckets.
+MAX_LENGTH_TOKENS = 1_000_000
 
 # fmt: off
 TTFT_S = (.001, .005, .01, .02, .04, .06, .08, .1, .15, .2, .25, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
@@ -138,13 +139,13 @@ class GrammarMetrics:
 
 
 class EngineMetrics:
-    """Metrics of requests. `values`: of `LABELS`."""
+    """Metrics of requests. `values`: of `LABELS`; `max_length`: upper bound of lengths in tokens."""
 
-    def __init__(self, registry: MetricRegistry, info: EngineInfo, values: Labels) -> None:
+    def __init__(self, registry: MetricRegistry, max_length: int, values: Labels) -> None:
         self._registry = registry
         self._values = values
         self._latencies()
-        self._sizes(length_buckets(info.facts.max_model_len))
+        self._sizes(length_buckets(max_length))
         self._counters()
 
     def prompt_done(self, tokens: int, cached_tokens: int) -> None:

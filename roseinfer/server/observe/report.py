@@ -13,13 +13,14 @@ from roseinfer.server.observe.exposition import Exposition, Snapshot
 from roseinfer.server.observe.metric_registry import LABELS, Labels, MetricRegistry
 from roseinfer.server.observe.metrics import (
     ALL_ENGINES,
-    ONE_ENGINE,
+    MAX_LENGTH_TOKENS,
     EngineMetrics,
     GrammarMetrics,
     LengthMetrics,
     PoolingMetrics,
     TextMetrics,
 )
+from roseinfer.server.observe.model_names import ModelNames
 from roseinfer.server.observe.record_json import why_json
 from roseinfer.server.observe.records import RequestRecords
 from roseinfer.server.observe.request_log import log_early_abort, log_end, log_start
@@ -164,11 +165,72 @@ class EngineOwner(Protocol):
     def on_step(self, listener: Callable[[int, StepRecord], None]) -> None: ...
 
 
+class ModelObservation:
+    """Metrics of one model. An `ObserverFactory`. `first_engine`: number of its first engine."""
+
+    def __init__(self, shared: "Observation", name: str, first_engine: int) -> None:
+        self.name = name
+        self.engine: Engine | None = None
+        self._first_engine = first_engine
+        self._shared = shared
+        self._registry = shared.registry
+        self._owner: EngineOwner | None = None
+        self._routing: RoutingMetrics | None = None
+        self._values = (name, str(first_engine))
+
+    def set_owner(self, owner: EngineOwner) -> None:
+        """Use the engine owner of this process. Call before `attach`."""
+        self._owner = owner
+        owner.on_step(self._shared.steps.step)
+
+    def attach(self, engine: Engine) -> Observer:
+        """Start the metrics of an engine that is up, and return the observer of requests."""
+        shared, steps = self._shared, self._shared.steps
+        self.engine = engine
+        if engine.several:
+            self._values = (self.name, ALL_ENGINES)
+        max_length = MAX_LENGTH_TOKENS if len(shared.models) > 1 else engine.info.facts.max_model_len
+        metrics = EngineMetrics(self._registry, max_length, self._values)
+        steps.expect([report.engine for report in engine.reports()])
+        if self._owner is None:
+            engine.on_step(partial(steps.step, self._first_engine))
+        if engine.several:
+            self._routing = RoutingMetrics(self._registry, self.name, steps.forget)
+            engine.on_routing(self._routing)
+        slo_metrics = SloMetrics(self._registry, self._values)
+        pools = engine.info.facts.pooling is not None
+        pooling = PoolingMetrics(self._registry, self._values) if pools else None
+        reports = RequestReports(metrics, slo_metrics, shared.records, shared.log_starts, pooling)
+        return reports if shared.tracing is None else shared.tracing.observer(reports, shared.records)
+
+    def lengths(self) -> LengthMetrics:
+        """Declare metrics of length prediction. Call after `attach`, like the next two."""
+        return LengthMetrics(self._registry, self._values)
+
+    def texts(self) -> Callable[[str, float], None]:
+        """Declare metrics of text work."""
+        return TextMetrics(self._registry, self._values).took
+
+    def grammars(self) -> GrammarMetrics:
+        """Declare metrics of output constraints."""
+        return GrammarMetrics(self._registry, self._values)
+
+    @property
+    def breakers(self) -> list[int]:
+        """Engines with an open circuit breaker in this process."""
+        return [] if self._routing is None else self._routing.breakers
+
+    def reports(self, *, owned: bool) -> list[EngineReport]:
+        """Return the reports of the engines; none if another process owns them and `owned`."""
+        source = self._owner or (None if owned else self.engine)
+        return [] if source is None else source.reports()
+
+
 class Observation:
     """Metrics and request records of one API process, and the text of its `/metrics`.
 
-    `gather`: merges the numbers of other processes. `keep_steps`: step records that `steps` keeps, if this process
-    receives any.
+    `models`: one per model, in the order of their engines. `gather`: merges the numbers of other processes.
+    `keep_steps`: step records that `steps` keeps, if this process receives any.
     """
 
     def __init__(
@@ -181,63 +243,30 @@ class Observation:
     ) -> None:
         self.registry = MetricRegistry()
         self.records = RequestRecords()
-        self._log_starts = log_starts
-        self._model_name = model_name
-        self.exposition = Exposition(self.registry, model_name)
+        self.log_starts = log_starts
+        self.tracing = tracing
+        self.names = ModelNames(model_name)
+        self.exposition = Exposition(self.registry, self.names)
+        self.steps = StepMetrics(self.registry, self.names, keep_steps)
+        self.models = [ModelObservation(self, model_name, 0)]
         self._gather = gather
-        self._tracing = tracing
         self._gauges: Gauges | None = None
-        self._engine: Engine | None = None
-        self._owner: EngineOwner | None = None
-        self.steps = StepMetrics(self.registry, model_name, keep_steps)
-        self._routing: RoutingMetrics | None = None
-        self._values = (model_name, ONE_ENGINE)
 
-    def set_owner(self, owner: EngineOwner) -> None:
-        """Use the engine owner of this process. Call before `attach`."""
-        self._owner = owner
-        owner.on_step(self.steps.step)
+    def add_model(self, name: str, first_engine: int) -> None:
+        """Add a further model. Call before the `attach` of any."""
+        self.names.add(name, first_engine)
+        self.models.append(ModelObservation(self, name, first_engine))
 
     def add_gauges(self, gauges: Gauges) -> None:
         """Add `gauges` to the text of `/metrics`."""
         self._gauges = gauges
 
-    def attach(self, engine: Engine) -> Observer:
-        """Start the metrics of an engine that is up, and return the observer of requests."""
-        self._engine = engine
-        if engine.several:
-            self._values = (self._model_name, ALL_ENGINES)
-        metrics = EngineMetrics(self.registry, engine.info, self._values)
-        steps = self.steps
-        steps.expect([report.engine for report in engine.reports()])
-        if self._owner is None:
-            engine.on_step(partial(steps.step, 0))
-        if engine.several:
-            self._routing = RoutingMetrics(self.registry, self._model_name, steps.forget)
-            engine.on_routing(self._routing)
-        slo_metrics = SloMetrics(self.registry, self._values)
-        pools = engine.info.facts.pooling is not None
-        pooling = PoolingMetrics(self.registry, self._values) if pools else None
-        reports = RequestReports(metrics, slo_metrics, self.records, self._log_starts, pooling)
-        return reports if self._tracing is None else self._tracing.observer(reports, self.records)
-
-    def lengths(self) -> LengthMetrics:
-        """Declare metrics of length prediction. Call after `attach`, like the next two."""
-        return LengthMetrics(self.registry, self._values)
-
-    def texts(self) -> Callable[[str, float], None]:
-        """Declare metrics of text work."""
-        return TextMetrics(self.registry, self._values).took
-
-    def grammars(self) -> GrammarMetrics:
-        """Declare metrics of output constraints."""
-        return GrammarMetrics(self.registry, self._values)
-
     def snapshot(self) -> Snapshot:
         """Return this process's numbers, with engine reports if no other process reports the engines."""
-        breakers = [] if self._routing is None else self._routing.breakers
-        source = self._owner or (self._engine if self._gather is None else None)
-        return Snapshot(self.registry.numbers(), [] if source is None else source.reports(), breakers)
+        owned = self._gather is not None
+        reports = [report for model in self.models for report in model.reports(owned=owned)]
+        breakers = [engine for model in self.models for engine in model.breakers]
+        return Snapshot(self.registry.numbers(), reports, breakers)
 
     async def text(self) -> bytes:
         """Return the text of `/metrics`. Raises what `gather` raises."""
@@ -245,4 +274,5 @@ class Observation:
         if self._gather is not None:
             shown = await self._gather(shown)
         more = () if self._gauges is None else await self._gauges()
-        return self.exposition.text(shown, None if self._engine is None else self._engine.info, more)
+        infos = {model.name: model.engine.info for model in self.models if model.engine is not None}
+        return self.exposition.text(shown, infos, more)

@@ -20,6 +20,7 @@ from roseinfer.server.http.request_models import RequestModel
 from roseinfer.server.request.generation import Generation, Receiver
 from roseinfer.server.request.job import Job, Usage, slo_usage
 from roseinfer.server.request.lifecycle import Guard, RequestGuard, Ticket
+from roseinfer.server.request.models import ServedModels
 from roseinfer.server.request.objectives import Headers
 from roseinfer.server.request.receivers import AllBegun, Body, Encoder, EventStream, StreamAnswer, WholeAnswer
 from roseinfer.server.request.service import Backend, Service
@@ -109,21 +110,21 @@ class Inference:
     Raises `RoseinferError` or `ClientDisconnect` before the answer begins.
     """
 
-    def __init__(self, service: Service, answer_format: AnswerFormat, make_run: MakeRun | None = None) -> None:
-        self._service = service
+    def __init__(self, models: ServedModels, answer_format: AnswerFormat, make_run: MakeRun | None = None) -> None:
+        self._models = models
+        self._parser = models.parser
         self._make_run = make_run or StandardRun
         self._format = answer_format
-        service.parser.expect(answer_format.request_model)
+        self._parser.expect(answer_format.request_model)
         self.path = answer_format.path
         self.dialect = answer_format.dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service = self._service
-        arrival_s = service.clock.now()
+        arrival_s = self._models.first.clock.now()
         try:
-            backend, body = await service.read(scope, receive)
+            service, backend, body = await self._models.read(scope, receive)
         except ApiError as error:
-            service.rejected_unread(scope["state"]["request_id"], self.path, arrival_s, error)
+            self._models.rejected_unread(scope["state"], self.path, arrival_s, error)
             raise
         with Ticket(service.lifecycle) as ticket:
             try:
@@ -131,7 +132,7 @@ class Inference:
                 with preparation:
                     self._check_task(backend)
                     call = RequestContext(service, backend, scope["state"], arrival_s, scope["headers"], preparation)
-                    job = await self._format.make_job(call, service.parser.parse(self._format.request_model, body))
+                    job = await self._format.make_job(call, self._parser.parse(self._format.request_model, body))
                     ticket.grow(len(job.prompts))
                     if backend.lengths is not None:
                         job = await backend.lengths.fill(job)

@@ -6,15 +6,15 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
 from roseinfer.core.clock import Clock, MonotonicClock
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import Engine, EngineInfo, EngineReport, EngineState
 from roseinfer.server.http.body import BodyReaders
-from roseinfer.server.http.connection import EXTENSION, ClientConnection
+from roseinfer.server.http.connection import EXTENSION
 from roseinfer.server.http.errors import MAX_RETRY_S, ApiError, model_not_found, unavailable
 from roseinfer.server.http.limits import Limits
 from roseinfer.server.http.request_models import RequestParser
@@ -69,9 +69,10 @@ class Backend:
 
 
 class Service:
-    """Shared state of one API process. Use from the event loop's thread only.
+    """State of one served model in one API process. Use from the event loop's thread only.
 
-    With several API processes, `room` counts the requests of all, and `share` is this process's share of them.
+    With several API processes, `room` counts the requests of all, and `share` is this process's share of them. With
+    several models, `title` names the model in the errors of `refusal`, `ill_health` and `unready`.
     Raises `ConfigError` for an invalid file of SLO classes.
     """
 
@@ -85,15 +86,17 @@ class Service:
         room: Occupancy | None = None,
         share: float = 1.0,
         slo_classes: SloClasses | None = None,
+        title: str = "",
     ) -> None:
         self.config = config
+        self._title = title
         self.model_name = model_name
         self.served_names = config.served_model_name or (model_name,)
         self.created = int(time.time())
         self.clock = clock or MonotonicClock()
         self.limits = Limits.of(config)
         self.parser = RequestParser(self.limits)
-        self.slo_classes = configured_classes(config, model_name) if slo_classes is None else slo_classes
+        self.slo_classes = configured_classes(config, self.served_names) if slo_classes is None else slo_classes
         self.lifecycle = Lifecycle(config.max_num_queued_reqs, self.clock, room, share)
         self._observing = observing
         self.bodies = BodyReaders(self._on_refused_body)
@@ -140,10 +143,15 @@ class Service:
         self.lifecycle.ready()
 
     @property
+    def loaded(self) -> bool:
+        """True once an engine was up."""
+        return self._backend is not None
+
+    @property
     def backend(self) -> Backend:
         """Engine and its objects. Raises `ApiError` 503 while it is loading."""
         if self._backend is None:
-            raise self.lifecycle.refusal() or unavailable("loading", "The model is still loading", STALLED_RETRY_S)
+            raise self.refusal() or unavailable("loading", "The model is still loading", STALLED_RETRY_S)
         return self._backend
 
     @property
@@ -153,6 +161,14 @@ class Service:
 
     def ill_health(self) -> ApiError | None:
         """Return the error of `/health`: loading, or a dead or hung engine."""
+        return self._titled(self._ill_health())
+
+    def _titled(self, error: ApiError | None) -> ApiError | None:
+        if error is not None and self._title:
+            error.message = f"{self._title}: {error.message}"
+        return error
+
+    def _ill_health(self) -> ApiError | None:
         if self._backend is None:
             return unavailable("loading", "The model is still loading", STALLED_RETRY_S)
         health = self._backend.engine.health()
@@ -176,7 +192,7 @@ class Service:
 
     def refusal(self) -> ApiError | None:
         """Return the error for a new request, None if it may enter."""
-        return self.lifecycle.refusal() or self.ill_health()
+        return self._titled(self.lifecycle.refusal()) or self.ill_health()
 
     def unready(self) -> ApiError | None:
         """Return the error of `/ready`: `refusal`, or no engine accepts requests because all drain or are unresponsive.
@@ -191,7 +207,7 @@ class Service:
         if any(report.state in taking for report in reports):
             return None
         wait_s = _until_back_s(self._backend.info, 0.0)
-        return unavailable("engine_unhealthy", "No engine accepts requests at the moment", wait_s)
+        return self._titled(unavailable("engine_unhealthy", "No engine accepts requests at the moment", wait_s))
 
     def engines(self) -> list[EngineReport]:
         """Return the reports of all engines if there can be several, else none."""
@@ -209,17 +225,6 @@ class Service:
                 self.backend.observer.refused("max_num_queued_reqs")
             raise error
         return self.backend
-
-    async def read(self, scope: Scope, receive: Receive) -> tuple[Backend, dict[str, Any]]:
-        """Return the backend and the body of a new request. It holds no ticket while its body arrives.
-
-        Raises what `admit` raises, before the first byte and after the last, and what `BodyReaders` raise.
-        """
-        backend = self.admit()
-        wire: ClientConnection = scope["extensions"][EXTENSION]
-        arrived = wire.body_complete  # then reading does not wait, and nothing can change meanwhile
-        body = await self.bodies.read_json(scope, receive, self.limits)
-        return backend if arrived else self.admit(), body
 
     def prepare(self, scope: Scope) -> RequestGuard:
         """Return the context manager for the preparation of a request."""

@@ -54,12 +54,15 @@ class SloClasses:
             raise ConfigError(f"slo_classes: keys.{_shown(strangers[0])}: unknown API key digest")
 
 
-def configured_classes(config: ServerConfig, model_name: str) -> SloClasses:
-    """Return the classes of the file that the option `slo_classes` names, if any. Raises `ConfigError`."""
+def configured_classes(config: ServerConfig, served_names: Iterable[str]) -> SloClasses:
+    """Return the classes of the file that the option `slo_classes` names, if any. Raises `ConfigError`.
+
+    `served_names`: of all models.
+    """
     if config.slo_classes is None:
         return SloClasses()
     classes = read_slo_classes(config.slo_classes)
-    classes.check(config.served_model_name or (model_name,), digests(config.api_key))
+    classes.check(served_names, digests(config.api_key))
     return classes
 
 

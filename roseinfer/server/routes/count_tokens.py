@@ -10,14 +10,14 @@ from roseinfer.server.formats.messages.format import count_tokens
 from roseinfer.server.formats.messages.request import CountTokensRequest
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.request.lifecycle import Ticket
-from roseinfer.server.request.service import Service
+from roseinfer.server.request.models import ServedModels
 
 
-def add(app: FastAPI, service: Service) -> None:
+def add(app: FastAPI, models: ServedModels) -> None:
     async def count(request: Request) -> Response:
-        backend, body = await service.read(request.scope, request.receive)
+        service, backend, body = await models.read(request.scope, request.receive)
         with Ticket(service.lifecycle), service.prepare(request.scope):
-            wanted = service.parser.parse(CountTokensRequest, body)
+            wanted = models.parser.parse(CountTokensRequest, body)
             service.resolve_model(wanted.model)
             return JsonResponse({"input_tokens": await count_tokens(backend, wanted)})
 

@@ -17,8 +17,10 @@ from roseinfer.server.answer_shapes import EngineLoads, PromiseAnswer
 from roseinfer.server.documents import docs
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
+from roseinfer.server.request.models import ServedModels
 from roseinfer.server.request.objectives import positive
 from roseinfer.server.request.service import Service
+from roseinfer.server.routes.query import MODEL_PARAMETER
 
 _SECTIONS = ("core", "all")
 _OBJECTIVES = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -26,22 +28,27 @@ _COUNTS = ("prompt_tokens", "output_tokens", "n")
 _DECIMALS_COUNT = 4
 
 
-def add(app: FastAPI, service: Service) -> None:
+def add(app: FastAPI, models: ServedModels) -> None:
+    def load(service: Service, report: EngineReport) -> dict[str, Any]:
+        model = service.served_names[0] if models.several else None
+        return _load(report, report.info or service.backend.info, model)
+
     async def loads(request: Request) -> Response:
         asked = _asked(request, ("dp_rank", "include", "format"))
-        backend = service.backend
-        reports = _chosen(backend.engine.reports(), asked)
+        found = [(service, report) for service in models.services for report in service.backend.engine.reports()]
+        chosen = _chosen([report.engine for _, report in found], asked)
         return JsonResponse(
             {
                 "timestamp": datetime.now(UTC).isoformat(),
                 "version": app.version,
-                "dp_rank_count": len(backend.engine.reports()),
-                "loads": [_load(report, report.info or backend.info) for report in reports],
+                "dp_rank_count": len(found),
+                "loads": [load(service, report) for service, report in found if report.engine in chosen],
             }
         )
 
     async def promise(request: Request) -> Response:
-        asked = _asked(request, (*_COUNTS, *_OBJECTIVES))
+        asked = _asked(request, (*_COUNTS, *_OBJECTIVES, "model"))
+        service = models.find(asked.get("model"))
         backend = service.backend
         prompt, output, n = (_count(asked, name, backend.info.facts.max_model_len) for name in _COUNTS)
         if prompt is None:
@@ -54,7 +61,7 @@ def add(app: FastAPI, service: Service) -> None:
     described = docs(EngineLoads, 400, 401, 503)
     described["openapi_extra"] = {"parameters": [_parameter("dp_rank", "this engine only", "integer")]}
     app.add_api_route("/v1/loads", loads, tags=["status"], **described)
-    described = docs(PromiseAnswer, 400, 401, 503)
+    described = docs(PromiseAnswer, 400, 401, 404, 503)
     described["openapi_extra"] = {"parameters": _PROMISE_PARAMETERS}
     app.add_api_route("/v1/promise", promise, tags=["status"], **described)
 
@@ -80,26 +87,27 @@ def _number(name: str, text: str, most: int) -> int:
 
 
 # --- loads --------------------------------------------------------------------------------------------------------
-def _chosen(reports: list[EngineReport], asked: Mapping[str, str]) -> list[EngineReport]:
+def _chosen(engines: list[int], asked: Mapping[str, str]) -> list[int]:
+    """Return the numbers of the engines that the query asks for. Raises `ApiError` 400."""
     for section in asked.get("include", "all").split(","):
         if section not in _SECTIONS:
             raise bad_request(f"include must be core or all, got {section[:20]!r}", "include", "unsupported_field")
     if asked.get("format", "json") != "json":
         raise bad_request("format must be json: GET /metrics has the others", "format", "unsupported_field")
     if "dp_rank" not in asked:
-        return reports
-    rank = _number("dp_rank", asked["dp_rank"], max([report.engine for report in reports], default=0))
-    return [report for report in reports if report.engine == rank]
+        return engines
+    return [_number("dp_rank", asked["dp_rank"], max(engines, default=0))]
 
 
-def _load(report: EngineReport, info: EngineInfo) -> dict[str, Any]:
-    """Return the load of an engine; nothing runs on a dead one."""
+def _load(report: EngineReport, info: EngineInfo, model: str | None) -> dict[str, Any]:
+    """Return the load of an engine; nothing runs on a dead one. `model`: its model, None = not shown."""
     stats = report.stats if report.state.is_up else SchedulerStats()
     total = stats.blocks_total or info.facts.num_blocks
     waiting = sum(report.promise.waiting_tokens) if report.promise is not None else None
     per_second = stats.step_rows / stats.step_duration_s if stats.running and stats.step_duration_s else 0.0
     return {
         "dp_rank": report.engine,
+        **({} if model is None else {"model": model}),
         "num_running_reqs": stats.running,
         "num_waiting_reqs": stats.waiting,
         "num_waiting_uncached_tokens": waiting,
@@ -164,4 +172,5 @@ _PROMISE_PARAMETERS = [
     _parameter("ttft_ms", "objective: time to first token", "number"),
     _parameter("tpot_ms", "objective: time per output token", "number"),
     _parameter("e2e_ms", "objective: time to the end", "number"),
+    MODEL_PARAMETER,
 ]

@@ -10,13 +10,13 @@ from roseinfer.core.pooling import PoolingTask
 from roseinfer.server.answer_shapes import ModelCard, ModelList
 from roseinfer.server.documents import docs
 from roseinfer.server.http.body import JsonResponse
-from roseinfer.server.http.errors import model_not_found
-from roseinfer.server.request.service import Service
+from roseinfer.server.request.models import ServedModels
 
 
-def add(app: FastAPI, service: Service) -> None:
+def add(app: FastAPI, models: ServedModels) -> None:
     def card(name: str) -> dict[str, Any]:
         """Return a model with the fields of both OpenAI's and Anthropic's APIs."""
+        service = models.find(name)
         info = service.backend.info
         pooling = info.facts.pooling
         embeds = pooling if pooling is not None and pooling.task is PoolingTask.EMBED else None
@@ -43,13 +43,11 @@ def add(app: FastAPI, service: Service) -> None:
         }
 
     async def list_models() -> Response:
-        cards = [card(name) for name in service.served_names]
+        cards = [card(name) for name in models.names]
         page = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
         return JsonResponse({"object": "list", "data": cards, **page})
 
     async def retrieve_model(model_id: str) -> Response:
-        if model_id not in service.served_names:
-            raise model_not_found(model_id, service.served_names)
         return JsonResponse(card(model_id))
 
     app.add_api_route("/v1/models", list_models, tags=["models"], **docs(ModelList, 401, 503))

@@ -17,7 +17,7 @@ from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.record_json import record_json
 from roseinfer.server.observe.records import MAX_ENDED_RECORDS, RequestEntry, RequestRecords, ended_s
-from roseinfer.server.request.service import Service
+from roseinfer.server.request.models import ServedModels
 from roseinfer.server.routes.query import limit_of
 
 DEFAULT_LIMIT = 100
@@ -41,9 +41,9 @@ class FoundRecord(NamedTuple):
     record: dict[str, Any]
 
 
-def add(app: FastAPI, service: Service, records: RequestRecords, peer_queries: PeerQueries) -> None:
+def add(app: FastAPI, models: ServedModels, records: RequestRecords, peer_queries: PeerQueries) -> None:
     def own(wanted: RecordQuery) -> list[FoundRecord]:
-        now_s, state = service.clock.now(), wanted.state
+        now_s, state = models.first.clock.now(), wanted.state
         if wanted.id is not None:
             one = records.find(wanted.id, now_s)
             return [] if one is None else [_found(one)]
@@ -53,8 +53,8 @@ def add(app: FastAPI, service: Service, records: RequestRecords, peer_queries: P
         return msgspec.json.encode(own(msgspec.json.decode(body, type=RecordQuery)))
 
     async def newest(wanted: RecordQuery) -> list[dict[str, Any]]:
-        """Return records of all processes. Raises `ApiError` 503 while the engine is loading."""
-        _ = service.backend
+        """Return records of all processes. Raises `ApiError` 503 while every engine is loading."""
+        models.check_loaded()
         found = own(wanted)
         for answer in await peer_queries.ask(_TOPIC, msgspec.json.encode(wanted)):
             found += msgspec.json.decode(answer, type=list[FoundRecord])

@@ -23,7 +23,7 @@ from roseinfer.server.formats.unsupported import unsupported_error
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import ApiError, bad_request
 from roseinfer.server.request.lifecycle import Ticket
-from roseinfer.server.request.service import Service
+from roseinfer.server.request.models import ServedModels
 from roseinfer.server.response_store.records import Key, StoredResponse, StoreFailedError
 from roseinfer.server.response_store.shared import SharedResponses
 from roseinfer.server.routes.query import limit_of
@@ -35,7 +35,7 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 ORDERS = ("asc", "desc")
 
 
-def add(app: FastAPI, service: Service, history: History) -> None:
+def add(app: FastAPI, models: ServedModels, history: History) -> None:
     def stored(request: Request, id: str) -> tuple[SharedResponses, Key]:
         if history.responses is None:
             raise _not_found(id, f": {NO_STORE}")
@@ -49,9 +49,9 @@ def add(app: FastAPI, service: Service, history: History) -> None:
         return record
 
     async def count_input_tokens(request: Request) -> Response:
-        backend, body = await service.read(request.scope, request.receive)
+        service, backend, body = await models.read(request.scope, request.receive)
         with Ticket(service.lifecycle), service.prepare(request.scope):
-            wanted = service.parser.parse(InputTokensRequest, body)
+            wanted = models.parser.parse(InputTokensRequest, body)
             service.resolve_model(wanted.model)
             whole = await history.whole(wanted, request.headers.raw, service.limits.max_body_bytes)
             tokens = await count_tokens(backend, whole.request)

@@ -13,28 +13,27 @@ from roseinfer.server.documents import docs
 from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.observe.exposition import CONTENT_TYPE
 from roseinfer.server.observe.report import Observation
-from roseinfer.server.request.service import Service
+from roseinfer.server.request.models import ServedModels
 
 
-def add(app: FastAPI, service: Service, observation: Observation) -> None:
+def add(app: FastAPI, models: ServedModels, observation: Observation) -> None:
     async def health() -> Response:
-        error = service.ill_health()
+        error = models.ill_health()
         if error is not None:
             raise error
-        return JsonResponse({"status": "ok", **_by_engine(service, _state)})
+        return JsonResponse({"status": "ok", **_by_engine(models, _state)})
 
     async def ready() -> Response:
-        error = service.unready()
+        error = models.unready()
         if error is not None:
             raise error
-        return JsonResponse({"status": "ready", **_by_engine(service, _state)})
+        return JsonResponse({"status": "ready", **_by_engine(models, _state)})
 
     async def version() -> Response:
         return JsonResponse({"version": app.version})
 
     async def load() -> Response:
-        requests = service.lifecycle.room.all_requests()
-        return JsonResponse({"server_load": requests, **_by_engine(service, _load)})
+        return JsonResponse({"server_load": models.requests(), **_by_engine(models, _load)})
 
     async def metrics() -> Response:
         return Response(await observation.text(), headers={"Content-Type": CONTENT_TYPE})
@@ -53,10 +52,13 @@ def add(app: FastAPI, service: Service, observation: Observation) -> None:
     app.add_api_route("/metrics", metrics, methods=["HEAD"], include_in_schema=False)
 
 
-def _by_engine(service: Service, fields: Callable[[EngineReport], dict[str, Any]]) -> dict[str, Any]:
+def _by_engine(models: ServedModels, fields: Callable[[EngineReport], dict[str, Any]]) -> dict[str, Any]:
     """Return fields of each engine if there can be several."""
-    engines = service.engines()
-    return {"engines": [{"engine": report.engine, **fields(report)} for report in engines]} if engines else {}
+    engines = [
+        {"engine": report.engine, **({"model": service.served_names[0]} if models.several else {}), **fields(report)}
+        for service, report in models.engines()
+    ]
+    return {"engines": engines} if engines else {}
 
 
 def _state(report: EngineReport) -> dict[str, Any]:

@@ -18,17 +18,18 @@ from roseinfer.server.http.body import JsonResponse
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import unknown_fields
 from roseinfer.server.request.lifecycle import Ticket
+from roseinfer.server.request.models import ServedModels
 from roseinfer.server.request.prompts import PromptEncoder
-from roseinfer.server.request.service import Service
+from roseinfer.server.routes.query import MODEL_PARAMETER, chosen_model
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.worker.messages import Listed
 
 
-def add(app: FastAPI, service: Service) -> None:
+def add(app: FastAPI, models: ServedModels) -> None:
     async def tokenize(request: Request) -> Response:
-        backend, body = await service.read(request.scope, request.receive)
+        service, backend, body = await models.read(request.scope, request.receive)
         with Ticket(service.lifecycle), service.prepare(request.scope):
-            wanted = service.parser.parse(TokenizeRequest, body)
+            wanted = models.parser.parse(TokenizeRequest, body)
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)
             listed, ignored = await _listed(backend.prompts, wanted)
@@ -38,20 +39,23 @@ def add(app: FastAPI, service: Service) -> None:
             return _with_warnings(answer, warnings + ignored)
 
     async def detokenize(request: Request) -> Response:
-        backend, body = await service.read(request.scope, request.receive)
+        service, backend, body = await models.read(request.scope, request.receive)
         with Ticket(service.lifecycle), service.prepare(request.scope):
-            wanted = service.parser.parse(DetokenizeRequest, body)
+            wanted = models.parser.parse(DetokenizeRequest, body)
             service.resolve_model(wanted.model)
             warnings = check_extras(unknown_fields(wanted), 1)
             if wanted.tokens:
                 backend.prompts.check_ids(wanted.tokens, "tokens")
             return _with_warnings({"prompt": await backend.prompts.text(wanted.tokens)}, warnings)
 
-    async def tokenizer_info() -> Response:
+    async def tokenizer_info(request: Request) -> Response:
+        service = models.find(chosen_model(request.query_params.multi_items()))
         # By json: orjson rejects 10**30, which means "unlimited" in many configs.
         return JsonResponse(json.dumps(_description(service.backend.tokenizer)).encode())
 
-    app.add_api_route("/tokenizer_info", tokenizer_info, tags=["tokens"], **docs(TokenizerInfo, 401, 503))
+    described = docs(TokenizerInfo, 400, 401, 404, 503)
+    described["openapi_extra"] = {"parameters": [MODEL_PARAMETER]}
+    app.add_api_route("/tokenizer_info", tokenizer_info, tags=["tokens"], **described)
     errors = (400, 401, 404, 408, 413, 503)
     for path, handler, request, answer in (
         ("/tokenize", tokenize, TokenizeRequest, Tokenized),

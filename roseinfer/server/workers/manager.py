@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from roseinfer.cluster.start import engine_supervisor, router_record
+from roseinfer.cluster.models import ModelSupervisors
+from roseinfer.cluster.start import router_record
 from roseinfer.core.clock import MonotonicClock
-from roseinfer.core.config.engine import EngineConfig
-from roseinfer.core.config.replicas import ReplicasConfig
+from roseinfer.core.config.models import ServedModelConfig, all_names
 from roseinfer.core.config.server import ServerConfig
 from roseinfer.engine.api import EngineInfo
 from roseinfer.integrations.systemd import SystemdNotifier
@@ -29,6 +28,7 @@ from roseinfer.server.hosting import (
 )
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.metric_registry import MetricRegistry
+from roseinfer.server.observe.model_names import ModelNames
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.step_metrics import StepMetrics
 from roseinfer.server.request.slo_classes import configured_classes
@@ -43,6 +43,7 @@ from roseinfer.server.workers.messages import (
     PeerQuery,
     QueryAnswer,
     WorkerBoot,
+    WorkerModel,
 )
 from roseinfer.server.workers.pool import WorkerPool
 from roseinfer.server.workers.queries import QueryForwarder
@@ -53,27 +54,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
-    """Configuration of a server with several processes. `tokenizer`: folder of the tokenizer."""
+    """Configuration of a server with several processes."""
 
-    engine: EngineConfig
-    replicas: ReplicasConfig
-    tokenizer: Path
-    server: ServerConfig
+    models: Sequence[ServedModelConfig]
     workers: int
 
     @property
-    def model_name(self) -> str:
-        return self.engine.model.model
-
-    @property
-    def shown_name(self) -> str:
-        return (self.server.served_model_name or (self.model_name,))[0]
+    def server(self) -> ServerConfig:
+        """Return the options of the server, which are those of the first model."""
+        return self.models[0].server
 
 
 async def serve_with_workers(served: ServeConfig, announce: Callable[[str], None] = say) -> None:
-    """Serve as `run.serve_model` does, with `served.workers` processes that answer requests.
+    """Serve as `run.serve_models` does, with `served.workers` processes that answer requests.
 
-    Raises what `run.serve_model` raises, and `WorkersDiedError` if they cannot be kept alive.
+    Raises what `run.serve_models` raises, and `WorkersDiedError` if they cannot be kept alive.
     """
     configure_logging(served.server)
     await ServerManager(served, announce).run()
@@ -84,27 +79,32 @@ class ServerManager:
 
     def __init__(self, served: ServeConfig, announce: Callable[[str], None]) -> None:
         self._served = served
-        self._slo_classes = configured_classes(served.server, served.model_name)  # read once, as the file may change
+        # Read once, as the file may change.
+        self._slo_classes = configured_classes(served.server, all_names(served.models))
         self._announce = announce
         self._listener = listen(served.server)
         stored = response_file(served.server, None)  # before the supervisor's folder, which a failure would leave
-        self._supervisor = engine_supervisor(served.engine, served.replicas, served.server.stall_timeout)
+        self._supervisor = ModelSupervisors.of(served.models)
         self._response_file = stored or response_file(served.server, self._supervisor.folder)
-        self._counters_path = self._supervisor.folder / "counters"
-        self._counters = SharedRows.create(self._counters_path, WORKER_ROWS, served.workers)
-        self._acceptor = Acceptor(self._listener, self._counters)
+        self._counters_paths = [self._supervisor.folder / f"counters{index}" for index in range(len(served.models))]
+        # One file per model. The first also has what counts for the whole worker.
+        self._counters = [SharedRows.create(path, WORKER_ROWS, served.workers) for path in self._counters_paths]
+        self._acceptor = Acceptor(self._listener, self._counters[0])
         self._registry = MetricRegistry()
         self._scrapes = ScrapeCollector(self._own_snapshot)
         self._peer_queries = PeerQueries()
         self._queries = QueryForwarder(self._peer_queries)
-        self._steps = StepMetrics(self._registry, served.shown_name, MAX_STEPS if served.server.console else 0)
-        answer_engine_queries(self._peer_queries, self._steps, self._supervisor.reports)
+        names = ModelNames(served.models[0].name)
+        for model in served.models[1:]:
+            names.add(model.name, model.first_engine)
+        self._steps = StepMetrics(self._registry, names, MAX_STEPS if served.server.console else 0)
+        answer_engine_queries(self._peer_queries, self._steps, self._supervisor.reports, names)
         self._pool = WorkerPool(
             served.workers,
             WorkerLauncher(self._boot),
             self,
             self._restarts_enabled,
-            self._counters,
+            self._counters[0],
             served.server.worker_timeout,
             MonotonicClock(),
         )
@@ -120,7 +120,8 @@ class ServerManager:
             info = await self._start_or_stop()
             if info is not None:
                 chats = any(worker.chats for worker in self._pool.workers.values())
-                words = greeting(self._served.server, self._served.model_name, self._listener, info, chats=chats)
+                names = [model.name for model in self._served.models]
+                words = greeting(self._served.server, names, self._listener, info, chats=chats)
                 self._announce(words)
                 self._service_manager.ready(words.partition(";")[0])
                 await first_of(self._signals.first.wait(), *map(end_of, failures))
@@ -147,13 +148,14 @@ class ServerManager:
         return starting.result()
 
     async def _start(self) -> EngineInfo:
-        await self._supervisor.launch()
+        indices = range(len(self._served.models))
+        await asyncio.gather(*map(self._supervisor.launch, indices))
         # The workers load their tokenizers while the engines load the model.
         starting = asyncio.create_task(self._pool.start())
         try:
-            info = await self._supervisor.connect()
+            infos = await asyncio.gather(*map(self._supervisor.connect, indices))
             await starting
-            return info
+            return infos[0]
         finally:
             starting.cancel()
 
@@ -161,7 +163,8 @@ class ServerManager:
         """Reject new requests, and let running ones finish for `shutdown_timeout` seconds."""
         self._ending = True
         self._pool.drain()
-        requests, wait_s = self._counters.total(Count.REQUESTS), self._served.server.shutdown_timeout
+        requests = sum(counters.total(Count.REQUESTS) for counters in self._counters)
+        wait_s = self._served.server.shutdown_timeout
         if requests:
             log.info("shutting down: %d requests may finish within %g s", requests, wait_s)
         with contextlib.suppress(TimeoutError):
@@ -173,27 +176,35 @@ class ServerManager:
         self._acceptor.close()
         await self._pool.stop()
         await self._supervisor.close()
-        self._counters.close()
+        for counters in self._counters:
+            counters.close()
 
     # --- workers ------------------------------------------------------------------------------------------------
     def _boot(self, index: int, number: int, control: int, connections: int) -> WorkerBoot:
         served = self._served
         return WorkerBoot(
-            config=served.server,
+            models=[self._model(at, number) for at in range(len(served.models))],
             slo_classes=self._slo_classes,
-            model_name=served.model_name,
-            tokenizer=str(served.tokenizer),
-            replicas=served.replicas,
-            engines=self._supervisor.engine_addresses,
-            record=router_record(served.engine, number),
             response_file=None if self._response_file is None else str(self._response_file),
-            max_inflight=served.engine.scheduler.max_inflight_requests,
             index=index,
             number=number,
             workers=served.workers,
             control=control,
             connections=connections,
-            counters=str(self._counters_path),
+        )
+
+    def _model(self, index: int, number: int) -> WorkerModel:
+        model = self._served.models[index]
+        return WorkerModel(
+            config=model.server,
+            replicas=model.replicas,
+            model_name=model.model_name,
+            tokenizer=model.tokenizer,
+            engines=self._supervisor.supervisors[index].engine_addresses,
+            first_engine=model.first_engine,
+            record=router_record(model.engine, number),
+            max_inflight=model.engine.scheduler.max_inflight_requests,
+            counters=str(self._counters_paths[index]),
         )
 
     def _restarts_enabled(self) -> bool:
@@ -225,7 +236,8 @@ class ServerManager:
         self._acceptor.remove(worker)
         self._scrapes.on_end(worker)
         self._queries.on_end(worker)
-        self._counters.clear(worker.index)
+        for counters in self._counters:
+            counters.clear(worker.index)
 
     def _own_snapshot(self) -> Snapshot:
         return Snapshot(self._registry.numbers(), self._supervisor.reports())

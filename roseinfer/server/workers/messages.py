@@ -10,27 +10,38 @@ from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.request.slo_classes import SloClasses
 
 
-class WorkerBoot(msgspec.Struct):
-    """Boot struct of a worker.
+class WorkerModel(msgspec.Struct):
+    """One of the models that a worker serves.
 
-    `index`: its place among `workers`; `number`: unique among all workers ever started. `record`: file for its router's
-    decisions. `response_file`: where all workers store responses, None: not at all. `counters`: path of the shared
-    rows. `control` and `connections`: descriptors of its sockets.
+    `config`: the server's options, with this model's own. `first_engine`: number of its first engine. `record`: file
+    for its router's decisions. `counters`: path of its shared rows.
     """
 
     config: ServerConfig
     replicas: ReplicasConfig
-    slo_classes: SloClasses
     model_name: str
     tokenizer: str
     engines: EngineAddresses
+    first_engine: int
     record: str | None
-    response_file: str | None
     max_inflight: int | None
+    counters: str
+
+
+class WorkerBoot(msgspec.Struct):
+    """Boot struct of a worker.
+
+    `models`: the options of the server are those of the first. `index`: its place among `workers`; `number`: unique
+    among all workers ever started. `response_file`: where all workers store responses, None: not at all. `control` and
+    `connections`: descriptors of its sockets.
+    """
+
+    models: list[WorkerModel]
+    slo_classes: SloClasses
+    response_file: str | None
     index: int
     number: int
     workers: int
-    counters: str
     control: int
     connections: int
 

@@ -18,7 +18,7 @@ from roseinfer.integrations.otel.start import traces_to
 from roseinfer.processes.channel import MessageChannel
 from roseinfer.processes.child import ErrorReport, exit_with_parent, ignore_terminal_signals, read_boot
 from roseinfer.processes.shared_rows import SharedRows
-from roseinfer.server.app import server_parts
+from roseinfer.server.app import ModelParts, parts_of
 from roseinfer.server.asgi import LAST_WORDS_S, Server, uvicorn_config, with_texts
 from roseinfer.server.hosting import (
     configure_logging,
@@ -89,7 +89,7 @@ class Worker:
 
     def __init__(self, boot: WorkerBoot) -> None:
         self._boot = boot
-        self._counters = SharedRows.open(Path(boot.counters), WORKER_ROWS)
+        self._counters = [SharedRows.open(Path(model.counters), WORKER_ROWS) for model in boot.models]
         self._connections = ConnectionReceiver(socket.socket(fileno=boot.connections))
         self._channel = MessageChannel[FromWorker, FromManager](FromManager, self._on_message, self._on_lost)
         self._stopped = asyncio.Event()
@@ -97,30 +97,36 @@ class Worker:
         self._scrapes: dict[int, asyncio.Future[Snapshot]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._peer_queries = WorkerPeerQueries(self._channel.send)
-        parts = server_parts(
-            boot.config,
-            boot.model_name,
+        parts = parts_of(
+            [self._parts(index) for index in range(len(boot.models))],
             self._gather,
             self._peer_queries,
             response_file=None if boot.response_file is None else Path(boot.response_file),
-            tracing=traces_to(boot.config.otlp_endpoint),
-            room=SharedOccupancy(self._counters, boot.index),
-            share=1 / boot.workers,
-            slo_classes=boot.slo_classes,
+            tracing=traces_to(boot.models[0].config.otlp_endpoint),
         )
-        self._service, self._observation = parts.service, parts.observation
+        self._models, self._observation = parts.models, parts.observation
         self._server = SocketlessServer(uvicorn_config(parts, self._on_closed))
 
+    def _parts(self, index: int) -> ModelParts:
+        boot = self._boot
+        shared = {
+            "room": SharedOccupancy(self._counters[index], boot.index),
+            "share": 1 / boot.workers,
+            "slo_classes": boot.slo_classes,
+        }
+        model = boot.models[index]
+        return ModelParts(model.config, model.model_name, shared, model.first_engine)
+
     async def run(self) -> None:
-        heartbeat = LoopHeartbeat(self._counters, self._boot.index)
+        heartbeat = LoopHeartbeat(self._counters[0], self._boot.index)
         await self._channel.open(socket.socket(fileno=self._boot.control))
         serving = asyncio.create_task(self._server.serve())
-        engine: RoutedEngine | None = None
+        engines: list[RoutedEngine] = []
         try:
             await first_of(self._server.up.wait(), asyncio.shield(serving))
             asyncio.get_running_loop().add_reader(self._connections.fileno(), self._on_connections)
             self._channel.send(Serving())
-            engine = await self._start_engine()
+            engines = await self._start_engines()
             await self._stopped.wait()
             await self._end_requests()
         except RoseinferError as error:
@@ -129,52 +135,57 @@ class Worker:
         finally:
             self._server.should_exit = True
             await serving
-            if engine is not None:
+            for engine in engines:
                 await engine.close()
             self._channel.close()
             heartbeat.stop()
 
-    async def _start_engine(self) -> RoutedEngine | None:
-        """Connect to the engines. Return None if the manager stops the worker before."""
-        starting = asyncio.create_task(self._attach())
+    async def _start_engines(self) -> list[RoutedEngine]:
+        """Connect to the engines. Return an empty list if the manager stops the worker before."""
+        starting = asyncio.create_task(self._attach_all())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not starting.done():
             starting.cancel()
             await asyncio.wait({starting})
-            return None
+            return []
         return starting.result()
 
-    async def _attach(self) -> RoutedEngine:
-        boot = self._boot
-        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(boot.tokenizer), boot.config.chat_template)
-        inflight = SharedInflight(boot.max_inflight, self._counters, boot.index)
+    async def _attach_all(self) -> list[RoutedEngine]:
+        """Connect to the engines of all models, each of which serves as soon as one is up."""
+        engines = await asyncio.gather(*map(self._attach, range(len(self._boot.models))))
+        settle_garbage_collector()
+        self._channel.send(Up(chats=self._models.first.chats))
+        return engines
+
+    async def _attach(self, index: int) -> RoutedEngine:
+        boot, model, service = self._boot, self._boot.models[index], self._models.services[index]
+        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(model.tokenizer), model.config.chat_template)
+        inflight = SharedInflight(model.max_inflight, self._counters[index], boot.index)
         starting = routed_engine(
-            boot.engines,
+            model.engines,
             tokenizer,
-            boot.replicas,
+            model.replicas,
             inflight,
             prefix=f"{boot.number}-",
             processes=boot.workers,
-            record=boot.record,
+            record=model.record,
         )
-        engine = await with_texts(self._service, tokenizer, starting)
-        self._service.attach(engine, tokenizer)
-        self._service.warm_up()
-        settle_garbage_collector()
-        self._channel.send(Up(chats=self._service.chats))
+        engine = await with_texts(service, tokenizer, starting)
+        service.attach(engine, tokenizer)
+        service.warm_up()
         return engine
 
     async def _end_requests(self) -> None:
-        ended = await self._service.wind_down(LAST_WORDS_S)
+        ended = await self._models.wind_down(LAST_WORDS_S)
         if ended:
             log.warning("shutting down: %d requests were cut short", ended)
 
     # --- from the manager ---------------------------------------------------------------------------------------
     def _on_message(self, message: FromManager) -> None:
         if isinstance(message, DrainWorker):
-            self._service.lifecycle.begin_drain()
+            self._models.begin_drain()
             self._spawn(self._report_idle())
         elif isinstance(message, Stop):
             self._stopped.set()
@@ -195,7 +206,7 @@ class Worker:
             os._exit(1)
 
     async def _report_idle(self) -> None:
-        await self._service.lifecycle.idle()
+        await self._models.idle()
         self._channel.send(Idle())
 
     async def _gather(self, own: Snapshot) -> Snapshot:
@@ -225,7 +236,7 @@ class Worker:
             self._on_closed()
 
     def _on_closed(self) -> None:
-        self._counters.add(self._boot.index, Count.CLOSED, 1)
+        self._counters[0].add(self._boot.index, Count.CLOSED, 1)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -238,7 +249,7 @@ def main() -> int:
     """Read a `WorkerBoot`, then serve until the manager stops this worker or ends."""
     ignore_terminal_signals()
     boot = read_boot(WorkerBoot)
-    configure_logging(boot.config)
+    configure_logging(boot.models[0].config)
     exit_with_parent(ORPHAN_TIMEOUT_S)
 
     async def work() -> None:

@@ -24,6 +24,7 @@ from roseinfer.integrations.ray.register import EXPIRY_S, REGISTER_INTERVAL_S, S
 from roseinfer.server.http.errors import ApiError
 from roseinfer.server.observe.exposition import Exposition, Snapshot
 from roseinfer.server.observe.metric_registry import MetricRegistry
+from roseinfer.server.observe.model_names import ModelNames
 from tests.integrations.ray.test_api import method
 from tests.server.fake_engine import INFO
 
@@ -92,7 +93,7 @@ def test_how_full_an_engine_is_does_not_depend_on_how_many_processes_there_are()
         metrics.store(process, without_clock(own))
     parts = metrics.all()
     assert parts is not None
-    text = Exposition(MetricRegistry(), "m").text(deployment_snapshot(own, parts), None).decode()
+    text = Exposition(MetricRegistry(), ModelNames("m")).text(deployment_snapshot(own, parts), {}).decode()
     assert 'roseinfer:engine_fullness{engine="0",model_name="m"} 0.5' in text.splitlines()
 
 

@@ -18,6 +18,7 @@ from roseinfer.server.console.exchange import EngineUpdates, Position, RequestUp
 from roseinfer.server.console.reader import LIVE_INTERVAL_COUNT, ConsoleReader
 from roseinfer.server.console.steps import NewSteps
 from roseinfer.server.observe.metric_registry import MetricRegistry
+from roseinfer.server.observe.model_names import ModelNames
 from roseinfer.server.observe.peer_queries import PeerQueries
 from roseinfer.server.observe.records import RequestEntry, SampleSummary
 from roseinfer.server.observe.routing import RoutingMetrics
@@ -78,7 +79,7 @@ class Supervisor:
 )
 def test_the_speed_of_an_engine_is_shown_once_measured(promise: Promise | None, found: tuple[Any, Any]) -> None:
     report = EngineReport(0, EngineState.READY, EngineHealth(True, 0.1), SchedulerStats(), promise=promise)
-    (shown,) = engines_json([report])
+    (shown,) = engines_json([report], ModelNames("m"))
     assert (shown["step_ms"], shown["prompt_token_ms"]) == found
     assert shown["slowdown"] is None, "not calibrated"
 
@@ -87,13 +88,13 @@ def test_an_engine_is_compared_with_its_calibration() -> None:
     info = engine_info(calibrated=StepCost(0.002, 0.001, 0.0005, expert_s=0.0001))
     promise = Promise(0.0, steps=100, cost=StepCost(0.008, 0.001, 0.001, expert_s=0.0002), experts=5.0)
     report = EngineReport(0, EngineState.READY, EngineHealth(True, 0.1), SchedulerStats(), info=info, promise=promise)
-    (shown,) = engines_json([report])
+    (shown,) = engines_json([report], ModelNames("m"))
     assert shown["slowdown"] == pytest.approx(10 / 3, abs=1e-3)
 
 
 def test_engines_and_steps_come_from_their_owner_alone() -> None:
-    steps, manager = StepMetrics(MetricRegistry(), "m", keep=10), PeerQueries()
-    answer_engine_queries(manager, steps, Supervisor().reports)
+    steps, manager = StepMetrics(MetricRegistry(), ModelNames("m"), keep=10), PeerQueries()
+    answer_engine_queries(manager, steps, Supervisor().reports, ModelNames("m"))
     reader = look(lambda since: Updates(), Together(knowing(Updates()), manager))
     steps.step(1, StepRecord(5, 0.01, budget_s=0.02))
     first = tick(reader)

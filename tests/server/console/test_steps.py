@@ -5,11 +5,12 @@ import time
 from roseinfer.engine.api import StepRecord
 from roseinfer.server.console.steps import MAX_STEPS, steps_since
 from roseinfer.server.observe.metric_registry import MetricRegistry
+from roseinfer.server.observe.model_names import ModelNames
 from roseinfer.server.observe.step_metrics import StepMetrics
 
 
 def kept() -> StepMetrics:
-    return StepMetrics(MetricRegistry(), "model", MAX_STEPS)
+    return StepMetrics(MetricRegistry(), ModelNames("model"), MAX_STEPS)
 
 
 def step(tokens: int) -> StepRecord:

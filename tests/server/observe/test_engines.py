@@ -13,6 +13,7 @@ from roseinfer.core.promise import Promise
 from roseinfer.engine.api import EngineHealth, EngineReport, EngineState, StepRecord
 from roseinfer.server.observe.exposition import Snapshot
 from roseinfer.server.observe.metric_registry import MetricRegistry
+from roseinfer.server.observe.model_names import ModelNames
 from roseinfer.server.observe.report import Observation
 from roseinfer.server.observe.routing import RoutingMetrics
 from roseinfer.server.observe.step_metrics import StepMetrics
@@ -97,7 +98,7 @@ def test_metrics_by_request_name_no_engine(two: LiveServer) -> None:
 
 
 def metric(observation: Observation, engine: FakeEngine, line: str) -> float:
-    text = observation.exposition.text(observation.snapshot(), engine.info).decode()
+    text = observation.exposition.text(observation.snapshot(), {"m": engine.info}).decode()
     return next((float(found.rsplit(" ", 1)[1]) for found in text.splitlines() if found.startswith(line)), 0.0)
 
 
@@ -105,8 +106,8 @@ def test_the_engine_owner_reports_steps_and_engines() -> None:
     observation, engine = Observation("m"), FakeEngine(byte_level(), INFO)
     engine.fleet = [report(0), report(1)]
     owner = FakeOwner(report(0), report(1, EngineState.DEAD))
-    observation.set_owner(owner)
-    observation.attach(engine)
+    observation.models[0].set_owner(owner)
+    observation.models[0].attach(engine)
     owner.listener(1, StepRecord(tokens=8, duration_s=0.5))
     owner.listener(1, StepRecord(tokens=8, duration_s=0.25))
     labels = '{engine="1",model_name="m"}'
@@ -117,7 +118,7 @@ def test_the_engine_owner_reports_steps_and_engines() -> None:
 def test_routing_is_counted_by_engine() -> None:
     observation, engine = Observation("m"), FakeEngine(byte_level(), INFO)
     engine.fleet = [report(0), report(1)]
-    observation.attach(engine)
+    observation.models[0].attach(engine)
     routing = engine.routing
     routing.placed(1, "pace")
     routing.placed(1, "pace")
@@ -138,7 +139,7 @@ def test_routing_is_counted_by_engine() -> None:
 def test_breakers_are_shown_while_they_are_open() -> None:
     observation, engine = Observation("m"), FakeEngine(byte_level(), INFO)
     engine.fleet = [report(0), report(1)]
-    observation.attach(engine)
+    observation.models[0].attach(engine)
     routing = engine.routing
     line = 'roseinfer:router_breakers_open{engine="1",model_name="m"}'
     for event, shown in ((True, 1), (True, 1), (False, 0), (False, 0)):
@@ -149,7 +150,7 @@ def test_breakers_are_shown_while_they_are_open() -> None:
 def test_how_full_an_engine_is_as_autoscaling_counts_it() -> None:
     observation, engine = Observation("m"), FakeEngine(byte_level(), INFO)
     promise = Promise(monotonic(), running=3, free_seats=1, blocks=100, free_blocks=90)
-    observation.attach(engine)
+    observation.models[0].attach(engine)
     name = "roseinfer:engine_fullness"
     for state, newest, shown in (
         (EngineState.READY, promise, [0.75]),
@@ -158,7 +159,7 @@ def test_how_full_an_engine_is_as_autoscaling_counts_it() -> None:
         (EngineState.DEAD, promise, []),
     ):
         engine.fleet = [report(4, state, promise=newest)]
-        text = observation.exposition.text(observation.snapshot(), INFO).decode()
+        text = observation.exposition.text(observation.snapshot(), {"m": INFO}).decode()
         values = [
             sample.value
             for family in text_string_to_metric_families(text)
@@ -171,14 +172,14 @@ def test_how_full_an_engine_is_as_autoscaling_counts_it() -> None:
 def test_engines_are_shown_once_up_even_by_a_process_without_connection() -> None:
     observation = Observation("m")
     never, been = report(0, EngineState.STARTING), report(1, EngineState.STARTING, info=INFO)
-    text = observation.exposition.text(Snapshot({}, [never, been]), None).decode()
+    text = observation.exposition.text(Snapshot({}, [never, been]), {}).decode()
     assert 'roseinfer:engine_up{engine="1",model_name="m"} 0.0' in text and 'engine="0"' not in text
 
 
 def test_a_removed_engine_has_no_series() -> None:
     """Otherwise a fleet that grows and shrinks would accumulate series."""
     registry = MetricRegistry()
-    steps = StepMetrics(registry, "m")
+    steps = StepMetrics(registry, ModelNames("m"))
     routing = RoutingMetrics(registry, "m", steps.forget)
     for engine in (1, 11):
         steps.step(engine, StepRecord(5, 0.1, predicted_s=0.1, mask_s=0.01))

@@ -47,11 +47,13 @@ def test_observing_several_at_once_equals_one_by_one() -> None:
     assert together.numbers == pytest.approx(one_by_one.numbers)
 
 
-def test_a_metric_is_declared_once() -> None:
+def test_models_share_a_metric_that_is_declared_alike() -> None:
     registry = MetricRegistry()
-    registry.counters("c", "", ())
+    for model in ("a", "b"):
+        registry.counters("c", "help", ("model",)).labels(model).inc()
+    assert registry.numbers() == {"c": {("a",): [1.0], ("b",): [1.0]}}
     with pytest.raises(AssertionError, match="twice"):
-        registry.counters("c", "", ())
+        registry.counters("c", "help", ("model", "engine"))
 
 
 def counted(**counts: float) -> MetricRegistry:

@@ -154,7 +154,7 @@ def test_it_predicts_off_the_event_loop(server: LiveServer, monkeypatch) -> None
 # --- the file -----------------------------------------------------------------------------------------------------
 def loaded(path: str, tokenizer: Tokenizer) -> LengthPrediction | None:
     with closing(Offload()) as offload:
-        return length_prediction(path, tokenizer, offload, lambda: Observation("fake").lengths())
+        return length_prediction(path, tokenizer, offload, lambda: Observation("fake").models[0].lengths())
 
 
 def test_files_that_cannot_be_used(predictor: LengthPredictor, tokenizer: Tokenizer, tmp_path) -> None:

@@ -39,7 +39,10 @@ flex = "batch.night"
 def configured(tmp_path: Path, text: str, **options: Any) -> SloClasses:
     file = tmp_path / "classes.toml"
     file.write_text(text)
-    return configured_classes(ServerConfig(slo_classes=str(file), api_key=(KEY, "other"), **options), "tiny")
+    return configured_classes(
+        ServerConfig(slo_classes=str(file), api_key=(KEY, "other"), **options),
+        options.get("served_model_name", ("tiny",)),
+    )
 
 
 def test_what_a_file_says(tmp_path: Path) -> None:
@@ -55,7 +58,7 @@ def test_what_a_file_says(tmp_path: Path) -> None:
 
 
 def test_without_the_option_there_are_none() -> None:
-    assert configured_classes(ServerConfig(), "tiny") == SloClasses()
+    assert configured_classes(ServerConfig(), ["tiny"]) == SloClasses()
     assert default_class(SloClasses(), "tiny", None) == "none"
 
 
@@ -116,6 +119,6 @@ def test_a_file_that_is_no_toml(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "classes.toml"
     file.write_bytes(data)
     with pytest.raises(ConfigError, match="is invalid TOML"):
-        configured_classes(ServerConfig(slo_classes=str(file)), "tiny")
+        configured_classes(ServerConfig(slo_classes=str(file)), ["tiny"])
     with pytest.raises(ConfigError, match="cannot read"):
-        configured_classes(ServerConfig(slo_classes=str(tmp_path)), "tiny")
+        configured_classes(ServerConfig(slo_classes=str(tmp_path)), ["tiny"])

@@ -31,6 +31,7 @@ from roseinfer.server.workers.messages import (
     Stop,
     WorkerBoot,
     WorkerFailed,
+    WorkerModel,
 )
 from roseinfer.server.workers.pool import WorkerPool, WorkersDiedError
 
@@ -304,19 +305,24 @@ def test_stopping_does_not_wait_for_a_worker_that_still_imports(
 
 def boot(index: int, number: int, control: int, connections: int) -> WorkerBoot:
     return WorkerBoot(
-        config=ServerConfig(log_level="error"),
+        models=[
+            WorkerModel(
+                config=ServerConfig(log_level="error"),
+                replicas=ReplicasConfig(),
+                model_name="none",
+                tokenizer="none",
+                engines=EngineAddresses(["none"], "none"),
+                first_engine=0,
+                record=None,
+                max_inflight=None,
+                counters="none",
+            )
+        ],
         slo_classes=SloClasses(),
-        model_name="none",
-        tokenizer="none",
-        replicas=ReplicasConfig(),
-        engines=EngineAddresses(["none"], "none"),
-        record=None,
         response_file=None,
-        max_inflight=None,
         index=index,
         number=number,
         workers=1,
-        counters="none",
         control=control,
         connections=connections,
     )
