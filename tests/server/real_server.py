@@ -36,10 +36,11 @@ def priced(folder: Path, step_s: float = 0.01) -> tuple[str, ...]:
 
 class RealServer:
     """Use as a context manager: up on entry, and gone on exit, whatever a test did to it. Leads its own group.
-    `fixed`: the options that each has.
+    `fixed`: the options that each has. `served`: pattern of the startup message.
     """
 
     fixed: tuple[str, ...] = OPTIONS
+    served = SERVED
 
     def __init__(self, *options: str, verify: Any = True) -> None:
         self._verify = verify  # of httpx: how it checks the server's certificate
@@ -71,8 +72,8 @@ class RealServer:
     def _await_start(self) -> None:
         assert self.process.stdout is not None
         greeting = self.process.stdout.readline() + self.process.stdout.readline()
-        assert re.search(SERVED, greeting), self.log()
-        self.url = greeting.split(" is served on ")[1].split(";")[0]
+        assert re.search(self.served, greeting), self.log()
+        self.url = greeting.split(" served on ")[1].split(";")[0]
         self.engine = next(iter(self.engines()), 0)  # 0: it has none of its own
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S, verify=self._verify)
 

@@ -35,7 +35,7 @@ def _named(entries: Sequence[OwnOptions], shared: Mapping[str, Any]) -> list[tup
     if entries[0].name is None:
         if names and len(names) != len(entries):
             raise ConfigError(
-                f"served_model_name must have one name per model, got {len(names)} for {len(entries)} models"
+                f"served_model_name must have one name per model, got {len(names)} names for {len(entries)} models"
             )
         chosen = names or [entry.options["model"] for entry in entries]
         pairs = zip(chosen, entries, strict=True)

@@ -1,0 +1,50 @@
+"""`roseinfer serve A B --api-workers 2`: real processes, of which the engine of one model dies."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.real_server import RealServer, priced, until
+
+pytestmark = pytest.mark.long
+
+
+class TwoModels(RealServer):
+    """Models `a` and `b`, without weights."""
+
+    fixed = ("tiny", "tiny", "--served-model-name", "a", "b", "--port", "0", "--max-num-seqs", "16")
+    served = r"^a, b are served on http://127\.0\.0\.1:\d+; "
+
+    def ask(self, model: str) -> httpx.Response:
+        body: dict[str, Any] = {"model": model, "prompt": "x", "max_tokens": 3}
+        return httpx.post(self.url + "/v1/completions", json=body, timeout=60)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_death_of_an_engine_affects_its_model_only(tmp_path: Path, workers: str) -> None:
+    with TwoModels("--api-workers", workers, *priced(tmp_path)) as server:
+        assert [server.ask(model).json()["model"] for model in ("a", "b")] == ["a", "b"]
+        assert server.ask("c").json()["error"]["code"] == "model_not_found"
+        first, second = server.engines()
+        os.kill(second, signal.SIGSTOP)
+        os.kill(second, signal.SIGKILL)
+        until(lambda: server.fresh("/health").status_code == 503 or server.log().count("is up again") == 1)
+        assert server.ask("a").status_code == 200
+        until(lambda: server.fresh("/ready").status_code == 200 and server.log().count("is up again") == 1)
+        until(lambda: server.ask("b").status_code == 200)
+        assert first in server.engines() and second not in server.engines()
+        engines = server.fresh("/health").json()["engines"]
+        assert [(each["engine"], each["model"], each["restarts"]) for each in engines] == [(0, "a", 0), (1, "b", 1)]
+        text = server.fresh("/metrics").text
+        for model, engine in (("a", 0), ("b", 1)):
+            assert (
+                f'vllm:request_success_total{{engine="{engine}",finished_reason="length",model_name="{model}"}}' in text
+            )
+            assert f'roseinfer:step_time_seconds_count{{engine="{engine}",model_name="{model}"}}' in text
+            assert f'roseinfer:engine_deaths_total{{engine="{engine}",model_name="{model}"}} {engine}.0' in text
+        server.process.terminate()
+        assert server.exit_code() == 0
