@@ -171,6 +171,7 @@ SEEN = {
         "directory",
         "directory_sync",
         "forecast",
+        "models",
         "remote",
         "routed",
         "start",

@@ -42,6 +42,8 @@ from roseinfer.runner.phases import phase
 from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
 
+# GPU memory of a process outside of PyTorch's allocator: its context, and the code of its kernels.
+CONTEXT_BYTES = 1 << 30
 # Memory that the driver keeps for some tens of captured decode graphs; measured at 0.1 to 0.4 GB.
 GRAPH_BYTES = 512 << 20
 # A rehearsal on a CPU only loads what is loaded lazily; a full prefill would take seconds.
@@ -249,7 +251,11 @@ def free_cuda_bytes(
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(model.device)
     graphs = GRAPH_BYTES + step_bytes * shape.captured_tokens // limits.max_tokens // 2 if captures else 0
-    return int(total * config.cache.gpu_memory_utilization) - (total - free) - step_bytes - graphs
+    in_use = total - free
+    if config.shares_gpu:  # memory of other models' engines is no part of this one's share
+        in_use = torch.cuda.memory_reserved(model.device) + CONTEXT_BYTES
+    available = min(int(total * config.cache.gpu_memory_utilization) - in_use, free)
+    return available - step_bytes - graphs
 
 
 def _compile(assembly: Assembly, model: CausalLM, shape: Shape) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from roseinfer.cluster.models import ModelSupervisors
-from roseinfer.cluster.start import routed_engine, router_record
+from roseinfer.cluster.start import Supervisor, routed_engine, router_record
 from roseinfer.core.config.models import ServedModelConfig, all_names
 from roseinfer.engine.api import Engine
 from roseinfer.engine.live import InflightLimit
@@ -31,7 +31,6 @@ from roseinfer.server.hosting import (
     say,
     settle_garbage_collector,
 )
-from roseinfer.server.observe.report import EngineOwner
 from roseinfer.server.request.models import ServedModels
 from roseinfer.server.request.service import Service
 from roseinfer.server.request.slo_classes import SloClasses, configured_classes
@@ -53,7 +52,7 @@ class HostedModel:
     parts: ModelParts
     load_tokenizer: Callable[[], Tokenizer]
     start_engine: Callable[[Tokenizer], Coroutine[Any, Any, Engine]]
-    owner: EngineOwner | None = None
+    owner: Supervisor | None = None
 
 
 class EnginesOwner(RollingRestarts, Protocol):

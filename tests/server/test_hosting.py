@@ -59,7 +59,7 @@ def test_the_first_line_suggests_a_request_that_the_server_accepts(shared: LiveS
     config = ServerConfig(served_model_name=("fake", "it's"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        words = greeting(config, config.served_model_name, listener, shared.engine.info, chats=chats)
+        words = greeting(config, ["fake"], listener, shared.engine.info, chats=chats)
     first, command = words.splitlines()
     assert first.startswith(f"fake is served on {url};")
     curl, address, *_, body = shlex.split(command)
