@@ -91,6 +91,7 @@ def test_each_request_goes_to_the_model_that_it_names(both: TwoModels) -> None:
         ("/v1/chat/completions", {"messages": CHAT}),
         ("/v1/responses", {"input": "x"}),
         ("/v1/messages", {"messages": CHAT, "max_tokens": 3}),
+        ("/v1/embeddings", {"input": "x"}),
         ("/v1/messages/count_tokens", {"messages": CHAT}),
         ("/v1/responses/input_tokens", {"input": "x"}),
         ("/tokenize", {"prompt": "x"}),
@@ -109,6 +110,12 @@ def test_a_request_must_name_a_known_model(both: TwoModels, path: str, body: dic
 def test_an_unknown_model_has_openais_code(both: TwoModels) -> None:
     error = ask(both, "c").json()["error"]
     assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+def test_a_route_of_another_task_names_the_model(both: TwoModels) -> None:
+    for name in ("a", "b"):
+        error = both.post("/v1/embeddings", {"model": name, "input": "x"}).json()["error"]
+        assert error["code"] == "unsupported_task" and repr(name) in error["message"]
 
 
 def test_tokenizer_context_and_template_are_the_models_own(both: TwoModels) -> None:

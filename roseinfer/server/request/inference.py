@@ -130,7 +130,7 @@ class Inference:
             try:
                 preparation = service.prepare(scope)
                 with preparation:
-                    self._check_task(backend)
+                    self._check_task(service, backend)
                     call = RequestContext(service, backend, scope["state"], arrival_s, scope["headers"], preparation)
                     job = await self._format.make_job(call, self._parser.parse(self._format.request_model, body))
                     ticket.grow(len(job.prompts))
@@ -143,11 +143,11 @@ class Inference:
             connection: ClientConnection = scope["extensions"].pop(EXTENSION)
             await self._make_run(call, self._format, job, connection, ticket).answer(scope, receive, send)
 
-    def _check_task(self, backend: Backend) -> None:
+    def _check_task(self, service: Service, backend: Backend) -> None:
         """Raise `ApiError` 400 if the model does something else."""
         pooling, tasks = backend.info.facts.pooling, self._format.tasks
         if bool(tasks) if pooling is None else pooling.task not in tasks:
-            name = self._service.served_names[0]
+            name = service.served_names[0]
             raise unsupported_task(name, self.path, None if pooling is None else pooling.task)
 
 
