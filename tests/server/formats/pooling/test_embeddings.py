@@ -362,7 +362,7 @@ def test_texts_that_cannot_be_embedded(server: LiveServer, fields: dict[str, Any
 
 
 def test_the_first_line_suggests_a_request_that_the_server_accepts(server: LiveServer) -> None:
-    words = greeting(ServerConfig(), "fake", server.listener, server.info, chats=True)
+    words = greeting(ServerConfig(), ["fake"], server.listener, server.info, chats=True)
     _, address, *_, body = shlex.split(words.splitlines()[1])
     assert address == server.url + PATH
     assert server.post(PATH, json.loads(body)).status_code == 200

@@ -233,7 +233,7 @@ def test_pairs_of_a_cross_encoder() -> None:
 
 
 def test_the_first_line_suggests_a_request_that_the_server_accepts(server: LiveServer) -> None:
-    words = greeting(ServerConfig(), "fake", server.listener, server.info, chats=True)
+    words = greeting(ServerConfig(), ["fake"], server.listener, server.info, chats=True)
     _, address, *_, body = shlex.split(words.splitlines()[1])
     assert address == server.url + "/v1/rerank"
     assert server.post("/v1/rerank", json.loads(body)).status_code == 200
