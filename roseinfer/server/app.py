@@ -105,7 +105,7 @@ class ServerParts:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What the application needs to know of one model before its engine is up.
+    """Parts of one model that exist before its engine is up.
 
     `config`: options of the server, with this model's own; `model_name`: its name unless `config` has others. `shared`:
     state that several API processes share, see `Service`. `first_engine`: number of its first engine.

@@ -1,4 +1,4 @@
-"""What the models of a server share: names, numbers of engines, the memory of GPUs."""
+"""Shared things of a server's models: names, numbers of engines, the memory of GPUs."""
 
 from dataclasses import replace
 from typing import Any
