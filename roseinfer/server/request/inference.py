@@ -133,7 +133,7 @@ class Inference:
                     self._check_task(service, backend)
                     call = RequestContext(service, backend, scope["state"], arrival_s, scope["headers"], preparation)
                     job = await self._format.make_job(call, self._parser.parse(self._format.request_model, body))
-                    ticket.grow(len(job.prompts))
+                    ticket.grow(job.places)
                     if backend.lengths is not None:
                         job = await backend.lengths.fill(job)
             except (ClientDisconnect, ApiError) as error:
@@ -258,7 +258,7 @@ class StandardRun:
                     self._guard.end_by(self._job.first_token_by_s, lambda: self._generation.progress.begun)
                 self._start(receiver)
                 result = await work()
-            self._service.lifecycle.finished(len(self._job.prompts))
+            self._service.lifecycle.finished(self._job.places)
             return result
         except BaseException as error:
             cause = error

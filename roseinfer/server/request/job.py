@@ -1,5 +1,6 @@
 """One HTTP request after validation, its progress, and the outcome of its objectives."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,6 +15,9 @@ from roseinfer.core.slo import NO_CLASS, Slo, Why
 from roseinfer.engine.api import Route, SequenceChunk
 from roseinfer.server.http.errors import CLIENT_CLOSED_REQUEST, ApiError, as_api_error
 from roseinfer.text.output import CallEnd, OutputParser
+
+# Inputs of prompt-only requests that count as one prompt in the server's queue.
+PLACE_INPUT_COUNT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,12 @@ class Job:
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.n
+
+    @property
+    def places(self) -> int:
+        """Number of prompts that it counts as in the server's queue. Inputs without outputs are done within a step."""
+        inputs = len(self.prompts)
+        return inputs if self.prompts[0].pooling is None else math.ceil(inputs / PLACE_INPUT_COUNT)
 
 
 class UnreadRequest(NamedTuple):

@@ -267,6 +267,17 @@ def test_disconnect_aborts_all_inputs(server: LiveServer) -> None:
     server.until(lambda: server.service.lifecycle.room.prompts == 0)
 
 
+def test_sixteen_inputs_count_as_a_prompt(server: LiveServer) -> None:
+    server.engine.script = lambda request: [Wait(), pooled(request)]
+    with server.connect() as connection:
+        connection.sendall(http_post(PATH, {"input": ["x"] * 33}))
+        server.until(lambda: len(server.engine.live) == 33)
+        assert server.call(lambda: server.service.lifecycle.room.prompts) == 3
+        server.call(server.engine.release)
+        assert b" 200 OK" in connection.recv(1000)
+    server.until(lambda: server.service.lifecycle.room.prompts == 0)
+
+
 def test_too_many_inputs(server: LiveServer) -> None:
     limit = server.limits.max_prompts
     assert f"at most {limit} items" in error(server, input=["x"] * (limit + 1))["message"]
