@@ -17,13 +17,22 @@ from roseinfer.text.tokenizer import Tokenizer
 
 EMBEDDED = "tiny"
 SHAPES = "shapes"
-TEXT_FILES = ("config*.json", "hf_quant_config.json", "generation_config.json", "tokenizer*", "chat_template*")
+TEXT_FILES = (
+    "config*.json",
+    "hf_quant_config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "chat_template*",
+    "modules.json",  # of sentence-transformers, with these folders and limits
+    "[0-9]*_*/config.json",
+    "sentence_bert_config.json",
+)
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
-# Subfolders hold other formats of the same weights; consolidated.* is a second copy.
 MAX_LISTED_COUNT = 12  # GGUF files that an error names
 MAX_ENTRIES_COUNT = 1000  # files of a folder that are compared with a wrong name
 MIN_SIMILARITY_SHARE = 0.75
-NEVER = ("*/*", "consolidated*", "*.bin", "*.pt", "*.pth")
+# Subfolders hold other formats of the same weights, except modules such as 2_Dense; consolidated.* is a second copy.
+NEVER = ("[!0-9]*/*", "consolidated*", "*.bin", "*.pt", "*.pth")
 
 
 def resolve_model(

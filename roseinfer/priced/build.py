@@ -25,6 +25,8 @@ _CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "s
 # Options without meaning for a priced engine; values other than the default are an error.
 _OF_MODELS = {
     ModelConfig: (
+        "runner",
+        "pooling",
         "dtype",
         "quantization",
         "load_format",

@@ -11,6 +11,7 @@ from roseinfer.core.config.engine import (
     DEFAULT_SEATS_COUNT,
     DEFAULT_STEP_TOKENS,
     EngineConfig,
+    ModelConfig,
     SchedulerConfig,
 )
 from roseinfer.models.encoders.registry import is_encoder
@@ -24,6 +25,9 @@ LARGE_GPU_SEATS_COUNT = 512
 LARGE_GPU_BURST_TOKENS = 8192
 # Prompt-only requests end with their prompts, so more of them fit in a step: 8,192 tokens are 512 texts of 16.
 LARGE_GPU_POOLING_SEATS_COUNT = 1024
+# No output token waits for the end of a step. On an H200, steps of 8,192 tokens compute texts 1.4 times faster than
+# those of 2,048 with Qwen3-0.6B; longer ones are not faster.
+LARGE_GPU_POOLING_TOKENS = 8192
 _MAX_BURST_STEPS = 4  # in one burst step
 
 
@@ -33,8 +37,7 @@ def fit_to_device(config: EngineConfig, folder: Path) -> EngineConfig:
 
     Raise `ConfigError` for a GPU that is missing.
     """
-    encodes = is_encoder(folder)
-    if encodes:
+    if is_encoder(folder):
         config = replace(
             config,
             cache=replace(config.cache, enable_prefix_caching=False),
@@ -43,12 +46,23 @@ def fit_to_device(config: EngineConfig, folder: Path) -> EngineConfig:
     scheduler = config.scheduler
     device = resolve_device(config.model.device)
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    pools = is_encoder(folder) or _pools(config.model, folder)
     if scheduler.max_num_seqs is None:
-        pools = encodes or read_pooling_spec(folder, config.model.model, config.model.runner, config.model.pooling)
-        scheduler = replace(scheduler, max_num_seqs=default_seats(memory, pools=bool(pools)))
-    if encodes and memory >= MIN_LARGE_GPU_BYTES and scheduler.max_num_batched_tokens == DEFAULT_STEP_TOKENS:
-        scheduler = replace(scheduler, max_num_batched_tokens=LARGE_GPU_BURST_TOKENS)  # there are no bursts
+        scheduler = replace(scheduler, max_num_seqs=default_seats(memory, pools=pools))
+    if pools:
+        return replace(config, scheduler=with_pooling(scheduler, memory))
     return replace(config, scheduler=with_bursts(scheduler, memory))
+
+
+def _pools(model: ModelConfig, folder: Path) -> bool:
+    return read_pooling_spec(folder, model.model, model.runner, model.pooling) is not None
+
+
+def with_pooling(scheduler: SchedulerConfig, gpu_bytes: int) -> SchedulerConfig:
+    """Return `scheduler` with longer steps for prompt-only requests on a large GPU. `gpu_bytes`: 0 without a GPU."""
+    if gpu_bytes < MIN_LARGE_GPU_BYTES or scheduler.max_num_batched_tokens != DEFAULT_STEP_TOKENS:
+        return scheduler
+    return replace(scheduler, max_num_batched_tokens=LARGE_GPU_POOLING_TOKENS)
 
 
 def with_bursts(scheduler: SchedulerConfig, gpu_bytes: int) -> SchedulerConfig:

@@ -129,6 +129,15 @@ def test_without_weights(monkeypatch, tmp_path):
     assert not any(fnmatch(name, "*.safetensors*") for name in stand_in.selected())
 
 
+def test_modules_of_sentence_transformers_are_downloaded(monkeypatch, tmp_path):
+    modules = ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"]
+    modules += ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    others = ["2_Dense/pytorch_model.bin", "onnx/config.json", "openvino/model.safetensors"]
+    stand_in = use(monkeypatch, Hub(tmp_path, content=[*REPOSITORY, *modules, *others]))
+    resolve_model("org/embedder")
+    assert stand_in.selected() == [*REPOSITORY[:7], *modules]
+
+
 def test_a_repository_without_a_model(monkeypatch, tmp_path):
     use(monkeypatch, Hub(tmp_path, content=["README.md", "tokenizer.json"]))
     with pytest.raises(ModelNotFoundError, match=r"the repository has neither a config\.json nor a GGUF file"):

@@ -5,7 +5,7 @@ import pytest
 from roseinfer.config.hub import resolve_model
 from roseinfer.core.config.engine import EngineConfig, ModelConfig, SchedulerConfig
 from roseinfer.core.plan import StepLimits
-from roseinfer.runner.device_defaults import default_seats, fit_to_device, with_bursts
+from roseinfer.runner.device_defaults import default_seats, fit_to_device, with_bursts, with_pooling
 from roseinfer.sched.registry import make_policy, scheduler_config
 
 
@@ -40,3 +40,10 @@ def test_a_large_gpu_has_longer_steps_for_bursts(gib: int, options: dict[str, ob
     config = with_bursts(scheduler_config(**options), gib << 30)
     assert config.largest_step == largest
     make_policy(config)
+
+
+@pytest.mark.parametrize(
+    ("gib", "given", "tokens"), [(140, 2048, 8192), (140, 4096, 4096), (48, 2048, 2048), (0, 2048, 2048)]
+)
+def test_steps_are_longer_if_no_output_token_waits_for_them(gib: int, given: int, tokens: int) -> None:
+    assert with_pooling(scheduler_config(max_num_batched_tokens=given), gib << 30).max_num_batched_tokens == tokens
