@@ -76,7 +76,8 @@ class HandRunner:
         self.blocks = Blocks(num_blocks, block_size)
         self.store = KVStore(num_blocks, block_size, model.attention, model.dtype, model.device)
         # Blocks are reused without being cleared, so nothing may depend on what is left in them.
-        self.store.data.fill_(float("nan"))
+        for part in self.store.parts:
+            part.fill_(float("nan"))
         self._attention = TorchAttention(model.attention, model.dtype)
 
     @torch.inference_mode()

@@ -150,7 +150,7 @@ def skinny_linear(
     if config is None:
         default = rule if scales is None else fp8_rule
         config = _choose(bucket, weight, gated, scales) or default(bucket, *weight.shape, gated)
-    if isinstance(config, PairsConfig) and norm is not None and norm.kind == "layer":
+    if isinstance(config, PairsConfig) and norm is not None and not (norm.kind == "rms" and norm.weight.itemsize == 2):
         config = fp8_rule(bucket, *weight.shape, gated)
     overlap = overlap and early_start.capable(x.device)
     absent = weight  # placeholder for pointers that are not read

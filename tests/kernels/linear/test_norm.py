@@ -50,3 +50,12 @@ def test_statistics_are_float32(device):
 def test_no_rows(device):
     weight = torch.ones(8, device=device)
     assert rms_norm(torch.empty(0, 8, device=device), weight, 1e-6).shape == (0, 8)
+
+
+def test_norm_added_to_a_residual(dtype, device):
+    x, residual = rows_apart(3, 100, dtype, device), torch.randn(3, 100, device=device).to(dtype)
+    weight = torch.randn(100, device=device)  # float32, as weights with an offset are
+    expected = (residual.float() + 0.5 * rms_norm_reference(x.float(), weight, 1e-6)).to(dtype)
+    result = rms_norm(x, weight, 1e-6, residual=residual, multiplier=0.5)
+    assert result is residual
+    torch.testing.assert_close(result, expected, **TOLERANCE[dtype])
