@@ -121,19 +121,25 @@ def read_model(
     from roseinfer.core.errors import RoseinferError
     from roseinfer.models.config import read_model_spec
     from roseinfer.models.documents import weight_bytes, widened_weights
+    from roseinfer.models.encoders.registry import is_encoder, read_encoder_spec
     from roseinfer.text.tokenizer import Tokenizer
 
     try:
         folder = cached_model(name, gguf_file, revision=revision, download_dir=download_dir)
         if folder is None:
             return Model(name, needs=f"not downloaded yet{did_you_mean(name)}")
-        spec = read_model_spec(folder)
+        if is_encoder(folder):
+            encoder = read_encoder_spec(folder)  # imports PyTorch
+            architecture, context, quantised = encoder.architecture, encoder.max_length, None
+        else:
+            spec = read_model_spec(folder)
+            architecture, context = spec.architecture, spec.max_position
+            quantised = None if spec.quantization is None else spec.quantization.label
         weights = weight_bytes(folder)
         if not weights:
             return Model(name, error=f"{folder} contains no safetensors weights")
         Tokenizer.from_folder(folder)
         widened = widened_weights(folder)
-    except (RoseinferError, OSError) as error:
+    except (RoseinferError, OSError, ImportError) as error:
         return Model(name, error=str(error))
-    quantised = None if spec.quantization is None else spec.quantization.label
-    return Model(name, None, None, spec.architecture, weights, spec.max_position, quantised, widened)
+    return Model(name, None, None, architecture, weights, context, quantised, widened)

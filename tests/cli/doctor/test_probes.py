@@ -105,6 +105,16 @@ def test_a_folder_without_weights_or_with_an_unknown_architecture(tmp_path: Path
     assert "not supported" in str(probes.read_model(str(tmp_path)).error)
 
 
+def test_an_encoder_is_a_model(tmp_path: Path) -> None:
+    from tests.helpers.encoders import ENCODERS, make_encoder
+    from tests.helpers.tokenizers import byte_tokenizer
+
+    make_encoder(ENCODERS["xlm-r"]).save_pretrained(tmp_path)
+    byte_tokenizer().backend.save(str(tmp_path / "tokenizer.json"))
+    model = probes.read_model(str(tmp_path))
+    assert (model.error, model.architecture, model.context) == (None, "XLMRobertaModel", 62)
+
+
 def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     from tests.helpers.checkpoints import make_reference
     from tests.helpers.gguf_files import write_model
