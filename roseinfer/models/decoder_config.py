@@ -1,6 +1,7 @@
 """Readers of config.json fields that several families share; without torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from roseinfer.attention.rope_spec import RopeSpec
@@ -27,16 +28,26 @@ def read_dtype(fields: ConfigFields) -> str:
     return fields.choice(key, {name: name for name in DTYPES}, "float32")
 
 
-def read_heads(fields: ConfigFields, *, scale: float | None = None) -> AttentionSpec:
-    """Return heads, KV heads and their width, without a window. `scale`: of scores, by default head_dim^-0.5."""
+def read_heads(
+    fields: ConfigFields, *, scale: float | None = None, kv_heads: int | None = None, head_dim: int | None = None
+) -> AttentionSpec:
+    """Return heads, KV heads and their width, without a window.
+
+    scale: of scores, by default head_dim^-0.5. kv_heads, head_dim: a family's defaults of absent fields. Without one,
+    and for null, there are as many KV heads as heads, and the heads divide the hidden size.
+    """
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    kv_heads = fields.integer("num_key_value_heads", heads)
-    head_dim = fields.integer("head_dim", hidden // heads)
+    kv_heads = _integer_or_null(fields, "num_key_value_heads", kv_heads, heads)
+    width = _integer_or_null(fields, "head_dim", head_dim, hidden // heads)
     if heads % kv_heads:
         fields.refuse("num_key_value_heads", kv_heads, f"it does not divide num_attention_heads = {heads}")
-    if head_dim % 2:
-        fields.refuse("head_dim", head_dim, "rotary embedding needs an even one")
-    return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=head_dim, scale=scale or head_dim**-0.5)
+    if width % 2:
+        fields.refuse("head_dim", width, "rotary embedding needs an even one")
+    return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=width, scale=scale or width**-0.5)
+
+
+def _integer_or_null(fields: ConfigFields, key: str, absent: int | None, null: int) -> int:
+    return fields.integer(key, null if absent is None or key in fields else absent)
 
 
 def read_decoder(
@@ -64,11 +75,12 @@ def read_decoder(
     }
     if "tied_embeddings" not in options:
         values["tied_embeddings"] = fields.flag("tie_word_embeddings", False)
+    if "intermediate_size" not in options:
+        values["intermediate_size"] = fields.integer("intermediate_size")
     return ModelSpec(
         architecture=architecture,
         layers=layers,
         hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
         vocab_size=fields.integer("vocab_size"),
         norm=norm or NormSpec(eps=fields.number("rms_norm_eps", 1e-6)),
         dtype=read_dtype(fields),
@@ -83,16 +95,51 @@ def read_windows(
 
     A window that covers the whole context in use has no effect and is left out.
     """
-    if window == 0:
-        fields.refuse("sliding_window", window, "a positive integer or null is needed")
-    types = fields.get("layer_types")
-    if window is None and not types:
+    if window is None and not fields.get("layer_types"):
         return ()
     layers = fields.integer("num_hidden_layers")
-    types = types or [SLIDING if window and layer >= first else FULL for layer in range(layers)]
-    known = (FULL, SLIDING) if window else (FULL,)
+    default = [SLIDING if window and layer >= first else FULL for layer in range(layers)]
+    return windows_of_types(fields, window, read_layer_types(fields, default, window), max_model_len)
+
+
+def read_layer_types(fields: ConfigFields, default: Sequence[str], window: int | None) -> list[str]:
+    """Return `layer_types`, one for each layer, by default `default`. Sliding layers need a window."""
+    if window == 0:
+        fields.refuse("sliding_window", window, "a positive integer or null is needed")
+    types, layers = fields.get("layer_types") or list(default), fields.integer("num_hidden_layers")
+    known = (FULL,) if window is None else (FULL, SLIDING)
     if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
         fields.refuse("layer_types", types, f"a list of {layers} of {', '.join(known)} is needed")
+    return types
+
+
+def repeated_types(fields: ConfigFields, pattern: int) -> list[str]:
+    """Return types of layers of which each `pattern`-th is a full one, and the others have a window."""
+    layers = fields.integer("num_hidden_layers")
+    return [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]
+
+
+def read_layers(
+    fields: ConfigFields,
+    attention: AttentionSpec,
+    types: Sequence[str],
+    ropes: Mapping[str, RopeSpec | None],
+    *,
+    window: int | None,
+    max_model_len: int | None,
+) -> tuple[LayerSpec, ...]:
+    """Return layers of `types`, from `read_layer_types`. Each type has its rotation; sliding layers have the window."""
+    windows = windows_of_types(fields, window, types, max_model_len) or (None,) * len(types)
+    return tuple(
+        LayerSpec(attention=replace(attention, window=width), rope=ropes[kind])
+        for kind, width in zip(types, windows, strict=True)
+    )
+
+
+def windows_of_types(
+    fields: ConfigFields, window: int | None, types: Sequence[str], max_model_len: int | None
+) -> tuple[int | None, ...]:
+    """Return the window of each layer, None for full attention; nothing if no layer has a window with an effect."""
     longest = fields.integer("max_position_embeddings")
     if window is None or window >= min(longest, max_model_len or longest):
         return ()

@@ -1,7 +1,7 @@
 """Reader of rotary position embedding in config.json; without torch."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from roseinfer.attention.rope_spec import RopeSpec
@@ -17,21 +17,17 @@ def read_rope(
     partial: float | None = None,
     max_model_len: int | None = None,
     layer_type: str | None = None,
+    aliases: Mapping[str, str] | None = None,
 ) -> RopeSpec:
     """Read `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (earlier versions).
 
     theta, partial: defaults of `rope_theta` and `partial_rotary_factor`. A family that gives no `partial` rotates whole
     heads. max_model_len: context that will be used, which chooses between the factors of "longrope". layer_type: entry
-    of `rope_parameters` that has one for each type of layer.
+    of `rope_parameters` that has one for each type of layer; a type without one has the defaults. aliases: other names
+    of scalings in a family's configs.
     """
     inner, theta = _scaling_fields(fields, layer_type), fields.number("rope_theta", theta)
-    # `type` is the older name; transformers keeps it when it adds the newer one.
-    older = inner.get("type")
-    kind = inner.get("rope_type") or older or "default"
-    if not isinstance(kind, str) or kind not in _READERS:
-        inner.refuse("rope_type", kind, f"known: {', '.join(_READERS)}")
-    if older not in (None, kind):
-        inner.refuse("type", older, f"rope_type is {kind}")
+    kind = _kind(inner, aliases or {})
     width = _rotated_width(inner, fields, head_dim, partial)
     spec = RopeSpec(
         theta=inner.number("rope_theta", theta),
@@ -46,6 +42,18 @@ def read_rope(
         inner.refuse("short_factor", len(spec.divisors), f"{width // 2} factors are needed, and as many in long_factor")
     inner.refuse_unread()
     return spec
+
+
+def _kind(inner: ConfigFields, aliases: Mapping[str, str]) -> str:
+    # `type` is the older name; transformers keeps it when it adds the newer one.
+    older, newer = inner.get("type"), inner.get("rope_type")
+    found = newer or older or "default"
+    kind = aliases.get(found, found) if isinstance(found, str) else None
+    if kind is None or kind not in _READERS:
+        inner.refuse("rope_type", found, f"known: {', '.join((*_READERS, *aliases))}")
+    if older is not None and (not isinstance(older, str) or aliases.get(older, older) != kind):
+        inner.refuse("type", older, f"rope_type is {found}")
+    return kind
 
 
 def _rotated_width(inner: ConfigFields, fields: ConfigFields, head_dim: int, default: float | None) -> int:
@@ -67,9 +75,12 @@ def _scaling_fields(fields: ConfigFields, layer_type: str | None) -> ConfigField
     if not isinstance(data, dict):
         fields.refuse(key, data)
     inner = ConfigFields(data, f"{fields.where} {key}")
-    if layer_type is not None and isinstance(data.get(layer_type), dict):
-        return ConfigFields(data[layer_type], f"{fields.where} {key} {layer_type}")
-    return inner
+    if layer_type is None or not any(isinstance(value, dict) for value in data.values()):
+        return inner
+    for kind, value in data.items():
+        if not isinstance(value, dict | None):
+            inner.refuse(kind, value, "an object for each type of layer is needed")
+    return ConfigFields(data.get(layer_type) or {}, f"{fields.where} {key} {layer_type}")
 
 
 def _default(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:

@@ -38,6 +38,24 @@ _QWEN3_MOE = {
 }
 _GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 512}
 
+_DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_LONGROPE = {
+    **_DEFAULT_ROPE,
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 3.5, 5.0],
+}
+# transformers chooses between the factors by the length of a prompt: here, all lengths but the shortest are long.
+_PHI3_LONG = {"original_max_position_embeddings": 4, "rope_parameters": _LONGROPE, "pad_token_id": 0}
+_YARN_ROPE = {**_DEFAULT_ROPE, "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+_GRANITE = {
+    **_LLAMA,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.0,
+}
+
 # name -> (config class, model class, config values)
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", _GPT2),
@@ -77,6 +95,69 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 13},
     ),
 }
+# Families of other shapes. The slower tests leave them out: what they differ in does not depend on batches.
+SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", {**_LLAMA, "pad_token_id": 0, "sliding_window": 13}),
+    "phi3-long": ("Phi3Config", "Phi3ForCausalLM", {**_LLAMA, **_PHI3_LONG}),
+    "phi4-mini": (
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        {**_LLAMA, "pad_token_id": 0, "rope_parameters": {**_DEFAULT_ROPE, "partial_rotary_factor": 0.75}},
+    ),
+    "smollm3": (
+        "SmolLM3Config",
+        "SmolLM3ForCausalLM",
+        {
+            **_LLAMA,
+            "num_hidden_layers": 3,
+            "no_rope_layer_interval": 2,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "pad_token_id": 0,
+        },
+    ),
+    "granite": ("GraniteConfig", "GraniteForCausalLM", {**_GRANITE, "attention_bias": True, "mlp_bias": True}),
+    "granite4": (
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_GRANITE,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 40,
+            "layer_types": ["full_attention"] * 2,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 4,  # must divide the hidden size
+        },
+    ),
+    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", {**_LLAMA, "pad_token_id": 0}),
+    "olmo3": (
+        "Olmo3Config",
+        "Olmo3ForCausalLM",
+        {
+            **_LLAMA,
+            "pad_token_id": 0,
+            "num_hidden_layers": 4,
+            "sliding_window": 13,
+            "rope_parameters": {"full_attention": _YARN_ROPE, "sliding_attention": _DEFAULT_ROPE},
+        },
+    ),
+    "seed-oss": (
+        "SeedOssConfig",
+        "SeedOssForCausalLM",
+        {**_LLAMA, "head_dim": 12, "attention_out_bias": True, "mlp_bias": True, "pad_token_id": 0},
+    ),
+    "exaone4": (
+        "Exaone4Config",
+        "Exaone4ForCausalLM",
+        {**_LLAMA, "num_hidden_layers": 3, "sliding_window": 13, "sliding_window_pattern": 3},
+    ),
+    "exaone4-full": (
+        "Exaone4Config",
+        "Exaone4ForCausalLM",
+        {**_LLAMA, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "glm4": ("Glm4Config", "Glm4ForCausalLM", {**_LLAMA, "head_dim": 12, "pad_token_id": 0}),
+}
 
 
 # Of these, models with experts, which run in float32 on a CPU only.
@@ -85,7 +166,7 @@ EXPERTS = ("qwen3-moe", "qwen3-moe-dense", "mixtral")
 
 def make_reference(name: str, **changes: Any) -> PreTrainedModel:
     """A float32 model in eval mode. Every parameter is random, biases and norms too: none may be ignored unseen."""
-    config_class, model_class, values = FAMILIES[name]
+    config_class, model_class, values = (FAMILIES | SHAPES)[name]
     torch.manual_seed(1234)
     config = getattr(transformers, config_class)(**{**values, **changes})
     model = getattr(transformers, model_class)(config).eval()

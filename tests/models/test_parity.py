@@ -12,7 +12,15 @@ from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
 from tests.helpers.batches import HandRow, HandRunner
-from tests.helpers.checkpoints import EXPERTS, FAMILIES, VOCAB, make_reference, reference_logits, save_reference
+from tests.helpers.checkpoints import (
+    EXPERTS,
+    FAMILIES,
+    SHAPES,
+    VOCAB,
+    make_reference,
+    reference_logits,
+    save_reference,
+)
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 TOLERANCE = 1e-4
@@ -66,33 +74,20 @@ def step(runner: HandRunner, *work: tuple[Feeder, int]) -> None:
         feeder.check(logits)
 
 
-def test_whole_prompt_far_beyond_the_original_context(pair: tuple[PreTrainedModel, CausalLM]) -> None:
-    reference, model = pair
+def run_whole_prompt(reference: PreTrainedModel, model: CausalLM) -> None:
     runner = HandRunner(model)
     step(runner, (Feeder(reference, runner, draw(300, seed=1)), 300))
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16, 256])
-def test_chunks_of_odd_sizes(pair: tuple[PreTrainedModel, CausalLM], block_size: int) -> None:
-    reference, model = pair
+def run_chunks_of_odd_sizes(reference: PreTrainedModel, model: CausalLM, block_size: int) -> None:
     runner = HandRunner(model, block_size=block_size, num_blocks=2 + 128 // block_size)
     feeder = Feeder(reference, runner, draw(67, seed=2))
     for count in (1, 7, 2, 1, 31, 13, 1, 11):
         step(runner, (feeder, count))
 
 
-def test_chunk_longer_than_a_slice_of_queries(pair: tuple[PreTrainedModel, CausalLM]) -> None:
-    reference, model = pair
-    runner = HandRunner(model)
-    feeder = Feeder(reference, runner, draw(305, seed=3))
-    step(runner, (feeder, 5))
-    step(runner, (feeder, 300))
-
-
-@pytest.mark.parametrize("block_size", [4, 32])
-def test_mixed_steps(pair: tuple[PreTrainedModel, CausalLM], block_size: int) -> None:
+def run_mixed_steps(reference: PreTrainedModel, model: CausalLM, block_size: int) -> None:
     """Mix decoding rows of very different contexts with prefill chunks, equal prompts and one-token prompts."""
-    reference, model = pair
     runner = HandRunner(model, block_size=block_size, num_blocks=1024 // block_size)
     long, short, chunked, twin, other, tiny = (
         Feeder(reference, runner, draw(length, seed=10 + length)) for length in (210, 23, 60, 40, 41, 5)
@@ -101,6 +96,38 @@ def test_mixed_steps(pair: tuple[PreTrainedModel, CausalLM], block_size: int) ->
     step(runner, (long, 1), (chunked, 17), (short, 1), (tiny, 1), (twin, 38), (other, 38))
     step(runner, (chunked, 30), (tiny, 1), (twin, 1), (long, 1), (other, 3))
     step(runner, (tiny, 1), (chunked, 13), (long, 1), (short, 1), (twin, 1))
+
+
+def test_whole_prompt_far_beyond_the_original_context(pair: tuple[PreTrainedModel, CausalLM]) -> None:
+    run_whole_prompt(*pair)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 256])
+def test_chunks_of_odd_sizes(pair: tuple[PreTrainedModel, CausalLM], block_size: int) -> None:
+    run_chunks_of_odd_sizes(*pair, block_size)
+
+
+@pytest.mark.parametrize("block_size", [4, 32])
+def test_mixed_steps(pair: tuple[PreTrainedModel, CausalLM], block_size: int) -> None:
+    run_mixed_steps(*pair, block_size)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_families_of_other_shapes(name: str, device: str, tmp_path: Path) -> None:
+    reference = make_reference(name)
+    model = load(save_reference(reference, tmp_path), device=device)
+    run_whole_prompt(reference, model)
+    run_chunks_of_odd_sizes(reference, model, block_size=4)
+    run_mixed_steps(reference, model, block_size=32)
+
+
+def test_chunk_longer_than_a_slice_of_queries(pair: tuple[PreTrainedModel, CausalLM]) -> None:
+    reference, model = pair
+    runner = HandRunner(model)
+    feeder = Feeder(reference, runner, draw(305, seed=3))
+    step(runner, (feeder, 5))
+    step(runner, (feeder, 300))
 
 
 def test_decode_only_steps(pair: tuple[PreTrainedModel, CausalLM]) -> None:

@@ -9,7 +9,20 @@ from importlib.metadata import entry_points
 
 from roseinfer.models.families.family import ModelFamily
 
-_MODULES = ("llama", "mistral", "qwen", "mixtral", "gpt2")
+_MODULES = (
+    "llama",
+    "mistral",
+    "qwen",
+    "mixtral",
+    "phi3",
+    "smollm3",
+    "granite",
+    "olmo",
+    "seed_oss",
+    "exaone4",
+    "glm4",
+    "gpt2",
+)
 ENTRY_POINTS = "roseinfer.families"
 
 _known: dict[str, ModelFamily] = {}

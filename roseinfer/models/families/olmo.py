@@ -1,0 +1,67 @@
+"""OLMo 2 and OLMo 3 (Ai2): Llama with norms after its parts and of whole projections; OLMo 3 has windows in three of
+four layers.
+"""
+
+from typing import Any
+
+from roseinfer.attention.rope_spec import RopeSpec
+from roseinfer.models.decoder_config import (
+    FULL,
+    SLIDING,
+    optional_integer,
+    read_decoder,
+    read_heads,
+    read_layer_types,
+    read_layers,
+    repeated_types,
+)
+from roseinfer.models.families.family import ModelFamily, TensorNames
+from roseinfer.models.fields import ConfigFields
+from roseinfer.models.rope_config import read_rope
+from roseinfer.models.spec import ModelSpec, NormSpec
+
+DEFAULT_OLMO3_THETA = 500_000.0
+
+
+def read_olmo2(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    return _read_olmo(fields, architecture)
+
+
+def read_olmo3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    window = optional_integer(fields, "sliding_window", 4096)
+    types = read_layer_types(fields, repeated_types(fields, 4), window)
+    attention = read_heads(fields)
+    ropes = _read_ropes(fields, attention.head_dim)
+    layers = read_layers(fields, attention, types, ropes, window=window, max_model_len=max_model_len)
+    return _read_olmo(fields, architecture, layers=layers)
+
+
+def _read_olmo(fields: ConfigFields, architecture: str, **options: Any) -> ModelSpec:
+    fields.only("clip_qkv")
+    bias = fields.flag("attention_bias", False)
+    norm = NormSpec(eps=fields.number("rms_norm_eps", 1e-5))
+    return read_decoder(fields, architecture, norm=norm, qkv_bias=bias, o_bias=bias, qk_norm="projection", **options)
+
+
+def _read_ropes(fields: ConfigFields, head_dim: int) -> dict[str, RopeSpec]:
+    """Return the rotation of each type of layer. `rope_scaling`, the older spelling, is that of full layers."""
+    given = fields.get("rope_parameters")
+    full = read_rope(fields, head_dim, theta=DEFAULT_OLMO3_THETA, layer_type=FULL)
+    if not given:
+        return {FULL: full, SLIDING: RopeSpec(theta=fields.number("rope_theta", DEFAULT_OLMO3_THETA))}
+    if FULL not in given and SLIDING not in given:
+        fields.refuse("rope_parameters", given, f"OLMo 3 needs an object each for {FULL} and {SLIDING}")
+    return {FULL: full, SLIDING: read_rope(fields, head_dim, theta=DEFAULT_OLMO3_THETA, layer_type=SLIDING)}
+
+
+# Also of EXAONE 4.
+POST_NORM_NAMES = TensorNames(
+    before_attention=None,
+    after_attention="post_attention_layernorm",
+    before_mlp=None,
+    after_mlp="post_feedforward_layernorm",
+)
+FAMILIES = (
+    ModelFamily(architectures=("Olmo2ForCausalLM",), read=read_olmo2, names=POST_NORM_NAMES),
+    ModelFamily(architectures=("Olmo3ForCausalLM",), read=read_olmo3, names=POST_NORM_NAMES),
+)
