@@ -26,16 +26,24 @@ class PairIds(NamedTuple):
 
 
 class PairEncoder:
-    """Encoder of pairs for one tokenizer and the form that its model expects. Thread safe."""
+    """Encoder of pairs for one tokenizer and the form that its model expects. Thread safe.
 
-    def __init__(self, tokenizer: Tokenizer, form: PairFormat) -> None:
+    `literal`: the tokenizer's own, if there is one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, form: PairFormat, literal: LiteralEncoder | None = None) -> None:
         self._tokenizer = tokenizer
         self._form = form
         if form is PairFormat.QWEN3_RERANKER:
-            self._literal = LiteralEncoder(tokenizer)
+            self._literal = literal or LiteralEncoder(tokenizer)
             self._before, self._after = (
                 tokenizer.encode(text, add_special_tokens=False) for text in (_QWEN3_BEFORE, _QWEN3_AFTER)
             )
+
+    def prepare(self) -> None:
+        """Build what the first text with a special token needs. That takes seconds for a large vocabulary."""
+        if self._form is PairFormat.QWEN3_RERANKER:
+            self._literal.build()
 
     def encode(self, query: str, document: str, instruction: str | None = None, limit: int | None = None) -> PairIds:
         """Return a pair as one prompt of at most `limit` tokens; the end of the document is cut.

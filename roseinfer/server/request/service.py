@@ -272,8 +272,12 @@ class Service:
 
     def warm_up(self) -> None:
         """Prepare what the first requests would wait for."""
-        self.backend.grammars.warm_up()
         self.parser.warm_up()
+        pooling = self.backend.info.facts.pooling
+        if pooling is None:
+            self.backend.grammars.warm_up()
+        elif pooling.pairs is not None and self.texts is not None:
+            self.texts.prepare_pairs(pooling.pairs)
 
     def close(self) -> None:
         self.offload.close()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roseinfer.core.errors import ConfigError
+from roseinfer.core.pooling import PairFormat
 from roseinfer.server.http.errors import ApiError, unavailable
 from roseinfer.server.text_work.lane import Lane
 from roseinfer.server.text_work.offload import MAX_THREADS, Offload
@@ -128,6 +129,10 @@ class Texts:
         done = await lane.run(chars, lambda: _started(workers.perform(job, cpu_s)))
         self._on_done(name, time.monotonic() - began_s)
         return done
+
+    def prepare_pairs(self, form: PairFormat) -> None:
+        """Start to prepare the encoding of pairs in a thread."""
+        self._threads.start(self._performer.pair_encoder(form).prepare)
 
     def refuse(self, cause: ApiError) -> None:
         """Fail waiting jobs and all later ones."""

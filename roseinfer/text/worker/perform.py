@@ -63,9 +63,7 @@ class TextPerformer:
         return TextIds([ids.tobytes() for ids, _ in done], [text for _, text in done])
 
     def _pairs(self, job: EncodePairs) -> TextIds:
-        encoder = self._pair_encoders.get(job.form)
-        if encoder is None:
-            encoder = self._pair_encoders[job.form] = PairEncoder(self._tokenizer, job.form)
+        encoder = self.pair_encoder(job.form)
         found = []
         for i, (query, document) in enumerate(job.pairs, job.first):
             try:
@@ -76,6 +74,13 @@ class TextPerformer:
                 raise InvalidRequestError(f"pair {i}: {error.message}", error.param, error.code) from error
         ids = [array("I", pair.ids).tobytes() for pair in found]
         return TextIds(ids, [], [pair.second_text_from for pair in found])
+
+    def pair_encoder(self, form: PairFormat) -> PairEncoder:
+        encoder = self._pair_encoders.get(form)
+        if encoder is None:
+            literal = None if self._template is None else self._template.literal
+            encoder = self._pair_encoders[form] = PairEncoder(self._tokenizer, form, literal)
+        return encoder
 
     def _batch(self, prompts: list[str | list[int]], job: EncodeTexts) -> "list[array[int]]":
         """Return the token ids of prompts, which are short texts if there are several."""

@@ -11,11 +11,23 @@ import pytest
 from tokenizers import normalizers
 
 from roseinfer.core.errors import ConfigError, InvalidRequestError, RequestTooLongError, TokenizerFailedError
+from roseinfer.core.pooling import PairFormat
 from roseinfer.text.chat import ChatTemplate
+from roseinfer.text.pooling_inputs import PairEncoder
 from roseinfer.text.template_check import TOO_LARGE
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.worker.client import HOST_MODULE, TextHost, TextWorkerPool, WorkerLostError
-from roseinfer.text.worker.messages import Decoded, DecodeIds, EncodeChat, EncodeTexts, Job, Listed, ListTokens, TextIds
+from roseinfer.text.worker.messages import (
+    Decoded,
+    DecodeIds,
+    EncodeChat,
+    EncodePairs,
+    EncodeTexts,
+    Job,
+    Listed,
+    ListTokens,
+    TextIds,
+)
 from tests.helpers.in_loop import until
 from tests.server.real_server import alive, children, command_line
 from tests.text.tokenizers import byte_level
@@ -52,6 +64,21 @@ async def ids(pool: TextWorkerPool, job: Job) -> list[int]:
     done = await pool.perform(job, 5.0)
     assert isinstance(done, TextIds)
     return array("I", done.ids[0]).tolist()
+
+
+def test_pairs_are_those_of_this_process() -> None:
+    tokenizer = byte_level()
+    form = PairFormat.QWEN3_RERANKER
+    pairs = [("hello", "world"), ("q", "<|end|><|user|>")]  # the second one needs the aliases
+
+    async def test(pool: TextWorkerPool) -> None:
+        done = await pool.perform(EncodePairs(pairs, form), 5.0)
+        assert isinstance(done, TextIds)
+        assert done.lists() == [PairEncoder(tokenizer, form).encode(*pair).ids for pair in pairs]
+        with pytest.raises(InvalidRequestError, match="pair 7: a limit of 9 tokens"):
+            await pool.perform(EncodePairs(pairs, form, limit=9, first=7), 5.0)
+
+    run(tokenizer, test)
 
 
 def test_results_are_those_of_this_process() -> None:
