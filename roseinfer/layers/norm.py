@@ -71,6 +71,12 @@ class LayerNorm:
             return self._fused(x, self.weight, self.bias, self.eps)
         return torch.layer_norm(x, self._shape, self.weight, self.bias, self.eps)
 
+    def of_sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return norm(x + residual) [T, width]; the residual may be overwritten."""
+        if self._fused is not None:
+            return self._fused(x, self.weight, self.bias, self.eps, summand=residual)
+        return self(residual.add_(x))
+
     def added(self, x: torch.Tensor, residual: torch.Tensor, multiplier: float = 1.0) -> torch.Tensor:
         """Return residual + multiplier * norm(x) [T, width]; the result may overwrite the residual."""
         return residual.add_(self(x), alpha=multiplier)

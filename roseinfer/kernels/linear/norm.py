@@ -26,6 +26,7 @@ def _norm_kernel(
     BLOCK: tl.constexpr,
     CENTRED: tl.constexpr,
     ADDED: tl.constexpr,
+    SUMMED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -34,6 +35,8 @@ def _norm_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < N
     x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if SUMMED:
+        x += tl.load(residual_ptr + row * N + column, mask=inside, other=0.0).to(tl.float32)
     if CENTRED:
         x = tl.where(inside, x - tl.sum(x, 0) / N, 0.0)
     scale = tl.rsqrt(tl.sum(x * x, 0) / N + eps)
@@ -62,10 +65,19 @@ def rms_norm(
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, num_warps: int | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    *,
+    summand: torch.Tensor | None = None,
+    num_warps: int | None = None,
 ) -> torch.Tensor:
-    """Return (x - mean) / sqrt(variance + eps) * weight + bias; shapes as for `rms_norm`, bias: [N]."""
-    return _launch(x, weight, bias, eps, num_warps)
+    """Return (x - mean) / sqrt(variance + eps) * weight + bias; shapes as for `rms_norm`, bias: [N].
+
+    summand: [T, N], contiguous, is added to x before; the sum is not rounded.
+    """
+    return _launch(x, weight, bias, eps, num_warps, summand, sums=summand is not None)
 
 
 def _launch(
@@ -76,12 +88,15 @@ def _launch(
     num_warps: int | None,
     residual: torch.Tensor | None = None,
     multiplier: float = 1.0,
+    *,
+    sums: bool = False,
 ) -> torch.Tensor:
+    """Launch the kernel. sums: the residual is added before the norm, and not overwritten."""
     rows, width = x.shape
     assert width <= MAX_WIDTH and x.stride(1) == 1
     block = next_power_of_2(width)
     assert residual is None or residual.is_contiguous()
-    out = torch.empty((rows, width), dtype=x.dtype, device=x.device) if residual is None else residual
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device) if residual is None or sums else residual
     if rows:
         _norm_kernel[(rows,)](
             x,
@@ -95,7 +110,8 @@ def _launch(
             N=width,
             BLOCK=block,
             CENTRED=bias is not None,
-            ADDED=residual is not None,
+            ADDED=residual is not None and not sums,
+            SUMMED=sums,
             num_warps=num_warps or default_warps(block),
             **early_start.options(x.device),
         )

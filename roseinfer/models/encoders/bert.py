@@ -96,7 +96,7 @@ class Bert:
     def forward(self, rows: PackedRows) -> torch.Tensor:
         types = torch.zeros_like(rows.input_ids[:1]) if rows.token_types is None else rows.token_types
         x = self._words(rows.input_ids) + self._types(types)
-        x = self._norm(x + self._positions(self.positions(rows)))
+        x = self._norm.of_sum(self._positions(self.positions(rows)), x)
         attention = RowAttention(rows)
         for block in self._blocks:
             x = block(x, attention)
@@ -133,8 +133,8 @@ class PostNormBlock:
 
     def __call__(self, x: torch.Tensor, attention: RowAttention) -> torch.Tensor:
         """Return the next hidden states. x: [T, hidden], which may be overwritten."""
-        x = self._attention_norm(self._out(attention(self._qkv(x), self._heads), x))
-        return self._norm(self._down(self._up(x), x))
+        x = self._attention_norm.of_sum(self._out(attention(self._qkv(x), self._heads)), x)
+        return self._norm.of_sum(self._down(self._up(x)), x)
 
 
 class TanhHead:

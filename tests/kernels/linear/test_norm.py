@@ -59,3 +59,12 @@ def test_norm_added_to_a_residual(dtype, device):
     result = rms_norm(x, weight, 1e-6, residual=residual, multiplier=0.5)
     assert result is residual
     torch.testing.assert_close(result, expected, **TOLERANCE[dtype])
+
+
+def test_norm_of_a_sum(dtype, device):
+    x, summand = rows_apart(3, 100, dtype, device), torch.randn(3, 100, device=device).to(dtype)
+    weight, bias = (torch.randn(100, dtype=dtype, device=device) for _ in range(2))
+    kept = summand.clone()
+    expected = layer_norm_reference(x.float() + summand.float(), weight, bias, 1e-5).to(dtype)
+    torch.testing.assert_close(layer_norm(x, weight, bias, 1e-5, summand=summand), expected, **TOLERANCE[dtype])
+    assert torch.equal(summand, kept)
