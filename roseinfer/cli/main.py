@@ -84,7 +84,8 @@ def _add_commands(parser: OptionParser, commands: Sequence[Command]) -> None:
 def _described(make: Callable[..., OptionParser], command: Command, prog: str) -> OptionParser:
     """Make a parser with the command's usage, description and options."""
     positionals = [group.positional for group in command.OPTIONS.groups if group.positional]
-    usage = " ".join([prog, *(f"[{name.upper()}]" for name in positionals), "[options]"])
+    several = "" if command.OPTIONS.tables is None else " ..."
+    usage = " ".join([prog, *(f"[{name.upper()}{several}]" for name in positionals), "[options]"])
     common, examples = getattr(command, "COMMON", ()), getattr(command, "EXAMPLES", ())
     described = f"{command.HELP[0].upper()}{command.HELP[1:]}."
     parser = make(usage=usage, description=described, common=common, examples=examples)

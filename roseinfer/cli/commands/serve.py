@@ -30,7 +30,7 @@ RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno
 KEY_VARIABLE = "ROSEINFER_API_KEY"
 # vLLM's variable. It is not read, but a server that its owner thinks protected should say so.
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"
-HELP = "serve a model over the OpenAI API"
+HELP = "serve a model, or several, over the OpenAI API"
 COMMON = (
     "config_file",
     "host",
@@ -50,6 +50,7 @@ EXAMPLES = (
     "roseinfer serve                                          the embedded model",
     "roseinfer serve Qwen/Qwen3-8B --quantization fp8         a model of the hub, in eight bits, on a GPU",
     "roseinfer serve model.gguf --host 0.0.0.0 --api-key KEY  a file, for other machines",
+    "roseinfer serve MODEL1 MODEL2 --served-model-name a b    two models, which share a GPU",
 )
 ENGINES = Group(ReplicasConfig, "engines", choices={"router": ROUTERS})
 OPTIONS = OptionSet(*ENGINE, ENGINES, Group(ServerConfig, "server"), removed=REMOVED_SECRET, vllm=True, tables=TABLES)

@@ -98,6 +98,8 @@ def engine(window: Window, name: str) -> Row:
     after = window.after
     state = [sample.labels.get("state") for sample in after.of("roseinfer:engine_state", engine=name) if sample.value]
     row: Row = {"engine": name, "state": state[0] if state else None}
+    if len(after.values("model_name", RUNNING_METRIC)) > 1:
+        row["model"] = ", ".join(after.values("model_name", RUNNING_METRIC, engine=name))
     for key, (metric, factor) in ENGINE_GAUGES.items():
         value = after.total(metric, engine=name)
         row[key] = None if value is None else value * factor

@@ -15,10 +15,10 @@ NAMES = (*_REALS, *_INTEGERS)
 
 
 def model_of(remote: Remote, name: str | None) -> tuple[str, dict[str, Any]]:
-    """Return the model to ask for (`name`, else the first that is served) and the sampling fields of a conversation.
+    """Return the model to ask for and the sampling fields of a conversation.
 
-    There are none for a server that does not say what its model's defaults are. Raises `ConfigError` if it serves no
-    model, and `RemoteError`.
+    The model is `name`, else the first that generates text. There are no fields for a server that does not say what its
+    model's defaults are. Raises `ConfigError` if it serves no model, and `RemoteError`.
     """
     try:
         cards = remote.models()
@@ -30,7 +30,8 @@ def model_of(remote: Remote, name: str | None) -> tuple[str, dict[str, Any]]:
     if name is None:
         if not cards:
             raise ConfigError(f"{remote.url} serves no model: give its name with model_name")
-        name = next(iter(cards))
+        generating = (name for name, card in cards.items() if card.get("task", "generate") == "generate")
+        name = next(generating, next(iter(cards)))
     defaults = cards.get(name, {}).get("default_sampling")
     if not isinstance(defaults, dict):
         return name, {}

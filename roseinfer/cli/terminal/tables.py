@@ -90,7 +90,7 @@ PROMISES = (
     Column("rejected because of", lambda row: counts(row["refused_because"]), right=False, elastic=True),
 )
 ENGINES = (
-    Column("engine", lambda row: row["engine"], right=False),
+    Column("engine", lambda row: f"{row['engine']} {row.get('model', '')}".rstrip(), right=False),
     Column("state", lambda row: row["state"] or UNKNOWN, right=False),
     Column("running", lambda row: number(row["running"])),
     Column("waiting", lambda row: number(row["waiting"])),

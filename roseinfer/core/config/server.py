@@ -35,7 +35,10 @@ class ServerConfig:
     ssl_ciphers: str | None = option(None, "ciphers of TLS 1.2, as OpenSSL writes them", metavar="TEXT")
     root_path: str = option("", "path under which a reverse proxy shows the server, for example /llm", metavar="PATH")
     served_model_name: tuple[str, ...] = option(
-        (), "names to serve the model under; default: MODEL", metavar="NAME", spaced=True
+        (),
+        "names to serve the model under, or one name for each of several models; default: MODEL",
+        metavar="NAME",
+        spaced=True,
     )
     chat_template: str | None = option(
         None, "chat template instead of the model's: a file, or the template itself", metavar="FILE|TEMPLATE"

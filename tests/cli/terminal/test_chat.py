@@ -238,6 +238,12 @@ def test_other_servers_decide_on_sampling_themselves() -> None:
     assert model_of(Remote("http://127.0.0.1:1"), "named") == ("named", {})
 
 
+def test_a_conversation_is_with_a_model_that_generates_text() -> None:
+    cards = [{"id": "embeds", "task": "embed"}, {"id": "talks", "task": "generate"}]
+    with saying(b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps({"data": cards}).encode()) as url:
+        assert model_of(Remote(url), None) == ("talks", {})
+
+
 def test_quick(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--max-tokens", "8", "--stats", "--slo", "ttft=10s"]
     assert cli.main(["chat", server.url, "-q", "hi", *options]) == 0

@@ -75,6 +75,17 @@ def test_quantiles_are_those_of_prometheus() -> None:
     assert restarted.quantile(0.5, name) == pytest.approx(0.05)
 
 
+def test_engines_of_several_models_are_shown_with_them() -> None:
+    text = """vllm:num_requests_running{engine="0",model_name="a"} 0
+vllm:num_requests_running{engine="1",model_name="b"} 1
+"""
+    window = Window(parse_metrics(text, 0.0), parse_metrics(text, 1.0))
+    view = overview(window, None, 0, 0.0)
+    assert view["models"] == ["a", "b"]
+    assert [(row["engine"], row["model"], row["running"]) for row in view["engines"]] == [("0", "a", 0), ("1", "b", 1)]
+    assert "1 b" in as_text({"url": "http://x", "at": 0.0, **view})
+
+
 def test_engines_are_in_order_of_their_numbers() -> None:
     assert counter(0.0, e10=1, e2=1, eall=1).values("engine", "n_total") == ["2", "10", "all"]
 
