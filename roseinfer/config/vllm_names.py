@@ -163,7 +163,10 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
             },
             note="there are two, triton for GPUs and torch for CPUs; other names mean auto",
         ),
-        *_works("served_model_name", note="several names may follow one flag; MODEL comes before them. With several models, one name for each"),
+        *_works(
+            "served_model_name",
+            note="several names may follow one flag; MODEL comes before them. With several models, one name for each",
+        ),
         *_ignored("trust_remote_code", "no code that comes with a model is run"),
         *_ignored("code_revision", "no code that comes with a model is run"),
         *_works("runner", values={"draft": RefusedValue(_NO_SPECULATION)}),
