@@ -58,6 +58,7 @@ def _kind(inner: ConfigFields, aliases: Mapping[str, str]) -> str:
 
 def _rotated_width(inner: ConfigFields, fields: ConfigFields, head_dim: int, default: float | None) -> int:
     key = "partial_rotary_factor"
+    fields.get(key)  # transformers 5 writes it in both places, and reads the inner one
     holder = inner if inner.get(key) is not None else fields
     if default is None:
         holder.only(key, 1.0)

@@ -21,8 +21,10 @@ def read_phi3(fields: ConfigFields, architecture: str, max_model_len: int | None
     rope = read_rope(fields, attention.head_dim, partial=1.0, max_model_len=max_model_len, aliases=_ROPE_ALIASES)
     if rope.scaling not in ("default", "longrope"):
         fields.refuse("rope_scaling", rope.scaling, "Phi-3 has default and longrope")
-    # transformers takes the original context from here even if rope_parameters has one.
-    original = fields.integer("original_max_position_embeddings", 4096)
+    if rope.scaling == "longrope":
+        # transformers takes the original context from here, by default 4096, even if rope_parameters has one.
+        fields.need("original_max_position_embeddings")
+    original = fields.get("original_max_position_embeddings")
     if rope.scaling == "longrope" and rope.original_max_position != original:
         fields.refuse("original_max_position_embeddings", original, f"rope has {rope.original_max_position:g}")
     window = optional_integer(fields, "sliding_window", None)
