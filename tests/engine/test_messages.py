@@ -4,11 +4,14 @@ import msgspec
 import pytest
 
 from roseinfer.core.guide import GuideSpec, Thinking, Trigger
-from roseinfer.core.outputs import PolicyStats, SchedulerStats, SequenceOutput
+from roseinfer.core.outputs import End, FinishReason, PolicyStats, RequestTimes, SchedulerStats, SequenceOutput
+from roseinfer.core.pooling import PairFormat, PoolingInfo, PoolingMethod, PoolingParams, PoolingTask
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import StepRecord
-from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Heartbeat, Outputs
+from roseinfer.engine.messages import Add, ClientMessage, EngineMessage, Heartbeat, Outputs, Ready
+from roseinfer.engine.pooling import pooling_prompt
+from tests.helpers.engine_info import engine_info
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,20 @@ def test_what_constrains_an_output() -> None:
     for guide in (None, GuideSpec(), spec):
         sent = Add("a", Prompt([1], SequenceParams(), guide=guide))
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=ClientMessage) == sent
+
+
+def test_vectors_and_their_description() -> None:
+    sent: Add | Ready | Outputs = Add("a", pooling_prompt([1], pooling=PoolingParams(dimensions=8, second_text_from=1)))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=ClientMessage) == sent
+    info = PoolingInfo(
+        task=PoolingTask.SCORE,
+        method=PoolingMethod.CLS,
+        width=1,
+        dimensions=(1,),
+        prompts={"query": "find: "},
+        default_prompt="query",
+        pairs=PairFormat.TOKENIZER,
+    )
+    end = End(FinishReason.STOP, RequestTimes(0.0, 0.0, 0.0, 0.0), vector=bytes(range(256)))
+    for sent in (Ready(engine_info(pooling=info)), Outputs([SequenceOutput("a:0", end=end)], SchedulerStats(), 1.0)):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=EngineMessage) == sent
