@@ -170,6 +170,26 @@ def test_an_objective_out_of_reach_is_rejected_before_any_work() -> None:
     assert not submitted(core)
 
 
+@pytest.mark.parametrize(("tenant", "ends"), [("light", True), ("heavy", False)])
+def test_a_tenant_with_many_texts_does_not_delay_another(tenant: str, ends: bool) -> None:
+    core = make_core(pooling=info(), scheduling_policy="slack", prefix_caching=False)
+    ended: list[str] = []
+
+    def turns(count: int) -> None:
+        for _ in range(count):
+            ended.extend(output.request_id for output in core.step() if output.end is not None)
+            core.clock.advance(0.01)
+
+    for number in range(60):
+        for text in "ab":
+            ask(core, f"heavy {number} {text}", [number % 50] * 32, RequestMeta(tenant="heavy", slo=Slo(ttft_s=60.0)))
+        ask(core, f"light {number}", [number % 50], RequestMeta(tenant="light", slo=Slo(ttft_s=60.0)))
+        turns(1)
+    ask(core, "late", [7] * 20, RequestMeta(tenant=tenant, slo=Slo(ttft_s=60.0)))
+    turns(4)
+    assert ("late:0" in ended) is ends
+
+
 @examples(60, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
