@@ -17,7 +17,7 @@ from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.progress import report
 from roseinfer.gguf.files import open_gguf
 from roseinfer.gguf.reader import TensorInfo, printable
-from roseinfer.gguf.rope import DIVISORS
+from roseinfer.gguf.rope import CONFIG_TENSORS
 from roseinfer.models.gguf_names import GgufNames, StoredTensor
 from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import Share
@@ -105,7 +105,7 @@ class GgufWeights:
 
     def refuse_unread(self) -> None:
         """Raise `UnsupportedModelError` if the file holds tensors that the model has not requested."""
-        unexpected = sorted(self._tensors.keys() - self._read - {DIVISORS})  # the config was read from it
+        unexpected = sorted(self._tensors.keys() - self._read - CONFIG_TENSORS)
         if unexpected:
             more = f" and {len(unexpected) - 5} more" if len(unexpected) > 5 else ""
             names = ", ".join(map(printable, unexpected[:5]))

@@ -13,6 +13,11 @@ from tests.helpers.checkpoints import make_reference
 from tests.helpers.gguf_files import as_floats, metadata_of, tensors_of, write, write_model
 
 EXPERTS = {"llama.expert_count": 8, "llama.expert_used_count": 2}
+YARN = {
+    "llama.rope.scaling.type": "yarn",
+    "llama.rope.scaling.factor": 4.0,
+    "llama.rope.scaling.original_context_length": 128,
+}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +36,12 @@ EXPERTS = {"llama.expert_count": 8, "llama.expert_used_count": 2}
         ({"llama.rope.dimension_count": 4}, "rope.dimension_count = 4 is not supported; the width of heads is 8"),
         ({"llama.rope.freq_base": -1.0}, "a number of 1 or more is needed"),
         ({"llama.rope.freq_base": 1e-45}, "a number of 1 or more is needed"),
-        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "known: none, linear"),
+        ({"llama.rope.scaling.type": "dynamic", "llama.rope.scaling.factor": 4.0}, "known: none, linear"),
+        ({"llama.rope.scaling.type": "yarn"}, r"llama\.rope\.scaling\.original_context_length is missing"),
+        ({**YARN, "llama.rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor = 0.5 is not supported; only 1"),
+        ({**YARN, "llama.rope.scaling.yarn_attn_factor": 1.5}, "yarn_attn_factor = 1.5 .* only 1.13863 is supported"),
+        ({**YARN, "llama.rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier = .* the key is unknown"),
+        ({"llama.rope.scaling.type": "longrope"}, "tensors of LongRoPE are missing; rope_factors_short.weight and"),
         ({"llama.expert_count": 8}, r"llama\.expert_used_count is missing"),
         ({"llama.expert_used_count": 2}, "llama.expert_used_count = 2 is not supported; the key is unknown"),
         ({**EXPERTS, "llama.expert_weights_norm": False}, "expert_weights_norm = False is not supported"),
@@ -59,6 +69,60 @@ def test_refused_by_name(tmp_path: Path, changes: dict[str, Any], match: str) ->
     path = write_model(tmp_path / "m.gguf", make_reference("llama"), **changes)
     with pytest.raises(UnsupportedModelError, match=match):
         read_model_spec(path)
+
+
+PATTERN = "attention.sliding_window_pattern"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "match"),
+    [
+        ("phi3", {"phi3.attention.sliding_window": None}, r"phi3\.attention\.sliding_window is missing"),
+        ("phi3", {"phi3.rope.dimension_count": 3}, "partial_rotary_factor = 0.375"),
+        ("granite", {"granite.rope.scaling.finetuned": False}, "rope.scaling.finetuned = False is not supported"),
+        ("granite", {"granite.expert_count": 4}, "granite.expert_count = 4 is not supported"),
+        ("granite", {"granite.logit_scale": None}, r"granite\.logit_scale is missing"),
+        ("olmo3", {f"olmo2.{PATTERN}": [True, False]}, "layer_types = .* a list of 4 of"),
+        ("olmo3", {f"olmo2.{PATTERN}": [0.5] * 4}, "sliding_window_pattern = a list is not supported"),
+        ("olmo3", {f"olmo2.{PATTERN}": 0}, "sliding_window_pattern = 0 is not supported"),
+        ("olmo3", {f"olmo2.{PATTERN}": "LLLG"}, "a list of numbers is needed"),
+        ("exaone4", {"exaone4.attention.sliding_window": 0}, "sliding_window_pattern = a list is not supported"),
+        ("glm4", {"glm4.rope.dimension_sections": [1, 1, 1, 0]}, "rope.dimension_sections = a list is not supported"),
+        ("glm4", {"glm4.nextn_predict_layers": 1}, "nextn_predict_layers = 1 is not supported"),
+    ],
+)
+def test_refused_by_name_in_other_architectures(
+    tmp_path: Path, family: str, changes: dict[str, Any], match: str
+) -> None:
+    path = write_model(tmp_path / "m.gguf", make_reference(family), **changes)
+    with pytest.raises(UnsupportedModelError, match=match):
+        read_model_spec(path)
+
+
+def test_intervals_stand_for_the_layers_without_a_window(tmp_path: Path) -> None:
+    reference = make_reference("olmo3")
+    expected = read_model_spec(write_model(tmp_path / "a.gguf", reference))
+    assert expected.windows == (13, 13, 13, None)
+    for interval in (4, None):  # 4 is the default
+        path = write_model(tmp_path / "b.gguf", reference, **{f"olmo2.{PATTERN}": interval})
+        assert read_model_spec(path) == expected
+    path = write_model(tmp_path / "b.gguf", reference, **{f"olmo2.{PATTERN}": 3})
+    assert read_model_spec(path).windows == (13, 13, None, 13)
+
+
+def test_divisors_that_contradict_each_other(tmp_path: Path) -> None:
+    reference = make_reference("phi3-long")
+    metadata, tensors = metadata_of(reference, 99), tensors_of(reference, as_floats)
+    factors = tensors.pop("rope_factors_short.weight")
+    for changed, match in (
+        (tensors, r"tensors of LongRoPE are rope_factors_long\.weight; rope_factors_short"),
+        ({**tensors, "rope_factors_short.weight": factors, "rope_freqs.weight": factors}, "and no other divisors"),
+        ({**tensors, "rope_factors_short.weight": (factors[0][:3], "F32")}, r"rope_factors_short\.weight is \[3\]"),
+        ({**tensors, "rope_factors_short.weight": (-factors[0], "F32")}, "rope_factors_short.weight is damaged"),
+    ):
+        path = write(tmp_path / "m.gguf", metadata, changed)
+        with pytest.raises(UnsupportedModelError, match=match):
+            read_model_spec(path)
 
 
 def test_keys_that_change_nothing(tmp_path: Path) -> None:

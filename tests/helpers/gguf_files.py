@@ -1,5 +1,6 @@
 """GGUF files of small models, written with the package of the format's authors."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,35 +20,140 @@ _SIZES = {
     "block_count": ("num_hidden_layers", "n_layer"),
     "attention.head_count": ("num_attention_heads", "n_head"),
 }
-_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "mixtral": "llama"}
+# llama.cpp's architecture of a model_type, where they differ.
+_ARCHITECTURES = {
+    "qwen3_moe": "qwen3moe",
+    "mixtral": "llama",
+    "granitemoehybrid": "granite",
+    "olmo3": "olmo2",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "ministral3": "mistral3",
+}
+# Architectures whose q and k the converter permutes.
+_PERMUTED = ("llama", "smollm3", "granite", "mistral3")
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+# Fields of config.json that become keys as they are.
+_COPIED = {
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_intermediate_size",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 
 
 def metadata_of(model: PreTrainedModel, pieces: int) -> dict[str, Any]:
     """Write a file as llama.cpp's converter does, with a byte-level vocabulary of `pieces` tokens."""
     config = model.config.to_dict()
     arch = _ARCHITECTURES.get(config["model_type"], config["model_type"])
-    found = {f"{arch}.{key}": next(config[name] for name in names if name in config) for key, names in _SIZES.items()}
+    found = {key: next(config[name] for name in names if name in config) for key, names in _SIZES.items()}
     if arch == "gpt2":
-        found |= {"gpt2.feed_forward_length": config["n_inner"] or 4 * config["n_embd"]}
-        found |= {"gpt2.attention.layer_norm_epsilon": float(config["layer_norm_epsilon"])}
+        found |= {"feed_forward_length": config["n_inner"] or 4 * config["n_embd"]}
+        found |= {"attention.layer_norm_epsilon": float(config["layer_norm_epsilon"])}
     else:
-        rope = config.get("rope_parameters") or {}
-        found |= {f"{arch}.feed_forward_length": config["intermediate_size"]}
-        found |= {f"{arch}.attention.head_count_kv": config["num_key_value_heads"]}
-        found |= {f"{arch}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"])}
-        found |= {f"{arch}.rope.freq_base": float(rope.get("rope_theta", 10000.0))}
-        if rope.get("rope_type") == "linear":
-            found |= {f"{arch}.rope.scaling.type": "linear", f"{arch}.rope.scaling.factor": float(rope["factor"])}
-        if config.get("head_dim"):
-            found |= {f"{arch}.attention.key_length": config["head_dim"]}
-            found |= {f"{arch}.attention.value_length": config["head_dim"]}
-        if "num_local_experts" in config:
-            found |= {f"{arch}.expert_count": config["num_local_experts"]}
-            found |= {f"{arch}.expert_used_count": config["num_experts_per_tok"]}
-        if "moe_intermediate_size" in config:
-            found |= {f"{arch}.expert_feed_forward_length": config["moe_intermediate_size"]}
-    return {"general.architecture": arch, **found, **vocabulary(pieces)}
+        found |= {"feed_forward_length": config["intermediate_size"]}
+        found |= {"attention.head_count_kv": config["num_key_value_heads"]}
+        found |= _epsilon(config)
+        found |= {key: config[name] for key, name in _COPIED.items() if config.get(name) is not None}
+        found |= _rope(config) | _KEYS.get(config["model_type"], lambda config: {})(config)
+    return {
+        "general.architecture": arch,
+        **{f"{arch}.{key}": value for key, value in found.items()},
+        **vocabulary(pieces),
+    }
+
+
+def _epsilon(config: Mapping[str, Any]) -> dict[str, Any]:
+    if config.get("rms_norm_eps") is not None:
+        return {"attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"])}
+    return {"attention.layer_norm_epsilon": float(config.get("norm_epsilon", config.get("layer_norm_eps")))}
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = config.get("rope_parameters") or {}
+    local = rope.get("sliding_attention")
+    rope = rope.get("full_attention", rope)
+    found = {"rope.freq_base": float(rope.get("rope_theta", 10000.0))}
+    if local is not None:
+        found |= {"rope.freq_base_swa": float(local["rope_theta"])}
+    if rope.get("rope_type") in ("linear", "yarn"):
+        found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
+    if rope.get("rope_type") == "yarn":
+        found |= {"rope.scaling.original_context_length": rope["original_max_position_embeddings"]}
+    for key in ("beta_fast", "beta_slow"):
+        if rope.get(key) is not None:
+            found |= {f"rope.scaling.yarn_{key}": float(rope[key])}
+    return found
+
+
+def _rotated(config: Mapping[str, Any]) -> int:
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return int(width * config["rope_parameters"].get("partial_rotary_factor", 1.0))
+
+
+def _pattern(config: Mapping[str, Any]) -> dict[str, Any]:
+    if config["sliding_window"] is None:
+        return {}
+    flags = [kind == "sliding_attention" for kind in config["layer_types"]]
+    return {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": flags}
+
+
+def _phi3(config: Mapping[str, Any]) -> dict[str, Any]:
+    original = config["original_max_position_embeddings"]
+    found = {"rope.scaling.original_context_length": original, "rope.dimension_count": _rotated(config)}
+    found |= {"attention.sliding_window": config["sliding_window"] or 0}
+    if config["rope_parameters"]["rope_type"] == "longrope":
+        scale = config["max_position_embeddings"] / original
+        found |= {"rope.scaling.attn_factor": math.sqrt(1 + math.log(scale) / math.log(original))}
+    return found
+
+
+def _granite4(config: Mapping[str, Any]) -> dict[str, Any]:
+    layers = config["num_hidden_layers"]
+    found = {"attention.head_count_kv": [config["num_key_value_heads"]] * layers, "rope.scaling.finetuned": True}
+    return found | {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.inner_size": 64, "ssm.time_step_rank": 4}
+
+
+def _cohere2(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"attention.sliding_window": config["sliding_window"], "logit_scale": config["logit_scale"]}
+    return found | {"rope.dimension_count": _rotated(config), "rope.scaling.type": "none", "vocab_size": 99}
+
+
+def _hunyuan(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The base of the rotation, which `alpha` raises."""
+    rope = config["rope_parameters"]
+    if rope["rope_type"] != "dynamic":
+        return {}
+    width = _rotated(config)
+    base = rope["rope_theta"] * rope["alpha"] ** (width / (width - 2))
+    return {"rope.freq_base": base, "rope.scaling.type": "none", "rope.scaling.factor": 1.0}
+
+
+def _ministral3(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    found = {
+        "rope.scaling.yarn_log_multiplier": float(rope["mscale_all_dim"]),
+        "rope.dimension_count": _rotated(config),
+    }
+    return found | {"attention.temperature_scale": float(rope["llama_4_scaling_beta"])}
+
+
+# Keys of one model_type alone.
+_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "phi3": _phi3,
+    "granitemoehybrid": _granite4,
+    "olmo3": _pattern,
+    "exaone4": _pattern,
+    "glm4": lambda config: {"rope.dimension_count": _rotated(config)},
+    "cohere2": _cohere2,
+    "hunyuan_v1_dense": _hunyuan,
+    "ministral3": _ministral3,
+}
 
 
 def vocabulary(pieces: int) -> dict[str, Any]:
@@ -65,34 +171,41 @@ def vocabulary(pieces: int) -> dict[str, Any]:
 def tensors_of(model: PreTrainedModel, encode: Callable[[str, np.ndarray], tuple[np.ndarray, str]]) -> Tensors:
     """The model's tensors under their names in such files, in the order that llama.cpp wants their rows in."""
     config = model.config.to_dict()
-    called = _ARCHITECTURES.get(config["model_type"], config["model_type"])
-    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == called)
+    architecture = _ARCHITECTURES.get(config["model_type"], config["model_type"])
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
     layers = config.get("num_hidden_layers") or config["n_layer"]
     names = gguf.get_tensor_name_map(arch, layers)
     found: Tensors = {}
-    tied = config.get("tie_word_embeddings")
-    for name, tensor in _experts_apart(model.state_dict()).items():
-        if name == "lm_head.weight" and tied:
+    for name, tensor in _apart(model.state_dict()).items():
+        if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         called = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert called is not None, name
         values = tensor.float().numpy()
-        values = values.T if name.endswith(_TRANSPOSED) else values
-        if config["model_type"] in ("llama", "mixtral") and ".q_proj." in name:
+        values = values.T if architecture == "gpt2" and name.endswith(_TRANSPOSED) else values
+        if architecture in _PERMUTED and ".q_proj." in name:
             values = permuted(values, config["num_attention_heads"])
-        if config["model_type"] in ("llama", "mixtral") and ".k_proj." in name:
+        if architecture in _PERMUTED and ".k_proj." in name:
             values = permuted(values, config["num_key_value_heads"])
         found[called] = encode(called, np.ascontiguousarray(values))
+    for kind in ("short", "long"):
+        if factors := (config.get("rope_parameters") or {}).get(f"{kind}_factor"):
+            found[f"rope_factors_{kind}.weight"] = np.array(factors, np.float32), "F32"
     return found
 
 
-def _experts_apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Gate and up of all experts, which transformers stacks, by themselves."""
+def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Gate and up by themselves: of all experts, and of the shared network of Granite 4. Transformers stacks them."""
     found = {}
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".")
         if last == "gate_up_proj":
             found[f"{stem}.gate_proj.weight"], found[f"{stem}.up_proj.weight"] = tensor.chunk(2, 1)
+        elif stem.endswith("shared_mlp.input_linear"):
+            mlp = stem.replace("shared_mlp.input_linear", "mlp")
+            found[f"{mlp}.gate_proj.weight"], found[f"{mlp}.up_proj.weight"] = tensor.chunk(2, 0)
+        elif stem.endswith("shared_mlp.output_linear"):
+            found[f"{stem.replace('shared_mlp.output_linear', 'mlp.down_proj')}.weight"] = tensor
         else:
             found[f"{name}.weight" if last == "down_proj" else name] = tensor
     return found

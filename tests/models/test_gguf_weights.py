@@ -32,14 +32,34 @@ CPU = torch.device("cpu")
 TOKENS = [5, 17, 3, 88, 42, 9, 1, 60]
 FAMILIES = ("gpt2", "gpt2-untied", "llama", "llama-tied", "llama-bias", "llama-linear", "qwen2", "qwen3")
 EXPERTS = ("qwen3-moe", "mixtral")
+LONGER = 3 * TOKENS  # than the windows of the tiny models, and than their original contexts
+# With what a file cannot say otherwise: every fourth layer of a SmolLM3 does not rotate.
+SMOLLM3 = {"num_hidden_layers": 4, "no_rope_layer_interval": 4}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
+OTHER_SHAPES = (
+    ("llama", {"rope_parameters": YARN}),
+    ("phi3", {}),
+    ("phi3-long", {}),
+    ("phi4-mini", {}),
+    ("smollm3", SMOLLM3),
+    ("granite", {}),
+    ("granite4", {}),
+    ("olmo2", {}),
+    ("olmo3", {}),
+    ("seed-oss", {}),
+    ("exaone4", {}),
+    ("exaone4-full", {}),
+    ("glm4", {}),
+)
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
 
-def logits(path: Path, **options: Any) -> torch.Tensor:
+def logits(path: Path, tokens: list[int] = TOKENS, **options: Any) -> torch.Tensor:
     spec = read_model_spec(path)
     model = load_model(path, spec, dtype="float32", device=CPU, load_format="auto", seed=0, **options)
     runner = HandRunner(model)
-    return runner.run([HandRow(tokens=TOKENS, table=runner.blocks.table(8), start=0, count=8)])[0]
+    count = len(tokens)
+    return runner.run([HandRow(tokens=tokens, table=runner.blocks.table(count), start=0, count=count)])[0]
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *EXPERTS])
@@ -47,6 +67,13 @@ def test_logits_are_those_of_the_model(family: str, tmp_path: Path) -> None:
     reference = make_reference(family)
     path = write_model(tmp_path / "m.gguf", reference)
     torch.testing.assert_close(logits(path), reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("family", "changes"), OTHER_SHAPES, ids=lambda value: value if type(value) is str else "")
+def test_logits_of_other_shapes(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    reference = make_reference(family, **changes)
+    path = write_model(tmp_path / "m.gguf", reference)
+    torch.testing.assert_close(logits(path, LONGER), reference_logits(reference, LONGER), rtol=0, atol=1e-4)
 
 
 def test_rope_divisors_are_read_as_the_rule_they_came_from(tmp_path: Path) -> None:
