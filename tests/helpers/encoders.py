@@ -37,6 +37,18 @@ _MODERNBERT = {
     "cls_token_id": 1,
     "sep_token_id": 2,
 }
+_GEMMA = {
+    **_SIZES,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 12,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "max_position_embeddings": 512,
+    "use_bidirectional_attention": True,
+    "pad_token_id": 0,
+}
 _BIASES = {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True}
 
 # name -> (config class, model class, config values)
@@ -48,6 +60,7 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "roberta-masked": ("RobertaConfig", "RobertaForMaskedLM", _XLM_R),
     "modernbert": ("ModernBertConfig", "ModernBertModel", _MODERNBERT),
     "modernbert-biases": ("ModernBertConfig", "ModernBertModel", {**_MODERNBERT, **_BIASES}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3TextModel", _GEMMA),
     "modernbert-masked": ("ModernBertConfig", "ModernBertForMaskedLM", _MODERNBERT),
 }
 RERANKERS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -70,9 +83,9 @@ def make_encoder(kind: tuple[str, str, dict[str, Any]], **changes: Any) -> PreTr
     config = getattr(transformers, config_class)(**{**values, **changes})
     model = getattr(transformers, model_class)(config).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            norm = parameter.ndim == 1 and name.endswith("weight")
-            parameter.normal_(1.0 if norm else 0.0, 0.25)
+        for parameter in model.parameters():
+            mean = 1.0 if parameter.ndim == 1 and bool((parameter == 1).all()) else 0.0
+            parameter.normal_(mean, 0.25)
     return model
 
 

@@ -36,11 +36,13 @@ class RowAttention:
     def __call__(self, qkv: torch.Tensor, heads: HeadTransform, reach: int | None = None) -> torch.Tensor:
         """Apply `heads` to queries and keys, and attend.
 
-        qkv: [T, 3 * heads * D], packed projections, query heads first; may be overwritten. reach: the query at
-        position i sees the keys at positions j with |i - j| <= reach; None for all keys of its row. Returns
+        qkv: [T, (heads + 2 * kv_heads) * D], packed projections, query heads first; may be overwritten. reach: the
+        query at position i sees the keys at positions j with |i - j| <= reach; None for all keys of its row. Returns
         [T, heads * D].
         """
         q, k, v = split_qkv(qkv, heads, self._rows.positions)
+        if heads.spec.group > 1:  # not every version's kernel shares keys among heads
+            k, v = (x.repeat_interleave(heads.spec.group, 1) for x in (k, v))
         if _fits_packed_kernel(q):
             start, longest = self._rows.query_start, self._longest
             window = (-1, -1) if reach is None else (reach, reach)

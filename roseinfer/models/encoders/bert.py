@@ -10,6 +10,7 @@ import torch
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.layers.embedding import Embedding, VocabEmbedding
+from roseinfer.layers.feed_forward import FeedForward
 from roseinfer.layers.linear import Linear, Split
 from roseinfer.layers.norm import LayerNorm
 from roseinfer.models.encoders.attention import RowAttention
@@ -117,9 +118,7 @@ class PostNormBlock:
         self._qkv = Linear(hidden, hidden, hidden, hidden, split=Split.OUTPUTS, bias=True)
         self._out = Linear(hidden, hidden, split=Split.INPUTS, bias=True)
         self._attention_norm = LayerNorm(hidden, spec.norm_eps)
-        width, activation = spec.intermediate_size, spec.activation
-        self._up = Linear(hidden, width, split=Split.OUTPUTS, bias=True, activation=activation)
-        self._down = Linear(width, hidden, split=Split.INPUTS, bias=True)
+        self._feed_forward = FeedForward(hidden, spec.intermediate_size, spec.activation, gated=False, bias=True)
         self._norm = LayerNorm(hidden, spec.norm_eps)
 
     def load(self, source: WeightSource, prefix: str) -> None:
@@ -127,14 +126,13 @@ class PostNormBlock:
         self._qkv.load(source, *(f"{attention}.self.{part}" for part in ("query", "key", "value")))
         self._out.load(source, f"{attention}.output.dense")
         self._attention_norm.load(source, f"{attention}.output.LayerNorm")
-        self._up.load(source, f"{prefix}.intermediate.dense")
-        self._down.load(source, f"{prefix}.output.dense")
+        self._feed_forward.load(source, [f"{prefix}.intermediate.dense"], f"{prefix}.output.dense")
         self._norm.load(source, f"{prefix}.output.LayerNorm")
 
     def __call__(self, x: torch.Tensor, attention: RowAttention) -> torch.Tensor:
         """Return the next hidden states. x: [T, hidden], which may be overwritten."""
         x = self._attention_norm.of_sum(self._out(attention(self._qkv(x), self._heads)), x)
-        return self._norm.of_sum(self._down(self._up(x)), x)
+        return self._norm.of_sum(self._feed_forward(None, x, None), x)
 
 
 class TanhHead:

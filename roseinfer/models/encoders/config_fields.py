@@ -1,5 +1,6 @@
 """Readers of config.json fields that several encoders share, without torch."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from roseinfer.models.decoder_config import ACTIVATIONS, read_dtype
@@ -18,6 +19,8 @@ HARMLESS = frozenset(
     """.split()  # noqa: SIM905
 )
 HARMLESS_PREFIXES = ("_", "transformers")
+# Values of `layer_types`.
+_FULL, _LOCAL = "full_attention", "sliding_attention"
 # Functions that cross-encoders of sentence-transformers apply to their scores.
 _SCORE_ACTIVATIONS = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -25,8 +28,9 @@ _SCORE_ACTIVATIONS = {
 }
 
 
-def read_shape(fields: ConfigFields, architecture: str, activation: str) -> dict[str, Any]:
-    """Return the arguments of `EncoderSpec` that all families read alike. activation: the name of that field.
+def read_shape(fields: ConfigFields, architecture: str, activation: str, default: str = "gelu") -> dict[str, Any]:
+    """Return the arguments of `EncoderSpec` that all families read alike. activation, default: the name of that field,
+    and its value if it is missing.
 
     Refuse decoders and two networks in one, which other fields of the same configs describe.
     """
@@ -41,10 +45,49 @@ def read_shape(fields: ConfigFields, architecture: str, activation: str) -> dict
         "hidden_size": hidden,
         "intermediate_size": fields.integer("intermediate_size"),
         "num_heads": heads,
+        "head_dim": hidden // heads,
         "vocab_size": fields.integer("vocab_size"),
-        "activation": fields.choice(activation, ACTIVATIONS, "gelu"),
+        "activation": fields.choice(activation, ACTIVATIONS, default),
         "dtype": read_dtype(fields),
     }
+
+
+def read_local_layers(fields: ConfigFields, usual: Sequence[bool]) -> tuple[bool, ...]:
+    """Return whether each layer attends locally, from `layer_types`; `usual` without that field."""
+    types, layers = fields.get("layer_types"), len(usual)
+    if types is None:
+        return tuple(usual)
+    if not isinstance(types, list) or len(types) != layers or any(kind not in (_FULL, _LOCAL) for kind in types):
+        fields.refuse("layer_types", types, f"a list of {layers} of {_FULL}, {_LOCAL} is needed")
+    return tuple(kind == _LOCAL for kind in types)
+
+
+def read_thetas(fields: ConfigFields, full: tuple[str, float], local: tuple[str, float]) -> tuple[float, float]:
+    """Return the bases of the rotation in full and in local layers.
+
+    They are in `rope_parameters` by kind of layer (transformers 5), or in older fields. full, local: names of these,
+    and their defaults.
+    """
+    found = {_FULL: _theta(fields, *full), _LOCAL: _theta(fields, *local)}
+    fields.only("rope_scaling", {}, hint="only unscaled rotation is")
+    parameters = fields.inner("rope_parameters")
+    if parameters is not None:
+        for kind, default in found.items():
+            rope = parameters.inner(kind)
+            if rope is not None:
+                rope.only("rope_type", "default", hint="only unscaled rotation is")
+                found[kind] = _theta(rope, "rope_theta", default)
+                rope.refuse_unread()
+        parameters.refuse_unread()
+    return found[_FULL], found[_LOCAL]
+
+
+def _theta(fields: ConfigFields, key: str, default: float) -> float:
+    theta = fields.number(key, default)
+    # Versions disagree on a null: the other kind's theta, or an error.
+    if theta < 1.0 or (key in fields and fields.get(key) is None):
+        fields.refuse(key, fields.get(key), "a number of 1 or more is needed")
+    return theta
 
 
 def read_score_head(fields: ConfigFields, architecture: str, pooling: str) -> ScoreHead | None:
@@ -54,6 +97,12 @@ def read_score_head(fields: ConfigFields, architecture: str, pooling: str) -> Sc
         return None
     default = "sigmoid" if labels == 1 else "identity"
     return ScoreHead(labels=labels, pooling=pooling, activation=activation or default)
+
+
+def check_rotated(fields: ConfigFields, key: str, head_dim: int) -> None:
+    """Refuse the field `key`, which makes heads of this width, if they cannot be rotated in pairs."""
+    if head_dim % 2:
+        fields.refuse(key, fields.get(key), "rotary positions need heads of an even width")
 
 
 def _labels(fields: ConfigFields) -> int:

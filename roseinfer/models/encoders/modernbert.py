@@ -4,7 +4,6 @@ Two of three layers attend locally, with another base of the rotation. The first
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -12,19 +11,24 @@ from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.rope import Rotary, default_frequencies
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.layers.embedding import VocabEmbedding
-from roseinfer.layers.linear import Linear, Split
+from roseinfer.layers.feed_forward import FeedForward
+from roseinfer.layers.linear import Linear, Split, normed
 from roseinfer.layers.norm import LayerNorm
 from roseinfer.models.decoder_config import ACTIVATIONS
 from roseinfer.models.encoders.attention import RowAttention
 from roseinfer.models.encoders.base import EncoderNetwork, PackedRows
-from roseinfer.models.encoders.config_fields import read_score_head, read_shape
+from roseinfer.models.encoders.config_fields import (
+    check_rotated,
+    read_local_layers,
+    read_score_head,
+    read_shape,
+    read_thetas,
+)
 from roseinfer.models.encoders.layers import Dense, HeadNorm
 from roseinfer.models.encoders.spec import EncoderSpec
 from roseinfer.models.fields import ConfigFields
 from roseinfer.quant.base import Build, Epilogue, WeightSource
 from roseinfer.quant.cpu_matmul import activate
-
-_FULL, _LOCAL = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +54,15 @@ class ModernBertSpec(EncoderSpec):
 # --- config ----------------------------------------------------------------------------------------------------------
 def read_spec(fields: ConfigFields, architecture: str) -> ModernBertSpec:
     shape = read_shape(fields, architecture, "hidden_activation")
-    if shape["hidden_size"] // shape["num_heads"] % 2:
-        fields.refuse("num_attention_heads", shape["num_heads"], "rotary positions need heads of an even width")
+    check_rotated(fields, "num_attention_heads", shape["head_dim"])
     # Names of old configs that the network never had a use for, and settings of training and of the masked head.
     for key in ("layer_norm_eps", "position_embedding_type", "reference_compile", "deterministic_flash_attn"):
         fields.get(key)
     for key in ("decoder_bias", "sparse_prediction", "sparse_pred_ignore_index", "repad_logits_with_grad"):
         fields.get(key)
-    local = _local_layers(fields, shape["num_layers"])
-    full_theta, local_theta = _thetas(fields)
+    every = fields.integer("global_attn_every_n_layers", 3)
+    local = read_local_layers(fields, [layer % every != 0 for layer in range(shape["num_layers"])])
+    full_theta, local_theta = read_thetas(fields, ("global_rope_theta", 160000.0), ("local_rope_theta", 10000.0))
     pooling = fields.choice("classifier_pooling", {"cls": "cls", "mean": "mean"}, "cls")
     return ModernBertSpec(
         **shape,
@@ -76,41 +80,6 @@ def read_spec(fields: ConfigFields, architecture: str) -> ModernBertSpec:
         head_bias=fields.flag("classifier_bias", False),
         head_activation=fields.choice("classifier_activation", ACTIVATIONS, "gelu"),
     )
-
-
-def _local_layers(fields: ConfigFields, layers: int) -> tuple[bool, ...]:
-    """Read `layer_types`, or the older `global_attn_every_n_layers`."""
-    every = fields.integer("global_attn_every_n_layers", 3)
-    types = fields.get("layer_types")
-    if types is None:
-        return tuple(layer % every != 0 for layer in range(layers))
-    if not isinstance(types, list) or len(types) != layers or any(kind not in (_FULL, _LOCAL) for kind in types):
-        fields.refuse("layer_types", types, f"a list of {layers} of {_FULL}, {_LOCAL} is needed")
-    return tuple(kind == _LOCAL for kind in types)
-
-
-def _thetas(fields: ConfigFields) -> tuple[float, float]:
-    """Read `rope_parameters` by kind of layer (transformers 5), or the two older fields."""
-    found = {_FULL: _theta(fields, "global_rope_theta", 160000.0), _LOCAL: _theta(fields, "local_rope_theta", 10000.0)}
-    fields.only("rope_scaling", {}, hint="only unscaled rotation is")
-    parameters = fields.inner("rope_parameters")
-    if parameters is not None:
-        for kind, default in found.items():
-            rope = parameters.inner(kind)
-            if rope is not None:
-                rope.only("rope_type", "default", hint="only unscaled rotation is")
-                found[kind] = _theta(rope, "rope_theta", default)
-                rope.refuse_unread()
-        parameters.refuse_unread()
-    return found[_FULL], found[_LOCAL]
-
-
-def _theta(fields: ConfigFields, key: str, default: float) -> float:
-    theta = fields.number(key, default)
-    # Versions disagree on a null: the other kind's theta, or an error.
-    if theta < 1.0 or (key in fields and fields.get(key) is None):
-        fields.refuse(key, fields.get(key), "a number of 1 or more is needed")
-    return theta
 
 
 # --- network ---------------------------------------------------------------------------------------------------------
@@ -161,7 +130,7 @@ class ModernBertBlock:
     """x + attention(norm(x)), then x + down(activation(input) * gate)."""
 
     def __init__(self, spec: ModernBertSpec, layer: int, rotary: Rotary) -> None:
-        hidden, heads, width = spec.hidden_size, spec.num_heads, spec.intermediate_size
+        hidden, heads = spec.hidden_size, spec.num_heads
         attention = AttentionSpec(heads=heads, kv_heads=heads, head_dim=spec.head_dim, scale=spec.head_dim**-0.5)
         self._heads = HeadTransform(attention, rotary=rotary)
         self._reach = spec.reach if spec.local[layer] else None
@@ -170,9 +139,7 @@ class ModernBertBlock:
         self._qkv = Linear(hidden, hidden, hidden, hidden, split=Split.OUTPUTS, bias=bias)
         self._out = Linear(hidden, hidden, split=Split.INPUTS, bias=bias)
         self._norm = new_norm(spec)
-        options: Any = {"bias": spec.mlp_bias, "activation": spec.activation, "gated": True}
-        self._up = Linear(hidden, width, width, split=Split.OUTPUTS, **options)
-        self._down = Linear(width, hidden, split=Split.INPUTS, bias=spec.mlp_bias)
+        self._feed_forward = FeedForward(hidden, spec.intermediate_size, spec.activation, bias=spec.mlp_bias)
 
     def load(self, source: WeightSource, prefix: str) -> None:
         if self._attention_norm is not None:
@@ -180,14 +147,13 @@ class ModernBertBlock:
         self._qkv.load(source, f"{prefix}.attn.Wqkv")
         self._out.load(source, f"{prefix}.attn.Wo")
         self._norm.load(source, f"{prefix}.mlp_norm")
-        self._up.load(source, f"{prefix}.mlp.Wi")
-        self._down.load(source, f"{prefix}.mlp.Wo")
+        self._feed_forward.load(source, [f"{prefix}.mlp.Wi"], f"{prefix}.mlp.Wo")
 
     def __call__(self, x: torch.Tensor, attention: RowAttention) -> torch.Tensor:
         """Return the next hidden states. x: [T, hidden], which may be overwritten."""
-        qkv = self._qkv(x) if self._attention_norm is None else self._qkv.matmul.after(self._attention_norm, x)
+        qkv = normed(self._qkv, self._attention_norm, x)
         x = self._out(attention(qkv, self._heads, self._reach), x)
-        return self._down(self._up.matmul.after(self._norm, x), x)
+        return self._feed_forward(self._norm, x, x)
 
 
 class PredictionHead:

@@ -28,6 +28,7 @@ _FAMILIES = {
     "ModernBertModel": "modernbert",
     "ModernBertForMaskedLM": "modernbert",
     "ModernBertForSequenceClassification": "modernbert",
+    "Gemma3TextModel": "gemma3",
 }
 # Encoders that people embed with, whose networks differ from ours.
 _REFUSED = {

@@ -29,6 +29,7 @@ class EncoderSpec:
     hidden_size: int
     intermediate_size: int
     num_heads: int
+    head_dim: int
     vocab_size: int
     max_length: int
     token_types: int
@@ -36,7 +37,3 @@ class EncoderSpec:
     activation: str
     dtype: str
     head: ScoreHead | None
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads

@@ -10,6 +10,7 @@ import pytest
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.models.encoders.bert import BertSpec
+from roseinfer.models.encoders.gemma3 import Gemma3Spec
 from roseinfer.models.encoders.modernbert import ModernBertSpec
 from roseinfer.models.encoders.registry import is_encoder, read_encoder_spec
 from roseinfer.models.encoders.spec import EncoderSpec, ScoreHead
@@ -129,6 +130,39 @@ MODERNBERT = {
     "transformers_version": "4.47.0.dev0",
     "vocab_size": 50368,
 }
+EMBEDDING_GEMMA = {
+    "_sliding_window_pattern": 6,
+    "architectures": ["Gemma3TextModel"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "dtype": "float32",
+    "eos_token_id": 1,
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 1152,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 4,
+    "max_position_embeddings": 2048,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 3,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": 512,
+    "transformers_version": "4.57.0.dev0",
+    "use_bidirectional_attention": True,
+    "use_cache": True,
+    "vocab_size": 262144,
+}
 FULL, LOCAL = "full_attention", "sliding_attention"
 
 
@@ -195,6 +229,16 @@ def test_both_spellings_of_modernbert(tmp_path: Path) -> None:
     assert read(tmp_path, older) == read(tmp_path, newer)
 
 
+def test_embedding_gemma(tmp_path: Path) -> None:
+    spec = read(tmp_path, EMBEDDING_GEMMA)
+    assert isinstance(spec, Gemma3Spec)
+    assert (spec.head_dim, spec.kv_heads, spec.scale, spec.max_length) == (256, 1, 1 / 16, 2048)
+    assert (spec.reach, spec.full_theta, spec.local_theta, spec.activation) == (256, 1e6, 1e4, "gelu_tanh")
+    assert spec.local == tuple(layer % 6 != 5 for layer in range(24))
+    del (without := dict(EMBEDDING_GEMMA))["layer_types"]
+    assert read(tmp_path, without) == spec
+
+
 @pytest.mark.parametrize(
     ("config", "key", "value"),
     [
@@ -218,6 +262,11 @@ def test_both_spellings_of_modernbert(tmp_path: Path) -> None:
         (MODERNBERT, "rope_parameters", {FULL: {"rope_type": "yarn", "rope_theta": 1e6}}),
         (MODERNBERT, "classifier_pooling", "max"),
         (MODERNBERT, "sliding_window", 64),
+        (EMBEDDING_GEMMA, "use_bidirectional_attention", False),
+        (EMBEDDING_GEMMA, "attn_logit_softcapping", 50.0),
+        (EMBEDDING_GEMMA, "attention_bias", True),
+        (EMBEDDING_GEMMA, "num_key_value_heads", 2),
+        (EMBEDDING_GEMMA, "head_dim", 255),
     ],
 )
 def test_what_changes_a_result_is_refused_by_name(tmp_path: Path, config: dict[str, Any], key: str, value: Any) -> None:
@@ -249,7 +298,7 @@ def test_more_weights_than_the_files_hold(tmp_path: Path) -> None:
         read(tmp_path, MINILM)
 
 
-@pytest.mark.parametrize("config", [MS_MARCO, BGE_RERANKER, MODERNBERT])
+@pytest.mark.parametrize("config", [MS_MARCO, BGE_RERANKER, MODERNBERT, EMBEDDING_GEMMA])
 def test_mutated_configs(tmp_path: Path, config: dict[str, Any]) -> None:
     rng = random.Random(0)
     accepted = 0

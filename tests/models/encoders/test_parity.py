@@ -67,9 +67,10 @@ def test_rows_keep_their_order(pair: tuple[PreTrainedModel, EncoderModel]) -> No
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_longest_row(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["modernbert", "gemma3"])
+def test_the_longest_row(name: str, device: str, tmp_path: Path) -> None:
     """Cross the local window many times, and several slices of queries."""
-    reference, model = make_pair("modernbert", tmp_path, device)
+    reference, model = make_pair(name, tmp_path, device)
     rows = draw_rows([model.spec.max_length, 3, 300])
     assert worst_error(reference, model, rows) < TOLERANCE
 
@@ -101,7 +102,7 @@ def test_segments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["bert", "xlm-r", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "xlm-r", "modernbert", "gemma3"])
 def test_half_precision(name: str, dtype: str, device: str, tmp_path: Path) -> None:
     """Include rows that one kernel attends without padding on a GPU, longer than local windows."""
     reference = make_encoder(ENCODERS[name])
@@ -173,6 +174,8 @@ def rows_as_one(patch: pytest.MonkeyPatch) -> None:
         ("bert", rows_as_one),
         ("modernbert", without_window),
         ("modernbert", narrower_window),
+        ("gemma3", causal),
+        ("gemma3", narrower_window),
     ],
 )
 def test_mistakes_in_the_network_show(
@@ -188,6 +191,8 @@ def test_mistakes_in_the_network_show(
     [
         ("bert", {"hidden_act": "gelu_pytorch_tanh"}),
         ("modernbert", {"local_attention": 10}),
+        ("gemma3", {"query_pre_attn_scalar": 12}),
+        ("gemma3", {"hidden_activation": "gelu"}),
         ("modernbert", {"global_attn_every_n_layers": 2, "layer_types": None}),
         (
             "modernbert",
