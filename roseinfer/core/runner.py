@@ -46,6 +46,7 @@ class RunnerFacts:
     `num_host_blocks`: KV blocks in host memory; 0 = plans may not have loads or stores. `load_s`, `store_s`: seconds
     per block, measured at the start. `experts`: routing of a model with experts, None without. `block_bytes`: size of a
     KV block in either memory; 0 = unknown. `pooling`: set if the runner serves prompt-only requests and no others.
+    `keeps_kv`: False if no K/V is kept, so that KV blocks exist in plans only.
     """
 
     model_type: str
@@ -66,6 +67,7 @@ class RunnerFacts:
     experts: ExpertChoice | None = None
     block_bytes: int = 0
     pooling: PoolingInfo | None = None
+    keeps_kv: bool = True
 
 
 class Runner(Protocol):

@@ -158,7 +158,7 @@ def _build_core(
         facts=replace(facts, startup_s={**facts.startup_s, "engine": time.monotonic() - started_s}),
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.seats,
-        kv_cache=facts.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype,
+        kv_cache=_kv_cache(config, facts),
         policy=entry_of(config.scheduler.policy_name).traits,
         seed=config.model.seed,
         prefix_caching=config.cache.enable_prefix_caching,
@@ -166,6 +166,13 @@ def _build_core(
         calibrated=calibrated_cost(options),
     )
     return core, info
+
+
+def _kv_cache(config: EngineConfig, facts: RunnerFacts) -> str:
+    """Return the format of K and V for people to read."""
+    if not facts.keeps_kv:
+        return "none"
+    return facts.dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
 
 
 def _build_runner(

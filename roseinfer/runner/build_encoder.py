@@ -73,6 +73,7 @@ def build_encoder(config: EngineConfig, folder: Path, group: LiveGroup) -> tuple
         default_sampling={},
         startup_s=startup_s,
         pooling=pooling.info(head.width),
+        keeps_kv=False,
     )
     return runner, facts
 

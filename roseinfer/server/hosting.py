@@ -269,7 +269,8 @@ def greeting(
     body = shlex.quote(json.dumps({"model": names[0], **asked}))
     command = f"curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {body}"
     ways = "open it in a browser, or try" if config.console and config.uds is None else "try"
-    kept = "" if info.facts.device == PRICED else f"weights in {info.facts.weights}, K/V in {info.kv_cache}; "
+    kv = f"K/V in {info.kv_cache}" if info.facts.keeps_kv else "no K/V"
+    kept = "" if info.facts.device == PRICED else f"weights in {info.facts.weights}, {kv}; "
     if len(names) > 1:
         return f"{', '.join(names)} are served on {address}; {ways}\n  {command}"
     return f"{names[0]} is served on {address}; {kept}{ways}\n  {command}"
