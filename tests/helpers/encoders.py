@@ -41,7 +41,7 @@ _GEMMA = {
     **_SIZES,
     "num_hidden_layers": 4,
     "num_key_value_heads": 1,
-    "head_dim": 12,
+    "head_dim": 24,
     "query_pre_attn_scalar": 20,
     "sliding_window": 9,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],

@@ -191,7 +191,7 @@ def test_mistakes_in_the_network_show(
     [
         ("bert", {"hidden_act": "gelu_pytorch_tanh"}),
         ("modernbert", {"local_attention": 10}),
-        ("gemma3", {"query_pre_attn_scalar": 12}),
+        ("gemma3", {"query_pre_attn_scalar": 24}),
         ("gemma3", {"hidden_activation": "gelu"}),
         ("modernbert", {"global_attn_every_n_layers": 2, "layer_types": None}),
         (
