@@ -31,6 +31,7 @@ from roseinfer.server.documents import inference_docs
 from roseinfer.server.formats.chat import ChatFormat
 from roseinfer.server.formats.completions import CompletionFormat
 from roseinfer.server.formats.messages.format import MessagesFormat
+from roseinfer.server.formats.pooling.cohere import CohereEmbedFormat
 from roseinfer.server.formats.pooling.embeddings import EmbeddingFormat
 from roseinfer.server.formats.pooling.scoring import RERANK_PATHS, SCORE_PATHS, RerankFormat, ScoreFormat
 from roseinfer.server.formats.responses.background import BackgroundRuns
@@ -204,6 +205,7 @@ def build_app(parts: ServerParts) -> Application:
     )
     history = History(parts.responses, keyed=bool(config.api_key))
     formats: list[AnswerFormat] = [CompletionFormat(), ChatFormat(), MessagesFormat(), EmbeddingFormat()]
+    formats.append(CohereEmbedFormat())
     formats += [*map(RerankFormat, RERANK_PATHS), *map(ScoreFormat, SCORE_PATHS)]
     make = Inference if parts.tracing is None else parts.tracing.inference
     inferences = [make(served, answer_format) for answer_format in formats]

@@ -11,6 +11,7 @@ from roseinfer.server.answer_shapes import ChatCompletion, ErrorBody, TextComple
 from roseinfer.server.formats.messages import document as message_shapes
 from roseinfer.server.formats.messages.request import CountTokensRequest, MessagesRequest
 from roseinfer.server.formats.pooling import document as pooling_shapes
+from roseinfer.server.formats.pooling.cohere import CohereEmbedRequest
 from roseinfer.server.formats.pooling.request import EmbeddingRequest, RerankRequest, ScoreRequest
 from roseinfer.server.formats.pooling.scoring import RERANK_PATHS, SCORE_PATHS
 from roseinfer.server.formats.responses import document as response_shapes
@@ -42,6 +43,7 @@ _REQUESTS: tuple[type[RequestModel], ...] = (
     TokenizeRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    CohereEmbedRequest,
     RerankRequest,
     ScoreRequest,
 )
@@ -75,6 +77,7 @@ _INFERENCE = {
         message_shapes.MessageErrorBody,
     ),
     "/v1/embeddings": _InferenceDocs(EmbeddingRequest, pooling_shapes.EmbeddingList, "The embeddings", None),
+    "/v2/embed": _InferenceDocs(CohereEmbedRequest, pooling_shapes.CohereEmbedding, "The embeddings", None),
 } | {
     path: _InferenceDocs(request, answer, description, None)
     for paths, request, answer, description in (

@@ -16,7 +16,7 @@ from tests.server.live import LiveServer, http_post, read_all, read_error
 Serve = Callable[..., LiveServer]
 
 
-POOLING = ("/v1/embeddings", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score")
+POOLING = ("/v1/embeddings", "/v2/embed", "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score")
 
 
 def test_a_healthy_server(server: LiveServer) -> None:
@@ -161,7 +161,7 @@ def test_docs_can_be_switched_off(serve: Serve, server: LiveServer) -> None:
 def test_openapi_is_truthful(server: LiveServer) -> None:
     document = server.get("/openapi.json").json()
     assert set(document["paths"]) == {
-        "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models",
+        "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v2/embed", "/v1/models",
         "/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score",
         "/v1/models/{model_id}", "/tokenize", "/detokenize",
             "/v1/responses", "/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items",

@@ -40,6 +40,7 @@ MAX_CHOICES = 16  # of a request that get spans
 _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "rerank"),
     **dict.fromkeys(("/score", "/v1/score"), "score"),
 }

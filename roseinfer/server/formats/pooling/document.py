@@ -81,3 +81,35 @@ class Reranking(_Shape):
     usage: PromptUsage
     results: list[RankedDocument]
     warnings: list[str] | None = None
+
+
+class CohereEmbeddings(_Shape):
+    """Lists of embeddings by type: those that were requested."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    float_: list[list[float]] | None = Field(None, alias="float")
+    base64: list[str] | None = None
+
+
+class CohereVersion(_Shape):
+    version: Literal["2"]
+
+
+class CohereTokens(_Shape):
+    input_tokens: int
+
+
+class CohereMeta(_Shape):
+    api_version: CohereVersion
+    billed_units: CohereTokens
+    tokens: CohereTokens
+    warnings: list[str] | None = None
+
+
+class CohereEmbedding(_Shape):
+    id: str
+    response_type: Literal["embeddings_by_type"]
+    embeddings: CohereEmbeddings
+    texts: list[str]
+    meta: CohereMeta

@@ -10,7 +10,7 @@ from roseinfer.text.tokenizer import Tokenizer
 from tests.server.live import LiveServer
 
 BODIES: dict[str, dict[str, Any]] = (
-    {"/v1/embeddings": {"input": "x"}}
+    {"/v1/embeddings": {"input": "x"}, "/v2/embed": {"texts": ["x"]}}
     | {path: {"query": "x", "documents": ["y"]} for path in RERANK_PATHS}
     | {path: {"text_1": "x", "text_2": "y"} for path in SCORE_PATHS}
 )
