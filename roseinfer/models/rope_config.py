@@ -36,7 +36,7 @@ def read_rope(
         rotary_dim=None if width == head_dim else width,
         **_READERS[kind](inner, fields, max_model_len),
     )
-    if spec.theta < 1.0:
+    if spec.theta < 1.0 or (kind == "yarn" and spec.theta == 1.0):  # YaRN divides by its logarithm
         (inner if "rope_theta" in inner else fields).refuse("rope_theta", spec.theta, "a number of 1 or more is needed")
     if kind == "longrope" and len(spec.divisors) != width // 2:
         inner.refuse("short_factor", len(spec.divisors), f"{width // 2} factors are needed, and as many in long_factor")
@@ -135,6 +135,8 @@ def _longrope(inner: ConfigFields, fields: ConfigFields, max_model_len: int | No
     the length of each sequence would spoil its cached keys.
     """
     original, longest = _original_context(inner, fields), fields.integer("max_position_embeddings")
+    if original <= 1.0:
+        inner.refuse("original_max_position_embeddings", original, "more than 1 is needed")
     factor = inner.number("factor", longest / original)
     magnitude = 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
     short, long = _divisors(inner, "short_factor"), _divisors(inner, "long_factor")

@@ -259,6 +259,19 @@ def test_the_original_context_of_phi_has_one_value(tmp_path: Path) -> None:
             read(tmp_path, "phi4-mini", rope_scaling=scaling, original_max_position_embeddings=outer)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "named"),
+    [
+        ({"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}, "original_max_position_embeddings = 1"),
+        ({**YARN, "rope_theta": 1.0, "original_max_position_embeddings": 64}, "rope_theta = 1.0"),
+    ],
+)
+def test_scalings_that_divide_by_zero(scaling: dict[str, Any], named: str, tmp_path: Path) -> None:
+    changes = {"original_max_position_embeddings": 1, "rope_scaling": None, "rope_parameters": scaling}
+    with pytest.raises(UnsupportedModelError, match=named):
+        read(tmp_path, "phi4-mini" if "short_factor" in scaling else "granite", **changes)
+
+
 # --- wrong readings ---------------------------------------------------------------------------------------------------
 def with_ropes(spec: ModelSpec, change: Callable[[LayerSpec], RopeSpec | None]) -> ModelSpec:
     return replace(spec, layers=tuple(replace(layer, rope=change(layer)) for layer in spec.layers))
