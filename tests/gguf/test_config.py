@@ -162,15 +162,15 @@ def test_the_dtype_is_that_of_the_matrices(tmp_path: Path, encodings: list[str],
 
 def test_tokens_that_end_an_answer(tmp_path: Path) -> None:
     """Check the tokens that the file names and the known control tokens; tokens of ordinary text do not count."""
-    tokens = [*(str(i) for i in range(90)), "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>"]
+    tokens = [*(str(i) for i in range(90)), "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>", "<|end|>"]
     changes = {
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [1] * 90 + [3, 3, 1, 3],
+        "tokenizer.ggml.token_type": [1] * 90 + [3, 3, 1, 3, 3],
         "tokenizer.ggml.eos_token_id": 93,
         "tokenizer.ggml.eot_token_id": 90,
     }
     path = write_model(tmp_path / "m.gguf", make_reference("llama"), **changes)
-    assert read_generation_config(path).eos_token_ids == (93, 90, 91)
+    assert read_generation_config(path).eos_token_ids == (93, 90, 91, 94)
 
 
 def test_sampling_that_no_request_could_use(tmp_path: Path) -> None:
