@@ -110,7 +110,9 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         assembly = assemble(model, replace(shape, num_host_blocks=host_blocks, pooling=pooling), group)
         _compile(assembly, model, shape)
     with phase(startup_s, "warm-up"):
-        rehearse(assembly.runner, assembly.seats, num_blocks, _rehearsed(config, limits, device))
+        whole = pooling is not None and pooling.method.needs_every_position
+        lengths = _rehearsed(config, limits, device)
+        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole)
         if device.type == "cuda":  # products of few rows use separate kernels
             for few in (1, 2, 4, 8, 16):
                 rehearse(assembly.runner, assembly.seats, num_blocks, [min(few, limits.max_tokens)])
@@ -240,7 +242,8 @@ def free_cuda_bytes(
     _compile(assembly, model, shape)
     torch.cuda.reset_peak_memory_stats(model.device)
     try:
-        rehearse(assembly.runner, assembly.seats, num_blocks, lengths)
+        whole = pooling is not None and pooling.method.needs_every_position
+        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole)
     except torch.OutOfMemoryError as error:
         chunked = config.scheduler.enable_chunked_prefill
         options = "max_num_batched_tokens" if chunked else "max_model_len, or let prompts be chunked"

@@ -36,11 +36,13 @@ def rehearse(
     sampling: tuple[SequenceParams, ...] = (FILTERED, GREEDY),
     *,
     guided: bool = False,
+    every_position: bool = False,
 ) -> None:
     """Prefill prompts of `lengths` tokens in one step, decode a step, copy a block, leave the seats empty.
 
     Prompts are shortened to fit context and blocks. Seats take the elements of `sampling` in turn. `guided`: sample
-    with masks. This overwrites KV blocks from 0 on, which must be unused.
+    with masks. `every_position`: results need the states of whole prompts. This overwrites KV blocks from 0 on, which
+    must be unused.
     """
     admitted: list[Admission] = []
     prefill: list[Row] = []
@@ -55,7 +57,7 @@ def rehearse(
         table = tuple(range(used, used + blocks))
         used += blocks
         admitted.append(_admission(seat, length, table, sampling[seat % len(sampling)]))
-        prefill.append(_row(seat, 0, length))
+        prefill.append(_row(seat, 0, length, length if every_position else 1))
         if length < room:
             decode.append(_row(seat, length, 1))
     _run(runner, StepPlan(0, prefill, admitted, num_tokens=sum(row.count for row in prefill)), guided)
@@ -70,8 +72,8 @@ def _admission(seat: int, length: int, table: tuple[int, ...], params: SequenceP
     return Admission(f"rehearsal-{seat}", seat, [0] * length, length, params, 0, (), table)
 
 
-def _row(seat: int, start: int, count: int) -> Row:
-    return Row(f"rehearsal-{seat}", seat, start, count, 1, True, start, 0, ())
+def _row(seat: int, start: int, count: int, logits: int = 1) -> Row:
+    return Row(f"rehearsal-{seat}", seat, start, count, logits, True, start, 0, ())
 
 
 def _run(runner: Runner, plan: StepPlan, guided: bool = False) -> None:

@@ -12,7 +12,7 @@ from roseinfer.core.errors import ConfigError, ModelNotFoundError, UnsupportedMo
 from roseinfer.core.plan import Admission, HostCopy, Row, StepPlan
 from roseinfer.core.runner import ExpertChoice
 from roseinfer.core.sampling import SequenceParams
-from roseinfer.models import decoder
+from roseinfer.models import block
 from roseinfer.parallel.group import SingleRank
 from roseinfer.runner.build import BuiltRunner, build_runner, found_threads
 from roseinfer.runner.device import resolve_device
@@ -161,7 +161,7 @@ def test_keys_with_a_bias_do_not_go_into_fp8_without_scales(folder, monkeypatch)
     with pytest.raises(ConfigError, match=told):
         build(folder, cache={"kv_cache_dtype": "fp8"})
     scales = KVScales(torch.full((2,), 0.5), torch.full((2,), 2.0))
-    monkeypatch.setattr(decoder, "read_kv_scales", lambda source, qkv, kv_heads: scales)
+    monkeypatch.setattr(block, "read_kv_scales", lambda source, qkv, kv_heads: scales)
     built = build(folder, cache={"kv_cache_dtype": "fp8"})
     assert len(generate(built, [5, 9, 33, 2], steps=3, chunk=2)) == 3
 

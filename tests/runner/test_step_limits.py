@@ -113,7 +113,7 @@ def test_a_step_that_exceeds_the_memory_is_an_error(
 ) -> None:
     options, model = config(enable_chunked_prefill=False), load(folder)
 
-    def out_of_memory(*arguments: object) -> None:
+    def out_of_memory(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(build, "rehearse", out_of_memory)
