@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from roseinfer.cluster.start import Supervisor, engine_supervisor
 from roseinfer.core.config.models import ServedModelConfig
-from roseinfer.core.errors import RoseinferError
+from roseinfer.core.errors import EngineClosedError, RoseinferError
 from roseinfer.engine.api import EngineInfo, EngineReport, StepRecord
 from roseinfer.processes.private_folder import remove_folder
 
@@ -58,9 +58,9 @@ class ModelSupervisors:
         """Return the result of `work`. With several models, log which one fails."""
         try:
             return await work
-        except RoseinferError:
-            if len(self.models) > 1:
-                log.error("model %r cannot start", self.models[index].name)
+        except RoseinferError as error:
+            if len(self.models) > 1 and not isinstance(error, EngineClosedError):  # closed as another has failed
+                log.error("model %r cannot start: %s", self.models[index].name, error)
             raise
 
     def reports(self) -> list[EngineReport]:

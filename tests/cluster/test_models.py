@@ -71,7 +71,7 @@ def test_a_failed_start_names_its_model(caplog: pytest.LogCaptureFixture) -> Non
         models, *_ = two()
         with pytest.raises(ConfigError, match="too little memory"):
             await models.connect(1)
-        assert "model 'b' cannot start" in caplog.text
+        assert "model 'b' cannot start: too little memory" in caplog.text
 
     asyncio.run(act())
 

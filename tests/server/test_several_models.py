@@ -183,7 +183,8 @@ def test_engines_are_shown_with_their_models(both: TwoModels) -> None:
         assert both.get(f"/v1/promise?prompt_tokens=5{query}").status_code == status
 
 
-def test_metrics_and_records_are_labelled_by_model(both: TwoModels) -> None:
+def test_metrics_records_and_log_lines_name_the_model(both: TwoModels, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "roseinfer.server.observe.report")
     before = [both.metric("vllm:request_success_total", model_name=name) for name in ("a", "b")]
     assert ask(both, "b").status_code == 200
     after = [both.metric("vllm:request_success_total", model_name=name) for name in ("a", "b")]
@@ -192,6 +193,7 @@ def test_metrics_and_records_are_labelled_by_model(both: TwoModels) -> None:
         assert both.metric("roseinfer:engine_up", model_name=model, engine=engine) == 1
         assert both.metric("vllm:e2e_request_latency_seconds_count", model_name=model, engine=engine) >= 1
     assert both.get("/v1/requests?limit=1").json()["data"][0]["model"] == "b"
+    assert [record.getMessage().endswith("slo=met model=b") for record in caplog.records] == [True]
     text = both.get("/metrics").text
     assert text.count("# TYPE vllm:e2e_request_latency_seconds histogram") == 1
 

@@ -116,7 +116,7 @@ def _check_alone(model: ServedModelConfig) -> None:
 def _check_pair(one: ServedModelConfig, other: ServedModelConfig) -> None:
     common = next((name for name in one.names if name in other.names), None)
     if common is not None:
-        raise ConfigError(f"served_model_name: two models have the name {common!r}")
+        raise ConfigError(f"served_model_name: two models have the name {common!r}; give each a name of its own")
     for name, first, second in _outputs(one, other):
         if first is not None and first == second:
             raise ConfigError(f"{name}: {one.name!r} and {other.name!r} cannot share {first!r}; set it for one model")

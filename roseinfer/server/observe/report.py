@@ -100,7 +100,8 @@ Gauges = Callable[[], Awaitable[Iterable[Metric]]]
 class RequestReports:
     """Observer that updates metrics and records and writes the log. See `request.generation.Observer`.
 
-    `log_starts`: also log the start of each request. `pooling`: None if the model generates text.
+    `log_starts`: also log the start of each request. `name_models`: include the model in log lines. `pooling`: None if
+    the model generates text.
     """
 
     def __init__(
@@ -109,11 +110,13 @@ class RequestReports:
         slo_metrics: SloMetrics,
         records: RequestRecords,
         log_starts: bool,
+        name_models: bool,
         pooling: PoolingMetrics | None = None,
     ) -> None:
         self._metrics = metrics
         self._records = records
         self._log_starts = log_starts
+        self._name_models = name_models
         self._slo_metrics = slo_metrics
         self._pooling = pooling
         # Called at least once per token, so no method in between.
@@ -126,7 +129,7 @@ class RequestReports:
     def started(self, job: Job, progress: JobProgress, state: Mapping[str, Any], now_s: float) -> None:
         self._records.started(job, progress, state, now_s)
         if self._log_starts:
-            log_start(job)
+            log_start(job, name_model=self._name_models)
 
     def ended_early(self, request_id: str, cause: BaseException) -> None:
         """Count and log a request that the client or the server aborted. Invalid requests are only answered."""
@@ -149,7 +152,7 @@ class RequestReports:
         record = self._records.ended(job, progress, now_s, end._replace(outcome=came))
         if self._pooling is not None and cause is None:
             self._pooling.ended(record.api, progress.runs, record.age_s)
-        log_end(job, progress, record, end)
+        log_end(job, progress, record, end, name_model=self._name_models)
 
     def why(self, job: Job, progress: JobProgress, now_s: float) -> dict[str, Any]:
         """Return `usage.slo.why` of a request whose samples have ended."""
@@ -200,7 +203,7 @@ class ModelObservation:
         slo_metrics = SloMetrics(self._registry, self._values)
         pools = engine.info.facts.pooling is not None
         pooling = PoolingMetrics(self._registry, self._values) if pools else None
-        reports = RequestReports(metrics, slo_metrics, shared.records, shared.log_starts, pooling)
+        reports = RequestReports(metrics, slo_metrics, shared.records, shared.log_starts, shared.names.several, pooling)
         return reports if shared.tracing is None else shared.tracing.observer(reports, shared.records)
 
     def lengths(self) -> LengthMetrics:

@@ -83,10 +83,13 @@ _SHARED = vars(logging.LogRecord(log.name, logging.INFO, __file__, 0, "", (), No
 )
 
 
-def log_start(job: Job) -> None:
+def log_start(job: Job, *, name_model: bool = False) -> None:
+    """Log the start of a request. `name_model`: include the name of its model."""
     tokens = sum(len(prompt.ids) for prompt in job.prompts)
     kind = "stream" if job.stream else "whole"
     fields = {"request": job.request_id, "started": kind, "choices": job.num_choices, "prompt_tokens": tokens}
+    if name_model:
+        fields["model"] = job.model
     log.info(LogLine("request started", fields))
 
 
@@ -95,13 +98,17 @@ def log_early_abort(request_id: str, end: RequestEnd) -> None:
     log.info(LogLine("request aborted before it reached the engine", fields))
 
 
-def log_end(job: Job, progress: JobProgress, record: RequestEntry, end: RequestEnd) -> None:
-    """Log the end of a request that reached the engine. Cheap if the level is off."""
+def log_end(
+    job: Job, progress: JobProgress, record: RequestEntry, end: RequestEnd, *, name_model: bool = False
+) -> None:
+    """Log the end of a request that reached the engine. Cheap if the level is off. `name_model`: see `log_start`."""
     level = logging.ERROR if end.finish == FinishReason.ERROR else logging.INFO
     if not log.isEnabledFor(level):
         return
     fields = _fields(record, job, progress, end.finish)
     fields["slo_class"], fields["slo"] = slo_class_name(job), record.outcome or "invalid"
+    if name_model:
+        fields["model"] = job.model
     if end.reason:
         fields["why"] = end.reason
     if record.outcome in _EXPLAINED:

@@ -22,6 +22,7 @@ tool_call_parser = "none"
 [models."org/small"]
 gpu-memory-utilization = 0.1
 replicas = 2
+runner = "pooling"
 """
 
 
@@ -62,6 +63,7 @@ def test_tables_have_options_of_their_own(tmp_path: Path) -> None:
     )  # fmt: skip
     assert [each.engine.model.max_model_len for each in (chat, small)] == [512, 1024]
     assert [each.engine.model.seed for each in (chat, small)] == [7, 7]
+    assert [each.engine.model.runner for each in (chat, small)] == ["auto", "pooling"]
     assert [each.server.tool_call_parser for each in (chat, small)] == ["none", None]
     assert [each.replicas.count for each in (chat, small)] == [1, 2]
     assert [round(each.engine.cache.gpu_memory_utilization, 3) for each in (chat, small)] == [0.8, 0.1]
