@@ -134,6 +134,8 @@ def frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
         return _yarn_frequencies(width, rope)
     if rope.scaling == "longrope":
         return default_frequencies(width, rope.theta) / torch.tensor(rope.divisors, dtype=torch.float32)
+    if rope.scaling == "ntk_alpha":
+        return default_frequencies(width, rope.theta * rope.factor ** (width / (width - 2)))
     if rope.scaling == "proportional":
         rotated = default_frequencies(head_dim, rope.theta)[: width // 2] / rope.factor
         return torch.cat((rotated, torch.zeros(head_dim // 2 - width // 2)))

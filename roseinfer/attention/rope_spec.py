@@ -26,6 +26,7 @@ class RopeSpec:
     * "llama3": those with long wavelengths, compared with `original_max_position`, are divided by `factor`;
     * "yarn": the same with another transition, between `beta_fast` and `beta_slow` rotations;
     * "longrope": divided by `divisors`, one for each;
+    * "ntk_alpha": those of a larger theta, times factor^(rotary_dim / (rotary_dim - 2)) (Hunyuan);
     * "proportional": those of a head whose first `rotary_dim` numbers count, spread over the whole head: pair i is
       number i and i + head_dim / 2, and pairs from rotary_dim / 2 on are not rotated.
     """

@@ -11,7 +11,7 @@ from roseinfer.bench.report import percentile
 from roseinfer.config.hub import load_tokenizer, model_folder
 from roseinfer.core.config.engine import EngineConfig, ModelConfig
 from roseinfer.engine.start import start_engine
-from roseinfer.models.documents import read_config
+from roseinfer.models.documents import read_config, text_fields
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -77,4 +77,4 @@ def summarise(name: str, measured: dict[int, list[BatchTimes]]) -> list[dict[str
 
 
 def vocab_size(config: ModelConfig) -> int:
-    return int(read_config(model_folder(config))["vocab_size"])
+    return int(text_fields(read_config(model_folder(config)))["vocab_size"])

@@ -93,15 +93,15 @@ class LMHead:
 
     padded_vocab: int
 
-    def __init__(self, norm: Norm, width: int, vocab: int, *, tied: bool) -> None:
+    def __init__(self, norm: Norm, width: int, vocab: int) -> None:
         self._norm = norm
         self._width, self._vocab = width, vocab
-        self._tied = tied
         self._matmul: Matmul
 
-    def load(self, source: WeightSource, norm: str, name: str, embedding: VocabEmbedding) -> None:
+    def load(self, source: WeightSource, norm: str, name: str | None, embedding: VocabEmbedding) -> None:
+        """name: of the head's matrix; None if it is the embedding's."""
         table = embedding.table
-        if not self._tied:
+        if name is not None:
             table = VocabTable(self._vocab, self._width, source.build)
             table.load(source, f"{name}.weight")
         self._norm.load(source, norm)

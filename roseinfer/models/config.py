@@ -14,6 +14,7 @@ from roseinfer.models.documents import CONFIG, document_path, read_config, weigh
 from roseinfer.models.families import architectures, family_of
 from roseinfer.models.families.family import ModelFamily
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.harmless import HARMLESS, HARMLESS_PREFIXES
 from roseinfer.models.quantization import read_quantization
 from roseinfer.models.spec import ModelSpec
 
@@ -21,28 +22,6 @@ from roseinfer.models.spec import ModelSpec
 MAX_LAYERS = 2**12
 # Weights per byte of the densest format.
 MAX_WEIGHTS_PER_BYTE = 8
-
-# Bookkeeping, training, heads of other tasks and generation defaults: none of them changes the logits.
-_HARMLESS = frozenset(
-    """
-    architectures model_type torch_dtype dtype name_or_path tokenizer_class problem_type finetuning_task
-    task_specific_params id2label label2id num_labels prefix tf_legacy_loss use_bfloat16 torchscript
-    bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id unk_token_id decoder_start_token_id
-    initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop gradient_checkpointing
-    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    use_cache output_attentions output_hidden_states output_scores return_dict return_dict_in_generate
-    is_decoder chunk_size_feed_forward pretraining_tp n_ctx use_flash_attn attn_implementation
-    predict_special_tokens output_past max_sequence_length is_llama_config neftune_noise_alpha
-    do_sample temperature top_k top_p min_p typical_p epsilon_cutoff eta_cutoff repetition_penalty length_penalty
-    no_repeat_ngram_size encoder_no_repeat_ngram_size max_length min_length max_new_tokens min_new_tokens
-    num_beams num_beam_groups num_return_sequences diversity_penalty early_stopping bad_words_ids
-    forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens
-    exponential_decay_length_penalty remove_invalid_values
-    output_router_logits router_aux_loss_coef router_jitter_noise is_matryoshka matryoshka_dimensions
-    """.split()  # noqa: SIM905
-)
-_HARMLESS_PREFIXES = ("_", "transformers", "unsloth")
-
 
 # Names of models that were stored without their head, as embedders are.
 _HEADLESS = {
@@ -65,7 +44,7 @@ def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec
     fields = ConfigFields(data, f"{path} ({architecture})")
     spec = family.read(fields, architecture, max_model_len)
     spec = replace(spec, quantization=read_quantization(fields, folder))
-    fields.refuse_unread(_HARMLESS, _HARMLESS_PREFIXES)
+    fields.refuse_unread(HARMLESS, HARMLESS_PREFIXES)
     if spec.num_layers > MAX_LAYERS:
         raise UnsupportedModelError(f"{fields.where}: {spec.num_layers} layers are not supported; at most {MAX_LAYERS}")
     _check_size(spec, folder, fields.where)

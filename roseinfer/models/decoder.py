@@ -1,5 +1,6 @@
 """Decoder-only models: an embedding, blocks on a residual stream, a norm and a head."""
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -25,6 +26,8 @@ class Decoder:
         self.weights = build.weight_format.stored_as or str(build.dtype).removeprefix("torch.")
         self.attention = tuple(held_heads(layer, build.group) for layer in spec.attention)
         self.ignored = family.ignored
+        if spec.tied_embeddings:
+            self.ignored += tuple(rf"{re.escape(head)}\.weight" for head in family.heads)
         self._family = family
         self._tokens = VocabEmbedding(spec.vocab_size, spec.hidden_size)
         self._positions = Embedding(spec.max_position, spec.hidden_size) if spec.learned_positions else None
@@ -33,7 +36,7 @@ class Decoder:
             make_block(spec, family.names, number, rotaries.of(layer.rope, layer.attention.head_dim))
             for number, layer in enumerate(spec.layers)
         ]
-        self._head = LMHead(make_norm(spec), spec.hidden_size, spec.vocab_size, tied=spec.tied_embeddings)
+        self._head = LMHead(make_norm(spec), spec.hidden_size, spec.vocab_size)
 
     def load(self, source: WeightSource) -> None:
         names = self._family.names
@@ -45,7 +48,10 @@ class Decoder:
         for layer, block in enumerate(self._blocks):
             block.load(source, prefix + names.block.format(layer))
         head = _first_stored(self._family.heads, ".weight", source)
-        self._head.load(source, prefix + names.norm, head, self._tokens)
+        tied = self.spec.tied_embeddings
+        if tied is None:
+            tied = f"{head}.weight" not in source
+        self._head.load(source, prefix + names.norm, None if tied else head, self._tokens)
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
         step = StepContext(batch, attention)

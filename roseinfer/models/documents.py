@@ -23,6 +23,14 @@ def read_config(model: Path) -> dict[str, Any]:
     return read_object(model / CONFIG)
 
 
+def text_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the text model in a config that may describe others too."""
+    inner = config.get("text_config")
+    if not isinstance(inner, dict):
+        return config
+    return config | {key: value for key, value in inner.items() if value is not None}
+
+
 def read_generation(model: Path) -> dict[str, Any]:
     """Return generation_config.json, or nothing if the model has none. Raise like `read_config`."""
     if is_gguf(model):

@@ -78,6 +78,10 @@ class ConfigFields:
         if self.get(key) not in (None, *wanted):
             self.refuse(key, self._data[key], hint)
 
+    def ignore(self, *keys: str) -> None:
+        """Mark fields as read that do not change the logits of this family."""
+        self._seen.update(keys)
+
     def names(self, key: str) -> tuple[str, ...]:
         """Return a list of strings, which may be absent."""
         value = self.get(key) or []

@@ -7,7 +7,7 @@ from typing import Any
 from roseinfer.core.errors import InvalidRequestError, UnsupportedModelError
 from roseinfer.core.generation_config import AUTO, NONE, given_document, given_override, sampling_defaults
 from roseinfer.core.json_file import shortened
-from roseinfer.models.documents import CONFIG, GENERATION, document_path, read_config, read_generation
+from roseinfer.models.documents import CONFIG, GENERATION, document_path, read_config, read_generation, text_fields
 from roseinfer.models.fields import MAX_SIZE
 
 
@@ -33,7 +33,7 @@ def read_generation_config(folder: Path, choice: str = AUTO, override: str | Non
     """
     own, given = read_generation(folder), given_document(choice)
     has_config = document_path(folder, CONFIG).is_file()
-    config = read_config(folder) if has_config else {}
+    config = text_fields(read_config(folder)) if has_config else {}
     ends = _eos_ids(given or {}, Path(choice)) or _eos_ids(own, document_path(folder, GENERATION))
     eos = tuple(dict.fromkeys(ends + _eos_ids(config, document_path(folder, CONFIG))))
     if given is not None:

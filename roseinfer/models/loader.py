@@ -85,8 +85,7 @@ def load_model(
     with Checkpoint(folder, build) as checkpoint:
         scheme = spec.quantization
         model.load(WideningSource(checkpoint, scheme) if isinstance(scheme, Fp8Scheme) else checkpoint)
-        ignored = (*model.ignored, r"lm_head\.weight") if spec.tied_embeddings else model.ignored
-        checkpoint.refuse_unread(ignored)
+        checkpoint.refuse_unread(model.ignored)
         checkpoint.refuse_not_finite()
     return model
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from roseinfer.attention.rope_spec import RopeSpec
+from roseinfer.attention.rope_spec import QueryScale, RopeSpec
 from roseinfer.models.fields import ConfigFields
 
 
@@ -18,13 +18,14 @@ def read_rope(
     max_model_len: int | None = None,
     layer_type: str | None = None,
     aliases: Mapping[str, str] | None = None,
+    scaled_queries: bool = False,
 ) -> RopeSpec:
     """Read `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (earlier versions).
 
     theta, partial: defaults of `rope_theta` and `partial_rotary_factor`. A family that gives no `partial` rotates whole
     heads. max_model_len: context that will be used, which chooses between the factors of "longrope". layer_type: entry
     of `rope_parameters` that has one for each type of layer; a type without one has the defaults. aliases: other names
-    of scalings in a family's configs.
+    of scalings in a family's configs. scaled_queries: read `llama_4_scaling_beta`.
     """
     inner, theta = _scaling_fields(fields, layer_type), fields.number("rope_theta", theta)
     kind = _kind(inner, aliases or {})
@@ -34,6 +35,7 @@ def read_rope(
         scaling=kind,
         interleaved=interleaved,
         rotary_dim=None if width == head_dim else width,
+        query_scale=_query_scale(inner, fields) if scaled_queries else None,
         **_READERS[kind](inner, fields, max_model_len),
     )
     if spec.theta < 1.0 or (kind == "yarn" and spec.theta == 1.0):  # YaRN divides by its logarithm
@@ -42,6 +44,14 @@ def read_rope(
         inner.refuse("short_factor", len(spec.divisors), f"{width // 2} factors are needed, and as many in long_factor")
     inner.refuse_unread()
     return spec
+
+
+def _query_scale(inner: ConfigFields, fields: ConfigFields) -> QueryScale | None:
+    inner.ignore("max_position_embeddings")  # a copy of the field outside
+    if inner.get("llama_4_scaling_beta") is None:
+        return None
+    beta = inner.number("llama_4_scaling_beta")
+    return QueryScale(beta=beta, original_max_position=_original_context(inner, fields))
 
 
 def _kind(inner: ConfigFields, aliases: Mapping[str, str]) -> str:
@@ -126,6 +136,14 @@ def _yarn(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) 
     }
 
 
+def _ntk_alpha(inner: ConfigFields, fields: ConfigFields, max_model_len: int | None) -> dict[str, Any]:
+    """Read Hunyuan's "dynamic" scaling, whose `alpha` makes it the same for all lengths and all else ineffective."""
+    if inner.get("alpha") is None:
+        inner.refuse("rope_type", "dynamic", "without alpha it depends on the length, which would spoil cached keys")
+    inner.ignore("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    return {"factor": inner.number("alpha")}
+
+
 def _mscale(factor: float, multiplier: float = 1.0) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
 
@@ -173,5 +191,6 @@ _READERS: dict[str, Callable[[ConfigFields, ConfigFields, int | None], dict[str,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "ntk_alpha": _ntk_alpha,
     "proportional": lambda inner, fields, max_model_len: {"factor": inner.number("factor", 1.0)},
 }

@@ -57,7 +57,8 @@ class ModelSpec:
     feed-forward network read the same norm, and both are added. dtype: the checkpoint's. quantization: format of the
     checkpoint's linear layers, None for floats. experts: None if no layer has any; `intermediate_size` is that of the
     dense layers. Multipliers: of the embedding, of what each part adds to the residual stream, and of the logits.
-    logit_cap: logits become cap * tanh(logit / cap).
+    logit_cap: logits become cap * tanh(logit / cap). tied_embeddings: the head is the embedding's table; None if the
+    checkpoint stores no head. left_out: parts of the checkpoint for other inputs, which are not loaded.
     """
 
     architecture: str
@@ -68,7 +69,7 @@ class ModelSpec:
     max_position: int
     norm: NormSpec
     activation: str
-    tied_embeddings: bool
+    tied_embeddings: bool | None
     dtype: str
     learned_positions: bool = False
     gated: bool = True
@@ -83,6 +84,7 @@ class ModelSpec:
     logit_cap: float | None = None
     quantization: QuantScheme | None = None
     experts: ExpertsSpec | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:

@@ -11,7 +11,7 @@ from roseinfer.core.config.engine import CacheConfig, EngineConfig, ModelConfig,
 from roseinfer.core.errors import ConfigError, UnsupportedModelError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.runner import Runner, RunnerFacts
-from roseinfer.models.documents import read_config
+from roseinfer.models.documents import read_config, text_fields
 from roseinfer.models.generation import read_generation_config
 from roseinfer.priced.drawn import DrawnRunner, DrawnVocabulary
 from roseinfer.priced.machine import Machine, PricedRunner
@@ -55,7 +55,7 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
     if len(priced.slow_list) > 1:
         raise ConfigError(f"slow: got {len(priced.slow_list)} factors for one engine")
     cost = read_cost(priced.cost)
-    model = read_config(folder)
+    model = text_fields(read_config(folder))
     blocks = config.cache.num_kv_blocks or DEFAULT_BLOCKS
     max_model_len = _context(config, model, blocks * config.cache.block_size)
     eos_ids = read_generation_config(folder).eos_token_ids

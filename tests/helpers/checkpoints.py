@@ -56,6 +56,33 @@ _GRANITE = {
     "logits_scaling": 2.0,
 }
 
+_ALPHA_ROPE = {**_DEFAULT_ROPE, "rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}
+_MINISTRAL3 = {
+    **_LLAMA,
+    "head_dim": 12,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+_PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
 # name -> (config class, model class, config values)
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", _GPT2),
@@ -157,6 +184,34 @@ SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_LLAMA, "sliding_window": None, "layer_types": ["full_attention"] * 2},
     ),
     "glm4": ("Glm4Config", "Glm4ForCausalLM", {**_LLAMA, "head_dim": 12, "pad_token_id": 0}),
+    "ernie": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {**_LLAMA, "head_dim": 12, "use_bias": True}),
+    "hunyuan": (
+        "HunYuanDenseV1Config",
+        "HunYuanDenseV1ForCausalLM",
+        {**_LLAMA, "head_dim": 12, "attention_bias": True, "rope_parameters": _ALPHA_ROPE},
+    ),
+    "cohere2": (
+        "Cohere2Config",
+        "Cohere2ForCausalLM",
+        {**_LLAMA, "num_hidden_layers": 4, "sliding_window": 13, "logit_scale": 0.5, "attention_bias": True},
+    ),
+    "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", {**_LLAMA, "sliding_window": 13}),
+    "ministral": (
+        "MinistralConfig",
+        "MinistralForCausalLM",
+        {
+            **_LLAMA,
+            "head_dim": 12,
+            "sliding_window": 13,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "ministral3": ("Ministral3Config", "Ministral3ForCausalLM", _MINISTRAL3),
+    "mistral3": (
+        "Mistral3Config",
+        "Mistral3ForConditionalGeneration",
+        {"text_config": {**_MINISTRAL3, "model_type": "ministral3"}, "vision_config": _PIXTRAL},
+    ),
 }
 
 

@@ -101,8 +101,8 @@ def test_split_vocabulary(size: int, tied: bool) -> None:
         source = Named(tensors, build_for(Imagined(rank, size)))
         embedding, norm = VocabEmbedding(vocab, width), RMSNorm(width, 1e-5)
         embedding.load(source, "wte")
-        head = LMHead(norm, width, vocab, tied=tied)
-        head.load(source, "norm", "lm_head", embedding)
+        head = LMHead(norm, width, vocab)
+        head.load(source, "norm", None if tied else "lm_head", embedding)
         assert head.padded_vocab >= vocab
         rows += embedding(ids)
         logits.append(head(hidden))

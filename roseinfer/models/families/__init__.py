@@ -5,8 +5,9 @@ A package outside adds families by `register`, or by an entry point of the group
 """
 
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
+from roseinfer.core.errors import ConfigError
 from roseinfer.models.families.family import ModelFamily
 
 _MODULES = (
@@ -21,6 +22,13 @@ _MODULES = (
     "seed_oss",
     "exaone4",
     "glm4",
+    "cohere2",
+    "ernie",
+    "hunyuan",
+    "ministral",
+    "ministral3",
+    "mistral3",
+    "starcoder2",
     "gpt2",
 )
 ENTRY_POINTS = "roseinfer.families"
@@ -34,11 +42,24 @@ def register(family: ModelFamily) -> None:
 
 
 def family_of(architecture: str) -> ModelFamily | None:
-    """Return the family of an architecture in config.json; None if it is unknown."""
+    """Return the family of an architecture in config.json; None if it is unknown.
+
+    Raise `ConfigError` naming an entry point of another package that does not lead to a family.
+    """
     if architecture not in _known:
         for entry in entry_points(group=ENTRY_POINTS):
-            register(entry.load())
+            register(_load(entry))
     return _known.get(architecture)
+
+
+def _load(entry: EntryPoint) -> ModelFamily:
+    try:
+        family = entry.load()
+    except Exception as error:
+        raise ConfigError(f"family {entry.name} ({entry.value}) cannot be loaded: {error}") from error
+    if not isinstance(family, ModelFamily):
+        raise ConfigError(f"family {entry.name} ({entry.value}) is a {type(family).__name__}, not a ModelFamily")
+    return family
 
 
 def architectures() -> list[str]:

@@ -1,0 +1,15 @@
+"""Ministral 8B (Mistral AI, 2024): Mistral with windows in some of its layers."""
+
+from roseinfer.models.decoder_config import optional_integer, read_decoder, read_heads, read_windows
+from roseinfer.models.families.family import ModelFamily
+from roseinfer.models.fields import ConfigFields
+from roseinfer.models.spec import ModelSpec
+
+
+def read_ministral(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
+    window = optional_integer(fields, "sliding_window", 4096)
+    windows = read_windows(fields, window, 0, max_model_len)
+    return read_decoder(fields, architecture, attention=read_heads(fields, kv_heads=8), windows=windows)
+
+
+FAMILIES = (ModelFamily(architectures=("MinistralForCausalLM",), read=read_ministral),)
