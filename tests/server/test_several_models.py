@@ -67,10 +67,12 @@ def test_one_model_serves_while_the_other_loads(loading: TwoModels) -> None:
     assert ask(loading, "a").status_code == 200
     refused = ask(loading, "b")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
-    for path in ("/health", "/ready"):
+    for path in ("/health", "/ready", "/v1/models/b"):
         answer = loading.get(path)
         assert answer.status_code == 503
         assert answer.json()["error"]["message"] == "model 'b': The model is still loading"
+    assert [card["id"] for card in loading.get("/v1/models").json()["data"]] == ["a", "a-too"]
+    assert [load["model"] for load in loading.get("/v1/loads").json()["loads"]] == ["a"]
 
 
 def test_each_request_goes_to_the_model_that_it_names(both: TwoModels) -> None:

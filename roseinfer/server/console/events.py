@@ -13,7 +13,8 @@ from roseinfer.server.request.service import Service
 def hello(models: ServedModels) -> dict[str, Any]:
     """Return the constant data of a server. Raises `ApiError` 503 while an engine is loading.
 
-    With several models, the fields of one model are those of the first; `by_model` has what differs.
+    With several models, the fields of one model are those of the first; `by_model` has what differs between those that
+    are loaded.
     """
     service = models.first
     info = service.backend.info
@@ -28,8 +29,12 @@ def hello(models: ServedModels) -> dict[str, Any]:
         "max_num_seqs": info.max_num_seqs,
         "engines": len(models.reports()),
         "at": time.time(),
-        **({"by_model": {name: _of_model(models.find(name)) for name in models.names}} if models.several else {}),
+        **({"by_model": _by_model(models)} if models.several else {}),
     }
+
+
+def _by_model(models: ServedModels) -> dict[str, Any]:
+    return {name: _of_model(service) for service in models.loaded() for name in service.served_names}
 
 
 def _of_model(service: Service) -> dict[str, Any]:

@@ -79,10 +79,12 @@ class ServedModels:
         service: Service = state.get(_CHOSEN, self.first)
         service.rejected_unread(state["request_id"], path, arrival_s, error)
 
-    def check_loaded(self) -> None:
-        """Raise `ApiError` 503 while no model is loaded."""
-        if not any(service.loaded for service in self.services):
+    def loaded(self) -> list[Service]:
+        """Return the models that are loaded. Raises `ApiError` 503 while none is."""
+        found = [service for service in self.services if service.loaded]
+        if not found:
             _ = self.first.backend
+        return found
 
     # --- the server as a whole ----------------------------------------------------------------------------------
     def ill_health(self) -> ApiError | None:

@@ -35,7 +35,7 @@ def add(app: FastAPI, models: ServedModels) -> None:
 
     async def loads(request: Request) -> Response:
         asked = _asked(request, ("dp_rank", "include", "format"))
-        found = [(service, report) for service in models.services for report in service.backend.engine.reports()]
+        found = [(service, report) for service in models.loaded() for report in service.backend.engine.reports()]
         chosen = _chosen([report.engine for _, report in found], asked)
         return JsonResponse(
             {

@@ -43,7 +43,7 @@ def add(app: FastAPI, models: ServedModels) -> None:
         }
 
     async def list_models() -> Response:
-        cards = [card(name) for name in models.names]
+        cards = [card(name) for service in models.loaded() for name in service.served_names]
         page = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
         return JsonResponse({"object": "list", "data": cards, **page})
 

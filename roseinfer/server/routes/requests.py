@@ -54,7 +54,7 @@ def add(app: FastAPI, models: ServedModels, records: RequestRecords, peer_querie
 
     async def newest(wanted: RecordQuery) -> list[dict[str, Any]]:
         """Return records of all processes. Raises `ApiError` 503 while every engine is loading."""
-        models.check_loaded()
+        models.loaded()
         found = own(wanted)
         for answer in await peer_queries.ask(_TOPIC, msgspec.json.encode(wanted)):
             found += msgspec.json.decode(answer, type=list[FoundRecord])
