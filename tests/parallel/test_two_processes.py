@@ -25,7 +25,18 @@ TOKENS = [5, 17, 3, 88, 42, 9, 1, 60, 98, 0]
 
 # Sizes that blocks of 128 and two processes divide.
 WIDE = {"hidden_size": 256, "head_dim": 128}
-FAMILIES = ("llama", "llama-tied", "llama-bias", "qwen3", "gpt2", "qwen3-moe-dense", "mixtral")
+FAMILIES = (
+    "llama",
+    "llama-tied",
+    "llama-bias",
+    "qwen3",
+    "gpt2",
+    "qwen3-moe-dense",
+    "mixtral",
+    "phi3",
+    "granite",
+    "glm4",
+)
 ROUNDED = ("fp8", "fp8-experts", "dense.gguf", "experts.gguf")
 
 # Each rank computes all cases in one process, as importing torch takes most of the time.
@@ -162,4 +173,18 @@ def test_heads_that_cannot_be_split_are_rejected_before_weights_are_read(tmp_pat
             load_format="auto",
             seed=0,
             group=Imagined(0, 3),
+        )
+
+
+def test_norms_of_whole_projections_are_rejected(tmp_path: Path) -> None:
+    folder = save_reference(make_reference("olmo2"), tmp_path)
+    with pytest.raises(ConfigError, match="norm whole projections"):
+        load_model(
+            folder,
+            read_model_spec(folder),
+            dtype="float32",
+            device=torch.device("cpu"),
+            load_format="auto",
+            seed=0,
+            group=Imagined(0, 2),
         )
