@@ -39,7 +39,7 @@ def read_rope(
         **_READERS[kind](inner, fields, max_model_len),
     )
     if spec.theta < 1.0 or (kind == "yarn" and spec.theta == 1.0):  # YaRN divides by its logarithm
-        (inner if "rope_theta" in inner else fields).refuse("rope_theta", spec.theta, "a number of 1 or more is needed")
+        (inner if "rope_theta" in inner else fields).refuse("rope_theta", spec.theta, "a number above 1 is needed")
     if kind == "longrope" and len(spec.divisors) != width // 2:
         inner.refuse("short_factor", len(spec.divisors), f"{width // 2} factors are needed, and as many in long_factor")
     inner.refuse_unread()

@@ -71,6 +71,7 @@ def test_refused_by_name(tmp_path: Path, changes: dict[str, Any], match: str) ->
         read_model_spec(path)
 
 
+LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 PATTERN = "attention.sliding_window_pattern"
 
 
@@ -89,6 +90,12 @@ PATTERN = "attention.sliding_window_pattern"
         ("exaone4", {"exaone4.attention.sliding_window": 0}, "sliding_window_pattern = a list is not supported"),
         ("glm4", {"glm4.rope.dimension_sections": [1, 1, 1, 0]}, "rope.dimension_sections = a list is not supported"),
         ("glm4", {"glm4.nextn_predict_layers": 1}, "nextn_predict_layers = 1 is not supported"),
+        ("cohere2", {"cohere2.attention.sliding_window": None}, r"cohere2\.attention\.sliding_window is missing"),
+        ("cohere2", {"cohere2.rope.dimension_count": 4}, "rope.dimension_count = 4 is not supported"),
+        ("ministral3", {f"mistral3.{LOG_MULTIPLIER}": 0.5}, "yarn_log_multiplier = 0.5 is not supported; only 1"),
+        ("ministral3", {f"mistral3.{LOG_MULTIPLIER}": None}, r"yarn_log_multiplier is missing"),
+        ("ministral3", {"mistral3.attention.temperature_scale": None}, "temperature_scale is None"),
+        ("ministral3", {"mistral3.rope.scaling.type": "none"}, r"temperature_scale is 0\.1"),
     ],
 )
 def test_refused_by_name_in_other_architectures(

@@ -27,6 +27,7 @@ _ARCHITECTURES = {
     "granitemoehybrid": "granite",
     "olmo3": "olmo2",
     "hunyuan_v1_dense": "hunyuan-dense",
+    "mistral": "llama",
     "ministral3": "mistral3",
 }
 # Architectures whose q and k the converter permutes.

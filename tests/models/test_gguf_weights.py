@@ -50,6 +50,11 @@ OTHER_SHAPES = (
     ("exaone4", {}),
     ("exaone4-full", {}),
     ("glm4", {}),
+    ("starcoder2", {"sliding_window": None}),
+    ("cohere2", {"attention_bias": False}),
+    ("ernie", {}),
+    ("hunyuan", {}),
+    ("ministral3", {}),
 )
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
@@ -74,6 +79,15 @@ def test_logits_of_other_shapes(family: str, changes: dict[str, Any], tmp_path: 
     reference = make_reference(family, **changes)
     path = write_model(tmp_path / "m.gguf", reference)
     torch.testing.assert_close(logits(path, LONGER), reference_logits(reference, LONGER), rtol=0, atol=1e-4)
+
+
+def test_mistral3_without_scaled_queries_is_mistral(tmp_path: Path) -> None:
+    """Read Mistral Small 3.1, whose files have the architecture of Ministral 3."""
+    reference = make_reference("mistral")
+    keys = {key.replace("llama.", "mistral3.", 1): value for key, value in metadata_of(reference, 99).items()}
+    tensors = tensors_of(reference, as_floats)
+    path = write(tmp_path / "m.gguf", {**keys, "general.architecture": "mistral3"}, tensors)
+    torch.testing.assert_close(logits(path), reference_logits(reference, TOKENS), rtol=0, atol=1e-4)
 
 
 def test_rope_divisors_are_read_as_the_rule_they_came_from(tmp_path: Path) -> None:
