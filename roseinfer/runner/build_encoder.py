@@ -88,24 +88,28 @@ def encoder_head(encoder: EncoderModel, pooling: PoolingSpec) -> PoolingHead:
 
 
 def _rehearse(runner: PoolingRunner, limits: StepLimits, context: int, device: torch.device) -> None:
-    """Run a step: the fullest on a GPU, which shows that its memory suffices."""
+    """Run steps: on a GPU the fullest ones, of equal rows and with the longest, which show that its memory suffices."""
     rows = limits.max_rows
     if device.type == "cpu":
         limits = StepLimits(min(CPU_REHEARSAL_ROWS, rows), min(CPU_REHEARSAL_ROWS, rows))
-    lengths = [min(length, context) for length in full_step(limits, chunked=True)]
-    admitted = [Admission("", seat, [0] * count, count, NO_OUTPUT, 0, (), ()) for seat, count in enumerate(lengths)]
-    plan = StepPlan(
-        0,
-        [Row("", seat, 0, count, count, True, 0, 0, ()) for seat, count in enumerate(lengths)],
-        admitted,
-        num_tokens=sum(lengths),
-    )
     try:
-        for step in (plan, StepPlan(1, [], released=list(range(len(lengths))))):
-            handle = runner.submit(step)
-            runner.sample(handle)
-            runner.collect(handle)
+        for equal in (True, False):
+            _run([min(length, context) for length in full_step(limits, chunked=equal)], runner)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"out of memory for a step of {limits.max_tokens} tokens; lower max_num_batched_tokens or max_model_len"
         ) from error
+
+
+def _run(lengths: list[int], runner: PoolingRunner) -> None:
+    """Run a step with prompts of these lengths, and leave the seats empty."""
+    plan = StepPlan(
+        0,
+        [Row("", seat, 0, count, count, True, 0, 0, ()) for seat, count in enumerate(lengths)],
+        [Admission("", seat, [0] * count, count, NO_OUTPUT, 0, (), ()) for seat, count in enumerate(lengths)],
+        num_tokens=sum(lengths),
+    )
+    for step in (plan, StepPlan(1, [], released=list(range(len(lengths))))):
+        handle = runner.submit(step)
+        runner.sample(handle)
+        runner.collect(handle)

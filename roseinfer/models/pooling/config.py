@@ -197,8 +197,9 @@ def _max_tokens(folder: Path) -> int | None:
     if not path.is_file():
         return None
     data = read_object(path)
-    if data.get("do_lower_case"):
-        raise UnsupportedModelError(f"{path}: do_lower_case is not supported")
+    for key in ("do_lower_case", "query_expansion"):
+        if data.get(key):
+            raise UnsupportedModelError(f"{path}: {key} is not supported")
     limit = data.get("max_seq_length")
     if limit is not None and (type(limit) is not int or limit < 1):
         raise UnsupportedModelError(f"{path}: max_seq_length = {shortened(limit)} is not a positive integer")
