@@ -61,6 +61,7 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "modernbert": ("ModernBertConfig", "ModernBertModel", _MODERNBERT),
     "modernbert-biases": ("ModernBertConfig", "ModernBertModel", {**_MODERNBERT, **_BIASES}),
     "gemma3": ("Gemma3TextConfig", "Gemma3TextModel", _GEMMA),
+    "gemma3-groups": ("Gemma3TextConfig", "Gemma3TextModel", {**_GEMMA, "num_key_value_heads": 2}),
     "modernbert-masked": ("ModernBertConfig", "ModernBertForMaskedLM", _MODERNBERT),
 }
 RERANKERS: dict[str, tuple[str, str, dict[str, Any]]] = {
