@@ -66,11 +66,12 @@ class InputEncoder:
         cut: Truncation | None,
         field: str,
     ) -> list[PairIds]:
-        """Return the token ids of queries with documents. `field`: of the documents. Raises as `texts`."""
+        """Return the token ids of queries with documents, none of them empty. `field`: of the documents.
+
+        Raises as `texts`.
+        """
         context, token_bytes = self._prompts.max_model_len, self._prompts.max_token_bytes
         for i, (query, document) in enumerate(pairs):
-            if not query or not document:
-                raise bad_request(f"pair {i} has an empty text", field)
             if cut is None:
                 check_length(query + document, context, token_bytes, field, f"pair {i}")
         found: list[PairIds] = []

@@ -36,6 +36,13 @@ class Sides:
     first_field: str
     second_field: str
 
+    def check(self) -> None:
+        """Raise `ApiError` 400 for an empty text."""
+        for texts, field in ((self.first, self.first_field), (self.second, self.second_field)):
+            if "" in texts:
+                name = InputName(field, several=len(texts) > 1).of(texts.index(""))
+                raise bad_request(f"{name} must not be empty", field)
+
     @property
     def pairs(self) -> list[tuple[str, str]]:
         first = self.first if len(self.first) > 1 else self.first * len(self.second)
@@ -96,6 +103,7 @@ async def _job(
 ) -> Job:
     """Return the job of some pairs, whose inputs are pairs or, if the model makes embeddings, texts."""
     settings = read_settings(call, request)
+    sides.check()
     settings.warnings.extend(ignored)
     if settings.info.pairs is None:
         return await _cosine_job(call, request, settings, sides, api, about)

@@ -168,9 +168,9 @@ def test_texts_that_make_no_pairs(server: LiveServer, fields: dict[str, Any], pa
     ("fields", "param", "message"),
     [
         ({"documents": []}, "documents", "at least 1 item"),
-        ({"documents": ["x", ""]}, "documents", "pair 1 has an empty text"),
+        ({"documents": ["x", ""]}, "documents", "documents 1 must not be empty"),
         ({"documents": ["x", 5]}, "documents", "documents.1"),
-        ({"query": ""}, "documents", "pair 0 has an empty text"),
+        ({"query": ""}, "query", "query must not be empty"),
         ({"top_n": -1}, "top_n", "greater than or equal to 0"),
         ({"documents": ["x", "hello " * 600]}, "documents", "However, pair 1 has "),
         ({"documents": ["x", "a" * 400_000]}, "documents", "However, pair 1 has 400001 characters"),
