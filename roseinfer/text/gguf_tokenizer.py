@@ -20,6 +20,8 @@ _SPACE = "\u2581"  # sentencepiece's replacement of a space
 # Limit for tokens of a sentencepiece vocabulary, which are split at every place to find merges. Real ones have at most
 # 16 characters.
 _MAX_PIECE_CHARS = 256
+# Tokens of Phi-3 after which a space counts, as it does not after others.
+_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -71,7 +73,7 @@ def read_tokenizer(file: GgufFile) -> tuple[tokenizers.Tokenizer, dict[str, Any]
         raise _unknown(file, "model", vocabulary.model, list(_BUILDERS))
     with library_errors(f"{file.path}: the tokenizer is damaged: "):
         backend = _BUILDERS[vocabulary.model](file, vocabulary)
-        _add_tokens(backend, vocabulary)
+        _add_tokens(backend, vocabulary, stripping=_drops_spaces(file, vocabulary))
     template = file.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise UnsupportedModelError(f"{file.path}: tokenizer.chat_template is not a string")
@@ -92,15 +94,24 @@ def _ids(vocabulary: GgufVocabulary) -> dict[str, int]:
     return {text: id for id, text in texts if vocabulary.kinds[id] != TokenKind.UNUSED}
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary) -> None:
-    """Add control and user-defined tokens, which are found in a text before it is split."""
+def _drops_spaces(file: GgufFile, vocabulary: GgufVocabulary) -> bool:
+    """Return True for Phi-3, whose tokenizer.json drops the space after added tokens. Files do not mention it."""
+    return file.metadata.get("general.architecture") == "phi3" and vocabulary.model == "llama"
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary, *, stripping: bool) -> None:
+    """Add control and user-defined tokens, which are found in a text before it is split.
+
+    stripping: those of chats drop the space after them.
+    """
     kinds = list(zip(vocabulary.texts, vocabulary.kinds, strict=True))
-    backend.add_special_tokens([_whole(text, special=True) for text, kind in kinds if kind == TokenKind.CONTROL])
-    backend.add_tokens([_whole(text, special=False) for text, kind in kinds if kind == TokenKind.USER_DEFINED])
-
-
-def _whole(text: str, *, special: bool) -> AddedToken:
-    return AddedToken(text, normalized=False, special=special)
+    for wanted, special in ((TokenKind.CONTROL, True), (TokenKind.USER_DEFINED, False)):
+        tokens = [
+            AddedToken(text, normalized=False, special=special, rstrip=stripping and text not in _KEEPS_SPACE)
+            for text, kind in kinds
+            if kind == wanted
+        ]
+        (backend.add_special_tokens if special else backend.add_tokens)(tokens)
 
 
 # --- byte-level BPE -----------------------------------------------------------------------------------------------

@@ -197,6 +197,30 @@ def test_a_piece_follows_a_control_token(tmp_path: Path) -> None:
     ]
 
 
+def test_phi_3_has_no_space_after_its_control_tokens(tmp_path: Path) -> None:
+    """Check chats of Phi-3, whose tokenizer drops the space after control tokens, except around whole texts."""
+    names = ["<unk>", "<s>", "</s>", "<|endoftext|>", "<|user|>"]
+    tokens = [*names, *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    changes = {
+        "general.architecture": "phi3",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 4, 3, 3, *[6] * 256, *[1] * len(PIECES)],
+        "tokenizer.ggml.scores": [float(SCORES.get(token, -100.0)) for token in tokens],
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.eos_token_id": 3,
+    }
+    phi = Tokenizer.from_folder(save(tmp_path / "m.gguf", pieces(**changes)))
+
+    def split(text: str) -> list[str | None]:
+        return [phi.backend.id_to_token(id) for id in phi.encode(text)]
+
+    assert split("<|user|>\n the") == ["<|user|>", "\u2581the"] and split("</s> the") == ["</s>", "\u2581the"]
+    for name in ("<s>", "<|endoftext|>"):
+        assert split(f"{name} the") == [name, "\u2581", "\u2581the"]
+    llama = Tokenizer.from_folder(save(tmp_path / "m.gguf", pieces(**changes | {"general.architecture": "llama"})))
+    assert llama.encode("<|user|> the") == [4, *phi.encode("<s> the")[1:]]
+
+
 # --- templates and refusals -----------------------------------------------------------------------------------------
 def test_the_chat_template_is_read(tmp_path: Path) -> None:
     template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}<|end|>{% endfor %}{{ eos_token }}"
