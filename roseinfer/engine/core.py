@@ -92,6 +92,25 @@ class StepEnd(Protocol):
     def close(self) -> None: ...
 
 
+def check_pooling(new: Add, info: PoolingInfo | None) -> None:
+    """Raise `InvalidRequestError` for a request that does not fit the engine's task.
+
+    `info`: None if the engine generates text.
+    """
+    prompt = new.prompt
+    if info is None:
+        raise InvalidRequestError("the model generates text: it returns no embeddings or scores", "model")
+    if prompt.pooling is None:
+        raise InvalidRequestError(f"the model does not generate text: its task is {info.task}", "model")
+    info.check(prompt.pooling)
+    if new.n != 1 or new.outputs is not None or prompt.params.max_tokens != 0:
+        raise InvalidRequestError("a prompt-only request has one sample without output", "n")
+    if not 0 <= prompt.pooling.second_text_from <= len(prompt.ids):
+        raise InvalidRequestError("second_text_from must be a position of the prompt", "second_text_from")
+    if prompt.meta.slo is not None and prompt.meta.slo.tpot_s is not None:
+        raise InvalidRequestError("slo.tpot_s is not supported: the request has no output tokens", "slo.tpot_s")
+
+
 class EngineCore:
     """Scheduler and runner of one engine.
 
@@ -133,6 +152,7 @@ class EngineCore:
         self._span = unobserved if observer is None else observer.span
         self._step_end = step_end
         self._pooling = pooling
+        self._pools_prompt = pooling is not None and pooling.method.needs_every_position
         self._seeds = Seeds(seed)
         self._in_flight: deque[_InFlight] = deque()
         self._ended: list[SequenceOutput] = []
@@ -160,7 +180,8 @@ class EngineCore:
         params, guide = new.prompt.params, new.prompt.guide
         if params.bad_words or params.truncate_prompt_tokens is not None:
             raise InvalidRequestError("bad_words and truncate_prompt_tokens are not resolved: call prepare() first")
-        self._check_pooling(new)
+        if new.prompt.pooling is not None or self._pooling is not None:
+            check_pooling(new, self._pooling)
         self._check_logprobs(params)
         self._check_vocabulary("prompt", new.prompt.ids)
         for name, ids in params.named_token_ids():
@@ -199,23 +220,6 @@ class EngineCore:
                 raise InvalidRequestError(f"request id {request.request_id!r} is in use", "request_id")
         self._compiling.append(new)
 
-    def _check_pooling(self, new: Add) -> None:
-        """Raise `InvalidRequestError` for a request that generates where no request does, or the other way round."""
-        prompt, info = new.prompt, self._pooling
-        if prompt.pooling is None:
-            if info is not None:
-                raise InvalidRequestError(f"the model does not generate text: its task is {info.task}", "model")
-            return
-        if info is None:
-            raise InvalidRequestError("the model generates text: it returns no embeddings or scores", "model")
-        info.check(prompt.pooling)
-        if new.n != 1 or new.outputs is not None or prompt.params.max_tokens != 0:
-            raise InvalidRequestError("a prompt-only request has one sample without output", "n")
-        if not 0 <= prompt.pooling.second_text_from <= len(prompt.ids):
-            raise InvalidRequestError("second_text_from must be a position of the prompt", "second_text_from")
-        if prompt.meta.slo is not None and prompt.meta.slo.tpot_s is not None:
-            raise InvalidRequestError("slo.tpot_s is not supported: the request has no output tokens", "slo.tpot_s")
-
     def _check_logprobs(self, params: SequenceParams) -> None:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(params, name) is not None and not self.runner.capabilities.logprobs:
@@ -245,7 +249,7 @@ class EngineCore:
                 continue
             request = self._make_request(new, index, seed)
             request.arrival_s, request.deadline_s, request.keys = arrival_s, deadline_s, keys
-            request.waited = waited
+            request.waited, request.pools_prompt = waited, self._pools_prompt
             if said is not None:
                 request.resume(said.token_ids, said.ttft_s)
             made.append(request)
@@ -267,15 +271,13 @@ class EngineCore:
             # Sample 0 reports them for all.
             prompt = replace(prompt, params=replace(params, prompt_logprobs=None))
         stop_ids = frozenset(params.stop_token_ids)
-        request = Request(
+        return Request(
             sequence_id(new.request_id, index),
             prompt,
             seed=wrap_int64(seed + index),
             stop_ids=stop_ids if params.ignore_eos else stop_ids | self.eos_ids,
             fork_of=sequence_id(new.request_id, 0) if index else None,
         )
-        request.pools_prompt = self._pooling is not None and self._pooling.method.needs_every_position
-        return request
 
     def abort(self, sequence_ids: list[str]) -> None:
         """End requests; the next `step` reports them. Unknown ids are ignored, because aborts race with ends."""

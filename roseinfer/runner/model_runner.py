@@ -162,8 +162,10 @@ class ModelRunner:
         self._add_scores(handle, results)
         if handle.prompts or (tokens and min(tokens) < 0):
             self._find_errors(handle, tokens)
-        results = self._state.with_errors(rows, results)
-        return self._state.finish(StepResult(handle.plan.step, results, duration_s), handle.host_copies)
+        if self._seats.broken:
+            results = self._state.with_errors(rows, results)
+        result = StepResult(handle.plan.step, results, duration_s)
+        return result if handle.host_copies is None else self._state.finish(result, handle.host_copies)
 
     def close(self) -> None:
         """Wait for copies, since memory is freed with the object."""

@@ -62,17 +62,12 @@ class PlanState:
 
     def with_errors(self, rows: list[Row], results: list[RowResult]) -> list[RowResult]:
         """Return the results, with those of failed requests replaced by errors."""
-        broken = self.seats.broken
-        if not broken:
-            return results
-        errors = [broken.get(row.seat) for row in rows]
+        errors = [self.seats.broken.get(row.seat) for row in rows]
         pairs = zip(results, errors, strict=True)
         return [result if error is None else RowResult(result.request_id, error=error) for result, error in pairs]
 
-    def finish(self, result: StepResult, copies: StepCopies | None) -> StepResult:
+    def finish(self, result: StepResult, copies: StepCopies) -> StepResult:
         """Wait for the step's copies from and to host memory, and return its result with their times."""
-        if copies is None:
-            return result
         loads_s, stores_s = copies.wait()
         return replace(
             result,

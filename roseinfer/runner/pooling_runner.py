@@ -86,13 +86,13 @@ class PoolingRunner:
         """Wait for the step."""
         duration_s = handle.timer.wait()
         rows, found = handle.plan.rows, handle.downloaded
-        if found is None:
-            return self._state.finish(StepResult(handle.plan.step, [], duration_s), handle.host_copies)
-        for index, finite in zip(found.indices, found.finite(), strict=True):
-            if not finite:
-                self._state.fail(rows[index], VECTOR_NOT_FINITE_ERROR, poisons=True)
-        results = self._state.with_errors(rows, found.results(rows))
-        return self._state.finish(StepResult(handle.plan.step, results, duration_s), handle.host_copies)
+        result = StepResult(handle.plan.step, [], duration_s)
+        if found is not None:
+            for index, finite in zip(found.indices, found.finite(), strict=True):
+                if not finite:
+                    self._state.fail(rows[index], VECTOR_NOT_FINITE_ERROR, poisons=True)
+            result.rows = self._state.with_errors(rows, found.results(rows))
+        return result if handle.host_copies is None else self._state.finish(result, handle.host_copies)
 
     def close(self) -> None:
         """Wait for copies, since memory is freed with the object."""
