@@ -42,7 +42,7 @@ class RowAttention:
         """
         q, k, v = split_qkv(qkv, heads, self._rows.positions)
         if heads.spec.group > 1:  # not every version's kernel shares keys among heads
-            k, v = (_for_each_head(x, heads.spec.group) for x in (k, v))
+            k, v = (x.repeat_interleave(heads.spec.group, 1) for x in (k, v))
         if _fits_packed_kernel(q):
             start, longest = self._rows.query_start, self._longest
             window = (-1, -1) if reach is None else (reach, reach)
@@ -116,11 +116,6 @@ def _select(firsts: list[int], length: int, device: torch.device) -> _EqualRows:
         return _EqualRows(slice(firsts[0], firsts[-1] + length), count, length)
     index = torch.tensor(firsts, device=device)[:, None] + torch.arange(length, device=device)
     return _EqualRows(index.flatten(), count, length)
-
-
-def _for_each_head(x: torch.Tensor, group: int) -> torch.Tensor:
-    """Repeat each head of x [T, kv_heads, D] for the query heads that share it; a single one without a copy."""
-    return x.expand(-1, group, -1) if x.shape[1] == 1 else x.repeat_interleave(group, 1)
 
 
 def _fits_packed_kernel(q: torch.Tensor) -> bool:
