@@ -1,5 +1,6 @@
 """Loader of encoders: from safetensors, or with random weights."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from roseinfer.models.encoders.base import EncoderModel
 from roseinfer.models.encoders.registry import family_module
 from roseinfer.models.encoders.spec import EncoderSpec
 from roseinfer.models.loader import Checkpoint, DummyWeights
-from roseinfer.parallel.group import RankGroup, SingleRank
+from roseinfer.parallel.group import RankGroup, Share, SingleRank
 from roseinfer.quant.base import Build
 from roseinfer.quant.select import choose_format
 
@@ -46,8 +47,18 @@ def load_encoder(
     if dummy:
         network.load(DummyWeights(seed, build))
         return encoder
-    with Checkpoint(folder, build) as checkpoint:
+    with _OldNames(folder, build) as checkpoint:
         network.load(checkpoint)
         checkpoint.refuse_unread(network.ignored)
         checkpoint.refuse_not_finite()
     return encoder
+
+
+class _OldNames(Checkpoint):
+    """Checkpoint whose norms may have the names that TensorFlow's BERT gave them: gamma and beta."""
+
+    def read(
+        self, name: str, into: torch.Tensor, *, shard: Sequence[Share] | None = None, transposed: bool = False
+    ) -> None:
+        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        super().read(old if name not in self and old in self else name, into, shard=shard, transposed=transposed)

@@ -68,6 +68,19 @@ def test_tensors_without_a_use_are_left_out(name: str, tmp_path: Path) -> None:
     assert torch.equal(before[0], after[0])
 
 
+def test_old_names_of_norms(tmp_path: Path) -> None:
+    """Read a checkpoint as google-bert/bert-base-uncased is stored."""
+    make_encoder(ENCODERS["bert-masked"]).save_pretrained(tmp_path)
+    before = hidden_states(load(tmp_path), pack(draw_rows([5])))
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        if old != name:
+            change(tmp_path, name, None)
+            change(tmp_path, old, tensor)
+    assert not any("LayerNorm.weight" in name for name in names(tmp_path))
+    assert torch.equal(before[0], hidden_states(load(tmp_path), pack(draw_rows([5])))[0])
+
+
 def test_random_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     one, same, other = (load(folder, load_format="dummy", seed=seed) for seed in (1, 1, 2))
