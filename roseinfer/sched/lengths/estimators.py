@@ -16,6 +16,7 @@ _PRIOR_SHARE = 0.5  # weight of the fallback estimate, in similar requests
 _MAX_PREDICTION_RATIO = 16  # of a prediction to `max_tokens`
 _REFRESH_SHARE = 1 / 16  # share of a record that may end before running requests are counted again
 _MIN_CLEANUP_COUNT = 64
+_MIN_CONDITIONAL_COUNT = 3  # longer outputs, for an estimate from them
 
 
 class LengthEstimator(Protocol):
@@ -30,6 +31,10 @@ class LengthEstimator(Protocol):
 
     def left(self, request: Request, outputs: int) -> float:
         """Return the output tokens expected after the first `outputs` (>= 1) of a running request."""
+        ...
+
+    def likely_left(self, request: Request, outputs: int, share: float) -> float:
+        """Return the tokens after the first `outputs` (>= 1) that this share of similar requests do not exceed."""
         ...
 
     def finished(self, request: Request, outputs: int) -> None:
@@ -68,6 +73,13 @@ class EcdfLengths:
             found = self._left[outputs] = self._conditional(outputs)
         return max(1.0, min(found, request.params.max_tokens - outputs))
 
+    def likely_left(self, request: Request, outputs: int, share: float) -> float:
+        above = bisect_right(self._table, outputs)
+        count = len(self._table) - above
+        if count < _MIN_CONDITIONAL_COUNT:
+            return self.left(request, outputs)
+        return max(1.0, min(self._table[above + int(share * count)], request.params.max_tokens) - outputs)
+
     def share_above(self, outputs: int) -> float:
         """Return the share of requests with longer outputs, always above 0."""
         return (len(self._table) - bisect_right(self._table, outputs) + 1) / (len(self._table) + 1)
@@ -89,7 +101,7 @@ class EcdfLengths:
 
     def _conditional(self, outputs: int) -> float:
         above = bisect_right(self._table, outputs)
-        if len(self._table) - above < 3:
+        if len(self._table) - above < _MIN_CONDITIONAL_COUNT:
             return max(0.3 * outputs, 32.0)
         return max(sum(self._quartiles(above)) / 3 - outputs, MIN_LEFT_TOKENS)
 
@@ -112,6 +124,9 @@ class OracleLengths:
 
     def left(self, request: Request, outputs: int) -> float:
         return max(1.0, self.total(request) - outputs)
+
+    def likely_left(self, request: Request, outputs: int, share: float) -> float:
+        return self.left(request, outputs)
 
     def finished(self, request: Request, outputs: int) -> None:
         """Ignore the request: there is nothing to learn."""
@@ -150,13 +165,19 @@ class CalibratedLengths:
         )
 
     def left(self, request: Request, outputs: int) -> float:
+        return self._left(request, outputs, None)
+
+    def likely_left(self, request: Request, outputs: int, share: float) -> float:
+        return self._left(request, outputs, share)
+
+    def _left(self, request: Request, outputs: int, share: float | None) -> float:
         params = request.params
         limit = max(1, params.max_tokens - outputs)
         if params.ignore_eos and runs_to_its_limit(request):
             return float(limit)
         if request.predicted_len is None:
-            return self._fallback.left(request, outputs)
-        return float(min(max(self._left_of_alike(request, outputs), MIN_LEFT_TOKENS), limit))
+            return _left_of(self._fallback, request, outputs, share)
+        return float(min(max(self._left_of_alike(request, outputs, share), MIN_LEFT_TOKENS), limit))
 
     def finished(self, request: Request, outputs: int) -> None:
         self._live.pop(request.request_id, None)
@@ -169,7 +190,7 @@ class CalibratedLengths:
         if outputs >= request.params.max_tokens:
             if outputs < self._record(request).expected(predicted_tokens(request)):
                 return  # cut off before its expected end: nothing to learn
-            actual += self._left_of_alike(request, outputs)
+            actual += self._left_of_alike(request, outputs, None)
         self._records.add(request.hinted, request.tenant, predicted_tokens(request), actual)
         self._ended += 1
         if self._ended > _REFRESH_SHARE * len(self._record(request)):
@@ -183,19 +204,21 @@ class CalibratedLengths:
     def _record(self, request: Request) -> SourceRecord:
         return self._records.of(request.hinted, request.tenant)
 
-    def _left_of_alike(self, request: Request, outputs: int) -> float:
-        """Return the tokens left, from requests with similar predictions that got as far.
-
-        If these are few, the fallback estimate counts as well.
+    def _left_of_alike(self, request: Request, outputs: int, share: float | None) -> float:
+        """Return the tokens left, from requests with similar predictions that got as far: the expected ones, or those
+        that `share` of the requests do not exceed. If these are few, the fallback estimate counts as well.
         """
         length, residuals = self._record(request).residuals(predicted_tokens(request))
         first = bisect_right(residuals, outputs - length)
         count = len(residuals) - first
-        longer = length + middle_of(residuals, first) - outputs if count else 0.0
+        longer = 0.0
+        if count:
+            residual = middle_of(residuals, first) if share is None else residuals[first + int(share * count)]
+            longer = length + residual - outputs
         if count > _MIN_ALIKE:
             return longer
         unknown = _PRIOR_SHARE * self._fallback.share_above(outputs)
-        return (count * longer + unknown * self._fallback.left(request, outputs)) / (count + unknown)
+        return (count * longer + unknown * _left_of(self._fallback, request, outputs, share)) / (count + unknown)
 
     def _watch(self, request: Request) -> None:
         self._live[request.request_id] = request
@@ -212,6 +235,10 @@ class CalibratedLengths:
         self._records.see_running(
             [(one.hinted, one.tenant, LengthPair(predicted_tokens(one), one.num_outputs)) for one in running]
         )
+
+
+def _left_of(lengths: LengthEstimator, request: Request, outputs: int, share: float | None) -> float:
+    return lengths.left(request, outputs) if share is None else lengths.likely_left(request, outputs, share)
 
 
 def predicted_tokens(request: Request) -> float:

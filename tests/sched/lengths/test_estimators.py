@@ -38,6 +38,17 @@ def test_a_prediction_counts_down_and_what_outlives_it_may_be_anything() -> None
     assert lengths.left(request(300), 700) == pytest.approx(EcdfLengths().left(request(), 700)), "nothing is known"
 
 
+@pytest.mark.parametrize("predicted", [None, 100])
+def test_what_most_similar_requests_do_not_exceed_is_known_from_those_that_got_as_far(predicted: int | None) -> None:
+    lengths = CalibratedLengths(EcdfLengths())
+    for number in range(3000):
+        lengths.finished(request(predicted), 100 + number % 100)
+    assert lengths.likely_left(request(predicted), 1, 0.9) == pytest.approx(190, abs=10)
+    assert lengths.likely_left(request(predicted), 150, 0.9) == pytest.approx(45, abs=8)
+    assert lengths.likely_left(request(predicted, max_tokens=150), 1, 0.9) == 149
+    assert OracleLengths().likely_left(request(100), 40, 0.9) == 60
+
+
 def test_a_request_that_only_its_limit_ends_needs_no_prediction() -> None:
     lengths = CalibratedLengths(EcdfLengths())
     for stop, total in (((), 700.0), (("end",), 300.0)):

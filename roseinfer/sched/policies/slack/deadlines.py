@@ -12,7 +12,7 @@ MIN_PACE_STEPS = 1.1  # lower bound on a derived TPOT, in steps of the request a
 # The same for paces derived from a deadline: a faster one would delay all others because of one guessed length.
 MIN_WHOLE_PACE_STEPS = 2.0
 MIN_LENGTH_ERROR_TOKENS = 64.0  # many outputs are this long, whatever their expected length
-MIN_HURRY_SHARE = 0.75  # of its first pace, to which a late request is hurried at most
+LIKELY_SHARE = 0.9  # of similar outputs, which are no longer than what a pace allows for
 MIN_FIRST_SHARE = 0.1  # of the time to a deadline, for the prompt
 MIN_TRUSTED_STEPS = 50  # observed steps after which the cost model may call an objective unattainable
 
@@ -113,18 +113,14 @@ def bound_whole(state: SlackState, track: SlackTrack) -> None:
 
 
 def pace_whole(state: SlackState, track: SlackTrack, now_s: float) -> None:
-    """Set its pace so that the remaining tokens are spread over the time left until its deadline."""
+    """Set its pace so that the time left until its deadline suffices for most outputs that are like it so far."""
     slo = track.request.slo
     assert slo is not None
     left = state.left(track)
     track.length = track.outputs + left
-    worth_s = max(state.price.pace_s, state.price.fastest_s)
-    least_s = max(MIN_WHOLE_PACE_STEPS * state.alone_s(track), worth_s, track.floor_s)
-    pace_s = (track.end_s - now_s) / (left + 0.25 * track.outputs + likely_error(state, track))
-    pace_s = max(pace_s, least_s)
-    if not track.floor_s:
-        track.floor_s = MIN_HURRY_SHARE * pace_s
-    track.tpot_s = min(slo.tpot_s or inf, pace_s)
+    likely = max(left, state.lengths.likely_left(track.request, max(1, track.outputs), LIKELY_SHARE))
+    least_s = max(MIN_WHOLE_PACE_STEPS * state.alone_s(track), state.price.pace_s, state.price.fastest_s)
+    track.tpot_s = min(slo.tpot_s or inf, max((track.end_s - now_s) / likely, least_s))
 
 
 def pace_outlived(state: SlackState, now_s: float) -> None:

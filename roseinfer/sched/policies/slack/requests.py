@@ -16,8 +16,8 @@ class SlackTrack(Track):
 
     `waits_for`: cause at the last look, None before. `forecast`: what was expected at the first look, None before.
     `uncached`: prompt tokens to compute, as of the first look. `latest_s`: when its whole prompt has to start at the
-    latest. `floor_s`: fastest pace for a deadline. `idle_s`: time of its last token while it skips steps or decodes in
-    spare time; `idle_step`: the last step that it skipped.
+    latest. `idle_s`: time of its last token while it skips steps or decodes in spare time; `idle_step`: the last step
+    that it skipped.
     """
 
     def __init__(self, request: Request) -> None:
@@ -28,7 +28,6 @@ class SlackTrack(Track):
         self.forecast: Forecast | None = None
         self.uncached: int | None = None
         self.is_demoted = False
-        self.floor_s = 0.0
         self.idle_s, self.idle_step = 0.0, -2
 
     @property
