@@ -69,11 +69,10 @@ class HeadTransform:
             q, k, v = by_head.split_with_sizes((heads, kv_heads, kv_heads), 1)
             return q, k, v
         qk, v = by_head[:, :turned], by_head[:, turned:]
-        late = self.norms is not None and self.norms.after_rotation
-        if self.norms is not None and not late:
+        if self.norms is not None and not self.norms.after_rotation:
             qk = self.norms(qk)
         if self.rotary is not None:
             qk = self.rotary.rotate(qk, positions, heads)
-        if self.norms is not None and late:
+        if self.norms is not None and self.norms.after_rotation:
             qk = self.norms(qk)
         return qk[:, :heads], qk[:, heads:], v

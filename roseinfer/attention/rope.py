@@ -48,6 +48,8 @@ class Rotary:
         self.pairs = RotatedPairs(self._rotated, interleaved)
         self._magnitude = magnitude
         self._query_scale = query_scale
+        whole = self._rotated == self._head_dim and not interleaved
+        self._is_plain = whole and magnitude == 1.0 and query_scale is None
         self._positions: torch.Tensor | None = None
         self._angles: Angles | None = None
         self.cos_sin: torch.Tensor | None = None
@@ -78,23 +80,30 @@ class Rotary:
         """Return the angles of positions [T] int64. The last result is cached: all layers of a step share it."""
         if positions is not self._positions or self._angles is None:
             angle = positions.to(torch.float32)[:, None, None] * self._frequencies
-            cos, sin = angle.cos(), angle.sin()
-            if self._magnitude != 1.0:
-                cos, sin = cos * self._magnitude, sin * self._magnitude
-            halves = (cos, cos), (-sin, sin)
-            if self.pairs.interleaved:
-                cos, sin = (torch.stack(both, -1).flatten(-2) for both in halves)
-            else:
-                cos, sin = (torch.cat(both, -1) for both in halves)
-            scale = self._query_scale
-            queries = None if scale is None else _query_factors(scale, positions)[:, None, None]
-            self._angles = Angles(cos, sin, queries)
+            self._angles = self._arranged(angle.cos(), angle.sin(), positions)
             self._positions = positions
         return self._angles
 
     def rotate(self, qk: torch.Tensor, positions: torch.Tensor, heads: int) -> torch.Tensor:
         """Rotate queries and keys qk [T, heads + kv_heads, D], queries first, in float32; return them in qk's dtype."""
         angles = self.angles(positions)
+        return rotate(qk, angles) if self._is_plain else self._rotate_part(qk, angles, heads)
+
+    def _arranged(self, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> Angles:
+        if self._is_plain:
+            return Angles(torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))
+        return self._arranged_in_pairs(cos * self._magnitude, sin * self._magnitude, positions)
+
+    def _arranged_in_pairs(self, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> Angles:
+        halves = (cos, cos), (-sin, sin)
+        if self.pairs.interleaved:
+            cos, sin = (torch.stack(both, -1).flatten(-2) for both in halves)
+        else:
+            cos, sin = (torch.cat(both, -1) for both in halves)
+        scale = self._query_scale
+        return Angles(cos, sin, None if scale is None else _query_factors(scale, positions)[:, None, None])
+
+    def _rotate_part(self, qk: torch.Tensor, angles: Angles, heads: int) -> torch.Tensor:
         rotated = rotate(qk[..., : self._rotated], angles, interleaved=self.pairs.interleaved)
         if self._rotated < qk.shape[-1]:
             rotated = torch.cat((rotated, qk[..., self._rotated :]), -1)

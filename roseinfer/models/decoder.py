@@ -26,6 +26,7 @@ class Decoder:
         self.weights = build.weight_format.stored_as or str(build.dtype).removeprefix("torch.")
         self.attention = tuple(held_heads(layer, build.group) for layer in spec.attention)
         self.ignored = family.ignored
+        self._scales_logits = spec.logit_multiplier != 1.0 or spec.logit_cap is not None
         if spec.tied_embeddings:
             self.ignored += tuple(rf"{re.escape(head)}\.weight" for head in family.heads)
         self._family = family
@@ -76,12 +77,13 @@ class Decoder:
         return self._head.normed(hidden)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        logits, spec = self._head(hidden, out), self.spec
-        if spec.logit_multiplier != 1.0:
-            logits.mul_(spec.logit_multiplier)
-        if spec.logit_cap is not None:
-            logits.div_(spec.logit_cap).tanh_().mul_(spec.logit_cap)
-        return logits
+        logits = self._head(hidden, out)
+        return self._scaled(logits) if self._scales_logits else logits
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        logits.mul_(self.spec.logit_multiplier)
+        cap = self.spec.logit_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 class _Rotaries:
