@@ -15,6 +15,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections import defaultdict
 from pathlib import Path
 from types import CodeType, FrameType
@@ -33,6 +34,8 @@ from roseinfer.server.hosting import listen, new_event_loop
 PACKAGE = Path(roseinfer.__file__).parent
 PREFIX = f"{PACKAGE}/"
 TIMEOUT_S = 120.0
+# In which what the server starts in the background, such as the process that checks grammars, has begun.
+BACKGROUND_START_S = 1.0
 
 
 class Profile:
@@ -127,6 +130,7 @@ def measure() -> dict[str, set[str]]:
     profile = Profile()
     profile.install()
     with HostedServer() as hosted:
+        time.sleep(BACKGROUND_START_S)
         profile.on = True
         answer = ask(hosted.port, "class Stack:\n    def push(self, item):")
         profile.on = False
