@@ -4,6 +4,7 @@ import hashlib
 import os
 import secrets
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ FORMAT_VERSION = 1
 # Estimated size of a row besides its texts.
 ROW_BYTES = 256
 BUSY_TIMEOUT_S = 5.0
+RETRY_S = 0.005
 # Of the `-wal` file between two transactions; a larger one has made it longer for its time only.
 MAX_JOURNAL_BYTES = 8 * 2**20
 _SALT_BYTES = 32
@@ -103,7 +105,7 @@ class Database:
         sql.execute("COMMIT")
         if found != APPLICATION_ID and tables:
             raise ForeignFileError("it is the database of another program")
-        sql.execute("PRAGMA journal_mode = WAL")
+        self._begin_journal()
         sql.execute(f"PRAGMA synchronous = {'NORMAL' if durable else 'OFF'}")
         sql.execute(f"PRAGMA journal_size_limit = {MAX_JOURNAL_BYTES}")
         sql.execute("PRAGMA secure_delete = FAST")
@@ -112,6 +114,18 @@ class Database:
         if self._version() != FORMAT_VERSION:
             raise ForeignFileError(f"its format has version {self._version()}, and this program's {FORMAT_VERSION}")
         return bytes(sql.execute("SELECT value FROM meta WHERE name = 'salt'").fetchone()[0])
+
+    def _begin_journal(self) -> None:
+        """Switch the file to a write-ahead log. SQLite does not wait for other openers that do so at the same time."""
+        deadline_s = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                self._sql.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(RETRY_S)
 
     def _version(self) -> int:
         return int(self._sql.execute("PRAGMA user_version").fetchone()[0])
