@@ -34,7 +34,7 @@ from roseinfer.server.hosting import listen, new_event_loop
 PACKAGE = Path(roseinfer.__file__).parent
 PREFIX = f"{PACKAGE}/"
 TIMEOUT_S = 120.0
-# In which what the server starts in the background, such as the process that checks grammars, has begun.
+# Time for processes that the server starts in the background, such as the one that checks grammars.
 BACKGROUND_START_S = 1.0
 
 

@@ -15,8 +15,8 @@ class QueryScale:
 class RopeSpec:
     """Rotary position embedding (Su et al., 2021): pairs of numbers of a head are rotated by position * frequency.
 
-    rotary_dim: the first so many numbers of a head are rotated, None for all. interleaved: neighbours 2i and 2i + 1 are
-    a pair; otherwise i and i + rotary_dim / 2 are. magnitude: factor of the rotated numbers. query_scale: factor of
+    rotary_dim: count of leading numbers of a head that are rotated, None for all. interleaved: neighbours 2i and 2i + 1
+    are a pair; otherwise i and i + rotary_dim / 2 are. magnitude: factor of the rotated numbers. query_scale: factor of
     whole queries.
 
     scaling: how theta^(-2i / rotary_dim) become the frequencies (`attention/rope.py` has the formulas):

@@ -41,9 +41,9 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """ModelFamily of models: names in config.json (`architectures`), reader of the config, and names of the tensors.
+    """Family of models: names in config.json (`architectures`), reader of the config, and names of the tensors.
 
-    prefixes: what the names of all tensors but the head's begin with; the first that a checkpoint has counts. heads:
+    prefixes: beginnings of all tensor names but the head's; the first that a checkpoint has counts. heads:
     names of the output head; the first that a checkpoint has counts. ignored: patterns of tensors that no layer needs,
     such as towers for other inputs.
     """
