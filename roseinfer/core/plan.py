@@ -167,13 +167,18 @@ class StepPlan:
 class TokenMasks:
     """Tokens that some rows of a plan may sample; the other rows are unrestricted.
 
-    `rows`: distinct indices into the plan's rows, in any order. `words`: for each of them ceil(V / 32) unsigned 32-bit
+    `rows`: indices into the plan's rows, in any order. `words`: for each of them ceil(V / 32) unsigned 32-bit
     integers, where V is the vocabulary size. Bit v % 32 of integer v // 32 is set if token v is allowed. Bits from V on
     are ignored.
+
+    A row with drafts may have a mask for each of its tokens. Then `rows` names it several times, and `drafts_before[i]`
+    says how many of its drafts come before the token that mask i restricts. Empty = 0 for all. A token without a mask
+    is unrestricted.
     """
 
     rows: tuple[int, ...]
     words: "memoryview[int]"
+    drafts_before: tuple[int, ...] = ()
 
     @staticmethod
     def words_per_row(vocab_size: int) -> int:

@@ -139,8 +139,8 @@ class EngineCore:
     ) -> None:
         if depth not in (1, 2):
             raise ValueError(f"depth must be 1 or 2, got {depth}")
-        if scheduler.drafter is not None and not runner.capabilities.drafts:
-            raise ValueError("a drafter needs a runner that verifies drafts")
+        if scheduler.drafting is not None and not runner.capabilities.drafts:
+            raise ValueError("drafting needs a runner that verifies drafts")
         if guides is not None and not runner.capabilities.masks:
             raise ValueError("guides need a runner that samples under masks")
         self.scheduler = scheduler
@@ -310,15 +310,15 @@ class EngineCore:
         """Run the first half of a turn: plan and submit the next step, without waiting for a running one.
 
         Return all output so far: ends that the plan decided, earlier aborts, expired requests whose grammars were being
-        compiled, and results of a committed step. A step that verifies drafts is committed before the next one is
+        compiled, and results of committed steps. A step that verifies drafts is committed before the next one is
         planned. Otherwise its requests would skip every other step, and alternating groups read the weights twice as
-        often.
+        often. Every step is, if the next one may verify drafts: they are guessed from known tokens.
         """
         outputs, self._ended = self._ended, []
         self.guided.mask_s = 0.0
         if self._compiling:
             outputs += self._release_compiled()
-        if self._in_flight and self._in_flight[-1].plan.num_drafts:
+        while self._in_flight and (self._in_flight[-1].plan.num_drafts or self.scheduler.wants_known_tokens):
             outputs += self._commit_oldest()
         with self._span("plan"):
             plan = self.scheduler.plan(self.clock.now())

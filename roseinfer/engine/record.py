@@ -165,7 +165,7 @@ class RecordingCore:
         experts: ExpertChoice | None = None,
         **options: Any,
     ) -> None:
-        if scheduler.drafter is not None or options.get("guides") is not None:
+        if scheduler.drafting is not None or options.get("guides") is not None:
             raise ConfigError("record: cannot record a run with drafts or guides")
         if options.get("pooling") is not None:
             raise ConfigError("record: cannot record an engine without generated tokens")

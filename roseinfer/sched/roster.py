@@ -4,6 +4,7 @@ from roseinfer.core.outputs import COMPLETE, End, FinishReason, RequestTimes, Se
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Rejection
 from roseinfer.kv.manager import KvManager
+from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.liveness import Liveness
 from roseinfer.sched.offload import KvOffload, OffloadCosts
 from roseinfer.sched.policy import Admitted, Decision, Ended, Policy, Queued, rejectable
@@ -19,7 +20,14 @@ class Roster:
     since the last plan, which the next plan has to name.
     """
 
-    def __init__(self, seats: int, kv: KvManager, policy: Policy, offloading: OffloadCosts | None) -> None:
+    def __init__(
+        self,
+        seats: int,
+        kv: KvManager,
+        policy: Policy,
+        offloading: OffloadCosts | None,
+        drafting: Drafting | None = None,
+    ) -> None:
         """`offloading`: costs of copies, used if the KV cache has blocks in host memory."""
         self.policy = policy
         self.step = self.steps_done = 0
@@ -38,6 +46,7 @@ class Roster:
         if kv.host is not None:
             self.offload = KvOffload(kv, kv.host, offloading or OffloadCosts(), self._loading_changed)
         self._kv = kv
+        self._drafting = drafting
         self._ended: list[SequenceOutput] = []
 
     @property
@@ -124,6 +133,8 @@ class Roster:
         steps, rows_after = (self.steps_done, request.in_flight) if reason in COMPLETE else (self.step, 0)
         why = self.waits.ended(request, now_s, steps, rows_after)
         self.guided.discard(request.request_id)
+        if self._drafting is not None:
+            self._drafting.ended(request)
         if request.in_flight == 0:
             self.vacate(request)
         self.policy.observe(Ended(request.request_id, now_s, reason, request.num_outputs))

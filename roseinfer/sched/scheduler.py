@@ -18,7 +18,7 @@ from roseinfer.core.request import Request, Status, check_context
 from roseinfer.core.slo import Cause
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.allocation import RowAllocator
-from roseinfer.sched.drafter import Drafter, add_drafts
+from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.offload import OffloadCosts, rows_seconds
 from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import (
@@ -83,10 +83,12 @@ class Scheduler:
         policy: Policy,
         max_model_len: int,
         limits: StepLimits,
-        drafter: Drafter | None = None,
+        drafting: Drafting | None = None,
         offloading: OffloadCosts | None = None,
     ) -> None:
-        """`offloading`: costs of copies, used if the KV cache has blocks in host memory."""
+        """`drafting`: adds drafts to steps; None = no step has any. `offloading`: costs of copies, used if the KV cache
+        has blocks in host memory.
+        """
         self.config = config
         self._max_running = config.max_running
         self.kv = kv
@@ -94,8 +96,8 @@ class Scheduler:
         self._promising = policy if isinstance(policy, Promising) else None
         self.max_model_len = max_model_len
         self.limits = limits
-        self.drafter = drafter
-        self.roster = Roster(config.seats, kv, policy, offloading)
+        self.drafting = drafting
+        self.roster = Roster(config.seats, kv, policy, offloading, drafting)
         self.seating = Seating(config, kv, self.roster)
         self._allocator = RowAllocator(kv, self.roster)
         self.waiting = self.roster.waiting
@@ -166,6 +168,11 @@ class Scheduler:
         return len(self.roster.requests)
 
     # --- planning -----------------------------------------------------------------------------------------------
+    @property
+    def wants_known_tokens(self) -> bool:
+        """True if the next plan is better after the commit of all earlier steps, since it may verify drafts."""
+        return self.drafting is not None and self.drafting.wants_known_tokens(self.running.values())
+
     def plan(self, now_s: float) -> StepPlan | None:
         """Return the next step, or None if there is nothing to compute yet. See also `take_ended`."""
         roster, seating = self.roster, self.seating
@@ -191,8 +198,8 @@ class Scheduler:
                 self._force_progress(builder, now_s)
             blocked_by = seating.blocked_by
         self._waits.update(decision, blocked_by, blocked_by or seating.exhausted(builder))
-        if self.drafter is not None:
-            add_drafts(self.drafter, builder, self.running.values(), self.kv, seating.reserve)
+        if self.drafting is not None:
+            self.drafting.add(builder, self.running.values(), self.kv, seating.reserve)
         if not len(builder) and not self._must_copy:
             self._clock.paused()
             return None
@@ -348,6 +355,8 @@ class Scheduler:
         if row.drafts:
             request.computed = request.planned = row.start + len(kept)
             request.rowless += len(kept) - 1
+            if kept:
+                cast(Drafting, self.drafting).verified(request, row, len(kept))
         if request.params.max_tokens:
             request.tokens += kept
         if result.error is None:

@@ -20,10 +20,10 @@ from roseinfer.engine.messages import Add
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.sim.parity import parity_of
 from roseinfer.sim.replay import read_recording, replay
+from tests.helpers.drafters import Script
 from tests.helpers.engines import make_core
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.guides import ArithmeticGuides
-from tests.sched.test_drafts import Script
 from tests.server.real_server import RealServer, alive, priced, until
 
 COUNT = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 40, "temperature": 0, "ignore_eos": True}

@@ -1,36 +1,61 @@
-"""Drafters that know what will be said, and lie as often as they are told to."""
+"""Proposers of drafts that know what will be said, and lie as often as they are told to."""
 
 import random
 from collections.abc import Sequence
 
 from roseinfer.core.request import Request
+from roseinfer.sched.drafting.drafting import Drafting
+from roseinfer.sched.drafting.pricing import EveryDraft
+from roseinfer.sched.drafting.proposer import Proposal, Proposer
+
+
+def every_draft_of(*proposers: Proposer) -> Drafting:
+    """Drafting that verifies all that these propose, up to 20 drafts a row."""
+    return Drafting(proposers, EveryDraft(), max_drafts=20)
+
+
+def proposal(drafts: Sequence[int]) -> Proposal | None:
+    return Proposal("test", tuple(drafts)) if drafts else None
+
+
+class Script:
+    """Proposes what it is given, once for each time that it is asked; nothing afterwards."""
+
+    def __init__(self, *drafts: Sequence[int]) -> None:
+        self.left = list(drafts)
+        self.asked: list[int] = []
+        self.names: set[str] = set()
+        self.gone: list[str] = []
+
+    def propose(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> Proposal | None:
+        self.asked.append(limit)
+        self.names.add(request.request_id)
+        return proposal(self.left.pop(0)[:limit] if self.left else ())
+
+    def ended(self, request: Request) -> None:
+        self.gone.append(request.request_id)
 
 
 class Oracle:
-    """Each guess is right with probability `right`, as far as `outputs` (sequence -> its tokens) say; else any token.
-
-    It counts what it has proposed, and follows unseen tokens as the scheduler asks it to.
-    """
+    """Each guess is right with probability `right` as far as `outputs` (sequence -> its tokens) go; else any token."""
 
     def __init__(self, outputs: dict[str, list[int]], vocab_size: int, right: float, most: int = 5, seed: int = 0):
-        self.proposed = 0
-        self.unseen = 0  # proposals behind a token that nobody has seen yet
         self._outputs = outputs
         self._vocab_size = vocab_size
         self._right = right
         self._most = most
         self._rng = random.Random(seed)
 
-    def propose(self, request: Request, most: int) -> Sequence[int]:
+    def propose(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> Proposal | None:
         rng = self._rng
-        assert most >= 1 and request.planned - len(request.tokens) in (0, 1)
+        assert limit >= 1
         known = self._outputs.get(request.request_id, [])
-        first = request.planned - request.prompt_len
-        count = rng.randint(0, min(most, self._most))
+        first = len(request.tokens) - request.prompt_len + len(after)
         drafts = []
-        for index in range(first, first + count):
+        for index in range(first, first + rng.randint(0, min(limit, self._most))):
             right = index < len(known) and rng.random() < self._right
             drafts.append(known[index] if right else rng.randrange(self._vocab_size))
-        self.proposed += count
-        self.unseen += count and request.planned > len(request.tokens)
-        return drafts
+        return proposal(drafts)
+
+    def ended(self, request: Request) -> None:
+        pass

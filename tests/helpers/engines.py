@@ -14,10 +14,11 @@ from roseinfer.kv.blocks import Digest, sha256
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
-from roseinfer.sched.drafter import Drafter
+from roseinfer.sched.drafting.proposer import Proposer
 from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
+from tests.helpers.drafters import every_draft_of
 from tests.helpers.fake_runner import FakeRunner
 
 EOS = 3
@@ -33,7 +34,7 @@ def make_core(
     max_model_len: int | None = None,
     runner: FakeRunner | None = None,
     vocab_size: int = 50,
-    drafter: Drafter | None = None,
+    drafter: Proposer | None = None,
     engine: type[EngineCore] = EngineCore,
     guides: GuideFactory | None = None,
     num_host_blocks: int = 0,
@@ -51,8 +52,9 @@ def make_core(
     limits = StepLimits.of(config, context)
     runner = runner or FakeRunner(num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks, pooling=pooling)
     runner.limits = runner.limits or limits
+    drafting = None if drafter is None else every_draft_of(drafter)
     return engine(
-        Scheduler(config, kv, make_policy(config), context, limits, drafter, offloading or ALWAYS),
+        Scheduler(config, kv, make_policy(config), context, limits, drafting, offloading or ALWAYS),
         runner,
         ManualClock(),
         depth=depth,

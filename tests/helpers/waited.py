@@ -53,9 +53,9 @@ def check_whys(core: EngineCore, watched: Watched, done: dict[str, Collected]) -
         assert each.end is not None and each.end.why is not None, name
         why, own = each.end.why, rows.get(name, [])
         if each.reason is FinishReason.STOP:  # a later row was in vain
-            last = sampled[name][max(1, len(each.tokens)) - 1] if core.scheduler.drafter is None else own[-1]
+            last = sampled[name][max(1, len(each.tokens)) - 1] if core.scheduler.drafting is None else own[-1]
             own = [step for step in own if step <= last]
-            if core.scheduler.drafter is not None and why.steps - why.sat_out == len(own) - 1:
+            if core.scheduler.drafting is not None and why.steps - why.sat_out == len(own) - 1:
                 own.pop()  # how many tokens its rows gave is not known here
         check(why, watched.waited.get(name, 0.0), len(own))
         assert (why.steps > 0) == (name in watched.starts), name

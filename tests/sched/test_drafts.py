@@ -1,31 +1,21 @@
 """Rows that verify drafts: what they hold, what comes of them, and who may have them."""
 
-from collections.abc import Sequence
+import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.plan import StepPlan
-from roseinfer.core.request import Request
 from roseinfer.core.runner import Capabilities
-from tests.helpers.drafters import Oracle
+from tests.helpers.cases import examples
+from tests.helpers.drafters import Oracle, Script
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import DelayedRunner, FakeRunner
 
 PROMPT = [5, 9, 2, 7, 11, 30, 8]
 WRONG = 49
-
-
-class Script:
-    """Proposes what it is given, once for each time that it is asked; [] afterwards."""
-
-    def __init__(self, *drafts: Sequence[int]) -> None:
-        self.left = list(drafts)
-        self.asked: list[int] = []
-
-    def propose(self, request: Request, most: int) -> Sequence[int]:
-        self.asked.append(most)
-        return self.left.pop(0)[:most] if self.left else ()
 
 
 def said(**params: object) -> list[int]:
@@ -163,18 +153,51 @@ def run_or_abort(core) -> list[int]:
     return collected["a:0"].tokens
 
 
-def test_with_two_steps_in_flight_drafts_follow_a_token_that_nobody_has_seen() -> None:
-    """A step with drafts is committed before the next is planned; without drafts, two steps overlap again."""
+def test_drafts_are_guessed_from_known_tokens_although_two_steps_may_be_in_flight() -> None:
+    """Each step is committed before the next is planned while drafts may pay; without drafts, two steps overlap."""
     tokens = said()
-    runner = DelayedRunner(64, 4)
-    core = make_core(depth=2, runner=runner, drafter=Script(tokens[1:3]))
-    told, done = steps(core)
-    assert done.tokens == tokens
-    assert told == [tokens[:1], tokens[1:4], *([token] for token in tokens[4:])]
-    assert runner.log[:8] == [
-        *("plan 0", "plan 1", "result 0", "result 1"),
-        *("plan 2", "plan 3", "result 2", "plan 4"),
-    ]
+    for drafter, log in (
+        (Script(tokens[1:3]), ["plan 0", "result 0", "plan 1", "result 1", "plan 2", "result 2"]),
+        (None, ["plan 0", "plan 1", "result 0", "plan 2", "result 1", "plan 3"]),
+    ):
+        runner = DelayedRunner(64, 4)
+        core = make_core(depth=2, runner=runner, drafter=drafter)
+        told, done = steps(core)
+        assert done.tokens == tokens
+        assert runner.log[:6] == log
+        assert not drafter or told == [tokens[:1], tokens[1:4], *([token] for token in tokens[4:])]
+
+
+def test_proposers_hear_of_every_end() -> None:
+    drafter = Script([1, 2])
+    core = make_core(depth=2, drafter=drafter)
+    add(core, "a", PROMPT, ignore_eos=True)
+    add(core, "b", PROMPT, ignore_eos=True)
+    core.step()
+    core.abort(["b:0"])
+    run_dry(core)
+    assert sorted(drafter.gone) == ["a:0", "b:0"]
+
+
+@examples(60, derandomize=True)
+@given(seed=st.integers(0, 10**6), right=st.sampled_from([0.0, 0.6, 1.0]), limit=st.integers(1, 20))
+def test_accepted_drafts_and_verify_steps_add_up_to_the_tokens_of_these_rows(seed, right, limit) -> None:
+    rng = random.Random(seed)
+    outputs = {f"{name}:0": said(max_tokens=limit, seed=ord(name)) for name in "abc"}
+    core = make_core(depth=rng.choice([1, 2]), drafter=Oracle(outputs, 50, right, seed=seed))
+    for name in "abc":
+        add(core, name, PROMPT, ignore_eos=True, seed=ord(name), max_tokens=limit)
+    run_dry(core)
+    rows = [row for plan in submitted(core) for row in plan.rows]
+    tokens = 0
+    for name in outputs:
+        own = [(row.start, row.drafts) for row in rows if row.request_id == name]
+        ends = [*(start for start, _ in own[1:]), len(PROMPT) + limit - 1]
+        tokens += sum(end - start for (start, drafts), end in zip(own, ends, strict=True) if drafts)
+    counts = core.scheduler.drafting.counts.get("test")
+    assert (0 if counts is None else counts.steps + sum(counts.accepted)) == tokens
+    if counts:
+        assert all(accepted <= drafted for accepted, drafted in zip(counts.accepted, counts.drafted, strict=True))
 
 
 def test_nobody_sits_a_step_out_while_drafts_are_verified() -> None:

@@ -26,11 +26,11 @@ from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
+from tests.helpers.drafters import Script
 from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry
 from tests.helpers.fake_runner import DelayedRunner, FakeRunner
 from tests.helpers.guides import Arithmetic, ArithmeticGuides, obeys
 from tests.helpers.writing import TOKENS, VOCAB, grammar_guides
-from tests.sched.test_drafts import Script
 
 PROMPT = [5, 9, 2, 7, 11, 30, 8]
 
@@ -157,20 +157,12 @@ def test_samples_have_guides_of_their_own_and_a_hit_in_the_prefix_cache_changes_
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_request_with_a_guide_has_no_drafts(depth: int) -> None:
-    class Guesses:
-        def __init__(self) -> None:
-            self.names: list[str] = []
-
-        def propose(self, request, most):
-            self.names.append(request.request_id)
-            return [1, 2][:most]
-
-    drafter = Guesses()
+    drafter = Script(*[[1, 2]] * 20)
     core = guided_core(depth=depth, drafter=drafter)
     add(core, "a", PROMPT, guide="3,6", seed=1)
     add(core, "free", PROMPT, seed=2, ignore_eos=True)
     done = run_dry(core)
-    assert set(drafter.names) == {"free:0"} and obeys(done["a:0"].tokens, "3,6")
+    assert drafter.names == {"free:0"} and obeys(done["a:0"].tokens, "3,6")
 
 
 @pytest.mark.parametrize(

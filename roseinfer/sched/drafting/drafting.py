@@ -1,0 +1,97 @@
+"""Drafting: which drafts a planned step verifies, and what came of them."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from roseinfer.core.plan import Row
+from roseinfer.core.request import Request
+from roseinfer.kv.manager import KvManager
+from roseinfer.sched.drafting.constraints import Constraints
+from roseinfer.sched.drafting.counts import ProposerCounts
+from roseinfer.sched.drafting.pricing import DraftCandidate, Pricing
+from roseinfer.sched.drafting.proposer import Proposal, Proposer
+from roseinfer.sched.plan_builder import PlanBuilder
+
+# Most drafts of a row. Each is computed, and few texts can be foreseen that far.
+MAX_DRAFTS = 8
+
+
+class Drafting:
+    """Proposers, their pricing and their counts, for one scheduler.
+
+    `constraints`: guides of constrained outputs, set by the engine. Without them such requests get no drafts. `counts`:
+    by the proposer's name.
+    """
+
+    def __init__(self, proposers: Sequence[Proposer], pricing: Pricing, max_drafts: int = MAX_DRAFTS) -> None:
+        self.constraints: Constraints | None = None
+        self.counts: dict[str, ProposerCounts] = {}
+        self._proposers = proposers
+        self._pricing = pricing
+        self._max_drafts = max_drafts
+        self._verifying: dict[str, DraftCandidate] = {}  # by request, in steps in flight
+
+    def wants_known_tokens(self, running: Collection[Request]) -> bool:
+        """Return True if the next step may have drafts, for which the tokens of earlier steps must be known."""
+        return self._pricing.worthwhile(running)
+
+    def add(self, builder: PlanBuilder, running: Collection[Request], kv: KvManager, reserve: int) -> None:
+        """Fill the token budget that a planned step has left with drafts. No request waits or is preempted for them.
+
+        `reserve`: KV blocks that drafts leave free.
+        """
+        if builder.tokens_left <= 0 or not self._pricing.worthwhile(running):
+            return
+        candidates = list(self._candidates(builder, running))
+        counts = self._pricing.choose(builder, candidates) if candidates else ()
+        for candidate, count in zip(candidates, counts, strict=True):
+            if count:
+                self._verify(builder, candidate, candidate.proposal.token_ids[:count], kv, reserve)
+
+    def _candidates(self, builder: PlanBuilder, running: Iterable[Request]) -> Iterable[DraftCandidate]:
+        for request in running:
+            # The step samples a token in any case. More pending ones are in flight: their successors are unknown.
+            limit = min(builder.tokens_left, self._max_drafts, request.max_len - len(request.tokens) - 1)
+            if limit <= 0 or request.pending != 1 or not builder.decodes(request):
+                continue
+            proposals = [DraftCandidate(request, proposal) for proposal in self._proposals(request, limit)]
+            if proposals:
+                yield max(proposals, key=self._pricing.expected)
+
+    def _proposals(self, request: Request, limit: int) -> Iterable[Proposal]:
+        if request.guided:
+            # Guides of requests with several tokens per step are not supported yet.
+            return
+        for proposer in self._proposers:
+            proposal = proposer.propose(request, limit)
+            if proposal is not None:
+                assert 0 < len(proposal.token_ids) <= limit, "a proposer guesses no more than it is asked for"
+                yield proposal
+
+    def _verify(
+        self, builder: PlanBuilder, candidate: DraftCandidate, drafts: tuple[int, ...], kv: KvManager, reserve: int
+    ) -> None:
+        """Let the request's row verify as many drafts as fit into its blocks and spare ones."""
+        request = candidate.request
+        growth, upto = None, request.planned + len(drafts)
+        if upto > request.capacity:
+            if kv.growth_cost(request.request_id, upto) + reserve <= kv.num_free:
+                growth = kv.grow(request.request_id, upto)
+                request.capacity = kv.capacity(request.request_id)
+            drafts = drafts[: max(0, request.capacity - request.planned)]
+        if drafts:
+            builder.set_drafts(request, drafts, growth)
+            self._verifying[request.request_id] = candidate
+
+    def verified(self, request: Request, row: Row, kept: int) -> None:
+        """Learn from a row with drafts, `kept` tokens of which became output (at least 1)."""
+        candidate = self._verifying.pop(request.request_id)
+        drafted, accepted = len(row.drafts), kept - 1
+        self.counts.setdefault(candidate.proposal.proposer, ProposerCounts()).add(drafted, accepted)
+        self._pricing.verified(candidate, drafted, accepted)
+
+    def ended(self, request: Request) -> None:
+        """Forget a request that has ended."""
+        self._verifying.pop(request.request_id, None)
+        self._pricing.ended(request)
+        for proposer in self._proposers:
+            proposer.ended(request)

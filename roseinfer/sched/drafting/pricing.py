@@ -1,0 +1,64 @@
+"""Pricing: the interface of what decides how many drafts a step verifies."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+from roseinfer.core.request import Request
+from roseinfer.sched.drafting.proposer import Proposal
+from roseinfer.sched.plan_builder import PlanBuilder
+
+
+class DraftCandidate(NamedTuple):
+    """A decoding request in the step that is planned, and guesses of its next tokens."""
+
+    request: Request
+    proposal: Proposal
+
+
+class Pricing(Protocol):
+    def worthwhile(self, running: Collection[Request]) -> bool:
+        """Return False if no draft could pay beside these requests, so that nothing is proposed.
+
+        Asked before each plan. While it is true, a step is committed before the next one is planned, since proposers
+        need to know all tokens.
+        """
+        ...
+
+    def expected(self, candidate: DraftCandidate) -> float:
+        """Return how many guesses will probably be right. Of a request's proposals the best is kept."""
+        ...
+
+    def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate]) -> Sequence[int]:
+        """Return how many leading drafts of each candidate to verify, at most `builder.tokens_left` together."""
+        ...
+
+    def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
+        """Learn that `accepted` of the `drafted` leading guesses were right."""
+        ...
+
+    def ended(self, request: Request) -> None:
+        """Forget a request."""
+        ...
+
+
+class EveryDraft:
+    """Verifies whatever is proposed while the budget lasts, in the order of the requests."""
+
+    def worthwhile(self, running: Collection[Request]) -> bool:
+        return bool(running)
+
+    def expected(self, candidate: DraftCandidate) -> float:
+        return len(candidate.proposal.token_ids)
+
+    def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate]) -> Sequence[int]:
+        left, counts = builder.tokens_left, []
+        for candidate in candidates:
+            counts.append(max(0, min(left, len(candidate.proposal.token_ids))))
+            left -= counts[-1]
+        return counts
+
+    def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
+        pass
+
+    def ended(self, request: Request) -> None:
+        pass

@@ -1,0 +1,31 @@
+"""Proposer: the interface of what guesses a request's next tokens."""
+
+from typing import NamedTuple, Protocol
+
+from roseinfer.core.request import Request
+
+
+class Proposal(NamedTuple):
+    """Guesses of consecutive tokens. `proposer`: its name in metrics.
+
+    `chances[i]`: the proposer's estimate that guess i is right if those before it are. Empty: it has no estimate.
+    """
+
+    proposer: str
+    token_ids: tuple[int, ...]
+    chances: tuple[float, ...] = ()
+
+
+class Proposer(Protocol):
+    """Guesses next tokens. Wrong guesses cost time only: the output is the same without them."""
+
+    def propose(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> Proposal | None:
+        """Return 1 to `limit` guesses of the tokens that follow `request.tokens` and `after`; None = no idea.
+
+        Token ids must be in the vocabulary. `after`: tokens that are guessed already.
+        """
+        ...
+
+    def ended(self, request: Request) -> None:
+        """Forget a request. Its tokens may help to guess those of others with the same `request.meta.cache_salt`."""
+        ...
