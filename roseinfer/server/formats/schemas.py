@@ -142,8 +142,21 @@ class ModelField(RequestModel):
     model: str | None = Field(None, description="a served model; default: the first one")
 
 
-class OneAnswerRequest(ModelField):
-    """Fields of all APIs: sampling, objectives and delivery."""
+class SchedulingFields(ModelField):
+    """Fields of all APIs: objectives and scheduling terms."""
+
+    slo: SloFields | None = Field(None, description="latency objectives; default: the class's")
+    ttft: Positive | None = Field(None, description="like slo.ttft_ms")
+    timeout_s: Positive | None = Field(None, description="seconds from arrival after which the request ends")
+    deadline_ms: Positive | None = Field(None, description="like timeout_s, in milliseconds")
+    service_tier: str | None = Field(None, description="selects a class, if the server's file maps it")
+    priority: Int64 | None = Field(None, description="lower is sooner; only with policies that support priorities")
+    cache_salt: CacheSalt | None = Field(None, description="only requests with the same salt share cached prefixes")
+    request_id: RequestId | None = Field(None, description="used if there is no X-Request-Id header")
+
+
+class OneAnswerRequest(SchedulingFields):
+    """Fields of all APIs that generate text: sampling and delivery."""
 
     min_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="no end of text before; default 0")
     temperature: Temperature | None = Field(None, description="0 (greedy) to 2; default 1")
@@ -171,18 +184,10 @@ class OneAnswerRequest(ModelField):
     )
     stream: bool | None = Field(None, description="answer as server-sent events")
     stream_interval: Count | None = Field(None, description="minimum tokens per chunk; default 1")
-    slo: SloFields | None = Field(None, description="latency objectives; default: the class's")
-    ttft: Positive | None = Field(None, description="like slo.ttft_ms")
     tpot: Positive | None = Field(None, description="like slo.tpot_ms")
     pred_output_len: Annotated[int, Field(ge=1, le=MAX_PREDICTED_LEN)] | None = Field(
         None, description="output tokens that the client expects"
     )
-    timeout_s: Positive | None = Field(None, description="seconds from arrival after which the request ends")
-    deadline_ms: Positive | None = Field(None, description="like timeout_s, in milliseconds")
-    service_tier: str | None = Field(None, description="selects a class, if the server's file maps it")
-    priority: Int64 | None = Field(None, description="lower is sooner; only with policies that support priorities")
-    cache_salt: CacheSalt | None = Field(None, description="only requests with the same salt share cached prefixes")
-    request_id: RequestId | None = Field(None, description="used if there is no X-Request-Id header")
     add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for messages")
     skip_special_tokens: bool | None = Field(None, description="leave special tokens out of the text; default true")
 

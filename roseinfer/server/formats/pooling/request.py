@@ -7,15 +7,11 @@ from pydantic import Field
 from roseinfer.server.formats.schemas import (
     MAX_ITEMS,
     MAX_OBJECTS,
-    CacheSalt,
     Count,
-    Int64,
     Messages,
-    ModelField,
-    Positive,
     PromptIds,
     Prompts,
-    RequestId,
+    SchedulingFields,
     SloFields,
     Strings,
 )
@@ -24,7 +20,7 @@ from roseinfer.server.http.request_models import RequestModel
 Texts = Annotated[Strings, Field(min_length=1), Prompts]
 
 
-class PoolingFields(ModelField):
+class PoolingFields(SchedulingFields):
     """Fields that these APIs share."""
 
     user: str | None = Field(None, description="accepted, not used")
@@ -35,13 +31,6 @@ class PoolingFields(ModelField):
         None, description="'right' (default) cuts the end of a longer input, 'left' its start"
     )
     slo: SloFields | None = Field(None, description="latency objectives; ttft_ms and e2e_ms count to the result")
-    ttft: Positive | None = Field(None, description="like slo.ttft_ms")
-    timeout_s: Positive | None = Field(None, description="seconds from arrival after which the request ends")
-    deadline_ms: Positive | None = Field(None, description="like timeout_s, in milliseconds")
-    service_tier: str | None = Field(None, description="selects a class, if the server's file maps it")
-    priority: Int64 | None = Field(None, description="lower is sooner; only with policies that support priorities")
-    cache_salt: CacheSalt | None = Field(None, description="only requests with the same salt share cached prefixes")
-    request_id: RequestId | None = Field(None, description="used if there is no X-Request-Id header")
 
     @property
     def tpot(self) -> None:
