@@ -3,7 +3,6 @@
 A format calls them in this order: `read_settings`, then its own prompts and outputs, `spell_bad_words`, `build_job`.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,33 +11,30 @@ from roseinfer.core.guide import GuideSpec
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.live import fit_context
+from roseinfer.server.formats.common_job import AnswerKind, CommonSettings, new_job, read_objectives
 from roseinfer.server.formats.sampling import RequestedLogprobs, sampling_params, with_bad_token_ids
 from roseinfer.server.formats.schemas import GenerationRequest, StreamOptions
-from roseinfer.server.formats.unsupported import ANY_TIER, check_extras
+from roseinfer.server.formats.unsupported import check_extras
 from roseinfer.server.http.errors import bad_request
 from roseinfer.server.http.request_models import unknown_fields
 from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.job import Job, StreamChoices
-from roseinfer.server.request.objectives import Objectives, objectives
 from roseinfer.server.request.prompts import Encoded
 from roseinfer.text.output import OutputParser
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSettings:
-    """Checked fields of a request that depend neither on its prompt nor on its output format.
+class RequestSettings(CommonSettings):
+    """Settings of a request that generates text.
 
     `keep_last`: how many tokens at the end of each prompt to keep, None = all.
     """
 
-    model: str
     n: int
     stream: StreamChoices | None
-    objectives: Objectives
     params: SequenceParams
     keep_last: int | None
     logprobs: RequestedLogprobs
-    warnings: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +65,11 @@ def read_settings(
         most = max(limits.max_prompts, limits.max_choices)
         raise bad_request(f"n x prompts is {n * num_prompts}, at most {most} is allowed", "n")
     warnings = check_extras(unknown_fields(request), n)
-    classes = call.service.slo_classes
-    if request.service_tier not in ANY_TIER and request.service_tier not in classes.service_tiers:
-        warnings.append("service_tier")
-    promised = objectives(request, call.headers, call.arrival_s, classes, model, call.key, info.policy)
-    deadlines_s = [by_s for by_s in (promised.meta.deadline_s, promised.first_token_by_s) if by_s is not None]
-    if deadlines_s:
-        call.preparation.end_by(min(deadlines_s))
+    promised = read_objectives(call, request, model, warnings)
     reports = promised.report or call.service.config.enable_force_include_usage
     stream = _stream_choices(request, reports, warnings)
     params, keep_last = sampling_params(request, max_tokens, logprobs, info, limits)
-    return RequestSettings(model, n, stream, promised, params, keep_last, logprobs, warnings)
+    return RequestSettings(model, promised, warnings, n, stream, params, keep_last, logprobs)
 
 
 async def spell_bad_words(call: RequestContext, params: SequenceParams) -> SequenceParams:
@@ -96,37 +86,31 @@ def build_job(
     params: SequenceParams,
     encoded: list[Encoded],
     output: OutputSettings,
-    *,
-    api: str,
-    id_prefix: str,
-    param: str,
+    kind: AnswerKind,
     echo: bool = False,
 ) -> Job:
-    """Return the job. `api`: kind of answer, for logs; `param`: field of the prompt, for errors.
+    """Return the job.
 
     Raises `RequestTooLongError` for a prompt that leaves no room in the context, `ApiError` 400 for too many tokens.
     """
-    promised, limits = settings.objectives, call.service.limits
+    limits, meta = call.service.limits, settings.objectives.meta
     context = call.backend.info.facts.max_model_len
     prompts = []
     total = 0
     for entry in encoded:
-        fitted = fit_context(params, len(entry.ids), context, param)
+        fitted = fit_context(params, len(entry.ids), context, kind.prompt)
         total += settings.n * (len(entry.ids) + fitted.max_tokens)
-        prompts.append(Prompt(entry.ids, fitted, promised.meta, output.guide))
+        prompts.append(Prompt(entry.ids, fitted, meta, output.guide))
     if total > limits.max_total_tokens:
         message = f"n x (prompt + max_tokens) over all prompts is {total} tokens"
         raise bad_request(f"{message}, at most {limits.max_total_tokens} are allowed", "n")
-    warnings = [*settings.warnings, *output.warnings]
-    return Job(
-        api=api,
-        id=f"{id_prefix}-{call.request_id}",
-        request_id=call.request_id,
-        model=settings.model,
-        created=int(time.time()),
-        arrival_s=call.arrival_s,
-        meta=promised.meta,
-        prompts=tuple(prompts),
+    settings.warnings.extend(output.warnings)
+    return new_job(
+        call,
+        settings,
+        prompts,
+        api=kind.api,
+        id=f"{kind.id_prefix}-{call.request_id}",
         n=settings.n,
         parser=output.parser,
         stream=settings.stream,
@@ -136,10 +120,6 @@ def build_job(
         prompt_logprobs=settings.logprobs.prompt_field,
         return_token_ids=bool(request.return_token_ids),
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
-        warnings=tuple(warnings[: limits.max_warnings]),
-        first_token_by_s=promised.first_token_by_s,
-        report_slo=promised.report,
-        report_why=promised.why,
         tool_parser=output.tool_parser,
     )
 

@@ -20,6 +20,7 @@ from roseinfer.server.formats.answers import (
 )
 from roseinfer.server.formats.build_job import OutputSettings, build_job, read_settings, spell_bad_words
 from roseinfer.server.formats.chat_output import OUTPUT_FIELDS, ChatOutput
+from roseinfer.server.formats.common_job import AnswerKind
 from roseinfer.server.formats.sampling import chat_logprobs
 from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, TokenizeRequest
 from roseinfer.server.http.errors import OPENAI, bad_request
@@ -35,6 +36,7 @@ _UNSUPPORTED_IN_MESSAGES = ("function_call", "audio", "images")
 # Empty fields of answers that clients send back.
 _EMPTY_VALUES: tuple[Any, ...] = (None, [], {})
 _PLAIN_FIELDS = frozenset({"role", "content", "name"})
+CHAT = AnswerKind("chat.completion", "chatcmpl", "messages")
 
 
 async def chat_job(call: RequestContext, request: ChatRequest) -> Job:
@@ -52,11 +54,7 @@ async def chat_job(call: RequestContext, request: ChatRequest) -> Job:
     settings.warnings.extend(ignored)
     outputs = OutputSettings() if output is None else await output.settings(ids)
     params = await spell_bad_words(call, settings.params)
-    kind = ChatWriter.whole_object
-    encoded = [Encoded(ids)]
-    return build_job(
-        call, request, settings, params, encoded, outputs, api=kind, id_prefix="chatcmpl", param="messages"
-    )
+    return build_job(call, request, settings, params, [Encoded(ids)], outputs, CHAT)
 
 
 def output_of(backend: Backend, request: ChatRequest) -> ChatOutput | None:
@@ -103,7 +101,7 @@ def chat_prompt(
 class ChatWriter:
     """Writer of choices as messages. See `answers.Writer`."""
 
-    whole_object = "chat.completion"
+    whole_object = CHAT.api
     chunk_object = "chat.completion.chunk"
     plain = (b'{"index":%d,"delta":{"content":', b'},"finish_reason":null}]}\n\n')
 

@@ -19,6 +19,7 @@ from roseinfer.server.formats.answers import (
     first,
 )
 from roseinfer.server.formats.build_job import OutputSettings, build_job, read_settings, spell_bad_words
+from roseinfer.server.formats.common_job import AnswerKind
 from roseinfer.server.formats.constraints import OutputConstraint, is_constrained
 from roseinfer.server.formats.sampling import completion_logprobs, completion_max_tokens
 from roseinfer.server.formats.schemas import CompletionRequest
@@ -27,6 +28,8 @@ from roseinfer.server.request.inference import GENERATES, RequestContext
 from roseinfer.server.request.job import Job, Usage
 from roseinfer.text.detokenize import IncrementalDetokenizer
 from roseinfer.text.tokenizer import Tokenizer
+
+COMPLETION = AnswerKind("text_completion", "cmpl", "prompt")
 
 
 class CompletionFormat:
@@ -52,10 +55,7 @@ class CompletionFormat:
         if constraint is not None:
             guide, ignored = await constraint.guide(call.backend.grammars, proof, settings.n)
             output = OutputSettings(guide, warnings=ignored)
-        kind = CompletionWriter.whole_object
-        return build_job(
-            call, request, settings, params, encoded, output, api=kind, id_prefix="cmpl", param="prompt", echo=echo
-        )
+        return build_job(call, request, settings, params, encoded, output, COMPLETION, echo)
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> EventEncoder:
         return EventEncoder(job, CompletionWriter(job, tokenizer), usage)
@@ -67,7 +67,7 @@ class CompletionFormat:
 class CompletionWriter:
     """Writer of choices as texts, after the prompt's with `echo`. See `answers.Writer`."""
 
-    whole_object = chunk_object = "text_completion"
+    whole_object = chunk_object = COMPLETION.api
     plain = (b'{"index":%d,"text":', b',"logprobs":null,"finish_reason":null}]}\n\n')
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:

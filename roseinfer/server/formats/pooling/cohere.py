@@ -9,6 +9,7 @@ from pydantic import Field
 
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.pooling import PoolingInfo, PoolingParams, PoolingTask
+from roseinfer.server.formats.common_job import AnswerKind
 from roseinfer.server.formats.pooling.answer import Vectors, as_base64, as_numbers
 from roseinfer.server.formats.pooling.job import build_job, prompt_text, read_settings
 from roseinfer.server.formats.pooling.request import PoolingFields, Texts
@@ -20,6 +21,7 @@ from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.receivers import Encoder
 from roseinfer.text.tokenizer import Tokenizer
 
+_EMBEDDING = AnswerKind("embedding", "embd", "texts")
 # Prompts of sentence-transformers for Cohere's kinds of input; others have the same name.
 _PROMPTS = {"search_query": "query", "search_document": "document"}
 _ENCODINGS: dict[str, Callable[[bytes], bytes]] = {"float": as_numbers, "base64": as_base64}
@@ -61,7 +63,7 @@ class CohereEmbedFormat:
         inputs = await call.backend.inputs.texts(request.texts, True, settings.cut, name, before)
         about = {"types": request.embedding_types or ["float"], "texts": request.texts}
         pooled = [(ids, params) for ids in inputs]
-        return build_job(call, settings, pooled, api="embedding", id_prefix="embd", about=about)
+        return build_job(call, settings, pooled, _EMBEDDING, about)
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
         raise AssertionError("embeddings are not streamed")

@@ -5,6 +5,7 @@ from typing import Any
 
 from roseinfer.core.pooling import PoolingParams, PoolingTask
 from roseinfer.server.formats.chat import plain_messages
+from roseinfer.server.formats.common_job import AnswerKind
 from roseinfer.server.formats.completions import split_prompts
 from roseinfer.server.formats.pooling.answer import EmbeddingBody, as_base64, as_numbers
 from roseinfer.server.formats.pooling.job import PoolingSettings, build_job, prompt_text, read_settings
@@ -16,6 +17,8 @@ from roseinfer.server.request.job import Job, Usage
 from roseinfer.server.request.receivers import Encoder
 from roseinfer.text.tokenizer import Tokenizer
 from roseinfer.text.worker.messages import EncodeChat
+
+_EMBEDDING = AnswerKind("embedding", "embd", "input")
 
 
 class EmbeddingFormat:
@@ -38,7 +41,7 @@ class EmbeddingFormat:
             inputs = await _inputs(call, request, settings)
         about = {"base64": request.encoding_format == "base64"}
         pooled = [(ids, params) for ids in inputs]
-        return build_job(call, settings, pooled, api="embedding", id_prefix="embd", about=about)
+        return build_job(call, settings, pooled, _EMBEDDING, about)
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
         raise AssertionError("embeddings are not streamed")

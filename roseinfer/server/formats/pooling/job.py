@@ -1,15 +1,14 @@
 """Steps from a parsed request to a `Job` that embeddings, reranking and scores share."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from roseinfer.core.pooling import NO_OUTPUT, PoolingInfo, PoolingParams
 from roseinfer.core.request import Prompt, RequestMeta, kept_prompt_tokens
+from roseinfer.server.formats.common_job import AnswerKind, CommonSettings, new_job, read_objectives
 from roseinfer.server.formats.pooling.request import PoolingFields
 from roseinfer.server.formats.unsupported import (
-    ANY_TIER,
     Unsupported,
     always,
     check_extras,
@@ -22,7 +21,7 @@ from roseinfer.server.http.request_models import unknown_fields
 from roseinfer.server.request.inference import RequestContext
 from roseinfer.server.request.inputs import Truncation
 from roseinfer.server.request.job import Job
-from roseinfer.server.request.objectives import Objectives, objectives
+from roseinfer.server.request.objectives import Objectives
 
 _ACTIVATION = "results are those of the model's own activation"
 _LENGTH = "use truncate_prompt_tokens"
@@ -61,14 +60,11 @@ _UNSUPPORTED: dict[str, Unsupported] = {
 
 
 @dataclass(frozen=True, slots=True)
-class PoolingSettings:
-    """Checked fields that depend neither on the inputs nor on the format of the answer."""
+class PoolingSettings(CommonSettings):
+    """Settings of a prompt-only request. `cut`: how longer inputs are truncated; None: they are rejected."""
 
-    model: str
     info: PoolingInfo
-    objectives: Objectives
     cut: Truncation | None
-    warnings: list[str]
 
 
 def read_settings(call: RequestContext, request: PoolingFields) -> PoolingSettings:
@@ -81,43 +77,27 @@ def read_settings(call: RequestContext, request: PoolingFields) -> PoolingSettin
     for name, value in extras.items():
         check_supported(name, value, _UNSUPPORTED)
     warnings = check_extras({name: value for name, value in extras.items() if name not in _UNSUPPORTED})
-    if request.service_tier not in ANY_TIER and request.service_tier not in call.service.slo_classes.service_tiers:
-        warnings.append("service_tier")
-    return PoolingSettings(model, info, _objectives(call, request, model), _truncation(call, request), warnings)
+    promised = _objectives(call, request, model, warnings)
+    return PoolingSettings(model, promised, warnings, info, _truncation(call, request))
 
 
 def build_job(
     call: RequestContext,
     settings: PoolingSettings,
     inputs: list[tuple[list[int], PoolingParams]],
-    *,
-    api: str,
-    id_prefix: str,
+    kind: AnswerKind,
     about: Mapping[str, Any],
 ) -> Job:
-    """Return the job. `api`: kind of answer, for logs; `about`: what the answer needs of the request.
+    """Return the job. `about`: what the answer needs of the request.
 
     Raises `ApiError` 400 for too many tokens.
     """
-    limits, promised = call.service.limits, settings.objectives
-    total = sum(len(ids) for ids, _ in inputs)
-    if total > limits.max_total_tokens:
-        raise bad_request(f"the inputs have {total} tokens, at most {limits.max_total_tokens} are allowed", "input")
-    return Job(
-        api=api,
-        id=f"{id_prefix}-{call.request_id}",
-        request_id=call.request_id,
-        model=settings.model,
-        created=int(time.time()),
-        arrival_s=call.arrival_s,
-        meta=promised.meta,
-        prompts=tuple(Prompt(ids, NO_OUTPUT, promised.meta, pooling=params) for ids, params in inputs),
-        warnings=tuple(settings.warnings[: limits.max_warnings]),
-        first_token_by_s=promised.first_token_by_s,
-        report_slo=promised.report,
-        report_why=promised.why,
-        about=about,
-    )
+    total, most = sum(len(ids) for ids, _ in inputs), call.service.limits.max_total_tokens
+    if total > most:
+        raise bad_request(f"the inputs have {total} tokens, at most {most} are allowed", kind.prompt)
+    meta = settings.objectives.meta
+    prompts = [Prompt(ids, NO_OUTPUT, meta, pooling=params) for ids, params in inputs]
+    return new_job(call, settings, prompts, api=kind.api, id=f"{kind.id_prefix}-{call.request_id}", about=about)
 
 
 def prompt_text(info: PoolingInfo, name: str | None) -> str:
@@ -130,14 +110,10 @@ def prompt_text(info: PoolingInfo, name: str | None) -> str:
     return info.prompts[name]
 
 
-def _objectives(call: RequestContext, request: PoolingFields, model: str) -> Objectives:
+def _objectives(call: RequestContext, request: PoolingFields, model: str, warnings: list[str]) -> Objectives:
     if request.slo is not None and request.slo.tpot_ms is not None:
         raise bad_request("slo.tpot_ms is not supported: there are no tokens after the first", "slo.tpot_ms")
-    classes, policy = call.service.slo_classes, call.backend.info.policy
-    promised = objectives(request, call.headers, call.arrival_s, classes, model, call.key, policy)
-    deadlines_s = [by_s for by_s in (promised.meta.deadline_s, promised.first_token_by_s) if by_s is not None]
-    if deadlines_s:
-        call.preparation.end_by(min(deadlines_s))
+    promised = read_objectives(call, request, model, warnings)
     return replace(promised, meta=_without_tpot(promised.meta))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roseinfer.core.pooling import PoolingParams, PoolingTask
+from roseinfer.server.formats.common_job import AnswerKind
 from roseinfer.server.formats.pooling.answer import RerankBody, ScoreBody
 from roseinfer.server.formats.pooling.job import PoolingSettings, build_job, prompt_text, read_settings
 from roseinfer.server.formats.pooling.request import PairFields, RerankDocument, RerankRequest, ScoreRequest
@@ -18,6 +19,8 @@ from roseinfer.text.tokenizer import Tokenizer
 
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 SCORE_PATHS = ("/score", "/v1/score")
+_RERANKING = AnswerKind("rerank", "rerank", "documents")
+_SCORES = AnswerKind("score", "score", "text_2")
 # Names of the first and the second texts.
 _SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 
@@ -64,7 +67,7 @@ class RerankFormat:
         returned = texts if request.return_documents is not False else None
         about = {"documents": returned, "top_n": request.top_n or 0}
         sides = Sides([request.query], texts, "query", "documents")
-        return await _job(call, request, sides, "rerank", about, _ignored(request))
+        return await _job(call, request, sides, _RERANKING, about, _ignored(request))
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
         raise AssertionError("results are not streamed")
@@ -84,7 +87,7 @@ class ScoreFormat:
         self.path = path
 
     async def make_job(self, call: RequestContext, request: ScoreRequest) -> Job:
-        return await _job(call, request, _sides(request), "score", {})
+        return await _job(call, request, _sides(request), _SCORES, {})
 
     def events(self, job: Job, tokenizer: Tokenizer, usage: Callable[[], Usage]) -> Encoder:
         raise AssertionError("scores are not streamed")
@@ -97,7 +100,7 @@ async def _job(
     call: RequestContext,
     request: PairFields,
     sides: Sides,
-    api: str,
+    kind: AnswerKind,
     about: dict[str, Any],
     ignored: Sequence[str] = (),
 ) -> Job:
@@ -106,13 +109,13 @@ async def _job(
     sides.check()
     settings.warnings.extend(ignored)
     if settings.info.pairs is None:
-        return await _cosine_job(call, request, settings, sides, api, about)
+        return await _cosine_job(call, request, settings, sides, kind, about)
     if settings.cut is not None and settings.cut.at_start:
         raise bad_request("truncation_side must be 'right': the end of a document is cut", "truncation_side")
     encoder, form = call.backend.inputs, settings.info.pairs
     found = await encoder.pairs(sides.pairs, form, request.instruction, settings.cut, sides.second_field)
     inputs = [(pair.ids, PoolingParams(second_text_from=pair.second_text_from)) for pair in found]
-    return build_job(call, settings, inputs, api=api, id_prefix=api, about=about)
+    return build_job(call, settings, inputs, kind, about)
 
 
 async def _cosine_job(
@@ -120,7 +123,7 @@ async def _cosine_job(
     request: PairFields,
     settings: PoolingSettings,
     sides: Sides,
-    api: str,
+    kind: AnswerKind,
     about: dict[str, Any],
 ) -> Job:
     """Return the job of embeddings whose cosines are the scores."""
@@ -134,7 +137,7 @@ async def _cosine_job(
     several = len(sides.first) > 1
     pairs = [(i if several else 0, len(sides.first) + i) for i in range(len(sides.second))]
     pooled = [(ids, PoolingParams()) for ids in inputs]
-    return build_job(call, settings, pooled, api=api, id_prefix=api, about=about | {"pairs": pairs})
+    return build_job(call, settings, pooled, kind, about | {"pairs": pairs})
 
 
 def _ignored(request: RerankRequest) -> list[str]:

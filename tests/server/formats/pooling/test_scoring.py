@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from roseinfer.core.pooling import PairFormat, PoolingTask
 from roseinfer.server.formats.pooling.document import Reranking, ScoreList
 from roseinfer.server.formats.pooling.scoring import RERANK_PATHS, SCORE_PATHS
 from roseinfer.server.hosting import greeting
+from roseinfer.server.http.limits import Limits
 from roseinfer.text.pooling_inputs import PairEncoder
 from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.engine_info import changed
@@ -237,3 +239,11 @@ def test_the_first_line_suggests_a_request_that_the_server_accepts(server: LiveS
     _, address, *_, body = shlex.split(words.splitlines()[1])
     assert address == server.url + "/v1/rerank"
     assert server.post("/v1/rerank", json.loads(body)).status_code == 200
+
+
+def test_too_many_tokens_of_all_pairs(tokenizer: Tokenizer) -> None:
+    limits = replace(Limits.of(ServerConfig()), max_total_tokens=100)
+    scores = pooling(task=PoolingTask.SCORE, width=1, pairs=PairFormat.QWEN3_RERANKER, prompts={})
+    with LiveServer(tokenizer, limits=limits, info=changed(INFO, pooling=scores, max_model_len=CONTEXT)) as server:
+        found = error(server)
+        assert found["param"] == "documents" and "at most 100 are allowed" in found["message"]
