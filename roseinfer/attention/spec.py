@@ -11,7 +11,7 @@ class AttentionSpec:
     Query head h reads KV head h // (heads / kv_heads). window: the query at position i sees the keys at positions j
     with i - window < j <= i, as in `transformers`; None for all keys up to its own. cap: scores become cap * tanh(score
     / cap); None for no cap. sinks: each head has one learned logit more in the denominator of its softmax, without a
-    value.
+    value. skips_first: only the query at position 0 sees the key at position 0.
     """
 
     heads: int
@@ -21,6 +21,7 @@ class AttentionSpec:
     window: int | None = None
     cap: float | None = None
     sinks: bool = False
+    skips_first: bool = False
 
     @property
     def group(self) -> int:

@@ -39,7 +39,7 @@ _SLICE_TOKENS = 256
 class _Row:
     """Row `index` of the batch: `count` queries from packed token `start` on; the last one ends the context.
 
-    Its queries see the keys from position `first` to `context`. With a window, keys before `first` are not read.
+    Its queries see the keys from position `first` to `context`. Keys before `first` are not read.
     """
 
     index: int
@@ -72,12 +72,28 @@ class _Piece(Protocol):
         ...
 
 
+class _Visible(NamedTuple):
+    """Keys that a layer's queries see: `AttentionSpec.window` and `AttentionSpec.skips_first`."""
+
+    window: int | None
+    skips_first: bool
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> "_Visible":
+        return cls(spec.window, spec.skips_first)
+
+    def first(self, position: int) -> int:
+        """Return the position of the first key that the query at `position` sees."""
+        first = 0 if self.window is None else max(0, position + 1 - self.window)
+        return max(first, 1) if self.skips_first and position else first
+
+
 class _Kind(NamedTuple):
-    """Part of the store, KV group and window: layers that agree in these share the work of `begin`."""
+    """Part of the store, KV group and visible keys: layers that agree in these share the work of `begin`."""
 
     part: int
     group: int
-    window: int | None
+    visible: _Visible
 
 
 class _Plan(NamedTuple):
@@ -94,7 +110,7 @@ class TorchAttention:
         """specs: of the model's layers. dtype: of queries."""
         self._specs = tuple(specs)
         self._dtype = dtype
-        self._bands = {spec.window: _Band(spec.window, dtype) for spec in specs}
+        self._bands = {visible: _Band(visible, dtype) for visible in map(_Visible.of, specs)}
         self._store: KVStore | None = None
         self._paged: list[PagedRows] = []
         self._kinds: list[_Kind] = []
@@ -105,13 +121,13 @@ class TorchAttention:
             self._store = store
             self._paged = [PagedRows(part, self._dtype) for part in store.parts]
             kinds = zip(store.places, store.group_of, self._specs, strict=True)
-            self._kinds = [_Kind(place.part, group, spec.window) for place, group, spec in kinds]
+            self._kinds = [_Kind(place.part, group, _Visible.of(spec)) for place, group, spec in kinds]
         self._positions = batch.positions
         self._plans = {kind: self._plan(kind, batch) for kind in dict.fromkeys(self._kinds)}
 
     def _plan(self, kind: _Kind, batch: ForwardBatch) -> _Plan:
         paged, paging = self._paged[kind.part], batch.paging[kind.group]
-        return _Plan(SlotWriter(paging.slots, paged), _split(batch, paging, paged, self._bands[kind.window]))
+        return _Plan(SlotWriter(paging.slots, paged), _split(batch, paging, paged, self._bands[kind.visible]))
 
     def forward(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> torch.Tensor:
         q, k, v = heads.split(qkv, self._positions)
@@ -161,14 +177,14 @@ class TorchAttention:
 
 
 def _split(batch: ForwardBatch, paging: Paging, paged: PagedRows, band: "_Band") -> list[_Piece]:
-    """Split the batch into pieces, for layers with the band's window."""
-    rows = _rows(batch, band.window)
+    """Split the batch into pieces, for layers of the band's kind."""
+    rows = _rows(batch, band.visible)
     whole = [row for row in rows if row.count > 1 and row.context == row.count and not band.hides(row.count)]
     chunks = [row for row in rows if row.count > 1 and (row.context > row.count or band.hides(row.count))]
     if chunks:
         band.cover(max(row.context for row in chunks), paged.rows.device)
     return [
-        *(_Decoding(batch, paging, group, paged) for group in _decoding_groups(rows, paged)),
+        *(_Decoding(batch, paging, group, paged, band.visible) for group in _decoding_groups(rows, paged)),
         *(_WholePrompts(group) for group in _prompt_groups(whole)),
         *(_Chunk(batch, paging, row, paged, band) for row in chunks),
     ]
@@ -177,7 +193,9 @@ def _split(batch: ForwardBatch, paging: Paging, paged: PagedRows, band: "_Band")
 class _Decoding:
     """Rows with one query each, padded to the largest number of visible keys and masked."""
 
-    def __init__(self, batch: ForwardBatch, paging: Paging, rows: list[_Row], paged: PagedRows) -> None:
+    def __init__(
+        self, batch: ForwardBatch, paging: Paging, rows: list[_Row], paged: PagedRows, visible: _Visible
+    ) -> None:
         device = batch.context_len.device
         self.tokens = _selection([row.start for row in rows], device)
         selected = _selection([row.index for row in rows], device)
@@ -186,6 +204,8 @@ class _Decoding:
         tables = _tables(paging, batch.table_rows[selected], max(row.context for row in rows), paged)
         # A row longer than the window sees a whole window, and no row sees more.
         first = (ends - longest).clamp_(min=0) if any(row.first for row in rows) else None
+        if first is not None and visible.skips_first:
+            first = torch.maximum(first, (ends > 1).to(first.dtype))
         lengths = ends if first is None else ends - first
         self._reader = ContextReader(paged, tables, first, lengths, longest, ragged)
         gathered = 2 * len(rows) * longest * paged.rows.shape[1] * paged.dtype.itemsize
@@ -262,53 +282,56 @@ class _Chunk:
 
 
 class _Band:
-    """Causal masks for any offset, with a window or without, as parts of one matrix that is cached between steps.
+    """Causal masks for any offset, for layers of one kind, as parts of one matrix that is cached between steps.
 
     Row i of the matrix is a query, column `edge` + j the key j positions after the first query.
     """
 
-    def __init__(self, window: int | None, dtype: torch.dtype) -> None:
-        self.window = window
+    def __init__(self, visible: _Visible, dtype: torch.dtype) -> None:
+        self.visible = visible
         self._dtype = dtype
         self._matrix: torch.Tensor | None = None
         self._edge = 0
 
     def hides(self, context: int) -> bool:
-        """Return True if a context of so many tokens is longer than the window."""
-        return self.window is not None and context > self.window
+        """Return True if some query of a whole prompt of `context` tokens does not see all keys before it."""
+        return self.visible.first(context - 1) > 0
 
     def cover(self, context: int, device: torch.device) -> None:
         """Prepare masks on this device for contexts of up to `context` tokens."""
-        needed = context if self.window is None else min(context, self.window)
+        window = self.visible.window
+        needed = context if window is None else min(context, window)
         if self._matrix is not None and needed <= self._edge:
             return
         self._edge = 1 << (needed - 1).bit_length()
         shape = (_SLICE_TOKENS, self._edge + _SLICE_TOKENS)
         full = torch.full(shape, float("-inf"), dtype=self._dtype, device=device)
         self._matrix = full.triu(self._edge + 1)
-        if self.window is not None:
-            self._matrix += full.tril_(self._edge - self.window)
+        if window is not None:
+            self._matrix += full.tril_(self._edge - window)
 
     def mask(self, position: int, queries: int) -> torch.Tensor:
-        """Return the mask [queries, keys]: query i, at `position` + i, sees the keys of its window up to its own
-        position.
+        """Return the mask [queries, keys]: query i, at `position` + i, sees its visible keys up to its own position.
 
         The last key is the last query's own, the first one the first key that the first query sees.
         """
-        before = position if self.window is None else min(position, self.window - 1)
+        before = position - self.visible.first(position)
         assert self._matrix is not None and before <= self._edge
         part = self._matrix[:queries, self._edge - before : self._edge + queries]
+        if self.visible.skips_first and not position:
+            part = part.clone()
+            part[1:, 0] = float("-inf")
         # CUDA's kernels read masks in aligned vectors, and a part may begin at any offset.
         return part.clone() if part.is_cuda else part
 
 
-def _rows(batch: ForwardBatch, window: int | None) -> list[_Row]:
+def _rows(batch: ForwardBatch, visible: _Visible) -> list[_Row]:
     counts, contexts = batch.query_lens, batch.context_lens
     starts = accumulate(counts, initial=0)
-    if window is None:
+    if visible == (None, False):
         firsts = [0] * len(counts)
     else:
-        firsts = [max(0, context - count + 1 - window) for count, context in zip(counts, contexts, strict=True)]
+        firsts = [visible.first(context - count) for count, context in zip(counts, contexts, strict=True)]
     return [_Row(*row) for row in zip(range(len(counts)), starts, counts, contexts, firsts, strict=False)]
 
 

@@ -64,6 +64,8 @@ def unsupported_reason(specs: Sequence[AttentionSpec], device: torch.device, kv_
     found = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if kv_dtype == CODES and found is not None and not FP8_KV.runs_on(found):
         return f"K and V in FP8 need a GPU of compute capability 8.9 or newer, and this one's is {found[0]}.{found[1]}"
+    if any(spec.skips_first for spec in specs):
+        return "its kernels do not skip the first key, and the model's draft head does"
     if len({replace(spec, window=None) for spec in specs}) > 1:
         return "its map of prompt chunks serves all layers of a step, and the heads of the model's layers differ"
     return unsupported(specs, longest_head=_MAX_HEAD_DIM)

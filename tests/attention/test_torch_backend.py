@@ -26,8 +26,10 @@ class Case:
         *,
         dtype: torch.dtype = torch.float32,
         windows: tuple[int | None, ...] = (None,) * LAYERS,
+        skips_first: tuple[bool, ...] = (False,) * LAYERS,
     ) -> None:
-        self.specs = [spec_of(heads, kv_heads, dim, window=window) for window in windows]
+        kinds = zip(windows, skips_first, strict=True)
+        self.specs = [spec_of(heads, kv_heads, dim, window=window, skips_first=skips) for window, skips in kinds]
         self.heads, self.kv_heads, self.dim, self.dtype = heads, kv_heads, dim, dtype
         self.blocks = Blocks(4096 // block_size, block_size)
         self.store = store_of(4096 // block_size, LAYERS, block_size, kv_heads, dim, dtype, CPU)
@@ -78,7 +80,8 @@ class Case:
         scores = torch.einsum("qhd,khd->hqk", q, k) / self.dim**0.5
         positions = torch.arange(row.start, row.start + row.count)[:, None]
         keys, window = torch.arange(k.shape[0]), self.specs[layer].window or 10**9
-        scores.masked_fill_((keys > positions) | (keys <= positions - window), float("-inf"))
+        skipped = (keys == 0) & (positions > 0) & self.specs[layer].skips_first
+        scores.masked_fill_((keys > positions) | (keys <= positions - window) | skipped, float("-inf"))
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
 
 
@@ -194,12 +197,27 @@ def test_tokens_before_the_window_are_not_read() -> None:
     case.check(case.backend(), 1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 1, 2, 20])
+def test_layers_that_skip_the_first_key(window: int | None) -> None:
+    """Beside a layer that does not: whole prompts and chunks of all starts, and decodes of all lengths."""
+    rng = random.Random(window)
+    skips = (True, False, True)
+    attention = TorchAttention(Case(4, 2, 8, 4, windows=(window,) * LAYERS, skips_first=skips).specs, torch.float32)
+    for _ in range(6):
+        case = Case(4, 2, 8, rng.choice((4, 16)), windows=(window,) * LAYERS, skips_first=skips)
+        for _ in range(rng.randint(1, 8)):
+            start = rng.choice((0, 0, 1, 2, rng.randint(3, 150)))
+            case.add(start, rng.choice((1, 1, 2, 7, 300)))
+        case.check(attention, 1e-5)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_a_windowed_prompt_in_any_chunks(seed: int) -> None:
     """Each position's output is that of the whole prompt, wherever chunks begin and end, including decodes."""
     rng = random.Random(seed)
     window, block_size, length = rng.randint(1, 70), rng.choice((1, 2, 16, 64)), rng.randint(1, 120)
-    case = Case(*rng.choice(((2, 2), (4, 2), (6, 1))), 8, block_size, windows=(window,) * LAYERS)
+    heads, skips = rng.choice(((2, 2), (4, 2), (6, 1))), (seed % 2 == 1,) * LAYERS
+    case = Case(*heads, 8, block_size, windows=(window,) * LAYERS, skips_first=skips)
     attention = case.backend()
     case.add(0, length)
     whole, start = case.rows[0], 0
