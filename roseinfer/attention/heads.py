@@ -1,6 +1,7 @@
 """Norm and rotation of a layer's queries and keys, between their projection and attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.rope import Rotary
 from roseinfer.attention.spec import AttentionSpec
+from roseinfer.kernels.attention.heads import HeadPreparation
 from roseinfer.quant.base import WeightSource, read_new
 
 
@@ -47,7 +49,7 @@ class HeadNorms:
         return (F.rms_norm(qk, qk.shape[-1:], None, self.eps) * self.both).to(qk.dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HeadTransform:
     """Transformation of one layer's projections: its attention, and what precedes it for queries and keys.
 
@@ -59,6 +61,26 @@ class HeadTransform:
     norms: HeadNorms | None = None
     rotary: Rotary | None = None
     kv_scales: KVScales | None = None
+
+    @cached_property
+    def preparation(self) -> HeadPreparation:
+        """Arguments of kernels for norm and rotation, computed once: a layer has the same in each step."""
+        norms, rotary = self.norms, self.rotary
+        return HeadPreparation(
+            queries_cos_sin=None if rotary is None else rotary.queries_cos_sin,
+            keys_cos_sin=None if rotary is None else rotary.cos_sin,
+            pairs=None if rotary is None else rotary.pairs,
+            q_weight=None if norms is None else norms.query,
+            k_weight=None if norms is None else norms.key,
+            eps=0.0 if norms is None else norms.eps,
+            norm_after=norms is not None and norms.after_rotation,
+        )
+
+    @cached_property
+    def key_preparation(self) -> HeadPreparation:
+        """`preparation` of keys for a kernel that takes one kind of head: with the keys' weight and table."""
+        both = self.preparation
+        return replace(both, queries_cos_sin=both.keys_cos_sin, q_weight=both.k_weight)
 
     def split(self, qkv: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Split packed projections into q [T, heads, D], k and v [T, kv_heads, D]; norm and rotate q and k."""

@@ -14,7 +14,7 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.side_stream import SideStream
 from roseinfer.attention.spec import AttentionSpec, unsupported
-from roseinfer.attention.store_qkv import preparation_of, store_qkv
+from roseinfer.attention.store_qkv import store_qkv
 from roseinfer.core.support import FP8_KV
 from roseinfer.kernels.attention.decode import DecodeWorkspace, decode_attention, plan_decode
 from roseinfer.kernels.attention.decode_config import choose_decode_config
@@ -205,7 +205,7 @@ class TritonAttention:
         assert batch is not None
         out = torch.empty((qkv.shape[0], spec.heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
         paged = (*kv, paging.tables, batch.table_rows, batch.context_len, paging.slots)
-        decode_few(qkv, *paged, preparation_of(heads), out, spec.scale, self._few_workspace, spec.window or 0, scales)
+        decode_few(qkv, *paged, heads.preparation, out, spec.scale, self._few_workspace, spec.window or 0, scales)
         return out.view(qkv.shape[0], -1)
 
     def _attend(
