@@ -91,15 +91,16 @@ new_row: Callable[[RowFields], Row] = partial(tuple.__new__, Row)
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Maximum rows and total tokens of one step. The scheduler plans within them; the runner sizes its
+    """Maximum rows, total tokens and total drafts of one step. The scheduler plans within them; the runner sizes its
     buffers by them.
     """
 
     max_rows: int
     max_tokens: int
+    max_drafts: int = 0
 
     @classmethod
-    def of(cls, config: SchedulerConfig, max_model_len: int) -> "StepLimits":
+    def of(cls, config: SchedulerConfig, max_model_len: int, max_drafts: int = 0) -> "StepLimits":
         """Return the limits that the options imply if a context has at most `max_model_len` tokens.
 
         Prompts that are not chunked may exceed the token budget. Such a prompt does not wait for an empty step, which
@@ -108,13 +109,15 @@ class StepLimits:
         """
         budget = config.largest_step
         rows = min(config.seats, budget)
-        return cls(rows, budget if config.enable_chunked_prefill else max(budget, max_model_len + rows - 1))
+        tokens = budget if config.enable_chunked_prefill else max(budget, max_model_len + rows - 1)
+        return cls(rows, tokens, max_drafts)
 
     def check(self, plan: "StepPlan") -> None:
         """Assert that `plan` is within the limits."""
         rows, tokens = len(plan.rows), plan.num_tokens
         assert rows <= self.max_rows, f"a step of {rows} rows exceeds the limit of {self.max_rows}"
         assert tokens <= self.max_tokens, f"a step of {tokens} tokens exceeds the limit of {self.max_tokens}"
+        assert plan.num_drafts <= self.max_drafts, f"a step of {plan.num_drafts} drafts, more than {self.max_drafts}"
 
 
 @dataclass(slots=True)

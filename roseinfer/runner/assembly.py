@@ -135,7 +135,7 @@ def _forward_pass(
     from roseinfer.runner.cuda_inputs import CudaInputs
     from roseinfer.runner.cuda_sampler import CudaTokenChooser
 
-    inputs = CudaInputs(seats, shape.limits.max_rows, shape.limits.max_tokens)
+    inputs = CudaInputs(seats, shape.limits.max_rows, shape.limits.max_tokens, shape.limits.max_drafts)
     eager = EagerForward(model, attention, store, inputs.prepare)
     if not shape.graphs:
         return eager, ()

@@ -118,7 +118,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
     with phase(startup_s, "warm-up"):
         whole = pooling is not None and pooling.method.needs_every_position
         lengths = _rehearsed(config, limits, device)
-        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole)
+        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole, drafts=limits.max_drafts)
         if device.type == "cuda":  # products of few rows use separate kernels
             for few in (1, 2, 4, 8, 16):
                 rehearse(assembly.runner, assembly.seats, num_blocks, [min(few, limits.max_tokens)])
@@ -249,7 +249,7 @@ def free_cuda_bytes(
     torch.cuda.reset_peak_memory_stats(model.device)
     try:
         whole = pooling is not None and pooling.method.needs_every_position
-        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole)
+        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole, drafts=limits.max_drafts)
     except torch.OutOfMemoryError as error:
         chunked = config.scheduler.enable_chunked_prefill
         options = "max_num_batched_tokens" if chunked else "max_model_len, or let prompts be chunked"

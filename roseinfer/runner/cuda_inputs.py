@@ -23,18 +23,19 @@ FIELDS = DECODE_LEN + 1
 
 
 class CudaInputs:
-    """Buffers for steps of at most `max_rows` rows and `max_tokens` tokens, which all steps reuse.
+    """Buffers for steps of at most `max_rows` rows, `max_tokens` tokens and `max_drafts` drafts, which all steps reuse.
 
     The next step overwrites them. One stream makes that safe, since its kernels come later.
     """
 
-    def __init__(self, seats: SeatTable, max_rows: int, max_tokens: int) -> None:
+    def __init__(self, seats: SeatTable, max_rows: int, max_tokens: int, max_drafts: int = 0) -> None:
         device = seats.device
         rows, tokens = _width(max_rows), aligned(max_tokens)
         self.seats = seats
         self.max_rows = max_rows
         # Layout, rows of tokens, positions that need logits, samples, and a map of chunks.
-        self.staging = Staging(FIELDS * rows + 2 * tokens + 2 * rows + CHUNK_FIELD_COUNT * (rows + tokens), device)
+        samples = rows + aligned(max_drafts)
+        self.staging = Staging(FIELDS * rows + 2 * tokens + 2 * samples + CHUNK_FIELD_COUNT * (rows + tokens), device)
         self.input_ids = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.positions = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self.slots = torch.zeros(max_tokens, dtype=torch.int64, device=device)
@@ -51,7 +52,7 @@ class CudaInputs:
         context_lens = self._write_rows(host, columns, width)
         tokens_at = FIELDS * width
         host[tokens_at : tokens_at + num_tokens] = _rows_of_tokens(columns)
-        tail = _Tail.write(host, tokens_at + aligned(num_tokens), columns, width)
+        tail = _Tail.write(host, tokens_at + aligned(num_tokens), columns)
         on_device = self.staging.send(tail.end)
         layout = self._expand(on_device, width, on_device[tokens_at : tokens_at + num_tokens])
         batch = ForwardBatch(
@@ -110,7 +111,7 @@ class CudaInputs:
         host[tokens_at + num_tokens : map_at] = -1
         host[map_at : map_at + chunk_map.size] = chunk_map.reshape(-1)
         host[map_at + chunk_map.size : tail_at] = -1
-        tail = _Tail.write(host, tail_at, columns, width)
+        tail = _Tail.write(host, tail_at, columns)
         on_device = self.staging.send(tail.end)
         return StagedMixed(tail.logits_at(on_device), tail.sample_at(on_device))
 
@@ -214,15 +215,14 @@ class _Tail:
         self.end = self._ends + num_samples
 
     @classmethod
-    def write(cls, host: np.ndarray, start: int, columns: Columns, width: int) -> "_Tail":
+    def write(cls, host: np.ndarray, start: int, columns: Columns) -> "_Tail":
         ends = list(accumulate(columns.count))
-        sampling = np.flatnonzero(columns.sample)
-        tail = cls(start, sum(columns.logits), len(sampling))
+        samples = columns.samples()
+        tail = cls(start, sum(columns.logits), len(samples.rows))
         wanted = chain.from_iterable(map(range, map(sub, ends, columns.logits), ends))
         host[start : start + tail._num_logits] = np.fromiter(wanted, np.int32, tail._num_logits)
-        layout = host[: FIELDS * width].reshape(FIELDS, width)
-        host[tail._seats : tail._seats + tail._num_samples] = layout[SEAT, sampling]
-        host[tail._ends : tail.end] = layout[END, sampling]
+        host[tail._seats : tail._seats + tail._num_samples] = samples.seats
+        host[tail._ends : tail.end] = samples.ends
         return tail
 
     def logits_at(self, on_device: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from roseinfer.kernels.sampling.argmax import greedy
 from roseinfer.kernels.sampling.draw import draw
 from roseinfer.kernels.sampling.mask import mask_logits
 from roseinfer.runner.device import aligned, upload
-from roseinfer.runner.masks import RowMasks, sampling_positions
+from roseinfer.runner.masks import RowMasks, masked_samples
 from roseinfer.runner.seats import Feature, SeatTable
 
 # While the host writes one buffer, the device may still read the masks of the step before.
@@ -64,7 +64,7 @@ class CudaMasks:
 
     def place(self, masks: TokenMasks, sampling: list[int]) -> RowMasks | None:
         """Queue the copy of the buffer that `take` returned last. See `HostMasks.place`."""
-        at = sampling_positions(masks, sampling)
+        at = masked_samples(masks, sampling)
         if not at:
             return None
         host, device = self._pinned[self._turn], self._on_device[self._turn]

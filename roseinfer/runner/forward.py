@@ -19,7 +19,7 @@ from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.device import upload
-from roseinfer.runner.rows import SampleAt
+from roseinfer.runner.rows import SampleAt, Samples
 from roseinfer.runner.seats import SeatTable
 
 
@@ -47,6 +47,23 @@ class Columns:
     @property
     def num_decodes(self) -> int:
         return self.count.count(1)
+
+    def samples(self) -> Samples:
+        """Return the tokens that the step samples, in the order of the columns; `rows` are the plan's."""
+        if self.only_decodes:
+            return Samples(list(self.order), list(self.seat), [start + 1 for start in self.start], {})
+        found = Samples([], [], [], {})
+        for place, row in enumerate(self.order):
+            if not self.sample[place]:
+                continue
+            drafts, end = len(self.drafts[place]), self.start[place] + self.count[place]
+            if drafts:
+                first = len(found.rows)
+                found.drafts_before.update({first + before: before for before in range(drafts + 1)})
+            found.rows.extend([row] * (drafts + 1))
+            found.seats.extend([self.seat[place]] * (drafts + 1))
+            found.ends.extend(range(end - drafts, end + 1))
+        return found
 
     @classmethod
     def of(cls, rows: list[Row]) -> "Columns":
@@ -129,8 +146,7 @@ def _at(table: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.T
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """Result of a pass: hidden states [L, d] of all positions that need logits, or logits [n, V] of the n sampling
-    rows.
+    """Result of a pass: hidden states [L, d] of all positions that need logits, or logits [n, V] of the n samples.
 
     sample_at: set if the pass has it on the device anyway. greedy: [n] int64, the choice for rows without any settings,
     already in the token pool; valid until the next pass.

@@ -9,15 +9,18 @@ from roseinfer.runner.device import upload
 from roseinfer.runner.rows import in_parts
 
 
-def sampling_positions(masks: TokenMasks, sampling: list[int]) -> list[int]:
-    """Return each masked row's position among `sampling`, the plan's rows that sample."""
-    place = {row: at for at, row in enumerate(sampling)}
-    return [place[row] for row in masks.rows]
+def masked_samples(masks: TokenMasks, sampling: list[int]) -> list[int]:
+    """Return the number of each mask's token among the sampled ones. `sampling`: the plan's row of each of these."""
+    first: dict[int, int] = {}
+    for at, row in enumerate(sampling):
+        first.setdefault(row, at)
+    before = masks.drafts_before or (0,) * len(masks.rows)
+    return [first[row] + drafts for row, drafts in zip(masks.rows, before, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """Masks of the rows `at` among those that sample.
+    """Masks of the tokens `at` among the sampled ones.
 
     bits: [m, B] uint8 on the device; bit v % 8 of byte v // 8 is set if token v is allowed. B >= ceil(V / 8) is a
     multiple of 4. index: [m] int32, `at` on the device, if it is there already.
@@ -41,7 +44,7 @@ class HostMasks:
         return memoryview(space.numpy())  # type: ignore[arg-type]  # it is a buffer
 
     def place(self, masks: TokenMasks, sampling: list[int]) -> RowMasks | None:
-        """Return the masks of a plan whose rows `sampling` sample; None without masks.
+        """Return the masks of a plan that samples tokens for the rows `sampling`; None without masks.
 
         The bytes of a little-endian integer hold its bits in order.
         """
@@ -50,7 +53,7 @@ class HostMasks:
         bits = torch.frombuffer(masks.words, dtype=torch.uint8).view(len(masks.rows), -1)
         if self._device.type == "cuda":
             bits = bits.pin_memory().to(self._device, non_blocking=True)
-        return RowMasks(sampling_positions(masks, sampling), bits)
+        return RowMasks(masked_samples(masks, sampling), bits)
 
 
 class MaskTable:

@@ -19,7 +19,7 @@ from roseinfer.runner.host_copies import Copier, StepCopies
 from roseinfer.runner.logprobs import PromptScores, Scores, score_prompt
 from roseinfer.runner.masks import HostMasks
 from roseinfer.runner.plan_state import PlanState
-from roseinfer.runner.rows import SampleAt
+from roseinfer.runner.rows import SampleAt, Samples
 from roseinfer.runner.sampler import NOTHING_LEFT, SampledTokens, Sampler
 from roseinfer.runner.seats import SeatTable
 from roseinfer.runner.timing import StepTimer, StepTimers
@@ -38,7 +38,7 @@ class StepHandle:
 
     plan: StepPlan
     timer: StepTimer
-    sampling: list[int] = field(default_factory=list)  # indices of the rows that sample
+    samples: Samples = field(default_factory=lambda: Samples([], [], [], {}))
     logits: torch.Tensor | None = None
     sample_at: SampleAt | None = None
     greedy: torch.Tensor | None = None
@@ -71,7 +71,7 @@ def _make_masks(seats: SeatTable, limits: StepLimits) -> "HostMasks | CudaMasks"
         return HostMasks(seats.vocab_size, seats.device)
     from roseinfer.runner.cuda_sampler import CudaMasks
 
-    return CudaMasks(limits.max_rows, seats.vocab_size, seats.device)
+    return CudaMasks(limits.max_rows + limits.max_drafts, seats.vocab_size, seats.device)
 
 
 class ModelRunner:
@@ -82,7 +82,7 @@ class ModelRunner:
     one request becomes its row's error instead.
     """
 
-    capabilities = Capabilities(masks=True, logprobs=True)
+    capabilities = Capabilities(drafts=True, masks=True, logprobs=True)
 
     def __init__(
         self,
@@ -115,7 +115,6 @@ class ModelRunner:
         """Apply the plan's state changes and launch its forward pass."""
         assert self._unsampled is None, "the previous step must be sampled first"
         self._limits.check(plan)
-        assert not plan.num_drafts, "this runner does not verify drafts"
         handle = StepHandle(plan, self._timers.new())
         handle.timer.start()
         with self._span("prepare"):
@@ -140,10 +139,11 @@ class ModelRunner:
         if not handle.plan.guided:
             handle.timer.start()
         if handle.logits is not None:
-            rows = [handle.plan.rows[i] for i in handle.sampling]
-            seats, ends = [row.seat for row in rows], [row.start + row.count for row in rows]
-            of_rows = self._masks.place(masks, handle.sampling) if masks is not None else None
-            handle.sampled = self._sampler.sample(handle.logits, seats, ends, handle.sample_at, of_rows, handle.greedy)
+            rows, seats, ends, before = handle.samples
+            of_rows = self._masks.place(masks, rows) if masks is not None else None
+            handle.sampled = self._sampler.sample(
+                handle.logits, seats, ends, handle.sample_at, of_rows, handle.greedy, before
+            )
             handle.logits = handle.greedy = None
         handle.timer.stop()
         with handle.timer.downloads():
@@ -156,12 +156,16 @@ class ModelRunner:
         sampled = handle.downloaded.tokens
         tokens: list[int] = [] if sampled is None else sampled.tolist()
         token_ids: list[tuple[int, ...]] = [()] * len(rows)
-        for i, token in zip(handle.sampling, tokens, strict=True):
-            token_ids[i] = (token,)
+        settled = handle.samples.settled(rows, tokens)
+        for at in settled:
+            if tokens[at] >= 0:
+                token_ids[handle.samples.rows[at]] += (tokens[at],)
         results = [RowResult(row.request_id, ids) for row, ids in zip(rows, token_ids, strict=True)]
-        self._add_scores(handle, results)
+        self._add_scores(handle, results, settled)
         if handle.prompts or (tokens and min(tokens) < 0):
-            self._find_errors(handle, tokens)
+            self._find_errors(handle, tokens, settled)
+        if handle.samples.drafts_before:
+            self._count_drafts(handle.plan, token_ids)
         if self._seats.broken:
             results = self._state.with_errors(rows, results)
         result = StepResult(handle.plan.step, results, duration_s)
@@ -175,21 +179,21 @@ class ModelRunner:
     def _forward(self, handle: StepHandle, columns: Columns) -> None:
         with self._span("forward"):
             out = self._forward_pass.run(columns)
-        handle.sampling = [columns.order[i] for i, sample in enumerate(columns.sample) if sample]
+        handle.samples = columns.samples()
         handle.sample_at = out.sample_at
         handle.logits, handle.greedy = out.logits, out.greedy
         hidden = out.hidden
         if hidden is None:
             return
-        if len(hidden) > len(handle.sampling):
+        if len(hidden) > len(handle.samples.rows):
             hidden = self._score_prompts(handle, columns, hidden)
-        if handle.sampling:
+        if handle.samples.rows:
             handle.logits = self._model.logits(hidden)
 
     def _score_prompts(self, handle: StepHandle, columns: Columns, hidden: torch.Tensor) -> torch.Tensor:
         """Score the prompt chunks that request it. hidden: [L, d], the positions that need logits.
 
-        Return the hidden states [n, d] of the positions that sample.
+        Return the hidden states [n, d] of the step's samples.
         """
         ends = list(accumulate(columns.logits))
         for place, i in enumerate(columns.order):
@@ -205,24 +209,37 @@ class ModelRunner:
             states = hidden[first : first + count]
             scores = score_prompt(i, self._model.logits, states, tokens, wanted)
             handle.prompts.append(scores)
-        last = [end - 1 for end, sample in zip(ends, columns.sample, strict=True) if sample]
-        sampling = upload(last, torch.int64, hidden.device)
-        return hidden.index_select(0, sampling)
+        sampled: list[int] = []
+        for end, sample, drafts in zip(ends, columns.sample, columns.drafts, strict=True):
+            if sample:
+                sampled += range(end - 1 - len(drafts), end)
+        return hidden.index_select(0, upload(sampled, torch.int64, hidden.device))
 
     # --- collect ------------------------------------------------------------------------------------------------
-    def _add_scores(self, handle: StepHandle, results: list[RowResult]) -> None:
+    @torch.inference_mode()
+    def _count_drafts(self, plan: StepPlan, token_ids: list[tuple[int, ...]]) -> None:
+        """Let edits count what came of rows with drafts."""
+        for row, ids in zip(plan.rows, token_ids, strict=True):
+            if row.drafts:
+                self._seats.output_drafts(row.seat, ids)
+
+    def _add_scores(self, handle: StepHandle, results: list[RowResult], settled: list[int]) -> None:
         if handle.sampled is not None and handle.sampled.scored:
             entries = chain.from_iterable(part.to_python() for part in handle.downloaded.scores)
-            for at, entry in zip(handle.sampled.scored, entries, strict=True):
-                i = handle.sampling[at]
-                results[i] = results[i]._replace(logprobs=(entry,))
+            scored = dict(zip(handle.sampled.scored, entries, strict=True))
+            for at in settled:
+                entry = scored.get(at)
+                if entry is not None:
+                    i = handle.samples.rows[at]
+                    results[i] = results[i]._replace(logprobs=(*(results[i].logprobs or ()), entry))
         for prompt in handle.downloaded.prompts:
             results[prompt.row] = results[prompt.row]._replace(prompt_logprobs=prompt.to_python())
 
-    def _find_errors(self, handle: StepHandle, tokens: list[int]) -> None:
+    def _find_errors(self, handle: StepHandle, tokens: list[int], settled: list[int]) -> None:
         """Find the requests that failed in this step."""
         rows = handle.plan.rows
-        for i, token in zip(handle.sampling, tokens, strict=True):
+        for at in settled:
+            i, token = handle.samples.rows[at], tokens[at]
             if token == NOTHING_LEFT:
                 self._state.fail(rows[i], CONSTRAINED_ERROR if i in handle.plan.guided else NOTHING_LEFT_ERROR)
             elif token < 0:

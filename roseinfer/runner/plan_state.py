@@ -38,6 +38,8 @@ class PlanState:
         growing = [row for row in plan.rows if row.new_blocks]
         if growing:
             seats.grow_tables(growing)
+        if plan.num_drafts:
+            seats.write_drafts([row for row in plan.rows if row.drafts])
         if not (plan.loads or plan.stores):
             return None
         assert self._copier is not None, "there are no blocks in host memory"
@@ -61,10 +63,18 @@ class PlanState:
             self._poisoned.add(row.seat)
 
     def with_errors(self, rows: list[Row], results: list[RowResult]) -> list[RowResult]:
-        """Return the results, with those of failed requests replaced by errors."""
-        errors = [self.seats.broken.get(row.seat) for row in rows]
-        pairs = zip(results, errors, strict=True)
-        return [result if error is None else RowResult(result.request_id, error=error) for result, error in pairs]
+        """Return the results, with those of failed requests replaced by errors.
+
+        Tokens that a row with drafts sampled before the error stay.
+        """
+        made = []
+        for row, result in zip(rows, results, strict=True):
+            error = self.seats.broken.get(row.seat)
+            if error is not None:
+                kept = (result.token_ids, result.logprobs) if row.drafts else ((), None)
+                result = RowResult(result.request_id, *kept, error=error)
+            made.append(result)
+        return made
 
     def finish(self, result: StepResult, copies: StepCopies) -> StepResult:
         """Wait for the step's copies from and to host memory, and return its result with their times."""

@@ -37,12 +37,13 @@ def rehearse(
     *,
     guided: bool = False,
     every_position: bool = False,
+    drafts: int = 0,
 ) -> None:
     """Prefill prompts of `lengths` tokens in one step, decode a step, copy a block, leave the seats empty.
 
     Prompts are shortened to fit context and blocks. Seats take the elements of `sampling` in turn. `guided`: sample
-    with masks. `every_position`: results need the states of whole prompts. This overwrites KV blocks from 0 on, which
-    must be unused.
+    with masks. `every_position`: results need the states of whole prompts. `drafts`: as many are verified in the second
+    step, if they fit. This overwrites KV blocks from 0 on, which must be unused.
     """
     admitted: list[Admission] = []
     prefill: list[Row] = []
@@ -53,16 +54,18 @@ def rehearse(
         others = prompts - seat - 1  # each needs a block
         room = min(seats.max_model_len, (num_blocks - used - others) * size)
         length = min(wanted, room)
-        blocks = -(-min(length + 1, room) // size)
+        own = min(-(-drafts // prompts), max(0, room - length - 1))
+        blocks = -(-min(length + 1 + own, room) // size)
         table = tuple(range(used, used + blocks))
         used += blocks
         admitted.append(_admission(seat, length, table, sampling[seat % len(sampling)]))
         prefill.append(_row(seat, 0, length, length if every_position else 1))
         if length < room:
-            decode.append(_row(seat, length, 1))
+            decode.append(_row(seat, length, 1, drafts=(0,) * own))
     _run(runner, StepPlan(0, prefill, admitted, num_tokens=sum(row.count for row in prefill)), guided)
     if decode:
-        _run(runner, StepPlan(1, decode, num_tokens=len(decode)), guided)
+        verified = sum(len(row.drafts) for row in decode)
+        _run(runner, StepPlan(1, decode, num_tokens=len(decode) + verified, num_drafts=verified), guided)
     # Only a GPU has a kernel to compile for it.
     copies = [BlockCopy(0, num_blocks - 1, 1)] if num_blocks > 1 and seats.device.type == "cuda" else []
     _run(runner, StepPlan(2, [], copies=copies, released=list(range(prompts))))
@@ -72,8 +75,9 @@ def _admission(seat: int, length: int, table: tuple[int, ...], params: SequenceP
     return Admission(f"rehearsal-{seat}", seat, [0] * length, length, params, 0, (), table)
 
 
-def _row(seat: int, start: int, count: int, logits: int = 1) -> Row:
-    return Row(f"rehearsal-{seat}", seat, start, count, logits, True, start, 0, ())
+def _row(seat: int, start: int, count: int, logits: int = 1, drafts: tuple[int, ...] = ()) -> Row:
+    more = len(drafts)
+    return Row(f"rehearsal-{seat}", seat, start, count + more, logits + more, True, start, 0, (), drafts)
 
 
 def _run(runner: Runner, plan: StepPlan, guided: bool = False) -> None:

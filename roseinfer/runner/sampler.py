@@ -4,6 +4,7 @@ Log probabilities come from the raw logits. Then edits apply (see `edits.make_ed
 min_tokens. The token is the likeliest, or a draw at the request's temperature through its filters (see `draw`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -68,14 +69,15 @@ class Sampler:
         on_device: SampleAt | None = None,
         masks: RowMasks | None = None,
         greedy: torch.Tensor | None = None,
+        drafts_before: Mapping[int, int] | None = None,
     ) -> SampledTokens:
         """Choose one token per row and write it to the token pool.
 
         logits: [n, V], which may be overwritten. Row i belongs to seat seats[i], whose next token has position ends[i].
         on_device: both on the device, if they are there already. masks: for the rows that may not sample every token.
-        greedy: as in `Forwarded`.
+        greedy: as in `Forwarded`. drafts_before: as in `Samples`.
         """
-        rows = self._rows(seats, ends, on_device)
+        rows = self._rows(seats, ends, on_device, drafts_before or {})
         if greedy is not None and masks is None and not rows.any_feature:
             return SampledTokens(greedy.clone(), [], [])
         if rows.any_feature & ~self._on_any_logits:
@@ -88,7 +90,7 @@ class Sampler:
         tokens = self._choose(logits, rows)
         for edit, using in edits:
             if isinstance(edit, CountsTokens):
-                edit.sampled(tokens, rows, using)
+                edit.sampled(tokens, rows, [i for i in using if i not in rows.drafts_before])
         return self._score(tokens, rows, raw)
 
     def _edit(self, logits: torch.Tensor, rows: SampledRows, edits: list[Edit], masks: RowMasks | None) -> None:
@@ -113,7 +115,9 @@ class Sampler:
             self._draw(logits, best, tokens, rows)
         return self._settle(rows, tokens, best)
 
-    def _rows(self, seats: list[int], ends: list[int], on_device: SampleAt | None) -> SampledRows:
+    def _rows(
+        self, seats: list[int], ends: list[int], on_device: SampleAt | None, drafts_before: Mapping[int, int]
+    ) -> SampledRows:
         table = self._seats
         features, any_feature = [table.at(seat).features for seat in seats], 0
         for own in features:
@@ -122,7 +126,7 @@ class Sampler:
             seat_index, end_index = upload((seats, ends), torch.int64, table.device)
         else:
             seat_index, end_index = on_device
-        return SampledRows(seats, ends, seat_index, end_index, features, any_feature)
+        return SampledRows(seats, ends, seat_index, end_index, features, any_feature, drafts_before)
 
     def _settle(self, rows: SampledRows, tokens: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
         """Mark rows that have no answer, and write the other rows' tokens where the next step reads them."""

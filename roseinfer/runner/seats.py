@@ -10,7 +10,7 @@ from roseinfer.core.pooling import PoolingParams
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.runner.device import upload, write_ranges
 from roseinfer.runner.edits import make_edits
-from roseinfer.runner.edits.base import LogitEdit
+from roseinfer.runner.edits.base import CountsTokens, LogitEdit
 
 # Smallest normal float32: a temperature above 0 must not vanish when it divides float32 logits.
 MIN_TEMPERATURE = 1.2e-38
@@ -114,6 +114,18 @@ class SeatTable:
             self.at(row.seat).num_blocks = row.table_from + len(row.new_blocks)
         seats, columns = [row.seat for row in rows], [row.table_from for row in rows]
         write_ranges(self.block_tables, seats, columns, [row.new_blocks for row in rows])
+
+    def write_drafts(self, rows: Sequence[Row]) -> None:
+        """Write the rows' drafts behind their known tokens, as inputs of the forward pass."""
+        seats, columns = [row.seat for row in rows], [row.start + 1 for row in rows]
+        write_ranges(self.tokens, seats, columns, [row.drafts for row in rows])
+
+    def output_drafts(self, seat: int, token_ids: Sequence[int]) -> None:
+        """Let the seat's edits count the tokens that came of a row with drafts."""
+        if self.at(seat).features & Feature.EDITED:
+            for edit in self._edits_of(seat):
+                if isinstance(edit, CountsTokens):
+                    edit.output(seat, token_ids)
 
     def _seat(self, a: Admission) -> Sequence[int]:
         """Fill the host side. Return the token ids to write, or harmless ones if they are unusable."""

@@ -199,7 +199,7 @@ class Scheduler:
             blocked_by = seating.blocked_by
         self._waits.update(decision, blocked_by, blocked_by or seating.exhausted(builder))
         if self.drafting is not None:
-            self.drafting.add(builder, self.running.values(), self.kv, seating.reserve)
+            self.drafting.add(builder, self.running.values(), self.kv, seating.reserve, self.limits.max_drafts)
         if not len(builder) and not self._must_copy:
             self._clock.paused()
             return None

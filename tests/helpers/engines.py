@@ -49,7 +49,7 @@ def make_core(
         num_blocks, block_size, prefix_caching=prefix_caching, num_host_blocks=num_host_blocks, digest=digest
     )
     context = max_model_len or num_blocks * block_size
-    limits = StepLimits.of(config, context)
+    limits = StepLimits.of(config, context, 0 if drafter is None else config.max_num_batched_tokens)
     runner = runner or FakeRunner(num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks, pooling=pooling)
     runner.limits = runner.limits or limits
     drafting = None if drafter is None else every_draft_of(drafter)

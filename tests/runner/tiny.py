@@ -90,7 +90,7 @@ class Bench:
             self.model, LoopAttention(), self.store, lambda columns: PreparedBatch(build_batch(columns, self.seats))
         )
         copier = copier_of(self.store, HostStore(host_blocks, self.store)) if host_blocks else None
-        limits = StepLimits(seats, seats * length)
+        limits = StepLimits(seats, seats * length, seats * length)
         self.runner = ModelRunner(self.model, forward, self.store, self.seats, limits, copier)
         self.block_size = block_size
         self.next_block = 0
@@ -122,15 +122,17 @@ class Bench:
         sample: bool = True,
         logits: int | None = None,
         write_from: int | None = None,
+        drafts: tuple[int, ...] = (),
     ) -> Row:
+        count += len(drafts)
         needed = -(-(start + count) // self.block_size)
         held = self.held[seat]
         new = tuple(range(self.next_block, self.next_block + max(0, needed - held)))
         self.next_block += len(new)
         self.held[seat] = held + len(new)
-        logits = int(sample) if logits is None else logits
+        logits = int(sample) + len(drafts) if logits is None else logits
         write_from = start if write_from is None else write_from
-        return Row(f"r{seat}", seat, start, count, logits, sample, write_from, held if new else 0, new)
+        return Row(f"r{seat}", seat, start, count, logits, sample, write_from, held if new else 0, new, drafts)
 
     def plan(
         self,
@@ -143,7 +145,7 @@ class Bench:
     ) -> StepPlan:
         self.step += 1
         tokens = sum(row.count for row in rows)
-        moved = {"loads": loads or [], "stores": stores or []}
+        moved = {"loads": loads or [], "stores": stores or [], "num_drafts": sum(len(row.drafts) for row in rows)}
         return StepPlan(self.step, rows, admitted, copies or [], released or [], tokens, **moved)
 
     def run(self, admitted: list[Admission], rows: list[Row], *args: list, **more: list) -> StepResult:

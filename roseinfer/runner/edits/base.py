@@ -1,5 +1,6 @@
 """Interface of edits to the logits of the requests that ask for them."""
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -38,10 +39,14 @@ class LogitEdit(Protocol):
 
 @runtime_checkable
 class CountsTokens(Protocol):
-    """Edit that counts the sampled tokens."""
+    """Edit that counts the sampled tokens. Which tokens of a row with drafts count is known later."""
 
     def sampled(self, tokens: torch.Tensor, rows: SampledRows, using: list[int]) -> None:
         """Count the tokens [n] int64 that were chosen for the rows `using`; negative = none was chosen."""
+        ...
+
+    def output(self, seat: int, token_ids: Sequence[int]) -> None:
+        """Count the tokens that came of a row with drafts."""
         ...
 
 

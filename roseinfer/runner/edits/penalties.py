@@ -1,5 +1,7 @@
 """Repetition, presence and frequency penalties, with the token counts they need."""
 
+from collections.abc import Sequence
+
 import torch
 
 from roseinfer.core.plan import Admission
@@ -50,6 +52,10 @@ class Penalties:
         chosen = rows.subset(using).of(tokens).clamp_min(0)
         self._counts[self._count_rows(rows, using), chosen] += 1
 
+    def output(self, seat: int, token_ids: Sequence[int]) -> None:
+        tokens = upload(token_ids, torch.int64, self._counts.device)
+        self._counts[self._row_of[seat]].index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.float32))
+
     def _penalise(self, logits: torch.Tensor, rows: SampledRows, subset: Subset) -> None:
         """Change the logits of each row's known tokens; duplicates are written twice with the same value."""
         longest = max(rows.ends[i] for i in subset.rows)
@@ -58,7 +64,11 @@ class Penalties:
         where = (row[:, None] * logits.shape[1] + tokens).view(-1)
         flat = logits.view(-1)
         values = flat.index_select(0, where).view_as(tokens)
-        values = self._penalised(values, tokens, self._count_rows(rows, subset.rows))
+        count_rows = self._count_rows(rows, subset.rows)
+        counts = self._counts[count_rows[:, None], tokens]
+        if rows.drafts_before:
+            counts = counts + self._draft_counts(tokens, rows, subset)
+        values = self._penalised(values, counts, self._strengths.index_select(0, count_rows))
         flat.index_copy_(0, where, values.view(-1))
 
     def _known_tokens(self, seat: torch.Tensor, end: torch.Tensor, longest: int) -> torch.Tensor:
@@ -69,21 +79,31 @@ class Penalties:
         known = torch.arange(longest, device=tokens.device) < end[:, None]
         return torch.where(known, tokens, tokens[:, :1])
 
+    def _draft_counts(self, tokens: torch.Tensor, rows: SampledRows, subset: Subset) -> torch.Tensor:
+        """Count each of the tokens [n, L] among the drafts before it, [n, L]: they are output if its row counts."""
+        before = [rows.drafts_before.get(i, 0) for i in subset.rows]
+        layout = upload(before, torch.int64, tokens.device)
+        seats, ends = subset.of(rows.seat_index), subset.of(rows.end_index)
+        counts = torch.zeros_like(tokens)
+        for back in range(1, max(before) + 1):
+            drafts = self._pool[seats, (ends - back).clamp_min(0)]
+            counts += (tokens == drafts[:, None]) & (layout >= back)[:, None]
+        return counts
+
     def _count_rows(self, rows: SampledRows, using: list[int]) -> torch.Tensor:
         """Return the rows of the counts of these seats: [m] int64."""
         return upload([self._row_of[rows.seats[i]] for i in using], torch.int64, self._counts.device)
 
-    def _penalised(self, logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return penalised logits [n, L] of known tokens. tokens: their ids [n, L] int64; rows: [n], rows of the
-        counts.
+    def _penalised(self, logits: torch.Tensor, counts: torch.Tensor, strengths: torch.Tensor) -> torch.Tensor:
+        """Return penalised logits [n, L] of known tokens. counts: how often they are in the output [n, L]; strengths:
+        [n, 3].
 
         Repetition (Keskar et al., arXiv 1909.05858, with the usual sign handling) divides positive logits of tokens in
         prompt or output, and multiplies negative ones. Presence and frequency follow the OpenAI API: logit - frequency
         * count - presence * (count > 0), with counts over the output. Other tokens do not change, so only known tokens
         are read.
         """
-        counts = self._counts[rows[:, None], tokens]
-        repetition, presence, frequency = self._strengths.index_select(0, rows)[:, :, None].unbind(1)
+        repetition, presence, frequency = strengths[:, :, None].unbind(1)
         repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
         return repeated - counts * frequency - counts.clamp_max(1) * presence
 

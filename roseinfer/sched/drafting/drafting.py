@@ -34,26 +34,27 @@ class Drafting:
         """Return True if the next step may have drafts, for which the tokens of earlier steps must be known."""
         return self._pricing.worthwhile(running)
 
-    def add(self, builder: PlanBuilder, running: Collection[Request], kv: KvManager, reserve: int) -> None:
-        """Fill the token budget that a planned step has left with drafts. No request waits or is preempted for them.
+    def add(self, builder: PlanBuilder, running: Collection[Request], kv: KvManager, reserve: int, limit: int) -> None:
+        """Fill the token budget that a planned step has left with at most `limit` drafts.
 
-        `reserve`: KV blocks that drafts leave free.
+        No request waits or is preempted for them. `reserve`: KV blocks that drafts leave free.
         """
-        if builder.tokens_left <= 0 or not self._pricing.worthwhile(running):
+        limit = min(limit, builder.tokens_left)
+        if limit <= 0 or not self._pricing.worthwhile(running):
             return
-        candidates = list(self._candidates(builder, running))
-        counts = self._pricing.choose(builder, candidates) if candidates else ()
+        candidates = list(self._candidates(builder, running, limit))
+        counts = self._pricing.choose(builder, candidates, limit) if candidates else ()
         for candidate, count in zip(candidates, counts, strict=True):
             if count:
                 self._verify(builder, candidate, candidate.proposal.token_ids[:count], kv, reserve)
 
-    def _candidates(self, builder: PlanBuilder, running: Iterable[Request]) -> Iterable[DraftCandidate]:
+    def _candidates(self, builder: PlanBuilder, running: Iterable[Request], limit: int) -> Iterable[DraftCandidate]:
         for request in running:
             # The step samples a token in any case. More pending ones are in flight: their successors are unknown.
-            limit = min(builder.tokens_left, self._max_drafts, request.max_len - len(request.tokens) - 1)
-            if limit <= 0 or request.pending != 1 or not builder.decodes(request):
+            own = min(limit, self._max_drafts, request.max_len - len(request.tokens) - 1)
+            if own <= 0 or request.pending != 1 or not builder.decodes(request):
                 continue
-            proposals = [DraftCandidate(request, proposal) for proposal in self._proposals(request, limit)]
+            proposals = [DraftCandidate(request, proposal) for proposal in self._proposals(request, own)]
             if proposals:
                 yield max(proposals, key=self._pricing.expected)
 

@@ -28,8 +28,8 @@ class Pricing(Protocol):
         """Return how many guesses will probably be right. Of a request's proposals the best is kept."""
         ...
 
-    def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate]) -> Sequence[int]:
-        """Return how many leading drafts of each candidate to verify, at most `builder.tokens_left` together."""
+    def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate], limit: int) -> Sequence[int]:
+        """Return how many leading drafts of each candidate to verify, at most `limit` together."""
         ...
 
     def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
@@ -50,11 +50,11 @@ class EveryDraft:
     def expected(self, candidate: DraftCandidate) -> float:
         return len(candidate.proposal.token_ids)
 
-    def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate]) -> Sequence[int]:
-        left, counts = builder.tokens_left, []
+    def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate], limit: int) -> Sequence[int]:
+        counts = []
         for candidate in candidates:
-            counts.append(max(0, min(left, len(candidate.proposal.token_ids))))
-            left -= counts[-1]
+            counts.append(min(limit, len(candidate.proposal.token_ids)))
+            limit -= counts[-1]
         return counts
 
     def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
