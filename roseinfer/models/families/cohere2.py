@@ -1,17 +1,9 @@
 """Cohere2 (Command R7B, Command A): parallel blocks, windows in layers that rotate, full attention in others."""
 
-from roseinfer.models.decoder_config import (
-    FULL,
-    SLIDING,
-    optional_integer,
-    read_decoder,
-    read_heads,
-    read_layer_types,
-    read_layers,
-    repeated_types,
-)
+from roseinfer.models.decoder_config import optional_integer, read_decoder, read_heads
 from roseinfer.models.families.family import ModelFamily, TensorNames
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import FULL, SLIDING, read_layers, repeated_types
 from roseinfer.models.rope_config import read_rope
 from roseinfer.models.spec import ModelSpec, NormSpec
 
@@ -36,7 +28,7 @@ def read_cohere2(fields: ConfigFields, architecture: str, max_model_len: int | N
         fields.refuse("sliding_window", window, "a positive integer is needed")
     attention = read_heads(fields)
     ropes = {SLIDING: read_rope(fields, attention.head_dim, interleaved=True), FULL: None}
-    types = read_layer_types(fields, _default_types(fields), window)
+    types = _default_types(fields)
     bias = fields.flag("attention_bias", False)
     return read_decoder(
         fields,

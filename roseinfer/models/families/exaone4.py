@@ -3,26 +3,18 @@
 The smaller model (1.2B) has no windows, and all of its layers rotate.
 """
 
-from roseinfer.models.decoder_config import (
-    FULL,
-    SLIDING,
-    optional_integer,
-    read_decoder,
-    read_heads,
-    read_layer_types,
-    read_layers,
-    repeated_types,
-)
+from roseinfer.models.decoder_config import optional_integer, read_decoder, read_heads
 from roseinfer.models.families.family import ModelFamily
 from roseinfer.models.families.olmo import POST_NORM_NAMES
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import FULL, SLIDING, read_layers, repeated_types
 from roseinfer.models.rope_config import read_rope
 from roseinfer.models.spec import ModelSpec, NormSpec
 
 
 def read_exaone4(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     window = optional_integer(fields, "sliding_window", 4096)
-    types = read_layer_types(fields, _default_types(fields, window), window)
+    types = _default_types(fields, window)
     attention = read_heads(fields, kv_heads=32)
     rope = read_rope(fields, attention.head_dim)
     ropes = {FULL: rope if window is None else None, SLIDING: rope}

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from roseinfer.models.decoder_config import FULL, read_decoder, read_heads
+from roseinfer.models.decoder_config import read_decoder, read_heads
 from roseinfer.models.families.family import ModelFamily, TensorNames
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import FULL
 from roseinfer.models.rope_config import read_rope
 from roseinfer.models.spec import ModelSpec, uniform_layers
 

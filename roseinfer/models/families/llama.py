@@ -1,8 +1,9 @@
 """Llama (Touvron et al., 2023) and models of its shape."""
 
-from roseinfer.models.decoder_config import read_decoder, read_windows
+from roseinfer.models.decoder_config import read_decoder
 from roseinfer.models.families.family import STORED_FREQUENCIES, ModelFamily
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import read_windows
 from roseinfer.models.spec import ModelSpec
 
 

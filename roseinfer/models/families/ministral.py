@@ -1,8 +1,9 @@
 """Ministral 8B (Mistral AI, 2024): Mistral with windows in some of its layers."""
 
-from roseinfer.models.decoder_config import optional_integer, read_decoder, read_heads, read_windows
+from roseinfer.models.decoder_config import optional_integer, read_decoder, read_heads
 from roseinfer.models.families.family import ModelFamily
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import read_windows
 from roseinfer.models.spec import ModelSpec
 
 

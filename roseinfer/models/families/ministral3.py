@@ -1,9 +1,10 @@
 """Ministral 3 (Mistral AI, 2025): Mistral with YaRN, and queries that grow with their position."""
 
 from roseinfer.attention.rope_spec import QueryScale, RopeSpec
-from roseinfer.models.decoder_config import optional_integer, read_decoder, read_heads, read_one_window
+from roseinfer.models.decoder_config import optional_integer, read_decoder, read_heads
 from roseinfer.models.families.family import ModelFamily
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import read_one_window
 from roseinfer.models.rope_config import read_rope
 from roseinfer.models.spec import ModelSpec, NormSpec
 

@@ -1,8 +1,9 @@
 """Mistral 7B (Jiang et al., 2023): Llama with one window in all layers."""
 
-from roseinfer.models.decoder_config import optional_integer, read_decoder, read_one_window
+from roseinfer.models.decoder_config import optional_integer, read_decoder
 from roseinfer.models.families.family import STORED_FREQUENCIES, ModelFamily
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import read_one_window
 from roseinfer.models.spec import ModelSpec
 
 

@@ -5,18 +5,10 @@ four layers.
 from typing import Any
 
 from roseinfer.attention.rope_spec import RopeSpec
-from roseinfer.models.decoder_config import (
-    FULL,
-    SLIDING,
-    optional_integer,
-    read_decoder,
-    read_heads,
-    read_layer_types,
-    read_layers,
-    repeated_types,
-)
+from roseinfer.models.decoder_config import optional_integer, read_decoder, read_heads
 from roseinfer.models.families.family import ModelFamily, TensorNames
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import FULL, SLIDING, read_layers, repeated_types
 from roseinfer.models.rope_config import read_rope
 from roseinfer.models.spec import ModelSpec, NormSpec
 
@@ -29,9 +21,9 @@ def read_olmo2(fields: ConfigFields, architecture: str, max_model_len: int | Non
 
 def read_olmo3(fields: ConfigFields, architecture: str, max_model_len: int | None) -> ModelSpec:
     window = optional_integer(fields, "sliding_window", 4096)
-    types = read_layer_types(fields, repeated_types(fields, 4), window)
     attention = read_heads(fields)
     ropes = _read_ropes(fields, attention.head_dim)
+    types = repeated_types(fields, 4)
     layers = read_layers(fields, attention, types, ropes, window=window, max_model_len=max_model_len)
     return _read_olmo(fields, architecture, layers=layers)
 

@@ -2,9 +2,10 @@
 of 128k.
 """
 
-from roseinfer.models.decoder_config import optional_integer, read_decoder, read_heads, read_one_window
+from roseinfer.models.decoder_config import optional_integer, read_decoder, read_heads
 from roseinfer.models.families.family import ModelFamily, TensorNames
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import read_one_window
 from roseinfer.models.rope_config import read_rope
 from roseinfer.models.spec import ModelSpec, NormSpec
 

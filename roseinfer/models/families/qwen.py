@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from roseinfer.models.decoder_config import optional_integer, read_decoder, read_one_window, read_windows
+from roseinfer.models.decoder_config import optional_integer, read_decoder
 from roseinfer.models.families.experts_config import read_experts
 from roseinfer.models.families.family import STORED_FREQUENCIES, ModelFamily, TensorNames
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import read_one_window, read_windows
 from roseinfer.models.spec import ModelSpec
 from roseinfer.quant.expert_names import ExpertNames
 

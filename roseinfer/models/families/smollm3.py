@@ -1,16 +1,9 @@
 """SmolLM3 (Hugging Face, 2025): Llama without rotation in every fourth layer (Yang et al., 2025)."""
 
-from roseinfer.models.decoder_config import (
-    FULL,
-    SLIDING,
-    optional_integer,
-    read_decoder,
-    read_heads,
-    read_layer_types,
-    windows_of_types,
-)
+from roseinfer.models.decoder_config import optional_integer, read_decoder, read_heads
 from roseinfer.models.families.family import ModelFamily
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import FULL, SLIDING, read_layer_types, windows_of_types
 from roseinfer.models.rope_config import read_rope
 from roseinfer.models.spec import ModelSpec, uniform_layers
 

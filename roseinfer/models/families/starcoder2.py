@@ -1,8 +1,9 @@
 """StarCoder2 (Lozhkov et al., 2024): LayerNorm, biases and a feed-forward network without a gate."""
 
-from roseinfer.models.decoder_config import ACTIVATIONS, optional_integer, read_decoder, read_heads, read_one_window
+from roseinfer.models.decoder_config import ACTIVATIONS, optional_integer, read_decoder, read_heads
 from roseinfer.models.families.family import STORED_FREQUENCIES, ModelFamily, TensorNames
 from roseinfer.models.fields import ConfigFields
+from roseinfer.models.layer_types import read_one_window
 from roseinfer.models.spec import ModelSpec, NormSpec
 
 # Configs on the hub describe the architecture in words too.
