@@ -15,21 +15,14 @@ from roseinfer.core.pooling import PoolingParams, floats
 from roseinfer.core.request import RequestMeta
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.engine.options import make_engine_config
 from roseinfer.engine.pooling import pooling_prompt
-from roseinfer.engine.process import build_engine
+from tests.equivalence.small_engines import PROMPTS, start
 from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
 from tests.helpers.engines import Collected, gather, run_dry
 from tests.helpers.sentence_folders import add_modules
 
-SHARED = [7, 21, 3, 64, 11, 90, 35, 2, 17, 58, 41]
-PROMPTS = {
-    "shared": SHARED,
-    "again": SHARED,
-    "longer": [*SHARED, 5, 80, 33],
-    "branch": [*SHARED[:8], 71, 72, 73, 74, 75],
-    "one": [42],
-    "long": [(i * 37 + 5) % VOCAB for i in range(45)],
+TEXTS = {
+    **PROMPTS,
     **{f"many {i}": [(i * 31 + j * 7) % VOCAB for j in range(1 + i % 9)] for i in range(20)},
 }
 SETTINGS = {
@@ -52,12 +45,6 @@ METHODS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def start(path: Path, **options: object) -> EngineCore:
-    small = {"block_size": 4, "num_kv_blocks": 128, "max_num_seqs": 8, "max_num_batched_tokens": 128}
-    options = {**small, "dtype": "float32", "threads": 1, **options}
-    return build_engine(make_engine_config(model=str(path), **options), path)[0]
-
-
 def embed(core: EngineCore, prompts: dict[str, list[int]], **fields: object) -> dict[str, torch.Tensor]:
     for name, prompt in prompts.items():
         core.add(Add(name, pooling_prompt(prompt, RequestMeta(), PoolingParams(**fields))))
@@ -77,7 +64,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, to
     """A checkpoint without its head, as embedders are stored, and the hidden states [T, hidden] of each prompt."""
     model = make_reference("qwen3").model
     with torch.inference_mode():
-        found = {name: model(torch.tensor([ids])).last_hidden_state[0] for name, ids in PROMPTS.items()}
+        found = {name: model(torch.tensor([ids])).last_hidden_state[0] for name, ids in TEXTS.items()}
     return save_reference(model, tmp_path_factory.mktemp("qwen3")), found
 
 
@@ -87,7 +74,7 @@ def test_embeddings_are_those_of_transformers(method: str, setting: str, states)
     folder, hidden = states
     core = start(add_modules(folder, {"pooling_mode": method}), **SETTINGS[setting])
     for _ in range(2):  # the second time, prefixes are cached
-        for name, got in embed(core, PROMPTS).items():
+        for name, got in embed(core, TEXTS).items():
             assert_same(got, F.normalize(METHODS[method](hidden[name]), dim=0))
     if "preemption" in setting:
         assert core.stats().preemptions > 0
@@ -104,7 +91,7 @@ def test_dense_layers_and_dimensions_follow_the_pooling(states, tmp_path: Path) 
     dense = ((first, bias, "torch.nn.modules.activation.Tanh"), (second, None, "torch.nn.modules.linear.Identity"))
     core = start(add_modules(path, flags, dense=dense), dtype="float32")
     whole = {name: second @ torch.tanh(first @ state.mean(0) + bias) for name, state in hidden.items()}
-    for name, got in embed(core, PROMPTS).items():
+    for name, got in embed(core, TEXTS).items():
         assert_same(got, F.normalize(whole[name], dim=0))
     core.close()
 
@@ -113,7 +100,7 @@ def test_an_aborted_request_leaves_nothing_and_others_are_right(states) -> None:
     folder, hidden = states
     core = start(add_modules(folder, {"pooling_mode": "mean"}), max_num_batched_tokens=8, overlap=True)
     core.add(Add("gone", pooling_prompt([5] * 60)))
-    core.add(Add("kept", pooling_prompt(PROMPTS["long"])))
+    core.add(Add("kept", pooling_prompt(TEXTS["long"])))
     done: dict[str, Collected] = {}
     for _ in range(3):
         gather(core.step(), done)

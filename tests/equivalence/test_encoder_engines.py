@@ -10,11 +10,11 @@ from roseinfer.core.errors import ConfigError, InvalidRequestError, RequestTooLo
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.pooling import PairFormat, PoolingParams, PoolingTask, floats
 from roseinfer.core.request import RequestMeta
+from roseinfer.engine.api import EngineInfo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.engine.options import make_engine_config
 from roseinfer.engine.pooling import pooling_prompt
-from roseinfer.engine.process import build_engine
+from tests.equivalence.small_engines import build
 from tests.helpers.encoders import ENCODERS, RERANKERS, draw_rows, make_encoder, reference_states
 from tests.helpers.engines import run_dry
 from tests.helpers.sentence_folders import add_modules
@@ -28,9 +28,8 @@ SETTINGS = {
 }
 
 
-def start(folder: Path, **options: object):
-    options = {"max_num_seqs": 8, "threads": 1, "device": "cpu", "dtype": "float32", **options}
-    return build_engine(make_engine_config(model=str(folder), **options), folder)
+def start(folder: Path, **options: object) -> tuple[EngineCore, EngineInfo]:
+    return build(folder, device="cpu", **options)
 
 
 def results(core: EngineCore, rows: list[list[int]], second: list[int] | None = None) -> list[torch.Tensor]:

@@ -13,8 +13,7 @@ from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.messages import Add
-from roseinfer.engine.options import make_engine_config
-from roseinfer.engine.process import build_engine
+from tests.equivalence.small_engines import PROMPTS, start
 from tests.helpers.checkpoints import EXPERTS, SHAPES, VOCAB, make_reference, save_reference
 from tests.helpers.engines import Collected, run_dry
 
@@ -31,15 +30,6 @@ FAMILIES = [
     "qwen3-moe-dense",
     "mixtral",
 ]
-SHARED = [7, 21, 3, 64, 11, 90, 35, 2, 17, 58, 41]
-PROMPTS = {
-    "shared": SHARED,
-    "again": SHARED,
-    "longer": [*SHARED, 5, 80, 33],
-    "branch": [*SHARED[:8], 71, 72, 73, 74, 75],
-    "one": [42],
-    "long": [(i * 37 + 5) % VOCAB for i in range(45)],
-}
 # So few tokens that outputs often reach a banned one.
 FEW = (3, 8, 40, 77)
 BANNED = ((3, 3), (8, 8), (40, 40), (77, 77), (3, 8, 3), (8, 3, 8), (3, 40, 77), (77, 3))
@@ -87,16 +77,6 @@ def checkpoint(family: str, folder: Path) -> tuple[Path, dict[str, list[int]]]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
-
-
-def start(path: Path, **options: object) -> EngineCore:
-    pool = {"block_size": 4, "num_kv_blocks": 128}
-    steps = {
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 128,
-    }  # a GPU captures graphs up to this size
-    options = {**pool, **steps, "dtype": "float32", "threads": 1, **options}
-    return build_engine(make_engine_config(model=str(path), **options), path)[0]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -83,8 +83,9 @@ _PIXTRAL = {
     "patch_size": 14,
 }
 
-# name -> (config class, model class, config values)
-FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+# Config class, model class and config values.
+Kind = tuple[str, str, dict[str, Any]]
+FAMILIES: dict[str, Kind] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", _GPT2),
     "gpt2-erf": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "activation_function": "gelu", "n_inner": 40}),
     "gpt2-untied": ("GPT2Config", "GPT2LMHeadModel", {**_GPT2, "tie_word_embeddings": False}),
@@ -123,7 +124,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 # Families of other shapes. The slower tests leave them out: what they differ in does not depend on batches.
-SHAPES: dict[str, tuple[str, str, dict[str, Any]]] = {
+SHAPES: dict[str, Kind] = {
     "phi3": ("Phi3Config", "Phi3ForCausalLM", {**_LLAMA, "pad_token_id": 0, "sliding_window": 13}),
     "phi3-long": ("Phi3Config", "Phi3ForCausalLM", {**_LLAMA, **_PHI3_LONG}),
     "phi4-mini": (
@@ -220,9 +221,13 @@ EXPERTS = ("qwen3-moe", "qwen3-moe-dense", "mixtral")
 
 
 def make_reference(name: str, **changes: Any) -> PreTrainedModel:
+    return random_model((FAMILIES | SHAPES)[name], **changes)
+
+
+def random_model(kind: Kind, *, seed: int = 1234, **changes: Any) -> PreTrainedModel:
     """A float32 model in eval mode. Every parameter is random, biases and norms too: none may be ignored unseen."""
-    config_class, model_class, values = (FAMILIES | SHAPES)[name]
-    torch.manual_seed(1234)
+    config_class, model_class, values = kind
+    torch.manual_seed(seed)
     config = getattr(transformers, config_class)(**{**values, **changes})
     model = getattr(transformers, model_class)(config).eval()
     with torch.no_grad():

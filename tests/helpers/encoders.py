@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import PreTrainedModel
 
 from roseinfer.models.encoders.base import EncoderModel, PackedRows
 from roseinfer.models.encoders.loader import load_encoder
 from roseinfer.models.encoders.registry import read_encoder_spec
+from tests.helpers.checkpoints import Kind, random_model
 
 VOCAB = 97
 # Rows of one token, neighbours of equal length, and others of equal length apart.
@@ -51,8 +51,7 @@ _GEMMA = {
 }
 _BIASES = {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True}
 
-# name -> (config class, model class, config values)
-ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+ENCODERS: dict[str, Kind] = {
     "bert": ("BertConfig", "BertModel", _BERT),
     "bert-tanh-gelu": ("BertConfig", "BertModel", {**_BERT, "hidden_act": "gelu_pytorch_tanh"}),
     "bert-masked": ("BertConfig", "BertForMaskedLM", _BERT),
@@ -64,7 +63,7 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3-groups": ("Gemma3TextConfig", "Gemma3TextModel", {**_GEMMA, "num_key_value_heads": 2}),
     "modernbert-masked": ("ModernBertConfig", "ModernBertForMaskedLM", _MODERNBERT),
 }
-RERANKERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+RERANKERS: dict[str, Kind] = {
     "bert": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 1}),
     "bert-3": ("BertConfig", "BertForSequenceClassification", {**_BERT, "num_labels": 3}),
     "xlm-r": ("XLMRobertaConfig", "XLMRobertaForSequenceClassification", {**_XLM_R, "num_labels": 1}),
@@ -77,17 +76,8 @@ RERANKERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def make_encoder(kind: tuple[str, str, dict[str, Any]], **changes: Any) -> PreTrainedModel:
-    """Return a float32 model in eval mode. Every parameter is random, biases and norms too."""
-    config_class, model_class, values = kind
-    torch.manual_seed(4321)
-    config = getattr(transformers, config_class)(**{**values, **changes})
-    model = getattr(transformers, model_class)(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            mean = 1.0 if parameter.ndim == 1 and bool((parameter == 1).all()) else 0.0
-            parameter.normal_(mean, 0.25)
-    return model
+def make_encoder(kind: Kind, **changes: Any) -> PreTrainedModel:
+    return random_model(kind, seed=4321, **changes)
 
 
 def load(folder: Path, dtype: str = "float32", device: str = "cpu", **options: Any) -> EncoderModel:
