@@ -52,6 +52,20 @@ SHAPES = {
         "attention_bias": False,
     },
 }
+# Families of other blocks and rotations, all in the size of a small Llama.
+_SIZES = {
+    **_COMMON,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+_OWN_HEADS = ("seed-oss", "glm4", "ernie", "hunyuan", "ministral", "ministral3")
+_OTHERS = ("phi3", "phi4-mini", "smollm3", "granite", "granite4", "olmo2", "olmo3", "exaone4", "cohere2", "starcoder2")
+OTHER_SHAPES = {
+    **dict.fromkeys(_OTHERS, _SIZES),
+    **{family: {**_SIZES, "head_dim": 64} for family in _OWN_HEADS},
+}
 # The same kinds of model for a CPU.
 SMALL_SHAPES = {
     "gpt2": {"vocab_size": VOCAB, "n_positions": 512, "n_embd": 64, "n_head": 4, "n_layer": 2},
