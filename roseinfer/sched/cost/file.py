@@ -2,11 +2,13 @@
 
 `roseinfer calibrate` writes it together with its origin, which is not read. Older files lack `chunk_context_s`, which
 is 0 then. Files of an engine without K/V in host memory lack `load_s` and `store_s`, which then have their defaults. A
-model with experts adds `expert_s`, `num_experts` and `num_experts_per_tok`.
+model with experts adds `expert_s`, `num_experts` and `num_experts_per_tok`. The fields of `DraftCost` are in files of
+engines that have verified drafts.
 """
 
 from collections.abc import Mapping
 from dataclasses import fields
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.json_file import read_json
 from roseinfer.core.runner import ExpertChoice
+from roseinfer.sched.cost.drafts import DraftCost
 from roseinfer.sched.cost.params import CostParams
 
 SECONDS_FIELDS = tuple(f.name for f in fields(CostParams) if f.type is float and f.name != "expert_s")
@@ -21,10 +24,17 @@ SECONDS_FIELDS = tuple(f.name for f in fields(CostParams) if f.type is float and
 DEFAULTS = {name: getattr(CostParams(), name) for name in ("chunk_context_s", "load_s", "store_s")}
 # A file has all of these fields or none.
 EXPERT_FIELDS = ("expert_s", "num_experts", "num_experts_per_tok")
+DRAFT_FIELDS = DraftCost._fields
 
 
 def cost_as_json(params: CostParams) -> dict[str, dict[str, float]]:
-    return {"cost": {name: getattr(params, name) for name in SECONDS_FIELDS} | experts_as_json(params)}
+    rows = {name: getattr(params, name) for name in SECONDS_FIELDS}
+    return {"cost": rows | experts_as_json(params) | drafts_as_json(params)}
+
+
+def drafts_as_json(params: CostParams) -> dict[str, float]:
+    """Return the fields of drafts; empty if no step has shown them."""
+    return {} if params.drafts is None else params.drafts._asdict()
 
 
 def experts_as_json(params: CostParams) -> dict[str, float]:
@@ -49,7 +59,8 @@ def read_cost(path: str) -> CostParams:
 
 def _params(path: str, cost: Mapping[str, Any]) -> CostParams:
     cost = {**DEFAULTS, **cost}
-    names = (*SECONDS_FIELDS, *EXPERT_FIELDS) if any(name in cost for name in EXPERT_FIELDS) else SECONDS_FIELDS
+    groups = [group for group in (EXPERT_FIELDS, DRAFT_FIELDS) if any(name in cost for name in group)]
+    names = (*SECONDS_FIELDS, *chain.from_iterable(groups))
     if set(cost) != set(names):
         raise ConfigError(f"{path}: a cost model needs {', '.join(names)}, got {', '.join(sorted(cost))}")
     for name in (name for name in names if name not in EXPERT_FIELDS[1:]):
@@ -57,11 +68,13 @@ def _params(path: str, cost: Mapping[str, Any]) -> CostParams:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not (isfinite(value) and value >= 0):
             raise ConfigError(f"{path}: {name} must be seconds, 0 or more, got {value!r}")
     values: dict[str, Any] = {name: float(cost[name]) for name in SECONDS_FIELDS}
-    if names is not SECONDS_FIELDS:
+    if EXPERT_FIELDS in groups:
         values |= {
             "expert_s": float(cost["expert_s"]),
             "experts": _experts(path, *(cost[name] for name in EXPERT_FIELDS[1:])),
         }
+    if DRAFT_FIELDS in groups:
+        values["drafts"] = DraftCost(*(float(cost[name]) for name in DRAFT_FIELDS))
     params = CostParams(**values)
     if params.step_s == params.token_s == 0:
         raise ConfigError(f"{path}: step_s and token_s must not both be 0, since time would not advance")

@@ -5,13 +5,14 @@ may be negative; with six or seven constants, trying every subset finds the best
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean, median
 from typing import NamedTuple
 
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.runner import ExpertChoice
+from roseinfer.sched.cost.drafts import DraftCost
 from roseinfer.sched.cost.params import CostParams, Work
 
 MIN_SAMPLES = 16
@@ -49,11 +50,12 @@ class Fit:
 def fit_cost(samples: Iterable[CostSample], experts: ExpertChoice | None = None) -> Fit:
     """Fit by iteratively reweighted (Huber) least squares, then once more without outliers.
 
-    `experts`: experts of the model that ran the steps. Steps with work that has no constant are left out. Raise
-    `ConfigError` for too few samples.
+    `experts`: experts of the model that ran the steps. Steps with drafts only show what these add: a fit of its own, to
+    what is left of their time. Raise `ConfigError` for too few samples.
     """
     shape = CostParams(experts=experts)
-    used = [sample for sample in samples if sample.seconds > 0 and sample.work.fits]
+    measured = [sample for sample in samples if sample.seconds > 0]
+    used = [sample for sample in measured if not sample.work.draft_tokens]
     if len(used) < MIN_SAMPLES:
         raise ConfigError(f"{len(used)} measured steps are too few to fit a cost model: {MIN_SAMPLES} at least")
     rows, seconds = [shape.features(sample.work) for sample in used], [sample.seconds for sample in used]
@@ -73,7 +75,17 @@ def fit_cost(samples: Iterable[CostSample], experts: ExpertChoice | None = None)
         constants = _non_negative([rows[i] for i in kept], [seconds[i] for i in kept], inside)
     else:
         kept = list(range(len(rows)))
-    return _judged(shape.with_values(constants), used, kept)
+    params = shape.with_values(constants)
+    drafted = [sample for sample in measured if sample.work.draft_tokens]
+    if len(drafted) >= MIN_SAMPLES:
+        params = replace(params, drafts=_fit_drafts(params, drafted))
+    return _judged(params, used, kept)
+
+
+def _fit_drafts(params: CostParams, samples: Sequence[CostSample]) -> DraftCost:
+    rows = [sample.work.draft_features for sample in samples]
+    left = [sample.seconds - params.seconds(sample.work) + params.drafts_s(sample.work) for sample in samples]
+    return DraftCost(*_non_negative(rows, left, [1 / sample.seconds**2 for sample in samples]))
 
 
 def _judged(params: CostParams, used: Sequence[CostSample], kept: Sequence[int]) -> Fit:

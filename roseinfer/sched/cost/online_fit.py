@@ -3,34 +3,32 @@
     seconds = rho * (c0 + cp * Np + ca * X + cd * Nd + ck * K + cb * B + ce * R)
 
 Recursive least squares fit the shape. `rho` follows the present speed, and a change above the noise within 4 steps
-(`SpeedTracker`). Steps that verify drafts are left out: such a row is neither a prompt chunk nor a decode, and the
-constants of these would drift to explain it.
+(`SpeedTracker`). A step that verifies drafts teaches only what these add to it (`drafts.py`): a second fit, of what is
+left of its time. The constants above would drift to explain it.
 """
 
 from collections import deque
 from dataclasses import replace
-from statistics import median
 
+from roseinfer.sched.cost.drafts import DraftCost
+from roseinfer.sched.cost.least_squares import LeastSquares
 from roseinfer.sched.cost.params import CostParams, Work
 from roseinfer.sched.cost.speed import SpeedTracker, StallDetector, StallStats
 
 # Scales of the features, so that those of a busy step are about 1. The feature of experts is scaled by their number.
 _SCALES = (1.0, 512.0, 131_072.0, 64.0, 32_768.0, 16_384.0)
-_DRIFT_SHARE = 1e-6  # variance added per step, as a share of the noise: how fast the shape may change
-_MAX_RESIDUAL_MADS = 3.0
-_MIN_CLIP_SHARE = 0.01
-_NOISE_SHARE = 0.03  # relative noise of a measured step
-_MAX_VARIANCE_SHARE = 1.0  # limit of the added variance, as a share of the noise, for features that steps do not show
 _MAX_SPREAD_SHARE = 0.2  # relative standard deviation of a prediction up to which a much longer step is a stall
+_DRAFT_SCALES = (1.0, 8.0, 64.0, 128.0, 65_536.0)  # the same for features of drafts
 _MIN_STEP_S, _MIN_TOKEN_S = 1e-6, 1e-8  # above 0, since policies divide by them
 
 
 class CostModel:
     """Cost model that learns from measured steps. `params` is the present estimate, including `rho`.
 
-    `steps`: number of observed steps. `predicted_s`: prediction for the newest of them before it was learnt from;
-    0 = none. A step that takes far longer than the steps around it is a stall: it is counted (`stalls`) and not learnt
-    from. `trust`: standard deviation of the initial estimate, relative to a step.
+    `steps`: number of observed steps without drafts; `draft_steps`: with drafts. `predicted_s`: prediction for the
+    newest step before it was learnt from; 0 = none. A step that takes far longer than the steps around it is a stall:
+    it is counted (`stalls`) and not learnt from. `trust`: standard deviation of the initial estimate, relative to a
+    step.
     """
 
     def __init__(self, params: CostParams | None = None, *, trust: float = 0.02, fit: bool = True) -> None:
@@ -44,14 +42,10 @@ class CostModel:
         self._stalls = StallDetector()
         experts = start.experts
         self._scales = _SCALES if experts is None else (*_SCALES, float(experts.count))
-        self._weights = [value * scale for value, scale in zip(start.values(), self._scales, strict=True)]
-        spread = (trust * sum(self._weights)) ** 2
-        size = len(self._weights)
-        self._cov = [[spread if i == j else 0.0 for j in range(size)] for i in range(size)]
-        self._noise = (_NOISE_SHARE * sum(self._weights)) ** 2
-        self._residuals: deque[float] = deque(maxlen=64)
-        self._clip = float("inf")
-        self.steps = 0
+        weights = [value * scale for value, scale in zip(start.values(), self._scales, strict=True)]
+        self._shape = LeastSquares(weights, trust * sum(weights), sum(weights))
+        self._drafts: LeastSquares | None = None  # set by the first step with drafts
+        self.steps = self.draft_steps = 0
         self.predicted_s = 0.0
 
     @property
@@ -72,15 +66,16 @@ class CostModel:
             self.predicted_s = 0.0
             return
         self.predicted_s = self.params.seconds(work)
-        if not work.fits:
+        if work.draft_tokens:
+            self._learn_drafts(work, seconds)
             return
         self.steps += 1
         self.errors.append(seconds / self.predicted_s - 1)
         speed = self._speed
         ratio, counts = self._learn(work, seconds, seconds / speed.level)
-        if speed.observe(ratio, self._clip if counts else 0.0):
+        if speed.observe(ratio, self._shape.clip if counts else 0.0):
             self._stalls.retract()
-        scaled = [speed.rho * w / scale for w, scale in zip(self._weights, self._scales, strict=True)]
+        scaled = [speed.rho * w / scale for w, scale in zip(self._shape.weights, self._scales, strict=True)]
         scaled[0], scaled[1] = max(scaled[0], _MIN_STEP_S), max(scaled[1], _MIN_TOKEN_S)
         self.params = self.params.with_values(scaled)
 
@@ -91,58 +86,26 @@ class CostModel:
         absorbs the difference, the speed of the machine has not changed.
         """
         x = [f / scale for f, scale in zip(self.params.features(work), self._scales, strict=True)]
-        shown = [(i, f) for i, f in enumerate(x) if f]  # in most steps there are no prompts
-        mx = [sum([line[i] * f for i, f in shown]) for line in self._cov]
-        variance = sum([f * m for f, m in zip(x, mx, strict=True)])
-        shape_s = max(sum([w * f for w, f in zip(self._weights, x, strict=True)]), _MIN_STEP_S)
+        mx, variance = self._shape.project(x)
+        shape_s = max(self._shape.predict(x), _MIN_STEP_S)
         sure = variance < (_MAX_SPREAD_SHARE * shape_s) ** 2
         stalled = self._stalls.observe(seconds, self.predicted_s, sure=sure)
         if self._fit and not stalled:
-            taken = self._update(mx, variance, unit_s, unit_s - shape_s)
+            taken = self._shape.update(mx, variance, unit_s, unit_s - shape_s, self.steps)
             shape_s = max(shape_s + taken * (unit_s - shape_s), _MIN_STEP_S)
         return unit_s / shape_s, not stalled
 
-    def _update(self, mx: list[float], variance: float, seconds: float, residual: float) -> float:
-        """Do one step of recursive least squares. A residual beyond 3 median deviations counts linearly.
-
-        `mx`: the step's features times the covariance. `variance`: `mx` times the features again. Return the share of
-        the residual that the fit absorbs.
-
-        Forgetting adds a little variance per step instead of applying a factor. On a machine that does the same for
-        hours, a factor would let rounding errors and the variance of unused features grow without bound.
-        """
-        cov, size = self._cov, abs(residual)
-        self._residuals.append(size / seconds)
-        if self.steps % 16 == 0:
-            self._clip = max(_MAX_RESIDUAL_MADS * 1.4826 * median(self._residuals), _MIN_CLIP_SHARE)
-        noise = max(self._noise, (_NOISE_SHARE * seconds) ** 2)
-        if size > self._clip * seconds:
-            noise *= size / (self._clip * seconds)  # Huber's weight
-        denominator = noise + variance
-        gain = [m / denominator for m in mx]
-        self._weights = [w + g * residual for w, g in zip(self._weights, gain, strict=True)]
-        drift, ceiling = _DRIFT_SHARE * self._noise, _MAX_VARIANCE_SHARE * self._noise
-        for i, line in enumerate(cov):
-            for j in range(i, len(cov)):
-                line[j] = cov[j][i] = line[j] - gain[i] * mx[j]
-            if line[i] < ceiling:
-                line[i] += drift
-        self._forbid_negative()
-        return variance / denominator
-
-    def _forbid_negative(self) -> None:
-        """Set negative weights to 0, and move the others according to their covariance with these.
-
-        This keeps what was learnt about sums of weights. With a plain cut-off the other weights would stay too large
-        and grow with each step; on a real machine the model grew without bound.
-        """
-        for _ in range(2 * len(self._weights)):
-            least = min(self._weights)
-            if least >= 0:
-                return
-            i = self._weights.index(least)
-            line = self._cov[i]
-            share = least / line[i] if line[i] > 0 else 0.0
-            self._weights = [w - share * c for w, c in zip(self._weights, line, strict=True)]
-            self._weights[i] = 0.0
-        self._weights = [max(0.0, w) for w in self._weights]
+    def _learn_drafts(self, work: Work, seconds: float) -> None:
+        """Fit what drafts add to a step."""
+        if not self._fit:
+            return
+        params, fit = self.params, self._drafts
+        if fit is None:
+            weights = [value * scale for value, scale in zip(params.draft_cost, _DRAFT_SCALES, strict=True)]
+            fit = self._drafts = LeastSquares(weights, sum(weights), params.step_s)
+        x = [f / scale for f, scale in zip(work.draft_features, _DRAFT_SCALES, strict=True)]
+        self.draft_steps += 1
+        rest_s = seconds - params.seconds(work) + params.drafts_s(work)
+        fit.update(*fit.project(x), seconds, rest_s - fit.predict(x), self.draft_steps)
+        learnt = DraftCost(*[w / scale for w, scale in zip(fit.weights, _DRAFT_SCALES, strict=True)])
+        self.params = replace(params, drafts=learnt)

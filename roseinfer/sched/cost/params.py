@@ -8,8 +8,8 @@ R, for models with experts only: how many experts a layer reads for all tokens o
 linear in the first few tokens and saturates when all experts are read. So the cost of one more row or prompt depends on
 what the step holds already.
 
-Tokens of drafts are counted separately (`Work.draft_tokens`). `online_fit.py` fits the constants while the engine runs,
-and `offline_fit.py` fits them to recorded steps.
+Drafts add to that what `drafts.py` says. `online_fit.py` fits the constants while the engine runs, and `offline_fit.py`
+fits them to recorded steps.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,8 @@ from typing import NamedTuple, Self
 from roseinfer.core.plan import Row
 from roseinfer.core.runner import ExpertChoice
 from roseinfer.core.step_cost import StepCost
+from roseinfer.sched.cost import drafts as draft_costs
+from roseinfer.sched.cost.drafts import DraftCost
 
 _MIN_CHUNK_RATIO = 4.0  # seconds of a chunk, as a multiple of the seconds for reading the context before it
 _HALVINGS_COUNT = 32
@@ -27,9 +29,10 @@ _MAX_NEWTON_STEPS = 8
 
 
 class Work(NamedTuple):
-    """Work of one step: Np, X, Nd, K, B, and tokens that have no constant of their own.
+    """Work of one step: Np, X, Nd, K, B, and its drafts.
 
     A row that verifies drafts counts as a decoding row; `draft_tokens` are the further tokens that it computes.
+    `draft_context`: context tokens before each of them, summed.
     """
 
     prompt_tokens: int = 0
@@ -38,21 +41,22 @@ class Work(NamedTuple):
     decode_context: int = 0
     prompt_context: int = 0
     draft_tokens: int = 0
+    draft_context: int = 0
 
     @property
     def features(self) -> tuple[float, float, float, float, float]:
-        """Features of the fit, without experts."""
+        """Features of the fit, without experts and drafts."""
         return self[:5]
+
+    @property
+    def draft_features(self) -> tuple[float, float, float, float, float]:
+        """Features of `DraftCost`."""
+        return draft_costs.features(self.prompt_tokens + self.decode_rows, self.draft_tokens, self.draft_context)
 
     @property
     def tokens(self) -> int:
         """Count of all tokens that the step computes."""
         return self.prompt_tokens + self.decode_rows + self.draft_tokens
-
-    @property
-    def fits(self) -> bool:
-        """True if the features describe all of the step's work, so that the model can learn from its time."""
-        return not self.draft_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +64,12 @@ class CostParams:
     """Constants of the cost model, in seconds: per step, prompt token, pair of prompt tokens, decoding row, context
     token of a decoding row, and token before each chunk of a prompt.
 
-    A draft token costs as much as a prompt token, which is more than it takes in small steps.
-
     `load_s`, `store_s`: per KV block copied from and to host memory. They are measured, not fitted. The defaults are
     for 2.25 MiB (16 tokens of a model with 8B parameters in 16 bits) over PCIe 5.
 
     `expert_s`: per expert that a layer reads in a step, for all layers. `experts`: number of experts, and how many a
-    token needs; None for a model without experts, which has no use for `expert_s`.
+    token needs; None for a model without experts, which has no use for `expert_s`. `drafts`: what drafts add to a step;
+    None until a step has shown it (see `draft_cost`).
 
     With experts, what a row or chunk adds to a step depends on the step's other tokens, whose experts are read anyway.
     `beside` is the number of these tokens; inf means that all experts are read.
@@ -82,6 +85,7 @@ class CostParams:
     store_s: float = 50e-6
     expert_s: float = 0.0
     experts: ExpertChoice | None = None
+    drafts: DraftCost | None = None
 
     def seconds(self, work: Work) -> float:
         linear_s = (
@@ -91,9 +95,21 @@ class CostParams:
             + self.row_s * work.decode_rows
             + self.context_s * work.decode_context
             + self.chunk_context_s * work.prompt_context
-            + self.token_s * work.draft_tokens
         )
+        if work.draft_tokens:
+            linear_s += self.drafts_s(work)
         return linear_s if self.experts is None else linear_s + self.experts_s(work.tokens)
+
+    def drafts_s(self, work: Work) -> float:
+        """Return what the drafts of a step add to it, without the experts of their tokens."""
+        return self.draft_cost.seconds(work.prompt_tokens + work.decode_rows, work.draft_tokens, work.draft_context)
+
+    @property
+    def draft_cost(self) -> DraftCost:
+        """Costs of drafts beyond their experts: a high guess until a step has shown them."""
+        if self.drafts is not None:
+            return self.drafts
+        return DraftCost.guess(self.step_s, max(self.token_s, self.row_s), max(self.context_s, self.pair_s))
 
     def copies_s(self, loads: int, stores: int) -> float:
         """Return the time of copying blocks in both directions at once."""
@@ -199,7 +215,8 @@ class CostParams:
     def slower(self, factor: float) -> "CostParams":
         """Return the constants of a machine that takes `factor` times as long, also for copies."""
         scaled = self.with_values([factor * value for value in self.values()])
-        return replace(scaled, load_s=factor * self.load_s, store_s=factor * self.store_s)
+        drafts = None if self.drafts is None else self.drafts.slower(factor)
+        return replace(scaled, load_s=factor * self.load_s, store_s=factor * self.store_s, drafts=drafts)
 
     def values(self) -> tuple[float, ...]:
         """Return the constants that are fitted to steps: those of rows and, for models with experts, `expert_s`."""
@@ -215,8 +232,9 @@ class CostParams:
         """Return a copy with other `values`."""
         step_s, token_s, pair_s, row_s, context_s, before_s, *rest = values
         expert_s = rest[0] if rest else self.expert_s
+        copies = self.load_s, self.store_s
         return CostParams(
-            step_s, token_s, pair_s, row_s, context_s, before_s, self.load_s, self.store_s, expert_s, self.experts
+            step_s, token_s, pair_s, row_s, context_s, before_s, *copies, expert_s, self.experts, self.drafts
         )
 
 
@@ -230,14 +248,15 @@ def work_of(rows: Sequence[Row]) -> Work:
     wide_rows = [row for row in rows if row[3] != 1]
     decodes = len(rows) - len(wide_rows)
     context = sum([row[2] for row in rows]) + decodes
-    tokens, found, before, draft_tokens = 0, 0.0, 0, 0
+    tokens, found, before, draft_tokens, draft_context = 0, 0.0, 0, 0, 0
     for _, _, start, count, _, _, _, _, _, drafts in wide_rows:
         if drafts:  # reads its context once, like a decoding row
             decodes += 1
             context += 1
             draft_tokens += len(drafts)
+            draft_context += len(drafts) * (start + 1)
         else:
             tokens += count
             found += pairs(start, count)
             before += start
-    return Work(tokens, found, decodes, context - before, before, draft_tokens)
+    return Work(tokens, found, decodes, context - before, before, draft_tokens, draft_context)

@@ -8,6 +8,7 @@ import pytest
 
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import ConfigError
+from roseinfer.sched.cost.drafts import DraftCost
 from roseinfer.sched.cost.file import cost_as_json, read_cost
 from roseinfer.sched.cost.offline_fit import MIN_SAMPLES, CostSample, fit_cost
 from roseinfer.sched.cost.params import CostParams, Work, pairs
@@ -77,10 +78,15 @@ def test_what_no_step_shows_costs_nothing() -> None:
     assert fit.params.row_s + 100 * fit.params.context_s == pytest.approx(2e-4)
 
 
-def test_steps_with_drafts_are_left_out() -> None:
-    drafted = [CostSample(sample.work._replace(draft_tokens=50), 3 * sample.seconds) for sample in draw(100, seed=4)]
-    fit = fit_cost([*draw(200), *drafted])
-    assert fit.params == fit_cost(draw(200)).params and fit.samples == 200
+def test_steps_with_drafts_show_what_these_add_and_nothing_else(tmp_path) -> None:
+    true = replace(TRUE, drafts=DraftCost(1e-3, 50e-6, 10e-6, 20e-6, 0.0))
+    works = [Work(0, 0.0, rows, 100 * rows, 0, rows * each) for rows in (1, 4, 16, 64, 200) for each in range(1, 8)]
+    fit = fit_cost([*draw(200), *(CostSample(work, true.seconds(work)) for work in works)])
+    assert replace(fit.params, drafts=None) == fit_cost(draw(200)).params and fit.samples == 200
+    assert all(fit.params.drafts_s(work) == pytest.approx(true.drafts_s(work), rel=0.1) for work in works)
+    file = tmp_path / "cost.json"
+    file.write_text(json.dumps(cost_as_json(fit.params)))
+    assert read_cost(str(file)) == fit.params
 
 
 def test_too_few_steps() -> None:

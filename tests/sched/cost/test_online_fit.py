@@ -1,9 +1,12 @@
 """The cost model learns a machine's shape and follows its speed."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from roseinfer.core.runner import ExpertChoice
+from roseinfer.sched.cost.drafts import DraftCost
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, Work, pairs
 from roseinfer.sched.estimates import FAST
@@ -32,18 +35,61 @@ def teach(model: CostModel, steps: int, *, speed: float = 1.0, noise: float = 0.
         model.observe(work, 40 * seconds if outliers and i % 50 == 49 else seconds)
 
 
-def test_steps_with_drafts_do_not_move_it() -> None:
-    """On a machine where a draft costs nothing, and another where it costs ten times what a prompt token does."""
+DRAFTS = DraftCost(0.4e-3, 90e-6, 12e-6, 20e-6, 2e-9)
+
+
+def drafted(rng: random.Random) -> Work:
+    """Rows with 1 to 7 drafts each, in small and large steps, some with a prompt."""
+    rows, each, context = rng.choice([1, 2, 4, 8, 32, 96, 200]), rng.randrange(1, 8), rng.randrange(50, 2000)
+    tokens = rng.choice([0, 0, 0, 256])
+    return Work(tokens, pairs(0, tokens), rows, rows * context, 0, rows * each, rows * each * context)
+
+
+def test_steps_with_drafts_teach_what_drafts_cost_and_nothing_else() -> None:
+    true = replace(TRUE, drafts=DRAFTS)
     model, other = CostModel(TRUE), CostModel(TRUE)
     rng = random.Random(3)
-    for i in range(400):
+    for _ in range(600):
         work = draw(rng)
         for one in (model, other):
             one.observe(work, TRUE.seconds(work))
-        drafted = work._replace(draft_tokens=64)
-        model.observe(drafted, TRUE.seconds(work) + (i % 2) * 640 * TRUE.token_s)
-        assert model.predicted_s == model.seconds(drafted)
-    assert model.params == other.params and model.steps == other.steps == 400
+        verifying = drafted(rng)
+        model.observe(verifying, true.seconds(verifying) * (1 + rng.gauss(0, 0.01)))
+        assert model.draft_steps and model.predicted_s > 0
+    assert replace(model.params, drafts=None) == other.params and model.steps == other.steps == 600
+    for work in (drafted(rng) for _ in range(100)):
+        assert model.seconds(work) == pytest.approx(true.seconds(work), rel=0.05)
+
+
+@pytest.mark.parametrize("drafts", [DraftCost(), DraftCost(0.0, 0.4e-3, 0.4e-3, 0.4e-3, 0.5e-6)], ids=["free", "dear"])
+def test_a_few_steps_show_that_drafts_are_free_or_dear(drafts: DraftCost) -> None:
+    true = replace(TRUE, drafts=drafts)
+    model, rng = CostModel(TRUE), random.Random(4)
+    for _ in range(30):
+        work = drafted(rng)
+        model.observe(work, true.seconds(work))
+    wrong = [model.params.drafts_s(work) - true.drafts_s(work) for work in (drafted(rng) for _ in range(50))]
+    assert max(map(abs, wrong)) < 0.15 * TRUE.step_s
+
+
+def test_a_single_slow_step_hardly_moves_the_cost_of_drafts() -> None:
+    true = replace(TRUE, drafts=DRAFTS)
+    model, rng = CostModel(true), random.Random(5)
+    for i in range(200):
+        work = drafted(rng)
+        model.observe(work, true.seconds(work) * (10 if i == 150 else 1))
+    work = drafted(rng)
+    assert model.seconds(work) == pytest.approx(true.seconds(work), rel=0.1)
+
+
+def test_experts_of_drafts_are_not_counted_twice() -> None:
+    true = replace(TRUE, drafts=DRAFTS, expert_s=50e-6, experts=ExpertChoice(128, 8))
+    model, rng = CostModel(replace(true, drafts=None)), random.Random(6)
+    for _ in range(300):
+        work = drafted(rng)
+        model.observe(work, true.seconds(work))
+    work = drafted(rng)
+    assert model.seconds(work) == pytest.approx(true.seconds(work), rel=0.02)
 
 
 def test_it_learns_the_shape_from_a_poor_guess() -> None:
@@ -81,9 +127,13 @@ def test_steps_that_never_vary_do_not_unlearn_what_they_do_not_show() -> None:
         work = Work(100 if i % 1000 == 999 else 0, 0.0, 1, 100 + i % 500)
         model.observe(work, TRUE.seconds(work) * (1 + abs(rng.gauss(0, 0.03))))
     assert model.params.token_s == pytest.approx(TRUE.token_s, rel=0.15)
-    assert all(model._cov[i][i] > 0 for i in range(6))
     busy = Work(1000, 0.0, 50, 20_000)
     assert model.seconds(busy) == pytest.approx(TRUE.seconds(busy), rel=0.1)
+    slower = replace(TRUE, token_s=2 * TRUE.token_s)
+    for _ in range(400):  # and it still learns
+        work = draw(rng)
+        model.observe(work, slower.seconds(work))
+    assert model.seconds(busy) > 1.3 * TRUE.seconds(busy)
 
 
 def test_coefficients_never_become_negative() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from roseinfer.core.plan import Row
+from roseinfer.sched.cost.drafts import DraftCost
 from roseinfer.sched.cost.params import CostParams, Work, work_of
 
 
@@ -17,11 +18,24 @@ def test_features_of_a_plan() -> None:
 def test_a_row_that_verifies_drafts_decodes_and_its_drafts_are_counted_apart() -> None:
     verifying = Row("c", 2, 20, 4, 4, True, 20, 0, (), (7, 8, 9))
     rows = [Row("a", 0, 9, 1, 1, True, 9, 0, ()), Row("b", 1, 4, 2, 0, False, 4, 0, ()), verifying]
-    assert work_of(rows) == Work(2, 5 + 6, 2, 10 + 21, 4, 3)
+    assert work_of(rows) == Work(2, 5 + 6, 2, 10 + 21, 4, 3, 3 * 21)
     plain, drafted = Work(decode_rows=1, decode_context=21), work_of([verifying])
-    assert plain.fits and not drafted.fits and plain.features == drafted.features
-    params = CostParams()
-    assert params.seconds(drafted) == pytest.approx(params.seconds(plain) + 3 * params.token_s)
+    assert plain.features == drafted.features
+    params = CostParams(drafts=DraftCost(5e-4, 3e-5, 2e-5, 1e-5, 1e-8))
+    assert params.seconds(drafted) == pytest.approx(params.seconds(plain) + 5e-4 + 3 * 3e-5 + 63e-8)
+    assert CostParams().seconds(drafted) > CostParams().seconds(plain) + 3 * CostParams().token_s, "until seen: dear"
+
+
+@pytest.mark.parametrize(
+    ("others", "drafts", "parts"),
+    [(1, 4, (4, 0, 0)), (12, 8, (4, 4, 0)), (16, 8, (0, 8, 0)), (120, 16, (0, 8, 8)), (1, 200, (15, 112, 73))],
+)
+def test_drafts_are_told_apart_by_the_size_of_the_step(others: int, drafts: int, parts: tuple[int, ...]) -> None:
+    work = Work(decode_rows=others, decode_context=9, draft_tokens=drafts, draft_context=11)
+    assert work.draft_features == (1.0, *parts, 11)
+    cost = DraftCost(1e-3, 1e-5, 2e-5, 3e-5, 0.0)
+    each = sum(cost.one_more_s(tokens) for tokens in range(others, others + drafts))
+    assert cost.seconds(others, drafts, 0) == pytest.approx(1e-3 + each)
 
 
 @pytest.mark.parametrize("pair_s", [0.0, 3.9e-9])

@@ -1,0 +1,54 @@
+"""Cost of drafts: the seconds that verifying them adds to a step.
+
+    seconds = v + d1 * D1 + d2 * D2 + d3 * D3 + k * KD
+
+v: paid once by a step with any drafts. D1, D2, D3: its drafts, by how many tokens the step has with them: up to 16, up
+to 128, and more. On a GPU the first are nearly free, because the weights are read anyway and products are padded; on a
+CPU they are not. KD: context tokens before each draft, summed over the drafts.
+"""
+
+from typing import NamedTuple
+
+FEW_TOKENS, MANY_TOKENS = 16, 128
+_KNEES_TOKENS = (FEW_TOKENS, MANY_TOKENS)
+# Of a cost that no step has shown yet: more than it takes on any machine that we measured.
+_GUESSED_VERIFY_SHARE = 0.25  # of the constant cost of a step
+
+
+class DraftCost(NamedTuple):
+    """Seconds per step with drafts, per draft in small, middle and large steps, and per context token of a draft."""
+
+    verify_s: float = 0.0
+    few_draft_s: float = 0.0
+    draft_s: float = 0.0
+    many_draft_s: float = 0.0
+    draft_context_s: float = 0.0
+
+    @classmethod
+    def guess(cls, step_s: float, token_s: float, context_s: float) -> "DraftCost":
+        """Return a high cost, from the costs of a step, a token and a context token of a machine without drafts."""
+        return cls(_GUESSED_VERIFY_SHARE * step_s, token_s, token_s, token_s, context_s)
+
+    def seconds(self, others: float, drafts: int, context: float) -> float:
+        """Return what `drafts` drafts add to a step of `others` other tokens; `context`: see `features`."""
+        if not drafts:
+            return 0.0
+        return sum([cost * count for cost, count in zip(self, features(others, drafts, context), strict=True)])
+
+    def one_more_s(self, tokens: float) -> float:
+        """Return what a further draft takes in a step of `tokens` tokens, some of them drafts, without its context."""
+        if tokens < FEW_TOKENS:
+            return self.few_draft_s
+        return self.draft_s if tokens < MANY_TOKENS else self.many_draft_s
+
+    def slower(self, factor: float) -> "DraftCost":
+        return DraftCost(*[factor * value for value in self])
+
+
+def features(others: float, drafts: int, context: float) -> tuple[float, float, float, float, float]:
+    """Return v's and the other features of a step with `drafts` drafts beside `others` tokens.
+
+    `context`: tokens before each draft, summed.
+    """
+    few, middle = (max(0.0, min(others + drafts, knee) - min(others, knee)) for knee in _KNEES_TOKENS)
+    return 1.0, few, middle - few, drafts - middle, context
