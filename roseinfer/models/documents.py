@@ -10,6 +10,7 @@ from roseinfer.core.generation_config import DOCUMENT as GENERATION
 from roseinfer.core.json_file import read_object
 from roseinfer.gguf.config import config_of, generation_config_of
 from roseinfer.gguf.files import is_gguf, open_gguf
+from roseinfer.gguf.windows import UnrecordedWindow, unrecorded_window
 
 CONFIG = "config.json"
 
@@ -52,6 +53,11 @@ def widened_weights(model: Path) -> tuple[int, str] | None:
     for tensor in open_gguf(model).tensors.values():
         counts[tensor.encoding.name] += prod(tensor.shape)
     return counts.total(), ", ".join(name for name, _ in counts.most_common())
+
+
+def find_unrecorded_window(model: Path) -> UnrecordedWindow | None:
+    """Return the window that the original of a GGUF file has and the file does not record, if it is known."""
+    return unrecorded_window(open_gguf(model)) if is_gguf(model) else None
 
 
 def weight_bytes(model: Path) -> int:

@@ -1,6 +1,5 @@
 """Construction of a runner that is ready for its first plan, from a configuration and a model folder."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -42,9 +41,7 @@ from roseinfer.runner.model_runner import ModelRunner
 from roseinfer.runner.phases import phase
 from roseinfer.runner.pooling_runner import PoolingRunner
 from roseinfer.runner.rehearsal import EDITED, FILTERED, GREEDY, PLAIN, full_step, rehearse
-from roseinfer.runner.start_notes import start_notes
-
-log = logging.getLogger(__name__)
+from roseinfer.runner.start_notes import log_start_notes
 
 # GPU memory of a process outside of PyTorch's allocator: its context, and the code of its kernels.
 CONTEXT_BYTES = 1 << 30
@@ -107,8 +104,8 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         )
         if pooling is not None and pooling.max_tokens is not None and config.model.max_model_len is None:
             max_model_len = min(max_model_len, pooling.max_tokens)
-        for note in start_notes(spec, max_model_len) if group.rank == 0 else ():
-            log.info("%s", note)
+        if group.rank == 0:
+            log_start_notes(spec, folder, max_model_len)
         limits = StepLimits.of(config.scheduler, max_model_len)
         bytes_per_block = KVStore.bytes_per_block(model.attention, config.cache.block_size, kv_dtype)
         host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)

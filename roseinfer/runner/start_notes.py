@@ -1,8 +1,22 @@
 """Limits of the loaded model that its user should know, for the log of the start."""
 
+import logging
 from collections.abc import Iterator
+from pathlib import Path
 
+from roseinfer.models.documents import find_unrecorded_window
 from roseinfer.models.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+
+def log_start_notes(spec: ModelSpec, model: Path, max_model_len: int) -> None:
+    """Log all that is known of a model. `model`: its folder or file."""
+    for note in start_notes(spec, max_model_len):
+        log.info("%s", note)
+    warning = window_warning(model, max_model_len)
+    if warning is not None:
+        log.warning("%s", warning)
 
 
 def start_notes(spec: ModelSpec, max_model_len: int) -> Iterator[str]:
@@ -16,6 +30,17 @@ def start_notes(spec: ModelSpec, max_model_len: int) -> Iterator[str]:
             f"{windowed} of {spec.num_layers} layers attend to a window only, but keep K and V of all tokens: "
             f"in a context of {max_model_len} tokens, {share:.0%} of the KV memory is beyond the windows"
         )
+
+
+def window_warning(model: Path, max_model_len: int) -> str | None:
+    """Return a warning if contexts exceed a window that the model's file does not record."""
+    missing = find_unrecorded_window(model)
+    if missing is None or max_model_len <= missing.tokens:
+        return None
+    return (
+        f"{missing.model} has a window of {missing.tokens} tokens, which its GGUF file does not record: tokens beyond "
+        f"it are read too, and long contexts differ from the original's (to avoid it: --max-model-len {missing.tokens})"
+    )
 
 
 def share_beyond_windows(spec: ModelSpec, context: int) -> float:

@@ -1,10 +1,14 @@
+import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from roseinfer.attention.spec import AttentionSpec
 from roseinfer.models.spec import LayerSpec, ModelSpec, NormSpec
-from roseinfer.runner.start_notes import share_beyond_windows, start_notes
+from roseinfer.runner.start_notes import log_start_notes, share_beyond_windows, start_notes
+from tests.helpers.checkpoints import make_reference
+from tests.helpers.gguf_files import write_model
 
 WIDE = AttentionSpec(heads=4, kv_heads=4, head_dim=16, scale=0.25)
 NARROW = replace(WIDE, kv_heads=1)
@@ -39,3 +43,25 @@ def test_layers_with_windows_are_weighted_by_their_heads() -> None:
 
 def test_a_context_within_the_window_has_no_notes() -> None:
     assert list(start_notes(spec_of(replace(WIDE, window=1000)), 1000)) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "named", "window"),
+    [
+        ("starcoder2", "Starcoder2 3b", "StarCoder2", 4096),
+        ("llama", "Ministral 8B Instruct 2410", "Ministral 8B", 32768),
+        ("llama", "mistralai_mistral-7b-instruct-v0.1", "Mistral 7B v0.1", 4096),
+        ("llama", "Mistral 7B Instruct v0.3", None, 4096),
+        ("qwen3", "Qwen3 8B", None, 4096),
+    ],
+)
+def test_a_window_that_a_gguf_file_does_not_record(
+    family: str, name: str, named: str | None, window: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_model(tmp_path / "m.gguf", make_reference(family), **{"general.name": name})
+    with caplog.at_level(logging.WARNING):
+        log_start_notes(spec_of(WIDE), file, window)
+        assert not caplog.records, "a context within the window"
+        log_start_notes(spec_of(WIDE), file, window + 1)
+    warning = f"{named} has a window of {window} tokens, which its GGUF file does not record"
+    assert caplog.text.count(warning) == len(caplog.records) == (named is not None)
