@@ -1,5 +1,7 @@
 """Both ends of a model: from token ids to rows of a table, and from hidden states to logits."""
 
+from copy import copy
+
 import torch
 import torch.nn.functional as F
 
@@ -98,16 +100,24 @@ class LMHead:
         self._width, self._vocab = width, vocab
         self._matmul: Matmul
 
-    def load(self, source: WeightSource, norm: str, name: str | None, embedding: VocabEmbedding) -> None:
+    def load(self, source: WeightSource, norm: str, name: str | None, embedding: VocabEmbedding | None) -> None:
         """name: of the head's matrix; None if it is the embedding's."""
-        table = embedding.table
         if name is not None:
             table = VocabTable(self._vocab, self._width, source.build)
             table.load(source, f"{name}.weight")
+        else:
+            assert embedding is not None, "the head has no matrix of its own"
+            table = embedding.table
         self._norm.load(source, norm)
         self._group = source.build.group
         self._matmul = table.rows.head()
         self.padded_vocab = table.share * self._group.size
+
+    def after(self, norm: Norm) -> "LMHead":
+        """Return a head that shares the matrix and applies another norm, which is loaded."""
+        other = copy(self)
+        other._norm = norm
+        return other
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._norm(hidden)

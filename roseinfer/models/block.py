@@ -135,7 +135,8 @@ def _feed_forward(spec: ModelSpec, layer: int) -> "FeedForward | RoutedExperts":
 class SelfAttention:
     """out(attention(qkv(norm(x)))). Processes share the heads."""
 
-    def __init__(self, spec: ModelSpec, layer: int, rotary: Rotary | None) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, rotary: Rotary | None, inputs: int | None = None) -> None:
+        """inputs: width of what the projections read, by default the hidden size."""
         self._layer = layer
         self._norm = spec.norm
         self._qk_norm = spec.qk_norm
@@ -146,7 +147,7 @@ class SelfAttention:
         q_width = attention.heads * unit
         kv = StackedOutput(attention.kv_heads * unit, unit, repeat=True)
         queries = StackedOutput(q_width, unit)
-        self._qkv = Linear(spec.hidden_size, queries, kv, kv, split=Split.OUTPUTS, bias=spec.qkv_bias)
+        self._qkv = Linear(inputs or spec.hidden_size, queries, kv, kv, split=Split.OUTPUTS, bias=spec.qkv_bias)
         self._out = Linear(q_width, spec.hidden_size, split=Split.INPUTS, unit=unit, bias=spec.o_bias)
 
     def load(self, source: WeightSource, names: TensorNames, prefix: str) -> None:
@@ -179,6 +180,10 @@ class SelfAttention:
         if self._projection_norm is not None:
             self._projection_norm(qkv)
         return self._out(step.attention.forward(self._layer, qkv, self._heads), residual)
+
+    def write(self, step: StepContext, x: torch.Tensor) -> None:
+        """Write K and V of x [T, inputs] to the store, for later steps. Nothing else is computed."""
+        step.attention.forward(self._layer, normed(self._qkv, None, x), self._heads)
 
 
 class ProjectionNorm:

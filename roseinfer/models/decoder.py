@@ -15,7 +15,7 @@ from roseinfer.models.block import held_heads, make_block, make_norm
 from roseinfer.models.families.family import ModelFamily
 from roseinfer.models.spec import ModelSpec
 from roseinfer.models.step import StepContext
-from roseinfer.quant.base import Build, WeightSource
+from roseinfer.quant.base import Build, Norm, WeightSource
 
 
 class Decoder:
@@ -56,14 +56,48 @@ class Decoder:
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
         step = StepContext(batch, attention)
+        x = self._entering(batch)
+        for block in self._blocks:
+            x = block(x, step)
+        return x
+
+    def forward_with_states(
+        self, batch: ForwardBatch, attention: AttentionBackend, boundaries: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `forward` returns, and the residual streams entering some layers side by side.
+
+        boundaries: n ascending numbers of layers; the number of layers stands for the stream after the last one. The
+        states are [T, n * hidden].
+        """
+        step = StepContext(batch, attention)
+        x = self._entering(batch)
+        states = x.new_empty((x.shape[0], len(boundaries), x.shape[1]))
+        done = 0
+        for place, boundary in enumerate(boundaries):
+            for block in self._blocks[done:boundary]:
+                x = block(x, step)
+            states[:, place] = x  # a copy, since blocks overwrite their inputs
+            done = boundary
+        for block in self._blocks[done:]:
+            x = block(x, step)
+        return x, states.flatten(1)
+
+    def _entering(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return the residual stream entering the first layer."""
         x = self._tokens(batch.input_ids)
         if self.spec.embedding_multiplier != 1.0:
             x = x * self.spec.embedding_multiplier
         if self._positions is not None:
             x = x + self._positions(batch.positions)
-        for block in self._blocks:
-            x = block(x, step)
         return x
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of the embedding's table for ids [T], without any multiplier."""
+        return self._tokens(ids)
+
+    def head_after(self, norm: Norm) -> LMHead:
+        """Return a head that shares the output matrix and applies another norm, which is loaded."""
+        return self._head.after(norm)
 
     @property
     def kv_scales(self) -> tuple[KVScales | None, ...]:

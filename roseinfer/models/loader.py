@@ -7,7 +7,7 @@ mapped file, so the checkpoint is never in memory twice.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -105,7 +105,7 @@ class Checkpoint:
             self._files.append(file)
             self._holder.update(dict.fromkeys(file.keys(), file))
 
-    def __enter__(self) -> "Checkpoint":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -78,13 +78,13 @@ class HandRunner:
         # Blocks are reused without being cleared, so nothing may depend on what is left in them.
         for part in self.store.parts:
             part.fill_(float("nan"))
-        self._attention = TorchAttention(model.attention, model.dtype)
+        self.attention = TorchAttention(model.attention, model.dtype)
 
     @torch.inference_mode()
     def run(self, rows: Sequence[HandRow]) -> list[torch.Tensor]:
         """Logits [count, vocab] of each row, on the CPU."""
         batch = make_batch(rows, self.store.block_size, self.model.device)
-        self._attention.begin(batch, self.store)
-        hidden = self.model.forward(batch, self._attention)
+        self.attention.begin(batch, self.store)
+        hidden = self.model.forward(batch, self.attention)
         logits = self.model.logits(hidden[batch.logits_at]).float()
         return list(logits.cpu().split(batch.query_lens))

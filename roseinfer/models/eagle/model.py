@@ -1,0 +1,81 @@
+"""Model with an EAGLE-3 head, which looks like one model whose last layer is the head's."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from roseinfer.attention.base import AttentionBackend
+from roseinfer.attention.batch import ForwardBatch
+from roseinfer.attention.kv_scales import KVScales
+from roseinfer.models.eagle.head import EagleHead, HeadTarget
+from roseinfer.models.step import StepContext
+from roseinfer.quant.base import WeightSource
+
+
+class StatefulTarget(HeadTarget, Protocol):
+    """Model whose forward pass can return the residual streams entering some layers."""
+
+    def forward_with_states(
+        self, batch: ForwardBatch, attention: AttentionBackend, boundaries: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class DraftingModel:
+    """`CausalLM` that also keeps its head's KV layer as full as its own layers.
+
+    The head's entry of a row's first token needs the state of the token before, so the last state of each seat is kept:
+    `take_seats` makes room. states: [T, hidden] of the last forward pass, whose tokens are in the batch's order.
+    """
+
+    states: torch.Tensor
+
+    def __init__(self, target: StatefulTarget, head: EagleHead) -> None:
+        self.head = head
+        self._target = target
+        self.spec, self.dtype, self.device = target.spec, target.dtype, target.device
+        self.weights, self.ignored = target.weights, target.ignored
+        self.attention = (*target.attention, head.attention)
+        self._last: torch.Tensor
+
+    @property
+    def kv_scales(self) -> tuple[KVScales | None, ...]:
+        return (*self._target.kv_scales, None)
+
+    @property
+    def padded_vocab(self) -> int:
+        return self._target.padded_vocab
+
+    def load(self, source: WeightSource) -> None:
+        """Load the target's weights. The head is given with weights."""
+        self._target.load(source)
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._target.normed(hidden)
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._target.logits(hidden, out)
+
+    # --- states of seats ----------------------------------------------------------------------------------------
+    def take_seats(self, count: int) -> None:
+        """Make room for the last states of `count` seats."""
+        self._last = torch.zeros((count, self.head.spec.hidden_size), dtype=self.dtype, device=self.device)
+
+    def admit(self, seats: torch.Tensor) -> None:
+        """Forget the states of earlier requests in these seats [n] int64: they may be infinite or NaN."""
+        self._last.index_fill_(0, seats, 0)
+
+    def end_at(self, seats: torch.Tensor, states: torch.Tensor) -> None:
+        """Set the last states [n, hidden] of seats [n] int64, in which the last forward pass computed wrong drafts."""
+        self._last.index_copy_(0, seats, states)
+
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
+        x, streams = self._target.forward_with_states(batch, attention, self.head.spec.boundaries)
+        states = self.head.fuse(streams)
+        seats, starts = batch.table_rows.long(), batch.query_start.long()
+        before = states.roll(1, 0)
+        before.index_copy_(0, starts[:-1], self._last.index_select(0, seats))
+        self.head.write(batch.input_ids, before, StepContext(batch, attention))
+        self.end_at(seats, states.index_select(0, starts[1:] - 1))
+        self.states = states
+        return x
