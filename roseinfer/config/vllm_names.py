@@ -93,7 +93,8 @@ def _refused(names: str, why: str, short: tuple[str, ...] = (), harmless: tuple[
 
 # Reasons that several options share.
 _NO_LORA = "LoRA adapters cannot be loaded"
-_NO_SPECULATION = "there is no speculative decoding"
+_NO_DRAFT_MODELS = "there are no draft models"
+_ONE_JSON = "give --speculation, or --speculative-config with one JSON object"
 _ONLY_TEXT = "models take text only, and requests with images, audio or video are rejected"
 _NO_CLASSES = "there are no classes, rewards or transcriptions"
 _NO_PLUGINS = "the server runs no code of other packages"
@@ -169,7 +170,7 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
         ),
         *_ignored("trust_remote_code", "no code that comes with a model is run"),
         *_ignored("code_revision", "no code that comes with a model is run"),
-        *_works("runner", values={"draft": RefusedValue(_NO_SPECULATION)}),
+        *_works("runner", values={"draft": RefusedValue(_NO_DRAFT_MODELS)}),
         *_works("task", "runner", values=_words("embed embedding score", "pooling"), note=_NO_CLASSES),
         *_refused("convert", "--runner and --pooling say what a model returns", harmless=("auto", "none", "embed")),
         *_refused("pooler_config override_pooler_config", "--pooling chooses the method; the rest is the model's own"),
@@ -362,9 +363,14 @@ SECTIONS: Mapping[str, tuple[VllmOption, ...]] = {
             "max_prompt_adapter_token",
             _NO_LORA,
         ),
-        *_refused("speculative_config", _NO_SPECULATION, ("-sc",)),
-        *_refused("spec_method spec_model spec_tokens", _NO_SPECULATION),
-        *_ignored("per_request_spec_decode_metrics", _NO_SPECULATION),
+        *_works(
+            "speculative_config",
+            "speculation",
+            short=("-sc",),
+            note="a JSON object; methods ngram, suffix and eagle3; other fields are named when they are ignored",
+        ),
+        *_refused("spec_method spec_model spec_tokens", _ONE_JSON),
+        *_ignored("per_request_spec_decode_metrics", "metrics are counted by proposer"),
         *_refused("watermark_config", "outputs are not watermarked"),
     ),
     "Tool calls, reasoning, structured outputs": (

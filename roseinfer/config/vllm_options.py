@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roseinfer.config.vllm_names import VLLM_OPTIONS, Ignored, IgnoredValue, Refused, RefusedValue, Works
+from roseinfer.config.vllm_speculation import speculation_of
 from roseinfer.core.errors import ConfigError
 
 PAGE = "docs/from-vllm.md"
@@ -35,6 +36,11 @@ class Translation:
             raise ConfigError(f"{named} is not supported: {option.why}; see {PAGE}")
 
     def _add_ours(self, option: Works, value: Any, shown: str) -> None:
+        if option.name == "speculative_config":
+            if value not in _NOTHING:
+                self.options[option.ours], notes = speculation_of(value, shown)
+                self.notes += notes
+            return
         meant = our_value(option.name, value, shown)
         if isinstance(meant, dict):
             meant = json.dumps(meant)  # as on a command line

@@ -13,13 +13,14 @@ from roseinfer.core.config.engine import (
     SchedulerConfig,
 )
 from roseinfer.core.config.kv_events import KvEventsConfig
+from roseinfer.core.config.speculation import SpeculationConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.registry import option_names, scheduler_config
 
-Part = TypeVar("Part", ModelConfig, CacheConfig, ProfileConfig, PricedConfig, KvEventsConfig)
+Part = TypeVar("Part", ModelConfig, CacheConfig, SpeculationConfig, ProfileConfig, PricedConfig, KvEventsConfig)
 
 
-_PARTS = (ModelConfig, CacheConfig, ProfileConfig, PricedConfig, KvEventsConfig)
+_PARTS = (ModelConfig, CacheConfig, SpeculationConfig, ProfileConfig, PricedConfig, KvEventsConfig)
 
 
 def engine_option_names() -> frozenset[str]:
@@ -34,6 +35,7 @@ def make_engine_config(**options: Any) -> EngineConfig:
         cache=_take(CacheConfig, options),
         scheduler=_take_scheduler(options),
         profile=_take(ProfileConfig, options),
+        speculation=_take(SpeculationConfig, options),
         priced=_take(PricedConfig, options),
         kv_events=_take(KvEventsConfig, options),
     )

@@ -16,7 +16,7 @@ from roseinfer.config.hub import tokenizer_folder
 from roseinfer.core.clock import MonotonicClock
 from roseinfer.core.config.engine import PRICED, EngineConfig
 from roseinfer.core.cpu_settings import prepare_cpu_libraries
-from roseinfer.core.errors import RoseinferError, UnsupportedModelError
+from roseinfer.core.errors import ConfigError, RoseinferError, UnsupportedModelError
 from roseinfer.core.garbage import IdleGarbageCollector
 from roseinfer.core.observer import StepObserver
 from roseinfer.core.progress import listening
@@ -40,6 +40,9 @@ from roseinfer.processes.shared_rows import SharedRows
 from roseinfer.processes.start_log import LoggedStages
 from roseinfer.ranks.other_ranks import OtherRanks, RankHost
 from roseinfer.sched.cost.params import CostParams
+from roseinfer.sched.drafting.build import make_drafting
+from roseinfer.sched.drafting.drafting import Drafting
+from roseinfer.sched.drafting.pricing import EveryDraft
 from roseinfer.sched.estimates import Estimates, calibrated_cost
 from roseinfer.sched.idle_audit import IdleAudit
 from roseinfer.sched.offload import OffloadCosts
@@ -132,6 +135,7 @@ def _build_core(
         make_policy(config.scheduler, estimates),
         facts.max_model_len,
         facts.limits,
+        _drafting(config, runner, facts),
         offloading=OffloadCosts.for_policy(options, estimates, facts.load_s, facts.store_s),
     )
     # A recorded run contains no masks of guides.
@@ -166,6 +170,22 @@ def _build_core(
         calibrated=calibrated_cost(options),
     )
     return core, info
+
+
+def _drafting(config: EngineConfig, runner: Runner, facts: RunnerFacts) -> Drafting | None:
+    """Return drafting by the chosen method, or None without one. The default is off if the engine cannot do it.
+
+    Raise `ConfigError` for a chosen method that the engine cannot do.
+    """
+    values = config.speculation.values
+    if values is None:
+        return None
+    if facts.pooling is None and runner.capabilities.drafts and config.profile.record is None:
+        return make_drafting(values, EveryDraft())
+    if config.speculation.chosen:
+        why = "an engine without generated tokens" if facts.pooling else f"device {facts.device}"
+        raise ConfigError(f"speculation {config.speculation.speculation!r} is not supported by {why}")
+    return None
 
 
 def _kv_cache(config: EngineConfig, facts: RunnerFacts) -> str:

@@ -25,6 +25,7 @@ from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.config.option import option
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
+from roseinfer.core.config.speculation import SpeculationConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.registry import all_options
 
@@ -256,6 +257,7 @@ OWN = (
     ModelConfig,
     CacheConfig,
     SchedulerConfig,
+    SpeculationConfig,
     ProfileConfig,
     PricedConfig,
     KvEventsConfig,
@@ -279,7 +281,7 @@ def test_own_options_round_trip_and_are_described(kind):
 
 def test_the_parts_of_the_engines_config_are_all_own():
     parts = {f.default_factory for f in dataclasses.fields(EngineConfig)} - {dataclasses.MISSING}
-    assert parts <= set(OWN) and len(parts) == 6
+    assert parts <= set(OWN) and len(parts) == 7
 
 
 def test_one_name_one_home():

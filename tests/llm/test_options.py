@@ -27,6 +27,7 @@ from tests.test_public_face import run_python
         ({"pipeline_parallel_size": 1, "data_parallel_size": 1, "enable_lora": False}, {}),
         ({"speculative_config": None, "task": "generate", "tokenizer_mode": "auto"}, {"runner": "generate"}),
         ({"task": "embed"}, {"runner": "pooling"}),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}, {"speculation": "ngram,tokens=4"}),
         ({"unknown": 1}, {"unknown": 1}),
     ],
 )
@@ -45,7 +46,6 @@ def test_an_override_of_the_generation_config_sets_the_default_sampling() -> Non
     "options",
     [
         {"enable_lora": True},
-        {"speculative_config": {"method": "ngram"}},
         {"pipeline_parallel_size": 2},
         {"data_parallel_size": 2},
         {"tokenizer_mode": "mistral"},

@@ -16,6 +16,7 @@ from roseinfer.core.config.engine import (
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.config.replicas import ReplicasConfig
 from roseinfer.core.config.server import ServerConfig
+from roseinfer.core.config.speculation import SpeculationConfig
 from roseinfer.sched.registry import all_options, option_names, policies, scheduler_config
 
 NESTED_OPTIONS = frozenset({"policy_options"})  # each of these is an option of its own
@@ -26,6 +27,7 @@ TAKEN = frozenset(
         ModelConfig,
         CacheConfig,
         SchedulerConfig,
+        SpeculationConfig,
         ProfileConfig,
         PricedConfig,
         KvEventsConfig,
@@ -41,22 +43,27 @@ SCHEDULER = Group(SchedulerConfig, "scheduler", skip=NESTED_OPTIONS, choices={"s
 POLICY = Group(
     all_options(), "scheduling policies (an option that the chosen one does not have is an error)", skip=TAKEN
 )
+SPECULATION = Group(SpeculationConfig, "speculation")
 PROFILE = Group(ProfileConfig, "profiling")
 PRICED = Group(PricedConfig, "an engine without a model")
 KV_EVENTS = Group(KvEventsConfig, "KV events (need the extra kv-events)", skip=frozenset({"rank", "served_name"}))
 # The shared secret of `engine` and `serve --engines`, until they used TLS.
 REMOVED_SECRET = {"secret_file": "hosts use TLS now: make certificates with `roseinfer certificates`, give --tls-dir"}
-ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, PROFILE, PRICED, KV_EVENTS)
+ENGINE = (MODEL, CACHE, SCHEDULER, POLICY, SPECULATION, PROFILE, PRICED, KV_EVENTS)
 
 
 def engine_config(options: OptionSet, given: Mapping[str, Any]) -> EngineConfig:
-    """Build the engine's config from the given options. `options` holds ENGINE's groups, but perhaps the last."""
+    """Build the engine's config from the given options. `options` holds ENGINE's groups, but perhaps not those of
+    speculation and KV events.
+    """
     told = any(group is KV_EVENTS for group in options.groups)
+    speculates = any(group is SPECULATION for group in options.groups)
     name = next(iter(given.get("served_model_name", ())), None)
     return EngineConfig(
         model=options.build(ModelConfig, given),
         cache=options.build(CacheConfig, given),
         scheduler=scheduler_config(**scheduler_options(given)),
+        speculation=options.build(SpeculationConfig, given) if speculates else SpeculationConfig(),
         profile=options.build(ProfileConfig, given),
         priced=options.build(PricedConfig, given),
         kv_events=replace(options.build(KvEventsConfig, given), served_name=name) if told else KvEventsConfig(),

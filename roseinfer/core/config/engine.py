@@ -7,6 +7,7 @@ from typing import Any
 
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.config.option import check_choices, check_positive, option, positive_numbers
+from roseinfer.core.config.speculation import EagleValues, RecordedValues, RecordValues, SpeculationConfig
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.generation_config import given_override
 
@@ -250,6 +251,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     priced: PricedConfig = field(default_factory=PricedConfig)
     kv_events: KvEventsConfig = field(default_factory=KvEventsConfig)
     engines: int = 1
@@ -262,6 +264,7 @@ class EngineConfig:
             raise ConfigError(f"{given} needs device {PRICED}, got {self.model.device}")
         if self.kv_events.kv_events_endpoint is not None and not self.cache.enable_prefix_caching:
             raise ConfigError("kv_events_endpoint needs enable_prefix_caching: otherwise no block is ever reused")
+        _check_speculation(self)
 
     def for_engine(self, engine: int, engines: int) -> "EngineConfig":
         """Return the config of engine number `engine` of the `engines` of its model, counted from 0.
@@ -270,6 +273,17 @@ class EngineConfig:
         """
         priced, kv_events = self.priced.for_engine(engine, engines), self.kv_events.for_engine(engine, engines)
         return replace(self, priced=priced, kv_events=kv_events, engines=engines + self.other_engines)
+
+
+def _check_speculation(config: EngineConfig) -> None:
+    """Raise `ConfigError` for a method that the other options exclude."""
+    values, name = config.speculation.values, config.speculation.speculation
+    if isinstance(values, EagleValues):
+        raise ConfigError(f"speculation {name!r}: draft heads are not supported yet (expected auto, ngram or suffix)")
+    if isinstance(values, RecordValues | RecordedValues) and config.model.load_format != "dummy":
+        raise ConfigError(f"speculation {name!r} is for benchmarks with random weights: it needs load_format dummy")
+    if config.speculation.chosen and config.profile.record is not None:
+        raise ConfigError(f"record: a run with speculation {name!r} cannot be recorded")
 
 
 def check_block_size(size: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
+from roseinfer.core.config.speculation import MAX_DRAFTS
 from roseinfer.core.plan import Row
 from roseinfer.core.request import Request
 from roseinfer.kv.manager import KvManager
@@ -10,9 +11,6 @@ from roseinfer.sched.drafting.counts import ProposerCounts
 from roseinfer.sched.drafting.pricing import DraftCandidate, Pricing
 from roseinfer.sched.drafting.proposer import Proposal, Proposer
 from roseinfer.sched.plan_builder import PlanBuilder
-
-# Most drafts of a row. Each is computed, and few texts can be foreseen that far.
-MAX_DRAFTS = 8
 
 
 class Drafting:

@@ -1,0 +1,1 @@
+"""Proposers without weights, each in a file of its own."""
