@@ -1,5 +1,6 @@
 """An engine behind a transport that a test steps by hand: what it puts out depends on (prompt, seed, index) alone."""
 
+import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,11 @@ TIMES = RequestTimes(1.0, 2.0, 3.0, 9.0)
 def token(prompt_ids: list[int], seed: int, index: int) -> int:
     """Output `index` of a sample with that seed, whichever engine computes it: a printable ASCII character."""
     return 32 + zlib.crc32(repr((prompt_ids, seed, index)).encode()) % 95
+
+
+def expected_vector(prompt_ids: list[int]) -> bytes:
+    """Return the result of a prompt-only request, whichever engine computes it."""
+    return struct.pack("<2f", len(prompt_ids), zlib.crc32(repr(prompt_ids).encode()))
 
 
 def expected_ids(prompt_ids: list[int], seed: int, max_tokens: int) -> list[int]:
@@ -104,6 +110,10 @@ class ModelEngine:
 
     def _advance(self, sample: Sample, tokens: int) -> SequenceOutput:
         add, ids = sample.add, sample.ids
+        if add.prompt.pooling is not None:
+            del self.samples[sample.name]
+            end = End(FinishReason.STOP, TIMES, vector=expected_vector(add.prompt.ids))
+            return SequenceOutput(sample.name, started=FirstToken(0, 1.0, 2.0, 3.0), end=end)
         seed = add.seed if add.prompt.params.seed is None else add.prompt.params.seed
         assert seed is not None and len(ids) < add.prompt.params.max_tokens
         assert ids == expected_ids(add.prompt.ids, seed + sample.index, len(ids)), "it goes on where it was"
