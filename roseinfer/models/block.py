@@ -1,6 +1,6 @@
 """One layer of a model: attention, then a feed-forward network, with norms around them and a residual stream."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from roseinfer.layers.feed_forward import FeedForward
 from roseinfer.layers.linear import Linear, Split, StackedOutput, normed
 from roseinfer.layers.norm import LayerNorm, RMSNorm
 from roseinfer.models.families.family import TensorNames
+from roseinfer.models.projection_norm import load_projection_norm
 from roseinfer.models.spec import ModelSpec
 from roseinfer.models.step import StepContext
 from roseinfer.parallel.group import RankGroup, share_of
@@ -142,7 +143,7 @@ class SelfAttention:
         self._qk_norm = spec.qk_norm
         attention = spec.attention[layer]
         self._heads = HeadTransform(attention, rotary=rotary)
-        self._projection_norm: ProjectionNorm | None = None
+        self._projection_norm: Callable[[torch.Tensor], None] | None = None
         unit = attention.head_dim
         q_width = attention.heads * unit
         kv = StackedOutput(attention.kv_heads * unit, unit, repeat=True)
@@ -160,7 +161,7 @@ class SelfAttention:
         self._out.load(source, f"{prefix}.{names.out}", transposed=names.transposed)
         norms = (f"{prefix}.{names.qk_norms[0]}", f"{prefix}.{names.qk_norms[1]}")
         if self._qk_norm == "projection":
-            self._projection_norm = ProjectionNorm.load(source, norms, spec, self._norm.eps)
+            self._projection_norm = load_projection_norm(source, norms, whole, self._norm.eps)
         elif self._qk_norm is not None:
             late, offset = self._qk_norm == "head_after_rotation", self._norm.offset
             loaded = HeadNorms.load(source, norms, spec, self._norm.eps, offset=offset, after_rotation=late)
@@ -184,31 +185,6 @@ class SelfAttention:
     def write(self, step: StepContext, x: torch.Tensor) -> None:
         """Write K and V of x [T, inputs] to the store, for later steps. Nothing else is computed."""
         step.attention.forward(self._layer, normed(self._qkv, None, x), self._heads)
-
-
-class ProjectionNorm:
-    """RMSNorm of all queries of a token together, and of all its keys (OLMo 2)."""
-
-    def __init__(self, queries: RMSNorm, keys: RMSNorm, widths: tuple[int, int]) -> None:
-        self._queries, self._keys = queries, keys
-        self._widths = widths
-
-    @classmethod
-    def load(cls, source: WeightSource, names: Sequence[str], spec: AttentionSpec, eps: float) -> "ProjectionNorm":
-        """Raise `ConfigError` for several ranks, none of which sees all of a token's queries."""
-        if source.build.group.size > 1:
-            raise ConfigError("tensor_parallel_size above 1 is not supported for models that norm whole projections")
-        widths = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        norms = RMSNorm(widths[0], eps), RMSNorm(widths[1], eps)
-        for norm, name in zip(norms, names, strict=True):
-            norm.load(source, name)
-        return cls(*norms, widths)
-
-    def __call__(self, qkv: torch.Tensor) -> None:
-        """Normalise the queries and keys of packed projections in place."""
-        width, keys = self._widths
-        for part, norm in ((qkv[:, :width], self._queries), (qkv[:, width : width + keys], self._keys)):
-            part.copy_(norm(part))
 
 
 def held_heads(spec: AttentionSpec, group: RankGroup) -> AttentionSpec:

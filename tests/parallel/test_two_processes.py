@@ -36,6 +36,7 @@ FAMILIES = (
     "phi3",
     "granite",
     "glm4",
+    "olmo2",
 )
 ROUNDED = ("fp8", "fp8-experts", "dense.gguf", "experts.gguf")
 
@@ -173,18 +174,4 @@ def test_heads_that_cannot_be_split_are_rejected_before_weights_are_read(tmp_pat
             load_format="auto",
             seed=0,
             group=Imagined(0, 3),
-        )
-
-
-def test_norms_of_whole_projections_are_rejected(tmp_path: Path) -> None:
-    folder = save_reference(make_reference("olmo2"), tmp_path)
-    with pytest.raises(ConfigError, match="norm whole projections"):
-        load_model(
-            folder,
-            read_model_spec(folder),
-            dtype="float32",
-            device=torch.device("cpu"),
-            load_format="auto",
-            seed=0,
-            group=Imagined(0, 2),
         )
