@@ -17,8 +17,7 @@ _BUFFER_COUNT = 3
 class CudaTokenChooser:
     """Greedy and random choice of tokens for the seats of one table.
 
-    A row's token depends only on its seed, position and logits. With top-k or top-p, the draw runs through the kept
-    tokens by id, on a CPU by rank. So the same seed gives different tokens of the same distribution there.
+    A row's token depends only on its seed, position and logits.
     """
 
     def __init__(self, seats: SeatTable) -> None:

@@ -8,7 +8,9 @@ apply in the order min-p, top-k, top-p, each to what the previous one has left:
   top-p  keeps tokens while the mass before them is < p of the mass left (nucleus sampling, Holtzman et al.,
          arXiv 1904.09751): the token that crosses p is kept.
 
-Equally likely tokens are ranked by token id, so the kept set is the same on every device.
+Equally likely tokens are ranked by token id, so the kept set is the same on every device. The distribution over kept
+tokens is inverted in the order of their ids. So draws by one random number from two similar distributions mostly agree,
+as those of a model and of its draft head should.
 """
 
 from dataclasses import dataclass, replace
@@ -89,11 +91,11 @@ def _draw_ranked(
 ) -> torch.Tensor:
     if not widths or widths[0] >= logits.shape[1]:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
-        return ids.gather(1, _keep(values, best, settings, mass).pick(u)[:, None]).squeeze(1)
+        return _keep(values, best, settings, mass).draw(ids, u)
     width = widths[0]
     values, ids = _rank_ties(*logits.topk(width, -1))
     kept = _keep(values, best, settings, mass)
-    tokens = ids.gather(1, kept.pick(u)[:, None]).squeeze(1)
+    tokens = kept.draw(ids, u)
     # Candidates that tie with the last one may be missing, so the kept tokens must all beat it.
     last_kept = values.gather(1, kept.count[:, None] - 1).squeeze(1)
     settled = (last_kept > values[:, -1]) & (settings.top_k < width)
@@ -106,15 +108,19 @@ def _draw_ranked(
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Kept tokens: the first `count` [n] of the ranked ones; `total` [n, K] is their running mass."""
+    """Kept tokens: the first `count` [n] of the ranked ones, whose weights are `weights` [n, K] float32."""
 
     count: torch.Tensor
-    total: torch.Tensor
+    weights: torch.Tensor
 
-    def pick(self, u: torch.Tensor) -> torch.Tensor:
-        """Return the rank [n] of the token drawn by u."""
+    def draw(self, ids: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        """Return the token [n] drawn by u. ids: those of the ranked tokens [n, K]."""
+        ranks = torch.arange(ids.shape[1], device=ids.device)
+        ids, order = ids.masked_fill(ranks >= self.count[:, None], torch.iinfo(ids.dtype).max).sort(-1)
+        total = self.weights.gather(1, order).cumsum(-1, dtype=torch.float64)
         last = self.count - 1
-        return torch.minimum(_invert(self.total, u * self.total.gather(1, last[:, None]).squeeze(1)), last)
+        place = _invert(total, u * total.gather(1, last[:, None]).squeeze(1))
+        return ids.gather(1, torch.minimum(place, last)[:, None]).squeeze(1)
 
 
 def _keep(values: torch.Tensor, best: torch.Tensor, settings: DrawSettings, mass: torch.Tensor | None) -> _Kept:
@@ -127,7 +133,7 @@ def _keep(values: torch.Tensor, best: torch.Tensor, settings: DrawSettings, mass
     mass = total[:, -1] if mass is None else torch.where(settings.top_k > 0, total[:, -1], mass)
     before = torch.nn.functional.pad(total[:, :-1], (1, 0))
     count = ((before < (settings.top_p * mass)[:, None]) & (weights > 0)).sum(-1)
-    return _Kept(count.clamp_min_(1), total)
+    return _Kept(count.clamp_min_(1), weights)
 
 
 def _weights(logits: torch.Tensor, best: torch.Tensor, settings: DrawSettings) -> torch.Tensor:

@@ -80,6 +80,14 @@ def test_shares_equal_the_exact_distribution(filters, candidates):
         assert abs(drawn.get(token, 0.0) - share) <= 1.5 / GRID
 
 
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"top_k": 6, "top_p": 0.9, "min_p": 0.05}])
+@pytest.mark.parametrize("candidates", [(3, 5), (7,), (256,)])
+def test_a_larger_number_draws_no_lower_id(filters, candidates):
+    u = torch.linspace(0, 1 - 1e-9, 500, dtype=torch.float64)
+    tokens = draw(torch.tensor(LOGITS).expand(500, -1), [SequenceParams(**filters)] * 500, u, candidates)
+    assert bool((tokens.diff() >= 0).all()) and len(tokens.unique()) > 3
+
+
 def test_the_token_that_crosses_p_is_kept():
     drawn = shares(log(0.5, 0.3, 0.15, 0.05), SequenceParams(top_p=0.7))
     assert drawn == pytest.approx({0: 0.625, 1: 0.375}, abs=1e-4)

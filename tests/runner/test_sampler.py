@@ -34,17 +34,16 @@ def random_logits(rows: int, seed: int = 0, vocab_size: int = VOCAB) -> torch.Te
 
 
 def expected_token(logits: list[float], params: SequenceParams, seed: int, index: int) -> int:
-    """Return the inverse of the cumulative distribution, in the order of the filters (or by id without them)."""
+    """Return the inverse of the cumulative distribution, in the order of token ids."""
     if params.greedy:
         return max(range(len(logits)), key=lambda t: (logits[t], -t))
     shares = distribution(logits, params)
-    order = list(shares) if params.top_k or params.top_p < 1 else sorted(shares)
     u, total = uniform(seed, index), 0.0
-    for token in order:
+    for token in sorted(shares):
         total += shares[token]
         if u < total:
             return token
-    return order[-1]
+    return max(shares)
 
 
 def test_greedy_takes_the_first_of_the_likeliest():

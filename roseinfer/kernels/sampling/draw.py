@@ -7,8 +7,7 @@ not depend on how its vocabulary is cut, nor on the rest of the batch. Weights b
 
 Filters have the meaning of `roseinfer.runner.draw`, with equally likely tokens ranked by id. They keep all tokens above
 some logit, the border, and the first few, by id, of those at the border; `draw_filter` finds both. The distribution
-over kept tokens is inverted in the order of token ids, while `roseinfer.runner.draw` uses the order of likelihood: the
-same distribution, but possibly another token for the same random number.
+over kept tokens is inverted in the order of token ids, as there.
 """
 
 import torch
