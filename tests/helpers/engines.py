@@ -8,7 +8,7 @@ from roseinfer.core.pooling import PoolingInfo
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
-from roseinfer.engine.guided.guides import GuideFactory
+from roseinfer.engine.guided.guide import GuideFactory
 from roseinfer.engine.messages import Add
 from roseinfer.kv.blocks import Digest, sha256
 from roseinfer.kv.manager import KvManager

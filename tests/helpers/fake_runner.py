@@ -166,24 +166,29 @@ class FakeRunner:
         assert plan.step == handle
         prints = self._computed.pop(handle)
         allowed = self._allowed(plan, masks)
-        rows = [self.sample_row(row, prints[i], allowed.get(i)) for i, row in enumerate(plan.rows)]
+        rows = [self.sample_row(row, prints[i], allowed.get(i, {})) for i, row in enumerate(plan.rows)]
         self._results[handle] = StepResult(handle, rows)
 
-    def _allowed(self, plan: StepPlan, masks: TokenMasks | None) -> dict[int, list[int]]:
-        """The tokens that each masked row may sample."""
+    def _allowed(self, plan: StepPlan, masks: TokenMasks | None) -> dict[int, dict[int, list[int]]]:
+        """Return the tokens that rows may sample after some of their drafts."""
         assert (masks is None) == (not plan.guided), "masks come with the plans that ask for them"
         if masks is None:
             return {}
         size = TokenMasks.words_per_row(self.vocab_size)
-        assert set(masks.rows) <= set(plan.guided) and len(masks.rows) == len(set(masks.rows))
+        places = [*zip(masks.rows, masks.drafts_before or [0] * len(masks.rows), strict=True)]
+        assert set(masks.rows) <= set(plan.guided) and len(places) == len(set(places))
+        assert all(drafts_before <= len(plan.rows[row].drafts) for row, drafts_before in places)
         assert not masks.rows or masks.words.obj is self.space.obj
         assert len(masks.words) == size * len(masks.rows)
         self.masked += len(masks.rows)
-        lines = [masks.words[at : at + size] for at in range(0, len(masks.words), size)]
-        bits = [[t for t in range(self.vocab_size) if line[t // 32] >> t % 32 & 1] for line in lines]
-        return dict(zip(masks.rows, bits, strict=True))
+        allowed: dict[int, dict[int, list[int]]] = {}
+        for at, (row, drafts_before) in enumerate(places):
+            line = masks.words[at * size : (at + 1) * size]
+            bits = [t for t in range(self.vocab_size) if line[t // 32] >> t % 32 & 1]
+            allowed.setdefault(row, {})[drafts_before] = bits
+        return allowed
 
-    def sample_row(self, row: Row, prints: list[int], allowed: list[int] | None) -> RowResult:
+    def sample_row(self, row: Row, prints: list[int], allowed: dict[int, list[int]]) -> RowResult:
         seat = self.seats[row.seat]
         if seat.admission.pooling is not None:
             return self._pool_row(row, seat, prints)
@@ -199,7 +204,7 @@ class FakeRunner:
         del seat.tokens[end:]  # drafts
         sampled: list[int] = []
         for value, draft in zip(prints[-1 - len(row.drafts) :], (*row.drafts, None), strict=True):
-            token = self._choose(seat, value, allowed)
+            token = self._choose(seat, value, allowed.get(len(sampled)))
             seat.tokens.append(token)
             seat.counts[token] = seat.counts.get(token, 0) + 1
             seat.failed = seat.failed or token == self.fail_on_token

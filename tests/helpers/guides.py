@@ -3,12 +3,13 @@
 import math
 from array import array
 from collections.abc import Sequence
+from copy import copy
 
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import GuideStats
 from roseinfer.core.plan import TokenMasks
-from roseinfer.engine.guided.guides import MaskSource
+from roseinfer.engine.guided.guide import MaskSource
 
 
 class Arithmetic:
@@ -44,6 +45,14 @@ class Arithmetic:
         return (token + sum(self.said)) % self._modulus == 0
 
     ignores_output = edits_mask = False
+
+    def fork(self) -> "Arithmetic":
+        fork = copy(self)
+        fork.said = [*self.said]
+        return fork
+
+    def forced(self, limit: int) -> Sequence[int]:
+        return ()
 
     def mask(self) -> memoryview | None:
         assert not self.complete

@@ -3,12 +3,13 @@
 from array import array
 from collections.abc import Iterable
 from concurrent.futures import Future
+from functools import cache
 
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.plan import TokenMasks
 from roseinfer.engine.guided.constraints import Vocabulary, grammars_of, make_guide
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
-from roseinfer.grammar.library import GrammarTokens, compile_grammar
+from roseinfer.grammar.library import Grammar, GrammarTokens, compile_grammar
 from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.tokenizers import EOS_ID, byte_tokenizer
 
@@ -29,6 +30,11 @@ TOKENIZER = marked_tokenizer()
 TOKENS = GrammarTokens.of(TOKENIZER, VOCAB, (EOS_ID,))
 
 
+@cache
+def _compiled(text: str) -> Grammar:
+    return compile_grammar(text, TOKENS)
+
+
 def grammar_guides() -> GrammarGuideFactory:
     return GrammarGuideFactory(lambda: TOKENS, VOCAB)
 
@@ -45,7 +51,7 @@ class Writing:
         future: Future[GrammarTokens] = Future()
         future.set_result(TOKENS)
         self.spec = GuideSpec(**spec)
-        grammars = [compile_grammar(text, TOKENS) for text in grammars_of(self.spec)]
+        grammars = [_compiled(text) for text in grammars_of(self.spec)]
         self.guide = make_guide(self.spec, grammars, Vocabulary(VOCAB, future))
         self.ended = False
 

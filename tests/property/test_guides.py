@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from roseinfer.core.outputs import FinishReason
 from tests.helpers.cases import examples
-from tests.helpers.drafters import Oracle
+from tests.helpers.drafters import DraftsForGuided, Oracle
 from tests.helpers.guides import ArithmeticGuides, obeys
 from tests.property.test_engine import VOCAB, Job, assert_same, fits, make_jobs, run, run_at_ease
 
@@ -35,10 +35,10 @@ def constrained(jobs: list[Job], rng: random.Random) -> list[Job]:
     budget=st.integers(1, 24),
     seats=st.integers(1, 6),
     prefix_caching=st.booleans(),
-    drafts=st.booleans(),
+    right=st.sampled_from([None, 0.3, 0.7, 1.0]),
 )
 def test_guided_outputs_obey_and_are_the_same_under_any_schedule(
-    seed, depth, policy, block_size, spare_blocks, budget, seats, prefix_caching, drafts
+    seed, depth, policy, block_size, spare_blocks, budget, seats, prefix_caching, right
 ) -> None:
     rng = random.Random(seed)
     jobs = constrained(make_jobs(rng, count=8, longest=20), rng)
@@ -48,7 +48,8 @@ def test_guided_outputs_obey_and_are_the_same_under_any_schedule(
     got = run(
         jobs,
         guides=guides,
-        drafter=Oracle(known, VOCAB, 0.7, 3, seed) if drafts else None,
+        drafter=None if right is None else Oracle(known, VOCAB, right, 4, seed),
+        engine=DraftsForGuided,
         depth=depth,
         scheduling_policy=policy,
         num_blocks=fits(jobs, block_size) + spare_blocks,

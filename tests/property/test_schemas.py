@@ -21,6 +21,7 @@ from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.json_schema import schema_text
 from roseinfer.grammar.lark import serialised
 from tests.helpers.cases import examples
+from tests.helpers.drafters import DraftsForGuided, Oracle
 from tests.helpers.engines import Collected, gather, make_core, run_dry
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.tokenizers import EOS_ID
@@ -132,8 +133,11 @@ def document(tokens: list[int]) -> Any:
     seats=st.integers(1, 6),
     spare_blocks=st.integers(0, 8),
     prefix_caching=st.booleans(),
+    right=st.sampled_from([None, 0.3, 0.8, 1.0]),
 )
-def test_documents_obey_their_schemas_under_any_schedule(schemas, seed, depth, seats, spare_blocks, prefix_caching):
+def test_documents_obey_their_schemas_under_any_schedule(
+    schemas, seed, depth, seats, spare_blocks, prefix_caching, right
+):
     jobs = jobs_of(schemas, random.Random(seed))
     ease = run(jobs, random.Random(seed), False, num_blocks=600, max_num_batched_tokens=64)
     got = run(
@@ -145,6 +149,8 @@ def test_documents_obey_their_schemas_under_any_schedule(schemas, seed, depth, s
         max_num_seqs=seats,
         max_num_batched_tokens=30,
         prefix_caching=prefix_caching,
+        drafter=None if right is None else Oracle({name: said.tokens for name, said in ease.items()}, VOCAB, right),
+        engine=DraftsForGuided,
     )
     assert got.keys() == ease.keys()
     for name, said in got.items():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from roseinfer.core.outputs import End, FinishReason, RequestTimes, SequenceOutput
 from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause
-from roseinfer.engine.guided.guides import PendingGuide
+from roseinfer.engine.guided.guide import PendingGuide
 from roseinfer.engine.messages import Add
 from roseinfer.sched.waits import why_unqueued
 

@@ -5,14 +5,14 @@ from the start) or `TriggeredGrammar` (free text until a trigger).
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import dataclass
 
 from roseinfer.core.guide import GuideSpec, Thinking, Trigger
 from roseinfer.core.plan import TokenMasks
-from roseinfer.engine.guided.guides import Guide, MaskSource
+from roseinfer.engine.guided.guide import Guide, MaskSource
+from roseinfer.engine.guided.mask_bits import allow, allow_all, forbid
 from roseinfer.grammar.library import Grammar, GrammarTokens, Matcher
-
-_ALL_BITS = 0xFFFFFFFF
 
 
 def grammars_of(spec: GuideSpec) -> tuple[str, ...]:
@@ -57,20 +57,6 @@ class Vocabulary:
         return mask
 
 
-def allow(words: memoryview, token_ids: Sequence[int]) -> None:
-    for token in token_ids:
-        words[token // 32] |= 1 << token % 32
-
-
-def forbid(words: memoryview, token_ids: Sequence[int]) -> None:
-    for token in token_ids:
-        words[token // 32] &= _ALL_BITS ^ (1 << token % 32)
-
-
-def allow_all(words: memoryview) -> None:
-    words.cast("B")[:] = b"\xff" * words.nbytes
-
-
 def make_guide(spec: GuideSpec, grammars: Sequence[Grammar], vocabulary: Vocabulary) -> Guide:
     """Return a guide at the start of an output. `grammars`: the compiled `grammars_of(spec)`."""
     guide: Guide
@@ -104,6 +90,14 @@ class GrammarConstraint:
     def advance(self, token_ids: Sequence[int]) -> bool:
         self._matcher.consume(token_ids)
         return self._matcher.complete
+
+    def fork(self) -> "GrammarConstraint":
+        fork = copy(self)
+        fork._matcher = self._matcher.fork()
+        return fork
+
+    def forced(self, limit: int) -> Sequence[int]:
+        return self._matcher.forced(limit)
 
     def mask(self) -> Matcher:
         return self._matcher
@@ -167,6 +161,16 @@ class TriggeredGrammar:
         self._active = None
         self._completed += 1
         return self._completed == self._ends_after
+
+    def fork(self) -> "TriggeredGrammar":
+        fork = copy(self)
+        fork._trigger_matcher = copy(self._trigger_matcher)
+        if self._active is not None:
+            fork._active = self._active.fork()
+        return fork
+
+    def forced(self, limit: int) -> Sequence[int]:
+        return () if self._active is None else self._active.forced(limit)
 
     def mask(self) -> Matcher | None:
         return self._active
@@ -311,6 +315,21 @@ class ReasoningBudget:
         if budget is not None and self._thinking_tokens >= budget and not self._forced:
             self._forced.extend(self._spec.last_words or self._spec.end)
 
+    def fork(self) -> "ReasoningBudget":
+        fork = copy(self)
+        fork._guide = self._guide.fork()
+        fork._last_tokens = self._last_tokens.copy()
+        fork._forced = self._forced.copy()
+        return fork
+
+    def forced(self, limit: int) -> Sequence[int]:
+        if not self._forced and (self._is_thinking or self._at_start):
+            return ()
+        words = (*self._forced,)[:limit]
+        if len(words) == limit:
+            return words
+        return (*words, *self._guide.forced(limit - len(words)))  # reasoning does not change this guide
+
     def mask(self) -> MaskSource | memoryview | None:
         if self._forced:
             return self._vocabulary.allow_only((self._forced[0],))
@@ -341,6 +360,14 @@ class TokenBan:
 
     def advance(self, token_ids: Sequence[int]) -> bool:
         return self._guide.advance(token_ids)
+
+    def fork(self) -> "TokenBan":
+        fork = copy(self)
+        fork._guide = self._guide.fork()
+        return fork
+
+    def forced(self, limit: int) -> Sequence[int]:
+        return self._guide.forced(limit)
 
     def mask(self) -> MaskSource | memoryview:
         """Return a mask without the banned tokens. Tokens that another guide forces are allowed, even if banned."""

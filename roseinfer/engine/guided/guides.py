@@ -1,4 +1,4 @@
-"""Guides, which decide token by token how an output may continue, and their use by the engine core.
+"""Use of guides by the engine core.
 
 A guide belongs to one sequence and ends with it. It receives each committed token once, in order, and returns the mask
 of the next one. Preemption does not affect it: it follows the output, not the computation. An error of a guide ends its
@@ -6,117 +6,35 @@ sequence with an error, and nothing else.
 """
 
 import logging
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from roseinfer.core.errors import CONSTRAINT_TOO_SLOW, NO_TOKEN_ALLOWED, InvalidRequestError
 from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import GuideStats, SequenceOutput
-from roseinfer.core.plan import StepPlan, TokenMasks
+from roseinfer.core.plan import StepPlan, StepResult, TokenMasks
 from roseinfer.core.request import request_id_of
-from roseinfer.engine.guided.mask_budget import FREE_ROW_S, SHORT_CALL_S, HostClock, MaskBudget, Timer
+from roseinfer.engine.guided.guide import Guide, GuideFactory, MaskSource, PendingGuide
+from roseinfer.engine.guided.look_ahead import Branch, LookAhead
+from roseinfer.engine.guided.mask_bits import allow_all, allows
+from roseinfer.engine.guided.mask_budget import (
+    FREE_ROW_S,
+    SHORT_CALL_S,
+    TIMED_STEPS,
+    UNTIMED_S,
+    HostClock,
+    MaskBudget,
+    Timer,
+)
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Masks of a step are timed one by one only after a step took longer than this and the allowance of its rows.
-_UNTIMED_S = 2e-3
-# Steps in which masks are timed request by request after a slow step.
-_TIMED_STEPS = 64
 # Longest computation of one request's masks between two checks of its budget.
 _SLICE_S = 5e-3
 _TOO_SLOW = f"{CONSTRAINT_TOO_SLOW}use a smaller or simpler schema or grammar, or a smaller n"
-
-
-class MaskSource(Protocol):
-    """Grammar state that computes a mask; see `grammar.library.Matcher`. `halted`: it is complete or has failed.
-    `accepting`: the output may end here.
-    """
-
-    @property
-    def accepting(self) -> bool: ...
-
-    def allows(self, token_ids: Sequence[int]) -> bool: ...
-
-    @property
-    def halted(self) -> bool: ...
-
-    @property
-    def failed(self) -> bool: ...
-
-    def failure(self) -> Exception: ...
-
-    def fill(self, words: memoryview) -> None: ...
-
-
-class Guide(Protocol):
-    """Constraint of one sequence. `ignores_output`: no mask depends on the output. `edits_mask`: it changes masks."""
-
-    @property
-    def ignores_output(self) -> bool: ...
-
-    @property
-    def edits_mask(self) -> bool: ...
-
-    def advance(self, token_ids: Sequence[int]) -> bool:
-        """Take the tokens since the last call. Return True if the output is complete: the sequence ends after them."""
-        ...
-
-    def mask(self) -> "MaskSource | memoryview | None":
-        """Return the grammar or the row of `TokenMasks` that limits the next token; None if every token is allowed."""
-        ...
-
-    def finish_mask(self, words: memoryview) -> bool:
-        """Change the mask that the grammar wrote to `words`, if necessary. Return True if the output is complete.
-
-        Called if `edits_mask`, or if the grammar has halted.
-        """
-        ...
-
-
-class PendingGuide(Protocol):
-    """Guides of one request's sequences, before they are made. `ready`: compilation is done."""
-
-    @property
-    def ready(self) -> bool: ...
-
-    def make(self) -> Guide:
-        """Return a guide at the start of an output. Raise `InvalidRequestError` for a constraint that does not
-        compile.
-        """
-        ...
-
-
-class GuideFactory(Protocol):
-    """Maker of guides from the constraints of requests."""
-
-    def prepare(self, spec: GuideSpec) -> PendingGuide:
-        """Start compiling. Raise `InvalidRequestError` for a `spec` that cannot be enforced."""
-        ...
-
-    def fill(
-        self, sources: Sequence[MaskSource], words: memoryview, until_s: float = math.inf, *, threads: bool = True
-    ) -> int:
-        """Write the masks of the first sources to their rows of `words`. Return how many, at least 1.
-
-        After `until_s`, on the clock of `perf_counter`, few masks are started. `threads` False: use only this thread.
-        """
-        ...
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait up to `timeout_s` until another pending guide is ready since the last call."""
-        ...
-
-    def stats(self) -> GuideStats:
-        """Return counts of compilation only."""
-        ...
-
-    def close(self) -> None:
-        """Start no more compilations."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +57,10 @@ class GuidedSequences:
         self.live: dict[str, Guide] = {}
         self._clock = clock or HostClock()
         self._budget = MaskBudget()
+        self._ahead = LookAhead(guides, self._words, self._clock, self._budget)
         self._timed_steps = 0
         self._masks_ended_s = self._clock.wall_s()
-        self._advanced_s = 0.0  # time of `advance` since the last masks
+        self._advanced_s = 0.0  # time of `advance`, `forced` and `legal` since the last masks
         self.used = False
         self._rows = self._dormant = self._too_slow = 0
         self.mask_s = 0.0
@@ -162,6 +81,7 @@ class GuidedSequences:
         """Remove the guides of sequences, if any."""
         for name in sequence_ids:
             self.live.pop(name, None)
+            self._ahead.paths.pop(name, None)
 
     def wait(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` until another pending guide is ready."""
@@ -181,7 +101,7 @@ class GuidedSequences:
     def advance(self, outputs: Iterable[SequenceOutput]) -> list[GuideEnd]:
         """Pass new tokens to the guides. Remove the guides of sequences that have ended."""
         ends = []
-        live = self.live
+        live, ahead = self.live, self._ahead
         too_slow: set[str] = set()
         wall_s = self._clock.wall_s
         timer = Timer(self._clock)
@@ -192,9 +112,14 @@ class GuidedSequences:
                 continue
             if end is not None:
                 del live[name]
+                ahead.paths.pop(name, None)
             elif token_ids and not (too_slow and request_id_of(name) in too_slow):
                 try:
-                    if guide.advance(token_ids):
+                    if ahead.paths:
+                        live[name], complete = ahead.advance(name, guide, token_ids)
+                    else:
+                        complete = guide.advance(token_ids)
+                    if complete:
                         ends.append(GuideEnd(name))
                 except Exception as error:
                     ends.append(_failed(name, error))
@@ -248,10 +173,12 @@ class GuidedSequences:
     def masks(self, plan: StepPlan, space: Callable[[int], memoryview]) -> tuple[TokenMasks, list[GuideEnd]]:
         """Return the masks of the plan's guided rows, except dormant guides, and the sequences that end.
 
-        `space`: see `Runner.mask_space`. The mask of a row that ends here does not matter: its token is dropped.
+        A row with drafts has a mask for each token that may become output. `space`: see `Runner.mask_space`. The mask
+        of a row that ends here does not matter: its token is dropped.
         """
         began_s = self._clock.wall_s()
         self._budget.begin_step(began_s - self._masks_ended_s - self._advanced_s)
+        self._ahead.begin_step(plan.step)
         self._advanced_s = 0.0
         ends: list[GuideEnd] = []
         rows: list[int] = []  # rows with masks by a grammar, and for each its source, and its name and guide
@@ -278,7 +205,9 @@ class GuidedSequences:
                 rows.append(row)
                 sources.append(mask)
                 named_guides.append((name, guide))
-        words = space(len(rows) + len(fixed)) if rows or fixed else memoryview(b"")
+        count = len(rows) + len(fixed)
+        drafts = sum(len(plan_rows[row].drafts) for row in plan.guided) if plan.num_drafts else 0
+        words = space(count + drafts) if count + drafts else memoryview(b"")
         if sources:
             ends += self._fill(sources, named_guides, words[: len(rows) * self._words])
         for at, (row, mask_row) in enumerate(fixed.items(), start=len(rows)):
@@ -286,9 +215,73 @@ class GuidedSequences:
                 words[at * self._words : (at + 1) * self._words] = mask_row
             except ValueError as error:  # not the size of a mask
                 ends.append(_failed(plan_rows[row].request_id, error))
+        masks = TokenMasks((*rows, *fixed), words[: count * self._words])
+        if drafts:
+            masks = self._add_masks(plan, masks, words, ends)
         self._masks_ended_s = self._clock.wall_s()
         self.mask_s = self._masks_ended_s - began_s
-        return TokenMasks((*rows, *fixed), words), ends
+        return masks, ends
+
+    def _add_masks(self, plan: StepPlan, masks: TokenMasks, words: memoryview, ends: list[GuideEnd]) -> TokenMasks:
+        """Return the masks with those after drafts. Add the sequences that end because of these to `ends`."""
+        mask_of = {row: words[at * self._words : (at + 1) * self._words] for at, row in enumerate(masks.rows)}
+        ended = {end.sequence_id for end in ends}
+        branches = []
+        for at in plan.guided:
+            row = plan.rows[at]
+            guide = self.live.get(row.request_id)
+            if row.drafts and guide is not None and row.request_id not in ended:
+                branches.append(Branch(at, row.drafts, row.request_id, guide, mask_of.get(at)))
+        try:
+            masks, too_slow = self._ahead.add_masks(masks, branches, words)
+        except Exception as error:  # as in `_fill`
+            log.exception("cannot compute masks after drafts")
+            ends += [_failed(branch.name, error) for branch in branches]
+            return masks
+        ends += self._end_slow(too_slow)
+        return masks
+
+    def trim(self, plan: StepPlan, result: StepResult) -> None:
+        """Remove tokens and errors after the end of a guide's output from a result that is not committed yet."""
+        self._ahead.trim(plan, result)
+
+    # --- drafts -------------------------------------------------------------------------------------------------
+    def forced(self, sequence_id: str, limit: int) -> tuple[int, ...]:
+        """Return up to `limit` next tokens that the guide leaves no choice about; () without a guide.
+
+        Each is the only token that its mask allows.
+        """
+        guide = self.live.get(sequence_id)
+        if guide is None:
+            return ()
+        return self._look_ahead(sequence_id, lambda: tuple(guide.forced(limit)), ())
+
+    def legal(self, sequence_id: str, drafts: Sequence[int]) -> int:
+        """Return how many of the leading drafts are of use: the guide probably allows them, and continues after them.
+
+        All of them without a guide. A draft that completes the output does not count, since its row samples the token
+        at its place in any case. Bans are not checked.
+        """
+        guide = self.live.get(sequence_id)
+        if guide is None:
+            return len(drafts)
+        return self._look_ahead(sequence_id, lambda: _count_legal(guide, drafts), 0)
+
+    def _look_ahead(self, sequence_id: str, find: Callable[[], T], nothing: T) -> T:
+        """Return what `find` returns; `nothing` if the guide is slow, or fails, which its next mask reports."""
+        request_id = request_id_of(sequence_id)
+        if self._ahead.is_paused(request_id):
+            return nothing
+        began_s = self._clock.wall_s()
+        try:
+            found = find()
+        except Exception as error:
+            log.debug("no drafts for %s: %s: %s", sequence_id, type(error).__name__, error)
+            return nothing
+        took_s = self._clock.wall_s() - began_s
+        self._advanced_s += took_s
+        self._ahead.note_time(request_id, took_s)
+        return found
 
     def _fill(
         self, sources: list[MaskSource], named_guides: list[tuple[str, Guide]], words: memoryview
@@ -298,7 +291,7 @@ class GuidedSequences:
             too_slow = self._compute(sources, named_guides, words)
         except Exception as error:  # the cause is unknown, so all of them end and the engine continues
             log.exception("cannot compute masks")
-            _allow_all(words)
+            allow_all(words)
             return [_failed(name, error) for name, _ in named_guides]
         ends = self._end_slow(too_slow)
         for at, source in enumerate(sources):
@@ -322,11 +315,11 @@ class GuidedSequences:
         if self._timed_steps:
             self._timed_steps -= 1
             return self._compute_timed(sources, named_guides, words, 0)
-        until_s = self._clock.wall_s() + _UNTIMED_S + len(sources) * FREE_ROW_S
+        until_s = self._clock.wall_s() + UNTIMED_S + len(sources) * FREE_ROW_S
         done = self.guides.fill(sources, words, until_s)
         if self._clock.wall_s() <= until_s:
             return set()
-        self._timed_steps = _TIMED_STEPS
+        self._timed_steps = TIMED_STEPS
         return self._compute_timed(sources, named_guides, words, done)
 
     def _compute_timed(
@@ -343,7 +336,7 @@ class GuidedSequences:
                 stop += 1
             mask_rows = words[at * self._words : stop * self._words]
             if owner in too_slow:
-                _allow_all(mask_rows)  # these sequences end: their tokens are dropped
+                allow_all(mask_rows)  # these sequences end: their tokens are dropped
                 at = stop
                 continue
             done = self.guides.fill(sources[at:stop], mask_rows, self._clock.wall_s() + _SLICE_S, threads=False)
@@ -380,8 +373,17 @@ def _typed(make: Callable[[], T]) -> T:
         raise InvalidRequestError(f"the constraint cannot be used: {error}", "guide") from error
 
 
-def _allow_all(words: memoryview) -> None:
-    words.cast("B")[:] = b"\xff" * words.nbytes
+def _count_legal(guide: Guide, drafts: Sequence[int]) -> int:
+    fork = guide.fork()
+    for count, draft in enumerate(drafts):
+        mask = fork.mask()
+        if mask is not None:
+            may = allows(mask, draft) if isinstance(mask, memoryview) else mask.allows((draft,))
+            if not may:
+                return count
+        if fork.advance((draft,)):
+            return count
+    return len(drafts)
 
 
 def _failed(name: str, error: Exception) -> GuideEnd:

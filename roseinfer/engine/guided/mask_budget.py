@@ -21,6 +21,10 @@ MAX_STEP_DEBT_S = 0.2
 # A request's recent time decays by this share per step. The costliest request is chosen by it.
 _DECAY_SHARE = 0.1
 _MIN_RECENT_S = 1e-6
+# Masks of a step are timed one by one only after a step took longer than this and the allowance of its rows.
+UNTIMED_S = 2e-3
+# Steps in which masks are timed request by request after a slow step.
+TIMED_STEPS = 64
 # Shorter calls are measured by the wall clock alone, which is cheaper to read.
 SHORT_CALL_S = 0.5e-3
 
@@ -96,6 +100,10 @@ class MaskBudget:
             ended.append(costliest)
             self._end(costliest)
         return ended
+
+    def owes(self, request_id: str) -> bool:
+        """True if a constraint of the request has recently taken more than its free time."""
+        return request_id in self._recent_s
 
     def forget(self, request_id: str) -> None:
         """Forget a request. The total debt stays."""

@@ -215,7 +215,7 @@ def test_a_token_that_a_grammar_forbids_ends_only_its_output(depth: int) -> None
     class Disobedient(FakeRunner):
         def sample_row(self, row, prints, allowed):
             said = len(self.seats[row.seat].tokens) - len(PROMPT)
-            return super().sample_row(row, prints, [ord("7")] if (row.request_id, said) == ("b:0", 3) else allowed)
+            return super().sample_row(row, prints, {0: [ord("7")]} if (row.request_id, said) == ("b:0", 3) else allowed)
 
     done = lettered(Disobedient(64, 4, VOCAB), grammar_guides(), depth)
     assert done["b:0"].reason is FinishReason.ERROR and len(done["b:0"].tokens) == 4
