@@ -129,7 +129,7 @@ class Run:
             if request.seat is not None:
                 self.started.setdefault(number, planned_s)
         outputs += self.engine.settle()
-        for name, token_ids, _, _, _, end in outputs:
+        for name, token_ids, _, _, _, end, _ in outputs:
             number = int(name.partition(":")[0])
             self.token_s[number] += [self.now_s] * len(token_ids)
             if end is not None:

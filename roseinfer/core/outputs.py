@@ -1,8 +1,9 @@
 """Output of the engine per request and step, how requests end, and statistics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Annotated, NamedTuple, TypeVar, get_type_hints
 
 from roseinfer.core.plan import TokenLogprobs
@@ -63,11 +64,19 @@ class End(NamedTuple):
     vector: bytes | None = None
 
 
+class DraftRun(NamedTuple):
+    """Consecutive drafts of one row that a proposer guessed. `length`: how many."""
+
+    proposer: str
+    length: int
+
+
 class SequenceOutput(NamedTuple):
     """New tokens of one request, its end, or both. `started` is set in the first output with a token.
 
     A step adds one token to most requests, and several where drafts were right. `logprobs` has an entry for each token
-    if the request asked for any.
+    if the request asked for any. `drafts`: all drafts that the step verified for the request, in order. All tokens but
+    the last one count as right drafts, see `accepted_of`.
     """
 
     request_id: str
@@ -76,6 +85,7 @@ class SequenceOutput(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     started: FirstToken | None = None
     end: End | None = None
+    drafts: tuple[DraftRun, ...] = ()
 
 
 OutputFields = tuple[
@@ -85,10 +95,27 @@ OutputFields = tuple[
     tuple[TokenLogprobs, ...] | None,
     FirstToken | None,
     End | None,
+    tuple[DraftRun, ...],
 ]
 # Make an output from all of its fields. The named tuple's own __new__ would double the cost, and one is made for each
 # running request and step. A wrong number of fields fails only when a client decodes it, so a test counts them.
 new_output: Callable[[OutputFields], SequenceOutput] = partial(tuple.__new__, SequenceOutput)
+
+
+class DraftTally(NamedTuple):
+    """Drafts that were verified, and those of them that became output."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+def accepted_of(drafts: Iterable[DraftRun], kept: int) -> Iterator[tuple[str, DraftTally]]:
+    """Yield what became of each run of drafts of a row, `kept` tokens of which are output (at least 1)."""
+    right = kept - 1
+    for proposer, length in drafts:
+        accepted = min(right, length)
+        right -= accepted
+        yield proposer, DraftTally(length, accepted)
 
 
 # Roles of figures. A counter only grows, also when its engine is restarted; counters and gauges add up over engines.
@@ -159,6 +186,18 @@ class OffloadStats(NamedTuple):
     stores_s: SecondsCounter = 0.0
 
 
+class DraftStats(NamedTuple):
+    """Drafts of one proposer so far. `drafted` and `accepted` count by position in the row; 0 is the first draft.
+
+    `steps`: rows that verified any. Output tokens of these rows = `steps` + the sum of `accepted`.
+    """
+
+    proposer: str
+    steps: int
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
 class SchedulerStats(NamedTuple):
     """Snapshot after a step.
 
@@ -167,7 +206,7 @@ class SchedulerStats(NamedTuple):
     policy let no request proceed, so that the scheduler overrode it. `policy_faults`: answers of the policy that were
     ignored as invalid. `integrity_errors`: audits of the idle engine that found inconsistent seats, queues or blocks.
     `guides`: None before the first request with a constraint. `offload`: None without K/V in host memory. `requests`:
-    samples received.
+    samples received. `drafts`: by proposer; empty before the first one.
     """
 
     step: Counter = 0
@@ -191,6 +230,7 @@ class SchedulerStats(NamedTuple):
     step_rows: Gauge = 0
     offload: OffloadStats | None = None
     requests: Counter = 0
+    drafts: tuple[DraftStats, ...] = ()
 
 
 def _names(kind: type, *roles: str) -> tuple[str, ...]:
@@ -214,6 +254,7 @@ def sum_stats(parts: Sequence[SchedulerStats]) -> SchedulerStats:
         **sums,
         guides=GuideStats(*map(sum, zip(*guides, strict=True))) if guides else None,
         offload=OffloadStats(*map(sum, zip(*offloads, strict=True))) if offloads else None,
+        drafts=_sum_drafts(chain.from_iterable(part.drafts for part in parts)),
     )
 
 
@@ -224,7 +265,25 @@ def carry_counters(before: SchedulerStats, now: SchedulerStats) -> SchedulerStat
         guides = _add_counters(before.guides, guides or GuideStats())
     if before.offload is not None:
         offload = _add_counters(before.offload, offload or OffloadStats())
-    return _add_counters(before, now)._replace(guides=guides, offload=offload)
+    drafts = _sum_drafts(before.drafts + now.drafts) if before.drafts else now.drafts
+    return _add_counters(before, now)._replace(guides=guides, offload=offload, drafts=drafts)
+
+
+def _sum_drafts(parts: Iterable[DraftStats]) -> tuple[DraftStats, ...]:
+    """Return the sums by proposer."""
+    sums: dict[str, DraftStats] = {}
+    for part in parts:
+        known = sums.get(part.proposer)
+        sums[part.proposer] = part if known is None else _add_drafts(known, part)
+    return tuple(sums.values())
+
+
+def _add_drafts(one: DraftStats, other: DraftStats) -> DraftStats:
+    drafted, accepted = (
+        tuple(a + b for a, b in zip_longest(*counts, fillvalue=0))
+        for counts in ((one.drafted, other.drafted), (one.accepted, other.accepted))
+    )
+    return DraftStats(one.proposer, one.steps + other.steps, drafted, accepted)
 
 
 Stats = TypeVar("Stats", SchedulerStats, GuideStats, OffloadStats)

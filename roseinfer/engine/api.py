@@ -1,12 +1,12 @@
 """Interface of the engine: one request in, a stream of chunks out. The server depends on this file alone."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from roseinfer.core.errors import RoseinferError
-from roseinfer.core.outputs import FinishReason, RequestTimes, SchedulerStats
+from roseinfer.core.outputs import DraftTally, FinishReason, RequestTimes, SchedulerStats
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.promise import Promise
 from roseinfer.core.request import Prompt
@@ -47,6 +47,8 @@ class SequenceChunk:
     the last chunk.
 
     `vector`: result of a prompt-only request, in its only chunk: float32 in little-endian order.
+
+    `drafts`: counts from the start by proposer, after a step that verified drafts; None without.
     """
 
     index: int
@@ -66,6 +68,7 @@ class SequenceChunk:
     reasoning_tokens: int = 0
     parse_failures: int = 0
     vector: bytes | None = None
+    drafts: Mapping[str, DraftTally] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,16 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from roseinfer.core.errors import OutputTextError, RequestFailedError, request_failure
-from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestTimes, SequenceOutput
+from roseinfer.core.outputs import (
+    DraftRun,
+    DraftTally,
+    End,
+    FinishReason,
+    FirstToken,
+    RequestTimes,
+    SequenceOutput,
+    accepted_of,
+)
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
@@ -33,6 +42,7 @@ class SequenceText:
         self._matcher = _matcher(params) if params.stop else None
         self._started: FirstToken | None = None
         self._shift_s: float | None = None
+        self._drafts: dict[str, DraftTally] = {}
         self.begin_on_engine()
 
     @property
@@ -90,18 +100,32 @@ class SequenceText:
         chunk.prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
         self.ids += output.token_ids
         chunk.num_output_tokens = len(self.ids)
+        if output.drafts:
+            self._count_drafts(chunk, output.drafts, len(output.token_ids))
         self._add_text(chunk, output, now_s + self._shift_s, self._shift_s)
         return chunk
 
     def _take_each(self, output: SequenceOutput, now_s: float) -> SequenceChunk | None:
         """Take the tokens one by one, because a stop string may be complete before the last of them."""
         chunk: SequenceChunk | None = None
+        kept = 0
         for part in _one_by_one(output):
             taken = self.take(part, now_s)
             chunk = taken if chunk is None or taken is None else merge(chunk, taken)
+            kept += 1
             if self.ended:
                 break
+        if chunk is not None and output.drafts:
+            self._count_drafts(chunk, output.drafts, kept)
         return chunk
+
+    def _count_drafts(self, chunk: SequenceChunk, drafts: tuple[DraftRun, ...], kept: int) -> None:
+        """Count the drafts of a row. Right ones after a stop string are no output, so they are not accepted."""
+        counts = dict(self._drafts)  # the last chunk has the earlier ones
+        for proposer, tally in accepted_of(drafts, kept):
+            drafted, accepted = counts.get(proposer, DraftTally())
+            counts[proposer] = DraftTally(drafted + tally.drafted, accepted + tally.accepted)
+        chunk.drafts = self._drafts = counts
 
     def _add_text(self, chunk: SequenceChunk, output: SequenceOutput, now_s: float, shift_s: float) -> None:
         end = output.end
@@ -313,8 +337,8 @@ _EARLY_ENDS = (FinishReason.ERROR, FinishReason.REJECTED)
 
 
 def _one_by_one(output: SequenceOutput) -> Iterator[SequenceOutput]:
-    """Split an output into outputs of one token each."""
-    name, token_ids, logprobs, prompt_logprobs, started, end = output
+    """Split an output into outputs of one token each, without its drafts."""
+    name, token_ids, logprobs, prompt_logprobs, started, end, _ = output
     last = len(token_ids) - 1
     for i, token in enumerate(token_ids):
         yield SequenceOutput(
@@ -354,6 +378,7 @@ def merge(earlier: SequenceChunk, later: SequenceChunk) -> SequenceChunk:
         token_ids=earlier.token_ids,
         logprobs=later.logprobs if earlier.logprobs is None else earlier.logprobs,
         why=later.why or earlier.why,
+        drafts=later.drafts or earlier.drafts,
         events=later.events if earlier.events is None else earlier.events,
         prompt_logprobs=earlier.prompt_logprobs if earlier.prompt_logprobs is not None else later.prompt_logprobs,
     )

@@ -237,7 +237,7 @@ class RecordingCore:
 
     def _count_tokens(self, outputs: list[SequenceOutput]) -> None:
         tokens = self._tokens
-        for name, token_ids, _, _, _, end in outputs:
+        for name, token_ids, _, _, _, end, _ in outputs:
             tokens[name] = tokens.get(name, 0) + len(token_ids)
             if end is not None:
                 self._write_end(name, end)

@@ -11,7 +11,7 @@ from typing import cast
 
 from roseinfer.core.config.engine import SchedulerConfig
 from roseinfer.core.errors import InvalidRequestError, RequestTooLongError
-from roseinfer.core.outputs import FinishReason, FirstToken, SchedulerStats, SequenceOutput, new_output
+from roseinfer.core.outputs import DraftRun, FinishReason, FirstToken, SchedulerStats, SequenceOutput, new_output
 from roseinfer.core.plan import Row, RowResult, StepLimits, StepPlan, StepResult, TokenLogprobs
 from roseinfer.core.promise import PROMPT_SPAN_S, Promise
 from roseinfer.core.request import Request, Status, check_context
@@ -313,7 +313,7 @@ class Scheduler:
                     if not end & block_mask:
                         self.kv.register(name, tokens, end, request.prompt_len)
                     tokens.append(token_ids[0])
-                    outputs.append(new_output((name, token_ids, logprobs, None, None, None)))
+                    outputs.append(new_output((name, token_ids, logprobs, None, None, None, ())))
                     continue
             request.pending -= sample and not row.drafts
             settled = self._settle_row(request, row, row_result, self._clock.planned_at(plan.step), now_s)
@@ -351,12 +351,13 @@ class Scheduler:
             self._prompt_tokens += max(0, min(row.start + row.count, request.prompt_len) - row.start)
             request.chunks += row.count == 1  # the others were counted when they were planned
         kept = _up_to_end(request, result.token_ids)
+        drafts: tuple[DraftRun, ...] = ()
         request.computed = row.start + row.count
         if row.drafts:
             request.computed = request.planned = row.start + len(kept)
             request.rowless += len(kept) - 1
             if kept:
-                cast(Drafting, self.drafting).verified(request, row, len(kept))
+                drafts = cast(Drafting, self.drafting).verified(request, row, len(kept))
         if request.params.max_tokens:
             request.tokens += kept
         if result.error is None:
@@ -366,6 +367,8 @@ class Scheduler:
         output = None
         if row.sample:
             output = self._report(request, kept, first, result, scored, now_s)
+            if drafts:
+                output = output._replace(drafts=drafts)
         elif scored:
             output = SequenceOutput(request.request_id, prompt_logprobs=scored)
         if request.in_flight == 0 and request.status is Status.WAITING:
@@ -435,6 +438,7 @@ class Scheduler:
             step_rows=self._last_rows,
             offload=None if self.offload is None else self.offload.stats(),
             requests=self._requests,
+            drafts=() if self.drafting is None else self.drafting.stats(),
         )
 
     def promise(self, now_s: float) -> Promise:

@@ -33,10 +33,12 @@ class CachedTokens(AnswerModel):
     cached_tokens: int
 
 
-class ReasoningTokens(AnswerModel):
-    """Reasoning tokens, for models with reasoning and requests with tools."""
+class CompletionTokensDetails(AnswerModel):
+    """Reasoning tokens, for models with reasoning and requests with tools; drafts from the request's `prediction`."""
 
-    reasoning_tokens: int
+    reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class SloUsage(AnswerModel):
@@ -53,7 +55,7 @@ class UsageFields(AnswerModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
     slo: SloUsage | None = None
 
 

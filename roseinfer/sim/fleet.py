@@ -185,7 +185,7 @@ class SimulatedFleet:
         self.placer.update(slot.number, slot.promise)
 
     def _note(self, slot: SimulatedReplica, output: SequenceOutput) -> None:
-        name, token_ids, _, _, started, end = output
+        name, token_ids, _, _, started, end, _ = output
         call = self.calls.get(name.rpartition(":")[0])
         if call is None:
             return  # it was sent to another engine

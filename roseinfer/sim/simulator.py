@@ -154,7 +154,7 @@ def add_of(arrival: Arrival, name: str, context: int) -> Add:
 
 
 def _note(outputs: list[SequenceOutput], lives: list[Lifetime], now_s: float) -> None:
-    for name, token_ids, _, _, _, end in outputs:
+    for name, token_ids, _, _, _, end, _ in outputs:
         life = lives[int(name.partition(":")[0])]
         if token_ids:
             life.token_s.append(now_s)

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from roseinfer.core.config.server import ServerConfig
+from roseinfer.core.outputs import DraftStats, SchedulerStats
 from tests.console.conftest import PHONE, replace_requests
 from tests.server.live import LiveServer
 from tests.server.real_server import RealServer
@@ -48,6 +49,24 @@ def test_what_runs_shows_while_it_runs(open_page: OpenPage, server: RealServer) 
     ):
         expect(running).to_have_text("1")
     expect(running).to_have_text("0")
+
+
+def test_drafts_by_proposer_and_position(open_page: OpenPage) -> None:
+    with LiveServer(byte_level()) as server:
+        page = open_page(server.url + "/#machine")
+        expect(page.get_by_role("region", name="Engines")).to_be_visible()
+        expect(page.get_by_role("region", name="Drafts by proposer")).to_have_count(0)
+        drafts = (DraftStats("ngram", 10, (10, 4), (5, 1)), DraftStats("suffix", 2, (2,), (2,)))
+        server.engine.snapshot = SchedulerStats(drafts=drafts)
+        table = page.get_by_role("region", name="Drafts by proposer")
+        expect(table.get_by_role("row", name="ngram").get_by_role("cell")).to_have_text(
+            ["14", "6", "1.60", "50%", "25%"]
+        )
+        expect(table.get_by_role("row", name="suffix").get_by_role("cell")).to_have_text(
+            ["2", "2", "2.00", "100%", "\N{EN DASH}"]
+        )
+        tiles = page.get_by_role("list", name="The machine now")
+        expect(tiles.get_by_text("of 16 drafted tokens accepted")).to_be_visible()
 
 
 def test_latency_as_quantiles(open_page: OpenPage, server: RealServer) -> None:

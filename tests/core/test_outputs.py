@@ -1,6 +1,17 @@
 """Counters of an engine across restarts."""
 
-from roseinfer.core.outputs import GuideStats, OffloadStats, PolicyStats, SchedulerStats, carry_counters
+from roseinfer.core.outputs import (
+    DraftRun,
+    DraftStats,
+    DraftTally,
+    GuideStats,
+    OffloadStats,
+    PolicyStats,
+    SchedulerStats,
+    accepted_of,
+    carry_counters,
+    sum_stats,
+)
 
 # What is true now, and no count of what has happened.
 NOW = {"running", "waiting", "blocks_used", "blocks_total", "step_tokens", "step_duration_s", "policy", "guides"} | {
@@ -15,7 +26,7 @@ def test_every_count_goes_on_and_the_rest_is_of_now() -> None:
     now = SchedulerStats(*range(13), PolicyStats(0.7), *range(14, 17), GuideStats(*range(8)))
     after = carry_counters(before, now)
     for name in SchedulerStats._fields:
-        if name not in ("guides", "offload"):
+        if name not in ("guides", "offload", "drafts"):
             earlier = 0 if name in NOW else getattr(before, name)
             assert getattr(after, name) == (getattr(now, name) if name in NOW else earlier + getattr(now, name)), name
     assert carry_counters(SchedulerStats(requests=3), SchedulerStats(requests=4)).requests == 7
@@ -42,3 +53,21 @@ def test_guides_that_were_there_only_before_or_only_now() -> None:
     guided = SchedulerStats(guides=GuideStats(compiled=3, grammars=2))
     assert carry_counters(guided, SchedulerStats()).guides == GuideStats(compiled=3)
     assert carry_counters(SchedulerStats(), guided).guides == guided.guides
+
+
+def test_drafts_add_up_by_proposer_over_engines_and_restarts() -> None:
+    one = SchedulerStats(drafts=(DraftStats("ngram", 3, (3, 2), (2, 1)), DraftStats("suffix", 1, (1,), (0,))))
+    two = SchedulerStats(drafts=(DraftStats("suffix", 2, (2, 2, 1), (2, 1, 0)),))
+    both = (DraftStats("ngram", 3, (3, 2), (2, 1)), DraftStats("suffix", 3, (3, 2, 1), (2, 1, 0)))
+    none = SchedulerStats()
+    assert sum_stats([one, none, two]).drafts == both
+    assert carry_counters(one, two).drafts == both
+    assert carry_counters(one, none).drafts == carry_counters(none, one).drafts == one.drafts
+    assert sum_stats([none, none]).drafts == ()
+
+
+def test_right_drafts_are_the_first_ones_of_a_row() -> None:
+    row = (DraftRun("grammar", 2), DraftRun("ngram", 3))
+    for kept, accepted in ((1, (0, 0)), (2, (1, 0)), (4, (2, 1)), (6, (2, 3))):
+        tallies = [("grammar", DraftTally(2, accepted[0])), ("ngram", DraftTally(3, accepted[1]))]
+        assert list(accepted_of(row, kept)) == tallies

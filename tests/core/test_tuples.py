@@ -14,7 +14,7 @@ from tests.helpers.fake_runner import FakeRunner
 FAST = [
     (Row, RowFields, new_row, ("a", 1, 2, 1, 1, True, 2, 0, (), ())),
     (RowResult, RowResultFields, new_row_result, ("a", (1,), None, None, None, None)),
-    (SequenceOutput, OutputFields, new_output, ("a", (1,), None, None, None, None)),
+    (SequenceOutput, OutputFields, new_output, ("a", (1,), None, None, None, None, ())),
 ]
 
 

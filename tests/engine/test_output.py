@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from roseinfer.core.outputs import End, FinishReason, FirstToken, RequestTimes, SequenceOutput
+from roseinfer.core.outputs import DraftRun, DraftTally, End, FinishReason, FirstToken, RequestTimes, SequenceOutput
 from roseinfer.core.plan import TokenLogprobs
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.api import SequenceChunk
@@ -84,3 +84,29 @@ def test_the_engine_that_continues_a_request_has_its_own_clock() -> None:
     text.begin_on_engine()
     ended = text.take(last, 5.0, 1000.0)
     assert ended is not None and ended.times == RequestTimes(101.0, 102.0, 103.0, 1009.0)
+
+
+def test_drafts_add_up_and_those_after_a_stop_string_are_not_accepted() -> None:
+    text = SequenceText(0, SequenceParams(stop=("ab",)), TOKENIZER)
+    rows = [
+        (b"x", (), None),
+        (b"yz", (DraftRun("ngram", 3),), {"ngram": DraftTally(3, 1)}),
+        (b"w", (DraftRun("suffix", 2),), {"ngram": DraftTally(3, 1), "suffix": DraftTally(2, 0)}),
+        (b"v", (), None),
+        (b"xab..", (DraftRun("ngram", 4),), {"ngram": DraftTally(7, 3), "suffix": DraftTally(2, 0)}),
+    ]
+    whole: SequenceChunk | None = None
+    for ids, drafts, counted in rows:
+        chunk = text.take(SequenceOutput("a:0", tuple(ids), drafts=drafts), 5.0)
+        assert chunk is not None and chunk.drafts == counted
+        whole = chunk if whole is None else merge(whole, chunk)
+    assert text.ended and whole is not None and whole.num_output_tokens == 8
+    assert whole.drafts == rows[-1][2]
+
+
+def test_drafts_of_a_request_add_up_over_engines() -> None:
+    text = SequenceText(0, SequenceParams(), TOKENIZER)
+    text.take(SequenceOutput("a:0", (65, 66), drafts=(DraftRun("ngram", 1),)), 5.0)
+    text.begin_on_engine()
+    chunk = text.take(SequenceOutput("a:0", (67,), drafts=(DraftRun("ngram", 2),)), 5.0)
+    assert chunk is not None and chunk.drafts == {"ngram": DraftTally(3, 1)}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roseinfer.core.outputs import FinishReason
+from roseinfer.core.outputs import DraftRun, DraftStats, FinishReason
 from roseinfer.core.plan import StepPlan
 from roseinfer.core.runner import Capabilities
 from tests.helpers.cases import examples
@@ -35,6 +35,20 @@ def steps(core, **params: object) -> tuple[list[list[int]], Collected]:
         gather(outputs, collected)
         core.scheduler.check_integrity()
     return told, collected["a:0"]
+
+
+def test_an_output_names_the_drafts_of_its_row() -> None:
+    tokens = said()
+    core = make_core(drafter=Script([*tokens[1:3], WRONG], [WRONG]))
+    add(core, "a", PROMPT, ignore_eos=True, seed=1)
+    outputs = [output for _ in range(4) for output in core.step()]
+    assert [(len(output.token_ids), output.drafts) for output in outputs] == [
+        (1, ()),
+        (3, (DraftRun("test", 3),)),
+        (1, (DraftRun("test", 1),)),
+        (1, ()),
+    ]
+    assert core.stats().drafts == (DraftStats("test", 2, (2, 1, 1), (1, 1, 0)),)
 
 
 def verifying(plans: list[StepPlan]) -> list[tuple[int, ...]]:

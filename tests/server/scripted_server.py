@@ -11,13 +11,19 @@ from tests.server.live import LiveServer
 
 
 class ScriptedServer(LiveServer):
-    """`runner`: what was said against the grammar is in its `forbidden`."""
+    """`runner`: what was said against the grammar is in its `forbidden`. `wrong_every`: see `scripted_engine`."""
 
-    def __init__(self, tokenizer: Tokenizer, script: Script, config: ServerConfig | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        script: Script,
+        config: ServerConfig | None = None,
+        wrong_every: int | None = None,
+    ) -> None:
         super().__init__(tokenizer, config)
-        self._script = script
+        self._script, self._wrong_every = script, wrong_every
         self.runner: ScriptedRunner
 
     async def _start_engine(self) -> Any:
-        core, info, self.runner = scripted_engine(self.tokenizer, self._script)
+        core, info, self.runner = scripted_engine(self.tokenizer, self._script, self._wrong_every)
         return await AsyncEngine.start(ThreadTransport(lambda: (core, info)), self.tokenizer)

@@ -118,6 +118,7 @@ function Waits({ waited }) {
 
 function Facts({ record, why }) {
   const routing = record.routing;
+  const drafts = Object.entries(why.drafts ?? {}).map(([name, { drafted, accepted }]) => `${name}: ${count(accepted)} of ${count(drafted)} accepted`).join(", ");
   const facts = [
     ["Prompt", `${count(record.prompt_tokens)} tokens${record.cached_tokens ? `, ${count(record.cached_tokens)} of them cached` : ""}`],
     ["Output", `${count(record.output_tokens)} tokens${record.choices > 1 ? `, ${record.choices} choices` : ""}${record.finish ? `, ended by ${record.finish}` : ""}`],
@@ -128,6 +129,7 @@ function Facts({ record, why }) {
     ["Routed", routing && [routing.reason, routing.retries && `${routing.retries} retries`, routing.placed_again && "placed again", routing.resumes && `${routing.resumes} resumes`].filter(Boolean).join(", ")],
     ["Preempted", why.preemptions ? `${count(why.preemptions)} times` : null],
     ["Steps", why.steps ? `${count(why.steps)}${why.sat_out ? `, sat out ${count(why.sat_out)}` : ""}` : null],
+    ["Drafts", drafts || null],
     ["Prompt chunks", why.chunks || null],
     ["Model", record.model],
     ["Request id", record.request_id],

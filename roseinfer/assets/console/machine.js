@@ -35,6 +35,7 @@ export function Machine() {
     </section>
     <${Latency} steps=${columns.durations[1]} />
     <${Engines} engines=${engines} />
+    <${Speculation} engines=${engines} />
     ${held.router && html`<${Router} router=${held.router} />`}
   </div>`;
 }
@@ -213,6 +214,27 @@ function Engines({ engines }) {
       ${COLUMNS.map(([name, , hint]) => html`<th scope="col" title=${hint}>${name}</th>`)}</tr></thead>
       <tbody>${engines.map((one) => html`<tr key=${one.engine}>${COLUMNS.map(([, cell]) => html`<td>${cell(one)}</td>`)}</tr>`)}</tbody>
     </table></div></section>`;
+}
+
+// What became of the drafts of all engines since the start, by proposer; only where there were any.
+function Speculation({ engines }) {
+  const proposers = new Map();
+  for (const { proposer, steps, drafted, accepted } of engines.flatMap((one) => one.drafts ?? [])) {
+    const sum = proposers.get(proposer) ?? { steps: 0, drafted: [], accepted: [] };
+    sum.steps += steps;
+    drafted.forEach((n, at) => (sum.drafted[at] = (sum.drafted[at] ?? 0) + n));
+    accepted.forEach((n, at) => (sum.accepted[at] = (sum.accepted[at] ?? 0) + n));
+    proposers.set(proposer, sum);
+  }
+  if (!proposers.size) return null;
+  const positions = Math.max(...[...proposers.values()].map((sum) => sum.drafted.length));
+  const heads = ["Proposer", "Drafted", "Accepted", "Tokens per step", ...Array.from({ length: positions }, (_, at) => `Draft ${at + 1}`)];
+  const all = (counts) => counts.reduce((a, b) => a + b, 0);
+  return html`<section class="card" aria-labelledby="speculation-title"><h2 id="speculation-title">Speculation</h2>
+    <div class="scroll-x" tabindex="0" role="region" aria-label="Drafts by proposer"><table class="plain numbers"><thead><tr>${heads.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+      <tbody>${[...proposers].map(([name, { steps, drafted, accepted }]) => html`<tr key=${name}><th scope="row">${name}</th><td>${count(all(drafted))}</td><td>${count(all(accepted))}</td>
+        <td>${decimal((steps + all(accepted)) / steps, 2)}</td>${heads.slice(4).map((_, at) => html`<td>${percent(drafted[at] ? accepted[at] / drafted[at] : null)}</td>`)}</tr>`)}</tbody>
+    </table></div><p class="hint">Of each position in a row, the share of its drafts that became output.</p></section>`;
 }
 
 // Counts since the start: placements, their reasons, retries and resumes.

@@ -11,6 +11,9 @@ MAX_RECORDS = 200  # number of newest requests searched for the slowest
 OUTCOMES_METRIC = "roseinfer:slo_requests_total"
 REJECTIONS_METRIC = "roseinfer:slo_rejections_total"
 RUNNING_METRIC = "vllm:num_requests_running"
+DRAFT_STEPS_METRIC = "roseinfer:spec_steps_total"
+DRAFTED_METRIC = "roseinfer:spec_drafted_tokens_total"
+ACCEPTED_METRIC = "roseinfer:spec_accepted_tokens_total"
 # Newer and older vLLM names of one metric.
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 BETWEEN_TOKENS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
@@ -47,6 +50,7 @@ def overview(window: Window, records: Sequence[Mapping[str, Any]] | None, slowes
         "promises": [promise(window, name) for name in after.values("slo_class", OUTCOMES_METRIC)],
         "machine": machine(window),
         "engines": [engine(window, name) for name in after.values("engine", RUNNING_METRIC)],
+        "drafts": [drafts(window, name) for name in after.values("proposer", DRAFT_STEPS_METRIC)],
         "router": router(window),
         "slowest": None if records is None else slowest_of(records, slowest, now_s),
     }
@@ -108,6 +112,29 @@ def engine(window: Window, name: str) -> Row:
     row["prompt_tok_s"] = window.rate("vllm:prompt_tokens_total", engine=name)
     row["step_ms"] = percentiles(window, "roseinfer:step_time_seconds", engine=name)
     return row
+
+
+def drafts(window: Window, proposer: str) -> Row:
+    """Return what became of a proposer's drafts within the window, and by position since the start."""
+    by = {"proposer": proposer}
+    steps, drafted, accepted = (
+        window.increase(name, **by) or 0 for name in (DRAFT_STEPS_METRIC, DRAFTED_METRIC, ACCEPTED_METRIC)
+    )
+    totals = [
+        (
+            window.after.total(ACCEPTED_METRIC, position=at, **by) or 0,
+            window.after.total(DRAFTED_METRIC, position=at, **by),
+        )
+        for at in window.after.values("position", DRAFTED_METRIC, **by)
+    ]
+    return {
+        "proposer": proposer,
+        "drafted_s": window.rate(DRAFTED_METRIC, **by),
+        "accepted_s": window.rate(ACCEPTED_METRIC, **by),
+        "accepted_share": _share(accepted, drafted),
+        "tokens_per_step": None if not steps else (accepted + steps) / steps,
+        "accepted_by_position": [_share(accepted, drafted or 0) for accepted, drafted in totals],
+    }
 
 
 def router(window: Window) -> Row | None:

@@ -104,6 +104,19 @@ ENGINES = (
     Column("speed", lambda row: number(row["speed_ratio"], 2)),
     Column("deaths", lambda row: number(row["deaths"])),
 )
+DRAFTS = (
+    Column("proposer", lambda row: row["proposer"], right=False),
+    Column("drafted/s", lambda row: number(row["drafted_s"], 1)),
+    Column("accepted/s", lambda row: number(row["accepted_s"], 1)),
+    Column("accepted", lambda row: share(row["accepted_share"])),
+    Column("tokens/step", lambda row: number(row["tokens_per_step"], 2)),
+    Column(
+        "accepted by position",
+        lambda row: "  ".join(map(share, row["accepted_by_position"])),
+        right=False,
+        elastic=True,
+    ),
+)
 REQUESTS = (
     Column("request", lambda row: str(row["id"])[-12:], right=False),
     Column("class", lambda row: row["class"] or UNKNOWN, right=False),
@@ -120,9 +133,11 @@ REQUESTS = (
 def sheets(view: Row) -> list[Sheet]:
     slowest = view["slowest"]
     none = "none yet" if slowest is not None else "not available: GET /v1/requests is missing or requires a key"
+    drafts = [Sheet("drafts", DRAFTS, view["drafts"])] if view["drafts"] else []
     return [
         Sheet("promises", PROMISES, view["promises"], "no requests yet, or no objectives"),
         Sheet("engines", ENGINES, view["engines"], "no model yet"),
+        *drafts,
         Sheet("slowest requests", REQUESTS, slowest or (), none),
     ]
 

@@ -106,7 +106,7 @@ class GuidedSequences:
         wall_s = self._clock.wall_s
         timer = Timer(self._clock)
         began_s = last_s = wall_s()
-        for name, token_ids, _, _, _, end in outputs:
+        for name, token_ids, _, _, _, end, _ in outputs:
             guide = live.get(name)
             if guide is None:
                 continue

@@ -68,6 +68,9 @@ def of_result(job: Job, progress: JobProgress, outcome: Outcome | None, rejectio
     if job.has_objectives and outcome is not None:
         result["roseinfer.slo.met"] = outcome is Outcome.MET
         result["roseinfer.slo.missed"] = outcome.removeprefix("missed_") if outcome.startswith("missed_") else None
+    drafts = progress.drafts()
+    if drafts.drafted:
+        result |= {"roseinfer.drafted_tokens": drafts.drafted, "roseinfer.accepted_tokens": drafts.accepted}
     route = next((run.route for run in progress.runs if run.route is not None), None)
     if route is not None:
         result |= {f"roseinfer.router.{name}": getattr(route, name) for name in _ROUTE}

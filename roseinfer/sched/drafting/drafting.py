@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 
 from roseinfer.core.config.speculation import MAX_DRAFTS
+from roseinfer.core.outputs import DraftRun, DraftStats
 from roseinfer.core.plan import Row
 from roseinfer.core.request import Request
 from roseinfer.kv.manager import KvManager
@@ -81,12 +82,19 @@ class Drafting:
             builder.set_drafts(request, drafts, growth)
             self._verifying[request.request_id] = candidate
 
-    def verified(self, request: Request, row: Row, kept: int) -> None:
-        """Learn from a row with drafts, `kept` tokens of which became output (at least 1)."""
+    def stats(self) -> tuple[DraftStats, ...]:
+        return tuple(
+            DraftStats(proposer, counts.steps, tuple(counts.drafted), tuple(counts.accepted))
+            for proposer, counts in self.counts.items()
+        )
+
+    def verified(self, request: Request, row: Row, kept: int) -> tuple[DraftRun, ...]:
+        """Learn from a row with drafts, `kept` tokens of which became output (at least 1). Return its drafts."""
         candidate = self._verifying.pop(request.request_id)
         drafted, accepted = len(row.drafts), kept - 1
         self.counts.setdefault(candidate.proposal.proposer, ProposerCounts()).add(drafted, accepted)
         self._pricing.verified(candidate, drafted, accepted)
+        return (DraftRun(candidate.proposal.proposer, drafted),)
 
     def ended(self, request: Request) -> None:
         """Forget a request that has ended."""

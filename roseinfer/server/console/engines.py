@@ -1,9 +1,9 @@
 """Updates that the owner of the engines contributes to a console. It may serve no requests."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from roseinfer.core.outputs import PolicyStats
+from roseinfer.core.outputs import DraftStats, PolicyStats
 from roseinfer.engine.api import EngineReport
 from roseinfer.server.console.exchange import EngineUpdates, Position, Updates, answer_queries
 from roseinfer.server.console.steps import StepHistory, steps_since
@@ -64,6 +64,7 @@ def _engine(report: EngineReport, models: ModelNames) -> dict[str, Any]:
         "generation_tokens": stats.generation_tokens,
         "prompt_tokens": stats.prompt_tokens,
         **_host_memory(report, up),
+        **(_speculation(stats.drafts) if stats.drafts else {}),
     }
 
 
@@ -81,6 +82,15 @@ def _cost(report: EngineReport) -> dict[str, float | None]:
         "step_ms": ms(step_s),
         "prompt_token_ms": ms(promise.cost.token_s),
         "slowdown": round(step_s / usual_s, 3) if usual_s > 0 else None,
+    }
+
+
+def _speculation(drafts: Sequence[DraftStats]) -> dict[str, Any]:
+    """Return the fields of an engine that has verified drafts. `drafts`: by proposer and position."""
+    return {
+        "drafted_tokens": sum(sum(each.drafted) for each in drafts),
+        "accepted_tokens": sum(sum(each.accepted) for each in drafts),
+        "drafts": [each._asdict() for each in drafts],
     }
 
 

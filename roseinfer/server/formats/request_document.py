@@ -30,11 +30,19 @@ class RequestRefused(_Shape):
     hopeless: bool
 
 
+class RequestDrafts(_Shape):
+    """Verified drafts of one proposer, and those of them that became output."""
+
+    drafted: int
+    accepted: int
+
+
 class RequestWhy(_Shape):
     """Waits and steps of the worst choice, as its engine reported them.
 
     `verdict`: null if unknown or nothing to explain. `waited_ms`: time without a seat, by cause. `chunks`: computed
-    chunks of the prompt. `steps`: engine steps while it had a seat, `sat_out` of them without it.
+    chunks of the prompt. `steps`: engine steps while it had a seat, `sat_out` of them without it. `drafts`: by
+    proposer.
     """
 
     verdict: Cause | Literal["preempted", "sat_out", "slow_steps", "client"] | None
@@ -44,6 +52,7 @@ class RequestWhy(_Shape):
     chunks: int
     steps: int
     sat_out: int
+    drafts: dict[str, RequestDrafts]
     refused: RequestRefused | None
     timeline: list[RequestPhase]
 

@@ -1,7 +1,7 @@
 """Text of `/metrics`: numbers counted by processes, and state of engines at scrape time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, zip_longest
 from time import monotonic
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 
 from roseinfer.cluster.forecast import forecasts, fullness_of
-from roseinfer.core.outputs import GuideStats, OffloadStats, PolicyStats, SchedulerStats
+from roseinfer.core.outputs import DraftStats, GuideStats, OffloadStats, PolicyStats, SchedulerStats
 from roseinfer.engine.api import EngineInfo, EngineReport, EngineState
 from roseinfer.server.observe.metric_registry import LABELS, MetricRegistry, Numbers, total
 from roseinfer.server.observe.model_names import ModelNames
@@ -86,6 +86,8 @@ def _samples(report: EngineReport, info: EngineInfo, breakers: Sequence[int]) ->
     yield from _constraints(stats.guides or GuideStats())
     if stats.offload is not None:
         yield from _host_memory(stats.offload, info.facts.block_bytes)
+    if stats.drafts:
+        yield from _speculation(stats.drafts)
     yield from _fixed(info, stats)
 
 
@@ -156,6 +158,27 @@ def _host_memory(offload: OffloadStats, block_bytes: int) -> Iterator[_Sample]:
         yield _counter("roseinfer:kv_offload_blocks", help, blocks, transfer_type=direction)
         yield _counter(f"vllm:kv_offload_{name}_bytes", f"Bytes of K and V copied {where}", blocks * block_bytes)
         yield _counter(f"vllm:kv_offload_{name}_time", f"Seconds of copies {where}", seconds)
+
+
+def _speculation(drafts: Sequence[DraftStats]) -> Iterator[_Sample]:
+    """Yield the counts of drafts: by proposer and position, and their sums under vLLM's names."""
+    yield _counter("vllm:spec_decode_num_drafts", "Rows that verified drafts", sum(each.steps for each in drafts))
+    help = "Drafts that were verified"
+    yield _counter("vllm:spec_decode_num_draft_tokens", help, sum(sum(each.drafted) for each in drafts))
+    help = "Drafts that became output"
+    yield _counter("vllm:spec_decode_num_accepted_tokens", help, sum(sum(each.accepted) for each in drafts))
+    for position, accepted in enumerate(map(sum, zip_longest(*(each.accepted for each in drafts), fillvalue=0))):
+        help = "Drafts that became output, by position in their row"
+        yield _counter("vllm:spec_decode_num_accepted_tokens_per_pos", help, accepted, position=str(position))
+    for each in drafts:
+        help = "Rows that verified drafts, by proposer"
+        yield _counter("roseinfer:spec_steps", help, each.steps, proposer=each.proposer)
+        for position, counts in enumerate(zip(each.drafted, each.accepted, strict=True)):
+            at = {"proposer": each.proposer, "position": str(position)}
+            help = "Drafts that were verified, by proposer and position in their row"
+            yield _counter("roseinfer:spec_drafted_tokens", help, counts[0], **at)
+            help = "Drafts that became output, by proposer and position in their row"
+            yield _counter("roseinfer:spec_accepted_tokens", help, counts[1], **at)
 
 
 def _objectives(policy: PolicyStats) -> Iterator[_Sample]:

@@ -57,6 +57,7 @@ def why_json(record: RequestEntry) -> dict[str, Any]:
         "chunks": 0 if why is None else why.chunks,
         "steps": 0 if why is None else why.steps,
         "sat_out": 0 if why is None else why.sat_out,
+        "drafts": {proposer: tally._asdict() for proposer, tally in (sample.drafts or {}).items()},
         "refused": None if record.rejection is None else _refused(record.rejection),
         "timeline": timeline(record),
     }

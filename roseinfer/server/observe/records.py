@@ -10,7 +10,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from roseinfer.core.outputs import COMPLETE
+from roseinfer.core.outputs import COMPLETE, DraftTally
 from roseinfer.core.slo import Rejection, Slo, Why
 from roseinfer.engine.api import Route
 from roseinfer.server.http.errors import ApiError, SloUnattainable
@@ -43,6 +43,7 @@ class SampleSummary(NamedTuple):
 
     `scheduled_s`: first seat; `first_s`, `last_s`: first and newest token; `tpot_s`: seconds per token after the first.
     `preemptions` is known once the sample has ended. `first_why`: the report up to its first token, see `SampleRecord`.
+    `drafts`: by proposer; None = there were none.
     """
 
     scheduled_s: float | None = None
@@ -54,6 +55,7 @@ class SampleSummary(NamedTuple):
     why: Why | None = None
     finish: str = ""
     first_why: Why | None = None
+    drafts: Mapping[str, DraftTally] | None = None
 
 
 class RouteInfo(NamedTuple):
@@ -266,6 +268,7 @@ def _summarize(arrival_s: float, sample: SampleRecord) -> SampleSummary:
         sample.why,
         finish or "",
         sample.first_why,
+        sample.drafts,
     )
 
 

@@ -134,6 +134,10 @@ def _fields(record: RequestEntry, job: Job, progress: JobProgress, reason: str) 
         "output_tokens": record.output_tokens,
         "e2e_ms": record.age_s * 1000,
     }
+    if sample.drafts or record.choices > 1:
+        drafts = progress.drafts()
+        if drafts.drafted:
+            fields["drafted_tokens"], fields["accepted_tokens"] = drafts
     if first_s is not None:
         fields["ttft_ms"] = first_s * 1000
     if seat_s is not None:

@@ -135,6 +135,8 @@ class Generation:
         if chunk.why is not None:
             sample.why = chunk.why
             sample.first_why = sample.first_why or chunk.why
+        if chunk.drafts is not None:
+            sample.drafts = chunk.drafts
         if chunk.events is not None:
             sample.note_events(chunk)
         if new_tokens > 0:

@@ -1,7 +1,7 @@
 """One HTTP request after validation, its progress, and the outcome of its objectives."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from starlette.requests import ClientDisconnect
 
 from roseinfer.core.errors import InvalidRequestError
-from roseinfer.core.outputs import COMPLETE, FinishReason, RequestTimes
+from roseinfer.core.outputs import COMPLETE, DraftTally, FinishReason, RequestTimes
 from roseinfer.core.request import NO_META, Prompt, RequestMeta
 from roseinfer.core.slo import NO_CLASS, Slo, Why
 from roseinfer.engine.api import Route, SequenceChunk
@@ -18,6 +18,8 @@ from roseinfer.text.output import CallEnd, OutputParser
 
 # Inputs of prompt-only requests that count as one prompt in the server's queue.
 PLACE_INPUT_COUNT = 16
+# Proposer of drafts from the text that a client predicted.
+PREDICTION = "prediction"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,8 @@ class SampleRecord:
     """Progress of one choice. `first_s`, `last_s`: times of its first and newest token, 0 before the first.
 
     `calls`: complete tool calls; `parse_failures`: malformed ones. `why`: the engine's newest report on its waits;
-    `first_why`: the report that came with its first token, or with its end before that.
+    `first_why`: the report that came with its first token, or with its end before that. `drafts`: by proposer,
+    None if there were none.
     """
 
     tokens: int = 0
@@ -113,6 +116,7 @@ class SampleRecord:
     preemptions: int = 0
     why: Why | None = None
     first_why: Why | None = None
+    drafts: Mapping[str, DraftTally] | None = None
 
     def note_events(self, chunk: SequenceChunk) -> None:
         self.reasoning_tokens, self.parse_failures = chunk.reasoning_tokens, chunk.parse_failures
@@ -136,7 +140,8 @@ class PromptRun:
 class Usage:
     """Token counts of a request. `reasoning_tokens`: None if no parser separates reasoning.
 
-    `slo`: measured latencies; None if not requested or not final.
+    `slo`: measured latencies; None if not requested or not final. `prediction`: drafts from the client's prediction;
+    None without one.
     """
 
     prompt_tokens: int
@@ -144,9 +149,10 @@ class Usage:
     cached_tokens: int
     reasoning_tokens: int | None = None
     slo: dict[str, Any] | None = None
+    prediction: DraftTally | None = None
 
     def as_dict(self) -> dict[str, object]:
-        fields: dict[str, object] = {
+        fields: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
@@ -154,15 +160,22 @@ class Usage:
         }
         if self.reasoning_tokens is not None:
             fields["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        if self.prediction is not None:
+            drafted, accepted = self.prediction
+            details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+            fields["completion_tokens_details"] = fields.get("completion_tokens_details", {}) | details
         return fields if self.slo is None else fields | {"slo": self.slo}
 
 
 @dataclass(slots=True)
 class JobProgress:
-    """Progress of all prompts of one job, in order. `parsed`: a parser reads the outputs."""
+    """Progress of all prompts of one job, in order. `parsed`: a parser reads the outputs. `predicted`: the client sent
+    a prediction of the output.
+    """
 
     runs: list[PromptRun] = field(default_factory=list)
     parsed: bool = False
+    predicted: bool = False
 
     @property
     def begun(self) -> bool:
@@ -178,7 +191,18 @@ class JobProgress:
             for sample in run.samples:
                 completion += sample.tokens
                 reasoning += sample.reasoning_tokens
-        return Usage(prompt, completion, cached, reasoning if self.parsed else None)
+        prediction = self.drafts((PREDICTION,)) if self.predicted else None
+        return Usage(prompt, completion, cached, reasoning if self.parsed else None, prediction=prediction)
+
+    def drafts(self, proposers: Collection[str] | None = None) -> DraftTally:
+        """Count the drafts of all choices, or those of some `proposers`."""
+        drafted = accepted = 0
+        for sample in (sample for run in self.runs for sample in run.samples):
+            for proposer, tally in (sample.drafts or {}).items():
+                if proposers is None or proposer in proposers:
+                    drafted += tally.drafted
+                    accepted += tally.accepted
+        return DraftTally(drafted, accepted)
 
 
 # --- outcome of objectives ----------------------------------------------------------------------------------------

@@ -86,6 +86,29 @@ vllm:num_requests_running{engine="1",model_name="b"} 1
     assert "1 b" in as_text({"url": "http://x", "at": 0.0, **view})
 
 
+def test_drafts_are_shown_where_there_are_any() -> None:
+    def read(at_s: float, steps: int, drafted: list[int], accepted: list[int]) -> Scrape:
+        lines = [f'roseinfer:spec_steps_total{{engine="0",proposer="ngram"}} {steps}']
+        for name, counts in (("drafted", drafted), ("accepted", accepted)):
+            for position, count in enumerate(counts):
+                labels = f'engine="0",proposer="ngram",position="{position}"'
+                lines.append(f"roseinfer:spec_{name}_tokens_total{{{labels}}} {count}")
+        return parse_metrics("\n".join(lines) + "\n", at_s)
+
+    window = Window(read(0.0, 10, [10], [5]), read(2.0, 20, [20, 10], [15, 1]))
+    view = overview(window, [], 5, 0.0)
+    (row,) = view["drafts"]
+    assert (row["proposer"], row["drafted_s"], row["accepted_s"]) == ("ngram", 10.0, 5.5)
+    assert (row["accepted_share"], row["tokens_per_step"]) == (0.55, 2.1)
+    assert row["accepted_by_position"] == [0.75, 0.1]
+    shown = as_text({"url": "http://x", "at": 0.0, **view})
+    assert "ngram" in shown and "75.0%  10.0%" in shown
+    nothing = vllm(0.0, 0, 0, 0, 0)
+    assert "accepted by position" not in as_text(
+        {"url": "x", "at": 0.0, **overview(Window(nothing, nothing), [], 5, 0)}
+    )
+
+
 def test_engines_are_in_order_of_their_numbers() -> None:
     assert counter(0.0, e10=1, e2=1, eall=1).values("engine", "n_total") == ["2", "10", "all"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from roseinfer.core.outputs import RequestTimes
+from roseinfer.core.outputs import DraftTally, RequestTimes
 from roseinfer.core.slo import Cause, Forecast, Rejection, Why
 from roseinfer.engine.api import Route
 from roseinfer.text.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ def traced(module_traced: Traced) -> Traced:
 
 def with_why(engine: FakeEngine, request: Any) -> list[Any]:
     *others, last = engine.default_script(request)
-    return [*others, replace(last, why=WHY)]
+    return [*others, replace(last, why=WHY, drafts={"ngram": DraftTally(6, 4), "suffix": DraftTally(3, 0)})]
 
 
 def seconds(span: ReadableSpan) -> float:
@@ -138,6 +138,8 @@ def test_a_request_leaves_a_span_with_what_was_asked_and_came_of_it(traced: Trac
         "roseinfer.wait.step_ms": 50.0,
         "roseinfer.predicted.ttft_ms": 400.0,
         "roseinfer.predicted.tpot_ms": 30.0,
+        "roseinfer.drafted_tokens": 9,
+        "roseinfer.accepted_tokens": 4,
     }
     assert expected.items() <= said.items()
     assert 0 < said["gen_ai.response.time_to_first_chunk"] <= seconds(root)

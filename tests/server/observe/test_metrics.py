@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from roseinfer.core.errors import TooManyInflightError
-from roseinfer.core.outputs import GuideStats, OffloadStats, PolicyStats, SchedulerStats
+from roseinfer.core.outputs import DraftStats, DraftTally, GuideStats, OffloadStats, PolicyStats, SchedulerStats
 from roseinfer.core.slo import Cause, Why
 from roseinfer.engine.api import Route, StepRecord
 from roseinfer.server.observe.metrics import REQUEST_S, TOKEN_S, TTFT_S, length_buckets
@@ -99,6 +99,24 @@ def test_engine_numbers_are_read_when_scraped(server: LiveServer) -> None:
     assert server.metric("vllm:cache_config_info", block_size="16", num_gpu_blocks="100") == 1
     assert server.metric("roseinfer:startup_phase_seconds", phase="load") == 0.5
     assert server.metric("roseinfer:ranks") == 1
+
+
+def test_drafts_by_proposer_and_position_and_under_the_names_of_vllm(server: LiveServer) -> None:
+    assert "spec_" not in server.get("/metrics").text
+    drafts = (DraftStats("ngram", 5, (5, 4), (3, 1)), DraftStats("suffix", 2, (2, 2, 2), (2, 2, 1)))
+    server.engine.snapshot = SchedulerStats(drafts=drafts)
+    for name, proposer, values in (
+        ("steps", "ngram", [5]), ("drafted_tokens", "ngram", [5, 4]), ("accepted_tokens", "ngram", [3, 1]),
+        ("steps", "suffix", [2]), ("drafted_tokens", "suffix", [2, 2, 2]), ("accepted_tokens", "suffix", [2, 2, 1]),
+    ):  # fmt: skip
+        at = [{}] if name == "steps" else [{"position": str(position)} for position in range(len(values))]
+        found = [server.metric(f"roseinfer:spec_{name}_total", proposer=proposer, **LABELS, **more) for more in at]
+        assert found == values, (name, proposer)
+    assert server.metric("vllm:spec_decode_num_drafts_total", **LABELS) == 7
+    assert server.metric("vllm:spec_decode_num_draft_tokens_total", **LABELS) == 15
+    assert server.metric("vllm:spec_decode_num_accepted_tokens_total", **LABELS) == 9
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [server.metric(name, position=str(position)) for position in range(4)] == [5, 3, 1, 0]
 
 
 def test_host_memory_metrics(server: LiveServer) -> None:
@@ -316,3 +334,19 @@ def test_one_log_line_per_request(server: LiveServer, caplog: pytest.LogCaptureF
         assert part in line.split()
     assert "ttft_ms=" in line
     assert "hello" not in line
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_log_line_counts_the_drafts_of_all_choices(
+    server: LiveServer, caplog: pytest.LogCaptureFixture, n: int
+) -> None:
+    def script(request: Any) -> list[Any]:
+        *others, last = server.engine.default_script(request)
+        return [*others, replace(last, drafts={"ngram": DraftTally(5, 3), "suffix": DraftTally(1, 0)})]
+
+    server.engine.script = script
+    with caplog.at_level(logging.INFO, logger="roseinfer.server"):
+        server.post("/v1/completions", {"prompt": ["x"] * n, "max_tokens": 3})
+        server.until(lambda: server.service.lifecycle.requests == 0)
+    [line] = [record.getMessage() for record in caplog.records if "request ended" in record.msg.event]
+    assert f"drafted_tokens={6 * n} accepted_tokens={3 * n}" in line
