@@ -19,6 +19,7 @@ MODELS = {**SHAPES, **OTHER_SHAPES} if CUDA else SMALL_SHAPES
 # Of log probabilities, where logits have a standard deviation of about 1 and are themselves rounded to 1/64 beyond 2.
 TOLERANCE = 0.12
 
+NORM_AFTER_ATTENTION = ("olmo2", "olmo3", "exaone4", "glm4")
 ON_CUDA = ("graphs", "torch")  # elsewhere these are the plain setting
 NAMES = [name for name in SETTINGS if CUDA or name not in ON_CUDA]
 PAIRS = [("depth 2", "graphs" if CUDA else "plain"), *((name, "plain") for name in NAMES if name != "plain")]
@@ -28,7 +29,7 @@ class Model:
     """Checkpoint with the results of its runs so far."""
 
     def __init__(self, family: str, folder: Path) -> None:
-        self._family, self._folder = family, folder
+        self.family, self._folder = family, folder
         self.path = save_model(family, MODELS[family], folder / "right")
         self._runs = Runs(self.path)
 
@@ -43,7 +44,7 @@ class Model:
         return self._runs.run(setting, "cuda" if CUDA else "cpu", "bfloat16")
 
     def wrong(self, attention_gain: float) -> Run:
-        path = save_model(self._family, MODELS[self._family], self._folder / "wrong", attention_gain)
+        path = save_model(self.family, MODELS[self.family], self._folder / "wrong", attention_gain)
         core = start(path, "cuda" if CUDA else "cpu", "bfloat16")
         found = run(core)
         core.close()
@@ -78,7 +79,9 @@ def test_ways_of_running_agree_except_at_near_ties(model: Model, setting: str, o
 
 
 def test_a_small_mistake_is_more_than_rounding(model: Model) -> None:
-    """The mistake: one layer's attention is too large by 15%."""
+    """The mistake: one layer's attention is too large by 15%. A norm after the attention would undo it."""
+    if model.family in NORM_AFTER_ATTENTION:
+        pytest.skip("its norm undoes the mistake")
     wrong = model.wrong(attention_gain=1.15)
     for right in (model.reference, model.run("plain")):
         with pytest.raises(DifferentError):

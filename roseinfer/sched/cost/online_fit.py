@@ -53,6 +53,11 @@ class CostModel:
         return self._speed.rho
 
     @property
+    def slowed(self) -> float:
+        """Present time of a step as a multiple of its time over the last hundred steps; at least 1."""
+        return max(1.0, self._speed.rho / self._speed.lasting)
+
+    @property
     def stalls(self) -> StallStats:
         """Statistics of recent stalls."""
         return self._stalls.stats()

@@ -11,6 +11,7 @@ _NEWEST_STEPS = 4  # the majority of the window; the new speed is their median
 _MIN_CHANGE_SHARE = 0.1  # relative change of the window's median
 _MIN_CHANGE_DEVIATIONS = 4.5  # change of the median, in its usual deviations
 _DEVIATION_GAIN_SHARE = 1 / 64
+_LASTING_GAIN_SHARE = 1 / 128
 
 MIN_STALL_RATIO = 2.0  # measured time of a stall, as a multiple of the predicted time
 STALLS_WINDOW_S = 120.0
@@ -30,10 +31,12 @@ class SpeedTracker:
     The median of the last 7 ratios shows whether the speed has changed. A lasting change is followed after 4 steps, and
     up to 3 outliers in 7 steps change nothing. The threshold adapts to how much the median usually varies, because of
     noise or of work that the model describes badly.
+
+    `lasting`: mean of `rho` over some 128 steps. Other work on the device for a few steps hardly changes it.
     """
 
     def __init__(self) -> None:
-        self.rho = self.level = 1.0
+        self.rho = self.level = self.lasting = 1.0
         self._ratios: deque[float] = deque(maxlen=_WINDOW_STEPS)
         self._usual = 0.025
 
@@ -42,6 +45,7 @@ class SpeedTracker:
 
         `largest_error`: a larger relative error of this step counts as this one; 0 = the step was a stall.
         """
+        self.lasting += _LASTING_GAIN_SHARE * (self.rho - self.lasting)
         fine = self.rho / self.level
         most = min(largest_error, _MAX_ERROR_SHARE)
         self.rho *= 1 + _RHO_GAIN_SHARE * max(-most, min(most, ratio / fine - 1))

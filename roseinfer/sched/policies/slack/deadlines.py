@@ -151,10 +151,13 @@ def _latest_s(state: SlackState, track: SlackTrack, step_s: float) -> float:
 
 # --- what cannot be kept ----------------------------------------------------------------------------------------
 def unattainable(state: SlackState, track: SlackTrack) -> bool:
-    """True if its TPOT objective is shorter than a step alone, or its deadline too close for its least length."""
+    """True if its TPOT objective is shorter than a step alone, or its deadline too close for its least length.
+
+    A machine that has just become slower may recover, so the time of its usual steps counts.
+    """
     if state.cost.steps < MIN_TRUSTED_STEPS:
         return False
-    alone_s = state.alone_s(track)
+    alone_s = state.alone_s(track) / state.cost.slowed
     least_s = alone_s * (track.length - likely_error(state, track))
     return track.tpot_s < alone_s or least_s > track.end_s - track.request.arrival_s
 

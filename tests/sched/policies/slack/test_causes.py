@@ -9,7 +9,7 @@ from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Request, Status
 from roseinfer.core.slo import Cause
 from roseinfer.sched.cost.online_fit import CostModel
-from roseinfer.sched.cost.params import CostParams
+from roseinfer.sched.cost.params import CostParams, Work
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.lengths.estimators import OracleLengths
 from roseinfer.sched.policies.slack.overload import PriceLimit
@@ -42,6 +42,23 @@ def test_a_seat_or_room_in_the_cache_that_did_not_come_free(limits: dict[str, in
     made.run("a", tpot_s=0.050)
     made.wait("b", ttft_s=1.0, tpot_s=0.050)
     assert refused(made, "b", 2.0) == ("ttft", Cause.SEATS if "seats" in limits else Cause.BLOCKS)
+
+
+def test_a_machine_that_was_slower_for_a_few_steps_refuses_nothing_for_ever() -> None:
+    """A lone step takes 11 ms, and 22 ms while something else uses the machine: too long for an objective of 15 ms."""
+    cost = CostModel(COST)
+    policy = SlackPolicy(SchedulerConfig(scheduling_policy="slack"), SlackOptions(), Estimates(cost, OracleLengths()))
+    for _ in range(300):
+        cost.observe(Work(decode_rows=1), 0.011)
+    for _ in range(8):
+        cost.observe(Work(decode_rows=1), 0.022)
+    made = State(policy)
+    made.wait("a", ttft_s=1.0, tpot_s=0.015)
+    assert cost.params.rows_s(1, 0) > 0.020 and not made.rejected(made.begin())
+    for _ in range(300):
+        cost.observe(Work(decode_rows=1), 0.022)
+    made.wait("b", ttft_s=1.0, tpot_s=0.015)
+    assert made.rejected(made.begin())["b"].cause is Cause.IDLE
 
 
 def test_those_that_run() -> None:
