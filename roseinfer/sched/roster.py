@@ -46,7 +46,7 @@ class Roster:
         if kv.host is not None:
             self.offload = KvOffload(kv, kv.host, offloading or OffloadCosts(), self._loading_changed)
         self._kv = kv
-        self._drafting = drafting
+        self.drafting = drafting
         self._ended: list[SequenceOutput] = []
 
     @property
@@ -133,8 +133,8 @@ class Roster:
         steps, rows_after = (self.steps_done, request.in_flight) if reason in COMPLETE else (self.step, 0)
         why = self.waits.ended(request, now_s, steps, rows_after)
         self.guided.discard(request.request_id)
-        if self._drafting is not None:
-            self._drafting.ended(request)
+        if self.drafting is not None:
+            self.drafting.ended(request)
         if request.in_flight == 0:
             self.vacate(request)
         self.policy.observe(Ended(request.request_id, now_s, reason, request.num_outputs))

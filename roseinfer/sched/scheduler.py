@@ -96,7 +96,6 @@ class Scheduler:
         self._promising = policy if isinstance(policy, Promising) else None
         self.max_model_len = max_model_len
         self.limits = limits
-        self.drafting = drafting
         self.roster = Roster(config.seats, kv, policy, offloading, drafting)
         self.seating = Seating(config, kv, self.roster)
         self._allocator = RowAllocator(kv, self.roster)
@@ -162,6 +161,15 @@ class Scheduler:
     @policy.setter
     def policy(self, policy: Policy) -> None:
         self.roster.policy = policy
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """Source of drafts; it may be replaced between two requests."""
+        return self.roster.drafting
+
+    @drafting.setter
+    def drafting(self, drafting: Drafting | None) -> None:
+        self.roster.drafting = drafting
 
     @property
     def num_live(self) -> int:

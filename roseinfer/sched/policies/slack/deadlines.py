@@ -151,10 +151,7 @@ def _latest_s(state: SlackState, track: SlackTrack, step_s: float) -> float:
 
 # --- what cannot be kept ----------------------------------------------------------------------------------------
 def unattainable(state: SlackState, track: SlackTrack) -> bool:
-    """True if its TPOT objective is shorter than a step alone, or its deadline too close for its least length.
-
-    A machine that has just become slower may recover, so the time of its usual steps counts.
-    """
+    """True if its TPOT objective or the time to its deadline is too short for lone steps at the usual speed."""
     if state.cost.steps < MIN_TRUSTED_STEPS:
         return False
     alone_s = state.alone_s(track) / state.cost.slowed
