@@ -180,8 +180,8 @@ def _drafting(config: EngineConfig, runner: Runner, facts: RunnerFacts) -> Draft
     values = config.speculation.values
     if values is None:
         return None
-    if facts.pooling is None and runner.capabilities.drafts and config.profile.record is None:
-        return make_drafting(values, EveryDraft())
+    if facts.limits.max_drafts and runner.capabilities.drafts:
+        return make_drafting(values, EveryDraft(), share_outputs=config.cache.enable_prefix_caching)
     if config.speculation.chosen:
         why = "an engine without generated tokens" if facts.pooling else f"device {facts.device}"
         raise ConfigError(f"speculation {config.speculation.speculation!r} is not supported by {why}")

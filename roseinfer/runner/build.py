@@ -106,7 +106,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             max_model_len = min(max_model_len, pooling.max_tokens)
         if group.rank == 0:
             log_start_notes(spec, folder, max_model_len)
-        limits = StepLimits.of(config.scheduler, max_model_len)
+        limits = StepLimits.of(config.scheduler, max_model_len, 0 if pooling else config.max_step_drafts)
         bytes_per_block = KVStore.bytes_per_block(model.attention, config.cache.block_size, kv_dtype)
         host_blocks = num_host_blocks(config.cache.kv_offloading_size / group.size, bytes_per_block)
         shape = _shape(config, num_blocks, max_model_len, backend, kv_dtype, limits)
@@ -233,7 +233,7 @@ def free_cuda_bytes(
     """
     # If the cache is too small, the context will be shorter; then this estimate is cautious.
     context = min(config.model.max_model_len or model.spec.max_position, model.spec.max_position)
-    limits = StepLimits.of(config.scheduler, context)
+    limits = StepLimits.of(config.scheduler, context, 0 if pooling else config.max_step_drafts)
     lengths = full_step(limits, config.scheduler.enable_chunked_prefill)
     context = min(context, limits.max_tokens)
     num_blocks = sum(length // config.cache.block_size + 1 for length in lengths)

@@ -14,6 +14,7 @@ from roseinfer.kv.blocks import Digest, sha256
 from roseinfer.kv.manager import KvManager
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
+from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.proposer import Proposer
 from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import make_policy, scheduler_config
@@ -35,6 +36,7 @@ def make_core(
     runner: FakeRunner | None = None,
     vocab_size: int = 50,
     drafter: Proposer | None = None,
+    drafting: Drafting | None = None,
     engine: type[EngineCore] = EngineCore,
     guides: GuideFactory | None = None,
     num_host_blocks: int = 0,
@@ -43,16 +45,20 @@ def make_core(
     pooling: PoolingInfo | None = None,
     **scheduler: object,
 ) -> EngineCore:
-    """Make a core. With blocks in host memory, all stored blocks are loaded, unless `offloading` sets their costs."""
+    """Make a core. `drafter`: all that it proposes is verified. With blocks in host memory, all stored blocks are
+    loaded, unless `offloading` sets their costs.
+    """
     config = scheduler_config(**{"max_num_seqs": 8, "max_num_batched_tokens": 32, **scheduler})
     kv = KvManager(
         num_blocks, block_size, prefix_caching=prefix_caching, num_host_blocks=num_host_blocks, digest=digest
     )
     context = max_model_len or num_blocks * block_size
-    limits = StepLimits.of(config, context, 0 if drafter is None else config.max_num_batched_tokens)
+    verifies = drafter is not None or drafting is not None
+    limits = StepLimits.of(config, context, config.max_num_batched_tokens if verifies else 0)
     runner = runner or FakeRunner(num_blocks, block_size, vocab_size, num_host_blocks=num_host_blocks, pooling=pooling)
     runner.limits = runner.limits or limits
-    drafting = None if drafter is None else every_draft_of(drafter)
+    if drafter is not None:
+        drafting = every_draft_of(drafter)
     return engine(
         Scheduler(config, kv, make_policy(config), context, limits, drafting, offloading or ALWAYS),
         runner,

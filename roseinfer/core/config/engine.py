@@ -7,7 +7,13 @@ from typing import Any
 
 from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.config.option import check_choices, check_positive, option, positive_numbers
-from roseinfer.core.config.speculation import EagleValues, RecordedValues, RecordValues, SpeculationConfig
+from roseinfer.core.config.speculation import (
+    MAX_STEP_DRAFTS,
+    EagleValues,
+    RecordedValues,
+    RecordValues,
+    SpeculationConfig,
+)
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.generation_config import given_override
 
@@ -265,6 +271,14 @@ class EngineConfig:
         if self.kv_events.kv_events_endpoint is not None and not self.cache.enable_prefix_caching:
             raise ConfigError("kv_events_endpoint needs enable_prefix_caching: otherwise no block is ever reused")
         _check_speculation(self)
+
+    @property
+    def max_step_drafts(self) -> int:
+        """Return the maximum drafts of all rows of a step, for which the runner has buffers."""
+        values = self.speculation.values
+        if values is None or self.profile.record is not None:
+            return 0
+        return min(self.scheduler.seats * values.tokens, MAX_STEP_DRAFTS, self.scheduler.max_num_batched_tokens)
 
     def for_engine(self, engine: int, engines: int) -> "EngineConfig":
         """Return the config of engine number `engine` of the `engines` of its model, counted from 0.

@@ -14,6 +14,8 @@ from roseinfer.core.errors import ConfigError
 DEFAULT_SPECULATION = "off"  # until it is measured on GPUs
 # Most drafts of a row. Each is computed, and few texts can be foreseen that far.
 MAX_DRAFTS = 8
+# Most drafts of a step. Each needs logits over the vocabulary, and many requests leave no time for drafts anyway.
+MAX_STEP_DRAFTS = 256
 # Matches are measured up to this length: longer ones are no better.
 MAX_MATCH_TOKENS = 16
 # Tokens of finished outputs that are kept to guess from, for each cache salt.
@@ -54,7 +56,7 @@ class SuffixValues(MethodValues):
     `corpus`: tokens of finished outputs that are kept for each cache salt; 0 = none.
     """
 
-    factor: float = 2.0
+    factor: float = 4.0
     chance: float = 0.1
     corpus: int = DEFAULT_CORPUS_TOKENS
 

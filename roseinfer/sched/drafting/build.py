@@ -1,17 +1,21 @@
 """Construction of drafting from options."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from roseinfer.core.config.speculation import MethodValues, NgramValues
+from roseinfer.core.config.speculation import MethodValues, NgramValues, SuffixValues
 from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.pricing import Pricing
 from roseinfer.sched.drafting.proposer import Proposer
 from roseinfer.sched.drafting.proposers.ngram import NgramProposer
 from roseinfer.sched.drafting.proposers.own_tokens import OwnTokens
+from roseinfer.sched.drafting.proposers.suffix import SuffixProposer
 
 
-def make_drafting(values: MethodValues, pricing: Pricing) -> Drafting:
-    """Return drafting by the chosen method."""
+def make_drafting(values: MethodValues, pricing: Pricing, *, share_outputs: bool = True) -> Drafting:
+    """Return drafting by the chosen method. `share_outputs`: outputs of a request may help to guess those of others."""
+    if isinstance(values, SuffixValues) and not share_outputs:
+        values = replace(values, corpus=0)
     return Drafting(tuple(_proposers(values)), pricing, values.tokens)
 
 
@@ -19,3 +23,5 @@ def _proposers(values: MethodValues) -> Iterator[Proposer]:
     own = OwnTokens()
     if isinstance(values, NgramValues):
         yield NgramProposer(own, values.min, values.max)
+    if isinstance(values, SuffixValues):
+        yield SuffixProposer(own, values)

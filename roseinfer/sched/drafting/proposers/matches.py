@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from roseinfer.core.config.speculation import MAX_MATCH_TOKENS
 
-# Chance that the token behind a match of 2, 3, and 4 or more tokens is the next one; from the literature on n-grams as
-# drafts. Pricing corrects it by what was kept.
-_MATCH_CHANCES = (0.5, 0.65, 0.8)
+# Chance that the token behind a match is the next one, by the length of the match. About what Python files have, the
+# mean of those that are continued and those that are edited. Pricing corrects it by what was kept.
+_MATCH_CHANCES = (0.5, 0.5, 0.5, 0.55, 0.65, 0.68, 0.72, 0.75, 0.77, 0.8, 0.81, 0.83, 0.84, 0.86, 0.87, 0.88, 0.9)
 
 
 def last_tokens(tokens: Sequence[int], after: Sequence[int]) -> list[int]:
@@ -16,9 +16,11 @@ def last_tokens(tokens: Sequence[int], after: Sequence[int]) -> list[int]:
     return [*tokens[-MAX_MATCH_TOKENS:], *after][-MAX_MATCH_TOKENS:]
 
 
-def match_length(tokens: Sequence[int], place: int, suffix: Sequence[int]) -> int:
+def match_length(tokens: Sequence[int], place: int, suffix: list[int]) -> int:
     """Return how many tokens before `place` equal the end of `suffix`."""
     most = min(place, len(suffix))
+    if list(tokens[place - most : place]) == suffix:
+        return most
     length = 0
     while length < most and tokens[place - 1 - length] == suffix[-1 - length]:
         length += 1
@@ -27,7 +29,7 @@ def match_length(tokens: Sequence[int], place: int, suffix: Sequence[int]) -> in
 
 def match_chance(length: int) -> float:
     """Return the chance that the token behind a match of `length` tokens is the next one."""
-    return _MATCH_CHANCES[max(0, min(length, 4) - 2)]
+    return _MATCH_CHANCES[min(length, MAX_MATCH_TOKENS)]
 
 
 def following(tokens: Sequence[int], place: int, after: Sequence[int], count: int) -> list[int]:

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
-# Places that a look-up returns. More would cost time, and the latest ones resemble the present text most.
+# Places that a look-up examines. More would cost time, and the latest ones resemble the present text most.
 MAX_PLACES_COUNT = 16
 
 
@@ -41,7 +41,9 @@ class NgramPlaces:
         wanted = tuple(suffix[-order:])
         places: list[int] = []
         place = self._latest.get(hash(wanted), -1) if len(wanted) == order else -1
-        while place >= 0 and len(places) < MAX_PLACES_COUNT:
+        for _ in range(MAX_PLACES_COUNT):
+            if place < 0:
+                break
             if tuple(tokens[place - order : place]) == wanted:  # not another n-gram of the same hash
                 places.append(place)
             place = self._earlier[place - order]

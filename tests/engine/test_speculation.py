@@ -1,0 +1,49 @@
+"""Engines of the embedded model with speculation: the option reaches the engine, and texts stay what they are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roseinfer import LLM, SamplingParams
+from roseinfer.core.errors import ConfigError
+from roseinfer.sched.cost.file import cost_as_json
+from roseinfer.sched.cost.params import CostParams
+
+PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add"
+
+
+def texts(speculation: str, params: SamplingParams, **options: Any) -> list[str]:
+    with LLM("tiny", threads=1, num_kv_blocks=64, speculation=speculation, **options) as llm:
+        answers = [llm.generate(PROMPT, params)[0] for _ in range(2)]
+        drafting = llm.engine.core.scheduler.drafting
+        assert (drafting is None) == (speculation == "off")
+        if drafting is not None:
+            assert sum(sum(counts.accepted) for counts in drafting.counts.values()) > 0
+    return [sample.text for answer in answers for sample in answer.outputs]
+
+
+@pytest.mark.parametrize("speculation", ["ngram", "auto"])
+def test_texts_are_the_same_with_drafts(speculation: str) -> None:
+    params = SamplingParams(max_tokens=40, temperature=0.7, seed=3, n=2, ignore_eos=True)
+    assert texts(speculation, params) == texts("off", params)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"record": "run.jsonl"}, "record: a run with speculation 'ngram' cannot be recorded"),
+        ({"runner": "pooling"}, "speculation 'ngram' is not supported by an engine without generated tokens"),
+    ],
+)
+def test_an_engine_that_cannot_do_it_does_not_start(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM("tiny", threads=1, num_kv_blocks=16, speculation="ngram", **options)
+
+
+def test_a_priced_engine_does_not_verify(tmp_path: Path) -> None:
+    file = tmp_path / "cost.json"
+    file.write_text(json.dumps(cost_as_json(CostParams(0.001, 1e-6, 0.0, 1e-6, 0.0))))
+    with pytest.raises(ConfigError, match="speculation 'ngram' is not supported by device priced"):
+        LLM(device="priced", cost=str(file), speculation="ngram")
