@@ -10,6 +10,27 @@ from roseinfer.core.guide import GuideSpec
 from roseinfer.core.outputs import GuideStats
 from roseinfer.core.plan import TokenMasks
 from roseinfer.engine.guided.guide import MaskSource
+from roseinfer.engine.guided.mask_budget import HostClock
+
+
+class ToldClock(HostClock):
+    """Clock that the test moves. `stand_still` moves only the wall clock."""
+
+    def __init__(self) -> None:
+        self.now_s = self.ran_s = 0.0
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+    def cpu_s(self) -> float:
+        return self.ran_s
+
+    def run(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.ran_s += seconds
+
+    def stand_still(self, seconds: float) -> None:
+        self.now_s += seconds
 
 
 class Arithmetic:

@@ -272,13 +272,13 @@ class GuidedSequences:
         request_id = request_id_of(sequence_id)
         if self._ahead.is_paused(request_id):
             return nothing
-        began_s = self._clock.wall_s()
+        timer = Timer(self._clock)
         try:
             found = find()
         except Exception as error:
             log.debug("no drafts for %s: %s: %s", sequence_id, type(error).__name__, error)
             return nothing
-        took_s = self._clock.wall_s() - began_s
+        took_s = timer.lap_s()
         self._advanced_s += took_s
         self._ahead.note_time(request_id, took_s)
         return found

@@ -14,7 +14,6 @@ from roseinfer.engine.guided.guide import Guide, GuideFactory, MaskSource
 from roseinfer.engine.guided.mask_bits import allow_all, allows
 from roseinfer.engine.guided.mask_budget import (
     FREE_ROW_S,
-    SHORT_CALL_S,
     TIMED_STEPS,
     UNTIMED_S,
     HostClock,
@@ -22,10 +21,12 @@ from roseinfer.engine.guided.mask_budget import (
     Timer,
 )
 
-# Steps without drafts for a request whose guide took too long to look ahead.
+# A request whose guide looks ahead for longer than this in a step, without the free time of its calls, is paused: it
+# gets no drafts for some steps.
+MAX_REQUEST_S = 2e-3
 PAUSE_STEPS = 64
 # Time of masks after drafts, per step, that no request is charged for: its output must not depend on drafts.
-MAX_FREE_S = 0.1
+MAX_UNCHARGED_S = 0.1
 
 
 @dataclass(slots=True)
@@ -63,11 +64,13 @@ class LookAhead:
         self._budget = budget
         self._step = self._timed_until = 0
         self._paused: dict[str, int] = {}  # by request id: the step that ends its pause
-        self._spent_s = 0.0
+        self._spent_s: dict[str, float] = {}  # in this step, by request id
+        self._total_s = self._untimed_until_s = 0.0
         self._too_slow: set[str] = set()
 
     def begin_step(self, step: int) -> None:
-        self._step = step
+        self._step, self._total_s = step, 0.0
+        self._spent_s.clear()
         if self._paused:
             self._paused = {name: until for name, until in self._paused.items() if until > step}
 
@@ -76,8 +79,12 @@ class LookAhead:
         return request_id in self._paused or self._budget.owes(request_id)
 
     def note_time(self, request_id: str, seconds: float) -> None:
-        """Pause a request if its guide took too long for one look ahead."""
-        if seconds > SHORT_CALL_S:
+        """Note the time of one look ahead, and pause the request if it has looked ahead for too long."""
+        seconds -= FREE_ROW_S
+        if seconds <= 0.0:
+            return
+        self._spent_s[request_id] = self._spent_s.get(request_id, 0.0) + seconds
+        if self._spent_s[request_id] > MAX_REQUEST_S:
             self._paused[request_id] = self._step + PAUSE_STEPS
 
     # --- results ------------------------------------------------------------------------------------------------
@@ -115,7 +122,9 @@ class LookAhead:
         `masks`: those of the first tokens, at the beginning of `words`. `branches`: states before any draft.
         """
         rows, drafts_before = [*masks.rows], [0] * len(masks.rows)
-        self._spent_s, self._too_slow = 0.0, set()
+        self._too_slow = set()
+        num_drafts = sum(len(branch.drafts) for branch in branches)
+        self._untimed_until_s = self._clock.wall_s() + UNTIMED_S + num_drafts * FREE_ROW_S
         self.paths.update((branch.name, Path()) for branch in branches)
         count = 0
         while branches:
@@ -179,9 +188,8 @@ class LookAhead:
         assert self._guides is not None
         done = 0
         if by_grammar and self._step >= self._timed_until:
-            until_s = self._clock.wall_s() + UNTIMED_S + len(by_grammar) * FREE_ROW_S
-            done = self._guides.fill([source for _, source in by_grammar], words, until_s)
-            if self._clock.wall_s() <= until_s:
+            done = self._guides.fill([source for _, source in by_grammar], words, self._untimed_until_s)
+            if self._clock.wall_s() <= self._untimed_until_s:
                 return
             self._timed_until = self._step + TIMED_STEPS
         timer = Timer(self._clock)
@@ -195,8 +203,8 @@ class LookAhead:
 
     def _charge(self, request_id: str, seconds: float) -> None:
         self.note_time(request_id, seconds)
-        self._spent_s += seconds
-        if self._spent_s > MAX_FREE_S:
+        self._total_s += seconds
+        if self._total_s > MAX_UNCHARGED_S:
             self._too_slow.update(self._budget.charge(request_id, seconds))
 
     def _after_draft(self, branches: Iterable[Branch], count: int) -> Iterator[Branch]:

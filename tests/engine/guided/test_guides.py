@@ -19,7 +19,6 @@ from roseinfer.core.slo import Slo
 from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.guided.guides import GuidedSequences
-from roseinfer.engine.guided.mask_budget import HostClock
 from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
@@ -29,7 +28,7 @@ from roseinfer.sched.scheduler import Scheduler
 from tests.helpers.drafters import Script
 from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry
 from tests.helpers.fake_runner import DelayedRunner, FakeRunner
-from tests.helpers.guides import Arithmetic, ArithmeticGuides, obeys
+from tests.helpers.guides import Arithmetic, ArithmeticGuides, ToldClock, obeys
 from tests.helpers.writing import TOKENS, VOCAB, grammar_guides
 
 PROMPT = [5, 9, 2, 7, 11, 30, 8]
@@ -221,26 +220,6 @@ def test_a_token_that_a_grammar_forbids_ends_only_its_output(depth: int) -> None
     assert done["b:0"].reason is FinishReason.ERROR and len(done["b:0"].tokens) == 4
     assert "constraint failed" in done["b:0"].end.error and "doesn't satisfy the grammar" in done["b:0"].end.error
     assert [done[name].reason for name in ("a:0", "c:0")] == [FinishReason.STOP] * 2
-
-
-class ToldClock(HostClock):
-    """Clock that the test moves. `stand_still` moves only the wall clock."""
-
-    def __init__(self) -> None:
-        self.now_s = self.ran_s = 0.0
-
-    def wall_s(self) -> float:
-        return self.now_s
-
-    def cpu_s(self) -> float:
-        return self.ran_s
-
-    def run(self, seconds: float) -> None:
-        self.now_s += seconds
-        self.ran_s += seconds
-
-    def stand_still(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 class CostlyGuides(GrammarGuideFactory):

@@ -1,18 +1,24 @@
 """Masks after drafts: those that the guide gives token by token, and a guide that only output changes."""
 
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.guide import Thinking, Trigger
-from roseinfer.core.outputs import new_output
+from roseinfer.core.outputs import SequenceOutput
 from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult, TokenLogprobs, TokenMasks
-from roseinfer.engine.guided.guide import Guide
-from roseinfer.engine.guided.guides import GuidedSequences
+from roseinfer.engine.guided.constraints import GrammarConstraint
+from roseinfer.engine.guided.guide import Guide, MaskSource
+from roseinfer.engine.guided.guides import GuidedSequences, GuideEnd
+from roseinfer.engine.guided.mask_bits import allow_all
+from roseinfer.engine.guided.mask_budget import HostClock
 from tests.helpers.cases import examples
+from tests.helpers.guides import ArithmeticGuides, ToldClock
 from tests.helpers.writing import CALL, PAIR, THINK, THOUGHT, VOCAB, Writing, grammar_guides
 
 GUIDES = grammar_guides()
@@ -59,11 +65,17 @@ class Made:
         return self._guide
 
 
+class IdleClock(HostClock):
+    """Clock on a machine where no long call takes CPU time."""
+
+    cpu_s = staticmethod(lambda: 0.0)
+
+
 class Drafted:
     """One sequence whose rows have drafts, as the engine core drives it."""
 
     def __init__(self, **spec: object) -> None:
-        self.sequences = GuidedSequences(GUIDES, VOCAB)
+        self.sequences = GuidedSequences(GUIDES, VOCAB, IdleClock())
         self.sequences.open(["a:0"], Made(Writing(**spec).guide))
         self.plan = StepPlan(0, [])
         self.ended = False
@@ -88,7 +100,7 @@ class Drafted:
             self.sequences.trim(self.plan, result)
         (got,) = result.rows
         assert got.logprobs == logprobs[: len(got.token_ids)]
-        ends = self.sequences.advance([new_output(("a:0", got.token_ids, got.logprobs, None, None, None))])
+        ends = self.sequences.advance([SequenceOutput("a:0", got.token_ids, got.logprobs)])
         self.ended = bool(ends)
         assert all(end.error is None for end in ends)
         return got.token_ids, got.error
@@ -163,3 +175,175 @@ def test_masks_after_drafts_are_those_of_the_same_output_without_drafts(spec, se
     if shown_by == "mask" and not drafted.ended:  # no mask after the last token has been made
         drafted.masks([])
     assert drafted.ended == bool(shown_by)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+@examples(20, derandomize=True)
+@given(seed=st.integers(0, 10**6))
+def test_forced_tokens_are_the_only_ones_allowed_and_legal_drafts_are_allowed(spec, seed: int) -> None:
+    rng = random.Random(seed)
+    output, _ = written(spec, rng)
+    drafted = Drafted(**spec)
+    sequences = drafted.sequences
+    for done, token in enumerate(output):
+        for limit in (1, 3, 20):
+            forced = sequences.forced("a:0", limit)
+            assert len(forced) <= limit
+            assert [*expected_masks(spec, output[:done], forced)][: len(forced)] == [{each} for each in forced]
+        drafts = drafts_before(rng, output[done:], 0.8, beyond=True)
+        useful, legal = len([*expected_masks(spec, output[:done], drafts)]) - 1, sequences.legal("a:0", drafts)
+        # Bans are not checked, nor what only a mask shows.
+        assert legal == useful or "banned" in spec or DEAD_END.splitlines()[0] in str(spec), drafts
+        drafted.masks([])
+        drafted.commit([token])
+
+
+def test_forced_tokens_go_on_after_the_last_words_of_reasoning() -> None:
+    words = (*b"so", THOUGHT)
+    thinking = Thinking(inside=True, begin=(THINK,), end=(THOUGHT,), budget=0, last_words=words)
+    drafted = Drafted(grammar='start: "{name" /[a-z]/', thinking=thinking)
+    assert drafted.sequences.forced("a:0", 2) == words[:2]
+    assert drafted.sequences.forced("a:0", 3) == words
+    assert drafted.sequences.forced("a:0", 20) == (*words, *b"{name")
+
+
+def test_a_sequence_without_a_guide_has_no_forced_tokens_and_any_draft_is_legal() -> None:
+    sequences = Drafted(grammar=BODY).sequences
+    assert sequences.forced("b:0", 8) == () and sequences.legal("b:0", [1, 2, 3]) == 3
+
+
+def test_a_guide_that_cannot_look_ahead_gets_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafted = Drafted(grammar=BODY)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("cannot")
+
+    monkeypatch.setattr(GrammarConstraint, "forced", fails)
+    monkeypatch.setattr(GrammarConstraint, "fork", fails)
+    assert drafted.sequences.forced("a:0", 8) == () and drafted.sequences.legal("a:0", b"{a") == 0
+    assert drafted.masks([]) == {0: {*b"{"}} and not drafted.ended
+
+
+# --- time -------------------------------------------------------------------------------------------------------
+class Costly:
+    """Guide and grammar whose mask takes `cost_s(tokens so far)` on the test's clock. It allows every token."""
+
+    ignores_output = edits_mask = accepting = halted = failed = False
+
+    def __init__(self, clock: ToldClock, cost_s: Callable[[int], float], fails_at: int = -1) -> None:
+        self._clock, self._cost_s, self._fails_at = clock, cost_s, fails_at
+        self.said = 0
+
+    def fork(self) -> "Costly":
+        return copy(self)
+
+    def forced(self, limit: int) -> Sequence[int]:
+        return ()
+
+    def advance(self, token_ids: Sequence[int]) -> bool:
+        self.said += len(token_ids)
+        return False
+
+    def allows(self, token_ids: Sequence[int]) -> bool:
+        return True
+
+    def mask(self) -> "Costly":
+        return self
+
+    def fill(self, words: memoryview) -> None:
+        if self.said == self._fails_at:
+            raise ValueError("no memory")
+        self._clock.run(self._cost_s(self.said))
+        allow_all(words)
+
+    def failure(self) -> Exception:
+        return RuntimeError()
+
+    def finish_mask(self, words: memoryview) -> bool:
+        return False
+
+
+class CostlyGuides(ArithmeticGuides):
+    """Fills masks of `Costly` guides."""
+
+    def __init__(self, clock: ToldClock) -> None:
+        super().__init__(VOCAB)
+        self._clock = clock
+
+    def fill(self, sources: Sequence[MaskSource], words: memoryview, until_s=math.inf, *, threads=True) -> int:
+        for at, source in enumerate(sources):
+            source.fill(words[at * WORDS : (at + 1) * WORDS])
+            if self._clock.wall_s() > until_s:
+                return at + 1
+        return len(sources)
+
+
+class CostlySteps:
+    """Sequences under `Costly` guides, which decode in steps that otherwise take `step_s`."""
+
+    def __init__(self, cost_s: Callable[[int], float], *names: str, step_s: float = 0.01, fails_at: int = -1) -> None:
+        self.clock = ToldClock()
+        self.sequences = GuidedSequences(CostlyGuides(self.clock), VOCAB, self.clock)
+        for name in names:
+            self.sequences.open([name], Made(Costly(self.clock, cost_s, fails_at)))
+        self._step, self._step_s = 0, step_s
+        self.masked = 0
+
+    def step(self, count: int) -> list[GuideEnd]:
+        """Run a step in which each row has up to `count` drafts, as many as are legal, and all are right."""
+        drafts = (7,) * count
+        rows = []
+        for name in self.sequences.live:
+            own = drafts[: self.sequences.legal(name, drafts)]
+            rows.append(Row(name, 0, 10, 1 + len(own), 1 + len(own), True, 10, 0, (), own))
+        self._step += 1
+        num_drafts = sum(len(row.drafts) for row in rows)
+        plan = StepPlan(self._step, rows, num_drafts=num_drafts, guided=(*range(len(rows)),))
+        self.clock.run(self._step_s)
+        masks, ends = self.sequences.masks(plan, lambda count: memoryview(bytearray(4 * count * WORDS)).cast("I"))
+        self.masked = len(masks.rows)
+        self.sequences.close(end.sequence_id for end in ends)
+        outputs = [SequenceOutput(row.request_id, (7,) * row.count) for row in rows]
+        return ends + self.sequences.advance(outputs)
+
+
+def test_a_request_ends_no_earlier_with_drafts_and_gets_none_while_its_masks_are_slow() -> None:
+    """Alone, its masks take a third of what a step forgives; with drafts three times as much."""
+    costly = CostlySteps(lambda said: 0.0017, "a:0")
+    assert not any(costly.step(8) for _ in range(500))
+    assert costly.sequences.legal("a:0", [7]) == 0
+    quick = CostlySteps(lambda said: 40e-6, "a:0")
+    assert not any(quick.step(8) for _ in range(500))
+    assert quick.sequences.legal("a:0", [7] * 8) == 8
+
+
+def test_a_step_that_pays_for_several_does_not_end_a_request() -> None:
+    """Its samples take a quarter of a step without drafts, and twice a step with drafts."""
+    costly = CostlySteps(lambda said: 0.003, *[f"a:{sample}" for sample in range(8)], step_s=0.1)
+    assert not any(costly.step(8) for _ in range(200))
+
+
+def test_a_slow_guide_takes_no_drafts_from_other_requests() -> None:
+    costly = CostlySteps(lambda said: 40e-6, "a:0")
+    costly.sequences.open(["b:0"], Made(Costly(costly.clock, lambda said: 0.0017)))
+    for _ in range(100):
+        costly.step(8)
+    assert (costly.sequences.legal("a:0", [7]), costly.sequences.legal("b:0", [7])) == (1, 0)
+
+
+def test_masks_after_drafts_that_all_turn_slow_at_once_take_a_bounded_time() -> None:
+    """The first mask of each row is quick. Then the request ends with all of its samples."""
+    names = [f"a:{sample}" for sample in range(64)]
+    costly = CostlySteps(lambda said: 0.012 if said else 20e-6, *names, "b:0")
+    began_s = costly.clock.wall_s()
+    ends = costly.step(8)
+    assert costly.clock.wall_s() - began_s < 0.5
+    assert {end.sequence_id for end in ends} >= {*names} and all(end.error for end in ends)
+
+
+def test_masks_after_drafts_that_cannot_be_computed_end_the_sequences_with_drafts() -> None:
+    costly = CostlySteps(lambda said: 20e-6, "a:0", "b:0", fails_at=3)
+    assert not costly.step(1) and costly.masked == 4
+    ends = costly.step(1)
+    assert {end.sequence_id for end in ends} == {"a:0", "b:0"} and all("no memory" in end.error for end in ends)
+    assert not costly.sequences.live and costly.masked == 2
