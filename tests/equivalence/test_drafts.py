@@ -57,7 +57,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def start_with_drafts(path: Path, setting: str, monkeypatch: pytest.MonkeyPatch, **options: object) -> EngineCore:
     limits = StepLimits.of
-    monkeypatch.setattr(StepLimits, "of", lambda config, length: limits(config, length, MAX_DRAFTS))
+    monkeypatch.setattr(StepLimits, "of", lambda config, length, _: limits(config, length, MAX_DRAFTS))
     return start(path, "cuda" if CUDA else "cpu", **{"dtype": "float32", **SETTINGS[setting], **options})
 
 
