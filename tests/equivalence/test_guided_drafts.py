@@ -10,7 +10,6 @@ import pytest
 
 from roseinfer.core.guide import GuideSpec, Thinking, Trigger
 from roseinfer.core.outputs import FinishReason
-from roseinfer.core.plan import StepLimits
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
@@ -25,7 +24,6 @@ from tests.helpers.engines import Collected, gather
 from tests.helpers.tokenizers import EOS_ID
 from tests.helpers.writing import CALL, THINK, THOUGHT, TOKENIZER
 
-MAX_DRAFTS = 40
 TOKENS = GrammarTokens.of(TOKENIZER, VOCAB, (EOS_ID,))
 OBJECT = r'start: "{" pair ("," pair)* "}"' + "\n" + r'pair: "name" ":" /[a-z]{1,4}/ | "number" ":" /[0-9]+/'
 ANY = tuple(range(0, VOCAB, 3))
@@ -50,7 +48,7 @@ CASES: dict[str, tuple[GuideSpec, dict[str, Any]]] = {
 
 
 def started(path: Path, setting: str) -> EngineCore:
-    core = start(path, "cuda" if CUDA else "cpu", "float32", **SETTINGS[setting])
+    core = start(path, "cuda" if CUDA else "cpu", "float32", **SETTINGS[setting], speculation="ngram")
     core.__class__ = DraftsForGuided
     core.guided = GuidedSequences(GrammarGuideFactory(lambda: TOKENS, VOCAB), VOCAB)
     core.eos_ids = frozenset((EOS_ID,))
@@ -71,13 +69,10 @@ def run(core: EngineCore) -> dict[str, Collected]:
 
 @pytest.mark.parametrize("setting", ["plain", "all at once"])
 @pytest.mark.parametrize("right", [0.6, 1.0])
-def test_drafts_change_no_constrained_output(
-    setting: str, right: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = StepLimits.of
-    monkeypatch.setattr(StepLimits, "of", lambda config, length: limits(config, length, MAX_DRAFTS))
+def test_drafts_change_no_constrained_output(setting: str, right: float, tmp_path: Path) -> None:
     path = save_model("qwen3", (SHAPES if CUDA else SMALL_SHAPES)["qwen3"], tmp_path)
     core = started(path, setting)
+    core.scheduler.drafting = None
     plain = run(core)
     known = {name: done.tokens for name, done in plain.items()}
     core.scheduler.drafting = every_draft_of(Oracle(known, VOCAB, right))

@@ -318,7 +318,7 @@ def test_a_request_ends_no_earlier_with_drafts_and_gets_none_while_its_masks_are
 
 
 def test_a_step_that_pays_for_several_does_not_end_a_request() -> None:
-    """Its samples take a quarter of a step without drafts, and twice a step with drafts."""
+    """Masks of all samples take a quarter of a step without drafts, and two steps with drafts."""
     costly = CostlySteps(lambda said: 0.003, *[f"a:{sample}" for sample in range(8)], step_s=0.1)
     assert not any(costly.step(8) for _ in range(200))
 
