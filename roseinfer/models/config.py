@@ -18,8 +18,6 @@ from roseinfer.models.harmless import HARMLESS, HARMLESS_PREFIXES
 from roseinfer.models.quantization import read_quantization
 from roseinfer.models.spec import ModelSpec
 
-# Each layer costs time at start even if it is empty.
-MAX_LAYERS = 2**12
 # Weights per byte of the densest format.
 MAX_WEIGHTS_PER_BYTE = 8
 
@@ -45,8 +43,6 @@ def read_model_spec(folder: Path, max_model_len: int | None = None) -> ModelSpec
     spec = family.read(fields, architecture, max_model_len)
     spec = replace(spec, quantization=read_quantization(fields, folder))
     fields.refuse_unread(HARMLESS, HARMLESS_PREFIXES)
-    if spec.num_layers > MAX_LAYERS:
-        raise UnsupportedModelError(f"{fields.where}: {spec.num_layers} layers are not supported; at most {MAX_LAYERS}")
     _check_size(spec, folder, fields.where)
     return spec
 

@@ -65,7 +65,7 @@ def read_decoder(
     if layers is None:
         attention = attention or read_heads(fields)
         rope = rope or read_rope(fields, attention.head_dim)
-        layers = uniform_layers(fields.integer("num_hidden_layers"), attention, rope, windows)
+        layers = uniform_layers(fields.num_layers(), attention, rope, windows)
     values: dict[str, Any] = {
         "max_position": fields.integer("max_position_embeddings"),
         "activation": fields.choice("hidden_act", ACTIVATIONS, "silu"),

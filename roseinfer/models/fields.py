@@ -8,6 +8,8 @@ from roseinfer.core.json_file import field_name, shortened
 
 # Upper bound of every count in a config. Larger values are mistakes, and would cause endless loops and huge tables.
 MAX_SIZE = 2**24
+# Each layer costs time at start even if it is empty.
+MAX_LAYERS = 2**12
 # Range of float32, in which norms and rotary positions are computed.
 MIN_FLOAT, MAX_FLOAT = 2.0**-126, 2.0**127
 
@@ -41,6 +43,13 @@ class ConfigFields:
         if value > MAX_SIZE:
             self.refuse(key, value, f"no model has more than {MAX_SIZE}")
         return value
+
+    def num_layers(self, key: str = "num_hidden_layers") -> int:
+        """Return the number of layers. Raise before a spec of each is made, which takes a second per 100,000."""
+        count = self.integer(key)
+        if count > MAX_LAYERS:
+            raise UnsupportedModelError(f"{self.where}: {count} layers are not supported; at most {MAX_LAYERS}")
+        return count
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key)

@@ -21,7 +21,7 @@ def read_windows(
     """
     if window is None and not fields.get("layer_types"):
         return ()
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.num_layers()
     default = [SLIDING if window and layer >= first else FULL for layer in range(layers)]
     return windows_of_types(fields, window, read_layer_types(fields, default, window), max_model_len)
 
@@ -30,7 +30,7 @@ def read_layer_types(fields: ConfigFields, default: Sequence[str], window: int |
     """Return `layer_types`, one for each layer, by default `default`. Sliding layers need a window."""
     if window == 0:
         fields.refuse("sliding_window", window, "a positive integer or null is needed")
-    types, layers = fields.get("layer_types") or list(default), fields.integer("num_hidden_layers")
+    types, layers = fields.get("layer_types") or list(default), fields.num_layers()
     known = (FULL,) if window is None else (FULL, SLIDING)
     if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
         fields.refuse("layer_types", types, f"a list of {layers} of {', '.join(known)} is needed")
@@ -39,7 +39,7 @@ def read_layer_types(fields: ConfigFields, default: Sequence[str], window: int |
 
 def repeated_types(fields: ConfigFields, pattern: int) -> list[str]:
     """Return types of layers of which each `pattern`-th is a full one, and the others have a window."""
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.num_layers()
     return [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]
 
 

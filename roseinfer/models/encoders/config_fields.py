@@ -41,7 +41,7 @@ def read_shape(fields: ConfigFields, architecture: str, activation: str, default
         fields.refuse("num_attention_heads", heads, f"it does not divide hidden_size = {hidden}")
     return {
         "architecture": architecture,
-        "num_layers": fields.integer("num_hidden_layers"),
+        "num_layers": fields.num_layers(),
         "hidden_size": hidden,
         "intermediate_size": fields.integer("intermediate_size"),
         "num_heads": heads,

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.json_file import shortened
-from roseinfer.models.config import MAX_LAYERS, MAX_WEIGHTS_PER_BYTE
+from roseinfer.models.config import MAX_WEIGHTS_PER_BYTE
 from roseinfer.models.documents import CONFIG, document_path, read_config, weight_bytes
 from roseinfer.models.encoders.config_fields import HARMLESS, HARMLESS_PREFIXES
 from roseinfer.models.encoders.spec import EncoderSpec
@@ -80,8 +80,6 @@ def read_encoder_spec(folder: Path) -> EncoderSpec:
     fields = ConfigFields(data, f"{path} ({architecture})")
     spec = family_module(architecture).read_spec(fields, architecture)
     fields.refuse_unread(HARMLESS, HARMLESS_PREFIXES)
-    if spec.num_layers > MAX_LAYERS:
-        raise UnsupportedModelError(f"{fields.where}: {spec.num_layers} layers are not supported; at most {MAX_LAYERS}")
     _check_size(spec, folder, fields.where)
     return spec
 

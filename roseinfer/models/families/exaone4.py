@@ -31,7 +31,7 @@ def _default_types(fields: ConfigFields, window: int | None) -> list[str]:
     """Return the types of layers without `layer_types`: each `sliding_window_pattern`-th is a full one."""
     pattern = fields.get("sliding_window_pattern", 4)
     if window is None or fields.get("layer_types"):
-        return [FULL] * fields.integer("num_hidden_layers")
+        return [FULL] * fields.num_layers()
     if isinstance(pattern, str):  # transformers describes texts like "LLLG", and fails on them
         fields.refuse("sliding_window_pattern", pattern, "layer_types is needed")
     return repeated_types(fields, fields.integer("sliding_window_pattern", 4))

@@ -15,6 +15,6 @@ def read_experts(
     top_k = fields.integer("num_experts_per_tok")
     if top_k > count:
         fields.refuse("num_experts_per_tok", top_k, f"there are {count} experts")
-    if len(dense_layers) == fields.integer("num_hidden_layers"):
+    if len(dense_layers) == fields.num_layers():
         return None
     return ExpertsSpec(count=count, top_k=top_k, width=width, renormalise=renormalise, dense_layers=dense_layers)

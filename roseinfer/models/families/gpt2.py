@@ -18,7 +18,7 @@ def read_gpt2(fields: ConfigFields, architecture: str, max_model_len: int | None
     attention = AttentionSpec(heads=heads, kv_heads=heads, head_dim=head_dim, scale=head_dim**-0.5)
     return ModelSpec(
         architecture=architecture,
-        layers=uniform_layers(fields.integer("n_layer"), attention, None),
+        layers=uniform_layers(fields.num_layers("n_layer"), attention, None),
         hidden_size=hidden,
         intermediate_size=fields.integer("n_inner", 4 * hidden),
         vocab_size=fields.integer("vocab_size"),

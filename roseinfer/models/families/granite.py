@@ -21,7 +21,7 @@ def read_granite_hybrid(fields: ConfigFields, architecture: str, max_model_len: 
         fields.refuse("num_local_experts", experts, "Granite 4 is supported without experts")
     for key in _UNUSED:
         fields.get(key)
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.num_layers()
     types = fields.get("layer_types") or fields.get("layers_block_type")
     if not isinstance(types, list) or len(types) != layers or any(kind not in ("attention", FULL) for kind in types):
         fields.refuse("layer_types", types, f"Granite 4 is supported with attention in each of its {layers} layers")
@@ -39,7 +39,7 @@ def _read_granite(fields: ConfigFields, architecture: str, *, rotated: bool = Tr
     return read_decoder(
         fields,
         architecture,
-        layers=uniform_layers(fields.integer("num_hidden_layers"), attention, rope if rotated else None),
+        layers=uniform_layers(fields.num_layers(), attention, rope if rotated else None),
         qkv_bias=bias,
         o_bias=bias,
         embedding_multiplier=fields.number("embedding_multiplier", 1.0),

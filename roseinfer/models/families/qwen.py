@@ -49,7 +49,7 @@ def read_qwen3_moe(fields: ConfigFields, architecture: str, max_model_len: int |
 
 def _read_dense_layers(fields: ConfigFields) -> tuple[int, ...]:
     """Return the layers without experts: those that are listed, and all but every `decoder_sparse_step`-th."""
-    layers, step = fields.integer("num_hidden_layers"), fields.integer("decoder_sparse_step", 1)
+    layers, step = fields.num_layers(), fields.integer("decoder_sparse_step", 1)
     named = fields.get("mlp_only_layers") or []
     if not isinstance(named, list) or any(type(layer) is not int or not 0 <= layer < layers for layer in named):
         fields.refuse("mlp_only_layers", named, f"a list of numbers of the {layers} layers is needed")

@@ -13,9 +13,7 @@ def read_smollm3(fields: ConfigFields, architecture: str, max_model_len: int | N
     unrotated = _read_unrotated(fields)
     window = optional_integer(fields, "sliding_window", None)
     window = window if fields.flag("use_sliding_window", False) else None
-    default = [
-        SLIDING if window and layer in unrotated else FULL for layer in range(fields.integer("num_hidden_layers"))
-    ]
+    default = [SLIDING if window and layer in unrotated else FULL for layer in range(fields.num_layers())]
     attention = read_heads(fields, kv_heads=4)
     rope = read_rope(fields, attention.head_dim, theta=2e6)
     windows = windows_of_types(fields, window, read_layer_types(fields, default, window), max_model_len)
@@ -33,7 +31,7 @@ def read_smollm3(fields: ConfigFields, architecture: str, max_model_len: int | N
 
 def _read_unrotated(fields: ConfigFields) -> tuple[int, ...]:
     """Return the layers without rotation: those with a 0 in `no_rope_layers`, or every so many-th."""
-    layers, interval = fields.integer("num_hidden_layers"), fields.integer("no_rope_layer_interval", 4)
+    layers, interval = fields.num_layers(), fields.integer("no_rope_layer_interval", 4)
     rotated = fields.get("no_rope_layers")
     if rotated is None:
         return tuple(range(interval - 1, layers, interval))
