@@ -31,7 +31,7 @@ from roseinfer.text.tokenizer import Tokenizer
 from tests.helpers.engine_info import changed
 from tests.server.fake_engine import INFO
 from tests.server.live import LiveServer
-from tests.server.real_server import RealServer
+from tests.server.real_server import RealServer, priced
 
 OBJECTIVE = {"slo": {"ttft_ms": 60_000, "tpot_ms": 60_000}}
 RATIO, SECONDS = "roseinfer:length_prediction_ratio", "roseinfer:length_prediction_seconds"
@@ -199,13 +199,13 @@ def test_serve_refuses_before_the_model_loads(workers: str, file: str, tmp_path,
 
 
 # --- all of it ----------------------------------------------------------------------------------------------------
-def test_two_workers_and_the_real_engine(tmp_path: Path) -> None:
+def test_two_workers_and_a_priced_engine(tmp_path: Path) -> None:
     """The engine's recording shows the predictions that came with requests."""
     predictor, path, recording = trained(load_tokenizer(ModelConfig())), tmp_path / "lengths", tmp_path / "run.jsonl"
     predictor.save(str(path))
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 300, **OBJECTIVE}
     options = ("--api-workers", "2", "--length-predictor", str(path), "--record", str(recording))
-    with RealServer(*options) as server:
+    with RealServer(*priced(tmp_path, step_s=0.0), *options) as server:
 
         async def ask() -> list[httpx.Response]:
             async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:

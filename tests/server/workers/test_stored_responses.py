@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from roseinfer.server.response_store.records import Key
 from tests.server.real_server import RealServer, priced, until
+from tests.server.response_store.test_database import opened
 
 pytestmark = pytest.mark.long
 
@@ -104,9 +106,10 @@ def test_the_store_survives_a_restart_and_a_temporary_one_leaves_nothing(tmp_pat
         running = server.client().responses.create(**LONG, extra_body={"ignore_eos": True}).id
         server.process.terminate()
         assert server.exit_code() == 0
-    with RealServer(*priced(tmp_path), *stored) as server:
-        ended = server.fresh(f"{PATH}/{running}").json()
-        assert (ended["status"], ended["error"]["code"]) == ("failed", "draining")
+    database = opened(tmp_path / "responses.db")
+    ended = database.get(Key("", running))
+    database.close()
+    assert ended is not None and ended.response["status"] == "failed" and ended.response["error"]["code"] == "draining"
     left = sorted(path.name for path in tmp_path.iterdir() if path.name != "cost.json")
     assert left == ["responses.db"], "the processes' own files are gone"
     with RealServer(*priced(tmp_path)) as server:

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +186,17 @@ def test_requests_of_a_client_that_disconnects_are_aborted(fleet: RealServer) ->
     until(lambda: metric(fleet, "vllm:num_requests_running") == 0)
 
 
+def test_no_process_outlives_a_killed_manager(shared: RealServer) -> None:
+    """The last test of the shared server."""
+    processes = children(shared.process.pid)
+    with Streams(shared, 2, tokens=1200) as streams:
+        shared.process.kill()
+        shared.process.wait(PATIENCE_S)
+        assert streams.ends() == ["cut"] * 2
+    until(lambda: not any(map(alive, processes)))
+    assert shared.left_behind() == []
+
+
 def not_ready(server: RealServer) -> str | None:
     """Return the error code of `/ready`, None if the server is ready."""
     error = server.fresh("/ready").json().get("error")
@@ -201,18 +212,22 @@ def interrupt_group(server: RealServer) -> None:
     os.killpg(server.process.pid, signal.SIGINT)
 
 
-@pytest.mark.parametrize("end", [terminate, interrupt_group])
-def test_all_workers_drain_together(own: RealServer, end: Callable[[RealServer], None]) -> None:
+def check_draining(server: RealServer) -> None:
+    """Assert that every worker lives and rejects requests, also one that is idle."""
+    until(lambda: not_ready(server) == "draining")
+    for _ in range(2 * WORKERS):
+        assert server.fresh("/ready").json()["error"]["code"] == "draining"
+        assert server.fresh("/health").status_code == 200
+    with server.client() as late, pytest.raises(openai.InternalServerError) as refused:
+        late.completions.create(model="tiny", prompt="x")
+    assert refused.value.code == "draining"
+
+
+def test_all_workers_drain_together(own: RealServer) -> None:
     processes = children(own.process.pid)
-    with Streams(own, 1, tokens=400) as streams:  # one worker is idle, but stays to reject requests
-        end(own)
-        until(lambda: not_ready(own) == "draining")
-        for _ in range(2 * WORKERS):
-            assert own.fresh("/ready").json()["error"]["code"] == "draining"
-            assert own.fresh("/health").status_code == 200
-        with own.client() as late, pytest.raises(openai.InternalServerError) as refused:
-            late.completions.create(model="tiny", prompt="x")
-        assert refused.value.code == "draining"
+    with Streams(own, 1, tokens=400) as streams:
+        interrupt_group(own)
+        check_draining(own)
         assert streams.ends() == ["length"]
     assert own.exit_code() == 0
     assert len(processes) == WORKERS + 1 and not any(map(alive, processes))
@@ -220,13 +235,14 @@ def test_all_workers_drain_together(own: RealServer, end: Callable[[RealServer],
 
 
 def test_a_second_signal_aborts_the_rest(own: RealServer) -> None:
+    processes = children(own.process.pid)
     with Streams(own, 2, tokens=1200) as streams:
         terminate(own)
-        until(lambda: not_ready(own) == "draining")
+        check_draining(own)
         terminate(own)
         assert streams.ends() == ["draining"] * 2
-    assert own.exit_code() == 0
-    assert own.log().count("finish=abort") == 2
+    assert own.exit_code() == 0 and not any(map(alive, processes))
+    assert own.log().count("finish=abort") == 2 and own.left_behind() == []
 
 
 def test_all_workers_report_a_dead_engine_until_it_is_back(own: RealServer) -> None:
@@ -247,16 +263,6 @@ def test_all_workers_report_a_dead_engine_until_it_is_back(own: RealServer) -> N
     assert own.exit_code() == 0
 
 
-def test_no_process_outlives_a_killed_manager(own: RealServer) -> None:
-    processes = children(own.process.pid)
-    with Streams(own, 2, tokens=1200) as streams:
-        own.process.kill()
-        own.process.wait(PATIENCE_S)
-        assert streams.ends() == ["cut"] * 2
-    until(lambda: not any(map(alive, processes)))
-    assert own.left_behind() == []
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -270,7 +276,7 @@ def test_an_error_of_a_worker_or_engine_at_the_start_is_one_line(
     template = tmp_path / "template.jinja"
     template.write_text("{% if %}")
     given = [option.replace("{template}", str(template)) for option in options]
-    server = RealServer("--api-workers", str(WORKERS), *given)
+    server = RealServer("--api-workers", str(WORKERS), *priced(tmp_path), *given)
     code, log, left = server.exit_code(), server.log(), server.left_behind()
     server.close()
     *usage, reason = log.splitlines()
