@@ -1,6 +1,7 @@
 """examples/slo_client.py, run as by a user."""
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -8,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.real_server import RealServer
+from tests.server.real_server import RealServer, priced
 
 FILE = Path(__file__).parents[2] / "examples" / "slo_client.py"
 
@@ -23,8 +24,8 @@ def example() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def url():
-    with RealServer() as server:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with RealServer(*priced(tmp_path_factory.mktemp("engine"))) as server:
         yield f"{server.url}/v1"
 
 

@@ -1,8 +1,7 @@
 """Responses and Messages as users meet them: `roseinfer serve` with the embedded model, and the makers' own clients."""
 
 import json
-import subprocess
-import sys
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -215,9 +214,15 @@ def test_schemas_that_cannot_be_enforced_are_refused_by_their_field(
         ("anthropic_messages", "", ["text: ", "parsed: Review(", "prompt: ", "called: weather(", "answer: "]),
     ],
 )
-def test_the_example(real: RealServer, name: str, below: str, expected: list[str]) -> None:
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--base-url", real.url + below]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected, done.stdout
+def test_the_example(
+    real: RealServer,
+    name: str,
+    below: str,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", [f"{name}.py", "--base-url", real.url + below])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert [line[: len(start)] for line, start in zip(printed.splitlines(), expected, strict=True)] == expected, printed

@@ -2,8 +2,7 @@
 
 import json
 import re
-import subprocess
-import sys
+import runpy
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -259,11 +258,10 @@ def test_hostile_constraints_leave_others_alone(client: openai.OpenAI) -> None:
     assert tokens + len(ends) >= 300 and ends[-1] == "length"
 
 
-def test_the_example(real: RealServer) -> None:
-    command = [sys.executable, str(EXAMPLE), "--base-url", f"{real.url}/v1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def test_the_example(real: RealServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["structured_outputs.py", "--base-url", f"{real.url}/v1"])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
     expected = [
         r"parsed: Review\(title='.*', stars=[1-5], genre='(comedy|drama|other)'\)",
         r"streamed in \d+ pieces: \{'title': .*\}",
