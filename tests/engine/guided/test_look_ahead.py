@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roseinfer.core.guide import Thinking, Trigger
+from roseinfer.core.guide import GuideSpec, Thinking, Trigger
 from roseinfer.core.outputs import SequenceOutput
 from roseinfer.core.plan import Row, RowResult, StepPlan, StepResult, TokenLogprobs, TokenMasks
 from roseinfer.engine.guided.constraints import GrammarConstraint
+from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.guided.guide import Guide, MaskSource
 from roseinfer.engine.guided.guides import GuidedSequences, GuideEnd
 from roseinfer.engine.guided.mask_bits import allow_all
 from roseinfer.engine.guided.mask_budget import HostClock
 from tests.helpers.cases import examples
 from tests.helpers.guides import ArithmeticGuides, ToldClock
-from tests.helpers.writing import CALL, PAIR, THINK, THOUGHT, VOCAB, Writing, grammar_guides
+from tests.helpers.writing import CALL, PAIR, THINK, THOUGHT, TOKENS, VOCAB, Writing, grammar_guides
 
 GUIDES = grammar_guides()
 WORDS = TokenMasks.words_per_row(VOCAB)
@@ -65,6 +66,23 @@ class Made:
         return self._guide
 
 
+def verifying(name: str, drafts: Sequence[int]) -> Row:
+    count = 1 + len(drafts)
+    return Row(name, 0, 10, count, count, True, 10, 0, (), tuple(drafts))
+
+
+def space_of(count: int) -> memoryview:
+    return memoryview(bytearray(4 * count * WORDS)).cast("I")
+
+
+def allowed_by(masks: TokenMasks) -> dict[tuple[int, int], set[int]]:
+    """Return the allowed tokens by row and number of drafts before them."""
+    lines = [masks.words[at : at + WORDS] for at in range(0, len(masks.words), WORDS)]
+    allowed = [{token for token in range(VOCAB) if line[token // 32] >> token % 32 & 1} for line in lines]
+    places = zip(masks.rows, masks.drafts_before or [0] * len(lines), strict=True)
+    return dict(zip(places, allowed, strict=True))
+
+
 class IdleClock(HostClock):
     """Clock on a machine where no long call takes CPU time."""
 
@@ -82,15 +100,11 @@ class Drafted:
 
     def masks(self, drafts: Sequence[int]) -> dict[int, set[int]]:
         """Return the allowed tokens by the number of drafts before them."""
-        count = 1 + len(drafts)
-        row = Row("a:0", 0, 10, count, count, True, 10, 0, (), tuple(drafts))
-        self.plan = StepPlan(self.plan.step + 1, [row], num_tokens=count, num_drafts=len(drafts), guided=(0,))
-        masks, ends = self.sequences.masks(self.plan, lambda count: memoryview(bytearray(4 * count * WORDS)).cast("I"))
+        self.plan = StepPlan(self.plan.step + 1, [verifying("a:0", drafts)], num_drafts=len(drafts), guided=(0,))
+        masks, ends = self.sequences.masks(self.plan, space_of)
         self.ended = bool(ends)
         assert all(end.error is None for end in ends) and set(masks.rows) <= {0}
-        lines = [masks.words[at : at + WORDS] for at in range(0, len(masks.words), WORDS)]
-        allowed = [{token for token in range(VOCAB) if line[token // 32] >> token % 32 & 1} for line in lines]
-        return dict(zip(masks.drafts_before or [0] * len(lines), allowed, strict=True))
+        return {count: allowed for (_, count), allowed in allowed_by(masks).items()}
 
     def commit(self, token_ids: Sequence[int], error: str | None = None) -> tuple[tuple[int, ...], str | None]:
         """Take what the runner sampled. Return what becomes of it."""
@@ -186,10 +200,10 @@ def test_forced_tokens_are_the_only_ones_allowed_and_legal_drafts_are_allowed(sp
     drafted = Drafted(**spec)
     sequences = drafted.sequences
     for done, token in enumerate(output):
-        for limit in (1, 3, 20):
-            forced = sequences.forced("a:0", limit)
-            assert len(forced) <= limit
-            assert [*expected_masks(spec, output[:done], forced)][: len(forced)] == [{each} for each in forced]
+        limit = rng.choice((1, 3, 20))
+        forced = sequences.forced("a:0", limit)
+        assert len(forced) <= limit
+        assert [*expected_masks(spec, output[:done], forced)][: len(forced)] == [{each} for each in forced]
         drafts = drafts_before(rng, output[done:], 0.8, beyond=True)
         useful, legal = len([*expected_masks(spec, output[:done], drafts)]) - 1, sequences.legal("a:0", drafts)
         # Bans are not checked, nor what only a mask shows.
@@ -222,6 +236,35 @@ def test_a_guide_that_cannot_look_ahead_gets_no_drafts(monkeypatch: pytest.Monke
     monkeypatch.setattr(GrammarConstraint, "fork", fails)
     assert drafted.sequences.forced("a:0", 8) == () and drafted.sequences.legal("a:0", b"{a") == 0
     assert drafted.masks([]) == {0: {*b"{"}} and not drafted.ended
+
+
+def test_an_error_after_the_end_of_the_output_does_not_count_and_one_before_it_does() -> None:
+    drafted = Drafted(grammar='start: "ab"')
+    drafted.masks(b"ab7")
+    assert drafted.commit(b"ab", "no token is left") == ((*b"ab",), None) and drafted.ended
+    drafted = Drafted(grammar='start: "ab"')
+    drafted.masks(b"ab7")
+    assert drafted.commit(b"a", "no token is left") == ((*b"a",), "no token is left") and not drafted.ended
+
+
+def test_threads_compute_the_masks_of_many_rows_with_drafts() -> None:
+    guides = GrammarGuideFactory(lambda: TOKENS, VOCAB, threads=3)
+    spec = {"grammar": 'start: "{" /[a-z]{9}/ "}"'}
+    pending = guides.prepare(GuideSpec(**spec))
+    while not pending.ready:
+        guides.wait(1.0)
+    sequences = GuidedSequences(guides, VOCAB)
+    rng = random.Random(0)
+    drafts = [(ord("{"), *rng.choices(b"abcdef", k=rng.randrange(6)), ord("?")) for _ in range(40)]
+    rows = [verifying(f"a:{sample}", own) for sample, own in enumerate(drafts)]
+    sequences.open([row.request_id for row in rows], pending)
+    plan = StepPlan(1, rows, num_drafts=sum(map(len, drafts)), guided=(*range(len(rows)),))
+    masks, ends = sequences.masks(plan, space_of)
+    found = allowed_by(masks)
+    for row, own in enumerate(drafts):
+        assert [found[row, count] for count in range(len(own))] == [*expected_masks(spec, [], own)]
+    assert not ends and len(found) == sum(map(len, drafts))
+    guides.close()
 
 
 # --- time -------------------------------------------------------------------------------------------------------
@@ -295,12 +338,12 @@ class CostlySteps:
         rows = []
         for name in self.sequences.live:
             own = drafts[: self.sequences.legal(name, drafts)]
-            rows.append(Row(name, 0, 10, 1 + len(own), 1 + len(own), True, 10, 0, (), own))
+            rows.append(verifying(name, own))
         self._step += 1
         num_drafts = sum(len(row.drafts) for row in rows)
         plan = StepPlan(self._step, rows, num_drafts=num_drafts, guided=(*range(len(rows)),))
         self.clock.run(self._step_s)
-        masks, ends = self.sequences.masks(plan, lambda count: memoryview(bytearray(4 * count * WORDS)).cast("I"))
+        masks, ends = self.sequences.masks(plan, space_of)
         self.masked = len(masks.rows)
         self.sequences.close(end.sequence_id for end in ends)
         outputs = [SequenceOutput(row.request_id, (7,) * row.count) for row in rows]
