@@ -249,12 +249,12 @@ class GuidedSequences:
     def forced(self, sequence_id: str, limit: int) -> tuple[int, ...]:
         """Return up to `limit` next tokens that the guide leaves no choice about; () without a guide.
 
-        Each is the only token that its mask allows.
+        Each is the only token that its mask allows. A token that completes the output is left out, see `legal`.
         """
         guide = self.live.get(sequence_id)
         if guide is None:
             return ()
-        return self._look_ahead(sequence_id, lambda: tuple(guide.forced(limit)), ())
+        return self._look_ahead(sequence_id, lambda: _forced(guide, limit), ())
 
     def legal(self, sequence_id: str, drafts: Sequence[int]) -> int:
         """Return how many of the leading drafts are of use: the guide probably allows them, and continues after them.
@@ -371,6 +371,11 @@ def _typed(make: Callable[[], T]) -> T:
     except Exception as error:
         log.exception("cannot make a guide")
         raise InvalidRequestError(f"the constraint cannot be used: {error}", "guide") from error
+
+
+def _forced(guide: Guide, limit: int) -> tuple[int, ...]:
+    tokens = (*guide.forced(limit),)
+    return tokens[:-1] if tokens and guide.fork().advance(tokens) else tokens
 
 
 def _count_legal(guide: Guide, drafts: Sequence[int]) -> int:

@@ -24,7 +24,7 @@ from roseinfer.engine.guided.mask_budget import (
 # A request whose guide looks ahead for longer than this in a step, without the free time of its calls, is paused: it
 # gets no drafts for some steps.
 MAX_REQUEST_S = 2e-3
-PAUSE_STEPS = 64
+PAUSE_STEPS = 32
 # Time of masks after drafts, per step, that no request is charged for: its output must not depend on drafts.
 MAX_UNCHARGED_S = 0.1
 

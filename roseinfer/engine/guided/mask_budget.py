@@ -102,8 +102,8 @@ class MaskBudget:
         return ended
 
     def owes(self, request_id: str) -> bool:
-        """True if a constraint of the request has recently taken more than its free time."""
-        return request_id in self._recent_s
+        """True if the request's debt exceeds what every step forgives."""
+        return self._debt_s.get(request_id, 0.0) > MIN_REQUEST_S
 
     def forget(self, request_id: str) -> None:
         """Forget a request. The total debt stays."""

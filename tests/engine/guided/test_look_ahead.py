@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 
@@ -221,6 +222,12 @@ def test_forced_tokens_go_on_after_the_last_words_of_reasoning() -> None:
     assert drafted.sequences.forced("a:0", 20) == (*words, *b"{name")
 
 
+def test_no_draft_completes_an_output_as_its_row_samples_the_last_token_in_any_case() -> None:
+    sequences = Drafted(grammar='start: "abc"').sequences
+    assert sequences.forced("a:0", 8) == (*b"ab",) and sequences.legal("a:0", b"abc") == 2
+    assert sequences.forced("a:0", 2) == (*b"ab",) and sequences.legal("a:0", b"abx") == 2
+
+
 def test_a_sequence_without_a_guide_has_no_forced_tokens_and_any_draft_is_legal() -> None:
     sequences = Drafted(grammar=BODY).sequences
     assert sequences.forced("b:0", 8) == () and sequences.legal("b:0", [1, 2, 3]) == 3
@@ -331,6 +338,7 @@ class CostlySteps:
             self.sequences.open([name], Made(Costly(self.clock, cost_s, fails_at)))
         self._step, self._step_s = 0, step_s
         self.masked = 0
+        self.drafted: Counter[str] = Counter()
 
     def step(self, count: int) -> list[GuideEnd]:
         """Run a step in which each row has up to `count` drafts, as many as are legal, and all are right."""
@@ -345,19 +353,18 @@ class CostlySteps:
         self.clock.run(self._step_s)
         masks, ends = self.sequences.masks(plan, space_of)
         self.masked = len(masks.rows)
+        self.drafted.update({row.request_id: len(row.drafts) for row in rows})
         self.sequences.close(end.sequence_id for end in ends)
         outputs = [SequenceOutput(row.request_id, (7,) * row.count) for row in rows]
         return ends + self.sequences.advance(outputs)
 
 
-def test_a_request_ends_no_earlier_with_drafts_and_gets_none_while_its_masks_are_slow() -> None:
-    """Alone, its masks take a third of what a step forgives; with drafts three times as much."""
-    costly = CostlySteps(lambda said: 0.0017, "a:0")
+@pytest.mark.parametrize(("mask_s", "share"), [(40e-6, 1.0), (1.7e-3, 0.1)], ids=["quick", "slow"])
+def test_drafts_end_no_request_and_are_few_while_its_masks_are_slow(mask_s: float, share: float) -> None:
+    """Masks take at most a third of what a step forgives without drafts, and three times as much with drafts."""
+    costly = CostlySteps(lambda said: mask_s, "a:0")
     assert not any(costly.step(8) for _ in range(500))
-    assert costly.sequences.legal("a:0", [7]) == 0
-    quick = CostlySteps(lambda said: 40e-6, "a:0")
-    assert not any(quick.step(8) for _ in range(500))
-    assert quick.sequences.legal("a:0", [7] * 8) == 8
+    assert costly.drafted["a:0"] <= share * 500 * 8 < 4 * costly.drafted["a:0"]
 
 
 def test_a_step_that_pays_for_several_does_not_end_a_request() -> None:
@@ -368,10 +375,10 @@ def test_a_step_that_pays_for_several_does_not_end_a_request() -> None:
 
 def test_a_slow_guide_takes_no_drafts_from_other_requests() -> None:
     costly = CostlySteps(lambda said: 40e-6, "a:0")
-    costly.sequences.open(["b:0"], Made(Costly(costly.clock, lambda said: 0.0017)))
+    costly.sequences.open(["b:0"], Made(Costly(costly.clock, lambda said: 1.7e-3)))
     for _ in range(100):
         costly.step(8)
-    assert (costly.sequences.legal("a:0", [7]), costly.sequences.legal("b:0", [7])) == (1, 0)
+    assert costly.drafted["a:0"] == 100 * 8 > 9 * costly.drafted["b:0"] > 0
 
 
 def test_masks_after_drafts_that_all_turn_slow_at_once_take_a_bounded_time() -> None:
