@@ -127,6 +127,9 @@ class StepPlan:
     `num_tokens`: tokens computed by all rows, drafts included. `num_drafts`: drafts of all rows. `guided`: indices of
     the rows that sample for a request with a guide; their masks come with `Runner.sample`.
 
+    `ahead`: for each row, how many tokens the runner's draft head guesses after the row's last output; empty = none.
+    Such a row samples. Its block table has room for the tokens that it computes and as many more.
+
     `loads` and `stores` copy between KV blocks and blocks in host memory, while the rows are computed or without any
     rows. Stores read what earlier steps have written. Loads happen after this step's changes to blocks of `released`
     seats. Both are complete when the step is collected, not earlier. Until then the scheduler reuses neither side; only
@@ -143,6 +146,7 @@ class StepPlan:
     guided: tuple[int, ...] = ()
     loads: list[HostCopy] = field(default_factory=list)
     stores: list[HostCopy] = field(default_factory=list)
+    ahead: tuple[int, ...] = ()
 
     def check_host_copies(self, num_blocks: int, num_host_blocks: int) -> None:
         """Assert that loads and stores can run concurrently with each other, the rows and the copies, in any order.
@@ -227,9 +231,18 @@ RowResultFields = tuple[
 new_row_result: Callable[[RowResultFields], RowResult] = partial(tuple.__new__, RowResult)
 
 
+class HeadDrafts(NamedTuple):
+    """Guesses of a draft head: the tokens that follow a row's last output, and the head's probability of each."""
+
+    token_ids: tuple[int, ...]
+    chances: tuple[float, ...]
+
+
 @dataclass(slots=True)
 class StepResult:
     """Results in the order of the plan's rows. `duration_s`: wall time of the step as measured by the runner.
+
+    `ahead`: guesses for each row as `StepPlan.ahead` asks for; empty = none for any row.
 
     `loads_s`, `stores_s`: seconds that the plan's loads and stores took, each on its own; 0 = not measured.
     `copies_first`: the copies ran before the rows instead of concurrently, so `duration_s` is the sum.
@@ -241,3 +254,4 @@ class StepResult:
     loads_s: float = 0.0
     stores_s: float = 0.0
     copies_first: bool = False
+    ahead: list[HeadDrafts] = field(default_factory=list)

@@ -28,12 +28,14 @@ class Capabilities:
     """Optional features of a runner. The scheduler plans nothing that needs a missing one.
 
     `drafts`: verifies rows with drafts. `masks`: samples under `TokenMasks`. `logprobs`: returns log probabilities of
-    sampled tokens and of prompts.
+    sampled tokens and of prompts. `ahead`: has a draft head, so plans may have `StepPlan.ahead`. The first row of a
+    request then begins one token before the first that it writes, if there is one: the head needs that token's state.
     """
 
     drafts: bool = False
     masks: bool = False
     logprobs: bool = False
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,6 +142,8 @@ class EngineCore:
             raise ValueError(f"depth must be 1 or 2, got {depth}")
         if scheduler.drafting is not None and not runner.capabilities.drafts:
             raise ValueError("drafting needs a runner that verifies drafts")
+        if runner.capabilities.ahead != (scheduler.drafting is not None and scheduler.drafting.head is not None):
+            raise ValueError("a runner with a draft head needs drafting by it, and such drafting needs the runner")
         if guides is not None and not runner.capabilities.masks:
             raise ValueError("guides need a runner that samples under masks")
         self.scheduler = scheduler

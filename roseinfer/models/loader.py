@@ -16,7 +16,7 @@ from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from roseinfer.core.json_file import field_name, read_object
 from roseinfer.core.progress import report
 from roseinfer.gguf.files import is_gguf
-from roseinfer.models.base import CausalLM
+from roseinfer.models.decoder import Decoder
 from roseinfer.models.finite import FiniteCheck
 from roseinfer.models.gguf_weights import GgufWeights
 from roseinfer.models.registry import build_model
@@ -57,7 +57,7 @@ def load_model(
     group: RankGroup | None = None,
     quantization: str | None = None,
     weight_format: WeightFormat | None = None,
-) -> CausalLM:
+) -> Decoder:
     """Return a model that is ready to run, or this process's part of a model that `group` shares.
 
     `load_format` "auto" reads the safetensors of `folder`, or the GGUF file at that path. "dummy" reads no file and

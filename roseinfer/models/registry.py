@@ -1,14 +1,13 @@
 """Models by their specs."""
 
 from roseinfer.core.errors import UnsupportedModelError
-from roseinfer.models.base import CausalLM
 from roseinfer.models.decoder import Decoder
 from roseinfer.models.families import architectures, family_of
 from roseinfer.models.spec import ModelSpec
 from roseinfer.quant.base import Build
 
 
-def build_model(spec: ModelSpec, build: Build) -> CausalLM:
+def build_model(spec: ModelSpec, build: Build) -> Decoder:
     """Return the model without weights; no memory is allocated for them yet.
 
     Raise `UnsupportedModelError` for an unknown architecture, `ConfigError` for a group that cannot share the model.

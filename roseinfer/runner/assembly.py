@@ -18,10 +18,12 @@ from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.progress import stage
 from roseinfer.models.base import CausalLM
+from roseinfer.models.eagle.model import DraftingModel
 from roseinfer.models.pooling.config import PoolingSpec
 from roseinfer.models.pooling.heads import EmbeddingHead, YesNoHead
 from roseinfer.parallel.group import LiveGroup, SingleRank
 from roseinfer.runner.cuda_graphs import DecodeGraphs, GraphRecorder, decode_buckets
+from roseinfer.runner.draft_steps import DraftSteps
 from roseinfer.runner.forward import EagerForward, ForwardPass, from_rows
 from roseinfer.runner.host_copies import Copier, CpuCopier
 from roseinfer.runner.mixed_graphs import MixedGraphs, mixed_buckets
@@ -100,7 +102,11 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
             copier = make_copier(store, HostStore(shape.num_host_blocks, store))
     runner: ModelRunner | PoolingRunner
     if shape.pooling is None:
-        runner = ModelRunner(model, forward, store, seats, shape.limits, copier)
+        drafting = None
+        if isinstance(model, DraftingModel):
+            model.take_seats(shape.max_num_seqs + 1, shape.limits.max_tokens)
+            drafting = DraftSteps(model, attention, store, seats)
+        runner = ModelRunner(model, forward, store, seats, shape.limits, copier, drafting)
     else:
         pooler = _pooler(model, shape.pooling, seats)
         runner = PoolingRunner(forward, PlanState(store, seats, copier), shape.limits, pooler)

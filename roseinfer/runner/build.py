@@ -28,6 +28,7 @@ from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import LiveGroup, SingleRank
 from roseinfer.runner.assembly import Assembly, Shape, assemble, pooling_head
 from roseinfer.runner.build_encoder import build_encoder
+from roseinfer.runner.build_head import check_head_backend, read_head, with_head
 from roseinfer.runner.cache_size import (
     check_context,
     default_cpu_cache_bytes,
@@ -81,12 +82,16 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         kv_dtype = kv_dtype_of(config.cache.kv_cache_dtype, dtype)
         if spec.quantization is None:
             _check_keys(spec, kv_dtype, (None,))
-        backend = resolve_backend(config.model.attention_backend, spec.attention, dtype, device, kv_dtype)
+        head_spec = read_head(config.speculation, spec) if pooling is None else None
+        layers = spec.attention if head_spec is None else (*spec.attention, head_spec.layer.attention)
+        backend = resolve_backend(config.model.attention_backend, layers, dtype, device, kv_dtype)
+        if head_spec is not None:
+            check_head_backend(config.model.attention_backend, backend, device)
         generation = read_generation_config(
             folder, config.model.generation_config, config.model.override_generation_config
         )
         check_context(config.model.max_model_len, spec.max_position)
-        model = load_model(
+        target = load_model(
             folder,
             spec,
             dtype=config.model.dtype,
@@ -96,7 +101,8 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             quantization=config.model.quantization,
             group=group,
         )
-        _check_keys(spec, kv_dtype, model.kv_scales)
+        _check_keys(spec, kv_dtype, target.kv_scales)
+        model: CausalLM = target if head_spec is None else with_head(config, head_spec, target)
     with phase(startup_s, "cache"):
         num_blocks = group.minimum(_num_blocks(config, model, backend, kv_dtype, group.size, pooling))
         max_model_len = resolve_max_model_len(
@@ -115,7 +121,8 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
     with phase(startup_s, "warm-up"):
         whole = pooling is not None and pooling.method.needs_every_position
         lengths = _rehearsed(config, limits, device)
-        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole, drafts=limits.max_drafts)
+        drafts = _rehearsed_drafts(limits, lengths, device)
+        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole, drafts=drafts)
         if device.type == "cuda":  # products of few rows use separate kernels
             for few in (1, 2, 4, 8, 16):
                 rehearse(assembly.runner, assembly.seats, num_blocks, [min(few, limits.max_tokens)])
@@ -205,6 +212,12 @@ def _rehearsed(config: EngineConfig, limits: StepLimits, device: torch.device) -
     return full_step(limits, config.scheduler.enable_chunked_prefill)
 
 
+def _rehearsed_drafts(limits: StepLimits, lengths: Sequence[int], device: torch.device) -> int:
+    """Return the drafts of a rehearsal after prompts of these lengths: those of a full step, or a few on a CPU."""
+    most = min(limits.max_drafts, limits.max_tokens - len(lengths))
+    return min(most, len(lengths)) if device.type == "cpu" else most
+
+
 def _shape(
     config: EngineConfig, num_blocks: int, max_model_len: int, backend: str, kv_dtype: torch.dtype, limits: StepLimits
 ) -> Shape:
@@ -246,7 +259,8 @@ def free_cuda_bytes(
     torch.cuda.reset_peak_memory_stats(model.device)
     try:
         whole = pooling is not None and pooling.method.needs_every_position
-        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole, drafts=limits.max_drafts)
+        drafts = _rehearsed_drafts(limits, lengths, model.device)
+        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole, drafts=drafts)
     except torch.OutOfMemoryError as error:
         chunked = config.scheduler.enable_chunked_prefill
         options = "max_num_batched_tokens" if chunked else "max_model_len, or let prompts be chunked"

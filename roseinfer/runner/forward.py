@@ -88,18 +88,24 @@ def build_batch(columns: Columns, seats: SeatTable) -> ForwardBatch:
 
 def _decode_batch(columns: Columns, seats: SeatTable, context_lens: list[int]) -> ForwardBatch:
     """Build a batch in which every row computes and samples one token, so row borders do not matter."""
+    seat, start = upload((columns.seat, columns.start), torch.int64, seats.device)
+    return decode_batch(seats, seat, start, _at(seats.tokens, seat, start), context_lens)
+
+
+def decode_batch(
+    seats: SeatTable, seat: torch.Tensor, positions: torch.Tensor, input_ids: torch.Tensor, context_lens: list[int]
+) -> ForwardBatch:
+    """Build a batch of one token for each of some seats: seat, positions, input_ids [n] int64."""
     n = len(context_lens)
-    device = seats.device
-    seat, start = upload((columns.seat, columns.start), torch.int64, device)
-    block = _at(seats.block_tables, seat, start // seats.block_size)
-    row = torch.arange(n + 1, device=device)
+    block = _at(seats.block_tables, seat, positions // seats.block_size)
+    row = torch.arange(n + 1, device=seats.device)
     return ForwardBatch(
-        input_ids=_at(seats.tokens, seat, start),
-        positions=start,
+        input_ids=input_ids,
+        positions=positions,
         query_start=row.int(),
-        context_len=(start + 1).int(),
+        context_len=(positions + 1).int(),
         table_rows=seat.int(),
-        paging=(Paging(seats.block_tables, block * seats.block_size + start % seats.block_size),),
+        paging=(Paging(seats.block_tables, block * seats.block_size + positions % seats.block_size),),
         logits_at=row[:n],
         query_lens=[1] * n,
         context_lens=context_lens,

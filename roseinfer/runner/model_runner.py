@@ -14,6 +14,7 @@ from roseinfer.core.runner import Capabilities
 from roseinfer.kernels.common.availability import has_triton
 from roseinfer.models.base import CausalLM
 from roseinfer.runner.device import start_download, upload
+from roseinfer.runner.draft_steps import DraftSteps, MadeDrafts
 from roseinfer.runner.forward import Columns, ForwardPass
 from roseinfer.runner.host_copies import Copier, StepCopies
 from roseinfer.runner.logprobs import PromptScores, Scores, score_prompt
@@ -43,6 +44,8 @@ class StepHandle:
     sample_at: SampleAt | None = None
     greedy: torch.Tensor | None = None
     sampled: SampledTokens | None = None
+    columns: Columns | None = None  # of a runner with a draft head
+    made: MadeDrafts | None = None
     prompts: list[PromptScores] = field(default_factory=list)
     downloaded: "_Downloaded" = field(default_factory=lambda: _Downloaded())
     host_copies: StepCopies | None = None
@@ -55,6 +58,7 @@ class _Downloaded:
     tokens: torch.Tensor | None = None
     scores: list[Scores] = field(default_factory=list)
     prompts: list[PromptScores] = field(default_factory=list)
+    made: MadeDrafts | None = None
 
     @classmethod
     def start(cls, handle: StepHandle) -> "_Downloaded":
@@ -63,7 +67,8 @@ class _Downloaded:
         if handle.sampled is not None:
             tokens = start_download(handle.sampled.tokens)
             scores = [part.download() for part in handle.sampled.scores]
-        return cls(tokens, scores, [part.download() for part in handle.prompts])
+        made = None if handle.made is None else handle.made.download()
+        return cls(tokens, scores, [part.download() for part in handle.prompts], made)
 
 
 def _make_masks(seats: SeatTable, limits: StepLimits) -> "HostMasks | CudaMasks":
@@ -82,8 +87,6 @@ class ModelRunner:
     one request becomes its row's error instead.
     """
 
-    capabilities = Capabilities(drafts=True, masks=True, logprobs=True)
-
     def __init__(
         self,
         model: CausalLM,
@@ -92,8 +95,13 @@ class ModelRunner:
         seats: SeatTable,
         limits: StepLimits,
         copier: Copier | None = None,
+        draft_steps: DraftSteps | None = None,
     ) -> None:
-        """`copier`: copies between the store and host memory; without one, plans have no loads and stores."""
+        """`copier`: copies between the store and host memory; without one, plans have no loads and stores.
+        `draft_steps`: of a model with a draft head.
+        """
+        self.capabilities = Capabilities(drafts=True, masks=True, logprobs=True, ahead=draft_steps is not None)
+        self._draft_steps = draft_steps
         self._limits = limits
         self._model = model
         self._forward_pass = forward
@@ -119,6 +127,8 @@ class ModelRunner:
         handle.timer.start()
         with self._span("prepare"):
             handle.host_copies = self._state.apply(plan)
+            if self._draft_steps is not None and plan.admitted:
+                self._draft_steps.admit([admission.seat for admission in plan.admitted])
         if plan.rows:
             self._forward(handle, Columns.of(plan.rows))
         if not plan.guided:  # a guided step's time includes waiting for its masks
@@ -145,6 +155,8 @@ class ModelRunner:
                 handle.logits, seats, ends, handle.sample_at, of_rows, handle.greedy, before
             )
             handle.logits = handle.greedy = None
+            if self._draft_steps is not None and handle.columns is not None:
+                handle.made = self._draft_steps.run(handle.plan, handle.columns, handle.sampled.tokens)
         handle.timer.stop()
         with handle.timer.downloads():
             handle.downloaded = _Downloaded.start(handle)
@@ -169,6 +181,8 @@ class ModelRunner:
         if self._seats.broken:
             results = self._state.with_errors(rows, results)
         result = StepResult(handle.plan.step, results, duration_s)
+        if handle.downloaded.made is not None:
+            result.ahead = handle.downloaded.made.of_rows(len(rows))
         return result if handle.host_copies is None else self._state.finish(result, handle.host_copies)
 
     def close(self) -> None:
@@ -179,6 +193,8 @@ class ModelRunner:
     def _forward(self, handle: StepHandle, columns: Columns) -> None:
         with self._span("forward"):
             out = self._forward_pass.run(columns)
+        if self._draft_steps is not None:
+            handle.columns = columns
         handle.samples = columns.samples()
         handle.sample_at = out.sample_at
         handle.logits, handle.greedy = out.logits, out.greedy

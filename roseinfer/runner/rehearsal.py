@@ -48,13 +48,14 @@ def rehearse(
     admitted: list[Admission] = []
     prefill: list[Row] = []
     decode: list[Row] = []
-    used, size = 0, seats.block_size
+    used, size, left = 0, seats.block_size, drafts
     prompts = min(len(lengths), len(seats.seats), num_blocks)
     for seat, wanted in enumerate(lengths[:prompts]):
         others = prompts - seat - 1  # each needs a block
         room = min(seats.max_model_len, (num_blocks - used - others) * size)
         length = min(wanted, room)
-        own = min(-(-drafts // prompts), max(0, room - length - 1))
+        own = min(-(-left // (others + 1)), max(0, room - length - 1))
+        left -= own
         blocks = -(-min(length + 1 + own, room) // size)
         table = tuple(range(used, used + blocks))
         used += blocks

@@ -93,6 +93,21 @@ class Sampler:
                 edit.sampled(tokens, rows, [i for i in using if i not in rows.drafts_before])
         return self._score(tokens, rows, raw)
 
+    def draft(
+        self, logits: torch.Tensor, seats: list[int], seat_index: torch.Tensor, end_index: torch.Tensor
+    ) -> torch.Tensor:
+        """Return a draft [n] int64 for each row of a head's logits [n, W] float32, and change nothing else.
+
+        Each is chosen as the row's seat chooses its token at that position, with the same random number, but from the
+        head's logits without edits. `seat_index`, `end_index`: as in `SampledRows`. Sharing the random number does not
+        bias outputs, since a token counts only if the model itself has drawn it; it makes drafts right more often.
+        """
+        best, tokens = likeliest(logits)
+        rows = self._rows(seats, [], SampleAt(seat_index, end_index), {})
+        if rows.any_feature & Feature.RANDOM:
+            self._draw(logits, best, tokens, rows)
+        return tokens
+
     def _edit(self, logits: torch.Tensor, rows: SampledRows, edits: list[Edit], masks: RowMasks | None) -> None:
         """Apply the edits and the masks to the logits. An `AppliesAfterMasks` edit comes after the masks."""
         last = []

@@ -21,6 +21,7 @@ class PlanBuilder:
         self._rows: dict[str, Row] = {}
         self._growths: dict[str, Growth] = {}
         self._num_drafts = 0
+        self._ahead: dict[str, int] = {}
 
     def __contains__(self, request: Request) -> bool:
         return request.request_id in self._rows
@@ -87,20 +88,34 @@ class PlanBuilder:
         How many tokens it yields is unknown until the step is done. So none is pending, and the request has nothing to
         compute until then.
         """
+        self._extend(request.request_id, growth)
         name = request.request_id
         row = self._rows[name]
-        if growth is not None:
-            earlier = self._growths.get(name)
-            if earlier is not None:
-                assert growth.copy is None, "a request that has grown borrows no block"
-                growth = Growth(earlier.table_from, earlier.new_blocks + growth.new_blocks, earlier.copy)
-            self._growths[name] = growth
-            row = row._replace(table_from=growth.table_from, new_blocks=growth.new_blocks)
         count = 1 + len(drafts)
         self._rows[name] = row._replace(count=count, logits=count, drafts=drafts)
         self.tokens_left -= len(drafts)
         self._num_drafts += len(drafts)
         request.pending -= 1
+
+    def row_of(self, request: Request) -> Row | None:
+        """Return the request's row in this step, None without one."""
+        return self._rows.get(request.request_id)
+
+    def set_ahead(self, request: Request, count: int, growth: Growth | None = None) -> None:
+        """Let the runner's head draft `count` tokens after the request's row. `growth`: the new blocks for them."""
+        self._extend(request.request_id, growth)
+        self._ahead[request.request_id] = count
+
+    def _extend(self, name: str, growth: Growth | None) -> None:
+        """Add more new blocks to a row."""
+        if growth is None:
+            return
+        earlier = self._growths.get(name)
+        if earlier is not None:
+            assert growth.copy is None, "a request that has grown borrows no block"
+            growth = Growth(earlier.table_from, earlier.new_blocks + growth.new_blocks, earlier.copy)
+        self._growths[name] = growth
+        self._rows[name] = self._rows[name]._replace(table_from=growth.table_from, new_blocks=growth.new_blocks)
 
     def drop_row(self, request: Request) -> None:
         """Remove a running request's row and free its new blocks."""
@@ -134,4 +149,5 @@ class PlanBuilder:
             guided=tuple(guided_rows),
             loads=self.loads,
             stores=self.stores,
+            ahead=tuple(self._ahead.get(row.request_id, 0) for row in rows) if self._ahead else (),
         )

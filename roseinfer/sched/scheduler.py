@@ -97,7 +97,9 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.limits = limits
         self.roster = Roster(config.seats, kv, policy, offloading, drafting)
-        self.seating = Seating(config, kv, self.roster)
+        # A draft head needs the state of the token before the first one that it sees.
+        recomputed = 0 if drafting is None or drafting.head is None else 1
+        self.seating = Seating(config, kv, self.roster, recomputed)
         self._allocator = RowAllocator(kv, self.roster)
         self.waiting = self.roster.waiting
         self.running = self.roster.running
@@ -208,6 +210,7 @@ class Scheduler:
         self._waits.update(decision, blocked_by, blocked_by or seating.exhausted(builder))
         if self.drafting is not None:
             self.drafting.add(builder, self.running.values(), self.kv, seating.reserve, self.limits.max_drafts)
+            self.drafting.ask_head(builder, self.running.values(), self.kv, seating.reserve)
         if not len(builder) and not self._must_copy:
             self._clock.paused()
             return None
@@ -328,6 +331,8 @@ class Scheduler:
             if settled is not None:
                 outputs.append(settled)
                 extra_tokens += len(settled.token_ids) - 1
+        if result.ahead:
+            cast(Drafting, self.drafting).made(plan, result, requests)
         self._generation_tokens += len(outputs) + extra_tokens
         if outputs:
             self._liveness.progressed()

@@ -32,11 +32,13 @@ class Seating:
     up in the prefix index, and found.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KvManager, roster: Roster) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KvManager, roster: Roster, recomputed: int = 0) -> None:
+        """`recomputed`: tokens of a cached prefix that are computed again, without writing their K/V."""
         self.reserve = int(kv.num_blocks * ADMISSION_RESERVE_SHARE)
         self.blocked_by: Cause | None = None
         self.prefix_queries = self.prefix_hits = 0
         self._config, self._kv, self._roster = config, kv, roster
+        self._recomputed = recomputed
         self._ready: list[Request] | None = None  # this step's snapshot, made on demand
 
     # --- which requests could start -----------------------------------------------------------------------------
@@ -112,7 +114,7 @@ class Seating:
         loaded = offload.release_loaded(request) if offload is not None else 0
         cached = self._attach_cached(request)
         host_blocks = self.host_blocks_after(request, cached) if offload is not None and not loaded else ()
-        start = min(cached, known - 1)
+        start = max(0, min(cached - self._recomputed, known - 1))
         count = 0 if host_blocks else self._first_chunk(builder, decision, request, known - start, others_started)
         if not (host_blocks or count):
             self.blocked_by = Cause.BUDGET
@@ -124,7 +126,7 @@ class Seating:
             self._seat(builder, request, start, cached, count)
             self.prefix_queries += known
             # The last token of a prompt is computed even if all of it was loaded, as are blocks invalidated since.
-            self.prefix_hits += max(0, start - loaded)
+            self.prefix_hits += max(0, min(cached, known - 1) - loaded)
             if offload is not None:
                 offload.started(request, cached, loaded)
             return Start.STARTED
@@ -177,7 +179,7 @@ class Seating:
         request.capacity = self._kv.capacity(request_id)
         request.seat = self._roster.free_seats.pop()
         if request.preemptions == 0:
-            request.cached_tokens = start
+            request.cached_tokens = min(cached, len(request.tokens) - 1)
         request.computed = request.planned = request.rowless = start
         request.write_from = cached
         builder.admitted.append(

@@ -60,7 +60,6 @@ def test_what_is_wrong_is_named(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "others", "message"),
     [
-        ("eagle3:x", {}, "speculation 'eagle3:x': draft heads are not supported yet"),
         ("recorded:x", {}, "speculation 'recorded:x' is for benchmarks with random weights: it needs load_format dum"),
         ("record:x", {}, "speculation 'record:x' is for benchmarks"),
         ("ngram", {"profile": ProfileConfig(record="f")}, "record: a run with speculation 'ngram' cannot be recorded"),

@@ -9,7 +9,6 @@ from roseinfer.core.config.kv_events import KvEventsConfig
 from roseinfer.core.config.option import check_choices, check_positive, option, positive_numbers
 from roseinfer.core.config.speculation import (
     MAX_STEP_DRAFTS,
-    EagleValues,
     RecordedValues,
     RecordValues,
     SpeculationConfig,
@@ -292,8 +291,6 @@ class EngineConfig:
 def _check_speculation(config: EngineConfig) -> None:
     """Raise `ConfigError` for a method that the other options exclude."""
     values, name = config.speculation.values, config.speculation.speculation
-    if isinstance(values, EagleValues):
-        raise ConfigError(f"speculation {name!r}: draft heads are not supported yet (expected auto, ngram or suffix)")
     if isinstance(values, RecordValues | RecordedValues) and config.model.load_format != "dummy":
         raise ConfigError(f"speculation {name!r} is for benchmarks with random weights: it needs load_format dummy")
     if config.speculation.chosen and config.profile.record is not None:

@@ -125,7 +125,7 @@ class SpeculationConfig:
     speculation: str = option(
         DEFAULT_SPECULATION,
         "guess next tokens and verify several per step: ngram = from the request's own tokens, suffix = from finished "
-        "outputs too, auto = both; values follow, such as suffix,tokens=4",
+        "outputs too, auto = both, eagle3 = by the draft head in folder PATH; values follow, such as suffix,tokens=4",
         metavar="off|auto|ngram|suffix|eagle3:PATH",
     )
 

@@ -5,7 +5,7 @@ Every field is read, listed as harmless, or refused by name, as in `models/confi
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from roseinfer.core.errors import UnsupportedModelError
 from roseinfer.core.json_file import shortened
@@ -21,20 +21,18 @@ from roseinfer.models.spec import LayerSpec, ModelSpec, NormSpec
 FLAT = "LlamaForCausalLMEagle3"
 NESTED = ("Eagle3Speculator", "Eagle3DraftModel")
 
-# Meaning of a listed layer number j: the stream entering layer j, or the result of layer j.
-Aux = Literal["inputs", "outputs"]
-AUX: tuple[Aux, ...] = ("inputs", "outputs")
-
+# Meaning of a listed layer number j -> boundary: the stream entering layer j, or the result of layer j.
+_SHIFTS = {"inputs": 0, "outputs": 1}
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _TRAINING = frozenset(("embed_requires_grad", "enable_sp_ulysses", "speculators_version", "auto_map"))
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
-def read_eagle_spec(folder: Path, target: ModelSpec, aux: Aux | None = None) -> EagleSpec:
+def read_eagle_spec(folder: Path, target: ModelSpec, aux: str = "auto") -> EagleSpec:
     """Return the spec of the head in `folder` for the target model.
 
-    aux: meaning of the listed layers; None to infer it. Raise `ModelNotFoundError` without a config.json, and
-    `UnsupportedModelError` naming the field that is not supported or does not fit the target.
+    aux: meaning of the listed layers, "inputs" or "outputs"; "auto" to infer it. Raise `ModelNotFoundError` without a
+    config.json, and `UnsupportedModelError` naming the field that is not supported or does not fit the target.
     """
     data = read_config(folder)
     architecture = _architecture(data, folder)
@@ -55,7 +53,7 @@ def read_eagle_spec(folder: Path, target: ModelSpec, aux: Aux | None = None) -> 
     return spec
 
 
-def _read(outer: ConfigFields, inner: ConfigFields, target: ModelSpec, aux: Aux | None, nested: bool) -> EagleSpec:
+def _read(outer: ConfigFields, inner: ConfigFields, target: ModelSpec, aux: str, nested: bool) -> EagleSpec:
     options = outer.inner("eagle_config") or ConfigFields({}, outer.where)
     if not options.flag("use_aux_hidden_state", True):
         options.refuse("use_aux_hidden_state", False, "EAGLE-3 reads several states of the model")
@@ -141,7 +139,7 @@ def _refuse_windows(inner: ConfigFields) -> None:
 
 # --- target layers ---------------------------------------------------------------------------------------------------
 def _read_boundaries(
-    outer: ConfigFields, options: ConfigFields, layers: int, aux: Aux | None, nested: bool
+    outer: ConfigFields, options: ConfigFields, layers: int, aux: str, nested: bool
 ) -> tuple[int, ...]:
     """Return `EagleSpec.boundaries`. Without a list they are those that EAGLE-3's authors chose."""
     found, other = outer.get(_IDS), options.get(_IDS)
@@ -155,7 +153,7 @@ def _read_boundaries(
         return boundaries
     if not isinstance(ids, list) or any(type(number) is not int for number in ids):
         outer.refuse(_IDS, ids, "a list of layer numbers is needed")
-    shift = {"inputs": 0, "outputs": 1}[aux or _meaning(outer, ids, nested)]
+    shift = _SHIFTS[_meaning(outer, ids, nested) if aux == "auto" else aux]
     boundaries = tuple(number + shift for number in ids)
     if list(boundaries) != sorted(set(boundaries)):
         outer.refuse(_IDS, ids, "ascending numbers are needed")
@@ -164,7 +162,7 @@ def _read_boundaries(
     return boundaries
 
 
-def _meaning(outer: ConfigFields, ids: list[int], nested: bool) -> Aux:
+def _meaning(outer: ConfigFields, ids: list[int], nested: bool) -> str:
     """Infer the meaning of listed layers, which no field says.
 
     speculators counts inputs. Other programs list the authors' choice as [2, ...] if they count inputs, and as [1, ...]

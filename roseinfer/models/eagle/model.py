@@ -25,7 +25,7 @@ class DraftingModel:
     """`CausalLM` that also keeps its head's KV layer as full as its own layers.
 
     The head's entry of a row's first token needs the state of the token before, so the last state of each seat is kept:
-    `take_seats` makes room. states: [T, hidden] of the last forward pass, whose tokens are in the batch's order.
+    `take_seats` makes room. states: those of the last forward pass [T, hidden], in the batch's order, and older ones.
     """
 
     states: torch.Tensor
@@ -57,9 +57,11 @@ class DraftingModel:
         return self._target.logits(hidden, out)
 
     # --- states of seats ----------------------------------------------------------------------------------------
-    def take_seats(self, count: int) -> None:
-        """Make room for the last states of `count` seats."""
-        self._last = torch.zeros((count, self.head.spec.hidden_size), dtype=self.dtype, device=self.device)
+    def take_seats(self, count: int, max_tokens: int) -> None:
+        """Make room for the last states of `count` seats, and for the states of a step of `max_tokens` tokens."""
+        hidden = self.head.spec.hidden_size
+        self._last = torch.zeros((count, hidden), dtype=self.dtype, device=self.device)
+        self.states = torch.zeros((max_tokens, hidden), dtype=self.dtype, device=self.device)
 
     def admit(self, seats: torch.Tensor) -> None:
         """Forget the states of earlier requests in these seats [n] int64: they may be infinite or NaN."""
@@ -77,5 +79,5 @@ class DraftingModel:
         before.index_copy_(0, starts[:-1], self._last.index_select(0, seats))
         self.head.write(batch.input_ids, before, StepContext(batch, attention))
         self.end_at(seats, states.index_select(0, starts[1:] - 1))
-        self.states = states
+        self.states[: len(states)] = states
         return x

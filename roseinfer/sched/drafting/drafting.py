@@ -1,14 +1,15 @@
 """Drafting: which drafts a planned step verifies, and what came of them."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from roseinfer.core.config.speculation import MAX_DRAFTS
 from roseinfer.core.outputs import DraftRun, DraftStats
-from roseinfer.core.plan import Row
-from roseinfer.core.request import Request
-from roseinfer.kv.manager import KvManager
+from roseinfer.core.plan import Row, StepPlan, StepResult
+from roseinfer.core.request import Request, Status
+from roseinfer.kv.manager import Growth, KvManager
 from roseinfer.sched.drafting.constraints import Constraints
 from roseinfer.sched.drafting.counts import ProposerCounts
+from roseinfer.sched.drafting.head import HeadProposer
 from roseinfer.sched.drafting.pricing import DraftCandidate, Pricing
 from roseinfer.sched.drafting.proposer import Proposal, Proposer
 from roseinfer.sched.plan_builder import PlanBuilder
@@ -21,7 +22,15 @@ class Drafting:
     by the proposer's name.
     """
 
-    def __init__(self, proposers: Sequence[Proposer], pricing: Pricing, max_drafts: int = MAX_DRAFTS) -> None:
+    def __init__(
+        self,
+        proposers: Sequence[Proposer],
+        pricing: Pricing,
+        max_drafts: int = MAX_DRAFTS,
+        head: HeadProposer | None = None,
+    ) -> None:
+        """`head`: one of the proposers, if the runner has a draft head."""
+        self.head = head
         self.constraints: Constraints | None = None
         self.counts: dict[str, ProposerCounts] = {}
         self._proposers = proposers
@@ -72,15 +81,33 @@ class Drafting:
     ) -> None:
         """Let the request's row verify as many drafts as fit into its blocks and spare ones."""
         request = candidate.request
-        growth, upto = None, request.planned + len(drafts)
-        if upto > request.capacity:
-            if kv.growth_cost(request.request_id, upto) + reserve <= kv.num_free:
-                growth = kv.grow(request.request_id, upto)
-                request.capacity = kv.capacity(request.request_id)
-            drafts = drafts[: max(0, request.capacity - request.planned)]
+        growth = _grow_if_free(request, request.planned + len(drafts), kv, reserve)
+        drafts = drafts[: max(0, request.capacity - request.planned)]
         if drafts:
             builder.set_drafts(request, drafts, growth)
             self._verifying[request.request_id] = candidate
+
+    def ask_head(self, builder: PlanBuilder, running: Collection[Request], kv: KvManager, reserve: int) -> None:
+        """Let the runner's head draft after the rows of a planned step, as far as free blocks hold these tokens."""
+        if self.head is None or not self._pricing.worthwhile(running):
+            return
+        for request in running:
+            row = builder.row_of(request)
+            if row is None or not row.sample:
+                continue
+            count, end = self.head.wanted(request, row), row.start + row.count
+            growth = _grow_if_free(request, end + count, kv, reserve) if count else None
+            count = min(count, request.capacity - end)
+            if count > 0:
+                builder.set_ahead(request, count, growth)
+
+    def made(self, plan: StepPlan, result: StepResult, requests: Mapping[str, Request]) -> None:
+        """Take the drafts of the runner's head, after the requests have got the step's tokens."""
+        assert self.head is not None, "the plan asks for no drafts"
+        for row, drafts in zip(plan.rows, result.ahead, strict=True):
+            request = requests.get(row.request_id)
+            if drafts.token_ids and request is not None and request.status is Status.RUNNING:
+                self.head.made(request, drafts)
 
     def stats(self) -> tuple[DraftStats, ...]:
         return tuple(
@@ -102,3 +129,12 @@ class Drafting:
         self._pricing.ended(request)
         for proposer in self._proposers:
             proposer.ended(request)
+
+
+def _grow_if_free(request: Request, upto: int, kv: KvManager, reserve: int) -> Growth | None:
+    """Give a request blocks for `upto` tokens if so many and `reserve` more are free. Return the change, if any."""
+    if upto <= request.capacity or kv.growth_cost(request.request_id, upto) + reserve > kv.num_free:
+        return None
+    growth = kv.grow(request.request_id, upto)
+    request.capacity = kv.capacity(request.request_id)
+    return growth

@@ -15,7 +15,7 @@ from roseinfer.attention.spec import AttentionSpec
 from roseinfer.core.errors import ModelNotFoundError, UnsupportedModelError
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.decoder import Decoder
-from roseinfer.models.eagle.config import Aux, read_eagle_spec
+from roseinfer.models.eagle.config import read_eagle_spec
 from roseinfer.models.eagle.loader import load_eagle_head
 from roseinfer.models.eagle.spec import EagleSpec
 from roseinfer.models.loader import load_model
@@ -50,7 +50,7 @@ def folder_of(**options: Any) -> EagleFolder:
     return EagleFolder(**{"target_hidden": 32, "vocabulary": 50, "ids": None, **options})
 
 
-def read(tmp_path: Path, target: ModelSpec, aux: Aux | None = None, **options: Any) -> EagleSpec:
+def read(tmp_path: Path, target: ModelSpec, aux: str = "auto", **options: Any) -> EagleSpec:
     return read_eagle_spec(folder_of(**options).write(tmp_path / "head"), target, aux)
 
 
@@ -90,9 +90,9 @@ def test_flags_of_nvidia(tmp_path: Path, target: ModelSpec) -> None:
 @pytest.mark.parametrize(
     ("ids", "nested", "aux", "boundaries"),
     [
-        ((1, 5, 8), False, None, (2, 6, 9)),
-        ((2, 6, 9), False, None, (2, 6, 9)),
-        ((1, 5, 8), True, None, (1, 5, 8)),
+        ((1, 5, 8), False, "auto", (2, 6, 9)),
+        ((2, 6, 9), False, "auto", (2, 6, 9)),
+        ((1, 5, 8), True, "auto", (1, 5, 8)),
         ((1, 5, 8), True, "outputs", (2, 6, 9)),
         ((2, 6, 9), False, "outputs", (3, 7, 10)),
         ((0, 4), False, "inputs", (0, 4)),
@@ -105,7 +105,7 @@ def test_listed_layers(
     target: ModelSpec,
     ids: tuple[int, ...],
     nested: bool,
-    aux: Aux | None,
+    aux: str,
     boundaries: tuple[int, ...],
 ) -> None:
     assert read(tmp_path, target, aux, ids=ids, nested=nested).boundaries == boundaries

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.decoder import Decoder
-from roseinfer.models.eagle.config import Aux, read_eagle_spec
+from roseinfer.models.eagle.config import read_eagle_spec
 from roseinfer.models.eagle.loader import load_eagle_head
 from roseinfer.models.eagle.model import DraftingModel
 from roseinfer.models.loader import load_model
@@ -74,11 +74,11 @@ def reference_of(folder: EagleFolder, model: PreTrainedModel, **changes: Any) ->
 class Sequences:
     """Sequences that are computed in pieces by a model with a head, in the same seats throughout."""
 
-    def __init__(self, target: Decoder, folder: Path, texts: Sequence[list[int]], aux: Aux | None = None) -> None:
+    def __init__(self, target: Decoder, folder: Path, texts: Sequence[list[int]], aux: str = "auto") -> None:
         spec = read_eagle_spec(folder, target.spec, aux)
         self.head = load_eagle_head(folder, spec, target, load_format="auto", seed=0)
         self.model = DraftingModel(target, self.head)
-        self.model.take_seats(len(texts) + 1)
+        self.model.take_seats(len(texts) + 1, 256)
         self.runner = HandRunner(self.model, block_size=4)
         self.texts = texts
         self.tables = [self.runner.blocks.table(len(text) + 8) for text in texts]
@@ -179,9 +179,9 @@ def test_a_flag_matters(plain_target: PreTrainedModel, flag: str) -> None:
     assert (read[-1] - misread[-1]).abs().max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize(("ids", "aux"), [((1, 2, 4), None), ((1, 2, 4), "outputs"), ((2, 3, 5), "inputs")])
+@pytest.mark.parametrize(("ids", "aux"), [((1, 2, 4), "auto"), ((1, 2, 4), "outputs"), ((2, 3, 5), "inputs")])
 def test_both_meanings_of_listed_layers(
-    target: Decoder, plain_target: PreTrainedModel, tmp_path: Path, ids: tuple[int, ...], aux: Aux | None
+    target: Decoder, plain_target: PreTrainedModel, tmp_path: Path, ids: tuple[int, ...], aux: str
 ) -> None:
     folder = folder_of(ids=ids)
     text = drawn_tokens(12)

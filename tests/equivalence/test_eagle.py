@@ -1,0 +1,143 @@
+"""Whole engines with a draft head: texts are those of an engine without one, and each draft is the plain reference's.
+
+The drafts that are verified are other ones, of which 7 in 10 are right: a random head is seldom right.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from roseinfer.core.plan import HeadDrafts
+from roseinfer.core.request import Prompt, Request
+from roseinfer.core.sampling import SequenceParams
+from roseinfer.engine.core import EngineCore
+from roseinfer.engine.messages import Add
+from roseinfer.sched.drafting.drafting import Drafting
+from roseinfer.sched.drafting.head import HeadProposer
+from roseinfer.sched.drafting.pricing import EveryDraft
+from tests.equivalence.small_engines import PROMPTS, start
+from tests.helpers.checkpoints import VOCAB, make_reference, save_reference
+from tests.helpers.drafters import Oracle
+from tests.helpers.eagle_folders import EagleFolder
+from tests.helpers.eagle_reference import EagleReference
+from tests.models.eagle.test_head import streams_entering
+
+HEAD = EagleFolder(target_hidden=32, vocabulary=VOCAB, ids=(1, 2), targets=tuple(range(1, VOCAB, 3)), nested=True)
+MAX_DRAFTS = 3
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {"enable_prefix_caching": False},
+    "prefix hits": {},
+    "chunks": {"long_prefill_token_threshold": 7},
+    "few blocks": {"num_kv_blocks": 24, "scheduling_policy": "fifo"},
+    "depth 2": {"overlap": True},
+    "host memory": {"num_kv_blocks": 24, "kv_offloading_size": 0.001, "scheduling_policy": "fifo"},
+}
+SAMPLING: dict[str, dict[str, Any]] = {
+    "again": {"temperature": 1.0, "top_k": 30},
+    "branch": {"temperature": 0.8, "presence_penalty": 0.5},
+}
+Texts = dict[str, list[int]]
+
+
+class RecordingHead(HeadProposer):
+    """Head whose drafts are recorded with the tokens before them."""
+
+    def __init__(self) -> None:
+        super().__init__(MAX_DRAFTS)
+        self.seen: list[tuple[str, list[int], HeadDrafts]] = []
+
+    def made(self, request: Request, drafts: HeadDrafts) -> None:
+        super().made(request, drafts)
+        self.seen.append((request.request_id, list(request.tokens), drafts))
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return make_reference("llama")
+
+
+@pytest.fixture(scope="module")
+def folders(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("eagle")
+    return save_reference(model, folder / "target"), HEAD.write(folder / "head")
+
+
+def texts_of(core: EngineCore, samples: int = 1) -> Texts:
+    """Return the outputs of all prompts, the first ones before the others start."""
+    found: Texts = defaultdict(list)
+    for names in (list(PROMPTS)[:2], list(PROMPTS)[2:]):
+        for number, name in enumerate(names):
+            params = {"temperature": 0.0, **SAMPLING.get(name, {})}
+            sampling = SequenceParams(max_tokens=24 + 3 * number, ignore_eos=True, seed=number, **params)
+            core.add(Add(name, Prompt(PROMPTS[name], sampling), n=samples))
+        while core.busy:
+            for output in core.step():
+                assert output.end is None or output.end.error is None, output
+                found[output.request_id] += output.token_ids
+    core.scheduler.check_integrity()
+    return found
+
+
+def start_with_head(folders: tuple[Path, Path], texts: Texts, **options: Any) -> tuple[EngineCore, RecordingHead]:
+    target, head = folders
+    core = start(target, speculation=f"eagle3:{head}", **options)
+    recorder = RecordingHead()
+    oracle = Oracle(texts, VOCAB, 0.7, most=MAX_DRAFTS)
+    core.scheduler.drafting = Drafting((oracle,), EveryDraft(), MAX_DRAFTS, recorder)
+    return core, recorder
+
+
+def check_drafts(model: PreTrainedModel, seen: Sequence[tuple[str, list[int], HeadDrafts]], texts: Texts) -> None:
+    """Compare greedy drafts with the reference's, as far as these are clear."""
+    tensors = HEAD.tensors() | {"embed_tokens.weight": model.model.embed_tokens.weight.data}
+    reference = EagleReference(tensors, heads=HEAD.heads, head_dim=HEAD.head_dim)
+    streams: dict[str, list[torch.Tensor]] = {}
+    compared = 0
+    for request_id, tokens, drafts in seen:
+        name = request_id.partition(":")[0]
+        if name in SAMPLING:
+            continue
+        if request_id not in streams:
+            entering = streams_entering(model, [*PROMPTS[name], *texts[request_id]])
+            streams[request_id] = [entering[i] for i in HEAD.ids or ()]
+        known = [stream[: len(tokens) - 1] for stream in streams[request_id]]
+        expected, logits = reference.draft(tokens, known, len(drafts.token_ids))
+        for found, wanted, values, chance in zip(drafts.token_ids, expected, logits, drafts.chances, strict=True):
+            best = values.topk(2).values
+            if best[0] - best[1] < 1e-3:
+                break
+            assert found == wanted, (request_id, len(tokens))
+            assert abs(chance - float(values.softmax(-1).max())) < 1e-3
+            compared += 1
+    assert compared > 100
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_texts_stay_and_drafts_are_the_references(
+    model: PreTrainedModel, folders: tuple[Path, Path], setting: str
+) -> None:
+    core = start(folders[0], speculation="off", **SETTINGS[setting])
+    plain = texts_of(core)
+    core.close()
+    core, head = start_with_head(folders, plain, **SETTINGS[setting])
+    assert texts_of(core) == plain
+    stats = core.stats()
+    core.close()
+    assert (stats.prefix_hits > 0) == (setting != "plain")
+    assert (stats.preemptions > 0) == (setting in ("few blocks", "host memory"))
+    check_drafts(model, head.seen, plain)
+
+
+def test_several_samples_share_a_prompt(model: PreTrainedModel, folders: tuple[Path, Path]) -> None:
+    core = start(folders[0], speculation="off")
+    plain = texts_of(core, samples=3)
+    core.close()
+    core, head = start_with_head(folders, plain)
+    assert texts_of(core, samples=3) == plain
+    core.close()
+    check_drafts(model, head.seen, plain)
