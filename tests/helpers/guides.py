@@ -73,7 +73,10 @@ class Arithmetic:
         return fork
 
     def forced(self, limit: int) -> Sequence[int]:
-        return ()
+        if self._modulus < self._vocab_size or len(self.said) < self._dormant:
+            return ()
+        only = [-sum(self.said) % self._modulus, *[0] * limit]
+        return only[: min(limit, self._length - len(self.said))]
 
     def mask(self) -> memoryview | None:
         assert not self.complete

@@ -35,8 +35,9 @@ def drafting() -> Iterator[ScriptedServer]:
 
 
 def drafts(server: ScriptedServer) -> DraftStats:
-    (stats,) = server.call(server.engine.stats).drafts or (DraftStats("script", 0, (), ()),)
-    return stats
+    found = {stats.proposer: stats for stats in server.call(server.engine.stats).drafts}
+    assert found.keys() <= {"script", "forced"}
+    return found.get("script", DraftStats("script", 0, (), ()))
 
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -11,7 +11,7 @@ from roseinfer.sched.drafting.constraints import Constraints
 from roseinfer.sched.drafting.counts import ProposerCounts
 from roseinfer.sched.drafting.head import HeadProposer
 from roseinfer.sched.drafting.pricing import DraftCandidate, Pricing
-from roseinfer.sched.drafting.proposer import Proposal, Proposer
+from roseinfer.sched.drafting.proposer import FORCED, Proposal, Proposer
 from roseinfer.sched.plan_builder import PlanBuilder
 
 
@@ -67,14 +67,30 @@ class Drafting:
                 yield max(proposals, key=self._pricing.expected)
 
     def _proposals(self, request: Request, limit: int) -> Iterable[Proposal]:
-        if request.guided:
-            # Guides of requests with several tokens per step are not supported yet.
-            return
+        if not request.guided:
+            yield from self._guesses(request, limit)
+        elif self.constraints is not None:
+            yield from self._guided_guesses(request, limit, self.constraints)
+
+    def _guesses(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> Iterable[Proposal]:
         for proposer in self._proposers:
-            proposal = proposer.propose(request, limit)
+            proposal = proposer.propose(request, limit, after)
             if proposal is not None:
                 assert 0 < len(proposal.token_ids) <= limit, "a proposer guesses no more than it is asked for"
                 yield proposal
+
+    def _guided_guesses(self, request: Request, limit: int, constraints: Constraints) -> Iterable[Proposal]:
+        """Yield the tokens that a guide forces, followed by guesses that it allows."""
+        forced = constraints.forced(request.request_id, limit)
+        useful = False
+        for guesses in self._guesses(request, limit - len(forced), forced) if len(forced) < limit else ():
+            legal = constraints.legal(request.request_id, forced + guesses.token_ids)
+            if legal > len(forced):
+                useful = True
+                yield guesses.after(forced, legal)
+        legal = 0 if useful or not forced else constraints.legal(request.request_id, forced)
+        if legal:
+            yield Proposal(FORCED, forced[:legal], (1.0,) * legal, legal)
 
     def _verify(
         self, builder: PlanBuilder, candidate: DraftCandidate, drafts: tuple[int, ...], kv: KvManager, reserve: int
@@ -119,9 +135,19 @@ class Drafting:
         """Learn from a row with drafts, `kept` tokens of which became output (at least 1). Return its drafts."""
         candidate = self._verifying.pop(request.request_id)
         drafted, accepted = len(row.drafts), kept - 1
-        self.counts.setdefault(candidate.proposal.proposer, ProposerCounts()).add(drafted, accepted)
         self._pricing.verified(candidate, drafted, accepted)
-        return (DraftRun(candidate.proposal.proposer, drafted),)
+        return tuple(self._count(candidate.proposal, drafted, accepted))
+
+    def _count(self, proposal: Proposal, drafted: int, accepted: int) -> Iterable[DraftRun]:
+        """Count the drafts of a row, those of each proposer. The row counts as one of its first draft's proposer."""
+        forced = min(proposal.forced, drafted)
+        runs = ((FORCED, forced, min(accepted, forced)), (proposal.proposer, drafted - forced, accepted - forced))
+        position = 0
+        for proposer, length, right in runs:
+            if length:
+                self.counts.setdefault(proposer, ProposerCounts()).add(length, max(0, right), position)
+                position += length
+                yield DraftRun(proposer, length)
 
     def ended(self, request: Request) -> None:
         """Forget a request that has ended."""

@@ -25,8 +25,8 @@ from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.registry import make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
-from tests.helpers.drafters import Script
-from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry
+from tests.helpers.drafters import Oracle, Script
+from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import DelayedRunner, FakeRunner
 from tests.helpers.guides import Arithmetic, ArithmeticGuides, ToldClock, obeys
 from tests.helpers.writing import TOKENS, VOCAB, grammar_guides
@@ -155,13 +155,31 @@ def test_samples_have_guides_of_their_own_and_a_hit_in_the_prefix_cache_changes_
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_request_with_a_guide_has_no_drafts(depth: int) -> None:
-    drafter = Script(*[[1, 2]] * 20)
+def test_drafts_of_a_request_with_a_guide_are_those_that_it_allows(depth: int) -> None:
+    wanted = outputs_of(guided_core(depth=depth), "3,9")
+    drafter = Oracle({"a:0": wanted}, 50, right=0.6)
     core = guided_core(depth=depth, drafter=drafter)
-    add(core, "a", PROMPT, guide="3,6", seed=1)
-    add(core, "free", PROMPT, seed=2, ignore_eos=True)
-    done = run_dry(core)
-    assert drafter.names == {"free:0"} and obeys(done["a:0"].tokens, "3,6")
+    assert outputs_of(core, "3,9") == wanted
+    assert any(row.drafts for plan in submitted(core) for row in plan.rows)
+    for plan in submitted(core):
+        for row in plan.rows:
+            known = wanted[: row.start + 1 - len(PROMPT)]
+            assert obeys([*known, *row.drafts], "3,9")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_tokens_that_a_guide_forces_come_before_guesses(depth: int) -> None:
+    wanted = outputs_of(guided_core(depth=depth), "50,9,2")
+    core = guided_core(depth=depth, drafter=Script(*[[0, 0, 7]] * 9))
+    assert outputs_of(core, "50,9,2") == wanted
+    counts = core.scheduler.drafting.counts
+    assert sum(counts["forced"].accepted) == sum(counts["forced"].drafted) > 3
+    assert sum(entry.steps + sum(entry.accepted) for entry in counts.values()) == len(wanted) - 1
+
+
+def outputs_of(core: EngineCore, rule: str) -> list[int]:
+    add(core, "a", PROMPT, guide=rule, seed=1, max_tokens=30)
+    return run_dry(core)["a:0"].tokens
 
 
 @pytest.mark.parametrize(
