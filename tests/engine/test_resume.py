@@ -18,6 +18,7 @@ from roseinfer.engine.messages import Add, PriorOutput
 from roseinfer.engine.record import Recorder, RecordingCore
 from roseinfer.kv.blocks import block_keys, sha256
 from roseinfer.sim.replay import read_recording, replay
+from tests.helpers.drafters import Oracle
 from tests.helpers.engines import Collected, add, assert_empty, gather, make_core, run_dry, submitted
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.guides import ArithmeticGuides
@@ -49,11 +50,18 @@ ENGINES: dict[str, dict[str, object]] = {
     "chunks": {"depth": 2, "max_num_batched_tokens": 4},
     "whole prompts": {"depth": 1, "enable_chunked_prefill": False},
     "preempted": {"depth": 2, "num_blocks": 12},
+    "drafts": {"depth": 2},  # see `continuing`
 }
 
 
 def engine(**options: object) -> EngineCore:
     return make_core(guides=ArithmeticGuides(), **options)
+
+
+def continuing(kind: str, whole: dict[str, Collected]) -> EngineCore:
+    """Return an engine that continues a request, whose outputs are `whole`."""
+    drafter = Oracle({name: one.tokens for name, one in whole.items()}, 50, right=0.7) if kind == "drafts" else None
+    return engine(**ENGINES[kind], drafter=drafter)
 
 
 def run(core: EngineCore, new: Add, *, beside: int = 0) -> dict[str, Collected]:
@@ -79,16 +87,19 @@ def cuts(length: int) -> Iterator[int]:
 @pytest.mark.parametrize("name", [*REQUESTS, *GUIDED])
 def test_a_resumed_request_has_the_same_output(name: str, kind: str) -> None:
     whole = run(engine(), asked(name))["a:0"]
+    drafted = 0
     assert len(whole.tokens) > 8
     for cut in cuts(min(len(whole.tokens), 24)):
         said = PriorOutput(whole.tokens[:cut], 0.25)
-        core = engine(**ENGINES[kind])
+        core = continuing(kind, {"a:0": whole})
         rest = run(core, asked(name, outputs=[said]), beside=4 if kind == "preempted" else 0)["a:0"]
         assert said.token_ids + rest.tokens == whole.tokens, f"interrupted behind {cut} tokens"
         assert rest.logprobs == whole.logprobs[cut:] and not rest.prompt_logprobs
         assert rest.end is not None and whole.end is not None
         assert (rest.reason, rest.end.stop_token) == (whole.reason, whole.end.stop_token)
         assert rest.end.times.first_token_s == rest.end.times.arrival_s + 0.25
+        drafted += sum(plan.num_drafts for plan in submitted(core))
+    assert bool(drafted) == (kind == "drafts" and name in REQUESTS)
 
 
 def test_some_are_preempted_once_more() -> None:
@@ -112,7 +123,7 @@ def test_each_sample_continues_where_it_was(name: str, kind: str) -> None:
             said.append(None if ended else PriorOutput(tokens[: rng.randrange(len(tokens))], 0.5))
         if not any(said):
             continue
-        rest = run(engine(**ENGINES[kind]), asked(name, 4, outputs=said))
+        rest = run(continuing(kind, whole), asked(name, 4, outputs=said))
         assert set(rest) == {f"a:{index}" for index, one in enumerate(said) if one is not None}
         for index, one in enumerate(said):
             if one is not None:

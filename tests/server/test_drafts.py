@@ -63,8 +63,8 @@ CHATS: list[dict[str, Any]] = [
     {"tools": [WEATHER], "n": 2, "logprobs": True},
     {"tools": [WEATHER], "tool_choice": "required"},
 ]
-# Ids and times.
-DIFFER = ("id", "created", "slo")
+# Ids, times, and numbers of events.
+DIFFER = ("id", "created", "created_at", "completed_at", "sequence_number", "slo")
 
 
 def whole(server: ScriptedServer, path: str, body: dict[str, Any]) -> Any:
@@ -112,6 +112,35 @@ def added(before: Any, now: Any) -> Any:
     if isinstance(now, dict):
         return {name: added(before.get(name), now.get(name)) for name in before | now}
     return now
+
+
+def test_answers_in_blocks_are_those_without_drafts(plain: ScriptedServer, drafting: ScriptedServer) -> None:
+    """Responses and Messages: whole, and what their deltas add up to."""
+    messages = {"messages": [QUESTION], "max_tokens": 200}
+    responses = {"input": "How is the weather?", "max_output_tokens": 200}
+    for path, body, delta in (
+        ("/v1/messages", messages | {"stop_sequences": ["is all"]}, "content_block_delta"),
+        ("/v1/messages", messages | {"max_tokens": 25}, "content_block_delta"),
+        ("/v1/responses", responses, "response.output_text.delta"),
+        ("/v1/responses", responses | {"max_output_tokens": 90}, "response.output_text.delta"),
+    ):
+        assert whole(drafting, path, body) == whole(plain, path, body)
+        with_drafts, without = (blocks(server, path, body, delta) for server in (drafting, plain))
+        assert with_drafts == without and with_drafts[0]
+
+
+def blocks(server: ScriptedServer, path: str, body: dict[str, Any], delta: str) -> tuple[dict[str, str], Any]:
+    """Return the joined deltas by block and kind, and the last event."""
+    found: dict[str, str] = {}
+    text = server.post(path, body | {"stream": True}).text
+    read = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: ")]
+    for event in read:
+        if event["type"] == delta:
+            parts = event["delta"] if isinstance(event["delta"], dict) else {"text": event["delta"]}
+            for kind, text in parts.items():
+                key = f"{event.get('index', event.get('output_index'))} {kind}"
+                found[key] = text if kind == "type" else found.get(key, "") + text
+    return found, without_ids(read[-1] if path == "/v1/responses" else read[-2])
 
 
 QUESTION = {"role": "user", "content": "How is the weather?"}
