@@ -189,7 +189,8 @@ class OffloadStats(NamedTuple):
 class DraftStats(NamedTuple):
     """Drafts of one proposer so far. `drafted` and `accepted` count by position in the row; 0 is the first draft.
 
-    `steps`: rows that verified any. Output tokens of these rows = `steps` + the sum of `accepted`.
+    `steps`: rows that verified drafts, the first of which is this proposer's. Over all proposers, output tokens of
+    these rows = `steps` + the sum of `accepted`.
     """
 
     proposer: str

@@ -233,7 +233,7 @@ function Speculation({ engines }) {
   return html`<section class="card" aria-labelledby="speculation-title"><h2 id="speculation-title">Speculation</h2>
     <div class="scroll-x" tabindex="0" role="region" aria-label="Drafts by proposer"><table class="plain numbers"><thead><tr>${heads.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
       <tbody>${[...proposers].map(([name, { steps, drafted, accepted }]) => html`<tr key=${name}><th scope="row">${name}</th><td>${count(all(drafted))}</td><td>${count(all(accepted))}</td>
-        <td>${decimal((steps + all(accepted)) / steps, 2)}</td>${heads.slice(4).map((_, at) => html`<td>${percent(drafted[at] ? accepted[at] / drafted[at] : null)}</td>`)}</tr>`)}</tbody>
+        <td>${decimal(steps ? (steps + all(accepted)) / steps : null, 2)}</td>${heads.slice(4).map((_, at) => html`<td>${percent(drafted[at] ? accepted[at] / drafted[at] : null)}</td>`)}</tr>`)}</tbody>
     </table></div><p class="hint">Of each position in a row, the share of its drafts that became output.</p></section>`;
 }
 

@@ -171,7 +171,7 @@ def _speculation(drafts: Sequence[DraftStats]) -> Iterator[_Sample]:
         help = "Drafts that became output, by position in their row"
         yield _counter("vllm:spec_decode_num_accepted_tokens_per_pos", help, accepted, position=str(position))
     for each in drafts:
-        help = "Rows that verified drafts, by proposer"
+        help = "Rows that verified drafts, by the proposer of the first one"
         yield _counter("roseinfer:spec_steps", help, each.steps, proposer=each.proposer)
         for position, counts in enumerate(zip(each.drafted, each.accepted, strict=True)):
             at = {"proposer": each.proposer, "position": str(position)}
