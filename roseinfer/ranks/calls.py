@@ -15,7 +15,7 @@ class Call(IntEnum):
     """First byte of a message.
 
     After `SUBMIT` come a checksum (8 bytes) of the tokens of all collected steps, and the plan. After `MASKED`, a
-    `SAMPLE` under masks, come the number of masked rows, the rows, and the words of their masks.
+    `SAMPLE` under masks, come the number of masks, the row of each, the drafts before each, and the words.
     """
 
     SUBMIT = 0
@@ -54,7 +54,8 @@ class CallWriter:
         return b"".join((_BYTES[Call.SUBMIT], sampled.digest(), self._encode(plan)))
 
     def masked(self, masks: TokenMasks) -> bytes:
-        numbers = (len(masks.rows), *masks.rows)
+        count = len(masks.rows)
+        numbers = (count, *masks.rows, *(masks.drafts_before or (0,) * count))
         head = b"".join(number.to_bytes(_NUMBER_BYTES, "little") for number in numbers)
         return b"".join((_BYTES[Call.MASKED], head, masks.words))
 
@@ -67,11 +68,12 @@ class CallReader:
         """Return rank 0's checksum and the plan."""
         return bytes(message[1 : 1 + _CHECKSUM_BYTES]), self._decode(memoryview(message)[1 + _CHECKSUM_BYTES :])
 
-    def masked(self, message: bytearray) -> tuple[tuple[int, ...], memoryview]:
-        """Return the rows and the bytes of their masks."""
-        count, *_ = _numbers(message, 1, 1)
-        head = 1 + _NUMBER_BYTES
-        return _numbers(message, head, count), memoryview(message)[head + _NUMBER_BYTES * count :]
+    def masked(self, message: bytearray) -> tuple[tuple[int, ...], tuple[int, ...], memoryview]:
+        """Return the rows of masks, the drafts before each, and the bytes of the masks."""
+        (count,) = _numbers(message, 1, 1)
+        numbers = _numbers(message, 1 + _NUMBER_BYTES, 2 * count)
+        words = memoryview(message)[1 + _NUMBER_BYTES * (1 + 2 * count) :]
+        return numbers[:count], numbers[count:], words
 
 
 def _numbers(message: bytearray, at: int, count: int) -> tuple[int, ...]:

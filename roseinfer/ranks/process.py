@@ -98,10 +98,10 @@ def follow(ring: RingReader, runner: Runner, on_step: Callable[[], None]) -> Non
             case Call.SAMPLE:
                 runner.sample(steps[-1])
             case Call.MASKED:
-                rows, words = calls.masked(message)
+                rows, drafts_before, words = calls.masked(message)
                 space = runner.mask_space(len(rows))
                 space.cast("B")[:] = words
-                runner.sample(steps[-1], TokenMasks(rows, space))
+                runner.sample(steps[-1], TokenMasks(rows, space, drafts_before))
             case Call.COLLECT:
                 result = runner.collect(steps.popleft())
                 on_step()

@@ -2,6 +2,8 @@
 
 from array import array
 
+import pytest
+
 from roseinfer.core.plan import Admission, BlockCopy, HostCopy, Row, RowResult, StepPlan, TokenMasks
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.ranks.calls import Call, CallReader, CallWriter, SampledDigest
@@ -29,12 +31,13 @@ def test_a_plan_is_decoded_as_it_was_sent() -> None:
     assert type(plan.rows[0]) is Row and type(plan.admitted[0].params) is SequenceParams
 
 
-def test_masks_are_decoded_with_their_rows() -> None:
+@pytest.mark.parametrize("drafts_before", [(), (0, 7)], ids=["one mask a row", "after drafts"])
+def test_masks_are_decoded_with_their_places(drafts_before: tuple[int, ...]) -> None:
     words = memoryview(array("I", [1, 2**32 - 1, 3, 4]))
-    message = CallWriter().masked(TokenMasks((300, 1), words))
+    message = CallWriter().masked(TokenMasks((300, 1), words, drafts_before))
     assert message[0] == Call.MASKED
-    rows, data = CallReader().masked(bytearray(message))
-    assert rows == (300, 1) and data == words.cast("B")
+    rows, before, data = CallReader().masked(bytearray(message))
+    assert (rows, before) == ((300, 1), drafts_before or (0, 0)) and data == words.cast("B")
 
 
 def test_other_tokens_have_another_checksum() -> None:

@@ -32,7 +32,7 @@ class RecordingRunner:
         return self._space[: 2 * lines]
 
     def sample(self, handle: int, masks: TokenMasks | None = None) -> None:
-        self.calls.append(("sample", handle, masks and (masks.rows, list(masks.words))))
+        self.calls.append(("sample", handle, masks and (masks.rows, list(masks.words), masks.drafts_before)))
 
     def collect(self, handle: int) -> StepResult:
         self.calls.append(("collect", handle))
@@ -55,7 +55,7 @@ def send_steps(writer: RingWriter, *steps: int, collected: SampledDigest) -> Non
     calls = CallWriter()
     for step in steps:
         writer.write(calls.submit(StepPlan(step, []), collected))
-        masks = TokenMasks((3,), memoryview(array("I", [step, 7])))
+        masks = TokenMasks((3,), memoryview(array("I", [step, 7])), (step,))
         writer.write(calls.masked(masks) if step % 2 else SAMPLE)
 
 
@@ -72,7 +72,7 @@ def test_calls_are_made_in_order(ring: tuple[RingWriter, RingReader]) -> None:
     as_runner: Runner = runner  # type: ignore[assignment]
     follow(reader, as_runner, lambda: done.append(1))
     assert runner.calls == [
-        *[("submit", 0), ("sample", 0, None), ("submit", 1), ("sample", 1, ((3,), [1, 7])), ("collect", 0)],
+        *[("submit", 0), ("sample", 0, None), ("submit", 1), ("sample", 1, ((3,), [1, 7], (1,))), ("collect", 0)],
         *[("submit", 2), ("sample", 2, None), ("collect", 1), ("collect", 2), "close"],
     ]
     assert len(done) == 3
