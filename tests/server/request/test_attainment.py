@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from roseinfer.core.clock import ManualClock
 from roseinfer.core.errors import EngineDeadError
 from roseinfer.engine.api import GenerateRequest, SequenceChunk
+from roseinfer.engine.output import merge
 from roseinfer.server import answer_shapes
 from roseinfer.server.observe.report import SLACK_S
 from tests.server.fake_engine import Step, Wait, rejected, timed_out
@@ -67,6 +68,26 @@ def test_usage_tells_how_they_were_kept(timed: LiveServer, slo: dict[str, Any], 
 def test_time_per_token_is_a_mean_over_all_but_the_first(timed: LiveServer) -> None:
     assert ask(timed, {"tpot_ms": 1}, max_tokens=1) == {"ttft_ms": 250.0, "tpot_ms": 0.0, "met": True}
     assert ask(timed, {"ttft_ms": 250, "tpot_ms": 1}, max_tokens=0, echo=True)["met"] is True, "a scored prompt"
+
+
+def test_tokens_that_arrive_together_divide_the_time_since_the_last_ones(timed: LiveServer) -> None:
+    """5 tokens in 3 steps, as with right drafts: the 4 after the first take 2 steps."""
+
+    def script(request: GenerateRequest) -> list[Step]:
+        first, *rest = timed.engine.default_script(request)
+        pairs = [merge(rest[i], rest[i + 1]) for i in (0, 2)]  # type: ignore[arg-type]
+        wait = lambda: timed.service.clock.advance(TPOT_S)  # type: ignore[attr-defined]  # noqa: E731
+        return [first, wait, pairs[0], wait, pairs[1]]
+
+    def gaps() -> list[float]:
+        name = "vllm:inter_token_latency_seconds"
+        return [timed.metric(f"{name}_count"), timed.metric(f"{name}_sum")]
+
+    timed.engine.script = script
+    before = gaps()
+    assert ask(timed, {"tpot_ms": 62.5}) == {"ttft_ms": 0.0, "tpot_ms": 62.5, "met": True}
+    assert [now - then for now, then in zip(gaps(), before, strict=True)] == [4, 2 * TPOT_S]
+    assert ask(timed, {"tpot_ms": 62})["met"] is False
 
 
 def test_of_several_choices_the_worst_counts(timed: LiveServer) -> None:
