@@ -119,10 +119,10 @@ class Matcher:
     `lane`: see `Grammar`. `first`: the mask before the first token, which is the grammar's; None after that token.
     """
 
-    __slots__ = ("_consumed", "_grammar", "first", "lane", "raw")
+    __slots__ = ("_consumed", "first", "grammar", "lane", "raw")
 
     def __init__(self, grammar: "Grammar") -> None:
-        self._grammar = grammar
+        self.grammar = grammar
         self.raw, self.lane = grammar.start()
         self.first: bytes | None = grammar.first
         # Tokens so far, while another lane may become available and few tokens have to be repeated.
@@ -131,7 +131,6 @@ class Matcher:
     def consume(self, token_ids: Sequence[int]) -> None:
         """Take the next tokens. Raises `MatcherError` for a token that the grammar forbids, or after its end."""
         self.first = None
-        self._grammar.masks += len(token_ids)
         consume = self.raw.consume_token
         for token_id in token_ids:
             if not consume(token_id):
@@ -159,9 +158,9 @@ class Matcher:
 
     def change_lane(self) -> None:
         """Move to another lane if the grammar has got more lanes since this matcher was made."""
-        if self._consumed is None or not self._grammar.wide:
+        if self._consumed is None or not self.grammar.wide:
             return
-        raw, lane = self._grammar.start()
+        raw, lane = self.grammar.start()
         if lane != self.lane and raw.consume_tokens(self._consumed):
             self.raw, self.lane = raw, lane
         self._consumed = None
@@ -175,6 +174,7 @@ class Matcher:
         if self.first is not None:
             _copy(self.first, words, 0)
             return
+        self.grammar.masks += 1
         self.raw.unsafe_compute_mask_ptr(addressof(c_char.from_buffer(words)), words.nbytes)
         if self.raw.is_error():
             raise self.failure()
@@ -195,7 +195,7 @@ class Matcher:
         return self.raw.is_stopped() and not self.raw.is_error()
 
     def failure(self) -> MatcherError:
-        self._grammar.is_spent = True
+        self.grammar.is_spent = True
         return MatcherError(_message(self.raw.get_error()))
 
     @property
@@ -219,7 +219,7 @@ class Grammar:
         self.first = first
         self.wide = False
         self.users = 0  # maintained by its users
-        self.masks = 0  # computed so far, approximately
+        self.masks = 0  # computed so far
         self.is_spent = False
         self._next = 0
         self._lanes = [proved]
@@ -303,6 +303,7 @@ class MaskThreads:
         line, start = words.nbytes // len(matchers), addressof(c_char.from_buffer(words))
         for i, matcher in enumerate(matchers):
             if matcher.first is None:
+                matcher.grammar.masks += 1
                 matcher.raw.unsafe_compute_mask_ptr(start + i * line, line)
                 if i % CLOCK_CHECK_COUNT == 0 and perf_counter() > until_s:
                     return i + 1
@@ -327,7 +328,9 @@ class MaskThreads:
                 self._executor.unsafe_compute_mask_ptr(work, start, line, len(matchers))
             for i in range(done, stop):
                 first = matchers[i].first
-                if first is not None:
+                if first is None:
+                    matchers[i].grammar.masks += 1
+                else:
                     _copy(first, words, i)
             done = stop
             if perf_counter() > until_s:

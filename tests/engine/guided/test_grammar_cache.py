@@ -9,6 +9,7 @@ import pytest
 from roseinfer.core.errors import InvalidRequestError
 from roseinfer.core.guide import GuideSpec, Trigger
 from roseinfer.core.outputs import FinishReason
+from roseinfer.core.plan import TokenMasks
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
@@ -16,7 +17,7 @@ from roseinfer.engine.guided import grammar_cache as shelf_module
 from roseinfer.engine.guided.grammar_cache import MAX_HITS_BEFORE_TRIM, GrammarCache, GrammarGuideFactory
 from roseinfer.engine.loop import EngineLoop
 from roseinfer.engine.messages import Abort, Add, Invalid
-from roseinfer.grammar.library import GrammarError, GrammarTokens, MatcherError, UnsupportedTokenizerError
+from roseinfer.grammar.library import GrammarError, GrammarTokens, MaskThreads, MatcherError, UnsupportedTokenizerError
 from roseinfer.grammar.memory import estimate_memory
 from tests.engine.test_loop import Script
 from tests.helpers.engines import Collected, add, gather, make_core, run_dry
@@ -96,12 +97,17 @@ def test_a_grammar_that_has_grown_large_is_compiled_again_for_later_outputs():
     shelf.close()
 
 
-def test_masks_are_counted_by_grammar():
+@pytest.mark.parametrize("threads", [1, 3])
+def test_masks_are_counted_by_grammar(threads: int):
     shelf = GrammarCache(lambda: TOKENS)
     grammar = done(shelf.grammar(LETTERS)).result()
-    for _ in range(2):
-        grammar.matcher().consume(list(b"abc"))
-    assert grammar.masks == 6
+    matchers = [grammar.matcher() for _ in range(20)]
+    for matcher in matchers[:18]:
+        matcher.consume(b"abc")
+        assert matcher.fork().forced(8) == []
+    assert grammar.masks == 0
+    MaskThreads(threads).fill(matchers, memoryview(bytearray(20 * 4 * TokenMasks.words_per_row(VOCAB))).cast("I"))
+    assert grammar.masks == 18, "the first mask of an output is the grammar's"
     shelf.close()
 
 
