@@ -4,7 +4,16 @@ import msgspec
 import pytest
 
 from roseinfer.core.guide import GuideSpec, Thinking, Trigger
-from roseinfer.core.outputs import End, FinishReason, PolicyStats, RequestTimes, SchedulerStats, SequenceOutput
+from roseinfer.core.outputs import (
+    DraftRun,
+    DraftStats,
+    End,
+    FinishReason,
+    PolicyStats,
+    RequestTimes,
+    SchedulerStats,
+    SequenceOutput,
+)
 from roseinfer.core.pooling import PairFormat, PoolingInfo, PoolingMethod, PoolingParams, PoolingTask
 from roseinfer.core.request import Prompt
 from roseinfer.core.sampling import SequenceParams
@@ -29,6 +38,14 @@ def test_figures_of_the_policy_and_predictions_of_steps(policy: PolicyStats | No
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=EngineMessage)
         assert sent == message
         assert isinstance(sent.stats, SchedulerStats) and sent.steps[0].predicted_s == 0.02
+
+
+def test_drafts_of_a_row_and_their_counts() -> None:
+    output = SequenceOutput("a:0", (1, 2, 3), drafts=(DraftRun("forced", 1), DraftRun("ngram", 4)))
+    stats = SchedulerStats(drafts=(DraftStats("ngram", 3, (3, 2), (2, 0)), DraftStats("forced", 1, (1,), (1,))))
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(Outputs([output], stats, 1.0)), type=EngineMessage)
+    assert read == Outputs([output], stats, 1.0)
+    assert isinstance(read.outputs[0].drafts[0], DraftRun) and isinstance(read.stats.drafts[0], DraftStats)
 
 
 def test_what_constrains_an_output() -> None:
