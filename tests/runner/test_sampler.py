@@ -359,3 +359,22 @@ def test_minus_infinity_for_some_tokens_is_a_distribution():
     logits = torch.full((1, VOCAB), -math.inf)
     logits[0, 6] = -3.0
     assert sample(table, logits, [0], [1]) == [6]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"top_k": 40, "top_p": 0.9}])
+def test_drafts_by_the_request_s_random_number_are_right_more_often(sampling: dict[str, float]) -> None:
+    """Compare with the likeliest token and with other random numbers, for a head that nearly knows the model."""
+    count, vocabulary = 300, 64
+    generator = torch.Generator().manual_seed(0)
+    target = 3 * torch.randn(count, vocabulary, generator=generator)
+    head = target + 0.5 * torch.randn(count, vocabulary, generator=generator)
+    table = make_table(count, 16, vocabulary)
+    table.admit([admission(seat, [1], temperature=1.0, seed=seat, **sampling) for seat in range(count)])
+    sampler, seats = Sampler(table), list(range(count))
+    index, ends = torch.arange(count), torch.ones(count, dtype=torch.int64)
+    drafts = sampler.draft(head, seats, index, ends)
+    others = sampler.draft(head, seats, index, ends + 1)
+    tokens = sampler.sample(target.clone(), seats, [1] * count).tokens
+    kept = [int((guess == tokens).sum()) for guess in (drafts, head.argmax(-1), others)]
+    assert kept[0] > 1.05 * kept[1] and kept[0] > 1.2 * kept[2]
+    assert torch.equal(sampler.draft(target, seats, index, ends), tokens), "an exact head is always right"

@@ -9,6 +9,7 @@ from roseinfer.core.request import Request, Status
 from roseinfer.kv.manager import Growth, KvManager
 from roseinfer.sched.drafting.constraints import Constraints
 from roseinfer.sched.drafting.counts import ProposerCounts
+from roseinfer.sched.drafting.head import NAME as HEAD
 from roseinfer.sched.drafting.head import HeadProposer
 from roseinfer.sched.drafting.pricing import DraftCandidate, Pricing
 from roseinfer.sched.drafting.proposer import FORCED, Proposal, Proposer
@@ -136,7 +137,10 @@ class Drafting:
         candidate = self._verifying.pop(request.request_id)
         drafted, accepted = len(row.drafts), kept - 1
         self._pricing.verified(candidate, drafted, accepted)
-        return tuple(self._count(candidate.proposal, drafted, accepted))
+        runs = tuple(self._count(candidate.proposal, drafted, accepted))
+        if self.head is not None and HEAD in self.counts:
+            self.head.review(self.counts[HEAD])
+        return runs
 
     def _count(self, proposal: Proposal, drafted: int, accepted: int) -> Iterable[DraftRun]:
         """Count the drafts of a row, those of each proposer. The row counts as one of its first draft's proposer."""
