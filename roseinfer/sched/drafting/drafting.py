@@ -34,7 +34,7 @@ class Drafting:
         self.head = head
         self.constraints: Constraints | None = None
         self.counts: dict[str, ProposerCounts] = {}
-        self._proposers = proposers
+        self.proposers = proposers
         self._pricing = pricing
         self._max_drafts = max_drafts
         self._verifying: dict[str, DraftCandidate] = {}  # by request, in steps in flight
@@ -74,7 +74,7 @@ class Drafting:
             yield from self._guided_guesses(request, limit, self.constraints)
 
     def _guesses(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> Iterable[Proposal]:
-        for proposer in self._proposers:
+        for proposer in self.proposers:
             proposal = proposer.propose(request, limit, after)
             if proposal is not None:
                 assert 0 < len(proposal.token_ids) <= limit, "a proposer guesses no more than it is asked for"
@@ -157,7 +157,7 @@ class Drafting:
         """Forget a request that has ended."""
         self._verifying.pop(request.request_id, None)
         self._pricing.ended(request)
-        for proposer in self._proposers:
+        for proposer in self.proposers:
             proposer.ended(request)
 
 
