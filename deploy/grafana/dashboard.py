@@ -85,6 +85,7 @@ def heat(title: str, metric: str, unit: str, more: str = "", about: str = "") ->
     return Panel(title, (Query(expr, "{{le}}"),), unit, about, "heatmap")
 
 
+DRAFTED, ACCEPTED = "roseinfer:spec_drafted_tokens_total", "roseinfer:spec_accepted_tokens_total"
 REQUESTS, REFUSED = "roseinfer:slo_requests_total", "roseinfer:slo_rejections_total"
 
 ROWS: dict[str, tuple[Panel, ...]] = {
@@ -276,6 +277,33 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Share of the time that the link is busy in that direction",
         ),
         Panel("Requests that wait for a load", (gauge("roseinfer:num_requests_loading"),)),
+    ),
+    "Speculation": (
+        Panel(
+            "Tokens per verifying row",
+            (Query(f"1 + {total(ACCEPTED)} / {total('roseinfer:spec_steps_total')}", "mean"),),
+            "short",
+            "Without drafts a row yields one token; with --speculation, like the rest of this row",
+        ),
+        Panel(
+            "Drafts that became output, by proposer",
+            (Query(f"{rate(ACCEPTED, 'proposer')} / {rate(DRAFTED, 'proposer')}", "{{proposer}}"),),
+            "percentunit",
+            most=1,
+        ),
+        Panel(
+            "Drafts that became output, by position",
+            (Query(f"{rate(ACCEPTED, 'position')} / {rate(DRAFTED, 'position')}", "{{position}}"),),
+            "percentunit",
+            "0 is the first draft of a row",
+            most=1,
+        ),
+        Panel(
+            "Drafts",
+            (Query(total(DRAFTED), "drafted"), Query(total(ACCEPTED), "accepted")),
+            "short",
+            "A second",
+        ),
     ),
     "Requests": (
         latency("Time to first token", "vllm:time_to_first_token_seconds"),

@@ -11,7 +11,10 @@ from typing import Any
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
+from roseinfer.core.outputs import DraftStats, SchedulerStats
+from tests.server.live import LiveServer
 from tests.server.real_server import RealServer, until
+from tests.text.tokenizers import byte_level
 
 COST = {"cost": {"step_s": 0.005, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}}
 OBJECTIVES = {"slo": {"ttft_ms": 20_000, "tpot_ms": 2_000, "e2e_ms": 60_000}, "ignore_eos": True}
@@ -68,14 +71,26 @@ class MetricsServer(RealServer):
 
     def scraped(self) -> dict[str, set[str]]:
         """Return the labels by series name while a request runs. Metrics without series have no labels."""
-        found: dict[str, set[str]] = {}
         while WHILE_RUNNING not in (text := self.http.get("/metrics").text):
             time.sleep(0.02)
-        for family in text_string_to_metric_families(text):
-            found.setdefault(family.name + ("_total" if family.type == "counter" else ""), set())
-            for sample in family.samples:
-                found.setdefault(sample.name, set()).update(sample.labels)
-        return found
+        return labels_of(text)
+
+
+def labels_of(text: str) -> dict[str, set[str]]:
+    """Return the labels by series name of Prometheus text."""
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(text):
+        found.setdefault(family.name + ("_total" if family.type == "counter" else ""), set())
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def speculating() -> dict[str, set[str]]:
+    """Return the same of an engine that verifies drafts, which a priced one does not."""
+    with LiveServer(byte_level()) as server:
+        server.engine.snapshot = SchedulerStats(drafts=(DraftStats("ngram", 1, (1,), (1,)),))
+        return labels_of(server.get("/metrics").text)
 
 
 def request(tokens: int, more: dict[str, Any] = OBJECTIVES) -> dict[str, Any]:
