@@ -13,6 +13,7 @@ import pytest
 from roseinfer import LLM, SamplingParams
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
+from tests.helpers.cases import cases
 
 PATIENCE_S = 120.0
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -74,7 +75,7 @@ def main(record: str, ranks: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
-@pytest.mark.parametrize("ranks", [1, 2])
+@cases("ranks", [2], exhaustive=[1])
 def test_a_fork_gets_an_error_and_its_parent_continues(ranks: int, tmp_path: Path) -> None:
     record = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "tests.engine.test_forked", str(record), str(ranks)]
