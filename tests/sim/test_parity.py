@@ -21,7 +21,7 @@ from roseinfer.engine.start import start_engine
 from roseinfer.sim.parity import Parity, compare
 from roseinfer.sim.replay import EngineRecording, read_recording, replay
 
-REQUESTS, RATE = 60, 25.0
+REQUESTS, RATE = 40, 25.0
 LONG_REQUEST, LONG_TOKENS = 12, 110  # a turn a token: that many turns, however many requests a slow machine batches
 SLOS = (None, Slo(0.2, 0.01), Slo(0.05, 0.006), Slo(1.0, 0.02), Slo(e2e_s=0.5), None)
 

@@ -88,14 +88,14 @@ def test_waits_are_added_up_by_cause_and_class() -> None:
 
 def test_every_wait_of_a_run_has_a_cause() -> None:
     for name in ("fifo", "slack", "qoserve"):
-        (point,) = sweep(name, rate=22.0)
+        (point,) = sweep(name, rate=22.0, requests=150)
         waited = point["waited_s"]
         assert sum(waited.values()) > 0 and waited["other"] == waited["transit"] == 0.0
 
 
 def test_every_refusal_of_a_run_has_a_cause() -> None:
     for name in ("slack", "scorpio"):
-        (point,) = sweep(name, rate=22.0)
+        (point,) = sweep(name, rate=22.0, requests=150)
         refused = point["refused_by"]
         assert sum(refused.values()) == pytest.approx(point["rejected"] * point["requests"]) and refused["other"] == 0
         assert refused["price" if name == "slack" else "utilisation"] > 0.5 * sum(refused.values())
@@ -327,7 +327,7 @@ def test_capacity_is_the_highest_rate_that_meets_the_target() -> None:
         "slack",
         lambda r: at(r, 150),
         0.9,
-        steps=3,
+        steps=2,
     )
     assert found.adherence >= 0.9
     assert 6.0 < found.rate < 16.0
