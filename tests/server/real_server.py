@@ -203,8 +203,9 @@ def alive(pid: int) -> bool:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition is true."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Wait until a condition is true. Rarer and rarer looks leave the cores to the processes that it waits for."""
+    deadline, pause_s = time.monotonic() + PATIENCE_S, 0.01
     while not condition():
         assert time.monotonic() < deadline, "never came true"
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(0.2, 1.5 * pause_s)
