@@ -24,7 +24,8 @@ from tests.helpers.drafters import Script
 from tests.helpers.engines import make_core
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.guides import ArithmeticGuides
-from tests.server.real_server import RealServer, alive, priced, until
+from tests.helpers.process_table import alive
+from tests.server.real_server import RealServer, priced, until
 
 COUNT = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 40, "temperature": 0, "ignore_eos": True}
 

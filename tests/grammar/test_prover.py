@@ -21,7 +21,7 @@ from roseinfer.grammar.prover import (
 from roseinfer.processes.frames import frame, read_frame, write_all
 from roseinfer.processes.launch import launch
 from tests.helpers.grammars import tiny_tokenizer
-from tests.server.real_server import children, command_line
+from tests.helpers.process_table import children, command_line
 
 # Deciding whether any text follows all of these takes hours.
 ENDLESS = JsonSchema(schema={"allOf": [{"type": "string", "pattern": f".*a.{{{i}}}b.*"} for i in range(30)]})

@@ -23,7 +23,8 @@ from roseinfer.ranks.build import build_leader
 from roseinfer.ranks.leader import end_ranks, exit_on_loss
 from roseinfer.ranks.other_ranks import OtherRanks, RankHost
 from tests.helpers.acting_rank import MODULE
-from tests.server.real_server import alive, until
+from tests.helpers.process_table import alive
+from tests.server.real_server import until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="inherits descriptors")
 

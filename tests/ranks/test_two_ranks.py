@@ -19,7 +19,7 @@ from roseinfer.parallel import process_group
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from tests.helpers.cases import cases
-from tests.server.real_server import alive, children, command_line
+from tests.helpers.process_table import alive, children, command_line
 
 # Room for few requests at once: some are preempted, and prompts leave the cache for the host's memory.
 OPTIONS: dict[str, Any] = {
@@ -182,7 +182,7 @@ def test_a_rank_that_dies_ends_running_requests() -> None:
 INTERRUPTED_SCRIPT = """
 import os, signal, threading
 from roseinfer import LLM
-from tests.server.real_server import children, command_line
+from tests.helpers.process_table import children, command_line
 
 llm = LLM("tiny", device="cpu", tensor_parallel_size=2, num_kv_blocks=20, threads=1)
 (rank,) = [child for child in children(os.getpid()) if "roseinfer.ranks.process" in command_line(child)]

@@ -11,7 +11,8 @@ import httpx
 import openai
 import pytest
 
-from tests.server.real_server import HTTP_ERROR, PATIENCE_S, RealServer, alive, priced, until
+from tests.helpers.process_table import alive
+from tests.server.real_server import HTTP_ERROR, PATIENCE_S, RealServer, priced, until
 
 LONG: dict[str, Any] = {"model": "tiny", "max_tokens": 300, "extra_body": {"ignore_eos": True}, "stream": True}
 Kill = Callable[[RealServer], None]

@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from roseinfer import LLM, SamplingParams
-from tests.server.real_server import RealServer, alive, children, command_line, until
+from tests.helpers.process_table import alive, children, command_line
+from tests.server.real_server import RealServer, until
 
 TWO = ("--device", "cpu", "--tensor-parallel-size", "2", "--stall-timeout", "3", "--engine-timeout", "1")
 PROMPT = "def fibonacci("

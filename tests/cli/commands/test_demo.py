@@ -20,7 +20,8 @@ from roseinfer.cli.terminal.demo_plan import (
     plan,
 )
 from roseinfer.core.errors import ConfigError
-from tests.server.real_server import alive, children, priced, until
+from tests.helpers.process_table import alive, children
+from tests.server.real_server import priced, until
 
 SPEEDS = [Speed(0.02, 0.005), Speed(2.0, 0.2), Speed(0.001, 0.0001)]
 

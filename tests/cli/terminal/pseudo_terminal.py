@@ -13,7 +13,8 @@ import time
 from types import TracebackType
 from typing import Self
 
-from tests.server.real_server import process_table, until
+from tests.helpers.process_table import process_table
+from tests.server.real_server import until
 
 PATIENCE_S = 40.0
 

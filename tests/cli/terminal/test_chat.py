@@ -22,9 +22,10 @@ from roseinfer.engine.api import GenerateRequest
 from roseinfer.text.tokenizer import Tokenizer
 from tests.cli.terminal.pseudo_terminal import PseudoTerminal
 from tests.cli.terminal.saying import saying
+from tests.helpers.process_table import alive, children
 from tests.server.fake_engine import Step, Wait, rejected
 from tests.server.live import LiveServer
-from tests.server.real_server import alive, children, until
+from tests.server.real_server import until
 
 COST = {"cost": {"step_s": 0.02, "token_s": 1e-5, "pair_s": 0.0, "row_s": 1e-5, "context_s": 0.0}}
 

@@ -15,8 +15,9 @@ from typing import Any
 import openai
 import pytest
 
+from tests.helpers.process_table import children, command_line
 from tests.helpers.remote import write_certificate
-from tests.server.real_server import PATIENCE_S, RealServer, children, command_line, priced, until
+from tests.server.real_server import PATIENCE_S, RealServer, priced, until
 
 STREAMS, TOKENS = 6, 80
 

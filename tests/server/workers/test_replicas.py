@@ -12,8 +12,9 @@ from typing import Any
 import openai
 import pytest
 
+from tests.helpers.process_table import alive, children
 from tests.server.console.feeds import looking, ticks
-from tests.server.real_server import RealServer, alive, children, priced, until
+from tests.server.real_server import RealServer, priced, until
 
 pytestmark = pytest.mark.long
 

@@ -10,7 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.real_server import HTTP_ERROR, PATIENCE_S, RealServer, alive, children, priced, until
+from tests.helpers.process_table import alive, children
+from tests.server.real_server import HTTP_ERROR, PATIENCE_S, RealServer, priced, until
 
 pytestmark = pytest.mark.long
 

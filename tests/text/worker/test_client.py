@@ -29,7 +29,7 @@ from roseinfer.text.worker.messages import (
     TextIds,
 )
 from tests.helpers.in_loop import until
-from tests.server.real_server import alive, children, command_line
+from tests.helpers.process_table import alive, children, command_line
 from tests.text.tokenizers import byte_level
 
 # A template that loops or fills memory if a message says so.
