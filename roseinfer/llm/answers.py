@@ -36,6 +36,7 @@ class AnswerBuilder:
         if chunk.index == 0:
             self._cached_tokens = chunk.cached_tokens
         sample.why = chunk.why or sample.why
+        sample.drafts = chunk.drafts or sample.drafts
         if chunk.finish_reason is not None:
             self._end(sample, chunk)
 

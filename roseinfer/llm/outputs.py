@@ -1,8 +1,9 @@
 """Results of `LLM.generate`, `LLM.chat`, `LLM.embed` and `LLM.score`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from roseinfer.core.outputs import FinishReason
+from roseinfer.core.outputs import DraftTally, FinishReason
 from roseinfer.core.slo import Rejection, Why
 
 
@@ -34,6 +35,7 @@ class CompletionOutput:
         error: why the sample failed, if `finish_reason` is `error`.
         rejection: why the scheduler rejected the request, if `finish_reason` is `rejected`.
         why: what the sample waited for, and how it ran.
+        drafts: its verified drafts, and how many of them became output, by proposer; empty without speculation.
     """
 
     index: int
@@ -46,6 +48,7 @@ class CompletionOutput:
     error: str | None = None
     rejection: Rejection | None = None
     why: Why | None = None
+    drafts: Mapping[str, DraftTally] = field(default_factory=dict)
 
     def finished(self) -> bool:
         return self.finish_reason is not None

@@ -19,9 +19,13 @@ def texts(speculation: str, params: SamplingParams, **options: Any) -> list[str]
         answers = [llm.generate(PROMPT, params)[0] for _ in range(2)]
         drafting = llm.engine.core.scheduler.drafting
         assert (drafting is None) == (speculation == "off")
-        if drafting is not None:
-            assert sum(sum(counts.accepted) for counts in drafting.counts.values()) > 0
-    return [sample.text for answer in answers for sample in answer.outputs]
+        samples = [sample for answer in answers for sample in answer.outputs]
+        found = [tally for sample in samples for tally in sample.drafts.values()]
+        counts = () if drafting is None else drafting.counts.values()
+        assert sum(tally.drafted for tally in found) == sum(sum(each.drafted) for each in counts)
+        accepted = sum(tally.accepted for tally in found)
+        assert accepted == sum(sum(each.accepted) for each in counts) and bool(accepted) == (drafting is not None)
+    return [sample.text for sample in samples]
 
 
 @pytest.mark.parametrize("speculation", ["ngram", "auto"])
