@@ -9,7 +9,7 @@ from roseinfer.server.formats.request_document import RequestWhy
 
 
 class AnswerModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
 
 
 class ErrorFields(AnswerModel):

@@ -8,7 +8,7 @@ from roseinfer.core.slo import Cause
 
 
 class _Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
 
 
 class RequestPhase(_Shape):

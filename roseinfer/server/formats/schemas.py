@@ -87,7 +87,13 @@ RegexText = Annotated[str, _documented(maxLength=MAX_REGEX_BYTES)]
 ChoiceTexts = Annotated[Strings, _documented(minItems=1, maxItems=MAX_CHOICES)]
 
 
+# Config of models that are parsed without a `RequestParser` too: a request would wait while they are built.
+_BUILT_AT_IMPORT = ConfigDict(defer_build=False)
+
+
 class StreamOptions(RequestModel):
+    model_config = _BUILT_AT_IMPORT
+
     include_usage: bool | None = Field(None, description="send the usage in a last chunk of its own")
     continuous_usage_stats: bool | None = Field(None, description="send the usage so far in every chunk")
 
@@ -122,6 +128,8 @@ class ResponseFormat(RequestModel):
 
 class StructuredOutputs(RequestModel):
     """Constraint of the output: exactly one of the first six."""
+
+    model_config = _BUILT_AT_IMPORT
 
     json_: str | dict[str, Any] | None = Field(
         None, alias="json", description="a JSON schema, or a text that holds one"
@@ -254,6 +262,8 @@ class MessagesFields(RequestModel):
 
 
 class ChatRequest(MessagesFields, GenerationRequest):
+    model_config = _BUILT_AT_IMPORT
+
     max_tokens: Count | None = Field(None, description="default: the rest of the context")
     max_completion_tokens: Count | None = Field(None, description="takes precedence over max_tokens")
     logprobs: bool | None = Field(None, description="return log probabilities; default false")

@@ -32,7 +32,11 @@ class FollowsOptions:
 
 
 class RequestModel(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+    """Base of bodies and their parts. `RequestParser` builds validators, with its bounds; at import they would take as
+    long again, in each process.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=(), defer_build=True)
 
 
 Model = TypeVar("Model", bound=RequestModel)
@@ -62,6 +66,7 @@ class RequestParser:
             token = _limits.set(self._limits)
             try:
                 found = create_model(kind.__name__, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__)
+                found.model_rebuild()
             finally:
                 _limits.reset(token)
             self._models[kind] = found

@@ -17,7 +17,7 @@ DESCRIPTION = (
 
 
 class _Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
 
 
 class TextBlock(_Shape):

@@ -8,7 +8,7 @@ from roseinfer.server.formats.request_document import RequestWhy
 
 
 class _Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
 
 
 class PromptCachedTokens(_Shape):

@@ -19,7 +19,7 @@ ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "fa
 
 
 class _Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
 
 
 class OutputText(_Shape):
