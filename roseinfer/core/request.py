@@ -77,7 +77,8 @@ class Prompt:
     """Input of a request as it travels, unchanged, from the server to the engine.
 
     `params` are those that the engine understands: see `prepare`. `guide`: constraint of the outputs; None without.
-    `pooling`: set for a prompt-only request, whose `params` are then `NO_OUTPUT`.
+    `pooling`: set for a prompt-only request, whose `params` are then `NO_OUTPUT`. `prediction`: tokens that the client
+    expects as output; they change nothing but the time that it takes.
     """
 
     ids: list[int]
@@ -85,6 +86,7 @@ class Prompt:
     meta: RequestMeta = NO_META
     guide: GuideSpec | None = None
     pooling: PoolingParams | None = None
+    prediction: tuple[int, ...] = ()
 
 
 def sequence_id(request_id: str, index: int) -> str:
@@ -147,6 +149,7 @@ class Request:
         "pooling",
         "pools_prompt",
         "predicted_len",
+        "prediction",
         "preemptions",
         "priority",
         "prompt_len",
@@ -193,6 +196,7 @@ class Request:
         self.priority = meta.priority
         self.predicted_len = meta.predicted_len
         self.pooling = prompt.pooling
+        self.prediction = prompt.prediction
         self.pools_prompt = False
         self.guided = prompt.guide is not None and prompt.guide.constrains
         self.hinted = meta.hinted

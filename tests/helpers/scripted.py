@@ -11,6 +11,7 @@ from roseinfer.engine.core import Core, EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.grammar.library import GrammarTokens
 from roseinfer.kv.manager import KvManager
+from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.proposer import Proposal
 from roseinfer.sched.registry import entry_of, make_policy, scheduler_config
 from roseinfer.sched.scheduler import Scheduler
@@ -72,15 +73,16 @@ class ScriptReader:
 
 
 def scripted_engine(
-    tokenizer: Tokenizer, script: Script, wrong_every: int | None = None
+    tokenizer: Tokenizer, script: Script, wrong_every: int | None = None, drafting: Drafting | None = None
 ) -> tuple[Core, EngineInfo, ScriptedRunner]:
-    """`wrong_every`: one in so many drafts is wrong; None = no drafts."""
+    """`wrong_every`: drafts are the script's, and one in so many is wrong; None = those of `drafting`, if any."""
     eos = tokenizer.backend.token_to_id(tokenizer.special_tokens["eos_token"])
     vocab_size = tokenizer.backend.get_vocab_size()
     runner = ScriptedRunner(tokenizer, vocab_size, eos, script)
     config = scheduler_config(max_num_seqs=8, max_num_batched_tokens=1024)
-    limits = StepLimits.of(config, CONTEXT, 0 if wrong_every is None else config.max_num_batched_tokens)
-    drafting = None if wrong_every is None else every_draft_of(ScriptReader(runner, wrong_every))
+    if wrong_every is not None:
+        drafting = every_draft_of(ScriptReader(runner, wrong_every))
+    limits = StepLimits.of(config, CONTEXT, 0 if drafting is None else config.max_num_batched_tokens)
     scheduler = Scheduler(config, KvManager(BLOCKS, BLOCK_SIZE), make_policy(config), CONTEXT, limits, drafting)
     guides = GrammarGuideFactory(lambda: GrammarTokens.of(tokenizer, vocab_size, (eos,)), vocab_size)
     core = EngineCore(
@@ -90,6 +92,7 @@ def scripted_engine(
         model="scripted",
         model_type="llama",
         max_model_len=CONTEXT,
+        limits=limits,
         vocab_size=vocab_size,
         block_size=BLOCK_SIZE,
         num_blocks=BLOCKS,

@@ -14,16 +14,24 @@ from roseinfer.sched.drafting.proposers.corpus import Corpus
 from roseinfer.sched.drafting.proposers.ngram import NgramProposer
 from roseinfer.sched.drafting.proposers.own_tokens import MAX_CATCH_UP_TOKENS, OwnTokens
 from roseinfer.sched.drafting.proposers.places import MAX_PLACES_COUNT, NgramPlaces
+from roseinfer.sched.drafting.proposers.prediction import PredictionProposer
 from roseinfer.sched.drafting.proposers.suffix import SuffixProposer
 from tests.helpers.cases import examples
 
 TOKENS = st.lists(st.integers(0, 4), min_size=1, max_size=80)
 
 
-def request(tokens: Sequence[int], name: str = "a:0", salt: str = "", prompt_len: int | None = None) -> Request:
+def request(
+    tokens: Sequence[int],
+    name: str = "a:0",
+    salt: str = "",
+    prompt_len: int | None = None,
+    prediction: Sequence[int] = (),
+) -> Request:
     """Return a request whose known tokens are these; the first `prompt_len` are its prompt, by default all."""
     count = len(tokens) if prompt_len is None else prompt_len
-    made = Request(name, Prompt(list(tokens[:count]), SequenceParams(max_tokens=100), RequestMeta(cache_salt=salt)))
+    params, meta = SequenceParams(max_tokens=100), RequestMeta(cache_salt=salt)
+    made = Request(name, Prompt(list(tokens[:count]), params, meta, prediction=tuple(prediction)))
     made.tokens += tokens[count:]
     return made
 
@@ -193,10 +201,61 @@ def test_the_salt_that_was_used_last_stays() -> None:
     assert [bool(corpus.find(salt, [1, 2, 3, 4])) for salt in "abc"] == [False, False, True]
 
 
+# --- predictions ------------------------------------------------------------------------------------------------
+def follow(prediction: Sequence[int], output: Sequence[int], limit: int = 4) -> list[tuple[int, ...]]:
+    """Return the guesses before each token of an output."""
+    proposer = PredictionProposer()
+    asked = request([9], prediction=prediction)
+    guesses = []
+    for token in output:
+        found = proposer.propose(asked, limit)
+        guesses.append(() if found is None else found.token_ids)
+        asked.tokens.append(token)
+    return guesses
+
+
+def test_an_output_as_predicted_is_guessed_to_its_end() -> None:
+    text = list(range(10, 20))
+    assert follow(text, text) == [tuple(text[i : i + 4]) for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("output", "known"),
+    [
+        ([10, 11, 12, 99, 14, 15, 16, 17], [0, 1, 2, 4, 5, 6, 7]),
+        ([10, 11, 12, 98, 99, 13, 14, 15, 16], [0, 1, 2, 7, 8]),
+        ([10, 11, 12, 16, 17, 18, 19], [0, 1, 2, 5, 6]),
+        ([98, 99, 97, 10, 11, 12, 13], [5, 6]),
+    ],
+    ids=["replaced", "inserted", "left out", "preceded"],
+)
+def test_after_a_difference_the_text_is_found_again(output: list[int], known: list[int]) -> None:
+    """`known`: positions of the output at which the next token is guessed right."""
+    guesses = follow(range(10, 40), output)
+    assert [i for i, token in enumerate(output) if guesses[i][:1] == (token,)] == known
+
+
+def test_a_text_is_found_far_from_where_it_was_left() -> None:
+    prediction = [*range(1000, 3000), *range(10, 30)]
+    guesses = follow(prediction, [1000, 1001, *range(10, 20)])
+    assert guesses[-1] == (19, 20, 21, 22)
+
+
+def test_a_prediction_is_guessed_behind_tokens_that_are_forced() -> None:
+    asked = request([9, 10, 11], prompt_len=1, prediction=range(10, 20))
+    found = PredictionProposer().propose(asked, 3, after=(12, 13))
+    assert found is not None and found.token_ids == (14, 15, 16) and found.proposer == "prediction"
+    assert PredictionProposer().propose(asked, 3, after=(99, 98)) is None
+
+
+def test_without_a_prediction_nothing_is_guessed() -> None:
+    assert follow((), [1, 2, 3]) == [(), (), ()]
+
+
 # --- all of them ------------------------------------------------------------------------------------------------
 def grow(proposers: Sequence[Proposer], name: str, text: list[int]) -> None:
     """Ask for guesses at each length of a text, and check them."""
-    asked = request(text[:1], name)
+    asked = request(text[:1], name, prediction=text[1:] + text[:3])
     for end in range(1, len(text) + 1):
         asked.tokens[:] = text[:end]
         for proposer in proposers:
@@ -211,7 +270,7 @@ def grow(proposers: Sequence[Proposer], name: str, text: list[int]) -> None:
 @examples(50)
 @given(texts=st.lists(TOKENS, min_size=1, max_size=3))
 def test_guesses_are_known_tokens_and_no_more_than_asked_for(texts: list[list[int]]) -> None:
-    proposers = [ngram(), suffix()]
+    proposers = [ngram(), suffix(), PredictionProposer()]
     for number, text in enumerate(texts):
         grow(proposers, f"{number}:0", text)
         for proposer in proposers:

@@ -10,6 +10,7 @@ from roseinfer.sched.drafting.pricing import Pricing
 from roseinfer.sched.drafting.proposer import Proposer
 from roseinfer.sched.drafting.proposers.ngram import NgramProposer
 from roseinfer.sched.drafting.proposers.own_tokens import OwnTokens
+from roseinfer.sched.drafting.proposers.prediction import PredictionProposer
 from roseinfer.sched.drafting.proposers.suffix import SuffixProposer
 
 
@@ -25,6 +26,8 @@ def make_drafting(values: MethodValues, pricing: Pricing, *, share_outputs: bool
 
 def _proposers(values: MethodValues) -> Iterator[Proposer]:
     own = OwnTokens()
+    if isinstance(values, NgramValues | SuffixValues):
+        yield PredictionProposer()
     if isinstance(values, NgramValues):
         yield NgramProposer(own, values.min, values.max)
     if isinstance(values, SuffixValues):

@@ -88,8 +88,9 @@ def build_job(
     output: OutputSettings,
     kind: AnswerKind,
     echo: bool = False,
+    prediction: tuple[int, ...] = (),
 ) -> Job:
-    """Return the job.
+    """Return the job. `prediction`: tokens that the client expects as output.
 
     Raises `RequestTooLongError` for a prompt that leaves no room in the context, `ApiError` 400 for too many tokens.
     """
@@ -100,7 +101,7 @@ def build_job(
     for entry in encoded:
         fitted = fit_context(params, len(entry.ids), context, kind.prompt)
         total += settings.n * (len(entry.ids) + fitted.max_tokens)
-        prompts.append(Prompt(entry.ids, fitted, meta, output.guide))
+        prompts.append(Prompt(entry.ids, fitted, meta, output.guide, prediction=prediction))
     if total > limits.max_total_tokens:
         message = f"n x (prompt + max_tokens) over all prompts is {total} tokens"
         raise bad_request(f"{message}, at most {limits.max_total_tokens} are allowed", "n")

@@ -22,7 +22,7 @@ from roseinfer.server.formats.build_job import OutputSettings, build_job, read_s
 from roseinfer.server.formats.chat_output import OUTPUT_FIELDS, ChatOutput
 from roseinfer.server.formats.common_job import AnswerKind
 from roseinfer.server.formats.sampling import chat_logprobs
-from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, TokenizeRequest
+from roseinfer.server.formats.schemas import ChatMessage, ChatRequest, PredictedOutput, TokenizeRequest
 from roseinfer.server.http.errors import OPENAI, bad_request
 from roseinfer.server.request.inference import GENERATES, RequestContext
 from roseinfer.server.request.job import Job, Usage
@@ -54,7 +54,8 @@ async def chat_job(call: RequestContext, request: ChatRequest) -> Job:
     settings.warnings.extend(ignored)
     outputs = OutputSettings() if output is None else await output.settings(ids)
     params = await spell_bad_words(call, settings.params)
-    return build_job(call, request, settings, params, [Encoded(ids)], outputs, CHAT)
+    prediction = () if request.prediction is None else await predicted_ids(call.backend, request.prediction)
+    return build_job(call, request, settings, params, [Encoded(ids)], outputs, CHAT, prediction=prediction)
 
 
 def output_of(backend: Backend, request: ChatRequest) -> ChatOutput | None:
@@ -96,6 +97,18 @@ def chat_prompt(
         keep_last=keep_last,
         context=prompts.max_model_len,
     )
+
+
+async def predicted_ids(backend: Backend, prediction: PredictedOutput) -> tuple[int, ...]:
+    """Return the tokens of a predicted output; none if the engine does not speculate. Raises as `chat_ids`."""
+    content = prediction.content
+    if not isinstance(content, str):
+        for part in content:
+            _check_part(part, "prediction", "prediction")
+        content = "".join(part["text"] for part in content)
+    if not content or not backend.info.facts.limits.max_drafts:
+        return ()
+    return await backend.prompts.prediction(content)
 
 
 class ChatWriter:
@@ -206,11 +219,11 @@ def _plain_message(message: ChatMessage, place: str, more: dict[str, Any]) -> di
     return fields if message.name is None else fields | {"name": message.name}
 
 
-def _check_part(part: dict[str, Any], place: str) -> None:
+def _check_part(part: dict[str, Any], place: str, param: str = "messages") -> None:
     kind = part.get("type")
     if kind != "text":
         shown = str(kind)[:40]
         message = f"{place}.content: parts of type {shown!r} are not supported, only 'text'"
-        raise bad_request(message, "messages", "unsupported_content")
+        raise bad_request(message, param, "unsupported_content")
     if not isinstance(part.get("text"), str):
-        raise bad_request(f"{place}.content: a text part needs its 'text'", "messages")
+        raise bad_request(f"{place}.content: a text part needs its 'text'", param)

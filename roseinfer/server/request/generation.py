@@ -76,7 +76,8 @@ class Generation:
             PromptRun(len(prompt.ids), prompt.params.max_tokens, job.arrival_s, [SampleRecord() for _ in range(job.n)])
             for prompt in job.prompts
         ]
-        self.progress = JobProgress(runs, job.parser is not None)
+        predicted = any(prompt.prediction for prompt in job.prompts)
+        self.progress = JobProgress(runs, job.parser is not None, predicted)
         self._engine = engine
         self._ids = ids
         self._observer = observer

@@ -88,6 +88,13 @@ class PromptEncoder:
         assert isinstance(done, TextIds)
         return done.lists()[0]
 
+    async def prediction(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a predicted output, as many as the context has. Raises as `completion`."""
+        check_length(text, self.max_model_len, self._facts.max_token_bytes, "prediction", "the prediction")
+        done = await self._texts.perform(EncodeTexts([text], add_special_tokens=False), len(text))
+        assert isinstance(done, TextIds)
+        return tuple(done.lists()[0][: self.max_model_len])
+
     async def listed_text(self, text: str, add_special_tokens: bool, with_strings: bool) -> Listed:
         """Return the tokens of a text. Raises as `completion`."""
         check_length(text, self.max_model_len, self._facts.max_token_bytes, "prompt")
