@@ -19,7 +19,7 @@ from roseinfer.engine.messages import Add
 from roseinfer.grammar.library import GrammarTokens
 from tests.equivalence.models import SHAPES, SMALL_SHAPES, VOCAB, save_model
 from tests.equivalence.runs import CUDA, PROMPTS, SETTINGS, start
-from tests.helpers.drafters import DraftsForGuided, Oracle, every_draft_of
+from tests.helpers.drafters import Oracle, UncheckedDrafts, every_draft_of
 from tests.helpers.engines import Collected, gather
 from tests.helpers.tokenizers import EOS_ID
 from tests.helpers.writing import CALL, THINK, THOUGHT, TOKENIZER
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[GuideSpec, dict[str, Any]]] = {
 
 def started(path: Path, setting: str) -> EngineCore:
     core = start(path, "cuda" if CUDA else "cpu", "float32", **SETTINGS[setting], speculation="ngram")
-    core.__class__ = DraftsForGuided
+    core.__class__ = UncheckedDrafts
     core.guided = GuidedSequences(GrammarGuideFactory(lambda: TOKENS, VOCAB), VOCAB)
     core.eos_ids = frozenset((EOS_ID,))
     return core

@@ -63,10 +63,10 @@ class Oracle:
         pass
 
 
-class DraftsForGuided(EngineCore):
-    """Engine core that asks proposers for drafts of requests with a guide, too."""
+class UncheckedDrafts(EngineCore):
+    """Engine core that verifies what proposers guess even if a guide forbids it."""
 
     def launch(self) -> list[SequenceOutput]:
         for request in self.scheduler.roster.requests.values():
-            request.guided = False  # the roster has noted it
+            request.guided = False  # for drafting; their rows have masks
         return super().launch()

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roseinfer.core.outputs import FinishReason
+from roseinfer.engine.core import EngineCore
 from tests.helpers.cases import examples
-from tests.helpers.drafters import DraftsForGuided, Oracle
+from tests.helpers.drafters import Oracle, UncheckedDrafts
 from tests.helpers.guides import ArithmeticGuides, obeys
 from tests.property.test_engine import VOCAB, Job, assert_same, fits, make_jobs, run, run_at_ease
 
@@ -36,9 +37,10 @@ def constrained(jobs: list[Job], rng: random.Random) -> list[Job]:
     seats=st.integers(1, 6),
     prefix_caching=st.booleans(),
     right=st.sampled_from([None, 0.3, 0.7, 1.0]),
+    engine=st.sampled_from([EngineCore, UncheckedDrafts]),
 )
 def test_guided_outputs_obey_and_are_the_same_under_any_schedule(
-    seed, depth, policy, block_size, spare_blocks, budget, seats, prefix_caching, right
+    seed, depth, policy, block_size, spare_blocks, budget, seats, prefix_caching, right, engine
 ) -> None:
     rng = random.Random(seed)
     jobs = constrained(make_jobs(rng, count=8, longest=20), rng)
@@ -49,7 +51,7 @@ def test_guided_outputs_obey_and_are_the_same_under_any_schedule(
         jobs,
         guides=guides,
         drafter=None if right is None else Oracle(known, VOCAB, right, 4, seed),
-        engine=DraftsForGuided,
+        engine=engine,
         depth=depth,
         scheduling_policy=policy,
         num_blocks=fits(jobs, block_size) + spare_blocks,

@@ -15,13 +15,14 @@ from roseinfer.core.guide import GuideSpec, Thinking
 from roseinfer.core.outputs import FinishReason
 from roseinfer.core.request import Prompt, RequestMeta
 from roseinfer.core.sampling import SequenceParams
+from roseinfer.engine.core import EngineCore
 from roseinfer.engine.guided.grammar_cache import GrammarGuideFactory
 from roseinfer.engine.messages import Add
 from roseinfer.grammar.constraint import JsonOptions
 from roseinfer.grammar.json_schema import schema_text
 from roseinfer.grammar.lark import serialised
 from tests.helpers.cases import examples
-from tests.helpers.drafters import DraftsForGuided, Oracle
+from tests.helpers.drafters import Oracle, UncheckedDrafts
 from tests.helpers.engines import Collected, gather, make_core, run_dry
 from tests.helpers.fake_runner import FakeRunner
 from tests.helpers.tokenizers import EOS_ID
@@ -134,9 +135,10 @@ def document(tokens: list[int]) -> Any:
     spare_blocks=st.integers(0, 8),
     prefix_caching=st.booleans(),
     right=st.sampled_from([None, 0.3, 0.8, 1.0]),
+    engine=st.sampled_from([EngineCore, UncheckedDrafts]),
 )
 def test_documents_obey_their_schemas_under_any_schedule(
-    schemas, seed, depth, seats, spare_blocks, prefix_caching, right
+    schemas, seed, depth, seats, spare_blocks, prefix_caching, right, engine
 ):
     jobs = jobs_of(schemas, random.Random(seed))
     ease = run(jobs, random.Random(seed), False, num_blocks=600, max_num_batched_tokens=64)
@@ -150,7 +152,7 @@ def test_documents_obey_their_schemas_under_any_schedule(
         max_num_batched_tokens=30,
         prefix_caching=prefix_caching,
         drafter=None if right is None else Oracle({name: said.tokens for name, said in ease.items()}, VOCAB, right),
-        engine=DraftsForGuided,
+        engine=engine,
     )
     assert got.keys() == ease.keys()
     for name, said in got.items():

@@ -19,6 +19,7 @@ from roseinfer.parallel import process_group
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
 from tests.helpers.cases import cases
+from tests.helpers.drafters import every_draft_of
 from tests.helpers.process_table import alive, children, command_line
 
 # Room for few requests at once: some are preempted, and prompts leave the cache for the host's memory.
@@ -51,7 +52,8 @@ def alone() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[LLM]:
-    with new_pair() as (llm, _), llm:
+    with new_pair(speculation="auto") as (llm, _), llm:
+        llm.engine.core.scheduler.drafting = None  # drafts prevent preemptions
         offload = llm.engine.core.scheduler.offload
         assert offload is not None
         offload.cost = CostModel(CostParams(token_s=1.0), fit=False)  # loads however slow a copy was
@@ -118,12 +120,17 @@ def test_log_probabilities_equal_those_of_one_process(alone: LLM, pair: LLM) -> 
 
 
 def test_guides_hold_on_all_ranks(alone: LLM, pair: LLM) -> None:
-    number = StructuredOutputsParams(grammar='start: "{" /[0-9]{3}/ "}"')
-    params = SamplingParams(max_tokens=20, temperature=1.0, seed=1, structured_outputs=number)
+    number = StructuredOutputsParams(grammar='start: "{" /[0-9]{3}/ ": nothing else" /[.!]/')
+    params = SamplingParams(max_tokens=30, temperature=1.0, seed=1, structured_outputs=number)
+    core = pair.engine.core
+    drafting = core.scheduler.drafting = every_draft_of()  # of tokens that the guide forces
+    drafting.constraints = core.guided
     one, two = (llm.generate(PROMPTS, params) for llm in (alone, pair))
+    core.scheduler.drafting = None
     assert tokens(two) == tokens(one)
     texts = [answer.outputs[0].text for answer in two]
-    assert all(len(text) == 5 and text[1:4].isdigit() for text in texts)
+    assert all(text[1:4].isdigit() and text[4:-1] == ": nothing else" for text in texts)
+    assert sum(drafting.counts["forced"].accepted) > len(PROMPTS)
 
 
 def test_a_closed_stream_leaves_no_request(pair: LLM) -> None:
