@@ -1,11 +1,12 @@
 """Time of a model's layer in a step, by the step's shape and by kernel.
 
-    python -m benchmarks.layer_chain MODEL [--steps 24x600 256x600 24x600+512 +8192] [--layers 4] [--profile]
+    python -m benchmarks.layer_chain MODEL [--steps 24x600 1x600/5 24x600+512 +8192] [--layers 4] [--profile]
 
 A few layers of a model of the GPU table run one after the other in a CUDA graph, as in an engine: each with its own
 weights and K/V, so that none are found in the L2 cache, and with kernels that start while their predecessors end. A
-step is decoding rows x context, + tokens of prompts of at most 1,024. A change to a kernel shows here as the engine
-will see it, in a tenth of the time of an engine's start. Needs a CUDA GPU and Triton.
+step is decoding rows x context, + tokens of prompts of at most 1,024. Rows / TOKENS compute so many tokens each, as to
+verify drafts; such a step is padded as the engine does it. `--chunks` computes them as prompts. A change to a kernel
+shows here as the engine will see it, in a tenth of the time of an engine's start. Needs a CUDA GPU and Triton.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from statistics import median
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from benchmarks.gpu_table import gpu, torch_versions
 from benchmarks.model_folders import write_folder
@@ -29,13 +31,15 @@ from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.triton_backend import TritonAttention
 from roseinfer.bench.report import host
+from roseinfer.kernels.attention.decode_few import MAX_QUERIES
 from roseinfer.kernels.common.compile_ahead import compiling
 from roseinfer.models.base import CausalLM
 from roseinfer.models.config import read_model_spec
 from roseinfer.models.loader import load_model
+from roseinfer.runner.mixed_graphs import mixed_buckets, short_row_buckets
 
 STEPS = ("24x600", "64x600", "256x600", "24x600+512", "+8192")
-BLOCK_SIZE, LONGEST_PROMPT, MAX_MODEL_LEN = 16, 1024, 4096
+BLOCK_SIZE, LONGEST_PROMPT, MAX_MODEL_LEN = 16, 1024, 16384
 SAMPLES, REPLAYS = 7, 3
 
 
@@ -47,12 +51,14 @@ class Part(NamedTuple):
 
 
 def read_step(text: str) -> list[Part]:
-    """Parse ROWSxCONTEXT, +TOKENS, or both. Contexts vary by 30 tokens around the given one. Raises ValueError."""
-    found = re.fullmatch(r"(?:(\d+)x(\d+))?(?:\+(\d+))?", text)
+    """Parse ROWSxCONTEXT[/TOKENS], +TOKENS, or both. Contexts vary by 30 tokens around the given one. Raises
+    ValueError.
+    """
+    found = re.fullmatch(r"(?:(\d+)x(\d+)(?:/(\d+))?)?(?:\+(\d+))?", text)
     if not text or found is None:
-        raise ValueError(f"{text}: ROWSxCONTEXT, +TOKENS of prompts, or both are wanted")
-    rows, context, prompts = (int(number or 0) for number in found.groups())
-    decodes = [Part(max(0, context + i * 37 % 61 - 30), 1) for i in range(rows)]
+        raise ValueError(f"{text}: ROWSxCONTEXT[/TOKENS], +TOKENS of prompts, or both are wanted")
+    rows, context, each, prompts = (int(number or 0) for number in found.groups())
+    decodes = [Part(max(0, context + i * 37 % 61 - 30), each or 1) for i in range(rows)]
     count = -(-prompts // LONGEST_PROMPT)
     return decodes + [Part(0, prompts * (i + 1) // count - prompts * i // count) for i in range(count)]
 
@@ -100,18 +106,31 @@ def blocks_of(step: Sequence[Part]) -> int:
     return len(step) * -(-max(part.start + part.tokens for part in step) // BLOCK_SIZE)
 
 
-def make_batch(step: Sequence[Part], chain: Chain, seed: int = 0) -> ForwardBatch:
+def padding_of(step: Sequence[Part], chunks: bool) -> int:
+    """Return the tokens of no row that the engine's graph would add to a step of rows of several tokens."""
+    tokens, longest = sum(part.tokens for part in step), max(part.tokens for part in step)
+    if longest == 1 or longest > MAX_QUERIES:
+        return 0
+    sizes = mixed_buckets(1024) if chunks else [*short_row_buckets(1024), *mixed_buckets(1024)]
+    return min(size for size in sizes if size >= tokens) - tokens
+
+
+def make_batch(step: Sequence[Part], chain: Chain, seed: int = 0, *, chunks: bool = False) -> ForwardBatch:
     """Build a batch of different tokens with blocks scattered over the store; a captured step's inputs are on the
     device.
+
+    chunks: rows of several tokens are chunks of prompts, also if they are short.
     """
     device, generator = chain.model.device, torch.Generator().manual_seed(seed)
     counts = [part.tokens for part in step]
     contexts = [part.start + part.tokens for part in step]
-    rows, decodes, tokens = len(step), counts.count(1), sum(counts)
+    padding = padding_of(step, chunks)
+    rows, decodes, tokens = len(step), counts.count(1), sum(counts) + padding
     tables = torch.randperm(chain.store.num_blocks, generator=generator)[: blocks_of(step)].view(rows, -1)
     positions = torch.cat([torch.arange(part.start, part.start + part.tokens) for part in step])
     row_of = torch.repeat_interleave(torch.arange(rows), torch.tensor(counts))
     slots = tables[row_of, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    positions, slots = F.pad(positions, (0, padding)), F.pad(slots, (0, padding), value=-1)
     batch = ForwardBatch(
         input_ids=torch.randint(chain.model.spec.vocab_size, (tokens,), generator=generator).to(device),
         positions=positions.to(device),
@@ -128,7 +147,10 @@ def make_batch(step: Sequence[Part], chain: Chain, seed: int = 0) -> ForwardBatc
     )
     if decodes == rows:
         return batch
-    chunks = chain.attention.map_chunks(tokens, decodes, counts[decodes:], contexts[decodes:])
+    short = chain.attention.short_rows(tokens)
+    if short is not None and rows <= short.rows and max(counts) <= short.tokens and not chunks:
+        return replace(batch, max_query=short.tokens, num_decodes=0)
+    chunk_map = chain.attention.map_chunks(tokens, decodes, counts[decodes:], contexts[decodes:])
     lengths = torch.tensor(contexts[:decodes] + [0] * (rows - decodes), dtype=torch.int32).to(device)
     ones = [1] * rows
     return replace(
@@ -137,7 +159,8 @@ def make_batch(step: Sequence[Part], chain: Chain, seed: int = 0) -> ForwardBatc
         context_lens=ones,
         num_decodes=rows,
         decode_len=lengths,
-        chunk_map=torch.from_numpy(chunks).to(device),
+        chunk_map=torch.from_numpy(chunk_map).to(device),
+        divided=chain.attention.is_divided(chunk_map),
     )
 
 
@@ -190,11 +213,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", help="of the GPU table, in bfloat16 or FP8 by blocks")
     parser.add_argument("--steps", nargs="+", default=STEPS, help=f"default: {' '.join(STEPS)}")
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--chunks", action="store_true", help="compute rows of several tokens as prompts")
     parser.add_argument("--profile", action="store_true", help="show each step's kernels")
     args = parser.parse_args(arguments)
     steps = {text: read_step(text) for text in args.steps}
     print({**gpu(), **host(), **torch_versions()})
-    tokens = max(sum(part.tokens for part in step) for step in steps.values())
+    tokens = max(sum(part.tokens for part in step) + padding_of(step, args.chunks) for step in steps.values())
     chain = make_chain(
         args.model,
         args.layers,
@@ -203,7 +227,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         max(len(step) for step in steps.values()),
         torch.device("cuda"),
     )
-    batches = {text: make_batch(step, chain, random.Random(text).getrandbits(31)) for text, step in steps.items()}
+    batches = {
+        text: make_batch(step, chain, random.Random(text).getrandbits(31), chunks=args.chunks)
+        for text, step in steps.items()
+    }
     with compiling():
         for batch in batches.values():
             chain.forward(batch)

@@ -5,7 +5,7 @@ A backend declares what it can do besides `forward` by the protocols that it imp
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,6 +35,13 @@ class AttentionShape:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     device: torch.device
+
+
+class ShortRows(NamedTuple):
+    """Limits of steps of a few short rows: the number of rows, and the tokens of each."""
+
+    rows: int
+    tokens: int
 
 
 class AttentionBackend(Protocol):
@@ -81,4 +88,11 @@ class GraphableAttention(AttentionBackend, Protocol):
 
     def is_divided(self, chunk_map: np.ndarray) -> bool:
         """Return True if the map divides a context, which only the form for divided contexts computes."""
+        ...
+
+    def short_rows(self, tokens: int) -> ShortRows | None:
+        """Return the rows of a captured step of so many tokens for which the backend needs no map; None for no rows.
+
+        Such a step's batch has a `max_query` of at most their tokens, no `chunk_map`, and any such rows on the device.
+        """
         ...

@@ -22,7 +22,8 @@ class Paging:
 class ForwardBatch:
     """Packed tokens of R rows, T tokens in all. Row r owns tokens query_start[r] .. query_start[r + 1].
 
-    The first `num_decodes` rows have exactly one token each, the rows after them more.
+    The first `num_decodes` rows have exactly one token each, the rows after them more. A batch that is captured for
+    short rows has 0 there, `max_query` tokens a row at the most, and possibly rows without a token.
 
     input_ids, positions: [T] int64.
     query_start: [R + 1] int32. context_len: [R] int32 = tokens visible to the row's last query (start + count).

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from roseinfer.attention.base import CHUNK_FIELD_COUNT, AttentionShape
+from roseinfer.attention.base import CHUNK_FIELD_COUNT, AttentionShape, ShortRows
 from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.attention.heads import HeadTransform
 from roseinfer.attention.kv_scales import KVScales
@@ -18,7 +18,15 @@ from roseinfer.attention.store_qkv import store_qkv
 from roseinfer.core.support import FP8_KV
 from roseinfer.kernels.attention.decode import DecodeWorkspace, decode_attention, plan_decode
 from roseinfer.kernels.attention.decode_config import choose_decode_config
-from roseinfer.kernels.attention.decode_few import FewWorkspace, decode_few, few_pays
+from roseinfer.kernels.attention.decode_few import (
+    MAX_TOKENS,
+    FewWorkspace,
+    decode_few,
+    few_pays,
+    most_queries,
+    most_rows,
+    verify_few,
+)
 from roseinfer.kernels.attention.prefill import (
     MAX_SMALL_STEP_TOKENS,
     PrefillConfig,
@@ -37,6 +45,7 @@ from roseinfer.kernels.attention.prefill_shares import (
 )
 from roseinfer.kernels.attention.wide_contexts import WideContexts, widen_contexts
 from roseinfer.kernels.common.fp8_codes import CODES
+from roseinfer.kernels.common.triton_support import next_power_of_2
 
 # A captured step's map of chunks has room for full blocks of its tokens, and for so many chunks that end a block early.
 # More room would cost every replay: skipping 256 empty entries takes a multiprocessor 6 us.
@@ -99,7 +108,7 @@ class TritonAttention:
         self._prefill_config = self._config_for(1)
         self._division, self._parts = _division(shape, self._prefill_config)
         self._few_workspace = _few_workspace(self._spec, shape)
-        self._few = False  # whether the step has few decodes and nothing else
+        self._few = 0  # the most tokens of a row, in a step of few tokens and no longer row
         self._divides = False  # whether the step's map divides contexts
         self._block_map: torch.Tensor | None = None
         self._lengths: torch.Tensor | None = None
@@ -150,6 +159,13 @@ class TritonAttention:
     def is_divided(self, chunk_map: np.ndarray) -> bool:
         return len(chunk_map) > 0 and bool(chunk_map[0, PARTS] > 1)  # divided blocks come first
 
+    def short_rows(self, tokens: int) -> ShortRows | None:
+        if not 1 < tokens <= min(MAX_TOKENS, self._shape.max_tokens):
+            return None
+        rows = min(tokens, self._shape.max_rows, most_rows(self._spec.kv_heads))
+        queries = min(next_power_of_2(tokens), most_queries(self._spec.group))
+        return ShortRows(rows, queries) if queries > 1 else None
+
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
         self._batch = batch
         if store is not self._store:
@@ -159,6 +175,23 @@ class TritonAttention:
                 wide = self._wide
                 self._pages = [BulkPages.of(*kv) if wide is None else wide.pages for kv in self._caches]
             self._load_kernels(batch)
+        self._few = self._queries_of_few(batch)
+        if not self._few:
+            self._divide(batch)
+
+    def _queries_of_few(self, batch: ForwardBatch) -> int:
+        """Return the most queries of a row for the kernels of few tokens, a power of two; 0 for the other kernels."""
+        tokens, rows = batch.input_ids.shape[0], batch.num_rows
+        if batch.decode_len is not None or batch.chunk_map is not None:
+            return 0
+        if batch.num_decodes == rows:
+            return int(few_pays(rows, self._spec.kv_heads))
+        limits = self.short_rows(tokens)
+        fits = limits is not None and rows <= limits.rows and batch.max_query <= limits.tokens
+        return next_power_of_2(batch.max_query) if fits else 0
+
+    def _divide(self, batch: ForwardBatch) -> None:
+        """Divide a step's chunks and decodes among programs, for all layers."""
         tokens, decodes = batch.input_ids.shape[0], batch.num_decodes
         self._prefill_config = self._config_for(tokens)
         self._lengths = batch.context_len if batch.decode_len is None else batch.decode_len
@@ -174,9 +207,7 @@ class TritonAttention:
         self._takes_bulk = self._bulk and not small and True in kinds
         self._takes_tiles = not self._bulk or small or False in kinds
         self._plans = self._workspaces if self._block_map is None or small else self._beside
-        only_decodes = decodes == batch.num_rows and batch.decode_len is None
-        self._few = only_decodes and few_pays(decodes, self._spec.kv_heads)
-        if decodes and not self._few:
+        if decodes:
             for workspace in self._plans.values():
                 plan_decode(self._lengths, decodes, workspace)
 
@@ -204,8 +235,12 @@ class TritonAttention:
         batch, spec = self._batch, heads.spec
         assert batch is not None
         out = torch.empty((qkv.shape[0], spec.heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
-        paged = (*kv, paging.tables, batch.table_rows, batch.context_len, paging.slots)
-        decode_few(qkv, *paged, heads.preparation, out, spec.scale, self._few_workspace, spec.window or 0, scales)
+        tables, lengths, window = (*kv, paging.tables, batch.table_rows), batch.context_len, spec.window or 0
+        rest = lengths, paging.slots, heads.preparation, out, spec.scale, self._few_workspace
+        if self._few == 1:
+            decode_few(qkv, *tables, *rest, window, scales)
+        else:
+            verify_few(qkv, *tables, batch.query_start, *rest, self._few, window, scales)
         return out.view(qkv.shape[0], -1)
 
     def _attend(

@@ -1,5 +1,6 @@
 """Batches on a GPU: one copy uploads a step's rows, and one kernel expands them to the inputs of the forward pass."""
 
+from dataclasses import replace
 from itertools import accumulate, chain
 from operator import add, sub
 from typing import NamedTuple
@@ -7,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from roseinfer.attention.base import CHUNK_FIELD_COUNT
+from roseinfer.attention.base import CHUNK_FIELD_COUNT, ShortRows
 from roseinfer.attention.batch import ForwardBatch, Paging
 from roseinfer.kernels.common.inputs import COUNT, FIRST, SEAT, START, WRITE_FROM, expand_rows
 from roseinfer.runner.device import Staging, aligned
@@ -127,6 +128,13 @@ class CudaInputs:
         layout = self._expand(staged, width, staged[tokens_at : tokens_at + bucket])
         chunk_map = staged[map_at : map_at + CHUNK_FIELD_COUNT * chunks].view(chunks, CHUNK_FIELD_COUNT)
         return self._placeholder(bucket, rows, layout, chunk_map, divided)
+
+    def short_row_batch(self, bucket: int, limits: ShortRows) -> ForwardBatch:
+        """Do as `mixed_batch` for steps whose rows are within `limits`, staged without a map of chunks."""
+        width = _width(min(bucket, self.max_rows))
+        tokens_at, _, _ = _mixed_sections(width, bucket, 0)
+        layout = self._expand(self.staging.device, width, self.staging.device[tokens_at : tokens_at + bucket])
+        return replace(self._placeholder(bucket, limits.rows, layout), num_decodes=0, max_query=limits.tokens)
 
     # --- parts ----------------------------------------------------------------------------------------------------
     def _write_rows(self, host: np.ndarray, columns: Columns, width: int) -> list[int]:

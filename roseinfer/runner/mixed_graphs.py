@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from roseinfer.attention.base import GraphableAttention
+from roseinfer.attention.base import CHUNK_FIELD_COUNT, GraphableAttention, ShortRows
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.core.observer import Span, unobserved
 from roseinfer.core.plan import Row
@@ -38,11 +38,23 @@ def mixed_buckets(max_tokens: int) -> list[int]:
     return [*(size for size in sizes if size < max_tokens), max_tokens]
 
 
+def short_row_buckets(max_tokens: int) -> list[int]:
+    """Return numbers of tokens to capture for steps of short rows, such as tokens and their drafts."""
+    return [size for size in (2, 4, 8, 16, 24, 32) if size <= max_tokens]
+
+
 class _Form(NamedTuple):
-    """A graph's number of tokens, and whether it merges parts of contexts. That takes one more kernel in each layer."""
+    """A graph's number of tokens, and whether it merges parts of contexts. That takes one more kernel in each layer.
+
+    short: limits of the rows, if the graph is for steps of short rows and has no map of chunks.
+    """
 
     bucket: int
     divided: bool = False
+    short: ShortRows | None = None
+
+
+_NO_CHUNKS = np.empty((0, CHUNK_FIELD_COUNT), dtype=np.int32)
 
 
 class MixedGraphs:
@@ -50,7 +62,8 @@ class MixedGraphs:
 
     Steps with more small chunks than a graph supports are passed on, too. The graph ends with the hidden states; head
     and sampling follow for the rows that sample. The device holds which tokens belong to which row and which rows
-    decode, so one graph serves every step of a bucket's size.
+    decode, so one graph serves every step of a bucket's size. Small steps whose rows are all short have graphs of their
+    own, with fewer and faster kernels.
     """
 
     def __init__(
@@ -76,6 +89,7 @@ class MixedGraphs:
         self._agree = agree
         self._recorder = recorder
         self._buckets: list[int] = []
+        self._short: list[_Form] = []  # for steps of short rows, the smallest first
         self._graphs: dict[_Form, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[_Form, torch.Tensor] = {}
         self._span: Span = unobserved
@@ -104,9 +118,18 @@ class MixedGraphs:
         for bucket in {*self._buckets, full}:
             if self._attention.may_divide(bucket):
                 self._record(_Form(bucket, divided=True), pool)
+        for bucket in short_row_buckets(full):
+            form = _Form(bucket, short=self._attention.short_rows(bucket))
+            if form.short is not None:
+                self._record(form, pool)
+                self._short.append(form)
 
     def run(self, columns: Columns) -> Forwarded:
-        bucket = self._bucket(sum(columns.count))
+        num_tokens = sum(columns.count)
+        short = self._short_form(columns, num_tokens)
+        if short is not None:
+            return self._replay(short, columns, _NO_CHUNKS, 0)
+        bucket = self._bucket(num_tokens)
         if bucket is None:
             return self._eager.run(columns)
         chunk_map = self._map(columns, bucket)
@@ -114,10 +137,22 @@ class MixedGraphs:
         room = self._room(form)
         if len(chunk_map) > room:
             return self._eager.run(columns)
+        return self._replay(form, columns, chunk_map, room)
+
+    def _replay(self, form: "_Form", columns: Columns, chunk_map: np.ndarray, room: int) -> Forwarded:
         with self._span("prepare"):
-            staged = self._inputs.stage_mixed(columns, bucket, chunk_map, room)
+            staged = self._inputs.stage_mixed(columns, form.bucket, chunk_map, room)
         self._graphs[form].replay()
         return Forwarded(hidden=self._hidden[form].index_select(0, staged.logits_at), sample_at=staged.sample_at)
+
+    def _short_form(self, columns: Columns, num_tokens: int) -> "_Form | None":
+        """Return the graph for a step of short rows; None for other steps."""
+        if not self._short or num_tokens > self._short[-1].bucket:
+            return None
+        form = next(form for form in self._short if form.bucket >= num_tokens)
+        assert form.short is not None
+        rows, tokens = form.short
+        return form if len(columns.count) <= rows and max(columns.count) <= tokens else None
 
     def _bucket(self, num_tokens: int) -> int | None:
         """Return the graph for a step of `num_tokens`; None for an eager step.
@@ -142,11 +177,17 @@ class MixedGraphs:
 
     def _record(self, form: "_Form", pool: Any) -> None:
         padding = Columns.of([])
-        self._inputs.stage_mixed(padding, form.bucket, self._map(padding, form.bucket), self._room(form))
+        if form.short is not None:
+            self._inputs.stage_mixed(padding, form.bucket, _NO_CHUNKS, 0)
+        else:
+            self._inputs.stage_mixed(padding, form.bucket, self._map(padding, form.bucket), self._room(form))
         self._graphs[form], self._hidden[form] = self._recorder.record(partial(self._launch, form), pool)
 
     def _launch(self, form: "_Form") -> torch.Tensor:
-        batch = self._inputs.mixed_batch(form.bucket, self._room(form), form.divided)
+        if form.short is not None:
+            batch = self._inputs.short_row_batch(form.bucket, form.short)
+        else:
+            batch = self._inputs.mixed_batch(form.bucket, self._room(form), form.divided)
         self._attention.begin(batch, self._store)
         return self._model.forward(batch, self._attention)
 

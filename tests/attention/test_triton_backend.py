@@ -95,11 +95,14 @@ class Case:
         )
         self.backends = TritonAttention(shape), TorchAttention(specs, dtype)
 
-    def step(self, rows: list[HandRow], *, captured: bool = False) -> None:
-        """Run one step. Rows with one token come first. captured: pass the kernels a batch as for a captured graph."""
+    def step(self, rows: list[HandRow], *, captured: bool = False, short: bool = False) -> None:
+        """Run one step. Rows with one token come first. captured, short: pass the kernels a batch as for a captured
+        graph, the one for any rows or that for short ones.
+        """
         batch = make_batch(rows, self.block_size, self.device)
         ours, theirs = self.backends
-        ours.begin(self.as_captured(batch) if captured else batch, self.stores[0])
+        given = self.as_captured(batch) if captured else self.as_short_rows(batch) if short else batch
+        ours.begin(given, self.stores[0])
         theirs.begin(batch, self.stores[1])
         width = self.transform.spec.qkv_width
         for layer, transform in enumerate(self.transforms):
@@ -135,6 +138,22 @@ class Case:
             divided=divided,
         )
 
+    def as_short_rows(self, batch: ForwardBatch) -> ForwardBatch:
+        """Return the batch as for a captured graph of short rows, with two more rows that have no token."""
+        query_start, context_len, seats = batch.query_start, batch.context_len, batch.table_rows
+        rows, limits = batch.num_rows + 2, self.backends[0].short_rows(len(batch.input_ids))
+        assert limits is not None and rows <= limits.rows
+        return replace(
+            batch,
+            query_start=torch.cat((query_start, query_start[-1:].expand(2))),
+            context_len=torch.cat((context_len, context_len.new_zeros(2))),
+            table_rows=torch.cat((seats, seats[:1].expand(2))),
+            query_lens=[1] * rows,
+            context_lens=[1] * rows,
+            max_query=limits.tokens,
+            num_decodes=0,
+        )
+
     def table(self, tokens: int) -> list[int]:
         return self.blocks.table(tokens)
 
@@ -165,6 +184,18 @@ def test_few_decodes_and_more(count, device) -> None:
     case.step([row(table, 0, length) for table, length in zip(tables, lengths, strict=True)])
     for step in range(2):
         case.step([row(table, length + step, 1) for table, length in zip(tables, lengths, strict=True)])
+
+
+@cases("window", [None], exhaustive=[9])
+def test_short_rows(window, device) -> None:
+    """Tokens and their drafts, of which the next step computes some again, between steps of other kernels."""
+    case = Case(head_transform(4, 2, 16, device, llama=True), 16, device, windows=(None, window))
+    tables = [case.table(90) for _ in range(3)]
+    case.step([row(tables[0], 0, 16), row(tables[1], 0, 33), row(tables[2], 0, 20)])
+    case.step([row(tables[0], 16, 1), row(tables[1], 33, 5), row(tables[2], 20, 2)], short=True)
+    case.step([row(tables[0], 17, 8), row(tables[1], 35, 4)], short=True)
+    case.step([row(tables[0], 18, 1), row(tables[1], 36, 1), row(tables[2], 21, 40)])
+    case.step([row(tables[2], 61, 8), row(tables[1], 37, 2)])
 
 
 @each_value(windows=[(None, None), (24, 24), (None, 9)], captured=[True, False])

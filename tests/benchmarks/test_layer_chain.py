@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from benchmarks.layer_chain import LONGEST_PROMPT, Part, blocks_of, make_batch, read_step
+from roseinfer.attention.base import ShortRows
 
 
 def test_steps() -> None:
@@ -14,6 +15,16 @@ def test_steps() -> None:
     assert all(560 < part.start < 640 for part in step[:3]) and all(part.start == 0 for part in step[3:])
     assert max(part.tokens for part in read_step("+8192")) <= LONGEST_PROMPT
     assert read_step("2x5") == [Part(0, 1), Part(12, 1)]
+    assert read_step("2x5/4") == [Part(0, 4), Part(12, 4)]
+
+
+def fake_attention(queries: int) -> SimpleNamespace:
+    """Return a backend that takes rows of up to `queries` tokens without a map, and undivided chunks."""
+    return SimpleNamespace(
+        map_chunks=lambda *of: np.array([[of[1], 0, 0, 1]], dtype=np.int32),
+        is_divided=lambda chunk_map: False,
+        short_rows=lambda tokens: ShortRows(4, queries) if queries > 1 else None,
+    )
 
 
 @pytest.mark.parametrize("text", ["", "24", "x600", "24x", "24x600+", "24x600+512 "])
@@ -25,7 +36,7 @@ def test_what_is_no_step(text: str) -> None:
 def test_a_batch_has_its_tokens_in_blocks_of_their_own() -> None:
     step = read_step("3x40+100")
     model = SimpleNamespace(device=torch.device("cpu"), spec=SimpleNamespace(vocab_size=50))
-    attention = SimpleNamespace(map_chunks=lambda *of: np.array([[of[1], 0, 0, 1]], dtype=np.int32))
+    attention = fake_attention(1)
     chain = SimpleNamespace(model=model, store=SimpleNamespace(num_blocks=blocks_of(step)), attention=attention)
     batch = make_batch(step, chain)  # type: ignore[arg-type]
     (paging,) = batch.paging
@@ -34,3 +45,15 @@ def test_a_batch_has_its_tokens_in_blocks_of_their_own() -> None:
     assert batch.decode_len is not None and (batch.decode_len > 0).tolist() == [True] * 3 + [False]
     assert batch.chunk_map is not None and batch.chunk_map[0, 0] == 3
     assert batch.query_start.tolist() == [0, 1, 2, 3, 103]
+
+
+def test_rows_of_several_tokens_are_padded_and_need_no_map() -> None:
+    step = read_step("2x40/5")
+    model = SimpleNamespace(device=torch.device("cpu"), spec=SimpleNamespace(vocab_size=50))
+    store = SimpleNamespace(num_blocks=blocks_of(step))
+    chain = SimpleNamespace(model=model, store=store, attention=fake_attention(8))
+    batch = make_batch(step, chain)  # type: ignore[arg-type]
+    assert batch.chunk_map is None and (batch.num_decodes, batch.max_query) == (0, 8)
+    assert len(batch.input_ids) == 16 and batch.query_start.tolist() == [0, 5, 10]
+    assert batch.paging[0].slots[10:].tolist() == [-1] * 6 and batch.positions[:5].tolist() == [10, 11, 12, 13, 14]
+    assert make_batch(step, chain, chunks=True).chunk_map is not None  # type: ignore[arg-type]

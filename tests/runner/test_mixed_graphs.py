@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from roseinfer.attention.base import ShortRows
 from roseinfer.core.plan import Row
 from roseinfer.kernels.common.inputs import expand_rows_reference
 from roseinfer.runner import cuda_inputs
@@ -25,11 +26,12 @@ EAGER = Forwarded(hidden=torch.zeros(0))
 class Attention:
     """Fake backend with a map entry for each chunk row: its row and its context; room for three.
 
-    divides: contexts of `LONG_CONTEXT` tokens are divided, in steps of fewer than 64 tokens.
+    divides: contexts of `LONG_CONTEXT` tokens are divided, in steps of fewer than 64 tokens. queries: the most tokens
+    of a row in steps without a map.
     """
 
-    def __init__(self, divides: bool) -> None:
-        self.divides = divides
+    def __init__(self, divides: bool, queries: int) -> None:
+        self.divides, self.queries = divides, queries
         self.mapped: list[int] = []
 
     def map_chunks(self, tokens, first_row, query_lens, context_lens, room):
@@ -45,6 +47,9 @@ class Attention:
 
     def is_divided(self, chunk_map):
         return self.divides and bool((chunk_map[:, 1] >= LONG_CONTEXT).any())
+
+    def short_rows(self, tokens):
+        return ShortRows(3, min(self.queries, tokens)) if self.queries > 1 and tokens <= 16 else None
 
 
 class Inputs:
@@ -63,11 +68,15 @@ class Bench:
     """Captured graphs of some numbers of tokens, as far as `agree` lets them be captured."""
 
     def __init__(
-        self, buckets: Sequence[int] = (16, 64), agree: Callable[[int], int] = int, divides: bool = False
+        self,
+        buckets: Sequence[int] = (16, 64),
+        agree: Callable[[int], int] = int,
+        divides: bool = False,
+        queries: int = 1,
     ) -> None:
-        self.attention, self.inputs = Attention(divides), Inputs()
+        self.attention, self.inputs = Attention(divides, queries), Inputs()
         eager = SimpleNamespace(run=lambda columns: EAGER)
-        self.recorder = FakeRecorder([torch.arange(max(buckets))[:, None]] * 2 * len(buckets))
+        self.recorder = FakeRecorder([torch.arange(max(buckets))[:, None]] * (2 * len(buckets) + 4))
         attention, inputs, recorder = self.attention, self.inputs, self.recorder
         self.graphs = MixedGraphs(eager, None, attention, None, inputs, list(buckets), agree, recorder)
         self.graphs.capture(None)
@@ -114,6 +123,19 @@ def test_a_step_with_divided_contexts_has_a_graph_of_its_own():
     assert sorted(bench.replays()) == [0, 0, 0, 1, 2], "more chunks fit with parts"
 
 
+def test_short_rows_have_graphs_of_their_own():
+    bench = Bench([16, 64], queries=4)
+    assert len(bench.recorder.graphs) == 6, "two mixed ones, and those of 2, 4, 8 and 16 tokens"
+    assert bench.run((8, 1), (30, 4), (0, 3)).hidden.tolist() == [[7]]
+    bench.run((9, 2))
+    assert bench.replays() == [0, 0, 1, 0, 1, 0] and not bench.attention.mapped
+    assert bench.inputs.staged == [(8, [], 0), (2, [], 0)]
+    bench.run((8, 1), (30, 5))
+    bench.run(*[(8, 1)] * 4)
+    bench.run(*[(8, 6)] * ROOM)
+    assert bench.replays() == [2, 1, 1, 0, 1, 0], "too long a row, too many rows, too many tokens"
+
+
 def test_a_step_of_more_tokens_than_the_largest_bucket_runs_eagerly():
     bench = Bench()
     assert bench.run((0, 65)) is EAGER
@@ -137,7 +159,10 @@ def test_a_replay_is_timed_with_tokens_that_choose_different_experts(monkeypatch
     seats = SeatTable(8, 24, 4, 50, torch.device("cpu"))
     inputs, read = CudaInputs(seats, 8, 64), {}
     attention = SimpleNamespace(
-        max_chunks=lambda tokens, rows, divided: 8, map_chunks=map_chunks, may_divide=lambda tokens: False
+        max_chunks=lambda tokens, rows, divided: 8,
+        map_chunks=map_chunks,
+        may_divide=lambda tokens: False,
+        short_rows=lambda tokens: None,
     )
 
     def look(number: int) -> None:

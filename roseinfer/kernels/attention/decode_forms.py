@@ -65,18 +65,22 @@ def attend_matrix(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D_PAD], tl.float32)
     return add_tiles(
-        query, k_head, v_head, table, block, begin, end, seen_from, context, scale, peak, total, acc, block_stride,
-        TOKEN_STRIDE, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
+        query, k_head, v_head, table, block, begin, end, seen_from, seen_from, context, scale, peak, total, acc,
+        block_stride, TOKEN_STRIDE, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED, False,
     )  # fmt: skip
 
 
 @triton.jit
 def add_tiles(
-    query, k_head, v_head, table, block, begin, end, seen_from, context, scale, peak, total, acc, block_stride,
-    TOKEN_STRIDE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr, COMPILED: tl.constexpr,
+    query, k_head, v_head, table, block, begin, end, seen_from, own_from, context, scale, peak, total, acc,
+    block_stride, TOKEN_STRIDE: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, STAGES: tl.constexpr, FP8: tl.constexpr, COMPILED: tl.constexpr,
+    MANY: tl.constexpr,
 ):  # fmt: skip
-    """Add these tiles to `peak`, `total` and `acc`. query: [heads, D_PAD], for codes from `narrow_queries`."""
+    """Add these tiles to `peak`, `total` and `acc`. query: [heads, D_PAD], for codes from `narrow_queries`.
+
+    MANY: of several tokens, each of which sees its own window, from `own_from` [heads] on.
+    """
     place = tl.arange(0, TILE)
     for tile in tl.range(begin, end, num_stages=STAGES):
         position = tile * TILE + place
@@ -90,6 +94,8 @@ def add_tiles(
             k = k.to(query.dtype)
         score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         score = tl.where(inside[None, :], score, float("-inf"))
+        if MANY and WINDOW > 0:
+            score = tl.where(position[None, :] >= own_from[:, None], score, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 1))
         fade = tl.exp2(peak - higher)
         weight = tl.exp2(score - higher[:, None])
