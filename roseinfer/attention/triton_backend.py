@@ -19,11 +19,11 @@ from roseinfer.core.support import FP8_KV
 from roseinfer.kernels.attention.decode import DecodeWorkspace, decode_attention, plan_decode
 from roseinfer.kernels.attention.decode_config import choose_decode_config
 from roseinfer.kernels.attention.decode_few import (
+    MAX_QUERIES,
     MAX_TOKENS,
     FewWorkspace,
     decode_few,
     few_pays,
-    most_queries,
     most_rows,
     verify_few,
 )
@@ -45,7 +45,6 @@ from roseinfer.kernels.attention.prefill_shares import (
 )
 from roseinfer.kernels.attention.wide_contexts import WideContexts, widen_contexts
 from roseinfer.kernels.common.fp8_codes import CODES
-from roseinfer.kernels.common.triton_support import next_power_of_2
 
 # A captured step's map of chunks has room for full blocks of its tokens, and for so many chunks that end a block early.
 # More room would cost every replay: skipping 256 empty entries takes a multiprocessor 6 us.
@@ -163,8 +162,7 @@ class TritonAttention:
         if not 1 < tokens <= min(MAX_TOKENS, self._shape.max_tokens):
             return None
         rows = min(tokens, self._shape.max_rows, most_rows(self._spec.kv_heads))
-        queries = min(next_power_of_2(tokens), most_queries(self._spec.group))
-        return ShortRows(rows, queries) if queries > 1 else None
+        return ShortRows(rows, min(tokens, MAX_QUERIES))
 
     def begin(self, batch: ForwardBatch, store: KVStore) -> None:
         self._batch = batch
@@ -180,7 +178,7 @@ class TritonAttention:
             self._divide(batch)
 
     def _queries_of_few(self, batch: ForwardBatch) -> int:
-        """Return the most queries of a row for the kernels of few tokens, a power of two; 0 for the other kernels."""
+        """Return the most queries of a row for the kernels of few tokens; 0 for the other kernels."""
         tokens, rows = batch.input_ids.shape[0], batch.num_rows
         if batch.decode_len is not None or batch.chunk_map is not None:
             return 0
@@ -188,7 +186,7 @@ class TritonAttention:
             return int(few_pays(rows, self._spec.kv_heads))
         limits = self.short_rows(tokens)
         fits = limits is not None and rows <= limits.rows and batch.max_query <= limits.tokens
-        return next_power_of_2(batch.max_query) if fits else 0
+        return batch.max_query if fits else 0
 
     def _divide(self, batch: ForwardBatch) -> None:
         """Divide a step's chunks and decodes among programs, for all layers."""
@@ -235,12 +233,18 @@ class TritonAttention:
         batch, spec = self._batch, heads.spec
         assert batch is not None
         out = torch.empty((qkv.shape[0], spec.heads, spec.head_dim), dtype=qkv.dtype, device=qkv.device)
-        tables, lengths, window = (*kv, paging.tables, batch.table_rows), batch.context_len, spec.window or 0
-        rest = lengths, paging.slots, heads.preparation, out, spec.scale, self._few_workspace
+        where, prepared, window = (*kv, paging.tables, batch.table_rows), heads.preparation, spec.window or 0
+        lengths, slots, work = batch.context_len, paging.slots, self._few_workspace
         if self._few == 1:
-            decode_few(qkv, *tables, *rest, window, scales)
+            decode_few(qkv, *where, lengths, slots, prepared, out, spec.scale, work, window, scales)
         else:
-            verify_few(qkv, *tables, batch.query_start, *rest, self._few, window, scales)
+            starts = batch.query_start
+            verify_few(qkv, *where, starts, lengths, slots, prepared, out, spec.scale, work, window, scales)
+        if self._few == 1:
+            decode_few(qkv, *where, lengths, slots, prepared, out, spec.scale, work, window, scales)
+        else:
+            starts = batch.query_start
+            verify_few(qkv, *where, starts, lengths, slots, prepared, out, spec.scale, work, window, scales)
         return out.view(qkv.shape[0], -1)
 
     def _attend(

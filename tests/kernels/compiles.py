@@ -10,12 +10,15 @@ import sys
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
 
+from roseinfer.kernels.attention.decode_few_kernel import few_kernel, merge_kernel
 from roseinfer.kernels.comm.push_blocks import push_blocks_kernel
 from roseinfer.kernels.comm.push_words import push_words_kernel
 from roseinfer.kernels.experts import pair_order, route, tile_kernels
 from roseinfer.kernels.experts.few_tokens_kernel import down_kernel, gate_up_kernel
 from roseinfer.kernels.experts.route_many import route_choice_kernel, route_products_kernel
+from roseinfer.kernels.linear.skinny_direct import skinny_direct_kernel
 from roseinfer.kernels.linear.skinny_fp8_configs import slices
 from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
 from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
@@ -36,7 +39,8 @@ def read(kernel, constants, pointers) -> None:
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     kinds = {name: SCALARS.get(name, pointers.get(name, "*bf16")) for name in kernel.arg_names}
     signature = kinds | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): v for name, v in constants.items()})
+    make = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = make(kernel, signature, {(kernel.arg_names.index(name),): v for name, v in constants.items()})
     backend = make_backend(TARGET)
     options = backend.parse_options({"num_warps": 4})
     context = ir.context()
@@ -74,6 +78,10 @@ def main(*, everything: bool) -> None:
         if scales != "none":
             pairs = {"K": 256, "BLOCK_N": 4, "BLOCK_K": 128, "NORM": "rms", "STAY": True, "COMPILED": True}
             read(skinny_pairs_kernel, constants | pairs, pointers)
+    read_direct(False)
+    read_direct(True)
+    for many, fp8 in itertools.product((False, True), (False, True)):
+        read_few(many, fp8)
     for dtype, gathers in itertools.product(("*bf16", "*fp32"), (False, True)):
         pointers = BETWEEN | dict.fromkeys(("x_ptr", "residual_ptr", "out_ptr"), dtype)
         constants = {"RANK": 1, "SIZE": 3, "BLOCK": 512, "HAS_RESIDUAL": True, "OVERLAP": True, "COMPILED": True}
@@ -86,6 +94,56 @@ def main(*, everything: bool) -> None:
     read_tiles("block", True, True)
     for padded, chunks in ((32, 128), (256, 64)):
         read_order(padded, chunks)
+
+
+def read_direct(gated) -> None:
+    """Compile products of 8 or 16 rows whose weight goes to registers, with blocks loaded ahead or not."""
+    constants = {
+        "ROWS": 16 if gated else 8,
+        "K": 1024,
+        "BLOCK_N": 16,
+        "BLOCK_K": 512,
+        "AHEAD": not gated,
+        "ACTIVATION": "silu",
+        "GATED": gated,
+        "HAS_BIAS": True,
+        "HAS_RESIDUAL": not gated,
+        "OVERLAP": True,
+        "WARPS": 4,
+    }
+    read(skinny_direct_kernel, constants, {})
+
+
+def read_few(many, fp8) -> None:
+    """Compile attention of few rows with one query or several, and windows with several."""
+    constants = {
+        "KV_HEADS": 2,
+        "GROUP": 4,
+        "MANY": many,
+        "QUERIES": 4 if many else 1,
+        "D": 80,
+        "D_PAD": 128,
+        "BLOCK_SIZE": 16,
+        "TILE": 32,
+        "WINDOW": 40 if many else 0,
+        "STAGES": 3,
+        "NORM": 1,
+        "ROTATE": True,
+        "ROTATED": 80,
+        "INTERLEAVED": fp8,
+        "FP8": fp8,
+        "COMPILED": True,
+        "OVERLAP": True,
+    }
+    tables = ("queries_cos_sin", "keys_cos_sin", "k_scales", "v_scales", "sums", "peaks")
+    pointers = dict.fromkeys(tables, "*fp32") | {"slots": "*i64", "scale": "fp32"}
+    pointers |= dict.fromkeys(("tables", "table_rows", "context_len", "query_start", "arrived"), "*i32")
+    pointers |= dict.fromkeys(("k_cache", "v_cache"), "*fp8e4nv" if fp8 else "*bf16")
+    pointers |= dict.fromkeys(("parts", "rows", "budget", "qkv_stride", "block_stride", "table_stride"), "i32")
+    read(few_kernel, constants if fp8 else constants | dict.fromkeys(("k_scales", "v_scales")), pointers)
+    if many:
+        sizes = ("HEADS", "QUERIES", "D", "D_PAD", "TILE", "WINDOW", "OVERLAP")
+        read(merge_kernel, {name: constants.get(name, 8) for name in sizes}, pointers)
 
 
 def read_order(padded, chunks) -> None:

@@ -5,8 +5,9 @@ or from an earlier load. So every program prepares the queries that it needs by 
 pass through the cache. Contexts are divided into parts by their lengths alone, without a plan. The program that
 finishes a row's last part merges the parts.
 
-Rows of several tokens, such as a token and its drafts, are the same with more queries in a tile (`verify_few`). Their
-parts are merged by a second kernel: merging is as much work for each query, too much for one program.
+Rows of several tokens, such as a token and its drafts, are the same with more queries in a tile (`verify_few`): as many
+as leave a tile of the matrix units' least size. Larger tiles were slower than further tiles, which find K and V in the
+L2 cache. Parts are merged by a second kernel: merging is as much work for each query, too much for one program.
 """
 
 from dataclasses import dataclass
@@ -25,18 +26,15 @@ from roseinfer.kernels.attention.heads import HeadPreparation
 from roseinfer.kernels.attention.paged import LOG2_E, padded_dim
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES
-from roseinfer.kernels.common.triton_support import next_power_of_2
 
-MAX_QUERIES = 8  # of a row, for `verify_few`
+MAX_QUERIES = 8  # of a row, for `verify_few`; its kernel supports 16
 # `decode_few` is the fastest up to so many rows, or up to so many KV heads of all rows together.
 _MAX_ROWS_ANY_HEADS, _MAX_KV_HEADS = 16, 128
 _MAX_VERIFIED_KV_HEADS = 48
 # Small programs wait the least for each other's warps and for K and V; docs/research/2026-11-attention.md has figures.
 _TILE_TOKENS, _WARPS, _STAGES = 32, 2, 3
 _MAX_PROGRAMS = 4  # per multiprocessor, if contexts are long enough
-# Rows of a tile of queries up to which two warps are enough.
-_ROWS_OF_TWO_WARPS = 16
-_MAX_TILE_QUERIES = 64  # queries times heads of a group in one tile, whose sums have to fit registers
+_TILE_ROWS = 16  # queries times heads of a group, the least that the matrix units take
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +72,6 @@ def few_pays(rows: int, kv_heads: int) -> bool:
     return 0 < rows <= (MAX_ROWS if rows * kv_heads <= _MAX_KV_HEADS else _MAX_ROWS_ANY_HEADS)
 
 
-def most_queries(group: int) -> int:
-    """Return the most tokens of a row for `verify_few`, with `group` query heads per KV head; 1 if it has no use."""
-    return max(1, min(MAX_QUERIES, _MAX_TILE_QUERIES // next_power_of_2(group)))
-
-
 def most_rows(kv_heads: int) -> int:
     """Return the most rows for which `verify_few` is the fastest.
 
@@ -114,7 +107,7 @@ def decode_few(
     parts = min(budget, max(SHORT_ROW_PARTS, min(MAX_PARTS, budget // rows)))
     paged = k_cache, v_cache, tables, table_rows, context_len, slots
     grid = kv_heads, rows, parts
-    _launch(grid, qkv, paged, context_len, preparation, out, scale, workspace, window, kv_scales, parts, rows, 1)
+    _launch(grid, qkv, paged, context_len, preparation, out, scale, workspace, window, kv_scales, parts, rows)
 
 
 def verify_few(
@@ -130,26 +123,26 @@ def verify_few(
     out: torch.Tensor,
     scale: float,
     workspace: FewWorkspace,
-    queries: int,
     window: int = 0,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """Apply `store_heads` and then causal attention to R rows of up to `queries` tokens; qkv is not changed.
+    """Apply `store_heads` and then causal attention to R rows of up to MAX_QUERIES tokens; qkv is not changed.
 
-    queries: a power of two, at most `most_queries`. qkv: [T, (heads + 2 * kv_heads) * D], T <= MAX_TOKENS, R <= T. Row
-    r's tokens query_start[r] .. query_start[r + 1] are the last of its context_len[r] tokens; a row may have none.
-    slots: [T] int64. Keys and values of a row's tokens are taken from qkv; those with slot -1 are not written. out: [T,
-    heads, D], of which tokens of no row are not written. Other arguments: see `decode_few`.
+    qkv: [T, (heads + 2 * kv_heads) * D], T <= MAX_TOKENS, R <= T. Row r's tokens query_start[r] .. query_start[r + 1]
+    are the last of its context_len[r] tokens; a row may have none. slots: [T] int64. Keys and values of a row's tokens
+    are taken from qkv; those with slot -1 are not written. out: [T, heads, D], of which tokens of no row are not
+    written. Other arguments: see `decode_few`.
     """
     tokens, heads, head_dim = out.shape
     rows, kv_heads = context_len.shape[0], k_cache.shape[2]
-    assert 1 < queries <= most_queries(heads // kv_heads) and rows <= tokens <= MAX_TOKENS
-    budget = _budget(workspace, kv_heads)
-    programs = min(budget + rows, rows * MAX_PARTS)
+    assert rows <= tokens <= MAX_TOKENS
+    budget, queries = _budget(workspace, kv_heads), _queries(heads // kv_heads)
+    query_tiles = rows + tokens // queries  # at the most
+    programs = min(budget + query_tiles, query_tiles * MAX_PARTS)
     paged = k_cache, v_cache, tables, table_rows, context_len, slots
     grid = kv_heads, programs, 1
-    window_and_scales = window, kv_scales
-    _launch(grid, qkv, paged, query_start, preparation, out, scale, workspace, *window_and_scales, 0, rows, queries)
+    rest = out, scale, workspace, window, kv_scales
+    _launch(grid, qkv, paged, query_start, preparation, *rest, 0, rows, queries, many=True)
     merge_kernel[(heads, tokens)](
         query_start,
         context_len,
@@ -159,6 +152,7 @@ def verify_few(
         rows,
         budget,
         HEADS=heads,
+        QUERIES=queries,
         D=head_dim,
         D_PAD=padded_dim(head_dim),
         TILE=_tile(head_dim, k_cache.dtype),
@@ -166,6 +160,11 @@ def verify_few(
         num_warps=4,
         **early_start.options(qkv.device),
     )
+
+
+def _queries(group: int) -> int:
+    """Return the tokens of a row that fit a tile of queries with `group` heads each."""
+    return max(1, min(MAX_QUERIES, _TILE_ROWS // group))
 
 
 def _budget(workspace: FewWorkspace, kv_heads: int) -> int:
@@ -186,9 +185,13 @@ def _launch(
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None,
     parts: int,
     rows: int,
-    queries: int,
+    queries: int = 1,
+    *,
+    many: bool = False,
 ) -> None:
-    """Launch the kernel. paged: its arguments from `k_cache` to `slots`. query_start: not read with one query."""
+    """Launch the kernel. paged: its arguments from `k_cache` to `slots`. query_start: read if rows may have `many`
+    tokens, of which a program takes `queries`.
+    """
     heads, head_dim = out.shape[1:]
     k_cache, v_cache, tables = paged[:3]
     block_size, kv_heads = k_cache.shape[1:3]
@@ -219,6 +222,7 @@ def _launch(
         tables.stride(0),
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
+        MANY=many,
         QUERIES=queries,
         D=head_dim,
         D_PAD=padded_dim(head_dim),
@@ -229,7 +233,7 @@ def _launch(
         **preparation.options(head_dim),
         FP8=kv_scales is not None,
         COMPILED=qkv.is_cuda,
-        num_warps=_WARPS if heads * queries <= _ROWS_OF_TWO_WARPS * kv_heads else 2 * _WARPS,
+        num_warps=_WARPS if heads <= _TILE_ROWS * kv_heads else 2 * _WARPS,
         **early_start.options(qkv.device),
     )
 

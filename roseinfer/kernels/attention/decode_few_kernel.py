@@ -48,6 +48,7 @@ def few_kernel(
     table_stride,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    MANY: tl.constexpr,
     QUERIES: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
@@ -63,8 +64,10 @@ def few_kernel(
     COMPILED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Attend for KV head h over part i of row r's context: with one query a row in program (h, r, i), else in (h, j),
-    j counting the parts of all rows. The new tokens belong to part 0.
+    """Attend for KV head h over part i of row r's context. The new tokens belong to part 0.
+
+    With one query a row this is program (h, r, i). With MANY it is program (h, j), for QUERIES of a row's tokens: j
+    counts the tiles of queries of all parts of all rows.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -72,10 +75,11 @@ def few_kernel(
     ROWS: tl.constexpr = max(triton.next_power_of_2(GROUP * QUERIES), 16)
     kv_head = tl.program_id(0)
     # The step's first kernels wrote this and are done: the layer's product, which may still run, started after them.
-    if QUERIES == 1:
+    if not MANY:
         row = tl.program_id(1)
         part = tl.program_id(2)
         token = row
+        first_query = 0
         count = 1
         context = tl.load(context_len + row)
         slot = tl.load(slots + row)
@@ -85,13 +89,20 @@ def few_kernel(
         length = _part_length(tiles, tl.minimum(parts, _PARTS), parts, least)
         parts = tl.maximum(tl.cdiv(tiles, length), 1)
     else:
-        row, part, parts, length = _part_of(query_start, context_len, rows, budget, tl.program_id(1), TILE, WINDOW)
+        row, part, tile, parts, length = _part_of(
+            query_start, context_len, rows, budget, tl.program_id(1), QUERIES, TILE, WINDOW
+        )
+        first_query = tile * QUERIES
         exists = row < rows
         token = tl.load(query_start + row, mask=exists, other=0)
         count = tl.load(query_start + row + 1, mask=exists, other=0) - token
         context = tl.load(context_len + row, mask=exists, other=0)
         old = context - count
         first, tiles = _tiles(context, count, old, TILE, WINDOW)
+        # Programs without work make room for the next kernels. One has to wait, since the next kernels wait for this
+        # one only.
+        if (part >= parts) & (tl.program_id(1) > 0):
+            return
         row = tl.minimum(row, rows - 1)
     table = tables + tl.load(table_rows + row).to(tl.int64) * table_stride
     begin = first + part * length
@@ -107,9 +118,9 @@ def few_kernel(
 
     dim = tl.arange(0, D_PAD)
     member = tl.arange(0, ROWS)
-    index = member // GROUP  # of a query among the row's
-    real = member < count * GROUP
-    if QUERIES == 1:
+    index = first_query + member // GROUP  # of a query among the row's
+    real = (index < count) & (member < QUERIES * GROUP)
+    if not MANY:
         position = tl.full([1], 0, tl.int32) + context - 1
     else:
         position = tl.minimum(old + index, context - 1)
@@ -126,10 +137,12 @@ def few_kernel(
         scale *= unit * tl.load(k_scales + kv_head)
         v_scale = tl.load(v_scales + kv_head)
     if part == 0:
-        NEW: tl.constexpr = 1 if QUERIES == 1 else 16  # the least that the matrix units take
+        NEW: tl.constexpr = 16 if MANY else 1  # the least that the matrix units take
         new = tl.arange(0, NEW)
         is_token = new < count
         to = tl.load(slots + token + new, mask=is_token, other=-1)
+        if MANY:
+            to = tl.where(first_query == 0, to, -1)  # one tile of queries writes for all
         key_at = (token + new).to(tl.int64) * qkv_stride + (HEADS + kv_head) * D
         new_position = tl.minimum(context - count + new, context - 1)
         key = _turned(
@@ -142,7 +155,7 @@ def few_kernel(
         is_kept = (to >= 0)[:, None] & (dim < D)[None, :]
         key = _kept(k_cache + kept_at[:, None] + dim[None, :], key, is_kept, k_scales, kv_head, FP8)
         value = _kept(v_cache + kept_at[:, None] + dim[None, :], value, is_kept, v_scales, kv_head, FP8)
-        if QUERIES == 1:
+        if not MANY:
             is_new = to >= 0
             peak = tl.where(is_new, tl.sum(query.to(tl.float32) * key, 1) * scale, peak)
             total += is_new.to(tl.float32)
@@ -165,7 +178,7 @@ def few_kernel(
     peak, total, acc = add_tiles(
         query, k_cache + kv_head * D, v_cache + kv_head * D, table, block, begin, end, seen_from, own_from, old, scale,
         peak, total, acc, block_stride, KV_HEADS * D, D, D_PAD, BLOCK_SIZE, TILE, WINDOW, STAGES, FP8, COMPILED,
-        QUERIES > 1,
+        MANY,
     )  # fmt: skip
     if FP8:
         acc *= v_scale
@@ -181,7 +194,7 @@ def few_kernel(
         tl.store(sums + at[:, None] * D + dim[None, :], acc, mask=mask)
         tl.store(peaks + 2 * at, peak, mask=real)
         tl.store(peaks + 2 * at + 1, total, mask=real)
-        if QUERIES == 1:
+        if not MANY:
             counter = arrived + row * KV_HEADS + kv_head
             # One thread updates the counter: the stores of the other threads must have happened before.
             tl.debug_barrier()
@@ -200,6 +213,7 @@ def merge_kernel(
     rows,
     budget,
     HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     TILE: tl.constexpr,
@@ -210,7 +224,7 @@ def merge_kernel(
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(1)
-    begin, count, parts, _ = _parts_of_all(query_start, context_len, rows, budget, TILE, WINDOW)
+    begin, count, _, parts, _ = _parts_of_all(query_start, context_len, rows, budget, QUERIES, TILE, WINDOW)
     own = (begin <= token) & (token < begin + count)
     parts = tl.sum(tl.where(own, parts, 0), 0)
     if OVERLAP:
@@ -238,28 +252,37 @@ def _part_length(tiles, short_parts, parts, least):
 
 
 @triton.jit
-def _parts_of_all(query_start, context_len, rows, budget, TILE: tl.constexpr, WINDOW: tl.constexpr):
-    """Return each row's first token, number of tokens, number of parts and their length in tiles."""
+def _parts_of_all(
+    query_start, context_len, rows, budget, QUERIES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr
+):
+    """Return each row's first token, and its numbers of tokens, tiles of queries, parts, and tiles in a part."""
     row = tl.arange(0, _MOST_TOKENS)
     exists = row < rows
     begin = tl.load(query_start + row, mask=exists, other=0)
     count = tl.load(query_start + row + 1, mask=exists, other=0) - begin
     context = tl.load(context_len + row, mask=exists & (count > 0), other=0)
     _, tiles = _tiles(context, count, context - count, TILE, WINDOW)
-    least = tl.maximum(tl.cdiv(tl.sum(tiles, 0), budget), 1)
+    query_tiles = tl.cdiv(count, QUERIES)
+    least = tl.maximum(tl.cdiv(tl.sum(tiles * query_tiles, 0), budget), 1)
     length = _part_length(tiles, _PARTS, _MOST_PARTS, least)
-    return begin, count, tl.where(count > 0, tl.maximum(tl.cdiv(tiles, length), 1), 0), length
+    return begin, count, query_tiles, tl.where(count > 0, tl.maximum(tl.cdiv(tiles, length), 1), 0), length
 
 
 @triton.jit
-def _part_of(query_start, context_len, rows, budget, program, TILE: tl.constexpr, WINDOW: tl.constexpr):
-    """Return the row of a program (`rows` or more for none), its part, and the number and length of the row's parts."""
-    _, _, parts, length = _parts_of_all(query_start, context_len, rows, budget, TILE, WINDOW)
-    ends = tl.cumsum(parts, 0)
+def _part_of(
+    query_start, context_len, rows, budget, program, QUERIES: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr
+):
+    """Return the row of a program (`rows` or more for none), its part and tile of queries, and the number and length of
+    the row's parts.
+    """
+    _, _, query_tiles, parts, length = _parts_of_all(query_start, context_len, rows, budget, QUERIES, TILE, WINDOW)
+    ends = tl.cumsum(parts * query_tiles, 0)
     row = tl.sum((ends <= program).to(tl.int32), 0)
     own = tl.arange(0, _MOST_TOKENS) == row
-    part = program - tl.sum(tl.where(own, ends - parts, 0), 0)
-    return row, part, tl.sum(tl.where(own, parts, 0), 0), tl.sum(tl.where(own, length, 0), 0)
+    index = program - tl.sum(tl.where(own, ends - parts * query_tiles, 0), 0)
+    tiles = tl.maximum(tl.sum(tl.where(own, query_tiles, 0), 0), 1)
+    parts, length = tl.sum(tl.where(own, parts, 0), 0), tl.sum(tl.where(own, length, 0), 0)
+    return row, tl.where(row < rows, index // tiles, 0), index % tiles, parts, length
 
 
 @triton.jit

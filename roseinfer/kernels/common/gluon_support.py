@@ -11,6 +11,7 @@ from roseinfer.kernels.common.triton_support import HAS_TRITON, tl
 
 gluon: Any
 gl: Any
+ampere: Any
 hopper: Any
 BulkDescriptor: Any
 HAS_GLUON = False
@@ -19,7 +20,7 @@ if HAS_TRITON:
     try:
         from triton.experimental import gluon
         from triton.experimental.gluon import language as gl
-        from triton.experimental.gluon.language.nvidia import hopper
+        from triton.experimental.gluon.language.nvidia import ampere, hopper
         from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as BulkDescriptor
 
         HAS_GLUON = True
@@ -29,5 +30,6 @@ if HAS_TRITON:
 if not HAS_GLUON:
     gluon = SimpleNamespace(jit=lambda function: function)
     gl = SimpleNamespace(constexpr=getattr(tl, "constexpr", None), NVMMASharedLayout=lambda *_: None)
+    ampere = SimpleNamespace(mma_v2=None)
     hopper = SimpleNamespace(mbarrier=None, tma=None)
     BulkDescriptor = None

@@ -17,7 +17,10 @@ from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
 from roseinfer.kernels.common.triton_support import cdiv, tensor_descriptor, tl, triton
 from roseinfer.kernels.linear.fp8_rows import Fp8Rows
 from roseinfer.kernels.linear.fp8_tile_configs import TileConfig
+from roseinfer.kernels.linear.skinny_kernel import prefetch_rows
 
+# Columns of the weight's rows to request into the L2 cache before the input is there.
+_PREFETCHED_COLUMNS = 256
 # The most float32 sums of all shares, and tiles with shares, of one product.
 MAX_SUMS, MAX_TILES = 1 << 23, 1 << 12
 
@@ -116,6 +119,7 @@ def _tile_kernel(
     ADD: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
     AHEAD: tl.constexpr,
+    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Compute, in program (m, n, share), a tile of BLOCK_M rows and BLOCK_N outputs over a share of the columns.
@@ -125,6 +129,10 @@ def _tile_kernel(
     if OVERLAP:
         if WEIGHT_FIRST:
             tl.extra.cuda.gdc_launch_dependents()
+        if PREFETCH > 0:
+            start = tl.program_id(1) * BLOCK_N
+            at = w_ptr + start.to(tl.int64) * K + tl.program_id(2) * (K // SHARES)
+            prefetch_rows(at, tl.minimum(N - start, BLOCK_N), K, PREFETCH)
         if not AHEAD:
             tl.extra.cuda.gdc_wait()
     STEPS: tl.constexpr = K // BLOCK_K // SHARES
@@ -261,6 +269,7 @@ def tile_product(
         ADD=residual is not None,
         WEIGHT_FIRST=config.weight_first,
         AHEAD=config.ahead,
+        PREFETCH=min(columns // config.shares, _PREFETCHED_COLUMNS) if config.weight_first and not config.ahead else 0,
         num_warps=config.warps,
         **early_start.options(codes.device),
     )

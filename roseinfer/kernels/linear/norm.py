@@ -10,6 +10,8 @@ from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.triton_support import next_power_of_2, tl, triton
 
 MAX_WIDTH = 16384
+# Up to so many rows, the product after a norm starts while the norm waits for its input.
+EARLY_ROWS = 16
 
 
 @triton.jit
@@ -27,8 +29,11 @@ def _norm_kernel(
     CENTRED: tl.constexpr,
     ADDED: tl.constexpr,
     SUMMED: tl.constexpr,
+    EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()  # the product reads its weight meanwhile
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
@@ -112,6 +117,7 @@ def _launch(
             CENTRED=bias is not None,
             ADDED=residual is not None and not sums,
             SUMMED=sums,
+            EARLY=rows <= EARLY_ROWS and early_start.capable(x.device),
             num_warps=num_warps or default_warps(block),
             **early_start.options(x.device),
         )

@@ -8,6 +8,9 @@ In a chain of such layers the gaps between kernels cost as much as the reading. 
 predecessor still runs (programmatic dependent launch, CUDA programming guide). It reads its weight, which depends on no
 kernel, and only then waits for its input.
 
+At 2 to 8 rows the norm may be a kernel of its own (`skinny_direct`), during which the product loads its weight: fused,
+every program would compute it.
+
 Weights in FP8 (e4m3) with scales halve the reading. They are widened in registers, exactly, and multiplied by inputs
 that are not quantised. So all operations stay fused, and only the weight's own rounding is lost.
 """
@@ -21,9 +24,12 @@ import torch.nn.functional as F
 
 from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import SCALE_BLOCK
+from roseinfer.kernels.common.gluon_support import HAS_GLUON
 from roseinfer.kernels.common.triton_support import cdiv, next_power_of_2
 from roseinfer.kernels.linear.activation import activate_reference
-from roseinfer.kernels.linear.skinny_configs import choose_config, rule
+from roseinfer.kernels.linear.norm import layer_norm, rms_norm
+from roseinfer.kernels.linear.skinny_configs import DirectConfig, choose_config, rule
+from roseinfer.kernels.linear.skinny_direct import MIN_TILE_ROWS, PIECE_COLUMNS, skinny_direct_kernel
 from roseinfer.kernels.linear.skinny_fp8_configs import Fp8Config, PairsConfig, choose_fp8_config, fp8_rule, slices
 from roseinfer.kernels.linear.skinny_kernel import skinny_kernel
 from roseinfer.kernels.linear.skinny_pairs import skinny_pairs_kernel
@@ -105,9 +111,11 @@ def supports(rows: int, weight: torch.Tensor, gated: bool = False, scales: torch
     return scales.ndim == 1 or not gated or weight.shape[0] % (2 * SCALE_BLOCK) == 0
 
 
-def _choose(bucket: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | None) -> Fp8Config | None:
+def _choose(
+    bucket: int, weight: torch.Tensor, gated: bool, scales: torch.Tensor | None
+) -> Fp8Config | DirectConfig | None:
     if scales is None:
-        return choose_config(bucket, *weight.shape, gated)
+        return choose_config(bucket, *weight.shape, gated, direct=HAS_GLUON)
     return choose_fp8_config(bucket, *weight.shape, gated, blocks=scales.ndim == 2)
 
 
@@ -124,7 +132,7 @@ def skinny_linear(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     overlap: bool = False,
-    config: Fp8Config | None = None,
+    config: Fp8Config | DirectConfig | None = None,
 ) -> torch.Tensor:
     """Return activation(norm(x) @ weight.T + bias) + residual; gated: activation(gate) * up.
 
@@ -150,9 +158,12 @@ def skinny_linear(
     if config is None:
         default = rule if scales is None else fp8_rule
         config = _choose(bucket, weight, gated, scales) or default(bucket, *weight.shape, gated)
+    overlap = overlap and early_start.capable(x.device)
+    if isinstance(config, DirectConfig):
+        assert scales is None
+        return _direct(_normed(x, norm), weight, bias, residual, activation, gated, out, overlap, config)
     if isinstance(config, PairsConfig) and norm is not None and not (norm.kind == "rms" and norm.weight.itemsize == 2):
         config = fp8_rule(bucket, *weight.shape, gated)
-    overlap = overlap and early_start.capable(x.device)
     absent = weight  # placeholder for pointers that are not read
     arguments = (
         x,
@@ -197,6 +208,57 @@ def skinny_linear(
         options |= {"DOT": config.dot, "SLICES": slices(config, blocks=kind == "block"), "PRELOAD": config.preload}
         skinny_kernel[(tiles,)](*arguments, PREFETCH=min(ahead, in_features), **options)
     return out
+
+
+def _direct(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str | None,
+    gated: bool,
+    out: torch.Tensor,
+    overlap: bool,
+    config: DirectConfig,
+) -> torch.Tensor:
+    """Do as `skinny_linear` for an input after its norm."""
+    rows, in_features = x.shape
+    assert in_features % config.block_k == 0 and config.block_k % (PIECE_COLUMNS * config.warps) == 0
+    skinny_direct_kernel[(cdiv(out.shape[1], config.block_n),)](
+        x,
+        weight,
+        bias,
+        residual,
+        out,
+        rows,
+        out.shape[1],
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        out.stride(0),
+        ROWS=max(MIN_TILE_ROWS, next_power_of_2(rows)),
+        K=in_features,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        AHEAD=config.ahead,
+        ACTIVATION=activation or "none",
+        GATED=gated,
+        HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None,
+        OVERLAP=overlap,
+        WARPS=config.warps,
+        num_warps=config.warps,
+        maxnreg=config.max_registers,
+        **({"launch_pdl": True} if overlap else {}),
+    )
+    return out
+
+
+def _normed(x: torch.Tensor, norm: SkinnyNorm | None) -> torch.Tensor:
+    if norm is None:
+        return x
+    if norm.bias is None:
+        return rms_norm(x, norm.weight, norm.eps)
+    return layer_norm(x, norm.weight, norm.bias, norm.eps)
 
 
 @cache

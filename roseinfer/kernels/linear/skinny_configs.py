@@ -29,29 +29,65 @@ class SkinnyConfig:
     evict_first: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class DirectConfig:
+    """Division of a linear layer by `skinny_direct_kernel`, before which norms are kernels of their own.
+
+    block_n: outputs that a program computes, a multiple of 16, or of 8 if gated. block_k: columns that it takes at a
+    time, a multiple of 128 for each of its warps; has to divide the columns. ahead: load a block of columns while the
+    one before is multiplied. max_registers: of a thread; None: as many as the compiler takes.
+    """
+
+    block_n: int
+    block_k: int
+    warps: int = 4
+    ahead: bool = False
+    max_registers: int | None = None
+
+
 # About two programs for each multiprocessor of an H200.
 MIN_PROGRAMS = 256
 
-TABLE: TuningTable[SkinnyConfig] = TuningTable(
+TABLE: TuningTable[SkinnyConfig | DirectConfig] = TuningTable(
     Path(__file__).with_name("tuning") / "skinny.json",
     {"rows": int, "weight_rows": int, "columns": int, "gated": bool},
-    {"skinny": SkinnyConfig},
+    {"skinny": SkinnyConfig, "direct": DirectConfig},
 )
 # Up to so many rows, a linear layer of any shape is the reading of its weight, and these kernels pay unmeasured.
 MAX_UNMEASURED_ROWS = 2
+# The same for `skinny_direct_kernel`, and weights of up to so many rows: larger ones are heads, which were measured.
+MAX_UNMEASURED_DIRECT_ROWS, _MAX_UNMEASURED_WEIGHT_ROWS = 8, 65_536
 
 
 @cache  # called for every layer of every step
-def choose_config(bucket: int, weight_rows: int, columns: int, gated: bool) -> SkinnyConfig | None:
+def choose_config(
+    bucket: int, weight_rows: int, columns: int, gated: bool, *, direct: bool = True
+) -> SkinnyConfig | DirectConfig | None:
     """Return the config for `bucket` (1, 2, 4, 8, 16) rows; None if the kernel does not pay.
 
-    The weight has the shape [weight_rows, columns].
+    The weight has the shape [weight_rows, columns]. direct: `skinny_direct_kernel` is available.
     """
-    return TABLE.choose((bucket, weight_rows, columns, gated), _unmeasured)
+    config = TABLE.choose((bucket, weight_rows, columns, gated), _unmeasured)
+    if isinstance(config, DirectConfig) and not direct:
+        return rule(bucket, weight_rows, columns, gated) if bucket <= MAX_UNMEASURED_ROWS else None
+    return config
 
 
-def _unmeasured(bucket: int, weight_rows: int, columns: int, gated: bool) -> SkinnyConfig | None:
-    return rule(bucket, weight_rows, columns, gated) if bucket <= MAX_UNMEASURED_ROWS else None
+def _unmeasured(bucket: int, weight_rows: int, columns: int, gated: bool) -> SkinnyConfig | DirectConfig | None:
+    if bucket <= MAX_UNMEASURED_ROWS:
+        return rule(bucket, weight_rows, columns, gated)
+    if bucket <= MAX_UNMEASURED_DIRECT_ROWS and weight_rows <= _MAX_UNMEASURED_WEIGHT_ROWS:
+        return direct_rule(weight_rows, columns, gated)
+    return None
+
+
+def direct_rule(weight_rows: int, columns: int, gated: bool) -> DirectConfig | None:
+    """Return a config for 3 to 8 rows by a weight of any shape; None if the kernel does not support it."""
+    if columns % 512:
+        return None
+    block_k = 1024 if columns % 1024 == 0 else 512
+    eight = block_k == 1024 and (gated or cdiv(weight_rows, 16) <= MIN_PROGRAMS)
+    return DirectConfig(8 if gated else 16, block_k, 8 if eight else 4, gated, max_registers=128)
 
 
 def rule(bucket: int, weight_rows: int, columns: int, gated: bool) -> SkinnyConfig:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from roseinfer.kernels.attention.decode_few import MAX_TOKENS, FewWorkspace, most_queries, verify_few
+from roseinfer.kernels.attention.decode_few import MAX_QUERIES, MAX_TOKENS, FewWorkspace, verify_few
 from roseinfer.kernels.attention.heads import HeadPreparation, RotatedPairs, cos_sin_table, store_heads_reference
 from roseinfer.kernels.attention.prefill import prefill_attention_reference
 from tests.helpers.interpreter import round_codes
@@ -41,7 +41,7 @@ class Step:
     def caches(self) -> list[torch.Tensor]:
         return [self.case.k_cache, self.case.v_cache]
 
-    def run(self, queries: int, parts: int = 4, window: int = 0, rows: int | None = None) -> torch.Tensor:
+    def run(self, parts: int = 4, window: int = 0, rows: int | None = None) -> torch.Tensor:
         """Run the kernel with at most about `parts` parts a row. rows: of the launch, those past the step's empty."""
         case, (heads, kv_heads, dim) = self.case, self.sizes
         used = len(case.context_len)
@@ -52,7 +52,7 @@ class Step:
         seats = torch.cat((case.table_rows, case.table_rows[:1].expand(rows - used)))
         out = torch.full((len(self.qkv), heads, dim), float("nan"), dtype=self.qkv.dtype, device=self.qkv.device)
         paged = *self.caches(), case.tables, seats, starts, lengths, self.slots
-        verify_few(self.qkv, *paged, self.preparation, out, case.scale, workspace, queries, window, case.kv_scales)
+        verify_few(self.qkv, *paged, self.preparation, out, case.scale, workspace, window, case.kv_scales)
         return out
 
     def expected(self, window: int = 0) -> torch.Tensor:
@@ -79,7 +79,7 @@ def test_a_launch_is_store_and_causal_attention(
 ) -> None:
     step = Step(ROWS, heads, kv_heads, dim, block_size, dtype, device, codes=codes, llama=llama)
     before = [cache.clone() for cache in step.caches()]
-    found = step.run(4, parts, window, rows=len(ROWS) + 3)
+    found = step.run(parts, window, rows=len(ROWS) + 3)
     stored = [cache.clone() for cache in step.caches()]
     for cache, was in zip(step.caches(), before, strict=True):
         cache.view(torch.uint8).copy_(was.view(torch.uint8))
@@ -91,22 +91,22 @@ def test_a_launch_is_store_and_causal_attention(
         )
 
 
-@pytest.mark.parametrize(("queries", "group"), [(2, 1), (8, 1), (8, 8)])
-def test_every_number_of_queries(queries, group, device) -> None:
-    rows = [(count * 20, count) for count in (1, 2, 3, 5, 7, 8) if count <= queries]
+@pytest.mark.parametrize("group", [1, 3, 8, 20])
+def test_rows_of_one_tile_of_queries_and_of_several(group, device) -> None:
+    rows = [(count * 20, count) for count in (1, 2, 3, 5, 7, MAX_QUERIES)]
     step = Step(rows, group, 1, 16, 16, torch.float32, device)
-    assert_near(step.run(queries), step.expected())
+    assert_near(step.run(), step.expected())
 
 
 def test_a_long_context_has_more_parts_than_are_merged_at_once(device) -> None:
     step = Step([(2200, 3), (40, 2)], 2, 1, 16, 16, torch.float32, device)
-    assert_near(step.run(4, 32), step.expected())
+    assert_near(step.run(32), step.expected())
 
 
 def test_as_many_rows_as_there_may_be(device) -> None:
     step = Step([(30 * i % 70, 1 + i % 2) for i in range(21)], 2, 1, 16, 16, torch.float32, device)
     assert len(step.qkv) == MAX_TOKENS - 1
-    assert_near(step.run(2, 2), step.expected())
+    assert_near(step.run(2), step.expected())
 
 
 def test_tokens_that_are_not_to_be_written_and_those_of_no_row(device) -> None:
@@ -116,12 +116,8 @@ def test_tokens_that_are_not_to_be_written_and_those_of_no_row(device) -> None:
     before = [cache.clone() for cache in step.caches()]
     step.qkv = torch.cat((step.qkv, torch.full_like(step.qkv[:5], float("nan"))))
     step.slots = torch.cat((step.slots, step.slots.new_full((5,), -1)))
-    found = step.run(4)
+    found = step.run()
     assert_near(found[:-5], expected)
     assert found[-5:].isnan().all()
     for cache, was in zip(step.caches(), before, strict=True):
         torch.testing.assert_close(cache.nan_to_num(9.0), was.nan_to_num(9.0), rtol=1e-4, atol=1e-4)
-
-
-def test_queries_of_a_row_by_heads_of_a_group() -> None:
-    assert [most_queries(group) for group in (1, 4, 5, 8, 16, 48, 100)] == [8, 8, 8, 8, 4, 1, 1]

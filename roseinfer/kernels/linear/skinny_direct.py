@@ -1,0 +1,119 @@
+"""Gluon kernel of `skinny_linear` for several rows: the weight goes from memory to the matrix units' registers.
+
+Of a product on the matrix units a thread holds some columns of the weight's rows and the same columns of x's rows. Any
+columns will do, as long as they are the same. So each thread takes adjacent ones, which are loads of 16 bytes, and
+nothing passes through shared memory. Each warp multiplies a part of the columns.
+"""
+
+from roseinfer.kernels.common.gluon_support import ampere, gl, gluon
+from roseinfer.kernels.common.triton_support import tl
+from roseinfer.kernels.linear.activation import activate
+
+# Columns that a warp multiplies by at a time.
+PIECE_COLUMNS: int = 128
+MIN_TILE_ROWS = 8  # of x, that the matrix units take
+PIECE: gl.constexpr = gl.constexpr(PIECE_COLUMNS)
+
+
+@gluon.jit
+def _index(SIZE: gl.constexpr, DIM: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return 0 .. SIZE along dimension DIM of three."""
+    if DIM == 0:
+        i = gl.arange(0, SIZE, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+        return gl.expand_dims(gl.expand_dims(i, 1), 2)
+    elif DIM == 1:
+        i = gl.arange(0, SIZE, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+        return gl.expand_dims(gl.expand_dims(i, 0), 2)
+    else:
+        i = gl.arange(0, SIZE, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
+        return gl.expand_dims(gl.expand_dims(i, 0), 1)
+
+
+@gluon.jit
+def _load_weight(w_tile, chunk, PIECES: gl.constexpr, BLOCK_K: gl.constexpr):
+    pieces = ()
+    for i in gl.static_range(PIECES):
+        pieces += (gl.load(w_tile + chunk * BLOCK_K + i * PIECE, eviction_policy="evict_first"),)
+    return pieces
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def skinny_direct_kernel(
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    rows,
+    width,
+    stride_x,
+    stride_residual,
+    stride_out,
+    ROWS: gl.constexpr,
+    K: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    AHEAD: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    GATED: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    HAS_RESIDUAL: gl.constexpr,
+    OVERLAP: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    """Compute, in program i, outputs i * BLOCK_N and following of all rows."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    TILE_N: gl.constexpr = 2 * BLOCK_N if GATED else BLOCK_N
+    SLICE: gl.constexpr = BLOCK_K // WARPS
+    PIECES: gl.constexpr = SLICE // PIECE
+    CHUNKS: gl.constexpr = K // BLOCK_K
+    mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
+    left: gl.constexpr = gl.DotOperandLayout(0, mma, 8)
+    right: gl.constexpr = gl.DotOperandLayout(1, mma, 8)
+    flat: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 32 // ROWS, ROWS], [1, WARPS, 1], [2, 1, 0])
+
+    first = gl.program_id(0) * BLOCK_N
+    n = _index(TILE_N, 1, left)
+    w_rows = gl.minimum(first + n % BLOCK_N, width - 1) + n // BLOCK_N * width
+    w_tile = w_ptr + w_rows.to(gl.int64) * K + (_index(WARPS, 0, left) * SLICE + _index(PIECE, 2, left))
+    w = _load_weight(w_tile, 0, PIECES, BLOCK_K)
+    column = _index(WARPS, 0, right) * SLICE + _index(PIECE, 1, right)
+
+    # From here on, results of earlier kernels may be read, and their inputs overwritten.
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    m = _index(ROWS, 2, right)
+    x_tile = x_ptr + m.to(gl.int64) * stride_x + column
+    real = (m < rows) & (column >= 0)
+    sums = gl.zeros([WARPS, TILE_N, ROWS], gl.float32, mma)
+    for chunk in gl.static_range(CHUNKS):
+        later = w
+        if AHEAD and chunk + 1 < CHUNKS:
+            later = _load_weight(w_tile, chunk + 1, PIECES, BLOCK_K)
+        elif chunk > 0 and not AHEAD:
+            w = _load_weight(w_tile, chunk, PIECES, BLOCK_K)
+        for i in gl.static_range(PIECES):
+            x = gl.load(x_tile + (chunk * BLOCK_K + i * PIECE), mask=real, other=0.0)
+            sums = ampere.mma_v2(w[i], x.to(w_ptr.dtype.element_ty), sums)
+        w = later
+
+    result = gl.sum(sums, 0)
+    result = gl.convert_layout(gl.reshape(result, [TILE_N // BLOCK_N, BLOCK_N, ROWS]), flat)
+    part = _index(TILE_N // BLOCK_N, 0, flat)
+    row = first + _index(BLOCK_N, 1, flat)
+    column_of = gl.minimum(row, width - 1) + part * width
+    m = _index(ROWS, 2, flat)
+    if HAS_BIAS:
+        result += gl.load(bias_ptr + column_of).to(gl.float32)
+    if GATED:
+        gate = gl.sum(gl.where(part == 0, result, 0.0), 0)
+        up = gl.sum(gl.where(part == 1, result, 0.0), 0)
+        result = gl.expand_dims(activate(gate, ACTIVATION) * up, 0)
+    else:
+        result = activate(result, ACTIVATION)
+    writable = (m < rows) & (row < width)
+    if HAS_RESIDUAL:
+        at = residual_ptr + m.to(gl.int64) * stride_residual + row
+        result += gl.load(at, mask=writable, other=0.0).to(gl.float32)
+    gl.store(out_ptr + m.to(gl.int64) * stride_out + row, result.to(out_ptr.dtype.element_ty), mask=writable)
