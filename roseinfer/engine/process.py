@@ -181,7 +181,8 @@ def _drafting(config: EngineConfig, runner: Runner, facts: RunnerFacts) -> Draft
     if values is None:
         return None
     if facts.limits.max_drafts and runner.capabilities.drafts:
-        return make_drafting(values, EveryDraft(), share_outputs=config.cache.enable_prefix_caching)
+        share = config.cache.enable_prefix_caching
+        return make_drafting(values, EveryDraft(), vocab_size=facts.vocab_size, share_outputs=share)
     if config.speculation.chosen:
         why = "an engine without generated tokens" if facts.pooling else f"device {facts.device}"
         raise ConfigError(f"speculation {config.speculation.speculation!r} is not supported by {why}")

@@ -34,6 +34,17 @@ def test_texts_are_the_same_with_drafts(speculation: str) -> None:
     assert texts(speculation, params) == texts("off", params)
 
 
+def test_recorded_outputs_of_one_run_are_the_drafts_of_another(tmp_path: Path) -> None:
+    file, params = tmp_path / "outputs.jsonl", SamplingParams(max_tokens=30, temperature=0.7, n=2, ignore_eos=True)
+    outputs, steps = [], []
+    for speculation in (f"record:{file}", f"recorded:{file},wrong=0.1"):
+        with LLM("tiny", threads=1, num_kv_blocks=64, load_format="dummy", speculation=speculation) as llm:
+            (answer,) = llm.generate(PROMPT, params)
+            steps.append(llm.engine.core.stats().step)
+        outputs.append([sample.token_ids for sample in answer.outputs])
+    assert outputs[0] == outputs[1] and steps[1] < steps[0] / 2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

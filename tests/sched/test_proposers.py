@@ -1,12 +1,14 @@
 """Proposers without weights: what they guess, where their guesses stem from, and what they keep."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roseinfer.core.config.speculation import SuffixValues
+from roseinfer.core.config.speculation import RecordedValues, SuffixValues
+from roseinfer.core.errors import ConfigError
 from roseinfer.core.request import Prompt, Request, RequestMeta
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.sched.drafting.proposer import Proposer
@@ -15,6 +17,7 @@ from roseinfer.sched.drafting.proposers.ngram import NgramProposer
 from roseinfer.sched.drafting.proposers.own_tokens import MAX_CATCH_UP_TOKENS, OwnTokens
 from roseinfer.sched.drafting.proposers.places import MAX_PLACES_COUNT, NgramPlaces
 from roseinfer.sched.drafting.proposers.prediction import PredictionProposer
+from roseinfer.sched.drafting.proposers.recorded import OutputRecorder, RecordedProposer
 from roseinfer.sched.drafting.proposers.suffix import SuffixProposer
 from tests.helpers.cases import examples
 
@@ -250,6 +253,57 @@ def test_a_prediction_is_guessed_behind_tokens_that_are_forced() -> None:
 
 def test_without_a_prediction_nothing_is_guessed() -> None:
     assert follow((), [1, 2, 3]) == [(), (), ()]
+
+
+# --- recorded outputs -------------------------------------------------------------------------------------------
+def recorded(file: Path, **values: float) -> RecordedProposer:
+    return RecordedProposer(RecordedValues(path=str(file), **values), 50)
+
+
+def test_recorded_outputs_are_guessed_and_some_are_wrong(tmp_path: Path) -> None:
+    file, output = tmp_path / "outputs.jsonl", [i % 50 for i in range(2000)]
+    recorder = OutputRecorder(str(file))
+    ended = request([7, 8, 9, *output], prompt_len=3)
+    assert recorder.propose(ended, 8) is None
+    recorder.ended(ended)
+    recorder.ended(request([7, 8]))
+    asked = request([7, 8, 9, 0], "b:0", prompt_len=3)
+    found = recorded(file).propose(asked, 3, after=(1, 2))
+    assert found is not None and found.token_ids == (3, 4, 5) and found.chances == (1.0, 1.0, 1.0)
+    found = recorded(file, wrong=0.2).propose(asked, 1999)
+    assert found is not None and found.chances[0] == 0.8 and set(found.token_ids) <= set(range(50))
+    wrong = sum(a != b for a, b in zip(found.token_ids, output[1:], strict=True))
+    assert 300 < wrong < 500
+    again = recorded(file, wrong=0.2).propose(request(asked.tokens, "c:0", prompt_len=3), 1999)
+    other = recorded(file, wrong=0.2, seed=1).propose(asked, 1999)
+    assert again == found and other is not None and other != found
+    assert recorded(file).propose(request([7, 8, 1], "d:0", prompt_len=2), 3) is None
+
+
+def test_an_output_unlike_its_record_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "outputs.jsonl"
+    OutputRecorder(str(file)).ended(request([7, 1, 2, 3], prompt_len=1))
+    proposer = recorded(file)
+    for name, output in (("b:0", [1, 2, 3]), ("c:0", [1, 9, 3])):
+        asked = request([7, *output], name, prompt_len=1)
+        asked.tokens.pop()
+        proposer.propose(asked, 2)
+        proposer.ended(asked)
+    assert [record.getMessage() for record in caplog.records] == [
+        "c:0: the output differs from the recorded one at token 1"
+    ]
+
+
+@pytest.mark.parametrize("line", ["x", "[]", '{"request": "a"}', '{"request": "a", "token_ids": [50]}'])
+def test_files_that_are_no_records_are_refused(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "outputs.jsonl"
+    file.write_text('{"request": "b", "token_ids": [1]}\n' + line)
+    with pytest.raises(ConfigError, match=r"outputs\.jsonl', line 2: not a recorded output"):
+        recorded(file)
+    with pytest.raises(ConfigError, match="speculation: cannot read"):
+        recorded(tmp_path / "none")
+    with pytest.raises(ConfigError, match="speculation: cannot write"):
+        OutputRecorder(str(tmp_path))
 
 
 # --- all of them ------------------------------------------------------------------------------------------------
