@@ -42,8 +42,8 @@ from roseinfer.ranks.other_ranks import OtherRanks, RankHost
 from roseinfer.sched.cost.params import CostParams
 from roseinfer.sched.drafting.build import make_drafting
 from roseinfer.sched.drafting.drafting import Drafting
-from roseinfer.sched.drafting.pricing import EveryDraft
-from roseinfer.sched.estimates import Estimates, calibrated_cost
+from roseinfer.sched.drafting.marginal import MarginalPricing
+from roseinfer.sched.estimates import CostOptions, Estimates, calibrated_cost
 from roseinfer.sched.idle_audit import IdleAudit
 from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.registry import entry_of, make_policy, options_of
@@ -135,7 +135,7 @@ def _build_core(
         make_policy(config.scheduler, estimates),
         facts.max_model_len,
         facts.limits,
-        _drafting(config, runner, facts),
+        _drafting(config, runner, facts, estimates),
         offloading=OffloadCosts.for_policy(options, estimates, facts.load_s, facts.store_s),
     )
     # A recorded run contains no masks of guides.
@@ -172,7 +172,7 @@ def _build_core(
     return core, info
 
 
-def _drafting(config: EngineConfig, runner: Runner, facts: RunnerFacts) -> Drafting | None:
+def _drafting(config: EngineConfig, runner: Runner, facts: RunnerFacts, estimates: Estimates) -> Drafting | None:
     """Return drafting by the chosen method, or None without one. The default is off if the engine cannot do it.
 
     Raise `ConfigError` for a chosen method that the engine cannot do.
@@ -181,8 +181,10 @@ def _drafting(config: EngineConfig, runner: Runner, facts: RunnerFacts) -> Draft
     if values is None:
         return None
     if facts.limits.max_drafts and runner.capabilities.drafts:
-        share = config.cache.enable_prefix_caching
-        return make_drafting(values, EveryDraft(), vocab_size=facts.vocab_size, share_outputs=share)
+        others_learn = isinstance(options_of(config.scheduler), CostOptions) or facts.num_host_blocks > 0
+        overlap, share = _overlaps(config, facts), config.cache.enable_prefix_caching
+        pricing = MarginalPricing(estimates.cost, estimates.yields, learns=not others_learn, overlap=overlap)
+        return make_drafting(values, pricing, vocab_size=facts.vocab_size, share_outputs=share)
     if config.speculation.chosen:
         why = "an engine without generated tokens" if facts.pooling else f"device {facts.device}"
         raise ConfigError(f"speculation {config.speculation.speculation!r} is not supported by {why}")

@@ -27,7 +27,8 @@ class Machine:
     """Costs of steps, and capacity. `noise`: a step takes 1 + |N(0, noise)| times its cost.
 
     `slowdown`: pairs (at_s, factor) in order; steps that begin from that time on take `factor` times as long.
-    `believed`: costs that policies start from, without noise, stalls and slowdowns.
+    `believed`: costs that policies start from, without noise, stalls and slowdowns. `acceptance`: shares of right
+    drafts, by position; empty = no step verifies drafts.
     """
 
     cost: CostParams = field(default_factory=CostParams)
@@ -40,6 +41,7 @@ class Machine:
     believed: CostParams | None = None
     stalls: PeriodicStalls | None = None
     slowdown: tuple[tuple[float, float], ...] = ()
+    acceptance: tuple[float, ...] = ()
 
     def misjudged(self, factor: float) -> "Machine":
         """Return this machine with policies that believe it to be `factor` times faster."""

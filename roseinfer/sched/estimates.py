@@ -9,6 +9,7 @@ from roseinfer.core.step_cost import StepCost
 from roseinfer.sched.cost.file import read_cost
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams
+from roseinfer.sched.drafting.yields import DraftYields
 from roseinfer.sched.lengths.estimators import LENGTH_ESTIMATORS, LengthEstimator, make_lengths
 
 FAST = CostParams(step_s=1e-3, token_s=5e-6, pair_s=0.0, row_s=5e-6, context_s=1e-9)
@@ -43,13 +44,14 @@ class LengthOptions:
 
 @dataclass(slots=True)
 class Estimates:
-    """Cost model and length estimator, which both learn while the engine runs.
+    """Cost model, length estimator and yields of drafts, which learn while the engine runs.
 
     The initial cost is a fast machine's, so that no request is rejected for it, and the first steps overrule it.
     """
 
     cost: CostModel = field(default_factory=lambda: CostModel(FAST, trust=1.0))
     lengths: LengthEstimator = field(default_factory=lambda: make_lengths("classifier"))
+    yields: DraftYields = field(default_factory=DraftYields)
 
     @classmethod
     def of(cls, options: object, learnt: CostParams | None = None, experts: ExpertChoice | None = None) -> "Estimates":

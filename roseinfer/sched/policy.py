@@ -10,6 +10,7 @@ the protocols below):
    preempt when KV blocks run out.
 5. Unless a request was preempted: `order` and `admit`, which waiting requests start. `chunk`: their first tokens.
 6. `wait_causes`* and `default_cause`*: what the waiting requests wait for.
+7. `draft_room`*, if drafts are verified: what they may take of the step.
 
 A policy may be unfair or slow, but it cannot stop the engine. The scheduler plans without it in three cases:
 
@@ -21,9 +22,10 @@ A policy may be unfair or slow, but it cannot stop the engine. The scheduler pla
 Each case counts in `policy_stalls`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from functools import cache
+from math import inf
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from roseinfer.core.outputs import FinishReason, PolicyStats
@@ -204,6 +206,27 @@ class Explaining(Protocol):
         that then.
         """
         ...
+
+
+class DraftRoom(NamedTuple):
+    """Limits on the drafts of a step.
+
+    `seconds`: by which they may lengthen it. `first`: ids of requests that need several tokens per step to meet their
+    objectives, so that they get drafts before others.
+    """
+
+    seconds: float = inf
+    first: Collection[str] = ()
+
+
+NO_LIMITS = DraftRoom()
+
+
+@runtime_checkable
+class LimitingDrafts(Protocol):
+    """A decision that limits drafts."""
+
+    def draft_room(self) -> DraftRoom: ...
 
 
 class FallbackDecision:

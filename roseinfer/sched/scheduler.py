@@ -22,9 +22,11 @@ from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.offload import OffloadCosts, rows_seconds
 from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import (
+    NO_LIMITS,
     Budgeting,
     Decision,
     FallbackDecision,
+    LimitingDrafts,
     Policy,
     Preempting,
     Promising,
@@ -209,8 +211,7 @@ class Scheduler:
             blocked_by = seating.blocked_by
         self._waits.update(decision, blocked_by, blocked_by or seating.exhausted(builder))
         if self.drafting is not None:
-            self.drafting.add(builder, self.running.values(), self.kv, seating.reserve, self.limits.max_drafts)
-            self.drafting.ask_head(builder, self.running.values(), self.kv, seating.reserve)
+            self._add_drafts(self.drafting, builder, decision)
         if not len(builder) and not self._must_copy:
             self._clock.paused()
             return None
@@ -235,6 +236,14 @@ class Scheduler:
         if implements(type(decision), Budgeting):
             return min(cast(Budgeting, decision).token_budget(), self.limits.max_tokens)
         return self.config.max_num_batched_tokens
+
+    def _add_drafts(self, drafting: Drafting, builder: PlanBuilder, decision: Decision) -> None:
+        """Let rows verify drafts in what the finished plan has left."""
+        limits = implements(type(decision), LimitingDrafts)
+        room = cast(LimitingDrafts, decision).draft_room() if limits else NO_LIMITS
+        running, reserve = self.running.values(), self.seating.reserve
+        drafting.add(builder, running, self.kv, reserve, self.limits.max_drafts, room)
+        drafting.ask_head(builder, running, self.kv, reserve)
 
     def _view(self, now_s: float, running: tuple[Request, ...]) -> View:
         return View(
@@ -343,6 +352,8 @@ class Scheduler:
             duration_s = rows_seconds(result, duration_s) if plan.rows else 0.0
         if self._prompt_tokens > prompt_tokens:
             self._prompt_share.add(duration_s * (self._prompt_tokens - prompt_tokens) / plan.num_tokens, now_s)
+        if self.drafting is not None:
+            self.drafting.step_done(plan, duration_s, result.duration_s)
         self.policy.observe(StepDone(plan, now_s, duration_s))
         return outputs
 

@@ -5,11 +5,13 @@ from math import isfinite
 
 from roseinfer.core.config.engine import check_block_size
 from roseinfer.core.config.option import check_positive, option, positive_numbers
+from roseinfer.core.config.speculation import MAX_DRAFTS
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.runner import ExpertChoice
 from roseinfer.priced.machine import Machine
 from roseinfer.sched.cost.file import read_cost
 from roseinfer.sched.cost.params import CostParams
+from roseinfer.sim.drafts import DEFAULT_DRAFTS_COUNT
 
 SETUPS = ("scorpio-8b", "moe-30b")
 WORKLOADS = ("poisson", "gamma", "bursts", "trace")
@@ -55,6 +57,11 @@ class WorkloadConfig:
         "run the scheduler of a recorded run (serve --record) again and compare, instead of a simulation",
         metavar="FILE",
     )
+    speculation_acceptance: str | None = option(
+        None,
+        "verify drafts of which this share is right: a,b,... by position, or one share for each of four; default: none",
+        metavar="SHARES",
+    )
     seed: int = option(0, "seeds arrivals, lengths and prompts")
     json: str | None = option(None, "write the result to this file", metavar="FILE")
 
@@ -70,7 +77,7 @@ class WorkloadConfig:
             raise ConfigError(f"workload must be one of {names}, or a file that ends in .toml, got {self.workload!r}")
         if (self.workload == "trace") != (self.trace is not None):
             raise ConfigError("workload trace and trace go together")
-        _ = self.class_share_list, self.tenant_share_list
+        _ = self.class_share_list, self.tenant_share_list, self.acceptance
 
     @property
     def file(self) -> str | None:
@@ -84,6 +91,16 @@ class WorkloadConfig:
     @property
     def tenant_share_list(self) -> tuple[float, ...]:
         return positive_numbers("tenant_shares", self.tenant_shares)
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """Shares of right drafts, by position; empty without drafts."""
+        shares = positive_numbers("speculation_acceptance", self.speculation_acceptance)
+        if any(share > 1 for share in shares) or len(shares) > MAX_DRAFTS:
+            raise ConfigError(
+                f"speculation_acceptance must be at most {MAX_DRAFTS} shares up to 1, got {self.speculation_acceptance}"
+            )
+        return shares * DEFAULT_DRAFTS_COUNT if len(shares) == 1 else shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

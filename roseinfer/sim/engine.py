@@ -1,5 +1,6 @@
 """Engine on simulated time: the real core, with a runner whose clock jumps to the end of each step."""
 
+from collections.abc import Sequence
 from math import inf
 from time import perf_counter
 
@@ -15,14 +16,17 @@ from roseinfer.engine.messages import Add
 from roseinfer.kv.manager import KvManager
 from roseinfer.priced.machine import Machine, PricedRunner
 from roseinfer.sched.cost.online_fit import CostModel
-from roseinfer.sched.estimates import Estimates
+from roseinfer.sched.drafting.drafting import Drafting
+from roseinfer.sched.drafting.marginal import MarginalPricing
+from roseinfer.sched.estimates import CostOptions, Estimates
 from roseinfer.sched.offload import OffloadCosts
 from roseinfer.sched.policy import Decision, Event, Policy, Promising, View
 from roseinfer.sched.registry import make_policy, options_of
 from roseinfer.sched.scheduler import Scheduler
+from roseinfer.sim.drafts import SimulatedGuesses, right_guesses
 from roseinfer.sim.workload import VOCAB_COUNT
 
-TOKEN, END = 1, 2
+TOKEN, END, OTHER = 1, 2, 3
 # Consecutive turns without a plan, although requests are there and no step is in flight. The scheduler overrules an
 # idle policy long before (`sched/liveness.py`), so such a run would never end.
 MAX_STUCK_TURNS = 1000
@@ -33,11 +37,14 @@ class StuckError(RoseinferError):
 
 
 class FixedLengthRunner:
-    """Runner that computes nothing. A request ends when its output has the length that `expect` set."""
+    """Runner that computes nothing. A request ends when its output has the length that `expect` set.
 
-    capabilities = Capabilities()
+    `acceptance`: shares of right drafts, by position.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, acceptance: Sequence[float] = ()) -> None:
+        self.capabilities = Capabilities(drafts=bool(acceptance))
+        self._acceptance = acceptance
         self._last: dict[str, int] = {}
 
     def expect(self, sequence_id: str, prompt_len: int, output_len: int) -> None:
@@ -56,13 +63,23 @@ class FixedLengthRunner:
     def collect(self, handle: StepPlan) -> StepResult:
         last, going, ending = self._last, (TOKEN,), (END,)
         rows = []
-        for name, _, start, count, _, sample, _, _, _, _ in handle.rows:
+        for name, _, start, count, _, sample, _, _, _, drafts in handle.rows:
             if not sample:
                 tokens: tuple[int, ...] = ()
+            elif drafts:
+                tokens = self._verified(name, start, len(drafts))
             else:
                 tokens = ending if start + count > last[name] else going
             rows.append(new_row_result((name, tokens, None, None, None, None)))
         return StepResult(handle.step, rows)
+
+    def _verified(self, name: str, start: int, drafts: int) -> tuple[int, ...]:
+        """Return the tokens of a row with drafts: right ones, then another one in place of the first wrong draft."""
+        right = right_guesses(name, start, drafts, self._acceptance)
+        left = self._last[name] - start
+        if left <= right:
+            return (*(TOKEN,) * left, END)
+        return (*(TOKEN,) * right, OTHER if right < drafts else TOKEN)
 
     def close(self) -> None:
         """Do nothing: no resources are held."""
@@ -132,8 +149,9 @@ class SimulatedEngine:
         self.estimates = estimates or Estimates(cost=CostModel(machine.belief))
         self.policy = TimedPolicy(make_policy(scheduler, self.estimates))
         self._config = scheduler
-        limits = StepLimits.of(scheduler, machine.max_model_len)
-        self._expected = FixedLengthRunner()
+        drafts = scheduler.largest_step if machine.acceptance else 0
+        limits = StepLimits.of(scheduler, machine.max_model_len, drafts)
+        self._expected = FixedLengthRunner(machine.acceptance)
         self.runner = PricedRunner(self._expected, machine, self.clock, seed, limits=limits)
         kv = KvManager(
             machine.num_kv_blocks,
@@ -142,9 +160,14 @@ class SimulatedEngine:
             num_host_blocks=machine.num_host_blocks,
         )
         belief = machine.belief
+        drafting = None
+        if machine.acceptance:
+            learns = not isinstance(options_of(scheduler), CostOptions) and not machine.num_host_blocks
+            pricing = MarginalPricing(self.estimates.cost, self.estimates.yields, learns=learns)
+            drafting = Drafting([SimulatedGuesses(TOKEN, machine.acceptance)], pricing)
         copies = OffloadCosts.for_policy(options_of(scheduler), self.estimates, belief.load_s, belief.store_s)
         self.core = EngineCore(
-            Scheduler(scheduler, kv, self.policy, machine.max_model_len, limits, offloading=copies),
+            Scheduler(scheduler, kv, self.policy, machine.max_model_len, limits, drafting, copies),
             self.runner,
             self.clock,
             depth=2 if scheduler.overlap else 1,

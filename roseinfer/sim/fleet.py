@@ -189,8 +189,7 @@ class SimulatedFleet:
         call = self.calls.get(name.rpartition(":")[0])
         if call is None:
             return  # it was sent to another engine
-        if token_ids:
-            call.life.token_s.append(self.now_s)
+        call.life.token_s += [self.now_s] * len(token_ids)
         if started is not None and call.placement is not None:
             self.placer.on_first_token(call.placement, started.cached_tokens)
         if end is not None:

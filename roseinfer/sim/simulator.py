@@ -156,8 +156,7 @@ def add_of(arrival: Arrival, name: str, context: int) -> Add:
 def _note(outputs: list[SequenceOutput], lives: list[Lifetime], now_s: float) -> None:
     for name, token_ids, _, _, _, end, _ in outputs:
         life = lives[int(name.partition(":")[0])]
-        if token_ids:
-            life.token_s.append(now_s)
+        life.token_s += [now_s] * len(token_ids)
         if end is not None:
             life.reason, life.rejection = end.reason, end.rejection
             life.waited = end.why.waited if end.why is not None else ()

@@ -6,14 +6,26 @@ from collections.abc import Sequence
 from roseinfer.core.outputs import SequenceOutput
 from roseinfer.core.request import Request
 from roseinfer.engine.core import EngineCore
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams, Work
 from roseinfer.sched.drafting.drafting import Drafting
+from roseinfer.sched.drafting.marginal import MIN_TRUSTED_STEPS, MarginalPricing
 from roseinfer.sched.drafting.pricing import EveryDraft
 from roseinfer.sched.drafting.proposer import Proposal, Proposer
+from roseinfer.sched.drafting.yields import DraftYields
 
 
 def every_draft_of(*proposers: Proposer) -> Drafting:
     """Drafting that verifies all that these propose, up to 20 drafts a row."""
     return Drafting(proposers, EveryDraft(), max_drafts=20)
+
+
+def priced_draft_of(*proposers: Proposer, overlap: bool = False) -> Drafting:
+    """Drafting that weighs chances against costs, which it has seen already."""
+    cost = CostModel(CostParams(step_s=1e-3, token_s=1e-4, row_s=1e-4))
+    for _ in range(MIN_TRUSTED_STEPS):
+        cost.observe(Work(decode_rows=1), 1.1e-3)
+    return Drafting(proposers, MarginalPricing(cost, DraftYields(), overlap=overlap), max_drafts=20)
 
 
 def proposal(drafts: Sequence[int]) -> Proposal | None:

@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from roseinfer.core.outputs import SequenceOutput
 from roseinfer.engine.core import EngineCore
 from tests.helpers.cases import examples
-from tests.helpers.drafters import Oracle
+from tests.helpers.drafters import Oracle, every_draft_of, priced_draft_of
 from tests.property import test_slo
 from tests.property.test_engine import VOCAB, assert_same, fits, make_jobs, run, run_at_ease
 
@@ -17,6 +18,7 @@ DRAFTERS = {
     "right": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     "longest": st.sampled_from([1, 3, 8]),
 }
+PRICINGS = st.sampled_from([every_draft_of, priced_draft_of, partial(priced_draft_of, overlap=True)])
 
 
 class NeverDrained(EngineCore):
@@ -53,10 +55,23 @@ class NeverDrained(EngineCore):
     budget=st.integers(1, 24),
     seats=st.integers(1, 6),
     prefix_caching=st.booleans(),
+    pricing=PRICINGS,
     **DRAFTERS,
 )
 def test_any_drafts_give_the_same_tokens(
-    seed, engine, depth, policy, block_size, spare_blocks, reserve, budget, seats, prefix_caching, right, longest
+    seed,
+    engine,
+    depth,
+    policy,
+    block_size,
+    spare_blocks,
+    reserve,
+    budget,
+    seats,
+    prefix_caching,
+    pricing,
+    right,
+    longest,
 ) -> None:
     jobs = make_jobs(random.Random(seed), count=10, longest=20)
     ease = run_at_ease(jobs)
@@ -65,7 +80,7 @@ def test_any_drafts_give_the_same_tokens(
         jobs,
         reserve=reserve,
         engine=engine,
-        drafter=drafter,
+        drafting=pricing(drafter),
         depth=depth,
         scheduling_policy=policy,
         num_blocks=fits(jobs, block_size) + spare_blocks,
@@ -86,10 +101,11 @@ def test_any_drafts_give_the_same_tokens(
     spare_blocks=st.integers(0, 24),
     budget=st.integers(1, 40),
     seats=st.integers(1, 6),
+    pricing=PRICINGS,
     **DRAFTERS,
 )
 def test_any_drafts_give_the_same_tokens_under_objectives(
-    seed, depth, policy, block_size, spare_blocks, budget, seats, right, longest
+    seed, depth, policy, block_size, spare_blocks, budget, seats, pricing, right, longest
 ) -> None:
     jobs = test_slo.make_jobs(random.Random(seed), count=10)
     blocks = -(-max(len(job.add.prompt.ids) + job.add.prompt.params.max_tokens for job in jobs) // block_size)
@@ -98,7 +114,9 @@ def test_any_drafts_give_the_same_tokens_under_objectives(
         jobs,
         blocks + spare_blocks,
         block_size,
-        drafter=Oracle({name: said.tokens for name, said in ease.items()}, test_slo.VOCAB, right, longest, seed),
+        drafting=pricing(
+            Oracle({name: said.tokens for name, said in ease.items()}, test_slo.VOCAB, right, longest, seed)
+        ),
         depth=depth,
         scheduling_policy=policy,
         max_num_seqs=seats,

@@ -51,7 +51,8 @@ class Scenario:
 
 def scenario_of(workload: WorkloadConfig, cost: CostConfig, given: Mapping[str, Any]) -> Scenario:
     """Build the scenario from the given options. Raises `ConfigError`."""
-    return _of_options(workload, cost) if workload.file is None else _of_file(workload.file, workload, given)
+    found = _of_options(workload, cost) if workload.file is None else _of_file(workload.file, workload, given)
+    return replace(found, machine=replace(found.machine, acceptance=workload.acceptance))
 
 
 def slo_classes(workload: WorkloadConfig) -> tuple[Slo, ...]:

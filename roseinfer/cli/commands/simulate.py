@@ -103,7 +103,8 @@ def run_one(workload: WorkloadConfig, cost: CostConfig, scheduler: SchedulerConf
     from roseinfer.sim.simulator import simulate
 
     with stage("simulating"):
-        result = describe(simulate(make_arrivals(workload, classes=slo_classes(workload)), scheduler, cost.machine))
+        machine = replace(cost.machine, acceptance=workload.acceptance)
+        result = describe(simulate(make_arrivals(workload, classes=slo_classes(workload)), scheduler, machine))
     width = max(map(len, result))
     for name, value in result.items():
         print(f"{name.ljust(width)}  {value:.3f}" if isinstance(value, float) else f"{name.ljust(width)}  {value}")

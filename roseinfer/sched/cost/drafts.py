@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 FEW_TOKENS, MANY_TOKENS = 16, 128
 _KNEES_TOKENS = (FEW_TOKENS, MANY_TOKENS)
-# Of a cost that no step has shown yet: more than it takes on any machine that we measured.
-_GUESSED_VERIFY_SHARE = 0.25  # of the constant cost of a step
+_GUESSED_VERIFY_SHARE = 0.1  # of the constant cost of a step
 
 
 class DraftCost(NamedTuple):
@@ -25,9 +24,9 @@ class DraftCost(NamedTuple):
     draft_context_s: float = 0.0
 
     @classmethod
-    def guess(cls, step_s: float, token_s: float, context_s: float) -> "DraftCost":
-        """Return a high cost, from the costs of a step, a token and a context token of a machine without drafts."""
-        return cls(_GUESSED_VERIFY_SHARE * step_s, token_s, token_s, token_s, context_s)
+    def guess(cls, step_s: float, token_s: float, pair_s: float) -> "DraftCost":
+        """Return the costs until steps show them: those of prompt tokens, as if none were nearly free."""
+        return cls(_GUESSED_VERIFY_SHARE * step_s, token_s, token_s, token_s, pair_s)
 
     def seconds(self, others: float, drafts: int, context: float) -> float:
         """Return what `drafts` drafts add to a step of `others` other tokens; `context`: see `features`."""

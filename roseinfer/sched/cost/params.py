@@ -106,10 +106,10 @@ class CostParams:
 
     @property
     def draft_cost(self) -> DraftCost:
-        """Costs of drafts beyond their experts: a high guess until a step has shown them."""
+        """Costs of drafts beyond their experts, guessed until a step has shown them."""
         if self.drafts is not None:
             return self.drafts
-        return DraftCost.guess(self.step_s, max(self.token_s, self.row_s), max(self.context_s, self.pair_s))
+        return DraftCost.guess(self.step_s, max(self.token_s, self.row_s), self.pair_s)
 
     def copies_s(self, loads: int, stores: int) -> float:
         """Return the time of copying blocks in both directions at once."""

@@ -14,6 +14,7 @@ from roseinfer.sched.drafting.head import HeadProposer
 from roseinfer.sched.drafting.pricing import DraftCandidate, Pricing
 from roseinfer.sched.drafting.proposer import FORCED, Proposal, Proposer
 from roseinfer.sched.plan_builder import PlanBuilder
+from roseinfer.sched.policy import NO_LIMITS, DraftRoom
 
 
 class Drafting:
@@ -43,16 +44,25 @@ class Drafting:
         """Return True if the next step may have drafts, for which the tokens of earlier steps must be known."""
         return self._pricing.worthwhile(running)
 
-    def add(self, builder: PlanBuilder, running: Collection[Request], kv: KvManager, reserve: int, limit: int) -> None:
+    def add(
+        self,
+        builder: PlanBuilder,
+        running: Collection[Request],
+        kv: KvManager,
+        reserve: int,
+        limit: int,
+        room: DraftRoom = NO_LIMITS,
+    ) -> None:
         """Fill the token budget that a planned step has left with at most `limit` drafts.
 
-        No request waits or is preempted for them. `reserve`: KV blocks that drafts leave free.
+        No request waits or is preempted for them. `reserve`: KV blocks that drafts leave free. `room`: the policy's
+        limits.
         """
         limit = min(limit, builder.tokens_left)
-        if limit <= 0 or not self._pricing.worthwhile(running):
+        if not self._pricing.begin(builder.step, running, room) or limit <= 0:
             return
         candidates = list(self._candidates(builder, running, limit))
-        counts = self._pricing.choose(builder, candidates, limit) if candidates else ()
+        counts = self._pricing.choose(builder, candidates, limit)
         for candidate, count in zip(candidates, counts, strict=True):
             if count:
                 self._verify(builder, candidate, candidate.proposal.token_ids[:count], kv, reserve)
@@ -63,9 +73,13 @@ class Drafting:
             own = min(limit, self._max_drafts, request.max_len - len(request.tokens) - 1)
             if own <= 0 or request.pending != 1 or not builder.decodes(request):
                 continue
+            if not self._pricing.considers(request):
+                continue
             proposals = [DraftCandidate(request, proposal) for proposal in self._proposals(request, own)]
             if proposals:
                 yield max(proposals, key=self._pricing.expected)
+            else:
+                self._pricing.unguessed(request)
 
     def _proposals(self, request: Request, limit: int) -> Iterable[Proposal]:
         if not request.guided:
@@ -152,6 +166,10 @@ class Drafting:
                 self.counts.setdefault(proposer, ProposerCounts()).add(length, max(0, right), position)
                 position += length
                 yield DraftRun(proposer, length)
+
+    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> None:
+        """Learn what a step took (see `Pricing`)."""
+        self._pricing.step_done(plan, duration_s, device_s)
 
     def ended(self, request: Request) -> None:
         """Forget a request that has ended."""

@@ -3,9 +3,11 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
+from roseinfer.core.plan import StepPlan
 from roseinfer.core.request import Request
 from roseinfer.sched.drafting.proposer import Proposal
 from roseinfer.sched.plan_builder import PlanBuilder
+from roseinfer.sched.policy import DraftRoom
 
 
 class DraftCandidate(NamedTuple):
@@ -24,16 +26,35 @@ class Pricing(Protocol):
         """
         ...
 
+    def begin(self, step: int, running: Collection[Request], room: DraftRoom) -> bool:
+        """Return True if the step that is planned may have drafts. Called for each plan, before all that follows."""
+        ...
+
+    def considers(self, request: Request) -> bool:
+        """Return False for a request for which nothing should be proposed in this step."""
+        ...
+
+    def unguessed(self, request: Request) -> None:
+        """Learn that no proposer had an idea of the request's next tokens."""
+        ...
+
     def expected(self, candidate: DraftCandidate) -> float:
         """Return how many guesses will probably be right. Of a request's proposals the best is kept."""
         ...
 
     def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate], limit: int) -> Sequence[int]:
-        """Return how many leading drafts of each candidate to verify, at most `limit` together."""
+        """Return how many leading drafts of each candidate to verify, at most `limit` together.
+
+        Asked in each step that may have drafts, without candidates too.
+        """
         ...
 
     def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
         """Learn that `accepted` of the `drafted` leading guesses were right."""
+        ...
+
+    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> None:
+        """Learn what a step took, as `StepDone` has it, and on the device alone."""
         ...
 
     def ended(self, request: Request) -> None:
@@ -47,6 +68,15 @@ class EveryDraft:
     def worthwhile(self, running: Collection[Request]) -> bool:
         return bool(running)
 
+    def begin(self, step: int, running: Collection[Request], room: DraftRoom) -> bool:
+        return True
+
+    def considers(self, request: Request) -> bool:
+        return True
+
+    def unguessed(self, request: Request) -> None:
+        pass
+
     def expected(self, candidate: DraftCandidate) -> float:
         return len(candidate.proposal.token_ids)
 
@@ -58,6 +88,9 @@ class EveryDraft:
         return counts
 
     def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
+        pass
+
+    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> None:
         pass
 
     def ended(self, request: Request) -> None:

@@ -17,6 +17,8 @@ class Track:
     inf without one. `length`: expected output tokens.
 
     `due_s`: deadline of the first token. Then `anchor_s + pace_s * known tokens` is the deadline of the next token.
+    `tokens_per_step`: tokens of each step of it that its TPOT objective counts on; more than 1 only with drafts.
+
     `end_s`: deadline of the last token, inf without an objective for the whole request. `is_promised`: it has an
     objective that can still be met or missed.
     """
@@ -31,6 +33,7 @@ class Track:
         self.due_s = request.arrival_s + self.ttft_s
         self.end_s = request.arrival_s + sane(slo.e2e_s if slo else None)
         self.length = 0.0
+        self.tokens_per_step = 1.0
         self.anchor_s = inf
         self.pace_s = self.paced_s = 0.0
         self.paced_tokens = 0
@@ -44,6 +47,11 @@ class Track:
     @property
     def outputs(self) -> int:
         return len(self.tokens) - self.request.prompt_len
+
+    @property
+    def step_pace_s(self) -> float:
+        """Longest mean time between its steps that meets its TPOT objective, inf without one."""
+        return self.tpot_s * self.tokens_per_step
 
     @property
     def next_due_s(self) -> float:
@@ -125,7 +133,7 @@ class TpotBatch(Generic[T]):
     The columns have equal length and no particular order; adding and removing cost O(1). A deadline is `anchor + pace *
     tokens`, which is linear in what a step changes, so one pass computes a step's deadlines.
 
-    `smallest_s`: smallest TPOT objective, inf without any. `tokens_per_s`: tokens that all objectives promise together.
+    `smallest_s`: smallest `step_pace_s`, inf without any. `tokens_per_s`: rows that all of these need per second.
     `context_per_s`: context tokens that have to be read for these, at each request's expected mean length.
     """
 
@@ -138,7 +146,7 @@ class TpotBatch(Generic[T]):
         self._anchors: list[float] = []
         self._paces: list[float] = []
         self._slots: dict[str, int] = {}
-        self._objectives: dict[float, int] = {}
+        self._paces_s: dict[float, int] = {}
 
     def __len__(self) -> int:
         return len(self.tracks)
@@ -154,10 +162,10 @@ class TpotBatch(Generic[T]):
     def add(self, track: T, from_s: float, from_tokens: int | None = None) -> None:
         """Add a request whose deadlines count from `from_s`: when its first token came, or it had `from_tokens`."""
         self._slots[track.request.request_id] = len(self.tracks)
-        self._objectives[track.tpot_s] = self._objectives.get(track.tpot_s, 0) + 1
-        self.smallest_s = min(self.smallest_s, track.tpot_s)
-        self.tokens_per_s += 1 / track.tpot_s
-        self.context_per_s += mean_context(track) / track.tpot_s
+        self._paces_s[track.step_pace_s] = self._paces_s.get(track.step_pace_s, 0) + 1
+        self.smallest_s = min(self.smallest_s, track.step_pace_s)
+        self.tokens_per_s += 1 / track.step_pace_s
+        self.context_per_s += mean_context(track) / track.step_pace_s
         tokens = track.request.prompt_len if from_tokens is None else from_tokens
         track.set_pace(self._margin_of(track.tpot_s), from_s, tokens)
         self.tracks.append(track)
@@ -174,15 +182,15 @@ class TpotBatch(Generic[T]):
             self.tracks[slot] = last
             self._tokens[slot], self._anchors[slot], self._paces[slot] = columns
             self._slots[last.request.request_id] = slot
-        left = self._objectives[track.tpot_s] - 1
+        left = self._paces_s[track.step_pace_s] - 1
         if left:
-            self._objectives[track.tpot_s] = left
+            self._paces_s[track.step_pace_s] = left
         else:
-            del self._objectives[track.tpot_s]
-            if track.tpot_s == self.smallest_s:
-                self.smallest_s = min(self._objectives, default=inf)
-        self.tokens_per_s -= 1 / track.tpot_s
-        self.context_per_s -= mean_context(track) / track.tpot_s
+            del self._paces_s[track.step_pace_s]
+            if track.step_pace_s == self.smallest_s:
+                self.smallest_s = min(self._paces_s, default=inf)
+        self.tokens_per_s -= 1 / track.step_pace_s
+        self.context_per_s -= mean_context(track) / track.step_pace_s
         if not self.tracks:  # drop rounding errors as well
             self.tokens_per_s = self.context_per_s = 0.0
 

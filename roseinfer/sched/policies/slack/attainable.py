@@ -66,6 +66,7 @@ def _relaxed(machine: StepMachine, track: SlackTrack, reason: str, value_s: floa
         relaxed.ttft_s = (slo and slo.ttft_s) or inf
         relaxed.tpot_s = (slo and slo.tpot_s) or inf
         deadlines.bound_whole(machine.state, relaxed)
+    relaxed.tokens_per_step = 1.0
     if track.tpot_s < inf:
-        relaxed.weight = track.weight * track.tpot_s / relaxed.tpot_s
+        relaxed.weight = track.weight * track.step_pace_s / relaxed.step_pace_s
     return relaxed

@@ -51,7 +51,7 @@ def _makes_up_s(state: SlackState, track: SlackTrack) -> float:
     """Return how late it may be now and still be in time at its end, if steps are fast from now on."""
     p, half = state.cost.params, 0.5 * len(state.batch)
     fast_s = 1.05 * p.step_s + p.row_s * half + p.experts_s(half)
-    return state.left(track) * (track.tpot_s - fast_s)
+    return state.left(track) * (track.tpot_s - fast_s / track.tokens_per_step)
 
 
 def spare_s(state: SlackState, now_s: float) -> float:
@@ -64,6 +64,7 @@ def spare_s(state: SlackState, now_s: float) -> float:
 def demote(state: SlackState, track: SlackTrack, now_s: float) -> None:
     """Let a decoding request that cannot keep its objective decode in spare time from now on."""
     state.batch.remove(track)
+    state.strict.pop(track.request.request_id, None)
     track.is_demoted = True
     set_aside(state, track, now_s)
 
@@ -90,6 +91,8 @@ def begin_to_decode(state: SlackState, now_s: float) -> None:
             set_aside(state, track, now_s)
             continue
         state.batch.add(track, first_s or now_s)
+        if track.tokens_per_step > 1:
+            state.strict[track.request.request_id] = track
         if not first_s:
             state.first_token_in_flight[track.request.request_id] = track
 
@@ -156,7 +159,9 @@ def unattainable(state: SlackState, track: SlackTrack) -> bool:
         return False
     alone_s = state.alone_s(track) / state.cost.slowed
     least_s = alone_s * (track.length - likely_error(state, track))
-    return track.tpot_s < alone_s or least_s > track.end_s - track.request.arrival_s
+    if track.tokens_per_step > 1:
+        alone_s = state.yields.step_s(track.request, state.cost.params)
+    return track.step_pace_s < alone_s or least_s > track.end_s - track.request.arrival_s
 
 
 def misses_alone(state: SlackState, track: SlackTrack) -> bool:

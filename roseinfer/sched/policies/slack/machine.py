@@ -61,7 +61,7 @@ class StepMachine:
     # --- starts -------------------------------------------------------------------------------------------------
     def candidate(self, track: SlackTrack) -> WaitingCandidate:
         prompt = track.count_uncached(self.view.uncached)
-        smallest_s = min(self.smallest_s, track.tpot_s)
+        smallest_s = min(self.smallest_s, track.step_pace_s)
         is_free, price = smallest_s == inf or track.request.has_run or self.idle, self.state.objection(track)
         return WaitingCandidate(track, prompt, self.own_s(track, prompt), smallest_s, is_free, price)
 

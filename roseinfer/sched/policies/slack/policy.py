@@ -107,6 +107,8 @@ class SlackPolicy:
             state.promised += request.slo is not None
             track.length = state.lengths.total(request)
             deadlines.bound_whole(state, track)
+            if state.cost.steps >= deadlines.MIN_TRUSTED_STEPS:
+                track.tokens_per_step = state.yields.counted_tokens(request, track.tpot_s, state.cost.params)
             if request.num_outputs:  # it comes from another engine
                 track.length = max(track.length, request.num_outputs + state.lengths.left(request, request.num_outputs))
                 if track.tpot_s < inf:
@@ -118,13 +120,13 @@ class SlackPolicy:
     def _appraise(self, track: SlackTrack) -> None:
         """Set the work of a waiting request, its price, and its place in the order."""
         state, request, tuning, p = self.state, track.request, self.state.tuning, self.state.cost.params
-        pace_s = min(track.tpot_s, state.batch.smallest_s)
+        pace_s = min(track.step_pace_s, state.batch.smallest_s)
         constant_s, expert_s = state.cost_tangent(pace_s)
         prefill_s = p.prefill_s(0, len(track.tokens), state.beside)
         # Without a pace nothing is promised after the first token.
         tokens = track.length if track.tpot_s < inf else 0.0
         decode_s = state.decode_s(len(track.tokens), tokens) + tokens * expert_s
-        track.weight = state.token_s(len(track.tokens), track.length) / track.tpot_s
+        track.weight = state.token_s(len(track.tokens), track.length) / track.step_pace_s
         if request.has_run and track.anchor_s < inf and track.is_promised:  # its next token is due, not its first
             track.due_s = track.next_due_s
             state.preempted[request.request_id] = track
@@ -134,7 +136,7 @@ class SlackPolicy:
         track.price_s *= price_factor(request, track.excess)
         if track.is_promised and not request.has_run:
             found = Offer(
-                request.arrival_s, track.work_s, track.price_s, track.tpot_s, track.can_wait, tokens, expert_s
+                request.arrival_s, track.work_s, track.price_s, track.step_pace_s, track.can_wait, tokens, expert_s
             )
             state.price.offer(found)
         track.work_s *= 1 + track.excess
@@ -186,6 +188,7 @@ class SlackPolicy:
         state.backlog.remove(track)
         state.first_token_in_flight.pop(name, None)
         state.preempted.pop(name, None)
+        state.strict.pop(name, None)
         if track in state.batch:
             state.batch.remove(track)
 
@@ -230,10 +233,11 @@ class SlackPolicy:
         left = [state.left(track) for track in tracks]
         state.growth = sum(left) + sum([track.length for track in filling])
         weights = [
-            state.token_s(n, more) / track.pace_s for track, n, more in zip(tracks, rows.context, left, strict=True)
+            state.token_s(n, more) / (track.pace_s * track.tokens_per_step)
+            for track, n, more in zip(tracks, rows.context, left, strict=True)
         ]
         state.can_wait_weight = sum([w for w, t in zip(weights, tracks, strict=True) if t.can_wait])
-        paces_s, arriving = [track.tpot_s for track in tracks], state.arriving(now_s)
+        paces_s, arriving = [track.step_pace_s for track in tracks], state.arriving(now_s)
         state.demand = Demand.of(
             rows.slacks, weights, paces_s, min(smallest_s, 1.0), arriving, state.cost.params.experts is not None
         )

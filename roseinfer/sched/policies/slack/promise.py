@@ -33,8 +33,8 @@ class Promises:
                     weights += track.weight
                     fill += left
                     growth += left + track.length
-                    if track.tpot_s < smallest_s:
-                        smallest_s = track.tpot_s
+                    if track.step_pace_s < smallest_s:
+                        smallest_s = track.step_pace_s
         for track in state.ledger.waiting.values():
             if not track.is_promised:
                 best_effort += 1

@@ -20,12 +20,12 @@ _UNPRICED_CAUSES = (None, Cause.UTILISATION, *PRICED)
 
 class SlackState:
     """State between steps. `batch`: decoding requests with token deadlines. `unpromised`: other decoding requests, by
-    id: best effort or demoted. `preempted`: waiting requests with token deadlines. `promised`: number of live requests
-    with objectives. `demoted`: number of `unpromised` with a TPOT objective. `growth`: tokens that running requests are
-    expected to add. `recent_step_s`: smoothed time between tokens. `can_wait_weight`: share of the machine for running
-    requests that could have waited. `rest_again_s`: when the next request without objectives may start before others.
-    `overdue_again_s`: when to look for requests that wait too long. `cause_changes`: requests whose cause has changed
-    since the last decision.
+    id: best effort or demoted. `strict`: requests of the batch that need several tokens per step. `preempted`:
+    waiting requests with token deadlines. `promised`: number of live requests with objectives. `demoted`: number of
+    `unpromised` with a TPOT objective. `growth`: tokens that running requests are expected to add. `recent_step_s`:
+    smoothed time between tokens. `can_wait_weight`: share of the machine for running requests that could have waited.
+    `rest_again_s`: when the next request without objectives may start before others. `overdue_again_s`: when to look
+    for requests that wait too long. `cause_changes`: requests whose cause has changed since the last decision.
     """
 
     def __init__(self, config: SchedulerConfig, options: SlackOptions, known: Estimates, tuning: Tuning) -> None:
@@ -34,10 +34,12 @@ class SlackState:
         self.seats = config.max_running
         self.cost = known.cost
         self.lengths = known.lengths
+        self.yields = known.yields
         self.ledger = RequestStages(SlackTrack)
         self.margins = Margins()
         self.batch: TpotBatch[SlackTrack] = TpotBatch(self.margins.of)
         self.unpromised: dict[str, SlackTrack] = {}
+        self.strict: dict[str, SlackTrack] = {}
         self.preempted: dict[str, SlackTrack] = {}
         self.first_token_in_flight: dict[str, SlackTrack] = {}
         self.backlog = Backlog()
@@ -84,14 +86,14 @@ class SlackState:
     @property
     def smallest_s(self) -> float:
         """Tightest TPOT objective of the running requests, inf without one."""
-        return min([self.batch.smallest_s, *[track.tpot_s for track in self.ledger.filling.values()]])
+        return min([self.batch.smallest_s, *[track.step_pace_s for track in self.ledger.filling.values()]])
 
     def demand_with(self, demand: Demand, track: SlackTrack, prefill_s: float, now_s: float) -> Demand:
         """Return the demand with one more request; a request without promises adds nothing."""
         if not track.is_promised:
             return demand
         due_s = min(track.due_s - now_s, self.tuning.ageing_s)
-        return demand.with_one(track.weight, track.tpot_s, prefill_s, due_s)
+        return demand.with_one(track.weight, track.step_pace_s, prefill_s, due_s)
 
     def prefill_s(self, tokens: int) -> float:
         """Return the time of a prompt on an idle machine."""
@@ -133,10 +135,10 @@ class SlackState:
     def objection(self, track: SlackTrack) -> Cause | None:
         """Return why it is not worth its cost, None if it is; TENANT if only its tenant's excess is the reason."""
         price, can_wait = self.price, track.can_wait
-        found = price.objection(track.price_s, track.tpot_s, can_wait)
+        found = price.objection(track.price_s, track.step_pace_s, can_wait)
         if found is Cause.PRICE and track.excess:
             own_s = track.price_s / (1 + track.excess)
-            found = price.objection(own_s, track.tpot_s, can_wait) or Cause.TENANT
+            found = price.objection(own_s, track.step_pace_s, can_wait) or Cause.TENANT
         return found
 
     def is_affordable(self, track: SlackTrack) -> bool:

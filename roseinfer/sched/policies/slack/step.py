@@ -14,9 +14,10 @@ from roseinfer.sched.policies.slack.demand import MAX_STEP_PACES
 from roseinfer.sched.policies.slack.machine import MAX_STRETCH_RATIO, MIN_PREFILL_SHARE, StepMachine
 from roseinfer.sched.policies.slack.requests import SlackTrack
 from roseinfer.sched.policies.slack.state import SlackState
-from roseinfer.sched.policy import Decision, View
+from roseinfer.sched.policy import Decision, DraftRoom, View
 
 MIN_CHUNK_TOKENS = 16  # but for the first chunk of a step
+MAX_SPARE_SHARE = 0.25  # of what a prompt can wait, for the drafts of one step
 CATCH_UP_STEPS = 32  # in which late requests should be in time again
 
 
@@ -32,6 +33,15 @@ class StepPrompt(NamedTuple):
     @property
     def start(self) -> int:
         return len(self.track.tokens) - self.left
+
+
+class SlackDecision(ExplainedDecision):
+    """Decision of one step. `step`: its planner, which knows what drafts may take."""
+
+    step: "SlackStep"
+
+    def draft_room(self) -> DraftRoom:
+        return self.step.draft_room()
 
 
 class SlackStep:
@@ -67,10 +77,21 @@ class SlackStep:
             rows = [track.request for track in state.ledger.decoding.values() if track.request not in yielding]
         rows += [track.request for track in filling]
         refused = list(admission.rejections.values())
-        decision = ExplainedDecision(rows, chunks, starts, refused, self._victim_key, admission.yields)
+        decision = SlackDecision(rows, chunks, starts, refused, self._victim_key, admission.yields)
         decision.explain(state.cause_changes, admission.default_cause or Cause.UTILISATION)
         state.cause_changes = []
+        decision.step = self
+        self._unfinished = [(prompt, chunks.get(prompt.track.request.request_id, 0)) for prompt in prompts]
         return decision
+
+    def draft_room(self) -> DraftRoom:
+        """Return what drafts may take: no token may be late for them, and no first token of a prompt that waits."""
+        room_s = self.limit_s - self.seconds
+        for prompt, tokens in self._unfinished:
+            if tokens < prompt.left and prompt.track.due_s < inf:
+                spare_s = prompt.track.due_s - self._now_s - self.seconds - self._left_s(prompt)
+                room_s = min(room_s, MAX_SPARE_SHARE * spare_s)
+        return DraftRoom(max(0.0, room_s), self._state.strict)
 
     def _urgency(self, prompt: StepPrompt) -> tuple[int, bool, float]:
         """Sort key: aged ones, then those with objectives by deadline (the certainly late ones last), then the rest."""
@@ -145,7 +166,7 @@ class SlackStep:
         step = self._view.step
         if track.idle_step != step - 1:
             track.idle_s = self._now_s
-        if self._now_s + self.limit_s - track.idle_s > self._state.tuning.gap_limit * track.tpot_s:
+        if self._now_s + self.limit_s - track.idle_s > self._state.tuning.gap_limit * track.step_pace_s:
             return False
         track.idle_step = step
         return True

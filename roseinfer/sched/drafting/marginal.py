@@ -1,0 +1,249 @@
+"""Marginal pricing: each draft's chance is compared with what it adds to the step.
+
+Guesses are taken in the order of chance per second while they raise the step's tokens per second. The step's own rows
+count at the speed of a step without drafts and prompts. `docs/explanation/drafts.md` has the reasons.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from roseinfer.core.plan import StepPlan
+from roseinfer.core.request import Request
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams, Work, work_of
+from roseinfer.sched.drafting.chances import ChanceTable, RequestChances, chances, learn
+from roseinfer.sched.drafting.pricing import DraftCandidate
+from roseinfer.sched.drafting.probes import Probes
+from roseinfer.sched.drafting.yields import DraftYields
+from roseinfer.sched.plan_builder import PlanBuilder
+from roseinfer.sched.policy import DraftRoom
+
+MIN_GAIN_RATIO = 1.1  # of tokens per second with drafts to those without, for the first step with drafts
+MIN_TRUSTED_STEPS = 8  # observed steps without drafts, before anything is compared with them
+MAX_DRAFTED_STEPS = 64  # in a row, before one without drafts shows whether the machine's speed has changed
+MAX_EARLY_DRAFTED_STEPS = 3  # the same, until this many steps without drafts are known
+KNOWN_STEPS_COUNT = 64
+MIN_CHANCE_SHARE = 0.02  # of a guess with those before it
+_MAX_EMPTY_STEPS = 2  # without a right draft, before a request pauses
+_MIN_FIRST_CHANCE_SHARE = 0.4  # of its first guess, with which it does not pause
+_MAX_PAUSE_STEPS = 256
+_EXPOSED_GAIN_SHARE = 0.1
+_MAX_SAMPLED_COUNT = 8  # guesses that are verified although they do not pay, when drafting is tried again
+_LEAST_S = 1e-12  # of a draft, so that free ones can be ordered
+
+
+class _Record:
+    """Record of one request. `empty`: steps without a right draft, one after the other. It gets no drafts before the
+    step `resume`. `steps`, `tokens`, `drafts`: of those that count for its yield.
+    """
+
+    __slots__ = ("by_proposer", "drafts", "empty", "pause", "resume", "steps", "tokens")
+
+    def __init__(self) -> None:
+        self.by_proposer: dict[str, RequestChances] = {}
+        self.empty = self.resume = 0
+        self.pause = 1
+        self.steps = self.tokens = self.drafts = 0
+
+    def count(self, tokens: int, drafts: int) -> None:
+        self.steps += 1
+        self.tokens += tokens
+        self.drafts += drafts
+
+
+class _Guess(NamedTuple):
+    """One guess: number of its candidate, its chance with all before it, and what it costs beyond the tokens' price."""
+
+    candidate: int
+    chance: float
+    context_s: float
+
+
+class MarginalPricing:
+    """Pricing by chance and marginal cost.
+
+    `cost`: the policy's model. `learns`: the policy does not feed it, so each step is fed here. `overlap`: two steps
+    are in flight without drafting, so it exposes the host's work. `yields`: learns from requests that end.
+    """
+
+    def __init__(self, cost: CostModel, yields: DraftYields, *, learns: bool = False, overlap: bool = False) -> None:
+        self._cost = cost
+        self._yields = yields
+        self._learns = learns
+        self._overlap = overlap
+        self._table = ChanceTable()
+        self._records: dict[str, _Record] = {}
+        self._probes = Probes()
+        self._step = 0
+        self._room = DraftRoom()
+        self._running = 0
+        self._begun = False
+        self._drafted_steps = 0  # in a row
+        self._exposed_s = 0.0
+
+    # --- the switch ---------------------------------------------------------------------------------------------
+    def worthwhile(self, running: Collection[Request]) -> bool:
+        return bool(running) and (self._probes.on or bool(self._room.first))
+
+    def begin(self, step: int, running: Collection[Request], room: DraftRoom) -> bool:
+        on = self.worthwhile(running)
+        self._step, self._running, self._room = step, len(running), room
+        if not on:
+            self._probes.skip(step, self._running)
+            return False
+        most = MAX_DRAFTED_STEPS if self._cost.steps >= KNOWN_STEPS_COUNT else MAX_EARLY_DRAFTED_STEPS
+        if self._cost.steps < MIN_TRUSTED_STEPS or self._drafted_steps >= most:
+            self._drafted_steps = 0
+            return False
+        return True
+
+    def considers(self, request: Request) -> bool:
+        record = self._records.get(request.request_id)
+        return record is None or record.resume <= self._step
+
+    def expected(self, candidate: DraftCandidate) -> float:
+        return sum(self._chances(candidate))
+
+    # --- the choice ---------------------------------------------------------------------------------------------
+    def choose(self, builder: PlanBuilder, candidates: Sequence[DraftCandidate], limit: int) -> Sequence[int]:
+        counts, saved_s = [0] * len(candidates), 0.0
+        if candidates:
+            saved_s = self._fill(counts, work_of(builder.rows), candidates, limit)
+        drafted = any(counts)
+        if not drafted and self._probes.begins:
+            self._sample(counts, candidates, limit)
+        self._drafted_steps = self._drafted_steps + 1 if drafted else 0
+        refused = bool(candidates) and not drafted
+        exposed_s = self._exposed_s if self._overlap else 0.0
+        self._probes.record(self._step, self._running, saved_s, exposed_s, refused=refused)
+        return counts
+
+    def _fill(self, counts: list[int], work: Work, candidates: Sequence[DraftCandidate], limit: int) -> float:
+        """Set the counts of drafts. Return the seconds that they will probably save."""
+        params = self._cost.params
+        basket = _Basket(params, work, limit)
+        first = [c.request.request_id in self._room.first for c in candidates] if self._room.first else []
+        guesses = [self._guesses(params, index, candidate) for index, candidate in enumerate(candidates)]
+        for index in [index for index, needs in enumerate(first) if needs]:
+            basket.take_for_one(guesses[index], counts)
+            guesses[index] = []
+        each_s = max(basket.each_s, _LEAST_S)
+        rest = [guess for own in guesses for guess in own]
+        rest.sort(key=lambda guess: guess.chance / (each_s + guess.context_s), reverse=True)
+        least = 1.0 if self._drafted_steps else MIN_GAIN_RATIO
+        basket.take_best(rest, counts, self._room.seconds, least)
+        return basket.saved_s
+
+    def _sample(self, counts: list[int], candidates: Sequence[DraftCandidate], limit: int) -> None:
+        """Set the counts of a few first guesses, which show what they cost and how often they are right."""
+        if candidates and self._cost.params.draft_cost.verify_s <= self._room.seconds:
+            for number in range(min(limit, len(candidates), _MAX_SAMPLED_COUNT)):
+                counts[number] = 1
+
+    def _guesses(self, params: CostParams, index: int, candidate: DraftCandidate) -> list[_Guess]:
+        context_s = params.draft_cost.draft_context_s * len(candidate.request.tokens)
+        return [_Guess(index, chance, context_s) for chance in self._chances(candidate) if chance >= MIN_CHANCE_SHARE]
+
+    def _chances(self, candidate: DraftCandidate) -> Sequence[float]:
+        record = self._records.get(candidate.request.request_id)
+        own = None if record is None else record.by_proposer.get(candidate.proposal.proposer)
+        return list(chances(self._table, own, candidate.proposal))
+
+    # --- learning -----------------------------------------------------------------------------------------------
+    def unguessed(self, request: Request) -> None:
+        self._record_of(request).count(1, 0)
+
+    def verified(self, candidate: DraftCandidate, drafted: int, accepted: int) -> None:
+        record, proposal = self._record_of(candidate.request), candidate.proposal
+        own = record.by_proposer.setdefault(proposal.proposer, RequestChances())
+        learn(self._table, own, proposal, drafted, accepted)
+        record.count(accepted + 1, drafted)
+        if accepted:
+            record.empty, record.pause = 0, 1
+            return
+        record.empty += 1
+        if record.empty >= _MAX_EMPTY_STEPS and next(iter(self._chances(candidate))) < _MIN_FIRST_CHANCE_SHARE:
+            record.resume = self._step + 1 + record.pause
+            record.pause = min(2 * record.pause, _MAX_PAUSE_STEPS)
+
+    def step_done(self, plan: StepPlan, duration_s: float, device_s: float) -> None:
+        if self._overlap and self._probes.on and device_s > 0:
+            self._exposed_s += _EXPOSED_GAIN_SHARE * (max(0.0, duration_s - device_s) - self._exposed_s)
+        if self._learns and plan.rows:
+            self._cost.observe(work_of(plan.rows), duration_s)
+
+    def ended(self, request: Request) -> None:
+        record = self._records.pop(request.request_id, None)
+        if record is not None:
+            self._yields.add(request.tenant, record.steps, record.tokens, record.drafts)
+
+    def _record_of(self, request: Request) -> _Record:
+        return self._records.setdefault(request.request_id, _Record())
+
+
+class _Basket:
+    """Drafts taken so far for a step. `each_s`: what the next token costs. `gain`: tokens that they will probably be.
+
+    `saved_s`: seconds in which as many tokens would come without drafts, less what the drafts cost.
+    """
+
+    def __init__(self, params: CostParams, work: Work, limit: int) -> None:
+        self._params = params
+        self._costs = params.draft_cost
+        self._tokens = work.prompt_tokens + work.decode_rows
+        self._left = limit
+        self._rows = work.decode_rows
+        self._alone_s = params.rows_s(work.decode_rows, work.decode_context)
+        self._taken = 0
+        self.gain = self.spent_s = 0.0
+
+    @property
+    def each_s(self) -> float:
+        return self._costs.one_more_s(self._tokens) + self._params.experts_s(1, self._tokens)
+
+    @property
+    def saved_s(self) -> float:
+        return self.gain * self._alone_s / max(1, self._rows) - self.spent_s
+
+    def price_s(self, guess: _Guess) -> float:
+        return self.each_s + guess.context_s + (0.0 if self._taken else self._costs.verify_s)
+
+    def take_for_one(self, guesses: Sequence[_Guess], counts: list[int]) -> None:
+        """Take guesses of a request that needs them while they raise its own tokens per second."""
+        own = 1.0
+        for guess in guesses:
+            price_s = self.price_s(guess)
+            if self._left <= 0 or guess.chance * (self._alone_s + self.spent_s) < own * price_s:
+                return
+            self._take(guess, price_s)
+            own += guess.chance
+            counts[guess.candidate] += 1
+
+    def take_best(self, guesses: Sequence[_Guess], counts: list[int], room_s: float, least: float) -> None:
+        """Take the first of the ordered `guesses`, as many as give the step the most tokens per second.
+
+        They may take `room_s` seconds, and must give `least` times what it has without them.
+        """
+        before = (self._rows + self.gain) / (self._alone_s + self.spent_s)
+        best, taken, best_state = least * before, 0, self._state()
+        for number, guess in enumerate(guesses, 1):
+            price_s = self.price_s(guess)
+            if self._left <= 0 or self.spent_s + price_s > room_s:
+                break
+            self._take(guess, price_s)
+            rate = (self._rows + self.gain) / (self._alone_s + self.spent_s)
+            if rate > best:
+                best, taken, best_state = rate, number, self._state()
+        self._tokens, self._left, self._taken, self.gain, self.spent_s = best_state
+        for guess in guesses[:taken]:
+            counts[guess.candidate] += 1
+
+    def _take(self, guess: _Guess, price_s: float) -> None:
+        self.gain += guess.chance
+        self.spent_s += price_s
+        self._tokens += 1
+        self._left -= 1
+        self._taken += 1
+
+    def _state(self) -> tuple[int, int, int, float, float]:
+        return self._tokens, self._left, self._taken, self.gain, self.spent_s

@@ -1,0 +1,283 @@
+"""Pricing of drafts: chances against costs, within what the policy leaves."""
+
+import random
+from collections.abc import Sequence
+from math import inf
+
+import pytest
+
+from roseinfer.core.plan import Row, StepPlan
+from roseinfer.core.request import Prompt, Request
+from roseinfer.core.sampling import SequenceParams
+from roseinfer.kv.manager import KvManager
+from roseinfer.sched.cost.drafts import DraftCost
+from roseinfer.sched.cost.online_fit import CostModel
+from roseinfer.sched.cost.params import CostParams, work_of
+from roseinfer.sched.drafting.chances import ChanceTable
+from roseinfer.sched.drafting.marginal import (
+    KNOWN_STEPS_COUNT,
+    MAX_DRAFTED_STEPS,
+    MAX_EARLY_DRAFTED_STEPS,
+    MarginalPricing,
+)
+from roseinfer.sched.drafting.pricing import DraftCandidate
+from roseinfer.sched.drafting.probes import MAX_PAUSE_STEPS, PROBE_STEPS, Probes
+from roseinfer.sched.drafting.proposer import Proposal
+from roseinfer.sched.drafting.yields import MIN_REQUESTS_COUNT, DraftYields
+from roseinfer.sched.plan_builder import PlanBuilder
+from roseinfer.sched.policy import NO_LIMITS, DraftRoom
+
+GPU = CostParams(
+    step_s=4e-3, token_s=17e-6, row_s=13e-6, context_s=30e-9, drafts=DraftCost(0.2e-3, 60e-6, 8e-6, 17e-6, 1e-9)
+)
+CPU = CostParams(step_s=2e-3, token_s=64e-6, row_s=80e-6, drafts=DraftCost(0.0, 60e-6, 60e-6, 60e-6, 0.0))
+
+
+def known(params: CostParams, steps: int = KNOWN_STEPS_COUNT) -> CostModel:
+    """A model that has seen some steps, as they were predicted."""
+    model = CostModel(params)
+    for _ in range(steps):
+        work = work_of([Row("a", 0, 100, 1, 1, True, 100, 0, ())])
+        model.observe(work, params.seconds(work))
+    return model
+
+
+class Step:
+    """A step of decoding requests, each with as many guesses as `guesses`, and the pricing that is asked."""
+
+    def __init__(self, params: CostParams, count: int, guesses: int | Sequence[float] = 4, **options: bool) -> None:
+        self.yields = DraftYields()
+        self.pricing = MarginalPricing(known(params), self.yields, **options)
+        self.requests = [
+            Request(f"{i}:0", Prompt(list(range(100)), SequenceParams(max_tokens=500))) for i in range(count)
+        ]
+        for request in self.requests:
+            request.seat, request.planned, request.tokens = 0, 100, [*request.tokens, 7]
+        chances = () if isinstance(guesses, int) else tuple(guesses)
+        self.proposal = Proposal("test", (7,) * (guesses if isinstance(guesses, int) else len(guesses)), chances)
+        self.number = 0
+
+    def choose(self, room: DraftRoom = NO_LIMITS, limit: int = 10_000) -> list[int] | None:
+        """The drafts of each request in the next step; None if nothing was to be proposed."""
+        builder = PlanBuilder(self.number, 8192, KvManager(1, 16))
+        self.number += 1
+        for request in self.requests:
+            request.planned = 100
+            builder.add_next_token(request)
+        if not self.pricing.begin(builder.step, self.requests, room):
+            return None
+        asked = [request for request in self.requests if self.pricing.considers(request)]
+        counts = self.pricing.choose(builder, [DraftCandidate(r, self.proposal) for r in asked], limit)
+        found = dict(zip((r.request_id for r in asked), counts, strict=True))
+        return [found.get(request.request_id, 0) for request in self.requests]
+
+    def learn(self, counts: Sequence[int], right: float, rng: random.Random) -> None:
+        """Verify drafts, each of which is right with this chance."""
+        for request, drafted in zip(self.requests, counts, strict=True):
+            if drafted:
+                accepted = next((i for i in range(drafted) if rng.random() >= right), drafted)
+                self.pricing.verified(DraftCandidate(request, self.proposal), drafted, accepted)
+
+    def run(self, steps: int, right: float, seed: int = 0) -> list[int]:
+        """The drafts of each step."""
+        rng, sums = random.Random(seed), []
+        for _ in range(steps):
+            counts = self.choose() or [0] * len(self.requests)
+            self.learn(counts, right, rng)
+            sums.append(sum(counts))
+        return sums
+
+
+# --- chances against costs ----------------------------------------------------------------------------------------
+def test_certain_guesses_are_all_verified_and_hopeless_ones_are_not() -> None:
+    assert Step(GPU, 1, [1.0] * 8).choose() == [8]
+    step = Step(GPU, 1, [0.01] * 8)
+    assert step.choose() == [1], "one is tried, whatever it costs"
+    assert step.choose() is None
+
+
+def test_the_more_requests_run_the_fewer_drafts_each_gets() -> None:
+    means = [sum(Step(GPU, count, [0.7] * 8).choose() or ()) / count for count in (1, 16, 64, 200)]
+    assert means == sorted(means, reverse=True) and means[0] >= 6 and means[-1] <= 3
+
+
+def test_where_each_token_takes_its_time_only_probable_guesses_pay() -> None:
+    assert sum(Step(CPU, 16, [0.9] * 4).choose() or ()) == 64
+    step = Step(CPU, 64, [0.3] * 4)
+    assert sum(step.choose() or ()) == 8, "some are tried"
+    assert step.choose() is None
+
+
+def test_the_likeliest_guesses_come_first() -> None:
+    step = Step(GPU, 2, [0.9, 0.2])
+    assert step.choose(limit=2) == [1, 1]
+
+
+def test_proposals_are_compared_by_their_expected_right_guesses() -> None:
+    step = Step(GPU, 1)
+    long, short = Proposal("test", (1,) * 8, (0.3,) * 8), Proposal("test", (1, 2), (0.9, 0.9))
+    expected = [step.pricing.expected(DraftCandidate(step.requests[0], one)) for one in (long, short)]
+    assert expected[1] > expected[0] and expected[1] == pytest.approx(0.9 + 0.81, rel=0.01)
+
+
+def test_tokens_that_a_guide_forces_are_certain_whatever_the_proposer_is_worth() -> None:
+    step = Step(GPU, 1)
+    guesses = Proposal("test", (1, 2, 3), (), 0)
+    for _ in range(50):
+        step.pricing.verified(DraftCandidate(step.requests[0], guesses), 3, 0)
+    step.proposal = guesses.after((5, 6), 5)
+    assert step.pricing.expected(DraftCandidate(step.requests[0], step.proposal)) == pytest.approx(2.0, abs=0.1)
+
+
+# --- what is learnt -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("true", [0.2, 0.8])
+def test_shares_of_right_guesses_are_learnt_whatever_the_proposer_believes(true: float) -> None:
+    for estimate in (None, 0.5, 0.95):
+        table, rng = ChanceTable(), random.Random(1)
+        for _ in range(600):
+            table.add("test", 0, estimate, rng.random() < true)
+        assert table.chance("test", 0, estimate) == pytest.approx(true, abs=0.08)
+        assert table.chance("test", 1, estimate) == pytest.approx(estimate or 0.5), "other positions are as before"
+
+
+@pytest.mark.parametrize("count", [1, 64])
+def test_a_proposer_that_is_mostly_wrong_is_hardly_verified_any_more(count: int) -> None:
+    drafts = Step(GPU, count).run(400, right=0.1)
+    assert sum(drafts[200:]) < 0.1 * 4 * count * 200
+    drafts = Step(GPU, count).run(400, right=0.9)
+    assert sum(drafts[200:]) > 0.6 * 4 * count * 200
+
+
+def test_a_request_whose_guesses_are_wrong_pauses_and_others_do_not() -> None:
+    step, rng = Step(GPU, 8), random.Random(2)
+    drafts = [0, 0]
+    for _ in range(300):
+        counts = step.choose() or [0] * 8
+        step.learn([0, *counts[1:]], 0.9, rng)
+        if counts[0]:
+            step.pricing.verified(DraftCandidate(step.requests[0], step.proposal), counts[0], 0)
+        drafts[0] += counts[0]
+        drafts[1] += counts[1]
+    assert drafts[0] < 0.1 * drafts[1]
+
+
+def test_now_and_then_a_step_has_no_drafts_so_that_a_change_of_speed_is_seen() -> None:
+    drafts = Step(GPU, 4, [1.0] * 4).run(3 * MAX_DRAFTED_STEPS, right=1.0)
+    assert 2 <= drafts.count(0) <= 3
+
+
+def test_that_is_more_frequent_while_few_such_steps_are_known() -> None:
+    step = Step(GPU, 4, [1.0] * 4)
+    step.pricing = MarginalPricing(known(GPU, 16), step.yields)
+    drafts = step.run(40, right=1.0)
+    assert drafts.count(0) == 40 // (MAX_EARLY_DRAFTED_STEPS + 1)
+
+
+def test_nothing_is_verified_before_the_cost_of_plain_steps_is_known() -> None:
+    step = Step(GPU, 1, [1.0] * 4)
+    step.pricing = MarginalPricing(CostModel(GPU), step.yields, learns=True)
+    assert step.choose() is None
+    row = Row("0:0", 0, 100, 1, 1, True, 100, 0, ())
+    for number in range(8):
+        step.pricing.step_done(StepPlan(number, [row], num_tokens=1), 4e-3, 4e-3)
+    assert step.choose() == [4]
+
+
+# --- what the policy leaves -----------------------------------------------------------------------------------------
+def test_drafts_stay_within_the_time_that_the_policy_leaves() -> None:
+    drafts = GPU.draft_cost
+    for room_s in (0.0, 0.1e-3, 0.5e-3, 1e-3, inf):
+        counts = Step(GPU, 32, [0.9] * 8).choose(DraftRoom(room_s)) or []
+        assert sum(counts) == 0 or drafts.seconds(32, sum(counts), 101 * sum(counts)) <= room_s * (1 + 1e-9)
+        assert (sum(counts) > 0) == (room_s > 0.3e-3)
+
+
+def test_requests_that_need_several_tokens_a_step_get_drafts_first() -> None:
+    step = Step(GPU, 200, [0.4] * 4)
+    counts = step.choose(DraftRoom(0.0, ("3:0",))) or []
+    assert counts[3] >= 3 and sum(counts) == counts[3]
+    assert step.pricing.worthwhile(step.requests), "also while drafts do not pay otherwise"
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100])
+def test_drafts_stay_within_the_limit(limit: int) -> None:
+    counts = Step(GPU, 16, [0.99] * 8).choose(DraftRoom(inf, ("1:0", "2:0")), limit) or []
+    assert 0 < sum(counts) <= limit
+
+
+# --- the switch -------------------------------------------------------------------------------------------------------
+def test_under_load_steps_overlap_again_but_for_a_few() -> None:
+    step = Step(CPU, 200, overlap=True)
+    on, rng = 0, random.Random(3)
+    for _ in range(1000):
+        on += step.pricing.worthwhile(step.requests)
+        step.learn(step.choose() or [0] * 200, 0.2, rng)
+    assert on < 40
+
+
+def test_drafting_stops_when_it_saves_less_than_the_host_s_time_that_it_exposes() -> None:
+    for exposed_s, pays in ((0.0, True), (3e-3, False)):
+        step, rng = Step(GPU, 4, [0.6] * 2, overlap=True), random.Random(4)
+        plan = StepPlan(0, [Row("0:0", 0, 100, 1, 1, True, 100, 0, ())], num_tokens=1)
+        on = 0
+        for _ in range(300):
+            on += step.pricing.worthwhile(step.requests)
+            step.learn(step.choose() or [0] * 4, 0.6, rng)
+            step.pricing.step_done(plan, 4e-3 + exposed_s, 4e-3)
+        assert (on > 200) == pays
+
+
+def test_pauses_double_and_end_early_with_fewer_requests() -> None:
+    probes, lengths, off = Probes(), [], 0
+    for step in range(2000):
+        if probes.on:
+            if off:
+                lengths.append(off)
+            off = 0
+            probes.record(step, 100, 0.0, 1e-3, refused=True)
+        else:
+            off += 1
+            probes.skip(step, 100)
+    assert lengths[:4] == [8, 16, 32, 64] and lengths[-1] == MAX_PAUSE_STEPS
+    while probes.on:
+        probes.record(2000, 100, 0.0, 1e-3, refused=True)
+    probes.skip(2001, 90)
+    assert not probes.on
+    probes.skip(2002, 70)
+    assert probes.on
+
+
+def test_a_probe_lasts_some_steps_while_there_are_no_guesses() -> None:
+    probes = Probes()
+    for step in range(PROBE_STEPS - 1):
+        probes.record(step, 1, 0.0, 1e-3, refused=False)
+        assert probes.on
+    probes.record(PROBE_STEPS, 1, 0.0, 1e-3, refused=False)
+    assert not probes.on
+
+
+# --- yields -----------------------------------------------------------------------------------------------------------
+def test_a_yield_is_what_most_requests_of_a_tenant_exceed() -> None:
+    yields = DraftYields()
+    for number in range(MIN_REQUESTS_COUNT):
+        assert yields.of("a") is None
+        yields.add("a", 100, 150 if number % 4 == 0 else 300, 400)
+    found = yields.of("a")
+    assert found is not None and found.tokens == 1.5 and found.drafts == 4
+    assert yields.of("b") is None
+
+
+def test_steps_whose_drafts_were_too_dear_do_not_count_for_a_yield() -> None:
+    step = Step(GPU, 1)
+    request = step.requests[0]
+    for _ in range(10):
+        step.pricing.verified(DraftCandidate(request, step.proposal), 4, 2)
+        step.pricing.unguessed(request)
+        step.choose(DraftRoom(0.0))
+    for _ in range(MIN_REQUESTS_COUNT):
+        step.pricing.ended(request)
+        step.pricing.verified(DraftCandidate(request, step.proposal), 4, 2)
+        step.pricing.unguessed(request)
+    step.pricing.ended(request)
+    found = step.yields.of("")
+    assert found is not None and (found.tokens, found.drafts) == (2.0, 2.0)
