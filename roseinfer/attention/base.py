@@ -60,6 +60,10 @@ class AttentionBackend(Protocol):
         """
         ...
 
+    def write(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> None:
+        """Write K and V as `forward` does, and nothing else."""
+        ...
+
 
 @runtime_checkable
 class GraphableAttention(AttentionBackend, Protocol):

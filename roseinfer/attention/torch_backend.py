@@ -133,6 +133,14 @@ class TorchAttention:
         q, k, v = heads.split(qkv, self._positions)
         return self.attend(layer, q, k, v, heads.kv_scales).reshape(qkv.shape[0], -1)
 
+    def write(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> None:
+        assert self._store is not None, "begin comes before write"
+        _, k, v = heads.split(qkv, self._positions)
+        if self._store.dtype == CODES:
+            self._write_codes(layer, k, v, heads.kv_scales)
+        else:
+            self._plans[self._kinds[layer]].writer.write(self._store.places[layer].plane, k, v)
+
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_scales: KVScales | None = None
     ) -> torch.Tensor:
@@ -150,12 +158,9 @@ class TorchAttention:
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scales: KVScales | None
     ) -> torch.Tensor:
         """Attend over a store of codes. Scales are applied to queries and sums instead of gathered keys and values."""
-        assert self._store is not None
-        kind, plane = self._kinds[layer], self._store.places[layer].plane
-        codes = [narrow(x, scale) for x, scale in zip((k, v), scales or (None, None), strict=True)]
-        self._plans[kind].writer.write(plane, *(x.view(torch.uint8) for x in codes))
+        codes = self._write_codes(layer, k, v, scales)
         # A prompt must see its own tokens rounded, as later steps do.
-        widen = self._paged[kind.part].widen
+        widen = self._paged[self._kinds[layer].part].widen
         assert widen is not None
         k, v = (widen(x, torch.empty(x.shape, dtype=self._dtype, device=x.device)) for x in codes)
         if scales is None:
@@ -163,6 +168,13 @@ class TorchAttention:
         group = self._specs[layer].group
         key, value = (scale.repeat_interleave(group)[:, None] for scale in scales)
         return (self._attend(layer, (q * key).to(q.dtype), k, v) * value).to(q.dtype)
+
+    def _write_codes(self, layer: int, k: torch.Tensor, v: torch.Tensor, scales: KVScales | None) -> list[torch.Tensor]:
+        assert self._store is not None
+        kind, plane = self._kinds[layer], self._store.places[layer].plane
+        codes = [narrow(x, scale) for x, scale in zip((k, v), scales or (None, None), strict=True)]
+        self._plans[kind].writer.write(plane, *(x.view(torch.uint8) for x in codes))
+        return codes
 
     def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         assert self._store is not None

@@ -72,15 +72,13 @@ def unsupported_reason(specs: Sequence[AttentionSpec], device: torch.device, kv_
     found = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if kv_dtype == CODES and found is not None and not FP8_KV.runs_on(found):
         return f"K and V in FP8 need a GPU of compute capability 8.9 or newer, and this one's is {found[0]}.{found[1]}"
-    if any(spec.skips_first for spec in specs):
-        return "its kernels do not skip the first key, and the model's draft head does"
-    if len({replace(spec, window=None) for spec in specs}) > 1:
+    if len({replace(spec, window=None, skips_first=False) for spec in specs}) > 1:
         return "its map of prompt chunks serves all layers of a step, and the heads of the model's layers differ"
     return unsupported(specs, longest_head=_MAX_HEAD_DIM)
 
 
 class TritonAttention:
-    """`GraphableAttention` for CUDA GPUs. Layers may differ only in their windows.
+    """`GraphableAttention` for CUDA GPUs. Layers may differ only in their windows and in `skips_first`.
 
     In a mixed step the kernel for chunks runs beside the one for decodes. (H200, heads as in Qwen3-8B: 60 decodes of
     100 to 900 tokens and 128 tokens of a prompt take 48 us a layer instead of 57.) Nothing waits for the device. A
@@ -92,9 +90,12 @@ class TritonAttention:
         """bulk: use `prefill_bulk` for large steps; default: if it supports all layers on this GPU."""
         self._shape = shape
         self._spec = shape.specs[0]  # for what all layers share
-        # All layers of one window share the division of a step's decodes into shares.
-        specs = {spec.window: spec for spec in shape.specs}
+        # All layers of one window share the division of a step's decodes into shares. Layers that skip the first key
+        # attend in steps of decodes only.
+        specs = {spec.window: spec for spec in shape.specs if not spec.skips_first}
         self._workspaces = {window: _workspace(spec, shape) for window, spec in specs.items()}
+        skipping = {spec.window: spec for spec in shape.specs if spec.skips_first}
+        self._skipping = {window: _workspace(spec, shape) for window, spec in skipping.items()}
         self._plans = self._workspaces
         one = torch.ones(self._spec.kv_heads, device=shape.device)
         self._ones = KVScales(one, one)  # so that one kernel serves layers with and without scales
@@ -214,13 +215,39 @@ class TritonAttention:
         assert batch is not None, "begin comes before forward"
         kv, paging = self._caches[layer], batch.paging[self._group_of[layer]]
         scales = (heads.kv_scales or self._ones) if self._shape.kv_dtype == CODES else None
-        if self._few:
+        if self._few and not spec.skips_first:
             return self._attend_few(qkv, heads, kv, paging, scales)
         store_qkv(qkv, heads, kv, paging.slots, batch.positions, scales)
         q = qkv.view(qkv.shape[0], -1, spec.head_dim)[:, : spec.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._attend(layer, q, paging, out, spec, scales)
+        if spec.skips_first:
+            self._attend_but_first(q, kv, paging, out, spec, scales)
+        else:
+            self._attend(layer, q, paging, out, spec, scales)
         return out.view(q.shape[0], -1)
+
+    def write(self, layer: int, qkv: torch.Tensor, heads: HeadTransform) -> None:
+        batch = self._batch
+        assert batch is not None, "begin comes before write"
+        scales = (heads.kv_scales or self._ones) if self._shape.kv_dtype == CODES else None
+        slots = batch.paging[self._group_of[layer]].slots
+        store_qkv(qkv, heads, self._caches[layer], slots, batch.positions, scales)
+
+    def _attend_but_first(
+        self,
+        q: torch.Tensor,
+        kv: tuple[torch.Tensor, torch.Tensor],
+        paging: Paging,
+        out: torch.Tensor,
+        spec: AttentionSpec,
+        scales: KVScales | None,
+    ) -> None:
+        """Attend in a step of decodes; see `AttentionSpec.skips_first`."""
+        batch, workspace = self._batch, self._skipping[spec.window]
+        assert batch is not None and batch.max_query == 1 and batch.chunk_map is None, "there are no chunks"
+        plan_decode(batch.context_len, batch.num_rows, workspace)
+        where = (paging.tables, batch.table_rows, batch.context_len)
+        decode_attention(q, *kv, *where, out, spec.scale, workspace, scales)
 
     def _attend_few(
         self,
@@ -339,6 +366,7 @@ class TritonAttention:
             if self._bulk:
                 rows = (*cache[2:], batch.query_start, batch.context_len)
                 self._attend_in_bulk(0, q, rows, out, nothing, spec, scales)
+        for workspace in (*self._workspaces.values(), *self._skipping.values()):
             plan_decode(batch.context_len, 0, workspace)
             decode_attention(q, *cache, batch.context_len, out, 1.0, workspace, scales)
 
@@ -388,7 +416,15 @@ def _workspace(spec: AttentionSpec, shape: AttentionShape, share: float = 1.0) -
     config = choose_decode_config(spec.group, spec.head_dim, shape.dtype, shape.kv_dtype == CODES)
     processors = max(1, round(share * _processors(shape.device)))
     return DecodeWorkspace.allocate(
-        config, shape.max_rows, spec.heads, spec.kv_heads, spec.head_dim, processors, shape.device, spec.window or 0
+        config,
+        shape.max_rows,
+        spec.heads,
+        spec.kv_heads,
+        spec.head_dim,
+        processors,
+        shape.device,
+        spec.window or 0,
+        spec.skips_first,
     )
 
 

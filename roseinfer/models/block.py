@@ -184,7 +184,7 @@ class SelfAttention:
 
     def write(self, step: StepContext, x: torch.Tensor) -> None:
         """Write K and V of x [T, inputs] to the store, for later steps. Nothing else is computed."""
-        step.attention.forward(self._layer, normed(self._qkv, None, x), self._heads)
+        step.attention.write(self._layer, normed(self._qkv, None, x), self._heads)
 
 
 def held_heads(spec: AttentionSpec, group: RankGroup) -> AttentionSpec:

@@ -61,7 +61,8 @@ class Assembly:
     """Runner and its parts.
 
     graphs: captured after a rehearsal; empty if every step is launched kernel by kernel. graphable: True if graphs are
-    possible. forward: the runner's. copier: None without blocks in host memory.
+    possible. forward: the runner's. copier: None without blocks in host memory. draft_steps: of a model with a draft
+    head.
     """
 
     runner: ModelRunner | PoolingRunner
@@ -70,6 +71,7 @@ class Assembly:
     graphable: bool
     graphs: tuple[DecodeGraphs | MixedGraphs, ...]
     copier: Copier | None = None
+    draft_steps: DraftSteps | None = None
 
     def capture(self) -> None:
         """Record the graphs, which share one memory pool."""
@@ -101,16 +103,16 @@ def assemble(model: CausalLM, shape: Shape, group: LiveGroup | None = None) -> A
         with stage("taking host memory for K and V"):
             copier = make_copier(store, HostStore(shape.num_host_blocks, store))
     runner: ModelRunner | PoolingRunner
+    draft_steps: DraftSteps | None = None
     if shape.pooling is None:
-        drafting = None
         if isinstance(model, DraftingModel):
             model.take_seats(shape.max_num_seqs + 1, shape.limits.max_tokens)
-            drafting = DraftSteps(model, attention, store, seats)
-        runner = ModelRunner(model, forward, store, seats, shape.limits, copier, drafting)
+            draft_steps = DraftSteps(model, attention, store, seats)
+        runner = ModelRunner(model, forward, store, seats, shape.limits, copier, draft_steps)
     else:
         pooler = _pooler(model, shape.pooling, seats)
         runner = PoolingRunner(forward, PlanState(store, seats, copier), shape.limits, pooler)
-    return Assembly(runner, forward, seats, isinstance(attention, GraphableAttention), graphs, copier)
+    return Assembly(runner, forward, seats, isinstance(attention, GraphableAttention), graphs, copier, draft_steps)
 
 
 def pooling_head(model: CausalLM, spec: PoolingSpec) -> PoolingHead:

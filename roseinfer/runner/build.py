@@ -28,7 +28,7 @@ from roseinfer.models.spec import ModelSpec
 from roseinfer.parallel.group import LiveGroup, SingleRank
 from roseinfer.runner.assembly import Assembly, Shape, assemble, pooling_head
 from roseinfer.runner.build_encoder import build_encoder
-from roseinfer.runner.build_head import check_head_backend, read_head, with_head
+from roseinfer.runner.build_head import check_head_backend, drafts_ahead, read_head, with_head
 from roseinfer.runner.cache_size import (
     check_context,
     default_cpu_cache_bytes,
@@ -122,7 +122,8 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
         whole = pooling is not None and pooling.method.needs_every_position
         lengths = _rehearsed(config, limits, device)
         drafts = _rehearsed_drafts(limits, lengths, device)
-        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole, drafts=drafts)
+        ahead = drafts_ahead(config.speculation, pooling)
+        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole, drafts=drafts, ahead=ahead)
         if device.type == "cuda":  # products of few rows use separate kernels
             for few in (1, 2, 4, 8, 16):
                 rehearse(assembly.runner, assembly.seats, num_blocks, [min(few, limits.max_tokens)])
@@ -259,8 +260,8 @@ def free_cuda_bytes(
     torch.cuda.reset_peak_memory_stats(model.device)
     try:
         whole = pooling is not None and pooling.method.needs_every_position
-        drafts = _rehearsed_drafts(limits, lengths, model.device)
-        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole, drafts=drafts)
+        drafts, ahead = _rehearsed_drafts(limits, lengths, model.device), drafts_ahead(config.speculation, pooling)
+        rehearse(assembly.runner, assembly.seats, num_blocks, lengths, every_position=whole, drafts=drafts, ahead=ahead)
     except torch.OutOfMemoryError as error:
         chunked = config.scheduler.enable_chunked_prefill
         options = "max_num_batched_tokens" if chunked else "max_model_len, or let prompts be chunked"

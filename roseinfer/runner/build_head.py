@@ -12,6 +12,7 @@ from roseinfer.models.eagle.config import read_eagle_spec
 from roseinfer.models.eagle.loader import load_eagle_head
 from roseinfer.models.eagle.model import DraftingModel, StatefulTarget
 from roseinfer.models.eagle.spec import EagleSpec
+from roseinfer.models.pooling.config import PoolingSpec
 from roseinfer.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,16 @@ def read_head(config: SpeculationConfig, target: ModelSpec) -> EagleSpec | None:
 def check_head_backend(asked: str, backend: str, device: torch.device) -> None:
     """Raise `ConfigError` for a GPU whose kernels cannot run a head, unless the slow backend was `asked` for."""
     if device.type == "cuda" and backend == "torch" != asked:
-        raise ConfigError("speculation eagle3 is not supported on GPUs yet, except by attention_backend torch")
+        raise ConfigError(
+            "speculation eagle3 on a GPU needs a draft head whose attention has as many heads of the same width as the "
+            "model's"
+        )
+
+
+def drafts_ahead(config: SpeculationConfig, pooling: PoolingSpec | None) -> int:
+    """Return the maximum drafts that a head makes after a row; 0 without one."""
+    values = config.values
+    return values.tokens if isinstance(values, EagleValues) and pooling is None else 0
 
 
 def with_head(config: EngineConfig, spec: EagleSpec, target: StatefulTarget) -> DraftingModel:

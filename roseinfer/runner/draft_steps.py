@@ -122,16 +122,30 @@ class DraftSteps:
         for step in range(counts[0]):
             n = sum(count > step for count in counts)
             seat, position, token, states = seat[:n], position[:n], token[:n], states[:n]
-            batch = decode_batch(self._seats, seat, position, token, [context + step for context in contexts[:n]])
-            self._attention.begin(batch, self._store)
-            x = head.forward(token, states, StepContext(batch, self._attention))
-            position = position + 1
-            logits = head.logits(x).float()
+            x, logits = self.forward(seat, position, token, states, [context + step for context in contexts[:n]])
+            position, logits = position + 1, logits.float()
             drafted = self._sampler.draft(logits, [row.seat for row in rows[:n]], seat, position)
             chances[:n, step] = self._chances(logits, drafted, seat)
             token, states = head.target_ids.index_select(0, drafted), head.next_states(x)
             tokens[:n, step] = token
         return MadeDrafts([row.number for row in rows], counts, tokens, chances)
+
+    def forward(
+        self,
+        seat: torch.Tensor,
+        position: torch.Tensor,
+        token: torch.Tensor,
+        states: torch.Tensor,
+        contexts: list[int],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Launch a draft step of one token for each of n seats. Return the head's results and logits.
+
+        seat, position, token: [n] int64. states: [n, hidden], which may be overwritten. contexts: lengths on the host.
+        """
+        batch = decode_batch(self._seats, seat, position, token, contexts)
+        self._attention.begin(batch, self._store)
+        x = self._head.forward(token, states, StepContext(batch, self._attention))
+        return x, self._head.logits(x)
 
     def _contexts(self, rows: list[_Row], position: torch.Tensor) -> list[int]:
         """Return the rows' contexts in the first draft step. A GPU is not waited for: they are upper bounds there."""

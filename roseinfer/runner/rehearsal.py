@@ -38,16 +38,19 @@ def rehearse(
     guided: bool = False,
     every_position: bool = False,
     drafts: int = 0,
+    ahead: int = 0,
 ) -> None:
     """Prefill prompts of `lengths` tokens in one step, decode a step, copy a block, leave the seats empty.
 
     Prompts are shortened to fit context and blocks. Seats take the elements of `sampling` in turn. `guided`: sample
     with masks. `every_position`: results need the states of whole prompts. `drafts`: as many are verified in the second
-    step, if they fit. This overwrites KV blocks from 0 on, which must be unused.
+    step, if they fit. `ahead`: drafts that a head makes after each row of it, if they fit. This overwrites KV blocks
+    from 0 on, which must be unused.
     """
     admitted: list[Admission] = []
     prefill: list[Row] = []
     decode: list[Row] = []
+    made: list[int] = []
     used, size, left = 0, seats.block_size, drafts
     prompts = min(len(lengths), len(seats.seats), num_blocks)
     for seat, wanted in enumerate(lengths[:prompts]):
@@ -56,17 +59,20 @@ def rehearse(
         length = min(wanted, room)
         own = min(-(-left // (others + 1)), max(0, room - length - 1))
         left -= own
-        blocks = -(-min(length + 1 + own, room) // size)
+        blocks = -(-min(length + 1 + own + ahead, room) // size)
         table = tuple(range(used, used + blocks))
         used += blocks
         admitted.append(_admission(seat, length, table, sampling[seat % len(sampling)]))
         prefill.append(_row(seat, 0, length, length if every_position else 1))
         if length < room:
             decode.append(_row(seat, length, 1, drafts=(0,) * own))
+            made.append(max(0, min(ahead, room - length - 1 - own)))
     _run(runner, StepPlan(0, prefill, admitted, num_tokens=sum(row.count for row in prefill)), guided)
     if decode:
         verified = sum(len(row.drafts) for row in decode)
-        _run(runner, StepPlan(1, decode, num_tokens=len(decode) + verified, num_drafts=verified), guided)
+        plan = StepPlan(1, decode, num_tokens=len(decode) + verified, num_drafts=verified)
+        plan.ahead = tuple(made) if ahead else ()
+        _run(runner, plan, guided)
     # Only a GPU has a kernel to compile for it.
     copies = [BlockCopy(0, num_blocks - 1, 1)] if num_blocks > 1 and seats.device.type == "cuda" else []
     _run(runner, StepPlan(2, [], copies=copies, released=list(range(prompts))))

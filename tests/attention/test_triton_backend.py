@@ -69,12 +69,15 @@ class Case:
         windows: tuple[int | None, ...] = (None,) * LAYERS,
         max_len: int = MAX_LEN,
         kv_dtype: torch.dtype | None = None,
+        skips_first: tuple[bool, ...] = (False,) * LAYERS,
     ) -> None:
         # In bfloat16 the torch backend rounds after norm, weight and rotation, the kernels only once.
         self.roundings = 4 if dtype == torch.bfloat16 else 1
         kv_dtype = kv_dtype or dtype
         spec = transform.spec
-        self.transforms = [replace(transform, spec=replace(spec, window=window)) for window in windows]
+        kinds = zip(windows, skips_first, strict=True)
+        specs = [replace(spec, window=window, skips_first=skips) for window, skips in kinds]
+        self.transforms = [replace(transform, spec=own) for own in specs]
         self.transform, self.block_size, self.device, self.dtype = transform, block_size, device, dtype
         num_blocks = 2048 // block_size + MAX_ROWS
         self.stores = [
@@ -83,7 +86,6 @@ class Case:
         self.stores[0].data.fill_(float("nan"))
         self.stores[1].data.fill_(float("nan"))
         self.blocks = Blocks(num_blocks, block_size)
-        specs = [transform.spec for transform in self.transforms]
         shape = shape_of(
             *specs,
             max_rows=MAX_ROWS,
@@ -95,9 +97,10 @@ class Case:
         )
         self.backends = TritonAttention(shape), TorchAttention(specs, dtype)
 
-    def step(self, rows: list[HandRow], *, captured: bool = False, short: bool = False) -> None:
+    def step(self, rows: list[HandRow], *, captured: bool = False, short: bool = False, attended: int = LAYERS) -> None:
         """Run one step. Rows with one token come first. captured, short: pass the kernels a batch as for a captured
-        graph, the one for any rows or that for short ones.
+        graph, the one for any rows or that for short ones. attended: layers that attend; K and V of the later ones are
+        only written.
         """
         batch = make_batch(rows, self.block_size, self.device)
         ours, theirs = self.backends
@@ -107,6 +110,10 @@ class Case:
         width = self.transform.spec.qkv_width
         for layer, transform in enumerate(self.transforms):
             qkv = torch.randn(len(batch.input_ids), width, device=self.device).to(self.dtype)
+            if layer >= attended:
+                for backend in self.backends:
+                    backend.write(layer, qkv.clone(), transform)
+                continue
             out, expected = (backend.forward(layer, qkv.clone(), transform) for backend in self.backends)
             assert out.shape == expected.shape
             assert_near(out, expected, self.roundings)
@@ -196,6 +203,20 @@ def test_short_rows(window, device) -> None:
     case.step([row(tables[0], 17, 8), row(tables[1], 35, 4)], short=True)
     case.step([row(tables[0], 18, 1), row(tables[1], 36, 1), row(tables[2], 21, 40)])
     case.step([row(tables[2], 61, 8), row(tables[1], 37, 2)])
+
+
+@pytest.mark.parametrize("codes", [False, True])
+@pytest.mark.parametrize("count", [2, MAX_FEW_ROWS + 1])
+def test_a_layer_that_skips_the_first_key(count, codes, device) -> None:
+    """Attend in steps of decodes and only write in the others, beside a layer that sees all keys."""
+    round_codes()
+    kv_dtype = CODES if codes else None
+    case = Case(head_transform(4, 2, 16, device, llama=False), 16, device, skips_first=(False, True), kv_dtype=kv_dtype)
+    tables = [case.table(64) for _ in range(count)]
+    lengths = sorted(17 if i == 1 else 1 + i % 2 for i in range(count))
+    case.step([row(table, 0, length) for table, length in zip(tables, lengths, strict=True)], attended=1)
+    case.step([row(table, length, 1) for table, length in zip(tables, lengths, strict=True)])
+    case.step([row(case.table(1), 0, 1)])
 
 
 @each_value(windows=[(None, None), (24, 24), (None, 9)], captured=[True, False])

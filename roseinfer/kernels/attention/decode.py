@@ -17,6 +17,9 @@ from roseinfer.kernels.common import early_start
 from roseinfer.kernels.common.fp8_codes import CODES
 from roseinfer.kernels.common.triton_support import next_power_of_2, tl, triton
 
+# Window that is longer than any context. With one, tiles are masked by the first visible token.
+_ENDLESS_TOKENS = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeWorkspace:
@@ -26,11 +29,12 @@ class DecodeWorkspace:
     slot of the row's first part, number of parts. sums: [2 * shares, heads, D] and peaks: [2 * shares, heads, 2]
     float32 hold the parts of rows, two slots a share: for its first row, and for its last. arrived: [max_rows,
     kv_heads] int32 counts the finished parts of a row; all zero between kernels. window: of the plan's layers, in
-    tokens; 0 for full attention.
+    tokens; 0 for full attention. skips_first: only a row of one token sees the first one.
     """
 
     config: DecodeConfig
     window: int
+    skips_first: bool
     work: torch.Tensor
     spans: torch.Tensor
     sums: torch.Tensor
@@ -48,12 +52,14 @@ class DecodeWorkspace:
         processors: int,
         device: torch.device,
         window: int = 0,
+        skips_first: bool = False,
     ) -> "DecodeWorkspace":
         """processors: multiprocessors of the GPU."""
         shares = max(1, processors * config.shares_per_processor // kv_heads)
         return cls(
             config,
             window,
+            skips_first,
             work=torch.zeros((shares, 4), dtype=torch.int32, device=device),
             spans=torch.zeros((max_rows, 2), dtype=torch.int32, device=device),
             sums=torch.zeros((2 * shares, heads, head_dim), dtype=torch.float32, device=device),
@@ -97,7 +103,7 @@ def decode_attention(
 ) -> None:
     """Write softmax(q K^T * scale) V over each row's first `context_len` tokens, for the rows of `plan_decode`.
 
-    With a window in the workspace, only the last `window` of these tokens are read.
+    With a window in the workspace, only the last `window` of these tokens are read. See also its `skips_first`.
 
     q: [R, heads, D], a query a row, rows any distance apart. k_cache, v_cache: [num_blocks, block_size, kv_heads, D],
     dense except for the distance of blocks. tables: [S, max_blocks] int32; row r's is tables[table_rows[r]]. out: [R,
@@ -134,7 +140,8 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         TILE=config.tile,
         FORM=config.form,
-        WINDOW=workspace.window,
+        WINDOW=workspace.window or (_ENDLESS_TOKENS if workspace.skips_first else 0),
+        SKIPS_FIRST=workspace.skips_first,
         STAGES=config.num_stages,
         FP8=kv_scales is not None,
         COMPILED=q.is_cuda,
@@ -153,12 +160,15 @@ def decode_attention_reference(
     scale: float,
     window: int = 0,
     kv_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
+    *,
+    skips_first: bool = False,
 ) -> torch.Tensor:
     """`decode_attention` row by row in float32: [R, heads, D]."""
     k_scales, v_scales = kv_scales or (None, None)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for row, (table_row, context) in enumerate(zip(table_rows.tolist(), context_len.tolist(), strict=True)):
         first = max(0, context - window) if window else 0
+        first = max(first, min(1, context - 1)) if skips_first else first
         k = gathered(k_cache, tables[table_row], context, q.shape[1], k_scales)[first:]
         v = gathered(v_cache, tables[table_row], context, q.shape[1], v_scales)[first:]
         scores = torch.einsum("hd,khd->hk", q[row].float(), k) * scale
@@ -232,6 +242,7 @@ def _decode_kernel(
     TILE: tl.constexpr,
     FORM: tl.constexpr,
     WINDOW: tl.constexpr,
+    SKIPS_FIRST: tl.constexpr,
     STAGES: tl.constexpr,
     FP8: tl.constexpr,
     COMPILED: tl.constexpr,
@@ -267,6 +278,8 @@ def _decode_kernel(
     for i in range(rows):
         hidden = _hidden(context, TILE, WINDOW)
         seen_from = tl.maximum(context - WINDOW, 0) if WINDOW > 0 else 0
+        if SKIPS_FIRST:
+            seen_from = tl.maximum(seen_from, tl.minimum(1, context - 1))
         row_end = tl.cdiv(context, TILE) - hidden
         end = tl.minimum(tile + left, row_end)
         q_group = q + row.to(tl.int64) * q_stride + kv_head * GROUP * D

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from roseinfer.attention.base import AttentionBackend
 from roseinfer.attention.batch import ForwardBatch
@@ -75,9 +76,10 @@ class DraftingModel:
         x, streams = self._target.forward_with_states(batch, attention, self.head.spec.boundaries)
         states = self.head.fuse(streams)
         seats, starts = batch.table_rows.long(), batch.query_start.long()
-        before = states.roll(1, 0)
+        # One place more: rows that only pad a captured step begin after its tokens.
+        before = F.pad(states, (0, 0, 1, 0))
         before.index_copy_(0, starts[:-1], self._last.index_select(0, seats))
-        self.head.write(batch.input_ids, before, StepContext(batch, attention))
-        self.end_at(seats, states.index_select(0, starts[1:] - 1))
+        self.head.write(batch.input_ids, before[:-1], StepContext(batch, attention))
+        self.end_at(seats, states.index_select(0, (starts[1:] - 1).clamp_min(0)))
         self.states[: len(states)] = states
         return x

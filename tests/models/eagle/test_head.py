@@ -290,6 +290,32 @@ def test_a_prefix_hit_computes_one_token_again(target: Decoder, plain_target: Pr
     check_against(reference_of(folder, plain_target), [streams, streams], sequences, states)
 
 
+@torch.inference_mode()
+def test_rows_that_pad_a_captured_step_change_nothing(target: Decoder, tmp_path: Path) -> None:
+    """They name the spare seat, and begin and end after the step's last token."""
+    texts = [drawn_tokens(9, 1), drawn_tokens(9, 2)]
+    folder = folder_of().write(tmp_path)
+    kept = []
+    for padding in (0, 2):
+        torch.manual_seed(0)
+        sequences = Sequences(target, folder, texts)
+        sequences.compute(4, 3)
+        batch = make_batch([sequences.row(0, 1), sequences.row(1, 4)], 4)
+        sequences.runner.attention.begin(batch, sequences.runner.store)
+        end, spare = batch.query_start[-1:], torch.tensor([len(texts)] * padding, dtype=torch.int32)
+        padded = replace(
+            batch,
+            query_start=torch.cat((batch.query_start, *[end] * padding)),
+            table_rows=torch.cat((batch.table_rows, spare)),
+        )
+        sequences.model.forward(padded, sequences.runner.attention)
+        sequences.computed = [5, 7]
+        kept.append(sequences.compute(1, 1))
+        kept += [part.clone().nan_to_num(7.0) for part in sequences.runner.store.parts]
+    for plain, padded_too in zip(kept[: len(kept) // 2], kept[len(kept) // 2 :], strict=True):
+        assert torch.equal(plain, padded_too)
+
+
 def test_a_random_head_drafts_spread_tokens(target: Decoder, tmp_path: Path) -> None:
     folder = folder_of(targets=GAPS, ids=(2, 3))
     spec = read_eagle_spec(folder.write(tmp_path), target.spec)
