@@ -51,7 +51,7 @@ RUNNABLE = {line: words for line, words in RUNNABLE.items() if not NOT_RUN & {*w
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with RealServer() as server:
+    with RealServer("--max-model-len", "512") as server:  # the model ends few answers by itself
         yield server.url
 
 
