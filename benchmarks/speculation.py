@@ -4,7 +4,8 @@
     python -m benchmarks.speculation text MODEL FILE ... [--methods ngram suffix auto] [--option device=cpu]
 
 `recorded` runs a model of the GPU table with dummy weights. A load is STREAMS:WRONG: that many requests decode at once,
-and their drafts are the tokens that they give without drafts, each replaced by a wrong one with probability WRONG.
+and their drafts are the tokens that they give without drafts, each replaced by a wrong one with probability WRONG. The
+weights are such that a text depends on its last token only: else it would change with every rounding.
 
 `text` runs a real model on files, one request at a time. "Continue" goes on behind the first tokens of a file. "Repeat"
 is given the file and the first lines of a copy, and goes on with the copy, as an answer with an edited file does.
@@ -154,7 +155,9 @@ def recorded(args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as made:
         folder = write_folder(args.model, Path(made))
         options = {"max_model_len": args.context + args.tokens + 16, "max_num_seqs": max(n for n, _ in loads)}
-        method = f"ngram,tokens={args.drafts}"
+        nothing = Path(made) / "recorded.jsonl"
+        nothing.touch()
+        method = f"recorded:{nothing},tokens={args.drafts}"
         core, drafting, vocab = start(
             str(folder), folder, load_format="dummy", speculation=method, **{**options, **dict(args.option)}
         )

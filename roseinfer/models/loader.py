@@ -37,6 +37,9 @@ _DEFAULT_STD = 0.02
 # With small random weights attention averages tokens until they are alike, and all choose the same experts. Trained
 # routers spread tokens over all experts. Large embeddings and small attention outputs have the same effect here.
 _STD_WITH_EXPERTS = {"embed_tokens.weight": 1.0, "o_proj.weight": _DEFAULT_STD / 10}
+# What blocks of most families add to the residual stream, and a standard deviation that leaves it as it is in 16 bits.
+_BLOCK_OUTPUTS = ("o_proj.weight", "down_proj.weight", "c_proj.weight")
+_MIN_STD = 1e-9
 
 
 def resolve_dtype(spec: ModelSpec, dtype: str, device: torch.device) -> torch.dtype:
@@ -57,13 +60,14 @@ def load_model(
     group: RankGroup | None = None,
     quantization: str | None = None,
     weight_format: WeightFormat | None = None,
+    steady_text: bool = False,
 ) -> Decoder:
     """Return a model that is ready to run, or this process's part of a model that `group` shares.
 
     `load_format` "auto" reads the safetensors of `folder`, or the GGUF file at that path. "dummy" reads no file and
     draws weights from `seed` (the same on the same kind of device). `quantization`: as in `ModelConfig`.
-    `weight_format`: format of the linear layers, by default chosen from `quantization` and the checkpoint. Weights
-    never require gradients; run forward passes in `torch.inference_mode`.
+    `weight_format`: format of the linear layers, by default chosen from `quantization` and the checkpoint.
+    `steady_text`: as in `DummyWeights`. Weights never require gradients; run forward passes in `torch.inference_mode`.
 
     Raise `ModelNotFoundError` without weights, and `UnsupportedModelError` naming a tensor that is missing, misshaped,
     unexpected or not finite. Raise `ConfigError` for a group that cannot share the model, or a format that the device
@@ -75,7 +79,9 @@ def load_model(
     build = Build(computed, device, group or SingleRank(), chosen)
     model = build_model(spec, build)
     if dummy:
-        model.load(DummyWeights(seed, build, spreads=spec.experts is not None and not spec.tied_embeddings))
+        model.load(
+            DummyWeights(seed, build, spreads=spec.experts is not None and not spec.tied_embeddings, steady=steady_text)
+        )
         return model
     if is_gguf(folder):
         with GgufWeights(folder, spec, build) as file:
@@ -174,11 +180,14 @@ class DummyWeights:
     """Random weights: normal matrices, zero biases, norms of one. The same seed and device give the same weights.
 
     Each process of a group draws the whole model's weights and keeps its part. `spreads`: scale the matrices so that
-    the routers of a model with experts choose each expert about equally often.
+    the routers of a model with experts choose each expert about equally often. `steady`: blocks add almost nothing, so
+    that a greedy text depends on its last token only. Otherwise it changes with every rounding in 16 bits, since random
+    weights find many tokens equally likely.
     """
 
-    def __init__(self, seed: int, build: Build, *, spreads: bool = False) -> None:
+    def __init__(self, seed: int, build: Build, *, spreads: bool = False, steady: bool = False) -> None:
         self.build = build
+        self._steady = steady
         self._spreads = spreads
         self._generator = torch.Generator(build.device).manual_seed(seed)
         self._drawn: tuple[str, torch.Tensor] | None = None  # the matrix that was last read in parts
@@ -207,6 +216,8 @@ class DummyWeights:
         return self._drawn[1]
 
     def _std(self, name: str) -> float:
+        if self._steady and name.endswith(_BLOCK_OUTPUTS):
+            return _MIN_STD
         if not self._spreads:
             return _DEFAULT_STD
         return next((std for end, std in _STD_WITH_EXPERTS.items() if name.endswith(end)), _DEFAULT_STD)

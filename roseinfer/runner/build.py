@@ -13,6 +13,7 @@ from roseinfer.attention.kv_scales import KVScales
 from roseinfer.attention.kv_store import KVStore
 from roseinfer.attention.select import resolve_backend
 from roseinfer.core.config.engine import EngineConfig
+from roseinfer.core.config.speculation import RecordedValues, RecordValues
 from roseinfer.core.errors import ConfigError
 from roseinfer.core.plan import StepLimits
 from roseinfer.core.pooling import PoolingTask
@@ -100,6 +101,7 @@ def build_runner(config: EngineConfig, folder: Path, group: LiveGroup | None = N
             seed=config.model.seed,
             quantization=config.model.quantization,
             group=group,
+            steady_text=isinstance(config.speculation.values, RecordValues | RecordedValues),
         )
         _check_keys(spec, kv_dtype, target.kv_scales)
         model: CausalLM = target if head_spec is None else with_head(config, head_spec, target)

@@ -114,6 +114,17 @@ def test_broken_index(llama: Path) -> None:
             load(llama)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_steady_text_depends_on_the_last_token_only(tmp_path: Path, family: str) -> None:
+    save_reference(make_reference(family), tmp_path)
+    spec = read_model_spec(tmp_path)
+    for steady in (True, False):
+        model = load_model(tmp_path, spec, dtype="auto", device=CPU, load_format="dummy", seed=1, steady_text=steady)
+        position = len(TOKENS) - 1  # GPT-2 adds it to its embeddings
+        others = logits(model, [*TOKENS[position:0:-1], TOKENS[-1]])[-1]
+        assert torch.allclose(logits(model)[-1], others, atol=1e-6) == steady
+
+
 @pytest.mark.parametrize("family", ["gpt2", "qwen3"])
 def test_dummy_weights_need_no_file_and_follow_the_seed(tmp_path: Path, family: str) -> None:
     make_reference(family).config.save_pretrained(tmp_path)
