@@ -5,6 +5,9 @@ from pathlib import Path
 
 import roseinfer
 from roseinfer import LLM, SamplingParams
+from roseinfer.sched.drafting.drafting import Drafting
+from roseinfer.sched.drafting.head import HeadProposer
+from roseinfer.sched.drafting.pricing import EveryDraft
 from tests.helpers.eagle_folders import EagleFolder
 
 CONFIG = json.loads((Path(roseinfer.__file__).parent / "assets" / "tiny" / "config.json").read_text())
@@ -21,6 +24,8 @@ def test_drafts_of_two_ranks_change_nothing(tmp_path: Path) -> None:
     with LLM("tiny", **options) as llm:
         expected = [answer.outputs[0].token_ids for answer in llm.generate(PROMPTS, params)]
     with LLM("tiny", speculation=f"eagle3:{head},tokens=3", tensor_parallel_size=2, **options) as llm:
+        proposer = HeadProposer(3)
+        llm.engine.core.scheduler.drafting = Drafting((proposer,), EveryDraft(), 3, proposer)
         found = [answer.outputs[0].token_ids for answer in llm.generate(PROMPTS, params)]
         drafting = llm.engine.core.scheduler.drafting
         assert drafting is not None and drafting.counts["eagle3"].steps > 20

@@ -124,7 +124,7 @@ class Drafting:
             return
         for request in running:
             row = builder.row_of(request)
-            if row is None or not row.sample:
+            if row is None or not row.sample or not self._pricing.considers(request):
                 continue
             count, end = self.head.wanted(request, row), row.start + row.count
             growth = _grow_if_free(request, end + count, kv, reserve) if count else None
