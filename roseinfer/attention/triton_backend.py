@@ -267,11 +267,6 @@ class TritonAttention:
         else:
             starts = batch.query_start
             verify_few(qkv, *where, starts, lengths, slots, prepared, out, spec.scale, work, window, scales)
-        if self._few == 1:
-            decode_few(qkv, *where, lengths, slots, prepared, out, spec.scale, work, window, scales)
-        else:
-            starts = batch.query_start
-            verify_few(qkv, *where, starts, lengths, slots, prepared, out, spec.scale, work, window, scales)
         return out.view(qkv.shape[0], -1)
 
     def _attend(
