@@ -15,7 +15,6 @@ from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, work_of
 from roseinfer.sched.drafting.chances import ChanceTable
 from roseinfer.sched.drafting.marginal import (
-    KNOWN_STEPS_COUNT,
     MAX_DRAFTED_STEPS,
     MAX_EARLY_DRAFTED_STEPS,
     MarginalPricing,
@@ -23,7 +22,7 @@ from roseinfer.sched.drafting.marginal import (
 from roseinfer.sched.drafting.pricing import DraftCandidate
 from roseinfer.sched.drafting.probes import MAX_PAUSE_STEPS, PROBE_STEPS, Probes
 from roseinfer.sched.drafting.proposer import Proposal
-from roseinfer.sched.drafting.yields import MIN_REQUESTS_COUNT, DraftYields
+from roseinfer.sched.drafting.yields import KNOWN_STEPS_COUNT, MIN_REQUESTS_COUNT, DraftYields
 from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import NO_LIMITS, DraftRoom
 

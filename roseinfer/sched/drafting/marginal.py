@@ -14,7 +14,7 @@ from roseinfer.sched.cost.params import CostParams, Work, work_of
 from roseinfer.sched.drafting.chances import ChanceTable, RequestChances, chances, learn
 from roseinfer.sched.drafting.pricing import DraftCandidate
 from roseinfer.sched.drafting.probes import Probes
-from roseinfer.sched.drafting.yields import DraftYields
+from roseinfer.sched.drafting.yields import KNOWN_STEPS_COUNT, DraftYields
 from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import DraftRoom
 
@@ -22,7 +22,6 @@ MIN_GAIN_RATIO = 1.1  # of tokens per second with drafts to those without, for t
 MIN_TRUSTED_STEPS = 8  # observed steps without drafts, before anything is compared with them
 MAX_DRAFTED_STEPS = 64  # in a row, before one without drafts shows whether the machine's speed has changed
 MAX_EARLY_DRAFTED_STEPS = 3  # the same, until this many steps without drafts are known
-KNOWN_STEPS_COUNT = 64
 MIN_CHANCE_SHARE = 0.02  # of a guess with those before it
 _MAX_EMPTY_STEPS = 2  # without a right draft, before a request pauses
 _MIN_FIRST_CHANCE_SHARE = 0.4  # of its first guess, with which it does not pause
@@ -69,6 +68,7 @@ class MarginalPricing:
     def __init__(self, cost: CostModel, yields: DraftYields, *, learns: bool = False, overlap: bool = False) -> None:
         self._cost = cost
         self._yields = yields
+        yields.enabled = True
         self._learns = learns
         self._overlap = overlap
         self._table = ChanceTable()

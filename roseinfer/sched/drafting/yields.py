@@ -7,6 +7,7 @@ from typing import NamedTuple
 from roseinfer.core.request import Request
 from roseinfer.sched.cost.params import CostParams, Work
 
+KNOWN_STEPS_COUNT = 56  # steps without drafts, after which their cost is known
 MIN_REQUESTS_COUNT = 200  # of a tenant, before a promise may count on its drafts
 MIN_STEPS_COUNT = 32  # of all of them together
 MAX_REQUESTS_COUNT = 256  # newest ones that are kept
@@ -24,9 +25,10 @@ class DraftYield(NamedTuple):
 
 
 class DraftYields:
-    """Records of ended requests by tenant: requests of one source are alike."""
+    """Records of ended requests by tenant: requests of one source are alike. `enabled`: the engine drafts."""
 
     def __init__(self) -> None:
+        self.enabled = False
         self._ended: dict[str, deque[tuple[int, int, int]]] = {}  # steps, tokens and drafts of each; newest tenant last
         self._known: dict[str, DraftYield | None] = {}
 

@@ -25,6 +25,7 @@ from roseinfer.core.request import Request
 from roseinfer.core.slo import Cause, Forecast
 from roseinfer.sched.cost.params import work_of
 from roseinfer.sched.cost.speed import MIN_STALL_RATIO
+from roseinfer.sched.drafting.yields import KNOWN_STEPS_COUNT
 from roseinfer.sched.estimates import Estimates
 from roseinfer.sched.policies.common.bursts import BurstBudget
 from roseinfer.sched.policies.common.rotation import BurstRotation
@@ -84,7 +85,8 @@ class SlackPolicy:
         state, duration_s = self.state, event.duration_s
         self._done, self._done_s = event.plan.step, event.now_s
         only_decodes = event.plan.num_tokens == len(event.plan.rows)
-        if not state.promised and only_decodes and event.plan.step % 4:
+        known = state.cost.steps >= KNOWN_STEPS_COUNT or not state.yields.enabled
+        if not state.promised and only_decodes and event.plan.step % 4 and known:
             self._predicted_s = 0.0
             return  # every fourth step is enough to keep the model up to date
         work = work_of(event.plan.rows)
