@@ -40,6 +40,8 @@ _STD_WITH_EXPERTS = {"embed_tokens.weight": 1.0, "o_proj.weight": _DEFAULT_STD /
 # What blocks of most families add to the residual stream, and a standard deviation that leaves it as it is in 16 bits.
 _BLOCK_OUTPUTS = ("o_proj.weight", "down_proj.weight", "c_proj.weight")
 _MIN_STD = 1e-9
+_HEAD = "lm_head.weight"
+_TOKEN_MATRICES = ("embed_tokens.weight", _HEAD)
 
 
 def resolve_dtype(spec: ModelSpec, dtype: str, device: torch.device) -> torch.dtype:
@@ -180,14 +182,15 @@ class DummyWeights:
     """Random weights: normal matrices, zero biases, norms of one. The same seed and device give the same weights.
 
     Each process of a group draws the whole model's weights and keeps its part. `spreads`: scale the matrices so that
-    the routers of a model with experts choose each expert about equally often. `steady`: blocks add almost nothing, so
-    that a greedy text depends on its last token only. Otherwise it changes with every rounding in 16 bits, since random
-    weights find many tokens equally likely.
+    the routers of a model with experts choose each expert about equally often. `steady`: the likeliest token is
+    clear and depends on the last one only, for blocks add almost nothing and the head is the embedding, a row further.
+    Other random weights find many tokens equally likely, so that a text changes with every rounding in 16 bits.
     """
 
     def __init__(self, seed: int, build: Build, *, spreads: bool = False, steady: bool = False) -> None:
         self.build = build
         self._steady = steady
+        self._seed = seed
         self._spreads = spreads
         self._generator = torch.Generator(build.device).manual_seed(seed)
         self._drawn: tuple[str, torch.Tensor] | None = None  # the matrix that was last read in parts
@@ -204,7 +207,7 @@ class DummyWeights:
         if into.ndim == 1:
             into.fill_(0.0 if name.endswith(".bias") else 1.0)
         elif shard is None or all(part.is_all for part in shard):
-            into.normal_(0.0, self._std(name), generator=self._generator)
+            self._draw(name, into)
         else:
             whole = self._whole(name, [part.whole for part in shard], into.dtype)
             into.copy_(whole[tuple(slice(part.start, part.start + part.width) for part in shard)])
@@ -212,8 +215,17 @@ class DummyWeights:
     def _whole(self, name: str, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
         if self._drawn is None or self._drawn[0] != name:
             whole = torch.empty(shape, dtype=dtype, device=self.build.device)
-            self._drawn = (name, whole.normal_(0.0, self._std(name), generator=self._generator))
+            self._draw(name, whole)
+            self._drawn = (name, whole)
         return self._drawn[1]
+
+    def _draw(self, name: str, into: torch.Tensor) -> None:
+        if not self._steady or not name.endswith(_TOKEN_MATRICES):
+            into.normal_(0.0, self._std(name), generator=self._generator)
+            return
+        into.normal_(0.0, self._std(name), generator=torch.Generator(self.build.device).manual_seed(self._seed))
+        if name.endswith(_HEAD):
+            into.copy_(into.roll(1, 0))
 
     def _std(self, name: str) -> float:
         if self._steady and name.endswith(_BLOCK_OUTPUTS):

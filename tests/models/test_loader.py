@@ -123,6 +123,8 @@ def test_a_steady_text_depends_on_the_last_token_only(tmp_path: Path, family: st
         position = len(TOKENS) - 1  # GPT-2 adds it to its embeddings
         others = logits(model, [*TOKENS[position:0:-1], TOKENS[-1]])[-1]
         assert torch.allclose(logits(model)[-1], others, atol=1e-6) == steady
+        if steady and family == "llama":
+            assert logits(model).argmax(-1).tolist() == [token + 1 for token in TOKENS]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen3"])
