@@ -189,7 +189,8 @@ class EngineCore:
             check_pooling(new, self._pooling)
         self._check_logprobs(params)
         self._check_vocabulary("prompt", new.prompt.ids)
-        self._check_vocabulary("prediction", new.prompt.prediction)
+        if new.prompt.prediction:
+            self._check_vocabulary("prediction", new.prompt.prediction)
         for name, ids in params.named_token_ids():
             self._check_vocabulary(name, tuple(ids))
         requests = self._make_requests(new)

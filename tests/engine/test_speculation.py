@@ -10,8 +10,15 @@ from roseinfer import LLM, SamplingParams
 from roseinfer.core.errors import ConfigError
 from roseinfer.sched.cost.file import cost_as_json
 from roseinfer.sched.cost.params import CostParams
+from roseinfer.sched.drafting.pricing import EveryDraft
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add"
+
+
+@pytest.fixture(autouse=True)
+def every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify all drafts: which ones pay depends on the machine."""
+    monkeypatch.setattr("roseinfer.engine.process.MarginalPricing", lambda *args, **options: EveryDraft())
 
 
 def texts(speculation: str, params: SamplingParams, **options: Any) -> list[str]:

@@ -76,8 +76,7 @@ class Generation:
             PromptRun(len(prompt.ids), prompt.params.max_tokens, job.arrival_s, [SampleRecord() for _ in range(job.n)])
             for prompt in job.prompts
         ]
-        predicted = any(prompt.prediction for prompt in job.prompts)
-        self.progress = JobProgress(runs, job.parser is not None, predicted)
+        self.progress = JobProgress(runs, job.parser is not None, predicted=bool(job.prompts[0].prediction))
         self._engine = engine
         self._ids = ids
         self._observer = observer
