@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from tests.helpers.cases import cases
 from tests.helpers.process_table import alive
 from tests.server.real_server import HTTP_ERROR, PATIENCE_S, RealServer, priced, until
 
@@ -117,7 +118,7 @@ def test_it_drains(own: RealServer) -> None:
     check_that_it_drains(own, terminate)
 
 
-@pytest.mark.parametrize("end", [interrupt_group, terminate_group])
+@cases("end", [interrupt_group], exhaustive=[terminate_group])
 def test_it_drains_on_a_signal_to_the_group(own: RealServer, end: Kill) -> None:
     check_that_it_drains(own, end)
 
