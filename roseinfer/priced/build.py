@@ -60,7 +60,7 @@ def build_priced(config: EngineConfig, folder: Path, tokenizer_folder: Path) -> 
     max_model_len = _context(config, model, blocks * config.cache.block_size)
     eos_ids = read_generation_config(folder).eos_token_ids
     vocabulary = read_vocabulary(tokenizer_folder, _found(model, "vocab_size"), eos_ids)
-    limits = StepLimits.of(config.scheduler, max_model_len)
+    limits = StepLimits.of(config.scheduler, max_model_len, config.max_step_drafts)
     factor = next(iter(priced.slow_list), 1.0)
     machine = Machine(cost, priced.noise, slowdown=((0.0, factor),) if factor != 1 else ())
     drawn = DrawnRunner(vocabulary, priced.mean_output_len, limits)

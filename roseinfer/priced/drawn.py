@@ -116,7 +116,7 @@ class DrawnRunner:
     vocabulary: DrawnVocabulary
     mean_len: float
     limits: StepLimits
-    capabilities: Capabilities = field(default=Capabilities(masks=True), init=False)
+    capabilities: Capabilities = field(default=Capabilities(drafts=True, masks=True), init=False)
     _seats: dict[int, _Seat] = field(default_factory=dict, init=False)
     _free: set[int] = field(default_factory=set, init=False)
     _space: "array[int]" = field(default_factory=lambda: array("I"), init=False)
@@ -140,30 +140,49 @@ class DrawnRunner:
     def sample(self, handle: StepPlan, masks: TokenMasks | None = None) -> None:
         lines = {} if masks is None else self._lines(masks)
         rows = []
-        seats, free = self._seats, self._free
         for i, (name, seat, start, count, _, sample, _, _, _, drafts) in enumerate(handle.rows):
-            assert not drafts, "no drafts are verified here"
             if not sample:
                 rows.append(new_row_result((name, (), None, None, None, None)))
-                continue
-            own = seats[seat]
-            index = start + count - own.prompt_len
-            if i in lines:
-                rows.append(self._guided(name, own, index, lines[i]))
-            elif index >= own.end_at and own.eos is not None:
-                rows.append(new_row_result((name, (own.eos,), None, None, None, None)))
-            elif seat in free:
-                at = zlib.crc32(index.to_bytes(4, "little"), own.key) % len(own.pool)
-                rows.append(new_row_result((name, (own.pool[at],), None, None, None, None)))
+            elif drafts:
+                rows.append(self._verified(name, seat, start, drafts, [lines.get((i, n)) for n in range(count)]))
             else:
-                rows.append(self._first(name, own, index, own.in_order(index)))
+                rows.append(self._token(name, seat, start + count, lines.get((i, 0)) if lines else None))
         self._results[handle.step] = StepResult(handle.step, rows)
 
-    def _lines(self, masks: TokenMasks) -> dict[int, _Mask]:
+    def _token(self, name: str, seat: int, position: int, mask: _Mask | None) -> RowResult:
+        """Return the token at a position of the text."""
+        own = self._seats[seat]
+        index = position - own.prompt_len
+        if mask is not None:
+            return self._guided(name, own, index, mask)
+        if index >= own.end_at and own.eos is not None:
+            return new_row_result((name, (own.eos,), None, None, None, None))
+        if seat in self._free:
+            at = zlib.crc32(index.to_bytes(4, "little"), own.key) % len(own.pool)
+            return new_row_result((name, (own.pool[at],), None, None, None, None))
+        return self._first(name, own, index, own.in_order(index))
+
+    def _verified(
+        self, name: str, seat: int, start: int, drafts: tuple[int, ...], masks: Sequence[_Mask | None]
+    ) -> RowResult:
+        """Return the tokens of a row with drafts, up to the replacement of the first wrong one or an error."""
+        tokens: list[int] = []
+        for draft, mask in zip((*drafts, None), masks, strict=True):
+            found = self._token(name, seat, start + 1 + len(tokens), mask)
+            if found.error is not None:
+                return RowResult(name, tuple(tokens), error=found.error)
+            tokens += found.token_ids
+            if tokens[-1] != draft:
+                break
+        return RowResult(name, tuple(tokens))
+
+    def _lines(self, masks: TokenMasks) -> dict[tuple[int, int], _Mask]:
+        """Return the masks by row and number of drafts before the token that they restrict."""
         size = TokenMasks.words_per_row(self.vocabulary.size)
+        before = masks.drafts_before or (0,) * len(masks.rows)
         return {
-            row: _Mask(masks.words[line * size : (line + 1) * size], self.vocabulary.size)
-            for line, row in enumerate(masks.rows)
+            place: _Mask(masks.words[line * size : (line + 1) * size], self.vocabulary.size)
+            for line, place in enumerate(zip(masks.rows, before, strict=True))
         }
 
     def _guided(self, name: str, own: _Seat, index: int, mask: _Mask) -> RowResult:

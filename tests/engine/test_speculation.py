@@ -64,8 +64,14 @@ def test_an_engine_that_cannot_do_it_does_not_start(options: dict[str, Any], mes
         LLM("tiny", threads=1, num_kv_blocks=16, speculation="ngram", **options)
 
 
-def test_a_priced_engine_does_not_verify(tmp_path: Path) -> None:
+def test_a_priced_engine_verifies_too(tmp_path: Path) -> None:
+    """A priced engine is certain of each token, so the second output is that of the first."""
     file = tmp_path / "cost.json"
     file.write_text(json.dumps(cost_as_json(CostParams(0.001, 1e-6, 0.0, 1e-6, 0.0))))
-    with pytest.raises(ConfigError, match="speculation 'ngram' is not supported by device priced"):
-        LLM(device="priced", cost=str(file), speculation="ngram")
+    params = SamplingParams(max_tokens=100, seed=1, ignore_eos=True)
+    outputs = []
+    for speculation in ("off", "auto"):
+        with LLM(device="priced", cost=str(file), speculation=speculation) as llm:
+            outputs += [llm.generate(PROMPT, params)[0].outputs[0] for _ in range(3)]
+    assert len({output.text for output in outputs}) == 1
+    assert sum(tally.accepted for tally in outputs[-1].drafts.values()) > 20

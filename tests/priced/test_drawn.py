@@ -12,6 +12,7 @@ from roseinfer.core.plan import Admission, Row, StepLimits, StepPlan, TokenMasks
 from roseinfer.core.sampling import SequenceParams
 from roseinfer.engine.core import EngineCore
 from roseinfer.priced.drawn import DrawnRunner, DrawnVocabulary, drawn_length
+from tests.helpers.drafters import Oracle
 from tests.helpers.engines import EOS, Collected, add, make_core, run_dry
 from tests.helpers.guides import ArithmeticGuides
 
@@ -56,6 +57,40 @@ def test_the_texts_of_any_schedule_are_the_same():
     for number, (name, prompt) in enumerate(PROMPTS.items()):
         alone |= texts(run({name: prompt}, {"seed": number}, depth=2))
     assert alone == expected
+
+
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("params", [{}, {"bad_token_ids": ((9,), (7, 8))}, {"min_tokens": 6, "stop_token_ids": (6, 7)}])
+def test_texts_with_drafts_are_the_same(right: float, params: dict[str, object]) -> None:
+    expected = run(PROMPTS, params)
+    known = {name: seen.tokens for name, seen in expected.items()}
+    runner = drawn(limits=StepLimits(8, 64, 64))
+    core = make_core(runner=runner, depth=2, drafter=Oracle(known, VOCAB, right))  # type: ignore[arg-type]
+    for number, (name, prompt) in enumerate(PROMPTS.items()):
+        add(core, name, prompt, **{"seed": number, "max_tokens": 8, **params})
+    assert texts(run_dry(core)) == texts(expected)
+    assert core.scheduler.drafting is not None and core.scheduler.drafting.counts["test"].steps
+
+
+def test_each_token_of_a_row_with_drafts_has_its_own_mask() -> None:
+    runner = drawn()
+    first, second = (_masked_word(allowed) for allowed in ([6], [7]))
+    row = Row("a:0", 0, 3, 3, 3, True, 3, 0, (0, 1), (6, 9))
+    admission = Admission("a:0", 0, [1, 2, 3, 5], 3, SequenceParams(max_tokens=20, ignore_eos=True), 7, (), ())
+    plan = StepPlan(0, [row], [admission], num_tokens=3, num_drafts=2)
+    runner.limits = StepLimits(8, 64, 8)
+    words = TokenMasks.words_per_row(VOCAB)
+    space = runner.mask_space(2)
+    space[:words], space[words:] = array("I", second), array("I", first)
+    runner.sample(runner.submit(plan), TokenMasks((0, 0), space, (1, 0)))
+    assert runner.collect(plan).rows[0].token_ids == (6, 7), "the second draft is not what its mask allows"
+
+
+def _masked_word(allowed: Sequence[int]) -> list[int]:
+    words = [0] * TokenMasks.words_per_row(VOCAB)
+    for token in allowed:
+        words[token >> 5] |= 1 << (token & 31)
+    return words
 
 
 def test_an_output_that_was_begun_elsewhere_goes_on_the_same():
