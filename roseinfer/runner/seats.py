@@ -116,9 +116,16 @@ class SeatTable:
         write_ranges(self.block_tables, seats, columns, [row.new_blocks for row in rows])
 
     def write_drafts(self, rows: Sequence[Row]) -> None:
-        """Write the rows' drafts behind their known tokens, as inputs of the forward pass."""
-        seats, columns = [row.seat for row in rows], [row.start + 1 for row in rows]
-        write_ranges(self.tokens, seats, columns, [row.drafts for row in rows])
+        """Write the rows' drafts behind their known tokens, as inputs of the forward pass.
+
+        The forward pass waits for it, so it is one copy and two launches, less than `write_ranges`.
+        """
+        width = self.tokens.shape[1]
+        firsts = [row.seat * width + row.start + 1 for row in rows]
+        where = [first + i for row, first in zip(rows, firsts, strict=True) for i in range(len(row.drafts))]
+        drafts = [token for row in rows for token in row.drafts]
+        placed = upload((where, drafts), torch.int64, self.device)
+        self.tokens.view(-1).index_copy_(0, placed[0], placed[1].int())
 
     def output_drafts(self, seat: int, token_ids: Sequence[int]) -> None:
         """Let the seat's edits count the tokens that came of a row with drafts."""
