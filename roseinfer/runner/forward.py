@@ -50,8 +50,13 @@ class Columns:
 
     def samples(self) -> Samples:
         """Return the tokens that the step samples, in the order of the columns; `rows` are the plan's."""
-        if self.only_decodes:
-            return Samples(list(self.order), list(self.seat), [start + 1 for start in self.start], {})
+        if any(self.drafts):
+            return self._samples_with_drafts()
+        places = [place for place, sample in enumerate(self.sample) if sample]
+        rows, seats = [self.order[place] for place in places], [self.seat[place] for place in places]
+        return Samples(rows, seats, [self.start[place] + self.count[place] for place in places], {})
+
+    def _samples_with_drafts(self) -> Samples:
         found = Samples([], [], [], {})
         for place, row in enumerate(self.order):
             if not self.sample[place]:

@@ -1,5 +1,6 @@
 """Execution of step plans: state changes, forward pass, sampling, results."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING
@@ -168,7 +169,9 @@ class ModelRunner:
         sampled = handle.downloaded.tokens
         tokens: list[int] = [] if sampled is None else sampled.tolist()
         token_ids: list[tuple[int, ...]] = [()] * len(rows)
-        settled = handle.samples.settled(rows, tokens)
+        settled: Sequence[int] = range(len(tokens))
+        if handle.samples.drafts_before:
+            settled = handle.samples.settled(rows, tokens)
         for at in settled:
             if tokens[at] >= 0:
                 token_ids[handle.samples.rows[at]] += (tokens[at],)
@@ -239,7 +242,7 @@ class ModelRunner:
             if row.drafts:
                 self._seats.output_drafts(row.seat, ids)
 
-    def _add_scores(self, handle: StepHandle, results: list[RowResult], settled: list[int]) -> None:
+    def _add_scores(self, handle: StepHandle, results: list[RowResult], settled: Sequence[int]) -> None:
         if handle.sampled is not None and handle.sampled.scored:
             entries = chain.from_iterable(part.to_python() for part in handle.downloaded.scores)
             scored = dict(zip(handle.sampled.scored, entries, strict=True))
@@ -251,7 +254,7 @@ class ModelRunner:
         for prompt in handle.downloaded.prompts:
             results[prompt.row] = results[prompt.row]._replace(prompt_logprobs=prompt.to_python())
 
-    def _find_errors(self, handle: StepHandle, tokens: list[int], settled: list[int]) -> None:
+    def _find_errors(self, handle: StepHandle, tokens: list[int], settled: Sequence[int]) -> None:
         """Find the requests that failed in this step."""
         rows = handle.plan.rows
         for at in settled:

@@ -24,8 +24,6 @@ class Samples(NamedTuple):
 
     def settled(self, plan_rows: Sequence[Row], tokens: list[int]) -> list[int]:
         """Return which of the sampled `tokens` count: those of which all drafts before were right."""
-        if not self.drafts_before:
-            return list(range(len(tokens)))
         settled: list[int] = []
         for at, row in enumerate(self.rows):
             before = self.drafts_before.get(at, 0)
