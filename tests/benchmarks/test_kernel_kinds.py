@@ -62,14 +62,15 @@ OURS = {
     "attention": {
         "_bulk_kernel",
         "_decode_kernel",
-        "_few_kernel",
         "_merge_kernel",
         "_plan_kernel",
         "_prefill_kernel",
         "_widen_kernel",
+        "few_kernel",
+        "merge_kernel",
     },
     "K/V write": {"_heads_kernel"},
-    "GEMM": {"_tile_kernel", "skinny_kernel", "skinny_pairs_kernel"},
+    "GEMM": {"_tile_kernel", "skinny_direct_kernel", "skinny_kernel", "skinny_pairs_kernel"},
     "rounding to FP8": {"_normed_rows_kernel", "_rows_kernel"},
     "norm and activation": {"_gated_kernel", "_norm_kernel", "_pointwise_kernel"},
     "sampling": {

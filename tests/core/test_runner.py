@@ -85,6 +85,6 @@ def test_a_wrapper_hands_on_all_calls_with_all_they_carry(wrapper):
     assert told.calls == [("submit", plan), ("sample", "handle", masks), ("collect", "handle"), ("close",)]
 
 
-@pytest.mark.parametrize("runner", [FixedLengthRunner, RecordedRunner])
+@pytest.mark.parametrize("runner", [FixedLengthRunner(), RecordedRunner])
 def test_runners_that_compute_nothing_neither_verify_nor_mask(runner):
     assert not runner.capabilities.drafts and not runner.capabilities.masks

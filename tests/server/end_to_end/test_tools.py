@@ -138,7 +138,12 @@ def test_an_output_that_is_cut_ends_with_length(client: openai.OpenAI) -> None:
 
 
 def test_calls_or_a_document(client: openai.OpenAI) -> None:
-    schema = {"type": "object", "properties": {"sky": {"enum": ["clear", "grey"]}}, "required": ["sky"]}
+    schema = {
+        "type": "object",
+        "properties": {"sky": {"enum": ["clear", "grey"]}},
+        "required": ["sky"],
+        "additionalProperties": False,
+    }
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "sky", "schema": schema}}
     done = client.chat.completions.create(
         **FIELDS, tools=TOOLS, response_format=wanted, parallel_tool_calls=False, n=2, seed=5
