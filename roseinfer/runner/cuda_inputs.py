@@ -53,7 +53,7 @@ class CudaInputs:
         context_lens = self._write_rows(host, columns, width)
         tokens_at = FIELDS * width
         host[tokens_at : tokens_at + num_tokens] = _rows_of_tokens(columns)
-        tail = _Tail.write(host, tokens_at + aligned(num_tokens), columns)
+        tail = _Tail.write(host, tokens_at + aligned(num_tokens), columns, width)
         on_device = self.staging.send(tail.end)
         layout = self._expand(on_device, width, on_device[tokens_at : tokens_at + num_tokens])
         batch = ForwardBatch(
@@ -112,7 +112,7 @@ class CudaInputs:
         host[tokens_at + num_tokens : map_at] = -1
         host[map_at : map_at + chunk_map.size] = chunk_map.reshape(-1)
         host[map_at + chunk_map.size : tail_at] = -1
-        tail = _Tail.write(host, tail_at, columns)
+        tail = _Tail.write(host, tail_at, columns, width)
         on_device = self.staging.send(tail.end)
         return StagedMixed(tail.logits_at(on_device), tail.sample_at(on_device))
 
@@ -223,14 +223,18 @@ class _Tail:
         self.end = self._ends + num_samples
 
     @classmethod
-    def write(cls, host: np.ndarray, start: int, columns: Columns) -> "_Tail":
+    def write(cls, host: np.ndarray, start: int, columns: Columns, width: int) -> "_Tail":
         ends = list(accumulate(columns.count))
-        samples = columns.samples()
-        tail = cls(start, sum(columns.logits), len(samples.rows))
+        if any(columns.drafts):
+            _, seats, sample_ends, _ = columns.samples()
+        else:
+            layout, sampling = host[: FIELDS * width].reshape(FIELDS, width), np.flatnonzero(columns.sample)
+            seats, sample_ends = layout[SEAT, sampling], layout[END, sampling]
+        tail = cls(start, sum(columns.logits), len(seats))
         wanted = chain.from_iterable(map(range, map(sub, ends, columns.logits), ends))
         host[start : start + tail._num_logits] = np.fromiter(wanted, np.int32, tail._num_logits)
-        host[tail._seats : tail._seats + tail._num_samples] = samples.seats
-        host[tail._ends : tail.end] = samples.ends
+        host[tail._seats : tail._seats + tail._num_samples] = seats
+        host[tail._ends : tail.end] = sample_ends
         return tail
 
     def logits_at(self, on_device: torch.Tensor) -> torch.Tensor:

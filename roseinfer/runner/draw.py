@@ -115,9 +115,13 @@ class _Kept:
 
     def draw(self, ids: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
         """Return the token [n] drawn by u. ids: those of the ranked tokens [n, K]."""
+        weights = self.weights
+        if ids.device.type == "cpu":  # few tokens are kept, and sorting is slow
+            most = int(self.count.max())
+            ids, weights = ids[:, :most], weights[:, :most]
         ranks = torch.arange(ids.shape[1], device=ids.device)
         ids, order = ids.masked_fill(ranks >= self.count[:, None], torch.iinfo(ids.dtype).max).sort(-1)
-        total = self.weights.gather(1, order).cumsum(-1, dtype=torch.float64)
+        total = weights.gather(1, order).cumsum(-1, dtype=torch.float64)
         last = self.count - 1
         place = _invert(total, u * total.gather(1, last[:, None]).squeeze(1))
         return ids.gather(1, torch.minimum(place, last)[:, None]).squeeze(1)

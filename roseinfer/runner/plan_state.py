@@ -52,9 +52,13 @@ class PlanState:
         """
         for seat in self._poisoned.intersection(released):
             self._poisoned.discard(seat)
-            if self._store is not None:
-                blocks = self.seats.block_tables[seat, : self.seats.at(seat).num_blocks].long()
-                self._store.scrub(blocks)
+            self.scrub(seat)
+
+    def scrub(self, seat: int) -> None:
+        """Zero non-finite values in the blocks of a seat."""
+        if self._store is not None:
+            blocks = self.seats.block_tables[seat, : self.seats.at(seat).num_blocks].long()
+            self._store.scrub(blocks)
 
     def fail(self, row: Row, error: str, *, poisons: bool = False) -> None:
         """Make this row and all later ones of its request errors. `poisons`: its K/V may hold NaN or infinity."""

@@ -243,7 +243,7 @@ class Scheduler:
         room = cast(LimitingDrafts, decision).draft_room() if limits else NO_LIMITS
         running, reserve = self.running.values(), self.seating.reserve
         drafting.add(builder, running, self.kv, reserve, self.limits.max_drafts, room)
-        drafting.ask_head(builder, running, self.kv, reserve)
+        drafting.ask_head(builder, running, self.kv, reserve, self.limits.max_drafts)
 
     def _view(self, now_s: float, running: tuple[Request, ...]) -> View:
         return View(

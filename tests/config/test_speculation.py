@@ -39,6 +39,7 @@ def test_methods_and_their_values(text: str, values: Any) -> None:
         ("medusa", "unknown method 'medusa' (expected off, auto, ngram, suffix or eagle3:PATH)"),
         ("off,tokens=2", "unknown method 'off'"),
         ("ngram:path", "ngram has no path"),
+        ("suffix:", "suffix has no path"),
         ("eagle3", "eagle3 needs a path"),
         ("recorded:", "recorded needs a path"),
         ("ngram,chance=0.1", "ngram has no value 'chance=0.1' (expected tokens, min, max)"),

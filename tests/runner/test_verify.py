@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from roseinfer.core.plan import RowResult, TokenMasks
 from tests.helpers.cases import examples
-from tests.runner.tiny import BAD_TOKEN, VOCAB, Bench
+from tests.runner.tiny import BAD_TOKEN, VOCAB, Bench, run
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 STEPS = 14
@@ -157,3 +157,12 @@ def test_a_failure_behind_right_drafts_keeps_the_tokens_before_it_and_one_behind
         bench.runner.sample(handle, masks_of(bench, {(0, 0): every, (0, 1): set(), (0, 2): every}))
         (row,) = bench.runner.collect(handle).rows
         assert list(row.token_ids) == known[1:2] and bool(row.error) == error
+
+
+def test_a_wrong_draft_without_finite_states_leaves_nothing_behind() -> None:
+    """BAD_TOKEN makes K and V NaN. Behind it as a wrong draft, the request that gets its block next is as if alone."""
+    bench = Bench(bad=True)
+    bench.run([bench.admit(0, PROMPT)], [bench.row(0, 0, len(PROMPT))])
+    plan = bench.plan([], [bench.row(0, len(PROMPT), 1, drafts=(BAD_TOKEN,))])
+    run(bench.runner, plan)
+    assert bool(bench.store.data.isfinite().all())

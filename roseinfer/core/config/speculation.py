@@ -153,7 +153,7 @@ def _read(text: str) -> MethodValues | None:
     if kind is None:
         raise ConfigError(f"speculation: unknown method {name!r} (expected {_SHOWN})")
     known = {f.name: f for f in fields(kind)}
-    if ("path" in known) != bool(path):
+    if ("path" in known) != bool(path) or bool(colon) != bool(path):
         raise ConfigError(f"speculation: {name} {'needs a' if 'path' in known else 'has no'} path, got {text!r}")
     given: dict[str, Any] = {"path": path} if colon else {}
     for part in rest:

@@ -33,7 +33,7 @@ def make_drafting(
         values = replace(values, corpus=0)
     if isinstance(values, EagleValues):
         head = HeadProposer(values.tokens)
-        return Drafting((head,), pricing, values.tokens, head)
+        return Drafting((PredictionProposer(), head), pricing, values.tokens, head)
     return Drafting(tuple(_proposers(values, vocab_size)), pricing, values.tokens)
 
 

@@ -58,10 +58,10 @@ class Drafting:
         No request waits or is preempted for them. `reserve`: KV blocks that drafts leave free. `room`: the policy's
         limits.
         """
-        limit = min(limit, builder.tokens_left)
-        if not self._pricing.begin(builder.step, running, room) or limit <= 0:
+        if not self._pricing.begin(builder.step, running, room):
             return
-        candidates = list(self._candidates(builder, running, limit))
+        limit = max(0, min(limit, builder.tokens_left))
+        candidates = list(self._candidates(builder, running, limit)) if limit else []
         counts = self._pricing.choose(builder, candidates, limit)
         for candidate, count in zip(candidates, counts, strict=True):
             if count:
@@ -118,19 +118,25 @@ class Drafting:
             builder.set_drafts(request, drafts, growth)
             self._verifying[request.request_id] = candidate
 
-    def ask_head(self, builder: PlanBuilder, running: Collection[Request], kv: KvManager, reserve: int) -> None:
-        """Let the runner's head draft after the rows of a planned step, as far as free blocks hold these tokens."""
+    def ask_head(
+        self, builder: PlanBuilder, running: Collection[Request], kv: KvManager, reserve: int, limit: int
+    ) -> None:
+        """Let the runner's head draft after the rows of a planned step, as far as free blocks hold these tokens.
+
+        `limit`: drafts of all rows, of which the next step cannot verify more.
+        """
         if self.head is None or not self._pricing.worthwhile(running):
             return
         for request in running:
             row = builder.row_of(request)
             if row is None or not row.sample or not self._pricing.considers(request):
                 continue
-            count, end = self.head.wanted(request, row), row.start + row.count
+            count, end = min(limit, self.head.wanted(request, row)), row.start + row.count
             growth = _grow_if_free(request, end + count, kv, reserve) if count else None
             count = min(count, request.capacity - end)
             if count > 0:
                 builder.set_ahead(request, count, growth)
+                limit -= count
 
     def made(self, plan: StepPlan, result: StepResult, requests: Mapping[str, Request]) -> None:
         """Take the drafts of the runner's head, after the requests have got the step's tokens."""

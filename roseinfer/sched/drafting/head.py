@@ -1,6 +1,7 @@
 """Drafts of the runner's head: asked for in a plan, returned with the step's result, proposed for the next plan."""
 
 import logging
+from math import isfinite
 from typing import NamedTuple
 
 from roseinfer.core.plan import HeadDrafts, Row
@@ -39,8 +40,10 @@ class HeadProposer:
         return max(0, min(self._max_drafts, request.max_len - known - 1, request.max_len - row.start - row.count))
 
     def made(self, request: Request, drafts: HeadDrafts) -> None:
-        """Keep drafts that follow the request's tokens."""
-        self._made[request.request_id] = _Made(len(request.tokens), drafts)
+        """Keep drafts that follow the request's tokens, up to the first one whose chance is not finite."""
+        count = next((i for i, chance in enumerate(drafts.chances) if not isfinite(chance)), len(drafts.chances))
+        kept = HeadDrafts(drafts.token_ids[:count], drafts.chances[:count])
+        self._made[request.request_id] = _Made(len(request.tokens), kept)
 
     def propose(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> Proposal | None:
         made = self._made.get(request.request_id)
