@@ -14,6 +14,7 @@ from roseinfer.sched.cost.drafts import DraftCost
 from roseinfer.sched.cost.online_fit import CostModel
 from roseinfer.sched.cost.params import CostParams, work_of
 from roseinfer.sched.drafting.chances import ChanceTable
+from roseinfer.sched.drafting.drafting import Drafting
 from roseinfer.sched.drafting.marginal import (
     MAX_DRAFTED_STEPS,
     MAX_EARLY_DRAFTED_STEPS,
@@ -25,6 +26,8 @@ from roseinfer.sched.drafting.proposer import Proposal
 from roseinfer.sched.drafting.yields import KNOWN_STEPS_COUNT, MIN_REQUESTS_COUNT, DraftYields
 from roseinfer.sched.plan_builder import PlanBuilder
 from roseinfer.sched.policy import NO_LIMITS, DraftRoom
+from tests.helpers.drafters import proposal
+from tests.helpers.engines import add, make_core, run_dry, submitted
 
 GPU = CostParams(
     step_s=4e-3, token_s=17e-6, row_s=13e-6, context_s=30e-9, drafts=DraftCost(0.2e-3, 60e-6, 8e-6, 17e-6, 1e-9)
@@ -56,8 +59,8 @@ class Step:
         self.proposal = Proposal("test", (7,) * (guesses if isinstance(guesses, int) else len(guesses)), chances)
         self.number = 0
 
-    def choose(self, room: DraftRoom = NO_LIMITS, limit: int = 10_000) -> list[int] | None:
-        """The drafts of each request in the next step; None if nothing was to be proposed."""
+    def choose(self, room: DraftRoom = NO_LIMITS, limit: int = 10_000, *, guessed: bool = True) -> list[int] | None:
+        """The drafts of each request in the next step; None if nothing was to be proposed. `guessed`: something was."""
         builder = PlanBuilder(self.number, 8192, KvManager(1, 16))
         self.number += 1
         for request in self.requests:
@@ -65,7 +68,7 @@ class Step:
             builder.add_next_token(request)
         if not self.pricing.begin(builder.step, self.requests, room):
             return None
-        asked = [request for request in self.requests if self.pricing.considers(request)]
+        asked = [request for request in self.requests if guessed and self.pricing.considers(request)]
         counts = self.pricing.choose(builder, [DraftCandidate(r, self.proposal) for r in asked], limit)
         found = dict(zip((r.request_id for r in asked), counts, strict=True))
         return [found.get(request.request_id, 0) for request in self.requests]
@@ -104,6 +107,13 @@ def test_where_each_token_takes_its_time_only_probable_guesses_pay() -> None:
     assert sum(Step(CPU, 16, [0.9] * 4).choose() or ()) == 64
     step = Step(CPU, 64, [0.3] * 4)
     assert sum(step.choose() or ()) == 8, "some are tried"
+    assert step.choose() is None
+
+
+def test_a_try_that_begins_without_guesses_verifies_the_first_ones() -> None:
+    step = Step(CPU, 64, [0.3] * 4)
+    assert sum(step.choose(guessed=False) or ()) == 0
+    assert sum(step.choose() or ()) == 8
     assert step.choose() is None
 
 
@@ -198,6 +208,15 @@ def test_requests_that_need_several_tokens_a_step_get_drafts_first() -> None:
     assert step.pricing.worthwhile(step.requests), "also while drafts do not pay otherwise"
 
 
+def test_such_requests_do_not_pause() -> None:
+    step = Step(GPU, 2)
+    for request in step.requests:
+        for _ in range(4):
+            step.pricing.verified(DraftCandidate(request, step.proposal), 4, 0)
+    counts = step.choose(DraftRoom(inf, ("1:0",))) or []
+    assert counts[0] == 0 < counts[1]
+
+
 @pytest.mark.parametrize("limit", [1, 7, 100])
 def test_drafts_stay_within_the_limit(limit: int) -> None:
     counts = Step(GPU, 16, [0.99] * 8).choose(DraftRoom(inf, ("1:0", "2:0")), limit) or []
@@ -233,25 +252,35 @@ def test_pauses_double_and_end_early_with_fewer_requests() -> None:
             if off:
                 lengths.append(off)
             off = 0
-            probes.record(step, 100, 0.0, 1e-3, refused=True)
+            probes.record(step, 100, 0.0, 1e-3, guessed=True, drafted=False)
         else:
             off += 1
             probes.skip(step, 100)
     assert lengths[:4] == [8, 16, 32, 64] and lengths[-1] == MAX_PAUSE_STEPS
     while probes.on:
-        probes.record(2000, 100, 0.0, 1e-3, refused=True)
+        probes.record(2000, 100, 0.0, 1e-3, guessed=True, drafted=False)
     probes.skip(2001, 90)
     assert not probes.on
     probes.skip(2002, 70)
     assert probes.on
 
 
+@pytest.mark.parametrize(("count", "left"), [(2, 1), (4, 3), (100, 75)])
+def test_a_pause_ends_when_a_quarter_of_the_requests_has_ended(count: int, left: int) -> None:
+    probes = Probes()
+    probes.record(0, count, 0.0, 1e-3, guessed=True, drafted=False)
+    probes.skip(1, left + 1)
+    assert not probes.on
+    probes.skip(2, left)
+    assert probes.on
+
+
 def test_a_probe_lasts_some_steps_while_there_are_no_guesses() -> None:
     probes = Probes()
     for step in range(PROBE_STEPS - 1):
-        probes.record(step, 1, 0.0, 1e-3, refused=False)
+        probes.record(step, 1, 0.0, 1e-3, guessed=False, drafted=False)
         assert probes.on
-    probes.record(PROBE_STEPS, 1, 0.0, 1e-3, refused=False)
+    probes.record(PROBE_STEPS, 1, 0.0, 1e-3, guessed=False, drafted=False)
     assert not probes.on
 
 
@@ -280,3 +309,55 @@ def test_steps_whose_drafts_were_too_dear_do_not_count_for_a_yield() -> None:
     step.pricing.ended(request)
     found = step.yields.of("")
     assert found is not None and (found.tokens, found.drafts) == (2.0, 2.0)
+
+
+class Ended(DraftYields):
+    """Record of what was added: steps, tokens and drafts of each request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added: list[tuple[int, int, int]] = []
+
+    def add(self, tenant: str, steps: int, tokens: int, drafts: int) -> None:
+        self.added.append((steps, tokens, drafts))
+
+
+class RightAtFirst:
+    """Proposer of four drafts, right ones for the first `right` tokens of the output and wrong ones afterwards."""
+
+    def __init__(self, output: Sequence[int], right: int) -> None:
+        self._output = output
+        self._right = right
+
+    def propose(self, request: Request, limit: int, after: tuple[int, ...] = ()) -> Proposal | None:
+        done = request.num_outputs
+        found = self._output[done : done + min(4, limit)]
+        return proposal(found if done < self._right else [(token + 1) % 50 for token in found])
+
+    def ended(self, request: Request) -> None:
+        pass
+
+
+def test_steps_in_which_a_request_pauses_count_for_its_yield() -> None:
+    """40 steps of five tokens, then 560 of one."""
+    options = {"num_blocks": 200, "max_num_batched_tokens": 32}
+    request = {"ignore_eos": True, "seed": 1, "max_tokens": 760}
+    plain = make_core(**options)
+    add(plain, "a", [5, 9, 2, 7], **request)
+    output = run_dry(plain)["a:0"].tokens
+    yields = Ended()
+    drafting = Drafting([RightAtFirst(output, 200)], MarginalPricing(known(GPU), yields))
+    core = make_core(drafting=drafting, **options)
+    add(core, "a", [5, 9, 2, 7], **request)
+    assert run_dry(core)["a:0"].tokens == output
+    ((steps, tokens, _),) = yields.added
+    assert tokens / steps == pytest.approx(760 / len(submitted(core)), rel=0.02)
+
+
+def test_a_step_without_drafts_of_a_request_that_needs_them_counts_for_its_yield() -> None:
+    step = Step(GPU, 1, [0.01] * 4)
+    step.pricing = MarginalPricing(known(GPU), yields := Ended())
+    counts = [step.choose(DraftRoom(inf, ("0:0",))) for _ in range(10)]
+    assert counts == [[1], *[[0]] * 9], "only the try has a draft"
+    step.pricing.ended(step.requests[0])
+    assert yields.added == [(9, 9, 0)]

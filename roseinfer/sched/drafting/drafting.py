@@ -74,6 +74,7 @@ class Drafting:
             if own <= 0 or request.pending != 1 or not builder.decodes(request):
                 continue
             if not self._pricing.considers(request):
+                self._pricing.unguessed(request)
                 continue
             proposals = [DraftCandidate(request, proposal) for proposal in self._proposals(request, own)]
             if proposals:

@@ -99,7 +99,7 @@ class MarginalPricing:
 
     def considers(self, request: Request) -> bool:
         record = self._records.get(request.request_id)
-        return record is None or record.resume <= self._step
+        return record is None or record.resume <= self._step or request.request_id in self._room.first
 
     def expected(self, candidate: DraftCandidate) -> float:
         return sum(self._chances(candidate))
@@ -110,12 +110,14 @@ class MarginalPricing:
         if candidates:
             saved_s = self._fill(counts, work_of(builder.rows), candidates, limit)
         drafted = any(counts)
-        if not drafted and self._probes.begins:
+        if not drafted and self._probes.untried:
             self._sample(counts, candidates, limit)
         self._drafted_steps = self._drafted_steps + 1 if drafted else 0
-        refused = bool(candidates) and not drafted
         exposed_s = self._exposed_s if self._overlap else 0.0
-        self._probes.record(self._step, self._running, saved_s, exposed_s, refused=refused)
+        self._probes.record(self._step, self._running, saved_s, exposed_s, guessed=bool(candidates), drafted=drafted)
+        for candidate, count in zip(candidates, counts, strict=True):
+            if not count and candidate.request.request_id in self._room.first:
+                self.unguessed(candidate.request)
         return counts
 
     def _fill(self, counts: list[int], work: Work, candidates: Sequence[DraftCandidate], limit: int) -> float:

@@ -17,7 +17,7 @@ LOW_SHARE = 0.2  # of the requests, which had fewer tokens per step
 
 class DraftYield(NamedTuple):
     """Tokens per step that most requests exceed, and mean drafts per step. Only steps with an offer of drafts count:
-    those whose drafts were verified, and those for which nothing was guessed.
+    those whose drafts were verified, and those without guesses, such as pauses.
     """
 
     tokens: float = 1.0
